@@ -1,0 +1,124 @@
+// dbias: ds summed over the dimensions in which the bias broadcasts. A pass of its own, by tiles of
+// the bias, so that no two threads add to one element and the order of sums is fixed.
+#pragma once
+
+#include "score_gradient.h"
+
+namespace tk::cpu::TK_ISA {
+
+// A bias that broadcasts along queries (keys) leaves one partial sum for each block of them.
+template <typename Real>
+struct BiasGradient {
+  int64_t rows, columns;  // of the partial sums: M or query_blocks, N or key_blocks
+  bool sum_rows, sum_columns;
+  Real* partial;  // (bias B, bias H, rows, columns)
+  Real* tile;     // (workers, kBlock, kBlock)
+};
+
+template <typename Real>
+BiasGradient<Real> lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Real>& w,
+                                         int64_t workers, Arena& arena) {
+  BiasGradient<Real> g{};
+  g.sum_rows = p.bias_size[2] == 1;
+  g.sum_columns = p.bias_size[3] == 1;
+  g.rows = g.sum_rows ? w.query_blocks : p.M;
+  g.columns = g.sum_columns ? w.key_blocks : p.N;
+  const bool direct = !g.sum_rows && !g.sum_columns;
+  const int64_t slices = p.bias_size[0] * p.bias_size[1];
+  g.partial = take<Real>(arena, direct ? 0 : slices * g.rows * g.columns);
+  g.tile = take<Real>(arena, workers * kBlock * kBlock);
+  return g;
+}
+
+// The sum of ds over every (b, h) that reads this tile of the bias.
+template <typename Real>
+void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Real>& w, int64_t worker,
+                         int64_t bias_b, int64_t bias_h, int64_t i0, int64_t j0, Real* tile) {
+  for (int64_t c = 0; c < kBlock * kBlock; ++c) tile[c] = 0;
+  const int64_t b0 = p.bias_size[0] == 1 ? 0 : bias_b, b1 = p.bias_size[0] == 1 ? p.B : b0 + 1;
+  const int64_t h0 = p.bias_size[1] == 1 ? 0 : bias_h, h1 = p.bias_size[1] == 1 ? p.H_q : h0 + 1;
+  for (int64_t b = b0; b < b1; ++b) {
+    for (int64_t h = h0; h < h1; ++h) {
+      const Block block = make_block(p, b, h, i0, j0);
+      if (block.visible == Visible::kNone) continue;
+      score_gradient(p, w, worker, block);
+      const Real* ds = w.ds + worker * kBlock * kBlock;
+      for (int64_t c = 0; c < block.rows * kBlock; ++c) tile[c] += ds[c];
+    }
+  }
+}
+
+// Sums the tile's columns into its first column, or its rows into its first row.
+template <typename Real>
+void fold_tile(const BiasGradient<Real>& g, Real* tile) {
+  if (g.sum_columns) {
+    for (int64_t r = 0; r < kBlock; ++r) {
+      for (int64_t c = 1; c < kBlock; ++c) tile[r * kBlock] += tile[r * kBlock + c];
+    }
+  }
+  if (g.sum_rows) {
+    for (int64_t r = 1; r < kBlock; ++r) {
+      for (int64_t c = 0; c < kBlock; ++c) tile[c] += tile[r * kBlock + c];
+    }
+  }
+}
+
+template <typename Real>
+void write_tile(const BackwardParams& p, const BiasGradient<Real>& g, int64_t bias_b,
+                int64_t bias_h, int64_t i0, int64_t j0, const Real* tile) {
+  const int64_t row0 = g.sum_rows ? i0 / kBlock : i0, column0 = g.sum_columns ? j0 / kBlock : j0;
+  const int64_t rows = g.sum_rows ? 1 : (p.M - i0 < kBlock ? p.M - i0 : kBlock);
+  const int64_t columns = g.sum_columns ? 1 : (p.N - j0 < kBlock ? p.N - j0 : kBlock);
+  for (int64_t r = 0; r < rows; ++r, tile += kBlock) {
+    if (g.sum_rows || g.sum_columns) {
+      const int64_t slice = bias_b * p.bias_size[1] + bias_h;
+      Real* to = g.partial + (slice * g.rows + row0 + r) * g.columns + column0;
+      for (int64_t c = 0; c < columns; ++c) to[c] = tile[c];
+    } else {
+      write_row(tile, columns, p.score.bias_dtype, p.dbias.data,
+                row_offset(p.dbias, bias_b, bias_h, row0 + r) + column0 * p.dbias.stride[3],
+                p.dbias.stride[3]);
+    }
+  }
+}
+
+// Adds up the partial sums of one element of the bias.
+template <typename Real>
+void write_folded(const BackwardParams& p, const BiasGradient<Real>& g, int64_t slice, int64_t r,
+                  int64_t c) {
+  const int64_t r0 = g.sum_rows ? 0 : r, r1 = g.sum_rows ? g.rows : r + 1;
+  const int64_t c0 = g.sum_columns ? 0 : c, c1 = g.sum_columns ? g.columns : c + 1;
+  Real sum = 0;
+  for (int64_t row = r0; row < r1; ++row) {
+    for (int64_t column = c0; column < c1; ++column) {
+      sum += g.partial[(slice * g.rows + row) * g.columns + column];
+    }
+  }
+  const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
+  write_row(&sum, 1, p.score.bias_dtype, p.dbias.data,
+            row_offset(p.dbias, b, h, r) + c * p.dbias.stride[3], 1);
+}
+
+template <typename Real>
+void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Real>& w,
+                   const Workers& workers, Arena& arena) {
+  const BiasGradient<Real> g = lay_out_bias_gradient(p, w, workers.count, arena);
+  const int64_t slices = p.bias_size[0] * p.bias_size[1];
+  const int64_t tiles = w.query_blocks * w.key_blocks;
+  for_each(workers, slices * tiles, [&](int64_t worker, int64_t item) {
+    const int64_t slice = item / tiles, m = item % tiles / w.key_blocks, n = item % w.key_blocks;
+    const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
+    Real* tile = g.tile + worker * kBlock * kBlock;
+    sum_score_gradients(p, w, worker, b, h, m * kBlock, n * kBlock, tile);
+    fold_tile(g, tile);
+    write_tile(p, g, b, h, m * kBlock, n * kBlock, tile);
+  });
+  if (!g.sum_rows && !g.sum_columns) return;
+  for_each(workers, slices * p.bias_size[2], [&](int64_t, int64_t item) {
+    for (int64_t c = 0; c < p.bias_size[3]; ++c) {
+      write_folded(p, g, item / p.bias_size[2], item % p.bias_size[2], c);
+    }
+  });
+}
+
+}  // namespace tk::cpu::TK_ISA

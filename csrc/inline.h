@@ -1,0 +1,5 @@
+// Functions in shared headers are compiled once for each instruction set. They must never become
+// one symbol, or the linker would keep the AVX-512 copy for every machine.
+#pragma once
+
+#define TK_INLINE static inline __attribute__((always_inline))

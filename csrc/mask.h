@@ -1,0 +1,80 @@
+// Which blocks and which elements are visible: the one place that kernels ask, forward and
+// backward.
+#pragma once
+
+#include <cstdint>
+
+#include "inline.h"
+#include "params.h"
+
+namespace tk {
+
+// Queries and keys a side of one entry of the block summary (SUMMARY_BLOCK in ops.py).
+constexpr int64_t kSummaryBlock = 64;
+
+enum class Visible : uint8_t { kNone, kSome, kAll };
+
+// Keys begin <= j < end.
+struct KeyInterval {
+  int64_t begin;
+  int64_t end;
+};
+
+// The keys that the diagonals, the key range and N leave to query i.
+TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i) {
+  int64_t begin = i + mask.diagonal_low, end = i + mask.diagonal_high + 1;
+  if (mask.key_start && mask.key_start[b] > begin) begin = mask.key_start[b];
+  if (mask.key_end && mask.key_end[b] < end) end = mask.key_end[b];
+  return {begin < 0 ? 0 : begin, end > N ? N : end};
+}
+
+TK_INLINE Visible summary_entry(const MaskParams& mask, int64_t b, int64_t h, int64_t i0,
+                                int64_t j0) {
+  if (!mask.summary) return Visible::kAll;
+  const int64_t row = b * mask.summary_stride[0] + h * mask.summary_stride[1] +
+                      i0 / kSummaryBlock * mask.summary_stride[2];
+  return static_cast<Visible>(mask.summary[row + j0 / kSummaryBlock]);
+}
+
+// The block of queries i0 <= i < i1 and keys j0 <= j < j1, of at most kSummaryBlock a side and
+// aligned to it. Both ends of a row's interval grow with i, so the first and last row tell.
+TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, int64_t h, int64_t i0,
+                                int64_t i1, int64_t j0, int64_t j1) {
+  const KeyInterval first = row_interval(mask, N, b, i0), last = row_interval(mask, N, b, i1 - 1);
+  if (last.end <= j0 || first.begin >= j1) return Visible::kNone;
+  const bool all = last.begin <= j0 && first.end >= j1;
+  const Visible entry = summary_entry(mask, b, h, i0, j0);
+  return all || entry == Visible::kNone ? entry : Visible::kSome;
+}
+
+TK_INLINE bool needs_flags(const MaskParams& mask) {
+  return mask.dense || mask.layout || mask.q_segments;
+}
+
+// flags[c] = whether dense, layout and segments show key j0 + c to query i.
+TK_INLINE void row_flags(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                         int64_t i, int64_t j0, int64_t columns, uint8_t* flags) {
+  for (int64_t c = 0; c < columns; ++c) flags[c] = 1;
+  if (mask.q_segments) {
+    const int64_t id = mask.q_segments[b * M + i];
+    const int64_t* ids = mask.k_segments + b * N + j0;
+    for (int64_t c = 0; c < columns; ++c) flags[c] &= ids[c] == id;
+  }
+  if (mask.dense) {
+    const int64_t* stride = mask.dense_stride;
+    const uint8_t* row =
+        mask.dense + b * stride[0] + h * stride[1] + i * stride[2] + j0 * stride[3];
+    if (stride[3] == 1) {
+      for (int64_t c = 0; c < columns; ++c) flags[c] &= row[c];
+    } else {
+      for (int64_t c = 0; c < columns; ++c) flags[c] &= row[c * stride[3]];
+    }
+  }
+  if (mask.layout) {
+    const int64_t* stride = mask.layout_stride;
+    const uint8_t* row = mask.layout + h * stride[0] + i / mask.block_size * stride[1];
+    for (int64_t c = 0; c < columns; ++c) flags[c] &= row[(j0 + c) / mask.block_size * stride[2]];
+  }
+}
+
+}  // namespace tk

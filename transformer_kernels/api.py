@@ -1,0 +1,110 @@
+"""`attention`, the operator: validate, choose a backend, call it."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from transformer_kernels import dispatch
+from transformer_kernels.bias import Alibi
+from transformer_kernels.autocast import cast_for_autocast, without_autocast
+from transformer_kernels.mask import Mask
+from transformer_kernels.validate import build_problem
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Tensor | Alibi | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: Literal[False] = False,
+    backend: str = "auto",
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Tensor | Alibi | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: Literal[True],
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    bias: Tensor | Alibi | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Masked scaled dot-product attention: softmax(scale q k^T + bias) v, without M x N memory.
+
+    Args:
+        q: queries (B, H_q, M, D); float16, bfloat16, float32 or float64, any strides.
+        k: keys (B, H_kv, N, D), same dtype and device; H_q is a multiple of H_kv (GQA, MQA).
+        v: values (B, H_kv, N, D_v).
+        mask: what may attend to what; None = everything.
+        bias: added to the scores after scaling: a tensor broadcastable to (B, H_q, M, N) in q's
+            dtype or float32, differentiable; or `alibi(slopes)`.
+        scale: multiplies q k^T; 1/sqrt(D) unless given.
+        softcap: scores become softcap * tanh(score / softcap), before the bias.
+        dropout_p: probability with which an attention weight is dropped, 0 to 1.
+        seed: of the dropout bits, int or int64 scalar tensor; drawn from torch's generator unless
+            given. The bits depend on (seed, b, h, i, j) alone, whatever the backend.
+        sinks: (H_q,) a logit a head that joins the softmax's denominator; differentiable.
+        return_lse: also return log sum exp of the scores (natural log), differentiable, float32
+            (float64 for float64) (B, H_q, M); -inf in rows with no visible key. With sinks it
+            includes them.
+        backend: "auto", or one of `dispatch.names()`, which then runs or raises.
+
+    Returns:
+        o (B, H_q, M, D_v) in q's dtype, or (o, lse). Rows with no visible key are 0.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or the named backend cannot take it.
+
+    Source: docs/attention.md; Dao et al. 2022, arXiv:2205.14135.
+    """
+    q, k, v = cast_for_autocast(q, k, v)
+    problem, extras = build_problem(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
+    chosen = dispatch.choose(problem, backend)
+    with without_autocast(q.device.type):
+        o, lse = chosen.attend(q, k, v, extras, problem)
+    if sinks is not None:
+        o, lse = _join_sinks(o, lse, sinks)
+    return (o, lse) if return_lse else o
+
+
+def _join_sinks(o: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """A sink takes the share sigmoid(sink - lse) of each row's weights; lse grows by it."""
+    sink = sinks.to(lse.dtype)[None, :, None]
+    keep = torch.sigmoid(lse - sink)
+    return (o * keep[..., None]).to(o.dtype), torch.logaddexp(lse, sink.expand_as(lse))

@@ -1,0 +1,160 @@
+"""The torch.autograd.Functions that make fused kernels differentiable, to any order.
+
+First derivatives come from a backend's own backward kernel. Second and higher ones, forward-mode
+derivatives and torch.func transforms go through the reference path, which plain torch
+differentiates: slower and M x N in memory, but right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from transformer_kernels.backends.base import FusedKernels
+from transformer_kernels.backends.reference import reference_attention
+from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+
+
+def fused_attention(
+    kernels: FusedKernels,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    problem: AttentionProblem,
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the kernels; by the reference where a transform needs what kernels lack."""
+    if _is_transformed(q, k, v, extras.bias, extras.alibi_slopes):
+        return reference_attention(q, k, v, extras, problem)
+    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, extras.bias))
+    if not (needs_grad and torch.is_grad_enabled()):
+        o, lse, _ = kernels.forward(q, k, v, extras, problem)
+        return o, lse
+    o, lse = FusedAttention.apply(kernels, problem, q, k, v, *extras)
+    return o, lse
+
+
+def _is_transformed(*tensors: Tensor | None) -> bool:
+    """Inside torch.func, or carrying a forward-mode tangent."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+class FusedAttention(torch.autograd.Function):
+    """(o, lse) from q, k, v and the extras; differentiable in q, k, v and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: FusedKernels,
+        problem: AttentionProblem,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *extras: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        o, lse, block_summary = kernels.forward(q, k, v, Extras(*extras), problem)
+        ctx.save_for_backward(q, k, v, o, lse, block_summary, *extras)
+        ctx.kernels, ctx.problem = kernels, problem
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        do, dlse = output_grads
+        if do is None and dlse is None:
+            return (None,) * len(ctx.needs_input_grad)
+        q, k, v, o, lse, block_summary, *extras = ctx.saved_tensors
+        do = torch.zeros_like(o) if do is None else do
+        bias_needs_grad = ctx.needs_input_grad[5]
+        dq, dk, dv, dbias = FusedAttentionBackward.apply(
+            ctx.kernels, ctx.problem, bias_needs_grad, do, dlse, q, k, v, o, lse, block_summary,
+            *extras,
+        )  # fmt: skip
+        return None, None, dq, dk, dv, dbias, *(None,) * (len(extras) - 1)
+
+
+class FusedAttentionBackward(torch.autograd.Function):
+    """(dq, dk, dv, dbias) by the backward kernel; itself differentiable through the reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: FusedKernels,
+        problem: AttentionProblem,
+        bias_needs_grad: bool,
+        do: Tensor,
+        dlse: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        block_summary: Tensor,
+        *extras: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        ctx.save_for_backward(do, dlse, q, k, v, *extras)
+        ctx.problem, ctx.bias_needs_grad = problem, bias_needs_grad
+        ctx.set_materialize_grads(False)
+        saved = SavedForBackward(q, k, v, o.detach(), lse.detach(), block_summary)
+        return kernels.backward(
+            do, dlse, saved, Extras(*extras), problem, bias_needs_grad=bias_needs_grad
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        do, dlse, q, k, v, *rest = ctx.saved_tensors
+        extras = Extras(*rest)
+        inputs = [do, dlse, q, k, v, extras.bias]
+        grads = _second_order(inputs, extras, ctx.problem, ctx.bias_needs_grad, output_grads)
+        ddo, ddlse, ddq, ddk, ddv, ddbias = grads
+        return (None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, ddbias) + (None,) * (
+            len(rest) - 1
+        )
+
+
+def _second_order(
+    inputs: list[Tensor | None],
+    extras: Extras,
+    problem: AttentionProblem,
+    bias_needs_grad: bool,
+    output_grads: tuple[Tensor | None, ...],
+) -> list[Tensor | None]:
+    """Gradients of <(dq, dk, dv, dbias), output_grads> in do, dlse, q, k, v, bias.
+
+    o and lse are functions of q, k and v here, so the first-order graph is rebuilt from them by the
+    reference; with grad mode on (`create_graph=True`) the result is differentiable again.
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        do, dlse, q, k, v, bias = (None if x is None else _separate(x, again) for x in inputs)
+        o, lse = reference_attention(q, k, v, extras._replace(bias=bias), problem)
+        outputs, cotangents = [o], [do]
+        if dlse is not None:
+            outputs, cotangents = [o, lse], [do, dlse]
+        first_inputs = [q, k, v] + ([bias] if bias_needs_grad else [])
+        first = torch.autograd.grad(
+            outputs, first_inputs, cotangents, create_graph=True, materialize_grads=True
+        )
+        pairs = [(g, c) for g, c in zip(first, output_grads, strict=False) if c is not None]
+        wanted = [x for x in (do, dlse, q, k, v, bias) if x is not None]
+        second = torch.autograd.grad(
+            [g for g, _ in pairs],
+            wanted,
+            [c for _, c in pairs],
+            create_graph=again,
+            allow_unused=True,
+        )
+    found = iter(second)
+    return [None if x is None else next(found) for x in inputs]
+
+
+def _separate(x: Tensor, keep_graph: bool) -> Tensor:
+    """Gives x a tensor of its own: one that is both q and k gets its two gradients apart."""
+    return x.view_as(x) if keep_graph and x.requires_grad else x.detach().requires_grad_()

@@ -1,0 +1,48 @@
+"""What every backend offers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+
+
+class Backend(Protocol):
+    """A way to compute attention. What a call means is the API's; a backend says what it lacks."""
+
+    @property
+    def name(self) -> str: ...
+
+    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+        """Why this backend cannot take the problem; empty when it can."""
+
+    def kernel(self, problem: AttentionProblem) -> str:
+        """The kernel that would run, for people."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        """(o, lse), differentiable."""
+
+
+class FusedKernels(Protocol):
+    """A forward and a backward kernel; `autograd.FusedAttention` makes them differentiable."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(o, lse, block_summary); the summary is kept for the backward pass."""
+
+    def backward(
+        self,
+        do: Tensor,
+        dlse: Tensor | None,
+        saved: SavedForBackward,
+        extras: Extras,
+        problem: AttentionProblem,
+        *,
+        bias_needs_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(dq, dk, dv, dbias); dbias is None unless asked for."""

@@ -1,0 +1,110 @@
+"""Naive attention in plain torch: bmm, softmax, bmm.
+
+It is the specification and the float64 oracle. It stores the M x N matrix, and torch differentiates
+it, to any order and in either mode; half precision is computed in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels import philox
+from transformer_kernels.bound_mask import UNBOUNDED
+from transformer_kernels.constraints import BlockSparse, KeyRange, Segments, Window
+from transformer_kernels.problem import AttentionProblem, Extras
+
+
+class ReferenceBackend:
+    """Any device, any dtype, any order of derivative; memory M x N."""
+
+    name = "reference"
+
+    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+        return []
+
+    def kernel(self, problem: AttentionProblem) -> str:
+        return "torch.matmul, softmax, torch.matmul"
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        return reference_attention(q, k, v, extras, problem)
+
+
+def reference_attention(
+    q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the formulas of docs/attention.md, as they stand there."""
+    q, k, v = (x.to(problem.accumulate_dtype) for x in (q, k, v))
+    shown = visible(extras, problem)
+    if shown is not None:
+        # What no query sees, and queries that see nothing, may hold NaN: 0 * NaN must not arise.
+        unused = ~shown.any(dim=2).any(dim=1)[:, None, :, None]
+        q = q.masked_fill(~shown.any(dim=3, keepdim=True), 0.0)
+        k, v = k.masked_fill(unused, 0.0), v.masked_fill(unused, 0.0)
+    group = problem.H_q // problem.H_kv
+    if group > 1:
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+
+    s = torch.matmul(q, k.transpose(-2, -1)) * problem.scale
+    if problem.softcap:
+        s = problem.softcap * torch.tanh(s / problem.softcap)
+    s = _add_bias(s, extras, problem)
+    empty: Tensor | None = None
+    if shown is not None or extras.bias is not None:
+        s = s if shown is None else s.masked_fill(~shown, float("-inf"))
+        # A row hidden by the mask, or by a bias of -inf, is made finite here and zeroed below.
+        empty = (s == float("-inf")).all(dim=-1, keepdim=True)
+        s = s.masked_fill(empty, 0.0)
+    lse = torch.logsumexp(s, dim=-1)
+    p = torch.softmax(s, dim=-1)
+    if problem.dropout_p:
+        p = _drop(p, extras, problem)
+    o = torch.matmul(p, v)
+    if empty is not None:
+        o, lse = o.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
+    return o.to(problem.dtype), lse
+
+
+def visible(extras: Extras, problem: AttentionProblem) -> Tensor | None:
+    """The bound mask as a bool tensor (1 or B, 1 or H_q, M, N); None where all is visible."""
+    M, N, device = problem.M, problem.N, problem.device
+    terms: list[Tensor] = []
+    low, high = problem.diagonal_low, problem.diagonal_high
+    if low != -UNBOUNDED or high != UNBOUNDED:
+        terms.append(Window(-low, high, "top_left").visible(M, N, device))
+    if extras.key_end is not None:
+        terms.append(KeyRange(extras.key_start, extras.key_end).visible(M, N, device))
+    if extras.q_segments is not None and extras.k_segments is not None:
+        terms.append(Segments(extras.q_segments, extras.k_segments).visible(M, N, device))
+    if extras.dense is not None:
+        terms.append(extras.dense)
+    if extras.layout is not None:
+        terms.append(BlockSparse(extras.layout, problem.block_size).visible(M, N, device))
+    if not terms:
+        return None
+    shown = terms[0]
+    for term in terms[1:]:
+        shown = shown & term
+    return shown.expand(-1, -1, M, N)
+
+
+def _add_bias(s: Tensor, extras: Extras, problem: AttentionProblem) -> Tensor:
+    if extras.bias is not None:
+        s = s + extras.bias.to(s.dtype)
+    if extras.alibi_slopes is not None:
+        i = torch.arange(problem.M, device=s.device)[:, None]
+        j = torch.arange(problem.N, device=s.device)
+        distance = (i + problem.alibi_offset - j).abs().to(s.dtype)
+        s = s - extras.alibi_slopes.to(s.dtype)[:, None, None] * distance
+    return s
+
+
+def _drop(p: Tensor, extras: Extras, problem: AttentionProblem) -> Tensor:
+    if problem.dropout_p == 1.0:
+        return p * 0.0
+    assert extras.seed is not None
+    B, H, M, N = p.shape
+    kept = philox.keep_mask(extras.seed, B, H, M, N, problem.dropout_p)
+    return torch.where(kept, p / (1.0 - problem.dropout_p), 0.0)

@@ -1,0 +1,75 @@
+"""Which backend takes a problem, and why each other one does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformer_kernels.backends import BACKENDS, Backend
+from transformer_kernels.problem import AttentionProblem
+
+
+def names() -> tuple[str, ...]:
+    """Every value that `backend=` takes."""
+    return ("auto", *(backend.name for backend in BACKENDS))
+
+
+def choose(problem: AttentionProblem, name: str) -> Backend:
+    """The named backend, or for "auto" the first without a reason against it.
+
+    Raises ValueError with every reason when a named backend cannot take the problem: nothing falls
+    back to another in silence.
+    """
+    if name == "auto":
+        for backend in BACKENDS:
+            if not backend.unsupported_reasons(problem):
+                return backend
+        raise ValueError(str(explanation(problem, name)))
+    backend = _named(name)
+    reasons = backend.unsupported_reasons(problem)
+    if reasons:
+        raise ValueError(f"backend={name!r} cannot take this call: " + "; ".join(reasons))
+    return backend
+
+
+def _named(name: str) -> Backend:
+    for backend in BACKENDS:
+        if backend.name == name:
+            return backend
+    raise ValueError(f"backend must be one of {', '.join(map(repr, names()))}, got {name!r}")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would run, and why not the others. `str()` of it is meant to be read."""
+
+    problem: AttentionProblem
+    chosen: str | None
+    kernel: str | None
+    reasons: dict[str, tuple[str, ...]]
+    """For each backend why it cannot run; empty when it can."""
+
+    def __str__(self) -> str:
+        p = self.problem
+        lines = [
+            f"q ({p.B}, {p.H_q}, {p.M}, {p.D})  k ({p.B}, {p.H_kv}, {p.N}, {p.D})  "
+            f"v ({p.B}, {p.H_kv}, {p.N}, {p.D_v})  {p.dtype} on {p.device}",
+            f"runs: {self.chosen} ({self.kernel})" if self.chosen else "runs: nothing",
+        ]
+        for name, reasons in self.reasons.items():
+            if name == self.chosen:
+                continue
+            lines.append(f"{name}: " + ("; ".join(reasons) if reasons else "could, not chosen"))
+        return "\n".join(lines)
+
+
+def explanation(problem: AttentionProblem, name: str) -> Explanation:
+    """The same choice as `choose`, told instead of made."""
+    candidates = BACKENDS if name == "auto" else (_named(name),)
+    reasons = {b.name: tuple(b.unsupported_reasons(problem)) for b in BACKENDS}
+    chosen = next((b for b in candidates if not reasons[b.name]), None)
+    return Explanation(
+        problem,
+        None if chosen is None else chosen.name,
+        None if chosen is None else chosen.kernel(problem),
+        reasons,
+    )

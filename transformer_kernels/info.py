@@ -1,0 +1,174 @@
+"""What is installed, what was built, what this machine can run, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from transformer_kernels import ops
+from transformer_kernels.version import __version__
+
+EXTENSION = "transformer_kernels._C"
+TRAIN_PACKAGES = ("rich", "matplotlib")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """A backend and, if it can run nothing here, the reason."""
+
+    name: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason or 'available'}"
+
+
+@dataclass(frozen=True)
+class Build:
+    """How the compiled extension was built, and which of its kernels are in use."""
+
+    compiler: str
+    cxx_standard: str
+    torch: str
+    minimum_torch: str
+    isas: tuple[str, ...]
+    isa: str
+    cpu_features: tuple[str, ...]
+    cuda_architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Info:
+    """The answer of `info()`; `str()` of it is a text for people."""
+
+    version: str
+    python: str
+    torch: str
+    triton: str | None
+    cpu: str
+    threads: int
+    devices: tuple[str, ...]
+    build: Build | None
+    """None where the compiled extension is missing or does not load."""
+    backends: tuple[BackendStatus, ...]
+    missing: tuple[str, ...]
+    """What is not there, each with how to get it."""
+
+    def __str__(self) -> str:
+        rows = [
+            ("Python", self.python),
+            ("torch", f"{self.torch}, {self.threads} threads"),
+            ("triton", self.triton or "not installed"),
+            ("CPU", self.cpu),
+            *(("device", device) for device in self.devices),
+            *_build_rows(self.build),
+            *(("backend", str(backend)) for backend in self.backends),
+            *(("missing", text) for text in self.missing or ("nothing",)),
+        ]
+        lines = [f"transformer_kernels {self.version}"]
+        label_before = ""
+        for label, text in rows:
+            lines.append(f"  {'' if label == label_before else label:<13}{text}")
+            label_before = label
+        return "\n".join(lines)
+
+
+def info() -> Info:
+    """Versions, devices, CPU features, what was built, and what is missing with how to get it."""
+    reason = ops.why_unavailable()
+    return Info(
+        version=__version__,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=_version("triton"),
+        cpu=_cpu_model(),
+        threads=torch.get_num_threads(),
+        devices=_devices(),
+        build=_build() if reason is None else None,
+        backends=(BackendStatus("cpu", reason), BackendStatus("reference", None)),
+        missing=(*_missing_extension(reason), *_missing_packages()),
+    )
+
+
+def _build() -> Build:
+    from transformer_kernels import _C
+
+    built = _C.build_info()
+    return Build(
+        compiler=built["compiler"],
+        cxx_standard=built["cxx_standard"],
+        torch=built["torch"],
+        minimum_torch=built["minimum_torch"],
+        isas=tuple(built["isas"]),
+        isa=_C.isa(),
+        cpu_features=tuple(name for name, present in _C.cpu_features().items() if present),
+        cuda_architectures=tuple(built["cuda_architectures"]),
+    )
+
+
+def _build_rows(build: Build | None) -> list[tuple[str, str]]:
+    if build is None:
+        return [("kernels", "none are built")]
+    return [
+        ("CPU features", " ".join(build.cpu_features) or "none that the kernels use"),
+        ("CPU kernels", f"{build.isa} in use; built for {', '.join(build.isas)}"),
+        ("CUDA kernels", ", ".join(build.cuda_architectures) or "none in this version"),
+        (
+            "built with",
+            f"{build.compiler}, {build.cxx_standard}, torch {build.torch}; "
+            f"runs on torch {build.minimum_torch} and later",
+        ),
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    if CPUINFO.is_file():
+        for line in CPUINFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return f"{value.strip()}, {platform.machine()}"
+    return platform.machine()
+
+
+def _devices() -> tuple[str, ...]:
+    if not torch.cuda.is_available():
+        return ("cpu",)
+    gpus = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
+    return (
+        "cpu",
+        *(f"cuda:{i} {gpu.name}, sm_{gpu.major}{gpu.minor}" for i, gpu in enumerate(gpus)),
+    )
+
+
+def _missing_extension(reason: str | None) -> list[str]:
+    if reason is None:
+        return []
+    if importlib.util.find_spec(EXTENSION) is None:
+        return [
+            "the compiled CPU kernels: install a C++ compiler (Debian, Ubuntu: apt install g++) "
+            "and install transformer_kernels again (in a clone: make build)"
+        ]
+    return [f"the compiled CPU kernels do not load: install transformer_kernels again; {reason}"]
+
+
+def _missing_packages() -> list[str]:
+    absent = [name for name in TRAIN_PACKAGES if importlib.util.find_spec(name) is None]
+    if not absent:
+        return []
+    return [
+        f"{' and '.join(absent)}, for progress bars and pictures: "
+        "pip install 'transformer_kernels[train]'"
+    ]

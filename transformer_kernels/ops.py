@@ -1,0 +1,108 @@
+"""The compiled operators: loading them, and their fakes for torch.compile and torch.export.
+
+csrc/operators.cpp defines `transformer_kernels::attention_forward` and `attention_backward`, with
+the tensors of `problem.Extras` in order and then the numbers of `numbers(problem)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.problem import AttentionProblem
+
+SUMMARY_BLOCK = 64
+"""Queries and keys a side of one entry of the block summary; kSummaryBlock in csrc/mask.h."""
+
+Numbers = tuple[float, float, float, int, int, int, int]
+
+
+def numbers(problem: AttentionProblem) -> Numbers:
+    """The scalar arguments, in the order in which the operators take them."""
+    return (
+        problem.scale,
+        problem.softcap,
+        problem.dropout_p,
+        problem.diagonal_low,
+        problem.diagonal_high,
+        problem.block_size,
+        problem.alibi_offset,
+    )
+
+
+def why_unavailable() -> str | None:
+    """The reason when the extension could not be loaded, else None."""
+    return _UNAVAILABLE
+
+
+def _forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | float | int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, _, _, _, q_segments, _, dense, layout = rest[:9]
+    B, H, M, _ = q.shape
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    o = _empty_like_layout(q, v.shape[-1])
+    lse = q.new_empty(B, H, M, dtype=statistics)
+    summary_shape = _summary_shape(q, k, q_segments, dense, layout)
+    return o, lse, q.new_empty(summary_shape, dtype=torch.uint8)
+
+
+def _backward_fake(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    block_summary: Tensor,
+    bias: Tensor | None,
+    *rest: Tensor | float | int | bool | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (_empty_like_layout(x, x.shape[-1]) for x in (q, k, v))
+    bias_needs_grad = bool(rest[-1])
+    dbias = bias.new_empty(bias.shape) if bias is not None and bias_needs_grad else q.new_empty(0)
+    return dq, dk, dv, dbias
+
+
+def _empty_like_layout(x: Tensor, width: int) -> Tensor:
+    """(B, H, L, width), heads inside the sequence in memory where x has them so."""
+    B, H, L, _ = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(B, L, H, width).transpose(1, 2)
+    return x.new_empty(B, H, L, width)
+
+
+def _summary_shape(
+    q: Tensor,
+    k: Tensor,
+    q_segments: object,
+    dense: object,
+    layout: object,
+) -> Sequence[int]:
+    """(B or 1, H_q or 1, row blocks, column blocks); (0,) for a mask that needs no summary."""
+    if not any(isinstance(x, Tensor) for x in (q_segments, dense, layout)):
+        return (0,)
+    B = q.shape[0] if isinstance(q_segments, Tensor) else 1
+    H = 1
+    if isinstance(dense, Tensor):
+        B, H = max(B, dense.shape[0]), dense.shape[1]
+    if isinstance(layout, Tensor):
+        H = max(H, layout.shape[0])
+    return B, H, -(-q.shape[2] // SUMMARY_BLOCK), -(-k.shape[2] // SUMMARY_BLOCK)
+
+
+def _load() -> str | None:
+    try:
+        import transformer_kernels._C  # noqa: F401
+    except ImportError as error:
+        return f"the compiled extension transformer_kernels._C is not available ({error})"
+    torch.library.register_fake("transformer_kernels::attention_forward", _forward_fake)
+    torch.library.register_fake("transformer_kernels::attention_backward", _backward_fake)
+    return None
+
+
+# Once, at import: torch.compile must find a constant here.
+_UNAVAILABLE = _load()

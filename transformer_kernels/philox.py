@@ -1,0 +1,57 @@
+"""Philox4x32-10 in plain torch: which attention weights dropout keeps (docs/attention.md, Dropout).
+
+The bits are a pure function of (seed, b, h, i, j), the same in every backend. Four words come from
+one counter; column j takes word (j >> 4) & 3 of counter (j >> 6) * 16 + (j & 15), so that 64
+neighbouring columns are 16 counters, and both a SIMD register and a tensor-core fragment use every
+word they compute. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+_ROUNDS = 10
+
+
+def keep_threshold(dropout_p: float) -> int:
+    """A weight is kept when its 32-bit word is at least this."""
+    return min(int(dropout_p * 2**32), _LOW)
+
+
+def keep_mask(seed: Tensor, B: int, H: int, M: int, N: int, dropout_p: float) -> Tensor:
+    """Which weights survive: bool (B, H, M, N). `seed` is an int64 scalar tensor."""
+    device = seed.device
+    j = torch.arange(N, device=device)
+    shape = (B, H, M, N)
+    counter = [
+        ((j >> 6) * 16 + (j & 15)).expand(shape),
+        torch.arange(M, device=device)[:, None].expand(shape),
+        torch.arange(H, device=device)[:, None, None].expand(shape),
+        torch.arange(B, device=device)[:, None, None, None].expand(shape),
+    ]
+    words = torch.stack(philox(seed, counter))
+    chosen = words.gather(0, ((j >> 4) & 3).expand(shape)[None])[0]
+    return chosen >= keep_threshold(dropout_p)
+
+
+def philox(seed: Tensor, counter: list[Tensor]) -> list[Tensor]:
+    """Ten rounds of Philox4x32 on four int64 tensors that hold 32-bit words."""
+    x0, x1, x2, x3 = counter
+    key0, key1 = seed & _LOW, (seed >> 32) & _LOW
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(x0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(x2, _MULTIPLIERS[1])
+        x0, x1, x2, x3 = high1 ^ x1 ^ key0, low1, high0 ^ x3 ^ key1, low0
+        key0, key1 = (key0 + _WEYL[0]) & _LOW, (key1 + _WEYL[1]) & _LOW
+    return [x0, x1, x2, x3]
+
+
+def _multiply(a: Tensor, constant: int) -> tuple[Tensor, Tensor]:
+    """High and low word of a 32 x 32 bit product; int64 has no room for it, so a is split."""
+    low = (a & 0xFFFF) * constant
+    high = (a >> 16) * constant + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

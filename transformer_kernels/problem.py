@@ -1,0 +1,70 @@
+"""One attention call, validated: what dispatch decides on and what a backend is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.bound_mask import UNBOUNDED
+
+
+class Extras(NamedTuple):
+    """The optional tensors of a call, in the order in which operators take them."""
+
+    bias: Tensor | None = None
+    """q's dtype or float32; each dimension 1 or that of (B, H_q, M, N)"""
+    alibi_slopes: Tensor | None = None
+    """(H_q,) float32, or float64 for float64 inputs"""
+    seed: Tensor | None = None
+    """() int64; present exactly where dropout_p > 0"""
+    key_start: Tensor | None = None
+    key_end: Tensor | None = None
+    q_segments: Tensor | None = None
+    k_segments: Tensor | None = None
+    dense: Tensor | None = None
+    layout: Tensor | None = None
+    """The last six: see `bound_mask.BoundMask`."""
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """Sizes and numbers of one call. Symbols as in docs/attention.md."""
+
+    B: int
+    H_q: int
+    H_kv: int
+    M: int
+    N: int
+    D: int
+    D_v: int
+    dtype: torch.dtype
+    device: torch.device
+    scale: float
+    softcap: float = 0.0
+    """0 = none"""
+    dropout_p: float = 0.0
+    diagonal_low: int = -UNBOUNDED
+    diagonal_high: int = UNBOUNDED
+    block_size: int = 0
+    alibi_offset: int = 0
+    """d in -slope * |i + d - j|"""
+    alibi_slopes_need_grad: bool = False
+
+    @property
+    def accumulate_dtype(self) -> torch.dtype:
+        """The dtype of softmax statistics and of sums: float32, float64 for float64."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+class SavedForBackward(NamedTuple):
+    """What a fused forward pass leaves for its backward pass."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    lse: Tensor
+    block_summary: Tensor
