@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import dispatch
-from transformer_kernels.bias import Alibi
 from transformer_kernels.autocast import cast_for_autocast, without_autocast
+from transformer_kernels.bias import Alibi
 from transformer_kernels.mask import Mask
 from transformer_kernels.validate import build_problem
 

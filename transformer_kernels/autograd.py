@@ -33,7 +33,7 @@ def fused_attention(
     if not (needs_grad and torch.is_grad_enabled()):
         o, lse, _ = kernels.forward(q, k, v, extras, problem)
         return o, lse
-    o, lse = FusedAttention.apply(kernels, problem, q, k, v, *extras)
+    o, lse = FusedAttention.apply(kernels, problem, q, k, v, *extras)  # type: ignore[no-untyped-call]
     return o, lse
 
 
@@ -73,7 +73,7 @@ class FusedAttention(torch.autograd.Function):
         q, k, v, o, lse, block_summary, *extras = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
         bias_needs_grad = ctx.needs_input_grad[5]
-        dq, dk, dv, dbias = FusedAttentionBackward.apply(
+        dq, dk, dv, dbias = FusedAttentionBackward.apply(  # type: ignore[no-untyped-call]
             ctx.kernels, ctx.problem, bias_needs_grad, do, dlse, q, k, v, o, lse, block_summary,
             *extras,
         )  # fmt: skip
@@ -110,43 +110,49 @@ class FusedAttentionBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         do, dlse, q, k, v, *rest = ctx.saved_tensors
-        extras = Extras(*rest)
-        inputs = [do, dlse, q, k, v, extras.bias]
-        grads = _second_order(inputs, extras, ctx.problem, ctx.bias_needs_grad, output_grads)
-        ddo, ddlse, ddq, ddk, ddv, ddbias = grads
-        return (None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, ddbias) + (None,) * (
-            len(rest) - 1
+        ddo, ddlse, ddq, ddk, ddv, ddbias = _second_order(
+            do, dlse, q, k, v, Extras(*rest), ctx.problem, ctx.bias_needs_grad, output_grads
         )
+        return (
+            None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, ddbias,
+            *(None,) * (len(rest) - 1),
+        )  # fmt: skip
 
 
 def _second_order(
-    inputs: list[Tensor | None],
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     extras: Extras,
     problem: AttentionProblem,
     bias_needs_grad: bool,
     output_grads: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Gradients of <(dq, dk, dv, dbias), output_grads> in do, dlse, q, k, v, bias.
+    """Gradients of <(dq, dk, dv, dbias), output_grads> in do, dlse, q, k, v and the bias.
 
     o and lse are functions of q, k and v here, so the first-order graph is rebuilt from them by the
     reference; with grad mode on (`create_graph=True`) the result is differentiable again.
     """
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        do, dlse, q, k, v, bias = (None if x is None else _separate(x, again) for x in inputs)
+        do, q, k, v = (_separate(x, again) for x in (do, q, k, v))
+        dlse = None if dlse is None else _separate(dlse, again)
+        bias = None if extras.bias is None else _separate(extras.bias, again)
         o, lse = reference_attention(q, k, v, extras._replace(bias=bias), problem)
-        outputs, cotangents = [o], [do]
-        if dlse is not None:
-            outputs, cotangents = [o, lse], [do, dlse]
-        first_inputs = [q, k, v] + ([bias] if bias_needs_grad else [])
         first = torch.autograd.grad(
-            outputs, first_inputs, cotangents, create_graph=True, materialize_grads=True
+            [o] if dlse is None else [o, lse],
+            [q, k, v, bias] if bias is not None and bias_needs_grad else [q, k, v],
+            [do] if dlse is None else [do, dlse],
+            create_graph=True,
+            materialize_grads=True,
         )
         pairs = [(g, c) for g, c in zip(first, output_grads, strict=False) if c is not None]
-        wanted = [x for x in (do, dlse, q, k, v, bias) if x is not None]
+        inputs = [do, dlse, q, k, v, bias]
         second = torch.autograd.grad(
             [g for g, _ in pairs],
-            wanted,
+            [x for x in inputs if x is not None],
             [c for _, c in pairs],
             create_graph=again,
             allow_unused=True,
