@@ -37,16 +37,16 @@ TK_INLINE float to_real(Float16 x) {
   return bit_cast<float>(bits | sign);
 }
 
-TK_INLINE void from_real(float x, float& y) { y = x; }
+TK_INLINE void from_real(double x, float& y) { y = static_cast<float>(x); }
 TK_INLINE void from_real(double x, double& y) { y = x; }
-TK_INLINE void from_real(float x, BFloat16& y) {
-  const uint32_t bits = bit_cast<uint32_t>(x);
+TK_INLINE void from_real(double x, BFloat16& y) {
+  const uint32_t bits = bit_cast<uint32_t>(static_cast<float>(x));
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   y.bits = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : rounded);
 }
-TK_INLINE void from_real(float x, Float16& y) {
-  const uint32_t bits = bit_cast<uint32_t>(x);
+TK_INLINE void from_real(double x, Float16& y) {
+  const uint32_t bits = bit_cast<uint32_t>(static_cast<float>(x));
   const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   // Adding 0.5 leaves a subnormal's bits, rounded, at the low end of the sum.
@@ -91,20 +91,18 @@ void read_row(DType dtype, const void* base, int64_t offset, int64_t stride, int
   }
 }
 
-TK_INLINE void write_row(const double* from, int64_t count, DType, void* base, int64_t offset,
-                         int64_t stride) {
-  write_as(from, count, static_cast<double*>(base) + offset, stride);
-}
-
-TK_INLINE void write_row(const float* from, int64_t count, DType dtype, void* base, int64_t offset,
-                         int64_t stride) {
+template <typename Real>
+void write_row(const Real* from, int64_t count, DType dtype, void* base, int64_t offset,
+               int64_t stride) {
   switch (dtype) {
     case DType::kFloat16:
       return write_as(from, count, static_cast<Float16*>(base) + offset, stride);
     case DType::kBFloat16:
       return write_as(from, count, static_cast<BFloat16*>(base) + offset, stride);
-    default:
+    case DType::kFloat32:
       return write_as(from, count, static_cast<float*>(base) + offset, stride);
+    case DType::kFloat64:
+      return write_as(from, count, static_cast<double*>(base) + offset, stride);
   }
 }
 

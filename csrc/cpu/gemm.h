@@ -28,14 +28,7 @@ template <typename Real, int kRows, int kVectors>
 __attribute__((noinline)) void multiply_strip(Left<Real> a, const Real* b, int64_t ldb, Real* c,
                                               int64_t ldc, int64_t depth, Into into) {
   constexpr int W = kLanes<Real>;
-  Vec<Real> sum[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int n = 0; n < kVectors; ++n) {
-      sum[r][n] = into == Into::kSum ? load(c + r * ldc + n * W) : Vec<Real>{};
-    }
-  }
+  Vec<Real> sum[kRows][kVectors] = {};
   for (int64_t d = 0; d < depth; ++d) {
     Vec<Real> right[kVectors];
 #pragma GCC unroll 4
@@ -47,10 +40,15 @@ __attribute__((noinline)) void multiply_strip(Left<Real> a, const Real* b, int64
       for (int n = 0; n < kVectors; ++n) sum[r][n] += left * right[n];
     }
   }
+  // Adding to c last keeps chains of additions short: errors grow with depth and with the number of
+  // tiles, not with their product.
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int n = 0; n < kVectors; ++n) store(c + r * ldc + n * W, sum[r][n]);
+    for (int n = 0; n < kVectors; ++n) {
+      Real* to = c + r * ldc + n * W;
+      store(to, into == Into::kSum ? load(to) + sum[r][n] : sum[r][n]);
+    }
   }
 }
 
