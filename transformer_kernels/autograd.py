@@ -33,6 +33,9 @@ def fused_attention(
     if not (needs_grad and torch.is_grad_enabled()):
         o, lse, _ = kernels.forward(q, k, v, extras, problem)
         return o, lse
+    # torch.compile refuses an autograd.Function that is given one tensor twice.
+    v = v.view_as(v) if v is q or v is k else v
+    k = k.view_as(k) if k is q else k
     o, lse = FusedAttention.apply(kernels, problem, q, k, v, *extras)  # type: ignore[no-untyped-call]
     return o, lse
 

@@ -155,7 +155,7 @@ def _check_sinks(sinks: Tensor, q: Tensor) -> None:
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if isinstance(value, int | float) and not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # math.isfinite does not take a symbolic number
         raise ValueError(f"{name} must be finite, got {value}")
     return float(value)
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "../inline.h"
 
@@ -62,26 +63,40 @@ TK_INLINE Vec<Real> iota() {
   return x;
 }
 
+template <typename Real, int kCount>
+struct VecOfCount {
+  typedef Real type __attribute__((vector_size(kCount * sizeof(Real))));
+};
+
+// Folds the upper half onto the lower one until two are left.
+template <typename Real, int kCount, typename Combine, int... kIndex>
+TK_INLINE Real fold(typename VecOfCount<Real, kCount>::type x, Combine&& combine,
+                    std::integer_sequence<int, kIndex...>) {
+  if constexpr (kCount == 2) {
+    return combine(x[0], x[1]);
+  } else {
+    constexpr int kHalf = kCount / 2;
+    typename VecOfCount<Real, kHalf>::type low = __builtin_shufflevector(x, x, kIndex...);
+    typename VecOfCount<Real, kHalf>::type high =
+        __builtin_shufflevector(x, x, (kIndex + kHalf)...);
+    return fold<Real, kHalf>(combine(low, high), combine,
+                             std::make_integer_sequence<int, kHalf / 2>());
+  }
+}
+
+template <typename Real, typename Combine>
+TK_INLINE Real horizontal(Vec<Real> x, Combine&& combine) {
+  return fold<Real, kLanes<Real>>(x, combine, std::make_integer_sequence<int, kLanes<Real> / 2>());
+}
+
 template <typename Real>
 TK_INLINE Real horizontal_sum(Vec<Real> x) {
-  Real part[kLanes<Real>];
-  store(part, x);
-  for (int width = kLanes<Real> / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) part[lane] += part[lane + width];
-  }
-  return part[0];
+  return horizontal<Real>(x, [](auto a, auto b) { return a + b; });
 }
 
 template <typename Real>
 TK_INLINE Real horizontal_max(Vec<Real> x) {
-  Real part[kLanes<Real>];
-  store(part, x);
-  for (int width = kLanes<Real> / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) {
-      part[lane] = part[lane + width] > part[lane] ? part[lane + width] : part[lane];
-    }
-  }
-  return part[0];
+  return horizontal<Real>(x, [](auto a, auto b) { return b > a ? b : a; });
 }
 
 }  // namespace tk::cpu::TK_ISA
