@@ -1,0 +1,99 @@
+"""`generate` from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.threads import one_thread
+from transformer_kernels import cli
+from transformer_kernels.models import GeneratorConfig, TextGenerator
+from transformer_kernels.training import (
+    Schedule,
+    TrainConfig,
+    corpus_from_bytes,
+    train_generator,
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TextGenerator]:
+    """A model that has learned one line by heart."""
+    out = tmp_path_factory.mktemp("run")
+    config = TrainConfig(
+        model=GeneratorConfig(layers=1, width=32, heads=2, context=16),
+        steps=60,
+        batch=8,
+        schedule=Schedule(peak=2e-2, warmup=5),
+        eval_every=60,
+    )
+    corpus = corpus_from_bytes("né à Paris, ".encode() * 60, "a line")
+    with one_thread():
+        result = train_generator(config, corpus, out=out)
+    return out / "checkpoint.pt", result.model
+
+
+def test_text_follows_the_prompt(
+    trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = trained
+    words = ["--prompt", "né à Pa", "--length", "31", "--temperature", "0"]
+    assert cli.main(["generate", "--checkpoint", str(path), *words]) == 0
+    assert capsys.readouterr().out == "né à Paris, né à Paris, né à Paris\n"
+
+
+def test_the_seed_and_the_temperature_are_passed_on(
+    trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, model = trained
+    expected = model.generate(b"P", 40, temperature=5.0, generator=torch.Generator().manual_seed(7))
+    words = ["--prompt", "P", "--length", "40", "--temperature", "5", "--seed", "7"]
+    for attention in ("naive", "fused", "torch"):
+        arguments = ["generate", "--checkpoint", str(path), *words, "--attention", attention]
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out == "P" + expected.decode(errors="replace") + "\n"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert cli.main(["generate", *map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("error: ").strip()
+
+
+def test_checkpoints_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing, notes, other = (tmp_path / name for name in ("missing.pt", "notes.pt", "other.pt"))
+    notes.write_text("not a checkpoint")
+    torch.save({"model": {}}, other)
+    line = refused(capsys, "--checkpoint", missing)
+    assert line == f"{missing}: No such file or directory"
+    line = refused(capsys, "--checkpoint", notes)
+    assert line == f"{notes} is not a checkpoint, or it is damaged"
+    assert refused(capsys, "--checkpoint", other) == f"{other} is not a checkpoint of ours"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--prompt", "", "prompt must have at least one byte"),
+        ("--length", "-1", "length must be at least 0, got -1"),
+        ("--temperature", "-1", "temperature must be at least 0 and finite, got -1.0"),
+        ("--seed", "-1", "seed must be at least 0 and below 2**63, got -1"),
+        ("--seed", str(2**70), "seed must be at least 0 and below 2**63"),
+    ],
+)
+def test_options_out_of_range(
+    trained: tuple[Path, TextGenerator],
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    message: str,
+) -> None:
+    path, _ = trained
+    assert message in refused(capsys, "--checkpoint", path, option, value)

@@ -1,0 +1,73 @@
+"""The command line as a whole: which commands there are, and how errors come out."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import transformer_kernels as tk
+from transformer_kernels import cli
+from transformer_kernels.cli.errors import UserError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Failing:
+    """A command that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        subparsers.add_parser("fail").set_defaults(run=self.run)
+
+    def run(self, args: argparse.Namespace) -> int:
+        raise self.error
+
+
+def test_info_prints_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info"]) == 0
+    assert capsys.readouterr().out == f"{tk.info()}\n"
+
+
+def test_user_error_is_one_line_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (Failing(UserError("no such file: a.txt")),))
+    assert cli.main(["fail"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "error: no such file: a.txt\n"
+    assert captured.out == ""
+
+
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", (Failing(RuntimeError("a defect")),))
+    with pytest.raises(RuntimeError, match="a defect"):
+        cli.main(["fail"])
+
+
+@pytest.mark.parametrize("argv", [[], ["no-such-command"]])
+def test_wrong_usage_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(argv)
+    assert exit_.value.code == 2
+    assert "usage: transformer-kernels" in capsys.readouterr().err
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    for command in ("info", "train", "generate", "demo"):
+        assert f"\n    {command} " in text
+
+
+def test_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "transformer_kernels", "--version"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == f"{tk.__version__}\n"

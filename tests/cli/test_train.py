@@ -1,0 +1,244 @@
+"""`train generator` from the command line: what it writes, and one clear line where it cannot."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from tests.threads import one_thread
+from transformer_kernels import cli
+from transformer_kernels.cli import train
+from transformer_kernels.nn import AttentionPath
+from transformer_kernels.training import PRESETS, GeneratorTrainer, load_checkpoint, read_curve
+from transformer_kernels.training.run import KIND
+
+TINY = "--layers 1 --width 8 --heads 2 --context 12 --batch 2 --steps 6 --eval-every 3 --threads 1"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the runs below ask for; and those of before, after."""
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
+    return path
+
+
+def run(*words: object) -> int:
+    return cli.main(["train", "generator", *" ".join(map(str, words)).split()])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The one line that says why."""
+    capsys.readouterr()
+    assert run(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("error: ").strip()
+
+
+def test_a_run_writes_checkpoint_curve_and_picture(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "run"
+    assert run(TINY, "--data", text, "--out", out) == 0
+    assert len(read_curve(out / "curve.csv")) == 6
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert load_checkpoint(out / "checkpoint.pt", kind=KIND)["steps_done"] == 6
+    said = capsys.readouterr()
+    assert "bits/byte" in said.out
+    for name in ("checkpoint.pt", "curve.csv", "curve.png"):
+        assert str(out / name) in said.out
+    assert "held-out loss" in said.err
+
+
+def test_options_change_the_preset() -> None:
+    parser = argparse.ArgumentParser()
+    train.add_parser(parser.add_subparsers())
+
+    def config(words: str) -> object:
+        return train._config(parser.parse_args(["train", "generator", *words.split()]))
+
+    assert config("") == PRESETS["nanogpt-cpu"]
+    assert config("--preset seed") == PRESETS["seed"]
+    from dataclasses import replace
+
+    demo = PRESETS["demo"]
+    assert config(
+        "--preset demo --layers 3 --dropout 0.1 --batch 7 --lr 0.5 --steps 100"
+    ) == replace(
+        demo,
+        model=replace(demo.model, layers=3, dropout=0.1),
+        batch=7,
+        steps=100,
+        schedule=replace(demo.schedule, peak=0.5, warmup=10),
+    )
+
+
+def test_the_choices_offered_are_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--help")
+    said = capsys.readouterr().out
+    assert f"--preset {{{','.join(PRESETS)}}}" in said
+    assert f"--attention {{{','.join(get_args(AttentionPath))}}}" in said
+
+
+def test_an_interrupt_saves_and_resuming_goes_on_exactly(
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(TINY, "--dropout 0.1 --data", text, "--out", whole) == 0
+
+    step = GeneratorTrainer.step
+
+    def step_and_interrupt(trainer: GeneratorTrainer) -> float:
+        if trainer.steps_done == 1:
+            signal.raise_signal(signal.SIGINT)
+        return step(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GeneratorTrainer, "step", step_and_interrupt)
+        assert run(TINY, "--dropout 0.1 --data", text, "--out", broken) == 130
+    assert f"--resume {broken / 'checkpoint.pt'}" in capsys.readouterr().out
+    assert len(read_curve(broken / "curve.csv")) == 2
+
+    assert run("--threads 1 --resume", broken / "checkpoint.pt") == 0
+    losses = [
+        [(row.train_loss, row.val_loss) for row in read_curve(folder / "curve.csv")]
+        for folder in (whole, broken)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_deterministic_is_set(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
+    assert run(TINY, "--data", text, "--out", tmp_path / "a") == 0
+    assert calls == []
+    assert run(TINY, "--deterministic --data", text, "--out", tmp_path / "b") == 0
+    assert calls == [True]
+
+
+def test_text_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing.txt"
+    line = refused(capsys, TINY, "--data", missing, "--out", tmp_path / "run")
+    assert line == f"{missing}: No such file or directory"
+    assert "Is a directory" in refused(capsys, TINY, "--data", tmp_path, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_too_short_for_the_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    line = refused(capsys, TINY, "--data", short, "--out", tmp_path / "run")
+    assert f"{short} is too short: a context of 12 needs 13 bytes" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below_a_file = text / "run"
+    line = refused(capsys, TINY, "--data", text, "--out", below_a_file)
+    assert line == f"{below_a_file}: Not a directory"
+    assert "File exists" in refused(capsys, TINY, "--data", text, "--out", text)
+
+
+def test_a_folder_with_a_run_is_left_alone(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(TINY, "--data", text, "--out", out) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    line = refused(capsys, TINY, "--data", text, "--out", out)
+    assert line.startswith(f"{out} holds a run already (checkpoint.pt): resume it")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_checkpoints_that_cannot_be_resumed(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is not a checkpoint, or it is damaged" in refused(capsys, "--resume", text)
+    other = tmp_path / "other.pt"
+    torch.save({"model": {}}, other)
+    assert "is not a checkpoint of ours" in refused(capsys, "--resume", other)
+    missing = tmp_path / "missing.pt"
+    assert refused(capsys, "--resume", missing) == f"{missing}: No such file or directory"
+
+
+def test_resuming_keeps_the_settings(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(TINY, "--data", text, "--out", out) == 0
+    for option in ("--steps 9", "--lr 0.1", "--eval-every 2", "--attention naive", "--out x"):
+        line = refused(capsys, option, "--resume", out / "checkpoint.pt")
+        assert line.startswith(f"{option.split()[0]} cannot be given with --resume")
+    other = tmp_path / "other.txt"
+    other.write_bytes(bytes(2000))
+    line = refused(capsys, "--data", other, "--resume", out / "checkpoint.pt")
+    assert "was trained on another text" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--steps 0", "steps must be a whole number of at least 1, got 0"),
+        ("--heads 3", "width must be a multiple of heads in the narrow form, got 8 and 3"),
+        ("--dropout 1.5", "dropout must be at least 0 and below 1, got 1.5"),
+        ("--lr -1", "peak must be above 0 and finite, got -1.0"),
+        ("--threads 0", "--threads must be at least 1, got 0"),
+        ("--device abacus", "device 'abacus' cannot be used"),
+    ],
+)
+def test_options_out_of_range(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    line = refused(capsys, TINY, option, "--data", text, "--out", tmp_path / "run")
+    assert message in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_diverges_says_so(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(TINY, "--lr 1e30 --data", text, "--out", tmp_path / "run") == 2
+    assert "try a lower learning rate" in capsys.readouterr().err
+
+
+def test_missing_packages_are_named(
+    text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("transformer_kernels.training.extras.find_spec", lambda _: None)
+    assert "pip install transformer_kernels[train]" in refused(capsys, TINY, "--data", text)
+
+
+def test_a_new_process_ends_with_the_status(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.txt"
+    done = subprocess.run(
+        [sys.executable, "-m", "transformer_kernels", "train", "generator", "--data", missing],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"error: {missing}: No such file or directory\n"

@@ -1,0 +1,322 @@
+"""The attention call of the models and the multi-head module, against formulas and torch's own."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels import Mask
+from transformer_kernels.nn import (
+    AttentionPath,
+    HeadForm,
+    MultiHeadAttention,
+    Scaling,
+    attend,
+    attention,
+    basic_self_attention,
+    divide_by_fourth_root,
+)
+
+PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+
+
+def assert_same(actual: object, expected: object) -> None:
+    """To rounding, in float64."""
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def by_formula(q: Tensor, k: Tensor, v: Tensor, shown: Tensor, scale: float) -> Tensor:
+    s = (scale * q @ k.transpose(-2, -1)).masked_fill(~shown, -math.inf)
+    return s.softmax(dim=-1) @ v
+
+
+MASKS = {
+    "none": None,
+    "causal": Mask.causal(),
+    "causal bottom right": Mask.causal(align="bottom_right"),
+    "window": Mask.window(2, 0),
+    "causal and padding": Mask.causal() & Mask.padding(torch.tensor([5, 3])),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_every_path_follows_the_formula(path: AttentionPath, mask: Mask | None) -> None:
+    B, H, M, N, D = 2, 3, 5, 7, 11
+    q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    shown = (
+        torch.ones(B, H, M, N, dtype=torch.bool) if mask is None else mask.materialize(B, H, M, N)
+    )
+    do = randn(B, H, M, D, seed=4)
+
+    expected = by_formula(q, k, v, shown, 1 / math.sqrt(D))
+    o = attend(q, k, v, mask=mask, attention=path)
+
+    assert_same(o, expected)
+    assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
+
+
+def test_torch_stores_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def record(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+        seen.append((options["attn_mask"] is not None, bool(options["is_causal"])))
+        return v
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", record)
+    x = randn(1, 1, 4, 4)
+    lengths = torch.tensor([3])
+    for mask in (None, Mask.causal(), Mask.causal() & Mask.padding(lengths), Mask.window(1, 0)):
+        attend(x, x, x, mask=mask, attention="torch")
+    assert seen == [(False, False), (False, True), (True, False), (True, False)]
+
+
+def test_naive_and_fused_drop_the_same_weights() -> None:
+    q, k, v = (randn(1, 2, 9, 8, seed=seed) for seed in (1, 2, 3))
+    results: list[Tensor] = []
+    for path in ("naive", "fused"):
+        torch.manual_seed(5)
+        results.append(attend(q, k, v, dropout_p=0.5, attention=path))
+    assert_same(results[0], results[1])
+    assert not torch.allclose(results[0], attend(q, k, v))
+
+
+def test_unknown_path_is_named() -> None:
+    x = randn(1, 1, 2, 2)
+    with pytest.raises(ValueError, match=r"attention must be one of 'naive'.*got 'flash'"):
+        attend(x, x, x, attention="flash")  # type: ignore[arg-type]
+
+
+# Row 1: basic self-attention
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_basic_self_attention_has_no_scale(path: AttentionPath) -> None:
+    x = randn(2, 6, 5)
+    weights = torch.bmm(x, x.transpose(1, 2)).softmax(dim=2)
+    assert_same(basic_self_attention(x, attention=path), torch.bmm(weights, x))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_basic_self_attention_sees_a_set(path: AttentionPath) -> None:
+    x = randn(2, 7, 5)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
+    assert_same(
+        basic_self_attention(x[:, order], attention=path),
+        basic_self_attention(x, attention=path)[:, order],
+    )
+
+
+def test_basic_self_attention_names_a_wrong_shape() -> None:
+    with pytest.raises(ValueError, match=r"x must be \(batch, length, width\), got shape \(3, 4\)"):
+        basic_self_attention(randn(3, 4))
+
+
+# Row 2: scaling
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_both_scalings_agree(path: AttentionPath) -> None:
+    x = randn(2, 6, 12)
+    results: list[Tensor] = []
+    for scaling in get_args(Scaling):
+        torch.manual_seed(0)
+        module = MultiHeadAttention(12, 3, scaling=scaling, attention=path).double()
+        results.append(module(x, mask=Mask.causal()))
+    assert_same(results[0], results[1])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_000_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(path: AttentionPath) -> None:
+    D = 64
+    q = (40 + randn(1, 1, 5, D, seed=1)).half()
+    k = (40 + randn(1, 1, 5, D, seed=2)).half()
+    v = randn(1, 1, 5, D, seed=3).half()
+    scores_first = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(D)
+    inputs_first = torch.matmul(
+        divide_by_fourth_root(q), divide_by_fourth_root(k).transpose(-2, -1)
+    )
+    assert scores_first.isinf().all()
+    assert inputs_first.isfinite().all()
+
+    o = attend(divide_by_fourth_root(q), divide_by_fourth_root(k), v, scale=1.0, attention=path)
+    assert o.isfinite().all()
+    # The values are averages: within their range, however the large scores were rounded.
+    assert o.min() >= v.min()
+    assert o.max() <= v.max()
+
+
+# Row 3: heads
+
+
+def weights_of(module: MultiHeadAttention) -> list[Tensor]:
+    return [module.queries.weight, module.keys.weight, module.values.weight]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_narrow_heads_are_those_of_torch(path: AttentionPath) -> None:
+    width, heads = 24, 4
+    ours = MultiHeadAttention(width, heads, attention=path).double()
+    torchs = nn.MultiheadAttention(width, heads, bias=True, batch_first=True).double()
+    with torch.no_grad():
+        assert torchs.in_proj_weight is not None
+        torchs.in_proj_weight.copy_(torch.cat(weights_of(ours)))
+        torchs.in_proj_bias.zero_()
+        torchs.out_proj.weight.copy_(ours.unify.weight)
+        torchs.out_proj.bias.copy_(ours.unify.bias)
+    x = randn(2, 7, width)
+    expected, _ = torchs(x, x, x, need_weights=False)
+    assert_same(ours(x), expected)
+
+
+@pytest.mark.parametrize("form", get_args(HeadForm))
+def test_000_scores_are_scaled_by_the_size_of_a_head(form: HeadForm) -> None:
+    width, heads, T = 12, 3, 5
+    module = MultiHeadAttention(width, heads, form=form).double()
+    size = {"narrow": width // heads, "wide": width}[form]
+    x = randn(2, T, width)
+    shown = torch.ones(T, T, dtype=torch.bool)
+    outputs = []
+    for head in range(heads):
+        rows = slice(head * size, (head + 1) * size)
+        q, k, v = (x @ weight[rows].T for weight in weights_of(module))
+        outputs.append(by_formula(q, k, v, shown, size**-0.5))
+    assert_same(module(x), module.unify(torch.cat(outputs, dim=-1)))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_wide_heads_of_256_train(path: AttentionPath) -> None:
+    results = []
+    for each in ("naive", path):
+        torch.manual_seed(0)
+        module = MultiHeadAttention(256, 2, form="wide", attention=each).double()
+        loss = module(randn(1, 3, 256), mask=Mask.causal()).square().sum()
+        results.append(torch.autograd.grad(loss, list(module.parameters())))
+    assert module.head_size == 256
+    assert_same(results[0], results[1])
+
+
+@pytest.mark.parametrize("form", get_args(HeadForm))
+@pytest.mark.parametrize("path", PATHS)
+def test_gradients_are_right(path: AttentionPath, form: HeadForm) -> None:
+    module = MultiHeadAttention(6, 2, form=form, attention=path, source_width=3).double()
+    x, source = randn(2, 3, 6).requires_grad_(), randn(2, 4, 3).requires_grad_()
+
+    def call(x: Tensor, source: Tensor, *_: Tensor) -> Tensor:
+        y: Tensor = module(x, source, mask=Mask.causal())
+        return y
+
+    assert torch.autograd.gradcheck(call, (x, source, *module.parameters()))
+
+
+def test_cross_attention_reads_keys_and_values_from_the_source() -> None:
+    module = MultiHeadAttention(8, 2, source_width=5).double()
+    x, source = randn(2, 3, 8), randn(2, 6, 5)
+    y = module(x, source)
+    assert y.shape == (2, 3, 8)
+    padded = torch.cat([source, torch.full((2, 2, 5), math.nan, dtype=torch.float64)], dim=1)
+    assert_same(module(x, padded, mask=Mask.padding(torch.tensor([6, 6]))), y)
+
+
+def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+    strides: list[tuple[int, ...]] = []
+
+    def record(q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+        strides.extend(x.stride() for x in (q, k, v))
+        return v
+
+    monkeypatch.setattr(attention, "attention_operator", record)
+    MultiHeadAttention(12, 3)(randn(2, 5, 12).float())
+    assert strides == [(5 * 12, 4, 12, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"width": 0}, "width must be a whole number of at least 1, got 0"),
+        ({"heads": 2.0}, "heads must be a whole number of at least 1, got 2.0"),
+        ({"heads": 5}, "width must be a multiple of heads in the narrow form, got 12 and 5"),
+        ({"form": "long"}, "form must be one of 'narrow', 'wide', got 'long'"),
+        ({"scaling": "none"}, "scaling must be one of 'scores', 'inputs', got 'none'"),
+        ({"attention": "fast"}, "attention must be one of 'naive', 'fused', 'torch', got 'fast'"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_wrong_options_are_named(arguments: dict[str, object], message: str) -> None:
+    options: dict[str, object] = {"width": 12, "heads": 3}
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(**options | arguments)  # type: ignore[arg-type]
+
+
+# Row 4: causal masking
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_004_a_later_token_never_changes_an_earlier_output(path: AttentionPath) -> None:
+    module = MultiHeadAttention(8, 2, attention=path).double()
+    x = randn(1, 6, 8)
+    changed = x.clone()
+    changed[:, 4:] += 1.0
+    before, after = (module(each, mask=Mask.causal()) for each in (x, changed))
+    assert_same(before[:, :4], after[:, :4])
+    assert not torch.isclose(before[:, 4:], after[:, 4:]).any()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_004_weights_of_a_query_sum_to_one(path: AttentionPath) -> None:
+    q, k = randn(1, 2, 5, 4, seed=1), randn(1, 2, 5, 4, seed=2)
+    ones = torch.ones(1, 2, 5, 3, dtype=torch.float64)
+    assert_same(attend(q, k, ones, mask=Mask.causal(), attention=path), ones)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_004_the_scale_does_not_depend_on_the_number_of_tokens(path: AttentionPath) -> None:
+    q, k, v = (randn(1, 1, 3, 4, seed=seed) for seed in (1, 2, 3))
+    more = [torch.cat([x, randn(1, 1, 5, 4, seed=9)], dim=2) for x in (q, k, v)]
+    assert_same(
+        attend(*more, mask=Mask.causal(), attention=path)[:, :, :3],
+        attend(q, k, v, mask=Mask.causal(), attention=path),
+    )
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_query_sees_itself(path: AttentionPath) -> None:
+    q, k, v = (randn(1, 1, 4, 3, seed=seed) for seed in (1, 2, 3))
+    o = attend(q, k, v, mask=Mask.causal(), attention=path)
+    assert_same(o[:, :, 0], v[:, :, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("path", PATHS)
+def test_003_a_fully_masked_row_takes_nothing_in(path: AttentionPath, dtype: torch.dtype) -> None:
+    module = MultiHeadAttention(8, 2, attention=path).to(dtype)
+    x = randn(2, 3, 8).to(dtype).requires_grad_()
+    y = module(x, mask=Mask.padding(torch.tensor([0, 3])))
+    torch.testing.assert_close(y[0], module.unify.bias.expand(3, 8))
+    (dx,) = torch.autograd.grad(y[0].sum(), x)
+    assert (dx == 0).all()
+
+
+def test_003_no_module_keeps_the_attention_matrix() -> None:
+    module = MultiHeadAttention(8, 2)
+    before = set(vars(module))
+    module(randn(1, 5, 8).float())
+    assert set(vars(module)) == before
+    assert not [name for name, value in vars(module).items() if isinstance(value, Tensor)]
+
+
+def test_dropout_acts_in_training_only() -> None:
+    module = MultiHeadAttention(8, 2, dropout=0.5).double()
+    x = randn(1, 9, 8)
+    assert not torch.allclose(module(x), module(x))
+    module.eval()
+    torch.testing.assert_close(module(x), module(x), rtol=0, atol=0)

@@ -1,0 +1,114 @@
+"""The transformer block in both orders, and the feed-forward layer."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels import Mask
+from transformer_kernels.nn import AttentionPath, FeedForward, Norm, TransformerBlock
+
+
+def assert_same(actual: object, expected: object) -> None:
+    """To rounding, in float64."""
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def x(T: int = 5, width: int = 12) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, T, width, generator=generator, dtype=torch.float64)
+
+
+def norm(module: nn.LayerNorm, x: Tensor) -> Tensor:
+    """By hand: the biased deviation, with eps inside the root."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    variance = centred.square().mean(dim=-1, keepdim=True)
+    scaled: Tensor = module.weight * centred / (variance + 1e-5).sqrt()
+    return scaled + module.bias
+
+
+def perturb(block: nn.Module) -> None:
+    """Weights and biases that start as 0 or 1 become numbers that a mix-up would show."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_003_the_post_norm_block_normalises_after_the_sum() -> None:
+    block = TransformerBlock(12, 3, norm="post").double()
+    perturb(block)
+    attended = norm(block.attention_norm, x() + block.attention(x()))
+    expected = norm(block.feed_forward_norm, attended + block.feed_forward(attended))
+    assert_same(block(x()), expected)
+
+
+def test_003_the_pre_norm_block_normalises_before_each_layer() -> None:
+    block = TransformerBlock(12, 3, norm="pre").double()
+    perturb(block)
+    attended = x() + block.attention(norm(block.attention_norm, x()))
+    expected = attended + block.feed_forward(norm(block.feed_forward_norm, attended))
+    assert_same(block(x()), expected)
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+@pytest.mark.parametrize("path", get_args(AttentionPath))
+def test_a_block_is_causal_and_differentiable(path: AttentionPath, order: Norm) -> None:
+    torch.manual_seed(0)
+    block = TransformerBlock(4, 2, norm=order, attention=path).double()
+    perturb(block)
+    inputs = x(3, 4).requires_grad_()
+
+    def call(x: Tensor) -> Tensor:
+        y: Tensor = block(x, mask=Mask.causal())
+        return y
+
+    assert torch.autograd.gradcheck(call, (inputs,))
+    (gradient,) = torch.autograd.grad(call(inputs)[:, 1].sum(), inputs)
+    assert (gradient[:, 2] == 0).all()
+    assert (gradient[:, :2] != 0).any()
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+def test_dropout_acts_on_both_branches(order: Norm) -> None:
+    """With one branch silenced by zero weights, the other still varies from call to call."""
+    for silent in ("attention.unify", "feed_forward.contract"):
+        block = TransformerBlock(12, 3, norm=order, dropout=0.5).double()
+        perturb(block)
+        block.attention.dropout = 0.0
+        layer = block.get_submodule(silent)
+        assert isinstance(layer, nn.Linear)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        assert not torch.allclose(block(x()), block(x()))
+        block.eval()
+        torch.testing.assert_close(block(x()), block(x()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("activation", "function"), [("relu", nn.ReLU()), ("gelu", nn.GELU())])
+def test_feed_forward_is_four_times_as_wide(activation: str, function: nn.Module) -> None:
+    layer = FeedForward(12, activation=activation).double()  # type: ignore[arg-type]
+    hidden = x() @ layer.expand.weight.T + layer.expand.bias
+    assert hidden.shape[-1] == 48
+    expected = function(hidden) @ layer.contract.weight.T + layer.contract.bias
+    assert_same(layer(x()), expected)
+
+
+def test_relu_is_the_default() -> None:
+    assert isinstance(TransformerBlock(12, 3).feed_forward.activation, nn.ReLU)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "none"}, "norm must be one of 'post', 'pre', got 'none'"),
+        ({"activation": "tanh"}, "activation must be one of 'relu', 'gelu', got 'tanh'"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TransformerBlock(12, 3, **options)  # type: ignore[arg-type]

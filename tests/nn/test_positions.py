@@ -1,0 +1,56 @@
+"""Learned and sinusoidal positions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from transformer_kernels.nn import LearnedPositions, SinusoidalPositions, sinusoids
+
+
+@pytest.mark.parametrize("width", [8, 7, 1])
+def test_003_sinusoids_follow_the_paper_at_even_and_odd_widths(width: int) -> None:
+    table = sinusoids(50, width)
+    assert table.shape == (50, width)
+    for position in (0, 1, 49):
+        for column in range(width):
+            angle = position / 10000 ** (2 * (column // 2) / width)
+            expected = math.cos(angle) if column % 2 else math.sin(angle)
+            assert table[position, column].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_sinusoidal_positions_are_added_and_not_saved() -> None:
+    module = SinusoidalPositions(10, 5)
+    x = torch.randn(2, 4, 5)
+    torch.testing.assert_close(module(x), x + sinusoids(10, 5)[:4])
+    assert not module.state_dict()
+    assert not list(module.parameters())
+
+
+def test_learned_positions_are_added_and_trained() -> None:
+    module = LearnedPositions(10, 5)
+    x = torch.randn(2, 4, 5)
+    torch.testing.assert_close(module(x), x + module.table[:4])
+    module(x).sum().backward()
+    assert module.table.grad is not None
+    assert module.table.grad[:, 0].tolist() == [2.0] * 4 + [0.0] * 6
+
+
+@pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
+def test_000_positions_stand_where_the_model_is(
+    kind: type[LearnedPositions | SinusoidalPositions],
+) -> None:
+    module = kind(10, 5).to("meta")
+    assert module(torch.empty(2, 4, 5, device="meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
+def test_a_text_longer_than_the_context_is_named(
+    kind: type[LearnedPositions | SinusoidalPositions],
+) -> None:
+    with pytest.raises(ValueError, match="at most 3 positions long, the context; got 4"):
+        kind(3, 5)(torch.zeros(1, 4, 5))
+    with pytest.raises(ValueError, match="whole number of at least 1, got 0"):
+        kind(3, 0)

@@ -1,0 +1,34 @@
+"""A run small enough for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.threads import one_thread
+from transformer_kernels.models import GeneratorConfig
+from transformer_kernels.training import Corpus, Schedule, TrainConfig, corpus_from_bytes
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return TrainConfig(
+        model=GeneratorConfig(layers=2, width=16, heads=2, context=12),
+        steps=8,
+        batch=4,
+        schedule=Schedule(peak=1e-2, warmup=2),
+        eval_every=4,
+        eval_batches=3,
+    )
+
+
+@pytest.fixture
+def corpus() -> Corpus:
+    return corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 40, "a fox")

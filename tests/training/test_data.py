@@ -1,0 +1,126 @@
+"""Where text comes from, how it is split, and the windows drawn from it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_kernels.training import (
+    corpus_from_bytes,
+    draw_batch,
+    even_batch,
+    load_corpus,
+    standard_library_text,
+)
+
+
+def test_the_last_tenth_is_held_out() -> None:
+    text = bytes(range(256)) * 2
+    corpus = corpus_from_bytes(text, "bytes")
+    assert len(corpus.validation) == 51
+    assert bytes(corpus.train.tolist() + corpus.validation.tolist()) == text
+    assert corpus.digest == hashlib.sha256(text).hexdigest()
+    assert corpus.source is None
+
+
+def test_a_file_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"\x00\xff\r\n<text>\xc3\xa9</text>" * 3
+    (tmp_path / "enwik8").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    corpus = load_corpus("enwik8")
+    assert bytes(corpus.train.tolist() + corpus.validation.tolist()) == content
+    assert (corpus.name, corpus.source) == ("enwik8", str(tmp_path / "enwik8"))
+
+
+def test_an_unreadable_file_is_an_oserror(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing-here"):
+        load_corpus(tmp_path / "nothing-here")
+    with pytest.raises(IsADirectoryError):
+        load_corpus(tmp_path)
+
+
+def test_the_default_is_the_standard_library() -> None:
+    corpus = load_corpus()
+    assert len(corpus.train) + len(corpus.validation) == 8_000_000
+    assert corpus.name == "the Python standard library"
+    text = standard_library_text(300_000)
+    assert len(text) == 300_000
+    assert text == bytes(corpus.train[:300_000].tolist())
+    # It begins with whole modules of the library.
+    first = (Path(sysconfig.get_path("stdlib")) / "__future__.py").read_bytes()
+    assert text.startswith(first)
+    ast.parse(first)
+
+
+def test_tests_and_installed_packages_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("b.py", "a/z.py", "a/tests/t.py", "site-packages/torch.py", "a.txt", "c.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name};")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    assert standard_library_text() == b"a/z.py;b.py;c.py;"
+    assert standard_library_text(9) == b"a/z.py;b."
+
+
+def test_a_python_without_sources_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="name a text file instead"):
+        standard_library_text()
+
+
+def test_targets_are_the_bytes_after() -> None:
+    text = torch.arange(100, dtype=torch.uint8)
+    inputs, targets = draw_batch(text, batch=50, context=7, generator=torch.Generator())
+    assert inputs.shape == targets.shape == (50, 7)
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert (targets == inputs + 1).all()
+
+
+def test_every_window_can_be_drawn() -> None:
+    text = torch.arange(10, dtype=torch.uint8)
+    inputs, targets = draw_batch(text, batch=500, context=7, generator=torch.Generator())
+    assert set(inputs[:, 0].tolist()) == {0, 1, 2}
+    assert targets.max() == 9
+
+
+def test_draws_follow_the_generator() -> None:
+    text = torch.arange(200, dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(3)
+    state = generator.get_state()
+    first, _ = draw_batch(text, batch=8, context=7, generator=generator)
+    second, _ = draw_batch(text, batch=8, context=7, generator=generator)
+    generator.set_state(state)
+    again, _ = draw_batch(text, batch=8, context=7, generator=generator)
+    assert (first == again).all()
+    assert (first != second).any()
+
+
+def test_even_windows_reach_from_end_to_end() -> None:
+    text = torch.arange(100, dtype=torch.uint8)
+    inputs, targets = even_batch(text, batch=4, context=10)
+    assert inputs[:, 0].tolist() == [0, 29, 59, 89]
+    assert targets[-1, -1] == 99
+    assert even_batch(text[:12], batch=50, context=10)[0][:, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("length", "part"), [(120, "training"), (129, "validation")])
+def test_a_text_too_short_for_the_context_is_named(length: int, part: str) -> None:
+    context = {"training": 108, "validation": 12}[part]
+    corpus = corpus_from_bytes(bytes(length), "notes.txt")
+    with pytest.raises(ValueError, match=f"notes.txt is too short: .*{context}.*the {part} part"):
+        corpus.check_length(context)
+
+
+def test_the_shortest_text_that_will_do() -> None:
+    corpus_from_bytes(bytes(130), "notes.txt").check_length(12)
+    with pytest.raises(ValueError, match="the training part has 0"):
+        corpus_from_bytes(b"", "empty.txt").check_length(1)

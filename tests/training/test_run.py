@@ -1,0 +1,294 @@
+"""Whole runs: the same curve on every attention path, exact resume, and what may go wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from transformer_kernels.nn import AttentionPath, MultiHeadAttention
+from transformer_kernels.training import (
+    CheckpointError,
+    Corpus,
+    CurveRow,
+    GeneratorTrainer,
+    Schedule,
+    TrainConfig,
+    corpus_from_bytes,
+    load_checkpoint,
+    load_generator,
+    read_curve,
+    resume_generator,
+    save_checkpoint,
+    train_generator,
+)
+from transformer_kernels.training.run import KIND
+
+PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_a_generator_learns(config: TrainConfig, corpus: Corpus) -> None:
+    result = train_generator(replace(config, steps=60), corpus)
+    assert result.losses[0] == pytest.approx(math.log(256), abs=0.3)
+    assert result.losses[-1] < 3.0
+    assert result.finished
+    assert result.bits_per_byte is not None
+    assert result.bits_per_byte < 3.0 / math.log(2)
+
+
+def curves_of(config: TrainConfig, corpus: Corpus) -> dict[AttentionPath, list[float]]:
+    curves: dict[AttentionPath, list[float]] = {}
+    for path in PATHS:
+        result = train_generator(replace(config, attention=path), corpus)
+        modules = result.model.modules()
+        taken = {each.attention for each in modules if isinstance(each, MultiHeadAttention)}
+        assert taken == {path}
+        validated = [row.val_loss for row in result.rows if row.val_loss is not None]
+        assert len(validated) == config.steps // config.eval_every
+        curves[path] = result.losses + validated
+    return curves
+
+
+def test_every_path_gives_the_same_curve(config: TrainConfig, corpus: Corpus) -> None:
+    curves = curves_of(replace(config, steps=20), corpus)
+    assert curves["fused"] == pytest.approx(curves["naive"], rel=2e-5)
+    assert curves["torch"] == pytest.approx(curves["naive"], rel=2e-5)
+
+
+@pytest.mark.usefixtures("float64")
+def test_every_path_gives_the_same_curve_in_float64(config: TrainConfig, corpus: Corpus) -> None:
+    curves = curves_of(replace(config, steps=20), corpus)
+    assert curves["fused"] == pytest.approx(curves["naive"], rel=1e-11)
+    assert curves["torch"] == pytest.approx(curves["naive"], rel=1e-11)
+
+
+def test_naive_and_fused_give_the_same_curve_with_dropout(
+    config: TrainConfig, corpus: Corpus
+) -> None:
+    config = replace(config, model=replace(config.model, dropout=0.2))
+    naive = train_generator(replace(config, attention="naive"), corpus)
+    fused = train_generator(replace(config, attention="fused"), corpus)
+    assert fused.losses == pytest.approx(naive.losses, rel=2e-5)
+
+
+def without_times(rows: list[CurveRow]) -> list[CurveRow]:
+    return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stopped_run_resumes_exactly(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path, path: AttentionPath
+) -> None:
+    """Dropout draws from torch's generator, so this holds its state too."""
+    config = replace(config, attention=path, model=replace(config.model, dropout=0.2))
+    whole = train_generator(config, corpus)
+    steps = iter(range(1, 4))
+    stopped = train_generator(config, corpus, out=tmp_path, should_stop=lambda: next(steps) == 3)
+    assert not stopped.finished
+    assert len(stopped.rows) == 3
+    torch.manual_seed(999)
+
+    resumed = resume_generator(tmp_path / "checkpoint.pt", corpus=corpus)
+
+    assert without_times(resumed.rows) == without_times(whole.rows)
+    assert read_curve(tmp_path / "curve.csv") == resumed.rows
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_a_run_that_dies_resumes_from_its_last_checkpoint(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    whole = train_generator(config, corpus)
+
+    def die(row: CurveRow) -> None:
+        if row.step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_generator(config, corpus, out=tmp_path, on_row=die)
+    assert len(read_curve(tmp_path / "curve.csv")) == 6
+    assert load_checkpoint(tmp_path / "checkpoint.pt", kind=KIND)["steps_done"] == 4
+
+    resumed = resume_generator(tmp_path / "checkpoint.pt", corpus=corpus)
+    assert without_times(resumed.rows) == without_times(whole.rows)
+    assert [row.step for row in read_curve(tmp_path / "curve.csv")] == list(range(1, 9))
+    assert resumed.seconds > 0
+
+
+def test_a_finished_run_has_nothing_left_to_do(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    first = train_generator(config, corpus, out=tmp_path)
+    again = resume_generator(tmp_path / "checkpoint.pt", corpus=corpus)
+    assert again.rows == first.rows
+
+
+def test_resuming_reads_the_text_from_where_it_came(config: TrainConfig, tmp_path: Path) -> None:
+    from transformer_kernels.training import load_corpus
+
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"to be or not to be, " * 50)
+    out = tmp_path / "run"
+    train_generator(config, load_corpus(text), out=out, should_stop=lambda: True)
+    assert resume_generator(out / "checkpoint.pt").finished
+
+
+def test_resuming_on_another_text_is_refused(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    train_generator(config, corpus, out=tmp_path, should_stop=lambda: True)
+    curve = (tmp_path / "curve.csv").read_bytes()
+    other = corpus_from_bytes(b"something else " * 90, "other.txt")
+    with pytest.raises(CheckpointError, match=r"another text, a fox, than other\.txt"):
+        resume_generator(tmp_path / "checkpoint.pt", corpus=other)
+    assert (tmp_path / "curve.csv").read_bytes() == curve
+
+
+def test_rows_say_what_was_done(config: TrainConfig, corpus: Corpus, tmp_path: Path) -> None:
+    seen: list[CurveRow] = []
+    result = train_generator(config, corpus, out=tmp_path, on_row=seen.append)
+    assert seen == result.rows == read_curve(tmp_path / "curve.csv")
+    assert [row.step for row in seen] == list(range(1, 9))
+    assert [row.tokens for row in seen] == [48 * step for step in range(1, 9)]
+    assert [row.val_loss is not None for row in seen] == [step in (4, 8) for step in range(1, 9)]
+    last = seen[-1]
+    assert last.val_loss is not None
+    assert last.bits_per_byte == last.val_loss / math.log(2)
+    assert last.seconds == pytest.approx(sum(48 / row.tokens_per_s for row in seen))
+    assert result.tokens_per_s == pytest.approx(last.tokens / last.seconds)
+
+
+def test_the_last_step_is_validated_and_saved(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    result = train_generator(replace(config, steps=3), corpus, out=tmp_path)
+    assert [row.val_loss is not None for row in result.rows] == [False, False, True]
+    loaded = load_generator(tmp_path / "checkpoint.pt", attention="naive")
+    assert not loaded.training
+    for name, weight in result.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "curve.csv", "curve.png"])
+def test_a_folder_with_a_run_is_left_alone(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        train_generator(config, corpus, out=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == b"precious"
+
+
+def test_a_folder_that_cannot_be_made_is_an_oserror(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        train_generator(config, corpus, out=tmp_path / "file" / "run")
+
+
+def test_a_text_too_short_leaves_no_folder(config: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="notes is too short"):
+        train_generator(config, corpus_from_bytes(b"short", "notes"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    wild = replace(config, schedule=Schedule(peak=1e30, warmup=0))
+    with pytest.raises(FloatingPointError, match=r"the loss is nan after step \d: try a lower"):
+        train_generator(wild, corpus, out=tmp_path)
+
+
+def test_a_validation_that_is_not_finite_is_not_saved(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    wild = replace(config, schedule=Schedule(peak=1e30, warmup=0), eval_every=1)
+    with pytest.raises(FloatingPointError, match="the held-out loss is nan after step 1"):
+        train_generator(wild, corpus, out=tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(config: TrainConfig, corpus: Corpus) -> None:
+    trainer = GeneratorTrainer(config, corpus)
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    trainer.model.logits.weight.register_hook(lambda gradient: gradient / 0.0)
+    with pytest.raises(FloatingPointError, match=r"the gradient's norm is (inf|nan) after step 0"):
+        trainer.step()
+    assert trainer.steps_done == 0
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_validation_changes_nothing(config: TrainConfig, corpus: Corpus) -> None:
+    config = replace(config, model=replace(config.model, dropout=0.3))
+    rare = train_generator(replace(config, eval_every=8), corpus)
+    often = train_generator(replace(config, eval_every=1), corpus)
+    assert rare.losses == often.losses
+
+
+def test_the_validation_loss_is_the_mean_over_bytes(config: TrainConfig, corpus: Corpus) -> None:
+    trainer = GeneratorTrainer(replace(config, batch=5, eval_batches=2), corpus)
+    whole = GeneratorTrainer(replace(config, batch=10, eval_batches=1), corpus)
+    assert trainer.validate() == pytest.approx(whole.validate(), rel=1e-6)
+    assert trainer.validate() == trainer.validate()
+
+
+def test_the_schedule_and_the_clip_reach_the_optimizer(config: TrainConfig, corpus: Corpus) -> None:
+    trainer = GeneratorTrainer(replace(config, clip=1e-3), corpus)
+    for step in range(3):
+        trainer.step()
+        rate = config.schedule.learning_rate(step, config.steps)
+        assert [group["lr"] for group in trainer.optimizer.param_groups] == [rate, rate]
+    gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+    norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+    assert norm.item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_only_matrices_decay(config: TrainConfig, corpus: Corpus) -> None:
+    decayed, spared = GeneratorTrainer(config, corpus).optimizer.param_groups
+    assert decayed["weight_decay"] == config.weight_decay
+    assert spared["weight_decay"] == 0
+    assert {p.dim() for p in decayed["params"]} == {2}
+    assert {p.dim() for p in spared["params"]} == {1}
+
+
+def test_a_seed_decides_the_run(config: TrainConfig, corpus: Corpus) -> None:
+    first, again = (train_generator(config, corpus).losses for _ in range(2))
+    assert first == again
+    assert train_generator(replace(config, seed=1), corpus).losses != first
+
+
+def test_a_seed_decides_weights_and_batches(config: TrainConfig, corpus: Corpus) -> None:
+    trainers = [GeneratorTrainer(replace(config, seed=seed), corpus) for seed in (0, 1, 1)]
+    weights = [trainer.model.logits.weight for trainer in trainers]
+    states = [trainer.batches.get_state() for trainer in trainers]
+    for first, second, third in (weights, states):
+        assert not torch.equal(first, second)
+        assert torch.equal(second, third)
+
+
+def test_a_config_of_another_version_is_refused(
+    config: TrainConfig, corpus: Corpus, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    state = GeneratorTrainer(config, corpus).state()
+    state["config"]["moon_phase"] = 3
+    save_checkpoint(state, path, kind=KIND)
+    with pytest.raises(CheckpointError, match=r"config in .* is not one of this version.*moon"):
+        load_generator(path)

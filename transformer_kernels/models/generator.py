@@ -1,0 +1,166 @@
+"""A transformer that writes text, byte by byte.
+
+Embeddings and learned positions, a stack of causal blocks, and a projection to the 256 values of
+the next byte. Source: Transformers from scratch (P. Bloem, 2019), "Text generation transformer".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels.mask import Mask
+from transformer_kernels.nn.attention import AttentionPath, HeadForm, head_size
+from transformer_kernels.nn.blocks import Activation, Norm, TransformerBlock
+from transformer_kernels.nn.options import check_choice, check_positive, check_probability
+from transformer_kernels.nn.positions import LearnedPositions
+
+VOCABULARY = 256
+"""A token is a byte."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorConfig:
+    """What decides the weights and the function of a `TextGenerator`."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    dropout: float = 0.0
+    norm: Norm = "pre"
+    form: HeadForm = "narrow"
+    activation: Activation = "relu"
+
+    def __post_init__(self) -> None:
+        check_positive("layers", self.layers)
+        check_positive("context", self.context)
+        head_size(self.width, self.heads, self.form)
+        check_probability("dropout", self.dropout)
+        check_choice("norm", self.norm, Norm)
+        check_choice("activation", self.activation, Activation)
+
+
+SIZES = {
+    "demo": GeneratorConfig(layers=2, width=128, heads=4, context=512),
+    "nanogpt-cpu": GeneratorConfig(layers=4, width=128, heads=4, context=64, activation="gelu"),
+    "seed": GeneratorConfig(layers=12, width=256, heads=8, context=256, norm="post", form="wide"),
+}
+"""By name: a small model whose context is long enough for attention to matter; nanoGPT's setting
+for a laptop; and the model of the source, which is post-norm with wide heads."""
+
+
+class TextGenerator(nn.Module):
+    """Logits of the next byte at every position of a text.
+
+    `attention` chooses how attention is computed, not what: the weights of one path run on another.
+    """
+
+    def __init__(self, config: GeneratorConfig, *, attention: AttentionPath = "fused") -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(VOCABULARY, config.width)
+        self.positions = LearnedPositions(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(
+                config.width,
+                config.heads,
+                norm=config.norm,
+                form=config.form,
+                activation=config.activation,
+                dropout=config.dropout,
+                attention=attention,
+            )
+            for _ in range(config.layers)
+        )
+        self.last_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        self.logits = nn.Linear(config.width, VOCABULARY)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Normal, deviation 0.02; layers that end a residual branch smaller, as GPT-2 has it, so
+        that the sum over the branches does not grow with depth."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        branch_std = 0.02 / (2 * self.config.layers) ** 0.5
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention.unify.weight", "feed_forward.contract.weight")):
+                nn.init.normal_(parameter, std=branch_std)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (B, T) int64, T up to the context -> logits (B, T, 256).
+
+        Row t depends on tokens 0 to t and on nothing later.
+        """
+        x: Tensor = self.dropout(self.positions(self.embedding(tokens)))
+        mask = Mask.causal()
+        for block in self.blocks:
+            x = block(x, mask=mask)
+        y: Tensor = self.logits(self.last_norm(x))
+        return y
+
+    def generate(
+        self,
+        prompt: bytes,
+        length: int,
+        *,
+        temperature: float = 0.5,
+        generator: torch.Generator | None = None,
+    ) -> bytes:
+        """The `length` bytes that follow `prompt`; see `stream`."""
+        return bytes(self.stream(prompt, length, temperature=temperature, generator=generator))
+
+    def stream(
+        self,
+        prompt: bytes,
+        length: int,
+        *,
+        temperature: float = 0.5,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[int]:
+        """Yields the bytes that follow `prompt`, one by one.
+
+        Each is drawn by `generator` (torch's own by default, on the CPU) from
+        softmax(logits / temperature), and read back as input; the model sees the last `context`
+        bytes. Temperature 0 takes the likeliest byte. Dropout is off meanwhile.
+        """
+        if not prompt:
+            raise ValueError("prompt must have at least one byte to go on from, got b''")
+        if length < 0:
+            raise ValueError(f"length must be at least 0, got {length}")
+        if not 0.0 <= temperature < float("inf"):
+            raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+        return self._stream(list(prompt), length, temperature, generator)
+
+    def _stream(
+        self, text: list[int], length: int, temperature: float, generator: torch.Generator | None
+    ) -> Iterator[int]:
+        for _ in range(length):
+            logits = self._next_logits(text[-self.config.context :])
+            text.append(_sample(logits, temperature, generator))
+            yield text[-1]
+
+    @torch.no_grad()
+    def _next_logits(self, text: list[int]) -> Tensor:
+        """(256,) float64 on the CPU."""
+        was_training = self.training
+        self.eval()
+        tokens = torch.tensor([text], device=self.embedding.weight.device)
+        logits: Tensor = self(tokens)[0, -1]
+        self.train(was_training)
+        return logits.to("cpu", torch.float64)
+
+
+def _sample(logits: Tensor, temperature: float, generator: torch.Generator | None) -> int:
+    if temperature == 0.0:
+        return int(logits.argmax())
+    # Relative to the largest, so that a tiny temperature gives -inf, and never inf - inf.
+    weights = ((logits - logits.max()) / temperature).softmax(dim=0)
+    return int(torch.multinomial(weights, 1, generator=generator))

@@ -1,0 +1,60 @@
+"""What tells a transformer the order of its input: position vectors, added to the embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels.nn.options import check_positive
+
+
+class LearnedPositions(nn.Module):
+    """Adds a learned vector for each of the first `context` positions."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        check_positive("context", context)
+        check_positive("width", width)
+        self.table = nn.Parameter(torch.zeros(context, width))
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, width) -> the same shape; ValueError if T is above the context."""
+        return x + _first(self.table, x)
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds fixed sine and cosine waves (see `sinusoids`); nothing is learned or saved."""
+
+    table: Tensor
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", sinusoids(context, width), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, width) -> the same shape; ValueError if T is above the context."""
+        return x + _first(self.table, x)
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """(length, width): column 2i is sin(position / 10000^(2i/width)), column 2i + 1 its cosine.
+
+    Of an odd width the last column is a sine without its cosine. The angles are computed in
+    float64 and the result has torch's default dtype. Source: Attention Is All You Need, 3.5.
+    """
+    check_positive("length", length)
+    check_positive("width", width)
+    column = torch.arange(width)
+    wavelength = 10000.0 ** (2.0 * (column // 2).double() / width)
+    angle = torch.arange(length).double()[:, None] / wavelength
+    table = torch.where(column % 2 == 0, angle.sin(), angle.cos())
+    return table.to(torch.get_default_dtype())
+
+
+def _first(table: Tensor, x: Tensor) -> Tensor:
+    if x.shape[1] > table.shape[0]:
+        raise ValueError(
+            f"x must be at most {table.shape[0]} positions long, the context; got {x.shape[1]}"
+        )
+    return table[: x.shape[1]]

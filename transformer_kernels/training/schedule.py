@@ -1,0 +1,49 @@
+"""Learning rates: a pure function of the step, so that resuming needs no state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from transformer_kernels.nn.options import check_choice
+
+Decay = Literal["cosine", "inverse_sqrt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A linear warm-up to `peak` in `warmup` steps, then a decay to `final_share * peak`.
+
+    "cosine" falls along half a cosine and gets there at the last step. "inverse_sqrt" falls as
+    1/sqrt(step), and no further than that; with peak = (width * warmup)^-0.5 and final_share = 0 it
+    is the schedule of Attention Is All You Need, 5.3.
+    """
+
+    decay: Decay = "cosine"
+    peak: float = 1e-3
+    warmup: int = 100
+    final_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice("decay", self.decay, Decay)
+        if not 0 < self.peak < math.inf:
+            raise ValueError(f"peak must be above 0 and finite, got {self.peak}")
+        if not 0 <= self.final_share <= 1:
+            raise ValueError(f"final_share must lie between 0 and 1, got {self.final_share}")
+        if self.warmup < 0 or (self.decay == "inverse_sqrt" and self.warmup == 0):
+            least = 1 if self.decay == "inverse_sqrt" else 0
+            raise ValueError(f"warmup must be at least {least}, got {self.warmup}")
+
+    def learning_rate(self, step: int, steps: int) -> float:
+        """The rate of step 0 <= step < steps. Step 0 counts as the first, and its rate is not 0."""
+        if not 0 <= step < steps:
+            raise ValueError(f"step must lie between 0 and {steps - 1}, got {step}")
+        count = step + 1
+        if count <= self.warmup:
+            return self.peak * count / self.warmup
+        if self.decay == "inverse_sqrt":
+            return self.peak * max(self.final_share, math.sqrt(self.warmup / count))
+        progress = (count - self.warmup) / (steps - self.warmup)
+        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.peak * (self.final_share + (1.0 - self.final_share) * share)
