@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+# Small tensors on idle-spinning threads: on a busy machine the tests would take ten times as long.
+# Read once, when torch loads its OpenMP.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+
+from transformer_kernels.backends import BACKENDS
+from transformer_kernels.testing.poison import poisoned_memory
+
+
+@pytest.fixture(params=[backend.name for backend in BACKENDS])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Every backend by name. One that is not built raises when it is called: no silent skip."""
+    return str(request.param)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fresh memory holds NaN."""
+    with poisoned_memory():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(0)

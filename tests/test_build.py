@@ -1,0 +1,194 @@
+"""setup.py: what is compiled with which flags, and what happens where something is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+import pytest
+from setuptools.errors import PlatformError
+
+import setup
+
+ROOT = Path(setup.__file__).parent
+TORCH = setup.Torch("2.13.0", Path("torch"))
+TORCH_INCLUDE = re.compile(r'#include\s*[<"](torch|ATen|c10|caffe2)/')
+NO_COMPILER = "needs a C++ compiler on PATH"
+
+
+def program(folder: Path, name: str, script: str = "exit 0") -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A project with setup.py as it is and the smallest sources that it can build."""
+    root = tmp_path / "tree"
+    (root / "transformer_kernels").mkdir(parents=True)
+    (root / "csrc/cpu").mkdir(parents=True)
+    (root / "setup.py").write_text((ROOT / "setup.py").read_text())
+    (root / "csrc/answer.h").write_text("#define ANSWER 42\n")
+    (root / "csrc/module.cpp").write_text('#include "answer.h"\nint module() { return ANSWER; }\n')
+    for name in ("operators", "cpu/dispatch", "cpu/kernels"):
+        (root / f"csrc/{name}.cpp").write_text("\n")
+    return root
+
+
+def build(tree: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+    return subprocess.run(
+        command, cwd=tree, env=os.environ | environ, capture_output=True, text=True, check=False
+    )
+
+
+def shared_object(tree: Path) -> Path:
+    return tree / f"transformer_kernels/_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+
+def test_kernels_are_compiled_once_for_each_instruction_set() -> None:
+    variants = [unit.variant for unit in setup.units("x86_64", TORCH, "") if unit.variant]
+    assert variants == ["portable", "avx2", "avx512"]
+    assert [isa.name for isa in setup.isas_for("aarch64")] == ["portable"]
+
+
+def test_objects_that_run_on_every_machine_are_linked_first() -> None:
+    needs_isa = [
+        any(flag.startswith("-m") for flag in unit.flags)
+        for unit in setup.units("x86_64", TORCH, "")
+    ]
+    assert needs_isa == sorted(needs_isa)
+
+
+def test_object_names_differ() -> None:
+    names = [unit.object_name for unit in setup.units("x86_64", TORCH, "")]
+    assert len(set(names)) == len(names)
+
+
+def test_only_operators_sees_torch_headers() -> None:
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    seen = {path.name for path in sources if TORCH_INCLUDE.search(path.read_text())}
+    assert seen == {"operators.cpp"}
+
+
+def test_cxx_names_the_compiler(tmp_path: Path) -> None:
+    program(tmp_path, "my-c++")
+    environ = {"PATH": str(tmp_path), "CXX": "my-c++ -v"}
+    assert setup.find_compiler(environ) == ("my-c++", "-v")
+
+
+def test_cxx_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match=r"CXX is 'icpx'"):
+        setup.find_compiler({"PATH": str(tmp_path), "CXX": "icpx"})
+
+
+def test_compiler_is_found_on_path(tmp_path: Path) -> None:
+    assert setup.find_compiler({"PATH": str(tmp_path)}) == ()
+    program(tmp_path, "clang++")
+    assert setup.find_compiler({"PATH": str(tmp_path)}) == ("clang++",)
+    program(tmp_path, "g++")
+    assert setup.find_compiler({"PATH": str(tmp_path)}) == ("g++",)
+
+
+def test_each_missing_tool_is_named_with_how_to_get_it(tmp_path: Path) -> None:
+    compiler, headers = setup.missing_tools({"PATH": str(tmp_path)}, tmp_path)
+    assert "apt install g++" in compiler
+    assert "apt install python3-dev" in headers
+    program(tmp_path, "c++")
+    (tmp_path / "Python.h").touch()
+    assert setup.missing_tools({"PATH": str(tmp_path)}, tmp_path) == []
+
+
+@pytest.mark.parametrize("package", ["torch", "pybind11"])
+def test_missing_build_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlatformError, match=rf"{package} is needed.*pip install '?{package}"):
+        getattr(setup, f"find_{package}")()
+
+
+def test_missing_ninja_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(PlatformError, match=r"ninja is needed.*pip install ninja"):
+        setup.find_ninja()
+
+
+def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.10.1+cpu")
+    with pytest.raises(PlatformError, match=r"torch 2\.10\.1\+cpu is too old.*torch>=2\.11"):
+        setup.find_torch()
+
+
+@pytest.mark.parametrize(
+    ("environ", "cores", "memory_gib", "expected"),
+    [
+        ({}, 8, 31.2, 8),
+        ({}, 8, 3.9, 3),
+        ({}, 8, 0.5, 1),
+        ({"MAX_JOBS": "5"}, 2, 2.0, 5),
+    ],
+)
+def test_job_count(environ: dict[str, str], cores: int, memory_gib: float, expected: int) -> None:
+    assert setup.job_count(environ, cores, memory_gib) == expected
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5"])
+def test_bad_max_jobs_is_refused(text: str) -> None:
+    with pytest.raises(PlatformError, match=f"MAX_JOBS is '{re.escape(text)}'"):
+        setup.job_count({"MAX_JOBS": text}, 2, 2.0)
+
+
+def test_without_compiler_the_build_succeeds_and_says_what_it_lacks(
+    tree: Path, tmp_path: Path
+) -> None:
+    result = build(tree, PATH=str(tmp_path), CXX="")
+    assert result.returncode == 0, result.stderr
+    assert "not built: CPU kernels" in result.stdout
+    assert "apt install g++" in result.stdout
+    assert not shared_object(tree).exists()
+
+
+def test_failing_compiler_is_an_error_with_its_output(tree: Path, tmp_path: Path) -> None:
+    compiler = program(tmp_path, "broken-c++", "echo 'error: out of registers' >&2; exit 1")
+    result = build(tree, CXX=str(compiler))
+    assert result.returncode != 0
+    assert "error: out of registers" in result.stdout + result.stderr
+    assert "did not compile" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not shared_object(tree).exists()
+
+
+@pytest.mark.skipif(not setup.find_compiler(os.environ), reason=NO_COMPILER)
+def test_build_repeats_only_what_a_changed_header_reaches(tree: Path) -> None:
+    first = build(tree)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert first.stdout.count("compile csrc/") == len(setup.units(os.uname().machine, TORCH, ""))
+    assert "built:     CPU kernels for portable" in first.stdout
+    assert shared_object(tree).is_file()
+
+    assert "no work to do" in build(tree).stdout
+
+    (tree / "csrc/answer.h").write_text("#define ANSWER 43\n")
+    again = build(tree).stdout
+    assert "compile csrc/module.cpp" in again
+    assert "compile csrc/operators.cpp" not in again
+
+
+def test_source_archive_holds_what_a_build_needs(tmp_path: Path) -> None:
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
+    command += ["sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    csrc = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
+    package = {"transformer_kernels/py.typed", "transformer_kernels/_C.pyi"}
+    assert csrc | package | {"setup.py", "pyproject.toml", "LICENSE"} <= names

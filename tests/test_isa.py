@@ -1,0 +1,90 @@
+"""The kernels of every instruction set that was built run the whole table of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import transformer_kernels as tk
+from transformer_kernels import _C
+from transformer_kernels.testing.cases import CASES, Case
+from transformer_kernels.testing.results import assert_case
+
+NEEDED = {
+    "portable": (),
+    "avx2": ("avx2", "fma", "f16c"),
+    "avx512": ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
+}
+
+
+def runs_here(name: str) -> bool:
+    features = _C.cpu_features()
+    return all(features.get(feature, False) for feature in NEEDED[name])
+
+
+@pytest.fixture(params=_C.built_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Forced for the test."""
+    name = str(request.param)
+    if not runs_here(name):
+        pytest.skip(f"this CPU lacks {name}")
+    _C.force_isa(name)
+    yield name
+    _C.force_isa("auto")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case, dtype: torch.dtype, isa: str) -> None:
+    assert _C.isa() == isa
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.name in ("all-masks", "gqa-everything", "primes")],
+    ids=str,
+)
+def test_other_dtypes(case: Case, dtype: torch.dtype, isa: str) -> None:
+    assert_case(case, dtype, "cpu")
+
+
+def test_dropout_bits_are_the_same(isa: str) -> None:
+    q, k, v = torch.zeros(1, 1, 65, 1), torch.zeros(1, 1, 200, 1), torch.eye(200)[None, None]
+    kept = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="cpu") != 0
+    reference = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="reference") != 0
+    assert torch.equal(kept, reference)
+
+
+def test_explain_names_it(isa: str) -> None:
+    x = torch.randn(1, 1, 2, 2)
+    assert isa in str(tk.explain(x, x, x))
+
+
+def test_built() -> None:
+    """Ascending, the portable kernels always among them; the best that runs here is in use."""
+    built = _C.built_isas()
+    assert built[0] == "portable"
+    assert built == [name for name in NEEDED if name in built]
+    assert _C.isa() == [name for name in built if runs_here(name)][-1]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="no kernels are built for 'sse9'"):
+        _C.force_isa("sse9")
+    assert _C.isa() in _C.built_isas()
+
+
+@pytest.mark.parametrize("bits", range(0, 1 << 16, 1 << 12))
+def test_every_half_goes_through_unchanged(bits: int, isa: str) -> None:
+    """One visible key: o = v, bit for bit, whatever v is; NaN stays NaN."""
+    for dtype in (torch.float16, torch.bfloat16):
+        v = torch.arange(bits, bits + (1 << 12)).to(torch.int16).view(dtype).reshape(-1, 1, 1, 64)
+        q = torch.zeros(v.shape[0], 1, 1, 8, dtype=dtype)
+        o = tk.attention(q, q, v, backend="cpu")
+        assert torch.equal(o.isnan(), v.isnan())
+        assert torch.equal(o[~v.isnan()], v[~v.isnan()])

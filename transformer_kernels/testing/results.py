@@ -1,0 +1,95 @@
+"""A case evaluated: by a backend, by plain torch, and exactly. Then the one comparison."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from transformer_kernels import philox
+from transformer_kernels.api import attention
+from transformer_kernels.bias import Alibi
+from transformer_kernels.testing.cases import Case, Inputs, inputs, plant
+from transformer_kernels.testing.plain import plain_attention
+from transformer_kernels.testing.tolerance import assert_within_rule
+
+SEED = -1234567890123456789
+"""of every case's dropout; it fills both words of the key"""
+
+Results = dict[str, Tensor]
+"""o, lse, and the gradients that the case has: dq, dk, dv, dbias, dsinks."""
+
+
+def by_backend(case: Case, x: Inputs, backend: str) -> Results:
+    """What `attention` makes of the case's inputs."""
+    o, lse = attention(
+        x.q, x.k, x.v,
+        mask=case.bound_mask(),
+        bias=_bias(case, x),
+        scale=case.scale,
+        softcap=case.softcap,
+        dropout_p=case.dropout_p,
+        seed=SEED,
+        sinks=x.sinks,
+        return_lse=True,
+        backend=backend,
+    )  # fmt: skip
+    return _with_gradients(x, o, lse)
+
+
+def by_plain_torch(case: Case, x: Inputs) -> Results:
+    """The textbook's maths, every step in the inputs' own dtype."""
+    kept: Tensor | None = None
+    if case.dropout_p > 0.0:
+        sizes = (case.B, case.H_q, case.M, case.N)
+        kept = philox.keep_mask(torch.tensor(SEED), *sizes, case.dropout_p)
+    o, lse = plain_attention(
+        x.q, x.k, x.v,
+        shown=case.shown(),
+        bias=_bias(case, x),
+        scale=case.scale,
+        softcap=case.softcap,
+        kept=kept,
+        dropout_p=case.dropout_p,
+        sinks=x.sinks,
+    )  # fmt: skip
+    return _with_gradients(x, o, lse)
+
+
+@functools.cache
+def expected(case: Case, dtype: torch.dtype) -> tuple[Results, Results]:
+    """(exact, plain): the reference in float64, and plain torch in `dtype`, on the same numbers.
+
+    lse is kept in the accumulation dtype by contract, so that is where plain torch computes it.
+    """
+    clean = inputs(case, dtype)
+    exact = by_backend(case, clean.to(torch.float64), "reference")
+    plain = by_plain_torch(case, clean)
+    if dtype in (torch.float16, torch.bfloat16):
+        plain["lse"] = by_plain_torch(case, clean.to(torch.float32))["lse"]
+    return exact, plain
+
+
+def assert_case(case: Case, dtype: torch.dtype, backend: str) -> None:
+    """The backend's o, lse and gradients are within the rule, hidden NaN or not."""
+    exact, plain = expected(case, dtype)
+    got = by_backend(case, plant(case, inputs(case, dtype)), backend)
+    assert got.keys() == exact.keys()
+    for name, value in got.items():
+        assert_within_rule(name, value, exact[name], plain[name])
+
+
+def _bias(case: Case, x: Inputs) -> Tensor | Alibi | None:
+    if case.alibi is not None and x.slopes is not None:
+        return Alibi(x.slopes, case.alibi)
+    return x.bias
+
+
+def _with_gradients(x: Inputs, o: Tensor, lse: Tensor) -> Results:
+    outputs, cotangents = [o], [x.do]
+    if x.dlse is not None:
+        outputs, cotangents = [o, lse], [x.do, x.dlse.to(lse.dtype)]
+    named = x.differentiable()
+    grads = torch.autograd.grad(outputs, list(named.values()), cotangents)
+    return {"o": o.detach(), "lse": lse.detach(), **dict(zip(named, grads, strict=True))}
