@@ -288,8 +288,11 @@ def test_inside_torchs_modules(make: Callable[[], nn.Module], masked: bool, trai
     torch.testing.assert_close(got[visible], expected[visible])
 
 
-def test_compiled_functions_follow_the_switch() -> None:
-    @torch.compile(backend="aot_eager", fullgraph=True)
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compiled_functions_follow_the_switch(compiler: str) -> None:
+    """Inductor also keeps compiled graphs on disk, under names that both attentions share."""
+
+    @torch.compile(backend=compiler, fullgraph=True)
     def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
