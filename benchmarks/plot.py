@@ -1,0 +1,44 @@
+"""Pictures of recorded rows: `python -m benchmarks.plot [CSV ...] [--out DIR]`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.record import RECORDED, ROOT, latest
+from transformer_kernels.bench import Row, read_rows
+from transformer_kernels.bench.pictures import plot_by_length, plot_by_visible
+
+
+def pictures(path: Path, out: Path, *, suffix: str) -> Iterator[Path]:
+    """Draws a CSV file of either suite, the last run of each case; yields the pictures' files."""
+    rows = latest(read_rows(path))
+    for suite, case, dtype in dict.fromkeys(map(_picture_of, rows)):
+        chosen = [row for row in rows if _picture_of(row) == (suite, case, dtype)]
+        name = "-".join(part for part in (suite, case, dtype) if part)
+        picture = out / f"{name}{suffix}"
+        (plot_by_visible if suite == "masks" else plot_by_length)(chosen, picture)
+        yield picture
+
+
+def _picture_of(row: Row) -> tuple[str, str, str]:
+    """Rows that agree in this go into one picture."""
+    return row.suite, "" if row.suite == "masks" else row.case, row.dtype
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
+    parser.add_argument("csv", nargs="*", type=Path, help="default: every recorded one")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "benchmarks", metavar="DIR")
+    parser.add_argument("--suffix", choices=(".png", ".svg"), default=".png")
+    args = parser.parse_args()
+    for path in args.csv or sorted(RECORDED.glob("*/*.csv")):
+        folder = args.out / path.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in pictures(path, folder, suffix=args.suffix):
+            print(picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Puts recorded figures into README.md: `python -m benchmarks.readme <device>`.
+
+The table between the two marks, and the pictures under docs/images, are made from the last run of
+each case in benchmarks/results/<device>; nothing in them is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.record import RECORDED, ROOT, latest
+from transformer_kernels.bench import Direction, Row, read_rows
+from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
+
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
+
+
+def shown_rows(device: str) -> list[Row]:
+    """Those of the README's table and picture: causal, float32."""
+    rows = latest(read_rows(RECORDED / device / "attention.csv"))
+    return [row for row in rows if (row.case, row.dtype) == ("causal", "float32")]
+
+
+def figures(rows: list[Row]) -> str:
+    """Markdown: what was measured where, and a table with a line a length and direction."""
+    first = rows[0]
+    lines = [
+        f"Causal, {first.dtype}, (B, H, S, D) = ({first.B}, {first.H_q}, S, {first.D}); "
+        f"{first.device}, {first.threads} threads, torch {first.torch}, {first.date[:10]}.",
+        "",
+        "| S | | naive bmm | torch SDPA | fused | over naive | over SDPA "
+        "| memory naive | fused | error naive | fused |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    found = {(row.N, row.direction, row.variant): row for row in rows}
+    for length in sorted({row.N for row in rows}):
+        for direction in DIRECTIONS:
+            naive, sdpa, fused = (found[length, direction, v] for v in ("naive", "sdpa", "cpu"))
+            cells = [
+                str(length),
+                TITLES[direction],
+                *(f"{row.median_ms:.1f} ms" for row in (naive, sdpa, fused)),
+                f"{naive.median_ms / fused.median_ms:.1f}x",
+                f"{sdpa.median_ms / fused.median_ms:.2f}x",
+                *(_mebibytes(row) for row in (naive, fused)),
+                *(f"{row.error:.0e}" for row in (naive, fused)),
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def put_between_marks(text: str, content: str) -> str:
+    """ValueError where the text lacks one of the marks."""
+    for mark in (BEGIN, END):
+        if text.count(mark) != 1:
+            raise ValueError(f"README.md must have one line {mark.strip()!r}")
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + content + END + rest.split(END)[1]
+
+
+def _mebibytes(row: Row) -> str:
+    return "–" if row.peak_mib is None else f"{row.peak_mib:.0f} MiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
+    parser.add_argument("device", help="a folder of benchmarks/results, such as xeon-amx")
+    device = parser.parse_args().device
+    rows = shown_rows(device)
+    readme, images = ROOT / "README.md", ROOT / "docs" / "images"
+    text = put_between_marks(readme.read_text(encoding="utf-8"), figures(rows))
+    readme.write_text(text, encoding="utf-8")
+    images.mkdir(parents=True, exist_ok=True)
+    plot_by_length([r for r in rows if r.direction in DIRECTIONS], images / "attention.svg")
+    masks = latest(read_rows(RECORDED / device / "masks.csv"))
+    plot_by_visible(masks, images / "masks.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What a run has measured, and where that goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from transformer_kernels.bench import Budget, Provenance, Row, append_rows, write_rows
+
+ROOT = Path(__file__).parents[1]
+RECORDED = ROOT / "benchmarks" / "results"
+UNRECORDED = ROOT / "build" / "benchmarks"
+
+
+class Recorder:
+    """Collects rows, and writes each suite's to a file of its own."""
+
+    def __init__(self, provenance: Provenance, budget: Budget, *, folder: Path, keep: bool) -> None:
+        """With `keep`, rows are added to the files in the folder; else they replace them."""
+        self.provenance = provenance
+        self.budget = budget
+        self._folder = folder
+        self._keep = keep
+        self.rows: list[Row] = []
+
+    def add(self, rows: Iterable[Row]) -> None:
+        self.rows.extend(rows)
+
+    def write(self) -> list[Path]:
+        """Makes or extends one file a suite, and returns the files."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for suite in dict.fromkeys(row.suite for row in self.rows):
+            path = self._folder / f"{suite}.csv"
+            rows = [row for row in self.rows if row.suite == suite]
+            (append_rows if self._keep else write_rows)(path, rows)
+            paths.append(path)
+        return paths
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
+    """Of every case and direction the rows of the last run that measured it."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = (row.suite, row.case, row.dtype, row.B, row.H_q, row.M, row.N, row.D, row.direction)
+        group = groups.setdefault(key, [])
+        if group and row.date > group[0].date:
+            group.clear()
+        if not group or row.date == group[0].date:
+            group.append(row)
+    return [row for group in groups.values() for row in group]
+
+
+def as_text(rows: Iterable[Row]) -> list[str]:
+    """One line a row, with a blank line between cases."""
+    lines: list[str] = []
+    before: tuple[object, ...] = ()
+    for row in rows:
+        here = (row.case, row.dtype, row.N, row.direction)
+        if here != before:
+            lines += ["", f"{row.case}, {row.dtype}, {row.M} x {row.N}, {row.direction}"]
+            before = here
+        peak = "" if row.peak_mib is None else f"{row.peak_mib:8.1f} MiB"
+        lines.append(
+            f"  {row.variant:8} {row.median_ms:9.3f} ms  ({row.p20_ms:.3f} .. {row.p80_ms:.3f})  "
+            f"{row.tflops:6.3f} TFLOP/s  {peak}  error {row.error:.1e}"
+        )
+    return lines

@@ -1,0 +1,19 @@
+"""The suite `masks`: time against the share of pairs that a mask shows."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.measure import CheckedCase, measure
+from benchmarks.record import Recorder
+from benchmarks.suites import case_id, mask_cases
+from transformer_kernels.bench import Direction
+
+
+@pytest.mark.parametrize("checked", mask_cases(), ids=case_id, indirect=True)
+@pytest.mark.parametrize("direction", ["fwd", "fwd+bwd"])
+def test_masks(
+    benchmark: BenchmarkFixture, recorder: Recorder, checked: CheckedCase, direction: Direction
+) -> None:
+    measure(benchmark, recorder, suite="masks", checked=checked, direction=direction)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from transformer_kernels.bench.provenance import Provenance, slug_of
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "machine", "slug"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8481C", "avx2 avx512f amx_bf16", "x86_64", "xeon-amx"),
+        ("AMD EPYC 7B13", "sse2 avx2", "x86_64", "epyc-avx2"),
+        ("AMD Ryzen 9 7950X 16-Core Processor", "avx2 avx512f", "x86_64", "ryzen-avx512"),
+        ("Common KVM processor", "sse2", "x86_64", "x86-64"),
+    ],
+)
+def test_a_slug_says_family_and_widest_instructions(
+    model: str, flags: str, machine: str, slug: str
+) -> None:
+    cpuinfo = f"processor\t: 0\nmodel name\t: {model}\nflags\t\t: fpu {flags}\n"
+    assert slug_of(cpuinfo, machine) == slug
+
+
+def test_without_cpuinfo_the_architecture_is_the_slug() -> None:
+    assert slug_of("", "aarch64") == "aarch64"
+
+
+def test_now_describes_this_process() -> None:
+    now = Provenance.now()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", now.date)
+    assert now.threads == torch.get_num_threads()
+    assert now.torch == torch.__version__
+    assert re.fullmatch(r"[a-z0-9-]+", now.device)

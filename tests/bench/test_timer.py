@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+
+from transformer_kernels.bench import Budget, Interleaver
+from transformer_kernels.bench.work import Prepare, Work
+
+
+class FakeClock:
+    """Time passes only where a piece of work says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def work(self, name: str, *, seconds: list[float], setup: float = 0.0) -> Prepare:
+        lasting = iter(seconds)
+
+        def run() -> None:
+            self.calls.append(name)
+            self.now += next(lasting)
+
+        def prepare() -> Work:
+            self.now += setup
+            return run
+
+        return prepare
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return FakeClock(monkeypatch)
+
+
+def test_variants_take_turns_and_each_round_starts_with_another(clock: FakeClock) -> None:
+    interleaver = Interleaver({name: clock.work(name, seconds=[1.0] * 3) for name in "abc"})
+    for _ in range(3):
+        interleaver.round()
+    assert "".join(clock.calls) == "abc" + "bca" + "cab"
+
+
+def test_times_are_medians_and_quantiles_in_milliseconds(clock: FakeClock) -> None:
+    laps = [0.004, 0.001, 0.005, 0.002, 0.003, 0.006]
+    interleaver = Interleaver({"a": clock.work("a", seconds=laps)})
+    for _ in laps:
+        interleaver.round()
+    timing = interleaver.timings()["a"]
+    assert timing.median_ms == pytest.approx(3.5)
+    assert (timing.p20_ms, timing.p80_ms) == pytest.approx((2.0, 5.0))
+    assert timing.rounds == 6
+
+
+def test_set_up_is_not_timed(clock: FakeClock) -> None:
+    interleaver = Interleaver({"a": clock.work("a", seconds=[0.001], setup=10.0)})
+    interleaver.round()
+    assert interleaver.timings()["a"].median_ms == pytest.approx(1.0)
+
+
+def test_warm_up_rounds_are_not_kept(clock: FakeClock) -> None:
+    interleaver = Interleaver({"a": clock.work("a", seconds=[100.0, 1.0, 1.0])})
+    timing = interleaver.run(Budget(seconds=0.0, fewest=2))["a"]
+    assert timing.p80_ms == pytest.approx(1000.0)
+    assert timing.rounds == 2
+
+
+@pytest.mark.parametrize(("round_seconds", "rounds"), [(0.1, 30), (10.0, 5), (1e-4, 50), (0.0, 50)])
+def test_a_budget_buys_rounds_within_its_bounds(round_seconds: float, rounds: int) -> None:
+    assert Budget(seconds=3.01, fewest=5, most=50).rounds(round_seconds) == rounds

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from transformer_kernels.bench import (
+    VARIANTS,
+    Case,
+    Direction,
+    Variant,
+    exact_outputs,
+    prepare_work,
+    run_once,
+    usable_variants,
+)
+from transformer_kernels.bench.cases import Inputs
+from transformer_kernels.mask import Mask
+
+MASKS = {
+    "full": None,
+    "causal": Mask.causal(),
+    "window": Mask.window(5, 1),
+    "padding": Mask.padding(torch.tensor([11, 3])),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
+def test_every_variant_computes_the_same(variant: Variant, mask: Mask | None) -> None:
+    case = Case(name="any", B=2, H_q=4, H_kv=2, M=13, N=17, D=8, D_v=6, mask=mask)
+    inputs = case.inputs()
+    outputs = run_once(variant.bind(case), inputs)
+    assert outputs.error(exact_outputs(case, inputs), "fwd+bwd") < 1e-5
+
+
+def test_an_unknown_variant_is_named() -> None:
+    with pytest.raises(ValueError, match=r"one of naive, sdpa, cpu, got 'flash'"):
+        usable_variants(["flash"])
+
+
+class Recorded:
+    """Attention that remembers how it was called."""
+
+    def __init__(self) -> None:
+        self.grad_modes: list[bool] = []
+        self.backward_calls = 0
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self.grad_modes.append(torch.is_grad_enabled())
+        o = q + k + v
+        if o.requires_grad:
+            o.register_hook(self._count)
+        return o
+
+    def _count(self, _grad: torch.Tensor) -> None:
+        self.backward_calls += 1
+
+
+@pytest.mark.parametrize(
+    ("direction", "before", "after"),
+    [("fwd", ([], 0), ([False], 0)), ("bwd", ([True], 0), ([True], 1)),
+     ("fwd+bwd", ([], 0), ([True], 1))],
+)  # fmt: skip
+def test_work_is_what_the_direction_says(
+    direction: Direction, before: tuple[list[bool], int], after: tuple[list[bool], int]
+) -> None:
+    attend = Recorded()
+    inputs = Inputs(*(torch.ones(1, 1, 2, 2) for _ in range(4)))
+    prepare = prepare_work(attend, inputs, direction)
+    work = prepare()
+    assert (attend.grad_modes, attend.backward_calls) == before
+    work()
+    assert (attend.grad_modes, attend.backward_calls) == after
+    prepare()()  # a fresh graph each time
+    assert attend.backward_calls == 2 * after[1]

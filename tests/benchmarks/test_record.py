@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.record import Recorder, as_text, latest
+from tests.bench.example import PROVENANCE, row
+from transformer_kernels.bench import Budget, read_rows
+
+
+@pytest.mark.parametrize(("keep", "after_two_runs"), [(True, 2), (False, 1)])
+def test_rows_are_added_or_replaced_in_a_file_a_suite(
+    keep: bool, after_two_runs: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "folder"
+    recorder = Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep)
+    recorder.add([row(), replace(row(), suite="masks")])
+    for _ in range(2):
+        assert recorder.write() == [folder / "attention.csv", folder / "masks.csv"]
+    for name in ("attention.csv", "masks.csv"):
+        assert len(read_rows(folder / name)) == after_two_runs
+
+
+def test_latest_keeps_the_last_run_of_each_case() -> None:
+    old = [row(), replace(row(), variant="naive"), replace(row(), N=8)]
+    new = [replace(one, date="2026-02-01T00:00:00Z") for one in old[:2]]
+    for order in (old + new, new + old):
+        assert sorted(map(repr, latest(order))) == sorted(map(repr, [*new, old[2]]))
+
+
+def test_text_has_a_line_a_row_under_a_line_a_case() -> None:
+    lines = as_text([row(), replace(row(), variant="naive"), replace(row(), direction="bwd")])
+    assert [line for line in lines if line.endswith(("fwd", "bwd"))] == [
+        "causal, float16, 4 x 4, fwd",
+        "causal, float16, 4 x 4, bwd",
+    ]
+    assert sum("2.000 ms  (1.500 .. 2.500)" in line for line in lines) == 3

@@ -1,0 +1,35 @@
+"""The measuring core that the demo and benchmarks/ share: cases, variants, time, memory, error."""
+
+from transformer_kernels.bench.accuracy import Outputs, exact_outputs, run_once
+from transformer_kernels.bench.cases import Case, Direction, Inputs
+from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
+from transformer_kernels.bench.provenance import Provenance, device_slug
+from transformer_kernels.bench.rows import Row, append_rows, make_row, read_rows, write_rows
+from transformer_kernels.bench.timer import Budget, Interleaver, Timing
+from transformer_kernels.bench.variants import VARIANTS, Variant, usable_variants
+from transformer_kernels.bench.work import prepare_work
+
+__all__ = [
+    "VARIANTS",
+    "Budget",
+    "Case",
+    "Direction",
+    "Inputs",
+    "Interleaver",
+    "Outputs",
+    "Provenance",
+    "Row",
+    "Timing",
+    "Variant",
+    "append_rows",
+    "device_slug",
+    "exact_outputs",
+    "make_row",
+    "memory_can_be_measured",
+    "peak_extra_bytes",
+    "prepare_work",
+    "read_rows",
+    "run_once",
+    "usable_variants",
+    "write_rows",
+]

@@ -1,0 +1,83 @@
+"""What is measured: sizes, a mask, and how much arithmetic and traffic that asks for at least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.mask import Mask
+
+Direction = Literal["fwd", "bwd", "fwd+bwd"]
+
+
+class Inputs(NamedTuple):
+    """Random normal tensors. Zeros would do as well for shapes, but not for time: sparse or
+    repeated values change branches, and power."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attention problem, with the same mask for every head."""
+
+    name: str
+    B: int = 1
+    H_q: int = 8
+    H_kv: int = 8
+    M: int
+    N: int
+    D: int = 64
+    D_v: int = 64
+    dtype: torch.dtype = torch.float32
+    mask: Mask | None = None
+    mask_name: str = "none"
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @cached_property
+    def visible(self) -> float:
+        """The share of the M x N pairs that the mask shows."""
+        if self.mask is None:
+            return 1.0
+        return float(self.mask.materialize(self.B, 1, self.M, self.N).double().mean())
+
+    def inputs(self, *, seed: int = 0) -> Inputs:
+        generator = torch.Generator().manual_seed(seed)
+        shapes = (
+            (self.B, self.H_q, self.M, self.D),
+            (self.B, self.H_kv, self.N, self.D),
+            (self.B, self.H_kv, self.N, self.D_v),
+            (self.B, self.H_q, self.M, self.D_v),
+        )
+        return Inputs(*(torch.randn(s, generator=generator).to(self.dtype) for s in shapes))
+
+    def operations(self, direction: Direction) -> float:
+        """Floating-point operations of the matrix products, over visible pairs only.
+
+        Forward: q kᵀ and p v. Backward: q kᵀ again, do vᵀ, pᵀ do, ds k, dsᵀ q.
+        """
+        pairs = 2.0 * self.B * self.H_q * self.M * self.N * self.visible
+        forward, backward = self.D + self.D_v, 3 * self.D + 2 * self.D_v
+        return pairs * _sum_over(direction, forward, backward)
+
+    def traffic(self, direction: Direction) -> float:
+        """Bytes of every input read once and every output written once."""
+        q, o = (self.B * self.H_q * self.M * width for width in (self.D, self.D_v))
+        k, v = (self.B * self.H_kv * self.N * width for width in (self.D, self.D_v))
+        forward = q + k + v + o
+        backward = 2 * (q + k + v + o)  # reads q, k, v, o and do; writes dq, dk, dv
+        return float(_sum_over(direction, forward, backward) * self.dtype.itemsize)
+
+
+def _sum_over(direction: Direction, forward: int, backward: int) -> int:
+    return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[direction]

@@ -1,0 +1,109 @@
+"""Pictures of rows, by matplotlib (extra `train`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_kernels.bench.cases import Direction
+from transformer_kernels.bench.rows import Row
+from transformer_kernels.bench.variants import VARIANTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {"naive": "#c44e52", "sdpa": "#8c8c8c", "cpu": "#4c72b0"}
+"""One a variant, the same in every picture."""
+
+TITLES: dict[Direction, str] = {
+    "fwd": "forward",
+    "bwd": "backward",
+    "fwd+bwd": "forward + backward",
+}
+
+
+def plot_by_length(rows: Sequence[Row], path: Path) -> None:
+    """Time and peak memory over the sequence length, of rows that differ in nothing else.
+
+    The file's ending chooses its format.
+    """
+    directions = [one for one in TITLES if any(row.direction == one for row in rows)]
+    figure, panels = new_figure(len(directions) + 1)
+    for axes, direction in zip(panels, directions, strict=False):
+        _draw(axes, _only(rows, direction), lambda row: row.N, lambda row: row.median_ms)
+        axes.set(title=TITLES[direction], ylabel="milliseconds")
+    with_memory = [row for row in _only(rows, directions[-1]) if row.peak_mib is not None]
+    _draw(panels[-1], with_memory, lambda row: row.N, lambda row: row.peak_mib or 0.0)
+    panels[-1].set(title=f"memory, {TITLES[directions[-1]]}", ylabel="MiB at the peak")
+    lengths = sorted({row.N for row in rows})
+    for axes in panels:
+        axes.set(xlabel="sequence length", xscale="log", yscale="log")
+        axes.minorticks_off()
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+    panels[0].legend()
+    save(figure, path)
+
+
+def plot_by_visible(rows: Sequence[Row], path: Path) -> None:
+    """Time over the share that the mask shows, of rows that differ in the mask and nothing else."""
+    directions = [one for one in TITLES if any(row.direction == one for row in rows)]
+    figure, panels = new_figure(len(directions))
+    for axes, direction in zip(panels, directions, strict=True):
+        chosen = _only(rows, direction)
+        _draw(axes, chosen, lambda row: row.visible, lambda row: row.median_ms, line="none")
+        axes.set(
+            title=TITLES[direction],
+            xlabel="share of query-key pairs that the mask shows",
+            ylabel="milliseconds",
+        )
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+    panels[0].legend()
+    save(figure, path)
+
+
+def new_figure(panels: int) -> tuple[Figure, list[Axes]]:
+    """A row of empty panels."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * panels, 3.6), layout="constrained", dpi=120)
+    grid = figure.subplots(1, panels, squeeze=False)
+    for axes in grid[0]:
+        axes.grid(alpha=0.3)
+    return figure, list(grid[0])
+
+
+def save(figure: Figure, path: Path) -> None:
+    """SVG files come out the same byte for byte from the same rows."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "transformer_kernels", "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _only(rows: Sequence[Row], direction: Direction) -> list[Row]:
+    return [row for row in rows if row.direction == direction]
+
+
+def _draw(
+    axes: Axes,
+    rows: Sequence[Row],
+    x: Callable[[Row], float],
+    y: Callable[[Row], float],
+    *,
+    line: str = "-",
+) -> None:
+    for variant in VARIANTS.values():
+        mine = sorted((row for row in rows if row.variant == variant.name), key=x)
+        if mine:
+            axes.plot(
+                [x(row) for row in mine],
+                [y(row) for row in mine],
+                color=COLOURS[variant.name],
+                label=variant.label,
+                linestyle=line,
+                marker="o",
+                markersize=4,
+            )

@@ -1,0 +1,149 @@
+"""Measurements as CSV: one row a case, direction and variant."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from transformer_kernels.bench.cases import Case, Direction
+from transformer_kernels.bench.provenance import Provenance
+from transformer_kernels.bench.timer import Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Its fields are the columns, in their order."""
+
+    date: str
+    commit: str
+    device: str
+    torch: str
+    triton: str
+    cuda: str
+    threads: int
+    suite: str
+    case: str
+    dtype: str
+    B: int
+    H_q: int
+    H_kv: int
+    M: int
+    N: int
+    D: int
+    D_v: int
+    mask: str
+    visible: float
+    """The share of M x N that the mask shows"""
+    dropout_p: float
+    direction: Direction
+    variant: str
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    tflops: float
+    """Of the visible pairs alone; see `Case.operations`"""
+    gbytes_s: float
+    """Inputs and outputs once; see `Case.traffic`"""
+    peak_mib: float | None
+    """See `peak_extra_bytes`; None where the system cannot tell"""
+    error: float
+    """The largest against float64, relative to the largest value"""
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def make_row(
+    provenance: Provenance,
+    *,
+    suite: str,
+    case: Case,
+    direction: Direction,
+    variant: str,
+    timing: Timing,
+    peak_bytes: int | None,
+    error: float,
+) -> Row:
+    seconds = timing.median_ms / 1e3
+    return Row(
+        **vars(provenance),
+        suite=suite,
+        case=case.name,
+        dtype=case.dtype_name,
+        B=case.B,
+        H_q=case.H_q,
+        H_kv=case.H_kv,
+        M=case.M,
+        N=case.N,
+        D=case.D,
+        D_v=case.D_v,
+        mask=case.mask_name,
+        visible=case.visible,
+        dropout_p=0.0,
+        direction=direction,
+        variant=variant,
+        median_ms=timing.median_ms,
+        p20_ms=timing.p20_ms,
+        p80_ms=timing.p80_ms,
+        tflops=case.operations(direction) / seconds / 1e12,
+        gbytes_s=case.traffic(direction) / seconds / 1e9,
+        peak_mib=None if peak_bytes is None else peak_bytes / 2**20,
+        error=error,
+    )
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """A new file with these rows; one of that name is replaced."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(map(_cells, rows))
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Adds rows to the file, which is made where it is missing.
+
+    ValueError where the file has other columns.
+    """
+    if not path.exists():
+        write_rows(path, rows)
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        header = tuple(next(csv.reader(file), ()))
+    if header != COLUMNS:
+        raise ValueError(f"{path} has other columns than these rows: {', '.join(header)}")
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(map(_cells, rows))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file that `write_rows` or `append_rows` wrote."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [_parse(record) for record in csv.DictReader(file)]
+
+
+def _cells(row: Row) -> list[str]:
+    """Numbers with four significant digits: the clock knows no more."""
+    cells = []
+    for value in vars(row).values():
+        if isinstance(value, float):
+            cells.append(f"{value:.4g}")
+        else:
+            cells.append("" if value is None else str(value))
+    return cells
+
+
+def _parse(record: dict[str, str]) -> Row:
+    values: dict[str, Any] = {}
+    for name, kind in get_type_hints(Row).items():
+        text = record[name]
+        if kind in (int, float):
+            values[name] = kind(text)
+        elif kind == float | None:
+            values[name] = float(text) if text else None
+        else:
+            values[name] = text
+    return Row(**values)
