@@ -26,6 +26,9 @@ class Window:
         high = None if self.right is None else d + self.right
         return low, high
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         offset = torch.arange(N, device=device)[None, :] - torch.arange(M, device=device)[:, None]
         low, high = self.diagonals(M, N)
@@ -46,6 +49,10 @@ class KeyRange:
 
     start: Tensor | None
     end: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        end = {"end": self.end}
+        return end if self.start is None else {"start": self.start} | end
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         j = torch.arange(N, device=device)
@@ -69,6 +76,9 @@ class Segments:
     q_ids: Tensor
     k_ids: Tensor
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {"q_ids": self.q_ids, "k_ids": self.k_ids}
+
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         return (self.q_ids[:, :, None] == self.k_ids[:, None, :])[:, None]
 
@@ -86,6 +96,9 @@ class Dense:
     """Visible where the bool tensor, broadcastable to (B, H, M, N), is True."""
 
     shown: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"shown": self.shown}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         return self.shown
@@ -105,6 +118,9 @@ class BlockSparse:
 
     layout: Tensor
     block_size: int
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"layout": self.layout}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         rows = self.layout.repeat_interleave(self.block_size, dim=1)[:, :M]

@@ -146,8 +146,7 @@ class Mask:
         return [
             (f"{type(constraint).__name__}.{field}", value)
             for constraint in self.constraints
-            for field, value in vars(constraint).items()
-            if isinstance(value, Tensor)
+            for field, value in constraint.tensors().items()
         ]
 
     def show(self, M: int, N: int | None = None, *, batch: int = 0, head: int = 0) -> str:

@@ -17,29 +17,30 @@ _COLOURS = {"naive": COLOURS["naive"], "fused": COLOURS["cpu"]}
 
 
 def plot_learning(learned: Mapping[str, Learned], path: Path) -> None:
-    """Loss of each batch by step, of held-out text by time; time and memory of a step as bars."""
+    """Loss by step, and averaged by time; time and memory of a step as bars."""
     figure, (by_step, by_time, milliseconds, memory) = new_figure(4)
     for index, (name, run) in enumerate(learned.items()):
-        rows = run.result.rows
-        validated = [row for row in rows if row.bits_per_byte is not None]
+        steps = [row.step for row in run.result.rows]
+        seconds = [row.seconds for row in run.result.rows]
+        bits = [row.train_loss / math.log(2) for row in run.result.rows]
         # The curves lie on each other: the first is drawn wide, and the next thin, above it.
         by_step.plot(
-            [row.step for row in rows],
-            [row.train_loss / math.log(2) for row in rows],
+            steps,
+            bits,
             color=_COLOURS[name],
             label=name,
             linewidth=1.0 if index else 4.0,
         )
         by_time.plot(
-            [row.seconds for row in validated],
-            [row.bits_per_byte or 0.0 for row in validated],
+            _averages(seconds),
+            _averages(bits),
             color=_COLOURS[name],
             label=name,
             marker="o",
             markersize=4,
         )
-    by_step.set(title="the same losses", xlabel="step", ylabel="bits per byte, each batch")
-    by_time.set(title="sooner", xlabel="seconds of training", ylabel="bits per byte, held out")
+    by_step.set(title="the same losses", xlabel="step", ylabel="bits per byte")
+    by_time.set(title="sooner", xlabel="seconds of training", ylabel="bits per byte, averages")
     by_step.legend()
     _bars(
         milliseconds,
@@ -53,6 +54,15 @@ def plot_learning(learned: Mapping[str, Learned], path: Path) -> None:
         {name: peak / 2**20 for name, peak in peaks.items()},
     )
     save(figure, path)
+
+
+def _averages(values: list[float]) -> list[float]:
+    """Of 20 runs of consecutive values, or of fewer where there are few."""
+    size = -(-len(values) // 20)
+    return [
+        sum(part) / len(part)
+        for part in (values[start : start + size] for start in range(0, len(values), size))
+    ]
 
 
 def _bars(axes: Axes, title: str, values: Mapping[str, float]) -> None:

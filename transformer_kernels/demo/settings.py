@@ -35,9 +35,9 @@ FULL = DemoSettings(
     heads=8,
     width=64,
     budget=Budget(seconds=3.0, most=30),
-    speed_seconds=150.0,
+    speed_seconds=120.0,
     training=replace(PRESETS["demo"], steps=500, eval_every=100),
-    training_seconds=150.0,
+    training_seconds=140.0,
     prompt=b"def ",
     sample_bytes=400,
 )
