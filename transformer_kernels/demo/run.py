@@ -34,10 +34,10 @@ def run_demo(settings: DemoSettings, out: Path) -> None:
     OSError where the folder is not there or cannot be written.
     """
     console = Console(highlight=False)
-    console.print(str(info()), markup=False)
+    console.print(str(info()), markup=False, soft_wrap=True)
     unavailable = ops.why_unavailable()
     if unavailable is not None:
-        console.print(f"\nNo fused attention below: {unavailable}", markup=False)
+        console.print(f"\nNo fused attention: {unavailable}", markup=False, soft_wrap=True)
     _show_speed(settings, out, console)
     _show_learning(settings, out, console, ("naive",) if unavailable else ("naive", "fused"))
     console.print("\nFiles:")

@@ -27,7 +27,7 @@ class DemoSettings:
     """Both runs together; steps that would begin later are left out."""
     prompt: bytes
     sample_bytes: int
-    temperature: float = 0.8
+    temperature: float = 0.7
 
 
 FULL = DemoSettings(
