@@ -65,17 +65,16 @@ class Isa:
 
 # Ascending, and so are the objects on the link line: of an inline function that several of them
 # carry the linker keeps the first, which must run on every machine.
+AVX512_FLAGS = (
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
+    "-mprefer-vector-width=512",  # compilers default to 256 bits
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 means its own immintrin.h
+)
 ISAS = (
     Isa("portable", (), EVERY_MACHINE),
     Isa("avx2", ("-mavx2", "-mfma", "-mf16c"), X86_64),
-    Isa(
-        "avx512",
-        (
-            *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
-            "-mprefer-vector-width=512",  # compilers default to 256 bits
-        ),
-        X86_64,
-    ),
+    Isa("avx512", AVX512_FLAGS, X86_64),
+    Isa("amx", (*AVX512_FLAGS, "-mamx-tile", "-mamx-bf16"), X86_64),
 )
 
 
@@ -109,15 +108,17 @@ def units(machine: str, torch: Torch, pybind11_include: str) -> tuple[Unit, ...]
     isas = isas_for(machine)
     minimum = ".".join(map(str, MINIMUM_TORCH))
     major, minor = MINIMUM_TORCH
+    python = ("-isystem", sysconfig.get_path("include"))
     return (
         Unit(
             "csrc/module.cpp",
             (
-                *("-isystem", sysconfig.get_path("include"), "-isystem", pybind11_include),
+                *(*python, "-isystem", pybind11_include),
                 f'-DTK_TORCH_VERSION="{torch.version}"',
                 f'-DTK_MINIMUM_TORCH_VERSION="{minimum}"',
             ),
         ),
+        Unit("csrc/direct.cpp", python),
         Unit(
             "csrc/operators.cpp",
             (
@@ -126,6 +127,8 @@ def units(machine: str, torch: Torch, pybind11_include: str) -> tuple[Unit, ...]
                 f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000",
             ),
         ),
+        Unit("csrc/run.cpp"),
+        Unit("csrc/memory.cpp"),
         Unit("csrc/cpu/dispatch.cpp", tuple(f"-DTK_HAVE_{isa.name.upper()}" for isa in isas)),
         *(
             Unit("csrc/cpu/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)

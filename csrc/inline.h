@@ -3,3 +3,5 @@
 #pragma once
 
 #define TK_INLINE static inline __attribute__((always_inline))
+#define TK_INLINE_METHOD inline __attribute__((always_inline))
+#define TK_INLINE_LAMBDA __attribute__((always_inline))

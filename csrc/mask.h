@@ -10,7 +10,7 @@
 namespace tk {
 
 // Queries and keys a side of one entry of the block summary (SUMMARY_BLOCK in ops.py).
-constexpr int64_t kSummaryBlock = 64;
+constexpr int64_t kSummaryBlock = 64;  // as many as a word has bits
 
 enum class Visible : uint8_t { kNone, kSome, kAll };
 
@@ -75,6 +75,39 @@ TK_INLINE void row_flags(const MaskParams& mask, int64_t M, int64_t N, int64_t b
     const uint8_t* row = mask.layout + h * stride[0] + i / mask.block_size * stride[1];
     for (int64_t c = 0; c < columns; ++c) flags[c] &= row[(j0 + c) / mask.block_size * stride[2]];
   }
+}
+
+// Bit c: flags[c], which are 0 or 1. `columns` is at most 64.
+TK_INLINE uint64_t bits_of(const uint8_t* flags, int64_t columns) {
+  uint64_t bits = 0;
+  int64_t c = 0;
+  for (; c + 8 <= columns; c += 8) {
+    uint64_t eight;
+    __builtin_memcpy(&eight, flags + c, 8);
+    // Byte n's lowest bit moves to bit 56 + n; no two of the products meet.
+    bits |= (eight * 0x0102040810204080u) >> 56 << c;
+  }
+  for (; c < columns; ++c) bits |= static_cast<uint64_t>(flags[c]) << c;
+  return bits;
+}
+
+// Bits first .. last - 1, of 64; none where last <= first.
+TK_INLINE uint64_t bit_range(int64_t first, int64_t last) {
+  first = first < 0 ? 0 : first;
+  last = last > 64 ? 64 : last;
+  return last <= first ? 0 : ~uint64_t{0} >> (64 - last + first) << first;
+}
+
+// Bit c: whether query i may see key j0 + c. j0 is a multiple of kSummaryBlock.
+TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                                int64_t i, int64_t j0) {
+  const KeyInterval keys = row_interval(mask, N, b, i);
+  const uint64_t bits = bit_range(keys.begin - j0, keys.end - j0);
+  if (!bits || !needs_flags(mask)) return bits;
+  const int64_t columns = N - j0 < kSummaryBlock ? N - j0 : kSummaryBlock;
+  uint8_t flags[kSummaryBlock];
+  row_flags(mask, M, N, b, h, i, j0, columns, flags);
+  return bits & bits_of(flags, columns);
 }
 
 }  // namespace tk

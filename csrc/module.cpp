@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "cpu/dispatch.h"
+#include "direct.h"
+#include "memory.h"
 
 namespace py = pybind11;
 
@@ -48,4 +50,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("built_isas", &tk::cpu::built_isas);
   module.def("isa", &tk::cpu::isa);
   module.def("force_isa", &tk::cpu::force_isa, py::arg("name"), py::pos_only());
+  module.def("release_workspace", &tk::Workspace::release);
+  module.def("want_poison", &tk::want_poison, py::arg("wanted"), py::pos_only());
+  module.def("poisoned_bytes", &tk::poisoned_bytes);
+  if (!tk::add_direct_functions(module.ptr())) throw py::error_already_set();
 }

@@ -6,14 +6,16 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
 #include <optional>
-#include <string>
+#include <span>
 #include <tuple>
 #include <vector>
 
 #include "cpu/dispatch.h"
-#include "key_use.h"
 #include "mask.h"
+#include "memory.h"
+#include "run.h"
 
 namespace {
 
@@ -41,10 +43,6 @@ void launch(int64_t count, void (*body)(void*, int64_t), void* context) {
   });
 }
 
-tk::cpu::Workers workers() {
-  return {static_cast<int64_t>(torch::stable::get_num_threads()), &launch};
-}
-
 tk::DType dtype_of(const Tensor& x) {
   switch (x.scalar_type()) {
     case ScalarType::Half:
@@ -64,39 +62,46 @@ ScalarType statistics_dtype(const Tensor& q) {
   return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// Dimensions of size 1 get stride 0: they may stand for any index.
-Strided strided(const Tensor& x) {
+tk::View view(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() == 4 && x.is_cpu(), "expected a CPU tensor of four dimensions");
-  Strided s{x.data_ptr(), {}};
-  for (int64_t d = 0; d < 4; ++d) s.stride[d] = x.size(d) == 1 ? 0 : x.stride(d);
-  return s;
+  return {x.data_ptr(), dtype_of(x), x.sizes().data(), x.strides().data()};
 }
 
-Tensor empty_on_cpu(std::vector<int64_t> sizes, ScalarType dtype) {
-  return torch::stable::empty(sizes, dtype);
+Strided strided(const Tensor& x) { return tk::strided(view(x)); }
+
+// By torch's C function: by name, through the dispatcher, an allocation takes three times as long.
+Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                     ScalarType dtype) {
+  AtenTensorHandle made;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
+      aoti_torch_device_type_cpu(), 0, &made));
+  const Tensor x(made);
+  int64_t bytes;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(made, &bytes));
+  tk::poison(x.data_ptr(), static_cast<size_t>(bytes));
+  return x;
+}
+
+Tensor empty(std::span<const int64_t> sizes, ScalarType dtype) {
+  std::array<int64_t, 4> strides;
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) {
+    strides[d] = stride;
+  }
+  return empty_strided(sizes, std::span(strides).first(sizes.size()), dtype);
 }
 
 // (B, H, L, width) with x's order of heads and sequence in memory.
 Tensor empty_like_layout(const Tensor& x, int64_t width) {
-  const int64_t B = x.size(0), H = x.size(1), L = x.size(2);
-  if (x.stride(1) < x.stride(2)) {
-    return torch::stable::transpose(empty_on_cpu({B, L, H, width}, x.scalar_type()), 1, 2);
-  }
-  return empty_on_cpu({B, H, L, width}, x.scalar_type());
+  const int64_t H = x.size(1), L = x.size(2);
+  const std::array<int64_t, 4> sizes{x.size(0), H, L, width};
+  if (x.stride(1) >= x.stride(2)) return empty(sizes, x.scalar_type());
+  const int64_t row = std::max<int64_t>(width, 1), heads = std::max<int64_t>(H, 1);
+  const std::array<int64_t, 4> strides{std::max<int64_t>(L, 1) * heads * row, row, heads * row, 1};
+  return empty_strided(sizes, strides, x.scalar_type());
 }
-
-struct Workspace {
-  explicit Workspace(size_t bytes)
-      : storage(empty_on_cpu({static_cast<int64_t>(bytes + kAlignment)}, ScalarType::Byte)) {}
-
-  void* aligned() const {
-    const auto address = reinterpret_cast<uintptr_t>(storage.data_ptr());
-    return reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
-  }
-
-  static constexpr size_t kAlignment = 64;
-  Tensor storage;
-};
 
 const int64_t* integers(const Tensor& x, std::initializer_list<int64_t> shape) {
   bool fits = x.scalar_type() == ScalarType::Long && x.is_cpu() && x.is_contiguous() &&
@@ -117,13 +122,11 @@ const uint8_t* booleans(const Tensor& x, int64_t dims) {
 struct Call {
   Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_EXTRAS);
 
-  void set_sizes(const Tensor& q, const Tensor& k, const Tensor& v);
   void set_mask(int64_t low, int64_t high, int64_t block_size);
   void set_scores(const Optional& bias, const Optional& slopes, const Optional& seed);
 
   tk::Problem problem{};
   std::vector<Tensor> kept;
-  std::vector<uint8_t> key_used;
   Optional key_start, key_end, q_segments, k_segments, dense, layout;
 };
 
@@ -136,29 +139,14 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_EXTRAS)
       k_segments(contiguous(k_segments)),
       dense(std::move(dense)),
       layout(std::move(layout)) {
-  set_sizes(q, k, v);
+  STD_TORCH_CHECK(tk::set_tensors(problem, view(q), view(k), view(v)),
+                  "q, k and v do not fit together");
   set_mask(diagonal_low, diagonal_high, block_size);
   problem.score.scale = scale;
   problem.score.softcap = softcap;
   problem.score.alibi_offset = alibi_offset;
   problem.dropout.p = dropout_p;
   set_scores(bias, alibi_slopes, seed);
-  key_used = tk::used_keys(problem);
-  problem.key_used = key_used.empty() ? nullptr : key_used.data();
-}
-
-void Call::set_sizes(const Tensor& q, const Tensor& k, const Tensor& v) {
-  tk::Problem& p = problem;
-  p.dtype = dtype_of(q);
-  p.q = strided(q);
-  p.k = strided(k);
-  p.v = strided(v);
-  p.B = q.size(0), p.H_q = q.size(1), p.M = q.size(2), p.D = q.size(3);
-  p.H_kv = k.size(1), p.N = k.size(2), p.D_v = v.size(3);
-  const bool fits = k.size(0) == p.B && v.size(0) == p.B && v.size(1) == p.H_kv &&
-                    v.size(2) == p.N && k.size(3) == p.D && p.H_kv > 0 && p.H_q % p.H_kv == 0 &&
-                    k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type();
-  STD_TORCH_CHECK(fits, "q, k and v do not fit together");
 }
 
 void Call::set_mask(int64_t low, int64_t high, int64_t block_size) {
@@ -224,9 +212,9 @@ void Call::set_scores(const Optional& bias, const Optional& slopes, const Option
 
 // (B or 1, H_q or 1, row blocks, column blocks): 1 where the mask does not depend on it. Empty when
 // diagonals and key ranges say it all. `_summary_shape` in ops.py tells the same.
-std::vector<int64_t> summary_shape(const Call& call) {
+Tensor empty_summary(const Call& call) {
   const tk::Problem& p = call.problem;
-  if (!tk::needs_flags(p.mask)) return {0};
+  if (!tk::needs_flags(p.mask)) return empty(std::array<int64_t, 1>{0}, ScalarType::Byte);
   int64_t B = call.q_segments ? p.B : 1, H = 1;
   if (call.dense) {
     B = std::max(B, call.dense->size(0));
@@ -234,7 +222,7 @@ std::vector<int64_t> summary_shape(const Call& call) {
   }
   if (call.layout) H = std::max(H, call.layout->size(0));
   const auto blocks = [](int64_t n) { return (n + tk::kSummaryBlock - 1) / tk::kSummaryBlock; };
-  return {B, H, blocks(p.M), blocks(p.N)};
+  return empty(std::array<int64_t, 4>{B, H, blocks(p.M), blocks(p.N)}, ScalarType::Byte);
 }
 
 void use_summary(Call& call, const Tensor& summary) {
@@ -253,41 +241,38 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor 
   Call call(q, k, v, bias, alibi_slopes, seed, key_start, key_end, q_segments, k_segments, dense,
             layout, scale, softcap, dropout_p, diagonal_low, diagonal_high, block_size,
             alibi_offset);
-  const tk::cpu::Kernels& kernels = tk::cpu::kernels();
-  const tk::cpu::Workers threads = workers();
   const tk::Problem& p = call.problem;
 
-  Tensor summary = empty_on_cpu(summary_shape(call), ScalarType::Byte);
+  Tensor summary = empty_summary(call);
   use_summary(call, summary);
   if (p.mask.summary) {
-    kernels.summarize(p.mask, summary.size(0), summary.size(1), p.M, p.N, threads);
+    tk::cpu::kernels().summarize(p.mask, summary.size(0), summary.size(1), p.M, p.N, tk::workers());
   }
   Tensor o = empty_like_layout(q, p.D_v);
-  Tensor lse = empty_on_cpu({p.B, p.H_q, p.M}, statistics_dtype(q));
+  Tensor lse = empty(std::array<int64_t, 3>{p.B, p.H_q, p.M}, statistics_dtype(q));
   tk::ForwardParams params{};
   static_cast<tk::Problem&>(params) = p;
   params.o = strided(o);
   params.lse = lse.data_ptr();
-  const Workspace workspace(kernels.forward_workspace(params, threads));
-  kernels.forward(params, threads, workspace.aligned());
+  tk::run_forward(params);
   return {o, lse, summary};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Optional dlse, Tensor q,
                                                               Tensor k, Tensor v, Tensor o,
-                                                              Tensor lse, Tensor block_summary,
+                                                              Tensor lse, Optional block_summary,
                                                               TK_EXTRAS, bool bias_needs_grad) {
   Call call(q, k, v, bias, alibi_slopes, seed, key_start, key_end, q_segments, k_segments, dense,
             layout, scale, softcap, dropout_p, diagonal_low, diagonal_high, block_size,
             alibi_offset);
-  use_summary(call, block_summary);
-  const tk::cpu::Kernels& kernels = tk::cpu::kernels();
-  const tk::cpu::Workers threads = workers();
+  STD_TORCH_CHECK(block_summary || !tk::needs_flags(call.problem.mask),
+                  "the block summary is missing");
+  if (block_summary) use_summary(call, *block_summary);
 
   Tensor dq = empty_like_layout(q, q.size(3));
   Tensor dk = empty_like_layout(k, k.size(3));
   Tensor dv = empty_like_layout(v, v.size(3));
-  Tensor dbias = empty_on_cpu({0}, q.scalar_type());
+  Tensor dbias = empty(std::array<int64_t, 1>{0}, q.scalar_type());
   tk::BackwardParams params{};
   static_cast<tk::Problem&>(params) = call.problem;
   params.o = strided(o);
@@ -301,24 +286,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Option
   params.dlse = dlse_rows ? dlse_rows->data_ptr() : nullptr;
   if (bias_needs_grad) {
     STD_TORCH_CHECK(bias, "there is no bias to give a gradient");
-    std::vector<int64_t> sizes(bias->sizes().begin(), bias->sizes().end());
-    dbias = empty_on_cpu(sizes, bias->scalar_type());
+    std::copy_n(bias->sizes().data(), 4, params.bias_size);
+    dbias = empty(params.bias_size, bias->scalar_type());
     params.dbias = strided(dbias);
-    std::copy(sizes.begin(), sizes.end(), params.bias_size);
   }
-  const Workspace workspace(kernels.backward_workspace(params, threads));
-  kernels.backward(params, threads, workspace.aligned());
+  tk::run_backward(params);
   return {dq, dk, dv, dbias};
 }
 
 }  // namespace
+
+tk::cpu::Workers tk::workers() {
+  return {static_cast<int64_t>(torch::stable::get_num_threads()), &launch};
+}
 
 STABLE_TORCH_LIBRARY(transformer_kernels, m) {
   m.def("attention_forward(Tensor q, Tensor k, Tensor v, " TK_EXTRAS_SCHEMA
         ") -> (Tensor o, Tensor lse, Tensor block_summary)");
   m.def(
       "attention_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, "
-      "Tensor lse, Tensor block_summary, " TK_EXTRAS_SCHEMA
+      "Tensor lse, Tensor? block_summary, " TK_EXTRAS_SCHEMA
       ", bool bias_needs_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)");
 }
 

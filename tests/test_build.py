@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
     (root / "setup.py").write_text((ROOT / "setup.py").read_text())
     (root / "csrc/answer.h").write_text("#define ANSWER 42\n")
     (root / "csrc/module.cpp").write_text('#include "answer.h"\nint module() { return ANSWER; }\n')
-    for name in ("operators", "cpu/dispatch", "cpu/kernels"):
+    for name in ("direct", "operators", "run", "memory", "cpu/dispatch", "cpu/kernels"):
         (root / f"csrc/{name}.cpp").write_text("\n")
     return root
 
@@ -57,7 +57,7 @@ def shared_object(tree: Path) -> Path:
 
 def test_kernels_are_compiled_once_for_each_instruction_set() -> None:
     variants = [unit.variant for unit in setup.units("x86_64", TORCH, "") if unit.variant]
-    assert variants == ["portable", "avx2", "avx512"]
+    assert variants == ["portable", "avx2", "avx512", "amx"]
     assert [isa.name for isa in setup.isas_for("aarch64")] == ["portable"]
 
 

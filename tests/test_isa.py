@@ -12,11 +12,9 @@ from transformer_kernels import _C
 from transformer_kernels.testing.cases import CASES, Case
 from transformer_kernels.testing.results import assert_case
 
-NEEDED = {
-    "portable": (),
-    "avx2": ("avx2", "fma", "f16c"),
-    "avx512": ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
-}
+AVX2 = ("avx2", "fma", "f16c")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+NEEDED = {"portable": (), "avx2": AVX2, "avx512": AVX512, "amx": (*AVX512, "amx_bf16")}
 
 
 def runs_here(name: str) -> bool:

@@ -2,6 +2,8 @@
 
 from typing import Literal, TypedDict
 
+from torch import Tensor
+
 class BuildInfo(TypedDict):
     compiler: str
     cxx_standard: str
@@ -27,3 +29,45 @@ def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> N
 
     Raises ValueError if it was not built or this CPU lacks it.
     """
+
+def direct_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: int | None,
+    right: int | None,
+    bottom_right: bool,
+    scale: float | None,
+    grouped: bool,
+    o: Tensor,
+    lse: Tensor | None,
+    /,
+) -> bool:
+    """Writes o, and lse if given. False if it declines: then nothing has happened."""
+
+def direct_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    left: int | None,
+    right: int | None,
+    bottom_right: bool,
+    scale: float | None,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    /,
+) -> bool:
+    """Writes dq, dk and dv. False if it declines: then nothing has happened."""
+
+def release_workspace() -> None:
+    """Free the scratch memory that is kept from call to call (csrc/memory.h)."""
+
+def want_poison(wanted: bool, /) -> None:
+    """Whether the operators' outputs and scratch memory start out as NaN; for tests."""
+
+def poisoned_bytes() -> int:
+    """How much memory has started out as NaN so far."""

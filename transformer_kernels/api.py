@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from transformer_kernels import dispatch
+from transformer_kernels import direct, dispatch
 from transformer_kernels.autocast import cast_for_autocast, without_autocast
 from transformer_kernels.bias import Alibi
 from transformer_kernels.mask import Mask
@@ -93,6 +93,19 @@ def attention(
 
     Source: docs/attention.md; Dao et al. 2022, arXiv:2205.14135.
     """
+    if (
+        bias is None
+        and softcap is None
+        and seed is None
+        and sinks is None
+        and type(dropout_p) is float
+        and dropout_p == 0.0
+        and not return_lse
+        and backend in ("auto", "cpu")
+    ):
+        plain_o = direct.attend(q, k, v, mask, scale)
+        if plain_o is not None:
+            return plain_o
     q, k, v = cast_for_autocast(q, k, v)
     problem, extras = build_problem(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
     chosen = dispatch.choose(problem, backend)

@@ -75,12 +75,29 @@ class FusedAttention(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         q, k, v, o, lse, block_summary, *extras = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        bias_needs_grad = ctx.needs_input_grad[5]
-        dq, dk, dv, dbias = FusedAttentionBackward.apply(  # type: ignore[no-untyped-call]
-            ctx.kernels, ctx.problem, bias_needs_grad, do, dlse, q, k, v, o, lse, block_summary,
-            *extras,
-        )  # fmt: skip
-        return None, None, dq, dk, dv, dbias, *(None,) * (len(extras) - 1)
+        saved = SavedForBackward(q, k, v, o, lse, block_summary)
+        grads = first_order(
+            ctx.kernels, ctx.problem, do, dlse, saved, Extras(*extras), ctx.needs_input_grad[5]
+        )
+        return None, None, *grads, *(None,) * (len(extras) - 1)
+
+
+def first_order(
+    kernels: FusedKernels,
+    problem: AttentionProblem,
+    do: Tensor,
+    dlse: Tensor | None,
+    saved: SavedForBackward,
+    extras: Extras,
+    bias_needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(dq, dk, dv, dbias), with a graph of their own under `create_graph=True`."""
+    if torch.is_grad_enabled():
+        grads: tuple[Tensor, Tensor, Tensor, Tensor | None] = FusedAttentionBackward.apply(  # type: ignore[no-untyped-call]
+            kernels, problem, bias_needs_grad, do, dlse, *saved, *extras
+        )
+        return grads
+    return kernels.backward(do, dlse, saved, extras, problem, bias_needs_grad=bias_needs_grad)
 
 
 class FusedAttentionBackward(torch.autograd.Function):
@@ -99,7 +116,7 @@ class FusedAttentionBackward(torch.autograd.Function):
         v: Tensor,
         o: Tensor,
         lse: Tensor,
-        block_summary: Tensor,
+        block_summary: Tensor | None,
         *extras: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         ctx.save_for_backward(do, dlse, q, k, v, *extras)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
 
-from transformer_kernels import ops
+from transformer_kernels import direct, ops
 from transformer_kernels.api import attention
 from transformer_kernels.mask import Mask
 from transformer_kernels.validate import DTYPES
+
+_CAUSAL = Mask.causal()
 
 
 def scaled_dot_product_attention(
@@ -44,6 +46,9 @@ def scaled_dot_product_attention(
     Returns:
         (..., H_q, M, D_v). Rows that see no key are 0.
     """
+    plain_o = _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if plain_o is not None:
+        return plain_o
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask must be None when is_causal=True, got a mask")
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -61,9 +66,25 @@ def scaled_dot_product_attention(
     lead, (q, k, v) = _four_dimensional(query, key, value, enable_gqa)
     mask, bias = _mask_or_bias(attn_mask, lead, q, k)
     if is_causal:
-        mask = Mask.causal()
+        mask = _CAUSAL
     o = attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
     return o.reshape(*lead, *o.shape[-2:])
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor | None:
+    """The result of a call that can go straight to the kernels; None for any other."""
+    if attn_mask is not None or type(dropout_p) is not float or dropout_p != 0.0:
+        return None
+    return direct.attend(query, key, value, _CAUSAL if is_causal else None, scale, enable_gqa)
 
 
 def _heads(x: Tensor) -> int:
@@ -187,6 +208,9 @@ def _replacement(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    plain_o = _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if plain_o is not None:
+        return plain_o
     reason = _why_not(query, key, value, enable_gqa)
     if reason is None:
         return scaled_dot_product_attention(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer_kernels.problem import AttentionProblem
+from transformer_kernels.problem import AttentionProblem, Extras
 
 SUMMARY_BLOCK = 64
 """Queries and keys a side of one entry of the block summary; kSummaryBlock in csrc/mask.h."""
@@ -32,9 +32,30 @@ def numbers(problem: AttentionProblem) -> Numbers:
     )
 
 
+def needs_summary(extras: Extras) -> bool:
+    """Whether the mask has constraints that the block summary speaks of; it is empty otherwise."""
+    return not (extras.q_segments is None and extras.dense is None and extras.layout is None)
+
+
 def why_unavailable() -> str | None:
     """The reason when the extension could not be loaded, else None."""
     return _UNAVAILABLE
+
+
+def want_poison(wanted: bool) -> None:
+    """Whether memory that the kernels are given starts out as NaN; for tests."""
+    if _UNAVAILABLE is None:
+        from transformer_kernels import _C
+
+        _C.want_poison(wanted)
+
+
+def release_workspace() -> None:
+    """Frees the scratch memory that the kernels keep from call to call (csrc/memory.h)."""
+    if _UNAVAILABLE is None:
+        from transformer_kernels import _C
+
+        _C.release_workspace()
 
 
 def _forward_fake(
@@ -57,7 +78,7 @@ def _backward_fake(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    block_summary: Tensor,
+    block_summary: Tensor | None,
     bias: Tensor | None,
     *rest: Tensor | float | int | bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

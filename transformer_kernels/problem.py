@@ -67,4 +67,4 @@ class SavedForBackward(NamedTuple):
     v: Tensor
     o: Tensor
     lse: Tensor
-    block_summary: Tensor
+    block_summary: Tensor | None

@@ -85,18 +85,25 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(
                 f"q, k and v must be on one device, got {name} on {x.device}, q on {q.device}"
             )
-    B, H_q, _, D = q.shape
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if k.shape[0] != B or v.shape[0] != B:
-        raise ValueError(f"q, k and v must share the batch size, got {shapes}")
-    if k.shape[1:3] != v.shape[1:3]:
-        raise ValueError(f"k and v must share heads and length, got {shapes}")
-    if k.shape[3] != D:
-        raise ValueError(f"q and k must share the width D, got {shapes}")
-    if k.shape[1] == 0 or H_q % k.shape[1] != 0 or H_q == 0:
-        raise ValueError(f"q's heads must be a positive multiple of k's, got {shapes}")
-    if D == 0 or v.shape[3] == 0:
-        raise ValueError(f"the widths D and D_v must be at least 1, got {shapes}")
+    rule = _broken_shape_rule(q, k, v)
+    if rule is not None:
+        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        raise ValueError(f"{rule}, got {shapes}")
+
+
+def _broken_shape_rule(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    (B, H_q, _, D), (B_k, H_kv, N, D_k), (B_v, H_v, N_v, D_v) = q.shape, k.shape, v.shape
+    if B_k != B or B_v != B:
+        return "q, k and v must share the batch size"
+    if H_kv != H_v or N_v != N:
+        return "k and v must share heads and length"
+    if D_k != D:
+        return "q and k must share the width D"
+    if H_kv == 0 or H_q % H_kv != 0 or H_q == 0:
+        return "q's heads must be a positive multiple of k's"
+    if D == 0 or D_v == 0:
+        return "the widths D and D_v must be at least 1"
+    return None
 
 
 def _bind_mask(

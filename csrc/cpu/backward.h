@@ -2,8 +2,8 @@
 // M x N is stored.
 //
 //   for every block of keys, for every query head of its group, for every block of queries:
-//     p, ds = score_gradient
-//     dv += dropout(p)^T do,  dk += scale ds^T q,  dq += scale ds k
+//     p, ds = score_gradient            keys x queries
+//     dv += dropout(p) do,  dk += scale ds q,  dq^T += scale k^T ds
 //
 // dk and dv of a block stay in cache. Each split of the keys sums a dq of its own, and the splits
 // are added in order, so gradients do not depend on which thread ran first.
@@ -15,27 +15,44 @@
 namespace tk::cpu::TK_ISA {
 
 template <typename Real>
-void backward_tile(const BackwardParams& p, const BackwardWorkspace<Real>& w, int64_t worker,
-                   const Block& block, Real* dq) {
-  score_gradient(p, w, worker, block);
-  const Real* weights = w.p + worker * kBlock * kBlock;
-  Real* ds = w.ds + worker * kBlock * kBlock;
-  if (p.score.softcap != 0) {
-    const Real* slope = w.slope + worker * kBlock * kBlock;
-    for (int64_t c = 0; c < block.rows * kBlock; ++c) ds[c] *= slope[c];
+TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
+                                 Vec<Real> (&ds)[2][2]) {
+  for (int half = 0; half < 2; ++half) {
+    for (int n = 0; n < 2; ++n) {
+      ds[half][n] *= load(slope + (r + half * kKeyGroup / 2) * kBlock + lane + n * kLanes<Real>);
+    }
   }
-  const int64_t keys = p.N - block.j0 < kBlock ? p.N - block.j0 : kBlock;
-  const int64_t query_tile = (block.b * p.H_q + block.h) * w.query_blocks + block.i0 / kBlock;
-  const int64_t key_tile =
-      (block.b * p.H_kv + block.h / (p.H_q / p.H_kv)) * w.key_blocks + block.j0 / kBlock;
-  multiply<Real>(keys, w.width_v, block.rows, {weights, 1, kBlock},
-                 w.do_rows + query_tile * kBlock * w.width_v, w.width_v,
-                 w.dv + worker * kBlock * w.width_v, w.width_v, Into::kSum);
-  multiply<Real>(keys, w.width, block.rows, {ds, 1, kBlock},
-                 w.q_rows + query_tile * kBlock * w.width, w.width,
-                 w.dk + worker * kBlock * w.width, w.width, Into::kSum);
-  multiply<Real>(block.rows, w.width, keys, {ds, kBlock, 1}, w.k_rows + key_tile * kBlock * w.width,
-                 w.width, dq, w.width, Into::kSum);
+}
+
+template <typename Engine>
+void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                   const BackwardScratch<Engine>& t, const Block& block,
+                   typename Engine::Real* dq) {
+  using Real = typename Engine::Real;
+  using Product = typename Engine::Product;
+  const typename BackwardScratch<Engine>::Weights weights(t.s, t.weights);
+  const typename BackwardScratch<Engine>::Gradient gradient(t.dp, t.gradient);
+  const bool capped = p.score.softcap != 0;
+  score_gradient(p, w, t, block,
+                 [&](int64_t group, int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
+                     Vec<Real>(&ds)[2][2]) __attribute__((always_inline)) {
+                   if (capped) multiply_by_slope(t.slope, group * kKeyGroup + row, lane, ds);
+                   weights.put(group, row, lane, weight);
+                   gradient.put(group, row, lane, ds);
+                 });
+  const int64_t kv_head = block.b * p.H_kv + block.h / (p.H_q / p.H_kv);
+  const auto query_panel =
+      static_cast<size_t>((block.b * p.H_q + block.h) * w.query_blocks + block.i0 / kBlock);
+  const auto key_panel = static_cast<size_t>(kv_head * w.key_blocks + block.j0 / kBlock);
+  const Product dv{weights.left(), Engine::right(w.d_o, w.do_panels + query_panel * w.d_o.bytes),
+                   kBlock};
+  const Product dk{gradient.left(), Engine::right(w.q, w.q_panels + query_panel * w.q.bytes),
+                   kBlock};
+  const Product dq_t{Engine::left_t(w.k, w.k_panels + key_panel * w.k.bytes), gradient.right(0),
+                     block.keys};
+  Engine::multiply(block.keys, w.v.width, &dv, 1, t.dv, w.v.width, Into::kSum);
+  Engine::multiply(block.keys, w.k.width, &dk, 1, t.dk, w.k.width, Into::kSum);
+  Engine::multiply(w.k.width, kBlock, &dq_t, 1, dq, kBlock, Into::kSum);
 }
 
 template <typename Real>
@@ -48,62 +65,80 @@ void write_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t ro
 }
 
 // The split's blocks of keys are every `splits`-th, so that causal work divides evenly.
-template <typename Real>
-void backward_split(const BackwardParams& p, const BackwardWorkspace<Real>& w, int64_t worker,
+template <typename Engine>
+void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
                     int64_t b, int64_t kv_head, int64_t split) {
-  const int64_t group = p.H_q / p.H_kv, head_size = w.query_blocks * kBlock * w.width;
+  using Real = typename Engine::Real;
+  [[maybe_unused]] const typename Engine::Session session;
+  const BackwardScratch<Engine> t = scratch_of(p, w, worker);
+  const int64_t group = p.H_q / p.H_kv, head_size = w.query_blocks * kBlock * w.k.width;
   const int64_t h0 = kv_head * group;
   Real* dq = w.dq + ((split * p.B + b) * p.H_q + h0) * head_size;
   for (int64_t c = 0; c < group * head_size; ++c) dq[c] = 0;
-  Real* dk = w.dk + worker * kBlock * w.width;
-  Real* dv = w.dv + worker * kBlock * w.width_v;
   for (int64_t n = split; n < w.key_blocks; n += w.splits) {
     const int64_t j0 = n * kBlock;
-    for (int64_t c = 0; c < kBlock * w.width; ++c) dk[c] = 0;
-    for (int64_t c = 0; c < kBlock * w.width_v; ++c) dv[c] = 0;
+    for (int64_t c = 0; c < kBlock * w.k.width; ++c) t.dk[c] = 0;
+    for (int64_t c = 0; c < kBlock * w.v.width; ++c) t.dv[c] = 0;
     for (int64_t h = h0; h < h0 + group; ++h) {
       for (int64_t m = 0; m < w.query_blocks; ++m) {
-        const Block block = make_block(p, b, h, m * kBlock, j0);
+        const Block block = make_block(p, b, h, m * kBlock, kBlock, j0);
         if (block.visible == Visible::kNone) continue;
-        backward_tile(p, w, worker, block, dq + (h - h0) * head_size + m * kBlock * w.width);
+        backward_tile(p, w, t, block, dq + (h - h0) * head_size + m * kBlock * w.k.width);
       }
     }
     const int64_t keys = p.N - j0 < kBlock ? p.N - j0 : kBlock;
-    write_rows(p.dtype, p.dk, b, kv_head, j0, keys, p.D, w.width, static_cast<Real>(p.score.scale),
-               dk);
-    write_rows(p.dtype, p.dv, b, kv_head, j0, keys, p.D_v, w.width_v, Real{1}, dv);
+    write_rows(p.dtype, p.dk, b, kv_head, j0, keys, p.D, w.k.width,
+               static_cast<Real>(p.score.scale), t.dk);
+    write_rows(p.dtype, p.dv, b, kv_head, j0, keys, p.D_v, w.v.width, Real{1}, t.dv);
   }
 }
 
 // Adds the splits' dq and writes one block of queries.
-template <typename Real>
-void write_dq(const BackwardParams& p, const BackwardWorkspace<Real>& w, int64_t item) {
+template <typename Engine>
+void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
+              int64_t item) {
+  using Real = typename Engine::Real;
+  constexpr int64_t W = kLanes<Real>;
   const int64_t head = item / w.query_blocks, i0 = item % w.query_blocks * kBlock;
-  const int64_t size = kBlock * w.width;
-  Real* dq = w.dq + item * size;
-  for (int64_t split = 1; split < w.splits; ++split) {
-    const Real* other = dq + split * p.B * p.H_q * w.query_blocks * size;
-    for (int64_t c = 0; c < size; ++c) dq[c] += other[c];
+  const int64_t size = kBlock * w.k.width;
+  const int64_t stride = p.B * p.H_q * w.query_blocks * size;
+  const Real* dq = w.dq + item * size;
+  Real* rows = scratch_of(p, w, worker).rows;
+  for (int64_t c = 0; c < w.k.width; c += W) {
+    for (int64_t lane = 0; lane < kBlock; lane += W) {
+      Vec<Real> square[W];
+      for (int64_t n = 0; n < W; ++n) {
+        const Real* from = dq + (c + n) * kBlock + lane;
+        square[n] = load(from);
+        for (int64_t split = 1; split < w.splits; ++split) square[n] += load(from + split * stride);
+      }
+      transpose<Real>(square);
+      for (int64_t n = 0; n < W; ++n) store(rows + (lane + n) * w.k.width + c, square[n]);
+    }
   }
-  const int64_t rows = p.M - i0 < kBlock ? p.M - i0 : kBlock;
-  write_rows(p.dtype, p.dq, head / p.H_q, head % p.H_q, i0, rows, p.D, w.width,
-             static_cast<Real>(p.score.scale), dq);
+  const int64_t queries = p.M - i0 < kBlock ? p.M - i0 : kBlock;
+  write_rows(p.dtype, p.dq, head / p.H_q, head % p.H_q, i0, queries, p.D, w.k.width,
+             static_cast<Real>(p.score.scale), rows);
 }
 
-template <typename Real>
-void backward(const BackwardParams& p, const Workers& workers, Arena arena) {
-  const BackwardWorkspace<Real> w = lay_out_backward<Real>(p, workers.count, arena);
+// False: the engine cannot take these numbers, and what was written is of no use.
+template <typename Engine>
+bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
+  const BackwardWorkspace<Engine> w = lay_out_backward<Engine>(p, workers.count, arena);
+  *w.finite = true;
   for_each(workers, p.B * p.H_kv * w.key_blocks,
            [&](int64_t worker, int64_t item) { pack_keys_backward(p, w, worker, item); });
   for_each(workers, p.B * p.H_q * w.query_blocks,
            [&](int64_t worker, int64_t item) { pack_queries_backward(p, w, worker, item); });
+  if (!*w.finite) return false;
   for_each(workers, p.B * p.H_kv * w.splits, [&](int64_t worker, int64_t item) {
     const int64_t head = item / w.splits;
     backward_split(p, w, worker, head / p.H_kv, head % p.H_kv, item % w.splits);
   });
   for_each(workers, p.B * p.H_q * w.query_blocks,
-           [&](int64_t, int64_t item) { write_dq(p, w, item); });
+           [&](int64_t worker, int64_t item) { write_dq(p, w, worker, item); });
   if (p.dbias.data) bias_gradient(p, w, workers, arena);
+  return true;
 }
 
 }  // namespace tk::cpu::TK_ISA

@@ -12,12 +12,13 @@ struct BiasGradient {
   int64_t rows, columns;  // of the partial sums: M or query_blocks, N or key_blocks
   bool sum_rows, sum_columns;
   Real* partial;  // (bias B, bias H, rows, columns)
-  Real* tile;     // (workers, kBlock, kBlock)
+  Real* tile;     // (workers, kBlock, kBlock), keys x queries
 };
 
-template <typename Real>
-BiasGradient<Real> lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Real>& w,
-                                         int64_t workers, Arena& arena) {
+template <typename Engine>
+auto lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                           int64_t workers, Arena& arena) {
+  using Real = typename Engine::Real;
   BiasGradient<Real> g{};
   g.sum_rows = p.bias_size[2] == 1;
   g.sum_columns = p.bias_size[3] == 1;
@@ -30,25 +31,49 @@ BiasGradient<Real> lay_out_bias_gradient(const BackwardParams& p, const Backward
   return g;
 }
 
-// The sum of ds over every (b, h) that reads this tile of the bias.
-template <typename Real>
-void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Real>& w, int64_t worker,
-                         int64_t bias_b, int64_t bias_h, int64_t i0, int64_t j0, Real* tile) {
+// tile (keys x queries): the sum of ds over every (b, h) that reads this tile of the bias.
+template <typename Engine>
+void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                         const BackwardScratch<Engine>& t, int64_t bias_b, int64_t bias_h,
+                         int64_t i0, int64_t j0, typename Engine::Real* tile) {
+  using Real = typename Engine::Real;
   for (int64_t c = 0; c < kBlock * kBlock; ++c) tile[c] = 0;
   const int64_t b0 = p.bias_size[0] == 1 ? 0 : bias_b, b1 = p.bias_size[0] == 1 ? p.B : b0 + 1;
   const int64_t h0 = p.bias_size[1] == 1 ? 0 : bias_h, h1 = p.bias_size[1] == 1 ? p.H_q : h0 + 1;
   for (int64_t b = b0; b < b1; ++b) {
     for (int64_t h = h0; h < h1; ++h) {
-      const Block block = make_block(p, b, h, i0, j0);
+      const Block block = make_block(p, b, h, i0, kBlock, j0);
       if (block.visible == Visible::kNone) continue;
-      score_gradient(p, w, worker, block);
-      const Real* ds = w.ds + worker * kBlock * kBlock;
-      for (int64_t c = 0; c < block.rows * kBlock; ++c) tile[c] += ds[c];
+      score_gradient(p, w, t, block,
+                     [&](int64_t group, int64_t row, int64_t lane, const Vec<Real>(&)[2][2],
+                         const Vec<Real>(&ds)[2][2]) __attribute__((always_inline)) {
+                       for (int half = 0; half < 2; ++half) {
+                         for (int n = 0; n < 2; ++n) {
+                           Real* to = tile +
+                                      (group * kKeyGroup + row + half * kKeyGroup / 2) * kBlock +
+                                      lane + n * kLanes<Real>;
+                           store(to, load(to) + ds[half][n]);
+                         }
+                       }
+                     });
     }
   }
 }
 
-// Sums the tile's columns into its first column, or its rows into its first row.
+template <typename Real>
+void transpose_tile(const Real* from, Real* to) {
+  constexpr int64_t W = kLanes<Real>;
+  for (int64_t r = 0; r < kBlock; r += W) {
+    for (int64_t c = 0; c < kBlock; c += W) {
+      Vec<Real> square[W];
+      for (int64_t n = 0; n < W; ++n) square[n] = load(from + (r + n) * kBlock + c);
+      transpose<Real>(square);
+      for (int64_t n = 0; n < W; ++n) store(to + (c + n) * kBlock + r, square[n]);
+    }
+  }
+}
+
+// tile (queries x keys): its columns are summed into the first one, or its rows.
 template <typename Real>
 void fold_tile(const BiasGradient<Real>& g, Real* tile) {
   if (g.sum_columns) {
@@ -99,19 +124,22 @@ void write_folded(const BackwardParams& p, const BiasGradient<Real>& g, int64_t 
             row_offset(p.dbias, b, h, r) + c * p.dbias.stride[3], 1);
 }
 
-template <typename Real>
-void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Real>& w,
+template <typename Engine>
+void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                    const Workers& workers, Arena& arena) {
-  const BiasGradient<Real> g = lay_out_bias_gradient(p, w, workers.count, arena);
+  const auto g = lay_out_bias_gradient(p, w, workers.count, arena);
   const int64_t slices = p.bias_size[0] * p.bias_size[1];
   const int64_t tiles = w.query_blocks * w.key_blocks;
   for_each(workers, slices * tiles, [&](int64_t worker, int64_t item) {
+    [[maybe_unused]] const typename Engine::Session session;
+    const BackwardScratch<Engine> t = scratch_of(p, w, worker);
     const int64_t slice = item / tiles, m = item % tiles / w.key_blocks, n = item % w.key_blocks;
     const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
-    Real* tile = g.tile + worker * kBlock * kBlock;
-    sum_score_gradients(p, w, worker, b, h, m * kBlock, n * kBlock, tile);
-    fold_tile(g, tile);
-    write_tile(p, g, b, h, m * kBlock, n * kBlock, tile);
+    auto* tile = g.tile + worker * kBlock * kBlock;
+    sum_score_gradients(p, w, t, b, h, m * kBlock, n * kBlock, tile);
+    transpose_tile(tile, t.s);
+    fold_tile(g, t.s);
+    write_tile(p, g, b, h, m * kBlock, n * kBlock, t.s);
   });
   if (!g.sum_rows && !g.sum_columns) return;
   for_each(workers, slices * p.bias_size[2], [&](int64_t, int64_t item) {

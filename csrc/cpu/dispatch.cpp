@@ -1,5 +1,13 @@
 #include "dispatch.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <atomic>
 #include <stdexcept>
 
@@ -21,6 +29,30 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+
+// CPUID leaf 7: what __builtin_cpu_supports does not know in every compiler.
+bool has_tiles() {
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAmxBf16) && (d & kAmxTile);
+}
+
+// Linux saves the tiles only of processes that have asked for it; granted for good, to all threads.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx_bf16() {
+  static const bool has = has_tiles() && may_use_tiles();
+  return has;
+}
+
+bool has_amx() { return has_avx512() && has_amx_bf16(); }
 #endif
 
 // Least first; the names are those of the namespaces in kernels.h.
@@ -31,6 +63,9 @@ const Candidate kCandidates[] = {
 #endif
 #if defined(TK_HAVE_AVX512)
     {&avx512::kKernels, has_avx512},
+#endif
+#if defined(TK_HAVE_AMX)
+    {&amx::kKernels, has_amx},
 #endif
 };
 
@@ -55,7 +90,7 @@ std::vector<Feature> cpu_features() {
           {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
           {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
           {"avx512dq", __builtin_cpu_supports("avx512dq") != 0},
-          {"avx512bf16", __builtin_cpu_supports("avx512bf16") != 0}};
+          {"amx_bf16", has_amx_bf16()}};
 #else
   return {};
 #endif

@@ -1,161 +1,243 @@
-// Forward: o = softmax(s) v and lse, one block of queries at a time.
+// Forward: o = softmax(s) v and lse, one block of queries at a time, everything transposed.
 //
-//   for every block of keys that is not hidden:
-//     s = scores(q k^T)              kBlock x kBlock, in L1
-//     m' = max(m, rowmax s)          running maximum
-//     p = exp(s - m')                in place over s
-//     l = l exp(m - m') + rowsum p   running denominator
-//     o = o exp(m - m') + dropout(p) v
-//   o = o / l,  lse = m + log l
+//   for every block of keys that is not hidden, a stripe of them at a time:
+//     s = scores(k q^T)              keys x queries, in L1
+//     m' = max(m, column max of s)   running maximum
+//     p = exp(s - m')
+//     l = l exp(m - m') + column sum of p
+//     o = o exp(m - m') + v^T dropout(p)
+//   o = (o / l)^T,  lse = m + log l
 //
-// Symbols and derivation: docs/attention.md. Milakov and Gimelshein 2018, arXiv:1805.02867.
+// Symbols and derivation: docs/attention.md; blocks and engines: docs/cpu.md. Milakov and
+// Gimelshein 2018, arXiv:1805.02867.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 
 #include "arena.h"
-#include "gemm.h"
-#include "scores.h"
+#include "softmax.h"
 #include "workers.h"
 
 namespace tk::cpu::TK_ISA {
 
-template <typename Real>
+// Keys and values are read a chunk at a time, which stays in the second-level cache while a group
+// of blocks of queries passes over it.
+constexpr int64_t kGroup = 8;
+constexpr size_t kChunkBytes = 512 << 10;
+
+template <typename Engine>
 struct ForwardWorkspace {
-  int64_t width, width_v, key_blocks;  // padded D and D_v; blocks of keys a head
-  Real* k_columns;                     // (B, H_kv, key_blocks, width, kBlock)
-  Real* v_rows;                        // (B, H_kv, key_blocks, kBlock, width_v)
-  Real* q_rows;                        // (workers, kBlock, width), of the block being worked on
-  Real* o;                             // (workers, kBlock, width_v)
-  Real* s;                             // (workers, kBlock, kBlock)
-  Real* factor;                        // (workers, kBlock, kBlock), with dropout
+  PanelLayout k, v, q;
+  int64_t key_blocks, chunk;  // blocks of a head, blocks of a chunk
+  char* k_panels;             // (B, H_kv, key_blocks)
+  char* v_panels;             // (B, H_kv, key_blocks)
+  char* scratch;              // (workers), see ForwardScratch
+  size_t scratch_bytes;
+  bool* finite;
 };
 
-template <typename Real>
-ForwardWorkspace<Real> lay_out_forward(const ForwardParams& p, int64_t workers, Arena& arena) {
-  ForwardWorkspace<Real> w;
-  w.width = padded_width<Real>(p.D);
-  w.width_v = padded_width<Real>(p.D_v);
+// One worker's, small enough to stay in its cache.
+template <typename Engine>
+struct ForwardScratch {
+  using Real = typename Engine::Real;
+  static constexpr int64_t kQueries = Engine::kQueries, kKeys = Engine::kStripe * kBlock;
+  using Weights = typename Engine::template Tile<kRight, kKeys, kQueries>;
+  using State = SoftmaxState<Real, kQueries>;
+  State* state;    // (kGroup)
+  Real* o;         // (kGroup, D_v, kQueries)
+  char* q_panels;  // (kGroup)
+  Real* s;         // (kKeys, kQueries)
+  char* weights;   // of Weights
+  Real* factor;    // (kKeys, kQueries), with dropout
+  Real* rows;      // (kBlock, D or D_v), for packing and for writing o
+};
+
+template <typename Engine>
+ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                                       Arena& arena) {
+  using Real = typename Engine::Real;
+  using Scratch = ForwardScratch<Engine>;
+  constexpr int64_t kTileSize = Scratch::kKeys * Scratch::kQueries;
+  Scratch t;
+  t.s = take<Real>(arena, kTileSize);
+  t.weights = take<char>(arena, static_cast<int64_t>(Scratch::Weights::kBytes));
+  t.state = take<typename Scratch::State>(arena, kGroup);
+  t.o = take<Real>(arena, kGroup * w.v.width * Scratch::kQueries);
+  t.q_panels = take<char>(arena, kGroup * static_cast<int64_t>(w.q.bytes));
+  t.factor = take<Real>(arena, p.dropout.p > 0 ? kTileSize : 0);
+  t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
+  return t;
+}
+
+template <typename Engine>
+ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers, Arena& arena) {
+  ForwardWorkspace<Engine> w;
+  w.k = Engine::layout(kLeft, kBlock, p.D);
+  w.v = Engine::layout(kLeftT, kBlock, p.D_v);
+  w.q = Engine::layout(kRightT, Engine::kQueries, p.D);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
-  const int64_t keys = p.B * p.H_kv * w.key_blocks * kBlock;
-  // k's rows pass through a worker's q_rows on their way to columns.
-  w.k_columns = take<Real>(arena, keys * w.width);
-  w.v_rows = take<Real>(arena, keys * w.width_v);
-  w.q_rows = take<Real>(arena, workers * kBlock * w.width);
-  w.o = take<Real>(arena, workers * kBlock * w.width_v);
-  w.s = take<Real>(arena, workers * kBlock * kBlock);
-  w.factor = take<Real>(arena, p.dropout.p > 0 ? workers * kBlock * kBlock : 0);
+  w.chunk = std::max<int64_t>(Engine::kStripe, kChunkBytes / (w.k.bytes + w.v.bytes));
+  const int64_t panels = p.B * p.H_kv * w.key_blocks;
+  w.k_panels = take<char>(arena, panels * static_cast<int64_t>(w.k.bytes));
+  w.v_panels = take<char>(arena, panels * static_cast<int64_t>(w.v.bytes));
+  Arena one;
+  lay_out_scratch(p, w, one);
+  w.scratch_bytes = one.used;
+  w.scratch = take<char>(arena, workers * static_cast<int64_t>(one.used));
+  w.finite = take<bool>(arena, 1);
   return w;
 }
 
-template <typename Real>
-void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Real>& w, int64_t worker,
+template <typename Engine>
+ForwardScratch<Engine> scratch_of(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                                  int64_t worker) {
+  Arena arena{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
+  return lay_out_scratch(p, w, arena);
+}
+
+template <typename Engine>
+void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w, int64_t worker,
                        int64_t item) {
   const int64_t head = item / w.key_blocks, j0 = item % w.key_blocks * kBlock;
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
   const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
-  Real* rows = w.q_rows + worker * kBlock * w.width;
-  pack_rows(Slice{p.dtype, p.k, b, h, p.N, p.D}, j0, used, rows);
-  transpose_block(rows, w.width, w.k_columns + item * kBlock * w.width);
-  pack_rows(Slice{p.dtype, p.v, b, h, p.N, p.D_v}, j0, used, w.v_rows + item * kBlock * w.width_v);
+  auto* rows = scratch_of(p, w, worker).rows;
+  pack_panel<Engine>(w.k, Slice{p.dtype, p.k, b, h, p.N, p.D}, j0, used, rows,
+                     w.k_panels + static_cast<size_t>(item) * w.k.bytes, w.finite);
+  pack_panel<Engine>(w.v, Slice{p.dtype, p.v, b, h, p.N, p.D_v}, j0, used, rows,
+                     w.v_panels + static_cast<size_t>(item) * w.v.bytes, w.finite);
 }
 
-// The running maximum and denominator of a block of queries.
-template <typename Real>
-struct SoftmaxState {
-  Real m[kBlock];
-  Real l[kBlock];
-};
-
-// s becomes p = exp(s - m'), o is rescaled. A row that has seen no key yet has m = -inf.
-template <typename Real>
-TK_INLINE void online_softmax_row(Real* s, Real& m, Real& l, Real* o, int64_t width_v) {
-  constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
-  Vec<Real> largest = load(s);
-#pragma GCC unroll 4
-  for (int64_t c = kLanes<Real>; c < kBlock; c += kLanes<Real>) {
-    largest = max<Real>(largest, load(s + c));
+// Takes a stripe of blocks of keys into o and the softmax's state of the group's block `member`.
+template <typename Engine>
+void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                    const ForwardScratch<Engine>& t, int64_t member, const Block* blocks,
+                    int count) {
+  using Real = typename Engine::Real;
+  using Product = typename Engine::Product;
+  constexpr int64_t kQueries = Engine::kQueries;
+  const typename ForwardScratch<Engine>::Weights weights(t.s, t.weights);
+  Real* o = t.o + member * w.v.width * kQueries;
+  const char* q_panel = t.q_panels + static_cast<size_t>(member) * w.q.bytes;
+  Product values[Engine::kStripe];
+  int64_t row = 0;
+  for (int n = 0; n < count; ++n) {
+    const Block& block = blocks[n];
+    const int64_t kv_head = block.b * p.H_kv + block.h / (p.H_q / p.H_kv);
+    const auto panel = static_cast<size_t>(kv_head * w.key_blocks + block.j0 / kBlock);
+    const Product scores{Engine::left(w.k, w.k_panels + panel * w.k.bytes),
+                         Engine::right_t(w.q, q_panel), p.D};
+    Real* s = t.s + row * kQueries;
+    Engine::multiply(block.keys, kQueries, &scores, 1, s, kQueries, Into::kFresh);
+    finish_scores<Real, kQueries>(p, block, s, nullptr);
+    if (p.dropout.p > 0) dropout_factors<Real, kQueries>(p, block, t.factor + row * kQueries);
+    values[n] = {Engine::left_t(w.v, w.v_panels + panel * w.v.bytes), weights.right(row),
+                 block.keys};
+    row += block.keys;
   }
-  const Real row_max = horizontal_max<Real>(largest);
-  const Real new_m = row_max > m ? row_max : m;
-  const Real shift = new_m == kNothing ? Real{0} : new_m;
-  Vec<Real> sum{};
-  for_each_vector(s, [&](Vec<Real> x, int64_t) {
-    const Vec<Real> p = exp_of_nonpositive<Real>(x - shift);
-    sum += p;
-    return p;
-  });
-  const Real row_sum = horizontal_sum<Real>(sum);
-  if (new_m == m) {
-    l += row_sum;
-    return;
-  }
-  const Real shrink = std::exp(m - shift);
-  l = l * shrink + row_sum;
-  m = new_m;
-  for (int64_t c = 0; c < width_v; c += kLanes<Real>) store(o + c, load(o + c) * shrink);
+  online_softmax<Engine>(t.s, row, static_cast<Real>(score_to_log2(p)),
+                         p.dropout.p > 0 ? t.factor : nullptr, t.state[member], o, w.v.width,
+                         weights);
+  Engine::multiply(w.v.width, kQueries, values, count, o, kQueries, Into::kSum);
 }
 
-template <typename Real>
-void write_forward(const ForwardParams& p, const Block& block, const SoftmaxState<Real>& state,
-                   Real* o, int64_t width_v) {
-  Real* lse = static_cast<Real*>(p.lse) + (block.b * p.H_q + block.h) * p.M + block.i0;
-  for (int64_t r = 0; r < block.rows; ++r, o += width_v) {
-    const Real l = state.l[r];
-    lse[r] = state.m[r] + std::log(l);  // log 0 = -inf
-    const Real share = l == 0 ? Real{0} : 1 / l;
-    for (int64_t c = 0; c < p.D_v; ++c) o[c] *= share;
-    write_row(o, p.D_v, p.dtype, p.o.data, row_offset(p.o, block.b, block.h, block.i0 + r),
+// Takes blocks first .. last - 1 of the keys into the group's block `member`, which begins at i0.
+template <typename Engine>
+void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                   const ForwardScratch<Engine>& t, int64_t member, int64_t b, int64_t h,
+                   int64_t i0, int64_t first, int64_t last) {
+  Block stripe[Engine::kStripe];
+  int count = 0;
+  for (int64_t n = first; n < last; ++n) {
+    const Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
+    if (block.visible != Visible::kNone) stripe[count++] = block;
+    if (count == Engine::kStripe) {
+      forward_stripe(p, w, t, member, stripe, count);
+      count = 0;
+    }
+  }
+  if (count > 0) forward_stripe(p, w, t, member, stripe, count);
+}
+
+// rows (kQueries x width) = o^T / l.
+template <typename Real, int64_t kQueries>
+void normalize(const SoftmaxState<Real, kQueries>& state, const Real* o, int64_t width,
+               Real* rows) {
+  constexpr int64_t W = kLanes<Real>;
+  for (int64_t lane = 0; lane < kQueries; lane += W) {
+    const Vec<Real> l = load(state.l + lane);
+    const Vec<Real> share = l == 0 ? Vec<Real>{} : Real{1} / l;
+    for (int64_t c = 0; c < width; c += W) {
+      Vec<Real> square[W];
+      for (int64_t n = 0; n < W; ++n) square[n] = load(o + (c + n) * kQueries + lane) * share;
+      transpose<Real>(square);
+      for (int64_t n = 0; n < W; ++n) store(rows + (lane + n) * width + c, square[n]);
+    }
+  }
+}
+
+template <typename Engine>
+void begin_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                   const ForwardScratch<Engine>& t, int64_t member, int64_t b, int64_t h,
+                   int64_t i0) {
+  constexpr int64_t kQueries = Engine::kQueries;
+  pack_panel<Engine>(
+      w.q, Slice{p.dtype, p.q, b, h, p.M, p.D}, i0, [](int64_t) { return true; }, t.rows,
+      t.q_panels + static_cast<size_t>(member) * w.q.bytes, w.finite);
+  auto* o = t.o + member * w.v.width * kQueries;
+  for (int64_t c = 0; c < w.v.width * kQueries; ++c) o[c] = 0;
+  t.state[member].clear();
+}
+
+template <typename Engine>
+void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                 const ForwardScratch<Engine>& t, int64_t member, int64_t b, int64_t h,
+                 int64_t i0) {
+  using Real = typename Engine::Real;
+  constexpr int64_t kQueries = Engine::kQueries;
+  normalize(t.state[member], t.o + member * w.v.width * kQueries, w.v.width, t.rows);
+  Real* lse = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.M;
+  for (int64_t lane = 0; lane < kQueries && i0 + lane < p.M; ++lane) {
+    lse[i0 + lane] = t.state[member].lse(lane);
+    write_row(t.rows + lane * w.v.width, p.D_v, p.dtype, p.o.data, row_offset(p.o, b, h, i0 + lane),
               p.o.stride[3]);
   }
 }
 
-template <typename Real>
-void forward_block(const ForwardParams& p, const ForwardWorkspace<Real>& w, int64_t worker,
-                   int64_t b, int64_t h, int64_t i0) {
-  Real* q = w.q_rows + worker * kBlock * w.width;
-  Real* o = w.o + worker * kBlock * w.width_v;
-  Real* s = w.s + worker * kBlock * kBlock;
-  Real* factor = w.factor + worker * kBlock * kBlock;
-  const int64_t kv_head = b * p.H_kv + h / (p.H_q / p.H_kv);
-
-  pack_rows(Slice{p.dtype, p.q, b, h, p.M, p.D}, i0, [](int64_t) { return true; }, q);
-  for (int64_t c = 0; c < kBlock * w.width_v; ++c) o[c] = 0;
-  SoftmaxState<Real> state;
-  for (int64_t r = 0; r < kBlock; ++r) {
-    state.m[r] = -static_cast<Real>(__builtin_inf());
-    state.l[r] = 0;
+// The blocks of queries from `first` on, as many as a group has and the head still holds.
+template <typename Engine>
+void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w, int64_t worker,
+                   int64_t b, int64_t h, int64_t first, int64_t last) {
+  [[maybe_unused]] const typename Engine::Session session;
+  const ForwardScratch<Engine> t = scratch_of(p, w, worker);
+  const auto for_each_member = [&](auto&& visit) {
+    for (int64_t m = first; m < last; ++m) visit(m - first, m * Engine::kQueries);
+  };
+  for_each_member([&](int64_t member, int64_t i0) { begin_forward(p, w, t, member, b, h, i0); });
+  for (int64_t n = 0; n < w.key_blocks; n += w.chunk) {
+    const int64_t end = std::min(n + w.chunk, w.key_blocks);
+    for_each_member(
+        [&](int64_t member, int64_t i0) { forward_chunk(p, w, t, member, b, h, i0, n, end); });
   }
-  for (int64_t n = 0; n < w.key_blocks; ++n) {
-    const Block block = make_block(p, b, h, i0, n * kBlock);
-    if (block.visible == Visible::kNone) continue;
-    const int64_t tile = kv_head * w.key_blocks + n;
-    multiply<Real>(block.rows, kBlock, p.D, {q, w.width, 1}, w.k_columns + tile * kBlock * w.width,
-                   kBlock, s, kBlock, Into::kFresh);
-    finish_scores<Real>(p, block, s, nullptr);
-    for (int64_t r = 0; r < block.rows; ++r) {
-      online_softmax_row(s + r * kBlock, state.m[r], state.l[r], o + r * w.width_v, w.width_v);
-    }
-    if (p.dropout.p > 0) {
-      dropout_factors<Real>(p, block, factor);
-      for (int64_t c = 0; c < block.rows * kBlock; ++c) s[c] *= factor[c];
-    }
-    multiply<Real>(block.rows, w.width_v, kBlock, {s, kBlock, 1},
-                   w.v_rows + tile * kBlock * w.width_v, w.width_v, o, w.width_v, Into::kSum);
-  }
-  write_forward(p, make_block(p, b, h, i0, 0), state, o, w.width_v);
+  for_each_member([&](int64_t member, int64_t i0) { end_forward(p, w, t, member, b, h, i0); });
 }
 
-template <typename Real>
-void forward(const ForwardParams& p, const Workers& workers, Arena arena) {
-  const ForwardWorkspace<Real> w = lay_out_forward<Real>(p, workers.count, arena);
+// False: the engine cannot take these numbers, and what was written is of no use.
+template <typename Engine>
+bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
+  const ForwardWorkspace<Engine> w = lay_out_forward<Engine>(p, workers.count, arena);
+  *w.finite = true;
   for_each(workers, p.B * p.H_kv * w.key_blocks,
            [&](int64_t worker, int64_t item) { pack_keys_forward(p, w, worker, item); });
-  const int64_t query_blocks = round_up(p.M, kBlock) / kBlock;
-  for_each(workers, p.B * p.H_q * query_blocks, [&](int64_t worker, int64_t item) {
-    const int64_t head = item / query_blocks, i0 = item % query_blocks * kBlock;
-    forward_block(p, w, worker, head / p.H_q, head % p.H_q, i0);
+  const int64_t query_blocks = round_up(p.M, Engine::kQueries) / Engine::kQueries;
+  const int64_t members = w.key_blocks > w.chunk ? kGroup : 1;
+  const int64_t groups = round_up(query_blocks, members) / members;
+  for_each(workers, p.B * p.H_q * groups, [&](int64_t worker, int64_t item) {
+    const int64_t head = item / groups, first = item % groups * members;
+    forward_group(p, w, worker, head / p.H_q, head % p.H_q, first,
+                  std::min(first + members, query_blocks));
   });
+  return *w.finite;
 }
 
 }  // namespace tk::cpu::TK_ISA

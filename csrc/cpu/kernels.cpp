@@ -1,12 +1,19 @@
 // The kernels of one instruction set. setup.py compiles this file once for each, with TK_ISA naming
 // it: the same algorithm over wider registers.
 #ifndef TK_ISA
-#error "compile with -DTK_ISA=portable, avx2 or avx512"
+#error "compile with -DTK_ISA=portable, avx2, avx512 or amx"
 #endif
 
 #include "kernels.h"
 
+#include <algorithm>
+
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
 #include "backward.h"
+#include "decode.h"
+#include "fma.h"
 #include "forward.h"
 #include "summary.h"
 
@@ -17,41 +24,78 @@ namespace tk::cpu::TK_ISA {
 
 namespace {
 
-void run_forward(const ForwardParams& p, const Workers& workers, void* workspace) {
-  const Arena arena{static_cast<char*>(workspace)};
-  p.dtype == DType::kFloat64 ? forward<double>(p, workers, arena)
-                             : forward<float>(p, workers, arena);
+#if defined(__AMX_BF16__)
+using Float16Engine = Amx<2>;
+using BFloat16Engine = Amx<1>;
+using Float32Engine = Amx<3>;
+#else
+using Float16Engine = Fma<float>;
+using BFloat16Engine = Fma<float>;
+using Float32Engine = Fma<float>;
+#endif
+
+// run(engine) with the dtype's engine. Those that split numbers into parts return false when they
+// meet an infinity; then multiply-adds do it again.
+template <typename Run>
+void with_engine(DType dtype, Run&& run) {
+  bool done = false;
+  switch (dtype) {
+    case DType::kFloat16:
+      done = run(Float16Engine{});
+      break;
+    case DType::kBFloat16:
+      done = run(BFloat16Engine{});
+      break;
+    case DType::kFloat32:
+      done = run(Float32Engine{});
+      break;
+    case DType::kFloat64:
+      done = run(Fma<double>{});
+      break;
+  }
+  if (!done) run(Fma<float>{});
 }
 
-void run_backward(const BackwardParams& p, const Workers& workers, void* workspace) {
-  const Arena arena{static_cast<char*>(workspace)};
-  p.dtype == DType::kFloat64 ? backward<double>(p, workers, arena)
-                             : backward<float>(p, workers, arena);
-}
-
-template <typename Real>
-size_t count_forward(const ForwardParams& p, const Workers& workers) {
-  Arena arena;
-  lay_out_forward<Real>(p, workers.count, arena);
-  return arena.used;
-}
-
-template <typename Real>
-size_t count_backward(const BackwardParams& p, const Workers& workers) {
-  Arena arena;
-  const BackwardWorkspace<Real> w = lay_out_backward<Real>(p, workers.count, arena);
-  if (p.dbias.data) lay_out_bias_gradient(p, w, workers.count, arena);
-  return arena.used;
+// The most that any engine which may run takes.
+template <typename Count>
+size_t workspace(DType dtype, Count&& count) {
+  size_t bytes = 0;
+  with_engine(dtype, [&](auto engine) {
+    bytes = std::max(bytes, count(engine));
+    return !decltype(engine)::kSplits;
+  });
+  return bytes;
 }
 
 size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
-  return p.dtype == DType::kFloat64 ? count_forward<double>(p, workers)
-                                    : count_forward<float>(p, workers);
+  if (is_decoding(p)) return decode_workspace(p, workers);
+  return workspace(p.dtype, [&](auto engine) {
+    Arena arena;
+    lay_out_forward<decltype(engine)>(p, workers.count, arena);
+    return arena.used;
+  });
+}
+
+void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
+  if (is_decoding(p)) return run_decode(p, workers, Arena{static_cast<char*>(memory)});
+  with_engine(p.dtype, [&](auto engine) {
+    return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
+  });
 }
 
 size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
-  return p.dtype == DType::kFloat64 ? count_backward<double>(p, workers)
-                                    : count_backward<float>(p, workers);
+  return workspace(p.dtype, [&](auto engine) {
+    Arena arena;
+    const auto w = lay_out_backward<decltype(engine)>(p, workers.count, arena);
+    if (p.dbias.data) lay_out_bias_gradient(p, w, workers.count, arena);
+    return arena.used;
+  });
+}
+
+void run_backward(const BackwardParams& p, const Workers& workers, void* memory) {
+  with_engine(p.dtype, [&](auto engine) {
+    return backward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
+  });
 }
 
 }  // namespace

@@ -29,5 +29,8 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace amx {
+extern const Kernels kKernels;
+}
 
 }  // namespace tk::cpu

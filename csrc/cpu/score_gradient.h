@@ -1,37 +1,75 @@
 // What every part of the backward pass needs: packed operands, and the gradient of one tile of
-// scores, recomputed from q, k and lse.
+// scores, recomputed from q, k and lse. Tiles are transposed, as in the forward pass.
 //
-//   p = exp(s - lse),  z = dropout's factor,  dp = do v^T
+//   p = exp(s - lse),  z = dropout's factor,  dp = v do^T
 //   ds = p (z dp - delta + dlse),  delta = rowsum(do o)
 //
 // Symbols and derivation: docs/attention.md.
 #pragma once
 
+#include <cmath>
+
 #include "arena.h"
-#include "gemm.h"
 #include "scores.h"
 #include "workers.h"
 
 namespace tk::cpu::TK_ISA {
 
-template <typename Real>
+template <typename Engine>
 struct BackwardWorkspace {
-  int64_t width, width_v, key_blocks, query_blocks, splits;
-  Real* q_rows;     // (B, H_q, query_blocks, kBlock, width)
-  Real* do_rows;    // (B, H_q, query_blocks, kBlock, width_v)
+  using Real = typename Engine::Real;
+  PanelLayout k, v, q, d_o;
+  int64_t key_blocks, query_blocks, splits;
+  char* k_panels;   // (B, H_kv, key_blocks)
+  char* v_panels;   // (B, H_kv, key_blocks)
+  char* q_panels;   // (B, H_q, query_blocks)
+  char* do_panels;  // (B, H_q, query_blocks)
+  Real* lse;        // (B, H_q, query_blocks, 2, kBlock): in powers of two, and what was rounded
+                    // away; 0 for rows without one
   Real* delta;      // (B, H_q, query_blocks, kBlock): delta - dlse
-  Real* k_rows;     // (B, H_kv, key_blocks, kBlock, width)
-  Real* k_columns;  // (B, H_kv, key_blocks, width, kBlock)
-  Real* v_columns;  // (B, H_kv, key_blocks, width_v, kBlock)
-  Real* dq;         // (splits, B, H_q, query_blocks, kBlock, width)
-  Real* rows;       // (workers, kBlock, max(width, width_v)), scratch for packing
-  Real* p;          // (workers, kBlock, kBlock)
-  Real* ds;         // (workers, kBlock, kBlock)
-  Real* factor;     // (workers, kBlock, kBlock), with dropout
-  Real* slope;      // (workers, kBlock, kBlock), with softcap
-  Real* dk;         // (workers, kBlock, width)
-  Real* dv;         // (workers, kBlock, width_v)
+  Real* dq;         // (splits, B, H_q, query_blocks, D, kBlock)
+  char* scratch;    // (workers), see BackwardScratch
+  size_t scratch_bytes;
+  bool* finite;
 };
+
+// One worker's, small enough to stay in its cache.
+template <typename Engine>
+struct BackwardScratch {
+  using Real = typename Engine::Real;
+  using Weights = typename Engine::template Tile<kLeft, kBlock, kBlock>;
+  using Gradient = typename Engine::template Tile<kLeft | kRight, kBlock, kBlock>;
+  Real* s;         // (kBlock, kBlock)
+  Real* dp;        // (kBlock, kBlock)
+  char* weights;   // of Weights
+  char* gradient;  // of Gradient
+  Real* dk;        // (kBlock, D)
+  Real* dv;        // (kBlock, D_v)
+  Real* factor;    // (kBlock, kBlock), with dropout
+  Real* slope;     // (kBlock, kBlock), with softcap
+  Real* rows;      // (kBlock, D or D_v), for packing
+  Real* o_rows;    // (kBlock, D_v), for delta
+};
+
+template <typename Engine>
+BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                                        Arena& arena) {
+  using Real = typename Engine::Real;
+  using Scratch = BackwardScratch<Engine>;
+  constexpr int64_t kTileSize = kBlock * kBlock;
+  Scratch t;
+  t.s = take<Real>(arena, kTileSize);
+  t.dp = take<Real>(arena, kTileSize);
+  t.weights = take<char>(arena, static_cast<int64_t>(Scratch::Weights::kBytes));
+  t.gradient = take<char>(arena, static_cast<int64_t>(Scratch::Gradient::kBytes));
+  t.dk = take<Real>(arena, kBlock * w.k.width);
+  t.dv = take<Real>(arena, kBlock * w.v.width);
+  t.factor = take<Real>(arena, p.dropout.p > 0 ? kTileSize : 0);
+  t.slope = take<Real>(arena, p.score.softcap != 0 ? kTileSize : 0);
+  t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
+  t.o_rows = take<Real>(arena, kBlock * w.v.width);
+  return t;
+}
 
 // Keys are split so that few heads still use every worker; each split has a dq of its own.
 TK_INLINE int64_t choose_splits(const BackwardParams& p, int64_t workers, int64_t key_blocks) {
@@ -42,111 +80,163 @@ TK_INLINE int64_t choose_splits(const BackwardParams& p, int64_t workers, int64_
   return wanted < key_blocks ? wanted : (key_blocks > 0 ? key_blocks : 1);
 }
 
-template <typename Real>
-BackwardWorkspace<Real> lay_out_backward(const BackwardParams& p, int64_t workers, Arena& arena) {
-  BackwardWorkspace<Real> w;
-  w.width = padded_width<Real>(p.D);
-  w.width_v = padded_width<Real>(p.D_v);
+template <typename Engine>
+BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t workers, Arena& arena) {
+  using Real = typename Engine::Real;
+  BackwardWorkspace<Engine> w;
+  w.k = Engine::layout(kLeft | kLeftT, kBlock, p.D);
+  w.v = Engine::layout(kLeft, kBlock, p.D_v);
+  w.q = Engine::layout(kRight | kRightT, kBlock, p.D);
+  w.d_o = Engine::layout(kRight | kRightT, kBlock, p.D_v);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
   w.query_blocks = round_up(p.M, kBlock) / kBlock;
   w.splits = choose_splits(p, workers, w.key_blocks);
-  const int64_t queries = p.B * p.H_q * w.query_blocks * kBlock;
-  const int64_t keys = p.B * p.H_kv * w.key_blocks * kBlock;
-  const int64_t tile = workers * kBlock * kBlock;
-  w.q_rows = take<Real>(arena, queries * w.width);
-  w.do_rows = take<Real>(arena, queries * w.width_v);
-  w.delta = take<Real>(arena, queries);
-  w.k_rows = take<Real>(arena, keys * w.width);
-  w.k_columns = take<Real>(arena, keys * w.width);
-  w.v_columns = take<Real>(arena, keys * w.width_v);
-  w.dq = take<Real>(arena, w.splits * queries * w.width);
-  w.rows = take<Real>(arena, workers * kBlock * (w.width > w.width_v ? w.width : w.width_v));
-  w.p = take<Real>(arena, tile);
-  w.ds = take<Real>(arena, tile);
-  w.factor = take<Real>(arena, p.dropout.p > 0 ? tile : 0);
-  w.slope = take<Real>(arena, p.score.softcap != 0 ? tile : 0);
-  w.dk = take<Real>(arena, workers * kBlock * w.width);
-  w.dv = take<Real>(arena, workers * kBlock * w.width_v);
+  const int64_t queries = p.B * p.H_q * w.query_blocks, keys = p.B * p.H_kv * w.key_blocks;
+  w.k_panels = take<char>(arena, keys * static_cast<int64_t>(w.k.bytes));
+  w.v_panels = take<char>(arena, keys * static_cast<int64_t>(w.v.bytes));
+  w.q_panels = take<char>(arena, queries * static_cast<int64_t>(w.q.bytes));
+  w.do_panels = take<char>(arena, queries * static_cast<int64_t>(w.d_o.bytes));
+  w.lse = take<Real>(arena, queries * 2 * kBlock);
+  w.delta = take<Real>(arena, queries * kBlock);
+  w.dq = take<Real>(arena, w.splits * queries * kBlock * w.k.width);
+  Arena one;
+  lay_out_scratch(p, w, one);
+  w.scratch_bytes = one.used;
+  w.scratch = take<char>(arena, workers * static_cast<int64_t>(one.used));
+  w.finite = take<bool>(arena, 1);
   return w;
 }
 
-template <typename Real>
-TK_INLINE Real* scratch_rows(const BackwardWorkspace<Real>& w, int64_t worker) {
-  return w.rows + worker * kBlock * (w.width > w.width_v ? w.width : w.width_v);
+template <typename Engine>
+BackwardScratch<Engine> scratch_of(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                                   int64_t worker) {
+  Arena arena{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
+  return lay_out_scratch(p, w, arena);
 }
 
-template <typename Real>
-void pack_keys_backward(const BackwardParams& p, const BackwardWorkspace<Real>& w, int64_t worker,
+template <typename Engine>
+void pack_keys_backward(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
                         int64_t item) {
   const int64_t head = item / w.key_blocks, j0 = item % w.key_blocks * kBlock;
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
   const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
-  Real* k_rows = w.k_rows + item * kBlock * w.width;
-  pack_rows(Slice{p.dtype, p.k, b, h, p.N, p.D}, j0, used, k_rows);
-  transpose_block(k_rows, w.width, w.k_columns + item * kBlock * w.width);
-  Real* v_rows = scratch_rows(w, worker);
-  pack_rows(Slice{p.dtype, p.v, b, h, p.N, p.D_v}, j0, used, v_rows);
-  transpose_block(v_rows, w.width_v, w.v_columns + item * kBlock * w.width_v);
+  auto* rows = scratch_of(p, w, worker).rows;
+  pack_panel<Engine>(w.k, Slice{p.dtype, p.k, b, h, p.N, p.D}, j0, used, rows,
+                     w.k_panels + static_cast<size_t>(item) * w.k.bytes, w.finite);
+  pack_panel<Engine>(w.v, Slice{p.dtype, p.v, b, h, p.N, p.D_v}, j0, used, rows,
+                     w.v_panels + static_cast<size_t>(item) * w.v.bytes, w.finite);
+}
+
+// sums[r] = a_r b_r, of kBlock rows of `width`.
+template <typename Real>
+void row_sums(const Real* a, const Real* b, int64_t width, Real* sums) {
+  constexpr int64_t W = kLanes<Real>;
+  for (int64_t r0 = 0; r0 < kBlock; r0 += W) {
+    Vec<Real> square[W] = {}, sum{};
+    for (int64_t r = 0; r < W; ++r) {
+      for (int64_t c = 0; c < width; c += W) {
+        square[r] += load(a + (r0 + r) * width + c) * load(b + (r0 + r) * width + c);
+      }
+    }
+    transpose<Real>(square);
+    for (int64_t c = 0; c < W; ++c) sum += square[c];
+    store(sums + r0, sum);
+  }
+}
+
+// to[0] + to[kBlock] = lse in powers of two: large scores leave no digits for its fraction.
+template <typename Real>
+TK_INLINE void lse_to_log2(Real lse, Real* to) {
+  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634);
+  constexpr Real kRest = static_cast<Real>(sizeof(Real) == 4 ? 1.925963033e-8 : 2.03552737409e-17);
+  to[0] = lse * kLog2E;
+  to[kBlock] = std::fma(lse, kLog2E, -to[0]) + lse * kRest;
 }
 
 // Rows that see no key have lse = -inf: their q and do become zero, whatever they hold.
-template <typename Real>
-void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Real>& w,
+template <typename Engine>
+void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                            int64_t worker, int64_t item) {
+  using Real = typename Engine::Real;
   constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
   const int64_t head = item / w.query_blocks, i0 = item % w.query_blocks * kBlock;
   const int64_t b = head / p.H_q, h = head % p.H_q;
   const Real* lse = static_cast<const Real*>(p.lse) + head * p.M;
   const Real* dlse = p.dlse ? static_cast<const Real*>(p.dlse) + head * p.M : nullptr;
   const auto sees = [&](int64_t i) { return lse[i] != kNothing; };
-  Real* d_o = w.do_rows + item * kBlock * w.width_v;
-  Real* o = scratch_rows(w, worker);
-  pack_rows(Slice{p.dtype, p.q, b, h, p.M, p.D}, i0, sees, w.q_rows + item * kBlock * w.width);
-  pack_rows(Slice{p.dtype, p.d_o, b, h, p.M, p.D_v}, i0, sees, d_o);
-  pack_rows(Slice{p.dtype, p.o, b, h, p.M, p.D_v}, i0, sees, o);
+  const BackwardScratch<Engine> t = scratch_of(p, w, worker);
+  char* do_panel = w.do_panels + static_cast<size_t>(item) * w.d_o.bytes;
+  pack_panel<Engine>(w.q, Slice{p.dtype, p.q, b, h, p.M, p.D}, i0, sees, t.rows,
+                     w.q_panels + static_cast<size_t>(item) * w.q.bytes, w.finite);
+  pack_panel<Engine>(w.d_o, Slice{p.dtype, p.d_o, b, h, p.M, p.D_v}, i0, sees, t.rows, do_panel,
+                     w.finite);
+  const Real* d_o = Engine::unpack_to(w.d_o, do_panel, t.rows);
+  unpack_rows(Slice{p.dtype, p.o, b, h, p.M, p.D_v}, i0, kBlock, w.d_o.width, sees, t.o_rows);
+  row_sums(d_o, t.o_rows, w.d_o.width, w.delta + item * kBlock);
   for (int64_t r = 0; r < kBlock; ++r) {
-    Vec<Real> sum{};
-    for (int64_t c = 0; c < w.width_v; c += kLanes<Real>) {
-      sum += load(d_o + r * w.width_v + c) * load(o + r * w.width_v + c);
-    }
-    const bool has_dlse = dlse && i0 + r < p.M && sees(i0 + r);
-    w.delta[item * kBlock + r] = horizontal_sum<Real>(sum) - (has_dlse ? dlse[i0 + r] : Real{0});
+    const bool known = i0 + r < p.M && sees(i0 + r);
+    if (dlse && known) w.delta[item * kBlock + r] -= dlse[i0 + r];
+    // In a row that sees nothing every score is -inf; any finite number makes its p zero.
+    lse_to_log2(known ? lse[i0 + r] : Real{0}, w.lse + item * 2 * kBlock + r);
   }
 }
 
-// Leaves dropout(p) in the worker's p and the gradient of the scores, bias included, in its ds.
-template <typename Real>
-void score_gradient(const BackwardParams& p, const BackwardWorkspace<Real>& w, int64_t worker,
-                    const Block& block) {
-  constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
-  Real* s = w.p + worker * kBlock * kBlock;
-  Real* dp = w.ds + worker * kBlock * kBlock;
-  Real* factor = p.dropout.p > 0 ? w.factor + worker * kBlock * kBlock : nullptr;
-  Real* slope = p.score.softcap != 0 ? w.slope + worker * kBlock * kBlock : nullptr;
-  const int64_t head = block.b * p.H_q + block.h;
-  const int64_t query_tile = head * w.query_blocks + block.i0 / kBlock;
-  const int64_t key_tile =
-      (block.b * p.H_kv + block.h / (p.H_q / p.H_kv)) * w.key_blocks + block.j0 / kBlock;
+// visit(group, t, lane, z p, ds): rows t and t + 16 of a group of keys of a tile of keys by
+// queries, two vectors of each; ds is the gradient of the scores, bias included, and slope the
+// softcap's, if there is one.
+template <typename Engine, typename Visit>
+void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                    const BackwardScratch<Engine>& t, const Block& block, Visit&& visit) {
+  using Real = typename Engine::Real;
+  using Product = typename Engine::Product;
+  constexpr int64_t W = kLanes<Real>;
+  const int64_t query_item = (block.b * p.H_q + block.h) * w.query_blocks + block.i0 / kBlock;
+  const int64_t kv_head = block.b * p.H_kv + block.h / (p.H_q / p.H_kv);
+  const auto query_panel = static_cast<size_t>(query_item);
+  const auto key_panel = static_cast<size_t>(kv_head * w.key_blocks + block.j0 / kBlock);
 
-  multiply<Real>(block.rows, kBlock, p.D, {w.q_rows + query_tile * kBlock * w.width, w.width, 1},
-                 w.k_columns + key_tile * kBlock * w.width, kBlock, s, kBlock, Into::kFresh);
-  finish_scores<Real>(p, block, s, slope);
-  multiply<Real>(block.rows, kBlock, p.D_v,
-                 {w.do_rows + query_tile * kBlock * w.width_v, w.width_v, 1},
-                 w.v_columns + key_tile * kBlock * w.width_v, kBlock, dp, kBlock, Into::kFresh);
-  if (factor) dropout_factors<Real>(p, block, factor);
+  const Product scores{Engine::left(w.k, w.k_panels + key_panel * w.k.bytes),
+                       Engine::right_t(w.q, w.q_panels + query_panel * w.q.bytes), p.D};
+  Engine::multiply(block.keys, kBlock, &scores, 1, t.s, kBlock, Into::kFresh);
+  finish_scores<Real, kBlock>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
+  const Product dp{Engine::left(w.v, w.v_panels + key_panel * w.v.bytes),
+                   Engine::right_t(w.d_o, w.do_panels + query_panel * w.d_o.bytes), p.D_v};
+  Engine::multiply(block.keys, kBlock, &dp, 1, t.dp, kBlock, Into::kFresh);
+  const Real* factor = p.dropout.p > 0 ? t.factor : nullptr;
+  if (factor) dropout_factors<Real, kBlock>(p, block, t.factor);
 
-  const Real* lse = static_cast<const Real*>(p.lse) + head * p.M + block.i0;
-  const Real* delta = w.delta + query_tile * kBlock;
-  for (int64_t r = 0; r < block.rows; ++r, s += kBlock, dp += kBlock) {
-    // In a row that sees nothing every score is -inf; any finite number makes its p zero.
-    const Real row_lse = lse[r] == kNothing ? Real{0} : lse[r];
-    for_each_vector(s, [&](Vec<Real> x, int64_t c) {
-      const Vec<Real> weight = exp_of_nonpositive<Real>(x - row_lse);
-      const Vec<Real> z = factor ? load(factor + r * kBlock + c) : broadcast(Real{1});
-      store(dp + c, weight * (z * load(dp + c) - delta[r]));
-      return weight * z;
-    });
+  const Real to_log2 = static_cast<Real>(score_to_log2(p));
+  for (int64_t lane = 0; lane < kBlock; lane += 2 * W) {
+    Vec<Real> lse[2], lse_rest[2], delta[2];
+    for (int n = 0; n < 2; ++n) {
+      lse[n] = load(w.lse + query_item * 2 * kBlock + lane + n * W);
+      lse_rest[n] = load(w.lse + (query_item * 2 + 1) * kBlock + lane + n * W);
+      delta[n] = load(w.delta + query_item * kBlock + lane + n * W);
+    }
+    for (int64_t group = 0; group < block.keys / kKeyGroup; ++group) {
+      for (int64_t t16 = 0; t16 < kKeyGroup / 2; ++t16) {
+        Vec<Real> weight[2][2], ds[2][2];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+          for (int n = 0; n < 2; ++n) {
+            const int64_t at =
+                (group * kKeyGroup + t16 + half * kKeyGroup / 2) * kBlock + lane + n * W;
+            Vec<Real> power = load(t.s + at) * to_log2 - lse[n];
+            if constexpr (Engine::kPrecision == Precision::kReal) power -= lse_rest[n];
+            weight[half][n] = exp2<Real, Engine::kPrecision>(power);
+            if (factor) {
+              const Vec<Real> z = load(factor + at);
+              ds[half][n] = weight[half][n] * (z * load(t.dp + at) - delta[n]);
+              weight[half][n] *= z;
+            } else {
+              ds[half][n] = weight[half][n] * (load(t.dp + at) - delta[n]);
+            }
+          }
+        }
+        visit(group, t16, lane, weight, ds);
+      }
+    }
   }
 }
 

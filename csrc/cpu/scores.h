@@ -1,5 +1,8 @@
 // What happens to a tile of scores between the two products: scale, softcap, bias, mask; and which
-// weights dropout keeps. Forward and backward share every line.
+// weights dropout keeps. Forward, backward and decoding share every line.
+//
+// Tiles are transposed: a row holds one key's scores with kQueries queries, so that the softmax
+// runs down columns, one query in each lane.
 #pragma once
 
 #include "../mask.h"
@@ -11,96 +14,195 @@ namespace tk::cpu::TK_ISA {
 
 static_assert(kBlock == kSummaryBlock && kBlock == kPhiloxColumns);
 
-// Queries i0 .. i0 + rows - 1 against keys j0 .. j0 + kBlock - 1; tiles are kBlock x kBlock.
+constexpr int64_t kKeyGroup = 32;  // a block's keys are computed in groups of so many
+
+// Keys j0 .. j0 + keys - 1 against `queries` of the group's queries, which start with query i0 of
+// head h. per_head queries of a head come before those of the next one.
 struct Block {
-  int64_t b, h, i0, j0, rows;
+  int64_t b, h, i0, j0;
+  int64_t queries, keys, per_head;
   Visible visible;
+
+  int64_t head(int64_t lane) const { return h + lane / per_head; }
+  int64_t query(int64_t lane) const { return i0 + lane % per_head; }
 };
 
-TK_INLINE Block make_block(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t j0) {
-  const int64_t i1 = i0 + kBlock < p.M ? i0 + kBlock : p.M;
-  // Columns beyond N count as hidden: a block that reaches over the end is never wholly visible.
-  return {b, h, i0, j0, i1 - i0, block_visible(p.mask, p.N, b, h, i0, i1, j0, j0 + kBlock)};
+// Sets visible, and keys: those behind the last visible one are left out, in whole groups.
+TK_INLINE void look(const Problem& p, Block& block) {
+  const int64_t last_query = block.query(block.queries - 1);
+  const int64_t i1 = block.queries > block.per_head ? block.per_head : last_query + 1;
+  block.visible = Visible::kNone;
+  for (int64_t h = block.h; h <= block.head(block.queries - 1); ++h) {
+    // Keys beyond N count as hidden: a block that reaches over the end is never wholly visible.
+    const Visible visible =
+        block_visible(p.mask, p.N, block.b, h, block.i0, i1, block.j0, block.j0 + kBlock);
+    if (h == block.h) {
+      block.visible = visible;
+    } else if (block.visible != visible) {
+      block.visible = Visible::kSome;
+    }
+  }
+  const int64_t end = row_interval(p.mask, p.N, block.b, i1 - 1).end - block.j0;
+  block.keys = end < kBlock ? round_up(end, kKeyGroup) : kBlock;
+}
+
+TK_INLINE Block make_block(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t queries,
+                           int64_t j0) {
+  Block block{b, h, i0, j0, p.M - i0 < queries ? p.M - i0 : queries, 0, queries, Visible::kNone};
+  look(p, block);
+  return block;
 }
 
 template <typename Real, typename Visit>
-TK_INLINE void for_each_vector(Real* row, Visit&& visit) {
+TK_INLINE void for_each_vector(Real* tile, int64_t count, Visit&& visit) {
 #pragma GCC unroll 4
-  for (int64_t c = 0; c < kBlock; c += kLanes<Real>) store(row + c, visit(load(row + c), c));
+  for (int64_t c = 0; c < count; c += kLanes<Real>) store(tile + c, visit(load(tile + c), c));
 }
 
 // s = cap tanh(s / cap); slope = the derivative 1 - tanh^2, where it is asked for.
 template <typename Real>
-TK_INLINE void apply_softcap(Real cap, Real* row, Real* slope) {
-  for_each_vector(row, [&](Vec<Real> s, int64_t c) {
-    const Vec<Real> t = tanh<Real>(s / cap);
+void apply_softcap(Real cap, Real* s, Real* slope, int64_t count) {
+  for_each_vector(s, count, [&](Vec<Real> x, int64_t c) {
+    const Vec<Real> t = tanh<Real>(x / cap);
     if (slope) store(slope + c, Real{1} - t * t);
     return cap * t;
   });
 }
 
 template <typename Real>
-TK_INLINE void add_bias(const Problem& p, const Block& block, int64_t i, Real* row) {
+TK_INLINE void read_bias(const Problem& p, const Block& block, int64_t lane, Real* row) {
   const Strided& bias = p.score.bias;
-  const int64_t columns = p.N - block.j0 < kBlock ? p.N - block.j0 : kBlock;
-  const int64_t offset = row_offset(bias, block.b, block.h, i) + block.j0 * bias.stride[3];
-  Real added[kBlock];
-  read_row(p.score.bias_dtype, bias.data, offset, bias.stride[3], columns, added);
-  for (int64_t c = 0; c < columns; ++c) row[c] += added[c];
+  const int64_t columns = p.N - block.j0 < block.keys ? p.N - block.j0 : block.keys;
+  for (int64_t c = columns; c < block.keys; ++c) row[c] = 0;
+  read_row(
+      p.score.bias_dtype, bias.data,
+      row_offset(bias, block.b, block.head(lane), block.query(lane)) + block.j0 * bias.stride[3],
+      bias.stride[3], columns, row);
 }
 
-template <typename Real>
-TK_INLINE void add_alibi(const Problem& p, const Block& block, int64_t i, Real* row) {
-  const Real slope = static_cast<const Real*>(p.score.alibi_slopes)[block.h];
-  const Real first = static_cast<Real>(block.j0 - i - p.score.alibi_offset);
-  for_each_vector(row, [&](Vec<Real> s, int64_t c) {
-    const Vec<Real> d = iota<Real>() + (first + static_cast<Real>(c));
-    return s - slope * (d < 0 ? -d : d);
-  });
-}
-
-template <typename Real>
-TK_INLINE void hide(const Problem& p, const Block& block, int64_t i, Real* row) {
-  constexpr Real kHidden = -static_cast<Real>(__builtin_inf());
-  const KeyInterval keys = row_interval(p.mask, p.N, block.b, i);
-  for (int64_t c = 0; c < kBlock; ++c) {
-    const int64_t j = block.j0 + c;
-    row[c] = (j >= keys.begin) & (j < keys.end) ? row[c] : kHidden;
-  }
-  if (!needs_flags(p.mask)) return;
-  const int64_t columns = p.N - block.j0 < kBlock ? p.N - block.j0 : kBlock;
-  uint8_t flags[kBlock];
-  row_flags(p.mask, p.M, p.N, block.b, block.h, i, block.j0, columns, flags);
-  for (int64_t c = 0; c < columns; ++c) row[c] = flags[c] ? row[c] : kHidden;
-}
-
-// s: q k^T on entry, the scores of docs/attention.md on return. `slope` (a tile) takes the
-// softcap's derivative and may be null.
-template <typename Real>
-void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
-  const Real scale = static_cast<Real>(p.score.scale);
-  for (int64_t r = 0; r < block.rows; ++r, s += kBlock) {
-    const int64_t i = block.i0 + r;
-    for_each_vector(s, [&](Vec<Real> x, int64_t) { return x * scale; });
-    if (p.score.softcap != 0) {
-      apply_softcap(static_cast<Real>(p.score.softcap), s, slope ? slope + r * kBlock : nullptr);
+template <typename Real, int64_t kQueries>
+void add_bias(const Problem& p, const Block& block, Real* s) {
+  constexpr int64_t W = kLanes<Real>;
+  Real rows[W][kBlock];
+  if (p.score.bias.stride[2] == 0 && block.queries <= block.per_head) {
+    read_bias(p, block, 0, rows[0]);
+    for (int64_t r = 0; r < block.keys; ++r) {
+      for_each_vector(s + r * kQueries, kQueries,
+                      [&](Vec<Real> x, int64_t) { return x + rows[0][r]; });
     }
-    if (p.score.bias.data) add_bias(p, block, i, s);
-    if (p.score.alibi_slopes) add_alibi(p, block, i, s);
-    if (block.visible != Visible::kAll) hide(p, block, i, s);
+    return;
+  }
+  for (int64_t lane0 = 0; lane0 < block.queries; lane0 += W) {
+    for (int64_t lane = 0; lane < W; ++lane) {
+      const int64_t known = lane0 + lane < block.queries ? lane0 + lane : block.queries - 1;
+      read_bias(p, block, known, rows[lane]);
+    }
+    for (int64_t r0 = 0; r0 < block.keys; r0 += W) {
+      Vec<Real> square[W];
+      for (int64_t lane = 0; lane < W; ++lane) square[lane] = load(rows[lane] + r0);
+      transpose<Real>(square);
+      for (int64_t r = 0; r < W; ++r) {
+        Real* to = s + (r0 + r) * kQueries + lane0;
+        store(to, load(to) + square[r]);
+      }
+    }
   }
 }
 
-// factor = 1 / (1 - p) where a weight is kept, 0 where it is dropped.
-template <typename Real>
+template <typename Real, int64_t kQueries>
+void add_alibi(const Problem& p, const Block& block, Real* s) {
+  Real slope[kQueries] = {}, distance[kQueries] = {};
+  for (int64_t lane = 0; lane < block.queries; ++lane) {
+    slope[lane] = static_cast<const Real*>(p.score.alibi_slopes)[block.head(lane)];
+    distance[lane] = static_cast<Real>(block.j0 - block.query(lane) - p.score.alibi_offset);
+  }
+  for (int64_t r = 0; r < block.keys; ++r) {
+    for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
+      const Vec<Real> d = load(distance + c) + static_cast<Real>(r);
+      return x - load(slope + c) * (d < 0 ? -d : d);
+    });
+  }
+}
+
+// Every lane's visible keys as bits, tested one key at a time across the lanes.
+template <typename Real, int64_t kQueries>
+void hide(const Problem& p, const Block& block, Real* s) {
+  using Int = IntOf<Real>;
+  constexpr int64_t kBits = 8 * sizeof(Int);
+  constexpr Real kHidden = -static_cast<Real>(__builtin_inf());
+  Int words[kBlock / kBits][kQueries] = {};
+  for (int64_t lane = 0; lane < block.queries; ++lane) {
+    const uint64_t bits =
+        visible_keys(p.mask, p.M, p.N, block.b, block.head(lane), block.query(lane), block.j0);
+    for (int64_t n = 0; n < kBlock / kBits; ++n) {
+      words[n][lane] = static_cast<Int>(bits >> (n * kBits));
+    }
+  }
+  for (int64_t r = 0; r < block.keys; ++r) {
+    const Int bit = static_cast<Int>(uint64_t{1} << (r % kBits));
+    for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
+      return (load(words[r / kBits] + c) & bit) != 0 ? x : broadcast(kHidden);
+    });
+  }
+}
+
+// What scores are multiplied by to become powers of two. While nothing comes between the product
+// and the softmax, the scale waits for it and costs nothing.
+TK_INLINE bool scale_waits(const Problem& p) {
+  return p.score.softcap == 0 && !p.score.bias.data && !p.score.alibi_slopes && p.score.scale > 0;
+}
+
+TK_INLINE double score_to_log2(const Problem& p) {
+  constexpr double kLog2E = 1.4426950408889634;
+  return scale_waits(p) ? p.score.scale * kLog2E : kLog2E;
+}
+
+// s: k q^T on entry, the scores of docs/attention.md on return, but for a scale that waits. `slope`
+// (a tile) takes the softcap's derivative and may be null.
+template <typename Real, int64_t kQueries>
+void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
+  if (!scale_waits(p)) {
+    const int64_t count = block.keys * kQueries;
+    const Real scale = static_cast<Real>(p.score.scale);
+    for_each_vector(s, count, [&](Vec<Real> x, int64_t) { return x * scale; });
+    if (p.score.softcap != 0) {
+      apply_softcap(static_cast<Real>(p.score.softcap), s, slope, count);
+    }
+    if (p.score.bias.data) add_bias<Real, kQueries>(p, block, s);
+    if (p.score.alibi_slopes) add_alibi<Real, kQueries>(p, block, s);
+  }
+  if (block.visible != Visible::kAll) hide<Real, kQueries>(p, block, s);
+}
+
+// factor (keys x kQueries) = 1 / (1 - p) where a weight is kept, 0 where it is dropped.
+template <typename Real, int64_t kQueries>
 void dropout_factors(const Problem& p, const Block& block, Real* factor) {
   const uint32_t threshold = keep_threshold(p.dropout.p);
   const Real kept = p.dropout.p < 1 ? static_cast<Real>(1 / (1 - p.dropout.p)) : Real{0};
-  for (int64_t r = 0; r < block.rows; ++r, factor += kBlock) {
-    uint32_t words[kPhiloxColumns];
-    philox_row(p.dropout.seed, static_cast<uint32_t>(block.b), static_cast<uint32_t>(block.h),
-               static_cast<uint32_t>(block.i0 + r), static_cast<uint32_t>(block.j0), words);
-    for (int64_t c = 0; c < kBlock; ++c) factor[c] = words[c] >= threshold ? kept : Real{0};
+  uint32_t head[kQueries], query[kQueries];
+  for (int64_t lane = 0; lane < kQueries; ++lane) {
+    head[lane] = static_cast<uint32_t>(block.head(lane));
+    query[lane] = static_cast<uint32_t>(block.query(lane));
+  }
+  for (int64_t lane0 = 0; lane0 < kQueries; lane0 += kPhiloxLanes) {
+    for (int64_t counter = 0; counter < kPhiloxCounters; ++counter) {
+      uint32_t x[4][kPhiloxLanes];
+      for (int64_t lane = 0; lane < kPhiloxLanes; ++lane) {
+        x[0][lane] = static_cast<uint32_t>(block.j0 / kBlock * kPhiloxCounters + counter);
+        x[1][lane] = query[lane0 + lane];
+        x[2][lane] = head[lane0 + lane];
+        x[3][lane] = static_cast<uint32_t>(block.b);
+      }
+      philox(p.dropout.seed, x);
+      for (int64_t word = 0; word < 4; ++word) {
+        const int64_t r = word * kPhiloxCounters + counter;
+        if (r >= block.keys) break;
+        Real* to = factor + r * kQueries + lane0;
+        for (int64_t lane = 0; lane < kPhiloxLanes; ++lane) {
+          to[lane] = x[word][lane] >= threshold ? kept : Real{0};
+        }
+      }
+    }
   }
 }
 

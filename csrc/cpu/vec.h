@@ -63,40 +63,26 @@ TK_INLINE Vec<Real> iota() {
   return x;
 }
 
-template <typename Real, int kCount>
-struct VecOfCount {
-  typedef Real type __attribute__((vector_size(kCount * sizeof(Real))));
-};
-
-// Folds the upper half onto the lower one until two are left.
-template <typename Real, int kCount, typename Combine, int... kIndex>
-TK_INLINE Real fold(typename VecOfCount<Real, kCount>::type x, Combine&& combine,
-                    std::integer_sequence<int, kIndex...>) {
-  if constexpr (kCount == 2) {
-    return combine(x[0], x[1]);
-  } else {
-    constexpr int kHalf = kCount / 2;
-    typename VecOfCount<Real, kHalf>::type low = __builtin_shufflevector(x, x, kIndex...);
-    typename VecOfCount<Real, kHalf>::type high =
-        __builtin_shufflevector(x, x, (kIndex + kHalf)...);
-    return fold<Real, kHalf>(combine(low, high), combine,
-                             std::make_integer_sequence<int, kHalf / 2>());
+// The square matrix of kLanes rows, transposed: squares off the diagonal change places, from the
+// largest to single elements.
+template <typename T, int kSquare, int... kLane>
+TK_INLINE void swap_squares(Vec<T>* rows, std::integer_sequence<int, kLane...> lanes) {
+  constexpr int W = kLanes<T>;
+#pragma GCC unroll 16
+  for (int r = 0; r < W; ++r) {
+    if (r & kSquare) continue;
+    const Vec<T> upper = rows[r], lower = rows[r + kSquare];
+    rows[r] =
+        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane - kSquare : kLane)...);
+    rows[r + kSquare] =
+        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane : kLane + kSquare)...);
   }
+  if constexpr (kSquare > 1) swap_squares<T, kSquare / 2>(rows, lanes);
 }
 
-template <typename Real, typename Combine>
-TK_INLINE Real horizontal(Vec<Real> x, Combine&& combine) {
-  return fold<Real, kLanes<Real>>(x, combine, std::make_integer_sequence<int, kLanes<Real> / 2>());
-}
-
-template <typename Real>
-TK_INLINE Real horizontal_sum(Vec<Real> x) {
-  return horizontal<Real>(x, [](auto a, auto b) { return a + b; });
-}
-
-template <typename Real>
-TK_INLINE Real horizontal_max(Vec<Real> x) {
-  return horizontal<Real>(x, [](auto a, auto b) { return b > a ? b : a; });
+template <typename T>
+TK_INLINE void transpose(Vec<T>* rows) {
+  swap_squares<T, kLanes<T> / 2>(rows, std::make_integer_sequence<int, kLanes<T>>());
 }
 
 }  // namespace tk::cpu::TK_ISA

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.utils import deterministic
 
 import transformer_kernels as tk
-from transformer_kernels.testing.operators import BACKWARD, FORWARD, operators_run_by
+from transformer_kernels import _C
 from transformer_kernels.testing.poison import poisoned_memory
 
 
@@ -29,19 +32,30 @@ def test_what_was_set_comes_back() -> None:
     assert deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
 
-def test_compiled_operators_are_given_poisoned_memory() -> None:
-    """Torch fills every `aten::empty` of theirs: outputs, workspaces and the block summary."""
-    q = torch.randn(1, 2, 67, 16, requires_grad=True)
-    mask = tk.Mask.dense(torch.rand(67, 67) < 0.5)
+def poisoned_by(call: Callable[[], object]) -> int:
+    before = _C.poisoned_bytes()
+    call()
+    return _C.poisoned_bytes() - before
 
-    def step() -> None:
-        torch.autograd.grad(tk.attention(q, q, q, mask=mask, backend="cpu").sum(), q)
 
-    step()
-    plain = operators_run_by(step)
+def test_scratch_memory_is_poisoned_in_every_call() -> None:
+    """Although it is kept from call to call."""
+    q = torch.randn(1, 2, 67, 16)
+    assert poisoned_by(lambda: tk.attention(q, q, q)) == 0
     with poisoned_memory():
-        poisoned = operators_run_by(step)
-    assert (plain[FORWARD], plain[BACKWARD]) == (1, 1)
-    # o, lse, summary and workspace forward; dq, dk, dv and workspace backward.
-    assert poisoned["aten::fill_"] - plain["aten::fill_"] >= 8
-    assert poisoned["aten::empty"] == plain["aten::empty"] >= 8
+        first, second = (poisoned_by(lambda: tk.attention(q, q, q)) for _ in range(2))
+    assert first == second > q.nbytes
+    assert poisoned_by(lambda: tk.attention(q, q, q)) == 0
+
+
+def test_what_the_operators_return_is_poisoned() -> None:
+    q, k, v = (torch.randn(1, 2, 67, 16, requires_grad=True) for _ in range(3))
+
+    def step(**options: Any) -> None:
+        o, *_ = tk.attention(q, k, v, **options)
+        torch.autograd.grad(o.sum(), (q, k, v))
+
+    with poisoned_memory():
+        scratch = poisoned_by(step)  # outputs come from Python here, where torch poisons them
+        everything = poisoned_by(lambda: step(return_lse=True))
+    assert everything - scratch == 4 * q.nbytes + 4 * 2 * 67

@@ -6,4 +6,4 @@ from transformer_kernels.backends.reference import ReferenceBackend
 
 BACKENDS: tuple[Backend, ...] = (CpuBackend(), ReferenceBackend())
 
-__all__ = ["BACKENDS", "Backend"]
+__all__ = ["BACKENDS", "Backend", "CpuBackend"]

@@ -32,8 +32,8 @@ class FusedKernels(Protocol):
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(o, lse, block_summary); the summary is kept for the backward pass."""
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(o, lse, block_summary); the summary, if there is one, is kept for the backward pass."""
 
     def backward(
         self,

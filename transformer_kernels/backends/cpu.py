@@ -39,11 +39,11 @@ class CpuBackend:
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        o, lse, block_summary = torch.ops.transformer_kernels.attention_forward(
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        o, lse, block_summary = torch.ops.transformer_kernels.attention_forward.default(
             q, k, v, *extras, *ops.numbers(problem)
         )
-        return o, lse, block_summary
+        return o, lse, block_summary if ops.needs_summary(extras) else None
 
     def backward(
         self,
@@ -55,7 +55,7 @@ class CpuBackend:
         *,
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        dq, dk, dv, dbias = torch.ops.transformer_kernels.attention_backward(
+        dq, dk, dv, dbias = torch.ops.transformer_kernels.attention_backward.default(
             do, dlse, *saved, *extras, *ops.numbers(problem), bias_needs_grad
         )
         return dq, dk, dv, dbias if bias_needs_grad else None

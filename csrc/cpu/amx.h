@@ -1,0 +1,355 @@
+// The engine that multiplies by AMX tiles of bfloat16 and sums in float.
+//
+// float16 is exactly the sum of two bfloat16, float of three. With x = x0 + x1 + x2 by falling
+// size, x y = x0 y0 + (x0 y1 + x1 y0) + (x0 y2 + x1 y1 + x2 y0) but for terms below the last bit:
+// kParts parts take 1, 4 or 6 products, all of which add up in the same float tiles.
+//
+// A tile is 16 rows of 64 bytes: 16 rows or columns of the operand by 32 of depth, elements t and
+// t + 16 of depth side by side in a 32-bit pair t. A left tile has a row of pairs for each of its
+// operand's rows; a right tile a row of columns for each pair. One is the other transposed.
+#pragma once
+
+#include <immintrin.h>
+
+#include "operand.h"
+#include "vec_math.h"
+
+namespace tk::cpu::TK_ISA {
+
+constexpr int64_t kTile = 16;       // rows of a tile; pairs in a row
+constexpr int64_t kTileDepth = 32;  // elements in a row
+constexpr int64_t kTileBytes = 1024;
+
+// Tile (t, g, part) of an operand begins at data + t * stride + (g * kParts + part) * kTileBytes;
+// t counts rows (columns), g depth.
+struct AmxOperand {
+  const char* data;
+  int64_t stride;
+};
+
+// All eight tiles are 16 x 64 bytes while a Session lives.
+class AmxSession {
+ public:
+  AmxSession() {
+    alignas(64) struct {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    for (int n = 0; n < 8; ++n) config.row_bytes[n] = 64, config.rows[n] = kTile;
+    // GCC 12 takes only the first 8 bytes for an input of the instruction.
+    asm volatile("" ::"r"(&config) : "memory");
+    _tile_loadconfig(&config);
+  }
+  ~AmxSession() { _tile_release(); }
+  AmxSession(const AmxSession&) = delete;
+  AmxSession& operator=(const AmxSession&) = delete;
+};
+
+// parts[n]: the n-th parts of low in the low halves, of high in the high ones. Each is rounded to
+// nearest, which leaves the least to those that follow; of a third part there is nothing to round.
+template <int kParts>
+TK_INLINE void split_pairs(__m512 low, __m512 high, __m512i (&parts)[kParts]) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i half = _mm512_set1_epi32(0x8000);
+#pragma GCC unroll 3
+  for (int n = 0; n < kParts; ++n) {
+    __m512i a = _mm512_castps_si512(low), b = _mm512_castps_si512(high);
+    if (n < 2) {
+      a = _mm512_add_epi32(a, half);
+      b = _mm512_add_epi32(b, half);
+    }
+    // (b & upper) | (a >> 16)
+    parts[n] = _mm512_ternarylogic_epi32(b, upper, _mm512_srli_epi32(a, 16), 0xea);
+    low -= _mm512_castsi512_ps(_mm512_and_si512(a, upper));
+    high -= _mm512_castsi512_ps(_mm512_and_si512(b, upper));
+  }
+}
+
+// The compiler's intrinsics take a tile's number only as a literal.
+template <int kNumber>
+TK_INLINE void load_tile(const void* from, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kNumber) : "memory");
+}
+template <int kNumber>
+TK_INLINE void store_tile(void* to, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kNumber) : "memory");
+}
+template <int kNumber>
+TK_INLINE void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kNumber));
+}
+template <int kC, int kA, int kB>
+TK_INLINE void multiply_tile() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+}
+
+// A square of 2 x 2 tiles of c, in tiles 0 to 3; a is in 4 and 5, b in 6 and 7. Four stores in a
+// row would stall the loads that follow: a square is stored tile by tile where the next one begins.
+struct AmxSquares {
+  float* before = nullptr;  // the square that is still to be stored
+  float* now = nullptr;
+  int64_t ldc;  // of c
+  Into into;
+
+  template <int kNumber>
+  TK_INLINE_METHOD void begin_tile() const {
+    const int64_t at = kNumber / 2 * kTile * ldc + kNumber % 2 * kTile;
+    if (before) store_tile<kNumber>(before + at, ldc * 4);
+    into == Into::kSum ? load_tile<kNumber>(now + at, ldc * 4) : clear_tile<kNumber>();
+  }
+
+  // The next parts of a and b, where they change; c is begun at a square's first step.
+  template <bool kFirst, bool kNewA, bool kNewB>
+  TK_INLINE_METHOD void step(const char* a, int64_t a_stride, const char* b,
+                             int64_t b_stride) const {
+    if constexpr (kNewA) load_tile<4>(a, 64);
+    if constexpr (kNewB) load_tile<6>(b, 64);
+    if constexpr (kFirst) begin_tile<0>();
+    multiply_tile<0, 4, 6>();
+    if constexpr (kNewB) load_tile<7>(b + b_stride, 64);
+    if constexpr (kFirst) begin_tile<1>();
+    multiply_tile<1, 4, 7>();
+    if constexpr (kNewA) load_tile<5>(a + a_stride, 64);
+    if constexpr (kFirst) begin_tile<2>();
+    multiply_tile<2, 5, 6>();
+    if constexpr (kFirst) begin_tile<3>();
+    multiply_tile<3, 5, 7>();
+  }
+
+  // The products of parts that come before the greatest one, which would round them away.
+  template <int kParts, bool kFirst>
+  TK_INLINE_METHOD void small_steps(const char* a, int64_t a_stride, const char* b,
+                                    int64_t b_stride) const {
+    constexpr int64_t T = kTileBytes;
+    if constexpr (kParts == 2) {
+      step<kFirst, true, true>(a + T, a_stride, b + T, b_stride);
+      step<false, false, true>(a + T, a_stride, b, b_stride);
+      step<false, true, true>(a, a_stride, b + T, b_stride);
+    } else {
+      step<kFirst, true, true>(a + 2 * T, a_stride, b, b_stride);
+      step<false, true, false>(a + T, a_stride, b, b_stride);
+      step<false, false, true>(a + T, a_stride, b + T, b_stride);
+      step<false, true, false>(a, a_stride, b + T, b_stride);
+      step<false, false, true>(a, a_stride, b + 2 * T, b_stride);
+    }
+  }
+
+  TK_INLINE_METHOD void store_last() const {
+    store_tile<0>(now, ldc * 4);
+    store_tile<1>(now + kTile, ldc * 4);
+    store_tile<2>(now + kTile * ldc, ldc * 4);
+    store_tile<3>(now + kTile * ldc + kTile, ldc * 4);
+  }
+};
+
+template <int kParts>
+struct Amx {
+  using Real = float;
+  using Left = AmxOperand;
+  using Right = AmxOperand;
+  using Product = Term<Left, Right>;
+  static constexpr int64_t kQueries = 32;
+  static constexpr int64_t kStripe = 2;
+  static constexpr int64_t kWidth = 32;
+  static constexpr Precision kPrecision = kParts < 3 ? Precision::kHalf : Precision::kReal;
+  static constexpr bool kSplits = kParts > 1;
+  static constexpr int64_t kPairBytes = kParts * kTileBytes;  // of one depth of a tile, all parts
+
+  using Session = AmxSession;
+
+  static PanelLayout layout(unsigned uses, int64_t rows, int64_t width) {
+    PanelLayout panel{uses, rows, round_up(width, kWidth), 0, 0, 0, 0, 0};
+    const size_t size = static_cast<size_t>(rows * panel.width * 2 * kParts);
+    const auto place = [&](Use use) {
+      const size_t at = panel.bytes;
+      if (uses & use) panel.bytes += size;
+      return at;
+    };
+    panel.left = place(kLeft);
+    panel.left_t = place(kLeftT);
+    panel.right = place(kRight);
+    panel.right_t = place(kRightT);
+    return panel;
+  }
+
+  static Real* unpack_to(const PanelLayout&, char*, Real* scratch) { return scratch; }
+
+  // One tile's parts as they are to `straight`, transposed to `turned`; either may be null.
+  static void put_tiles(__m512i (&pairs)[kParts][kTile], char* straight, char* turned) {
+    for (int part = 0; part < kParts; ++part) {
+      if (straight) {
+        for (int64_t t = 0; t < kTile; ++t) {
+          _mm512_store_si512(straight + part * kTileBytes + t * 64, pairs[part][t]);
+        }
+      }
+      if (turned) {
+        Vec<int32_t> square[kTile];
+        for (int64_t t = 0; t < kTile; ++t) {
+          square[t] = reinterpret_cast<Vec<int32_t>>(pairs[part][t]);
+        }
+        transpose<int32_t>(square);
+        for (int64_t t = 0; t < kTile; ++t) {
+          store(reinterpret_cast<int32_t*>(turned + part * kTileBytes + t * 64), square[t]);
+        }
+      }
+    }
+  }
+
+  // Depth along the rows: pairs lie in one row of the panel.
+  static void pack_depth_in_rows(const PanelLayout& panel, const float* rows, char* left,
+                                 char* right_t) {
+    const int64_t groups = panel.width / kTileDepth;
+    for (int64_t r = 0; r < panel.rows; r += kTile) {
+      for (int64_t g = 0; g < groups; ++g) {
+        __m512i pairs[kParts][kTile];
+        for (int64_t t = 0; t < kTile; ++t) {
+          const float* from = rows + (r + t) * panel.width + g * kTileDepth;
+          __m512i parts[kParts];
+          split_pairs(_mm512_loadu_ps(from), _mm512_loadu_ps(from + kTile), parts);
+          for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
+        }
+        const int64_t at = (r / kTile * groups + g) * kPairBytes;
+        put_tiles(pairs, left ? left + at : nullptr, right_t ? right_t + at : nullptr);
+      }
+    }
+  }
+
+  // Depth down the columns: pairs lie in two rows of the panel.
+  static void pack_depth_in_columns(const PanelLayout& panel, const float* rows, char* right,
+                                    char* left_t) {
+    const int64_t groups = panel.rows / kTileDepth;
+    for (int64_t c = 0; c < panel.width; c += kTile) {
+      for (int64_t g = 0; g < groups; ++g) {
+        __m512i pairs[kParts][kTile];
+        for (int64_t t = 0; t < kTile; ++t) {
+          const float* from = rows + (g * kTileDepth + t) * panel.width + c;
+          __m512i parts[kParts];
+          split_pairs(_mm512_loadu_ps(from), _mm512_loadu_ps(from + kTile * panel.width), parts);
+          for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
+        }
+        const int64_t at = (c / kTile * groups + g) * kPairBytes;
+        put_tiles(pairs, right ? right + at : nullptr, left_t ? left_t + at : nullptr);
+      }
+    }
+  }
+
+  static void pack(const PanelLayout& panel, const float* rows, char* to) {
+    const unsigned uses = panel.uses;
+    if (uses & (kLeft | kRightT)) {
+      pack_depth_in_rows(panel, rows, uses & kLeft ? to + panel.left : nullptr,
+                         uses & kRightT ? to + panel.right_t : nullptr);
+    }
+    if (uses & (kRight | kLeftT)) {
+      pack_depth_in_columns(panel, rows, uses & kRight ? to + panel.right : nullptr,
+                            uses & kLeftT ? to + panel.left_t : nullptr);
+    }
+  }
+
+  static Left left(const PanelLayout& panel, const char* from) {
+    return {from + panel.left, panel.width / kTileDepth * kPairBytes};
+  }
+  static Left left_t(const PanelLayout& panel, const char* from) {
+    return {from + panel.left_t, panel.rows / kTileDepth * kPairBytes};
+  }
+  static Right right(const PanelLayout& panel, const char* from) {
+    return {from + panel.right, panel.rows / kTileDepth * kPairBytes};
+  }
+  static Right right_t(const PanelLayout& panel, const char* from) {
+    return {from + panel.right_t, panel.width / kTileDepth * kPairBytes};
+  }
+
+  // A tile between two products: split anew, as a left operand, a right one, or both.
+  template <unsigned kUses, int64_t kRows, int64_t kColumns>
+  struct Tile {
+    static constexpr int64_t kForm = kRows * kColumns * 2 * kParts;
+    static constexpr int64_t kLeftStride = kColumns / kTileDepth * kPairBytes;
+    static constexpr int64_t kRightStride = kRows / kTileDepth * kPairBytes;
+    static constexpr size_t kBytes =
+        static_cast<size_t>(kForm) * ((kUses & kLeft ? 1 : 0) + (kUses & kRight ? 1 : 0));
+    char* as_left;
+    char* as_right;
+
+    Tile(float*, char* memory)
+        : as_left(memory), as_right(kUses & kLeft ? memory + kForm : memory) {}
+
+    // x[m][n]: row t + 16 m of a group of 32, columns from column + 16 n on; column % 32 = 0.
+    TK_INLINE_METHOD void put(int64_t group, int64_t t, int64_t column,
+                              const Vec<float> (&x)[2][2]) const {
+#pragma GCC unroll 2
+      for (int n = 0; n < 2; ++n) {
+        __m512i parts[kParts];
+        if constexpr (kUses & kLeft) {
+          split_pairs(x[n][0], x[n][1], parts);
+          write(as_left + (group * 2 + n) * kLeftStride + column / kTileDepth * kPairBytes, t,
+                parts);
+        }
+        if constexpr (kUses & kRight) {
+          split_pairs(x[0][n], x[1][n], parts);
+          write(as_right + (column / kTile + n) * kRightStride + group * kPairBytes, t, parts);
+        }
+      }
+    }
+    Left left() const { return {as_left, kLeftStride}; }
+    Right right(int64_t row) const {
+      return {as_right + row / kTileDepth * kPairBytes, kRightStride};
+    }
+
+   private:
+    TK_INLINE_METHOD void write(char* tile, int64_t t, const __m512i (&parts)[kParts]) const {
+#pragma GCC unroll 3
+      for (int part = 0; part < kParts; ++part) {
+        _mm512_store_si512(tile + part * kTileBytes + t * 64, parts[part]);
+      }
+    }
+  };
+
+  // c (rows x columns, leading dimension ldc) = or += the sum of the terms. rows and columns are
+  // multiples of 32; depth is filled up with zeros to one.
+  static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, float* c,
+                       int64_t ldc, Into into) {
+    AmxSquares squares{.ldc = ldc, .into = into};
+    for (int64_t r = 0; r < rows; r += 2 * kTile) {
+      for (int64_t n = 0; n < columns; n += 2 * kTile) {
+        squares.before = squares.now;
+        squares.now = c + r * ldc + n;
+        if constexpr (kSplits) {
+          for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
+            squares.template small_steps<kParts, kFirst>(operands...);
+          });
+          for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
+            squares.template step<false, true, true>(operands...);
+          });
+        } else {
+          for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
+            squares.template step<kFirst, true, true>(operands...);
+          });
+        }
+      }
+    }
+    squares.store_last();
+  }
+
+ private:
+  // visit<first>(a, its stride, b, its stride) for all the depth of every term.
+  template <typename Visit>
+  TK_INLINE_METHOD static void for_each_step(const Product* terms, int count, int64_t row,
+                                             int64_t column, Visit&& visit) {
+    for (int n = 0; n < count; ++n) {
+      const Left& left = terms[n].a;
+      const Right& right = terms[n].b;
+      const char* a = left.data + row / kTile * left.stride;
+      const char* b = right.data + column / kTile * right.stride;
+      const int64_t groups = (terms[n].depth + kTileDepth - 1) / kTileDepth;
+      for (int64_t g = 0; g < groups; ++g, a += kPairBytes, b += kPairBytes) {
+        if (n == 0 && g == 0) {
+          visit.template operator()<true>(a, left.stride, b, right.stride);
+        } else {
+          visit.template operator()<false>(a, left.stride, b, right.stride);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace tk::cpu::TK_ISA

@@ -1,0 +1,198 @@
+// The two products of decoding, straight from the rows of k and v in the caller's memory. Vectors
+// lie along a row, and a row serves several queries while it is in registers. While one row is
+// read another is prefetched: arithmetic hides behind memory only if lines arrive all the time.
+#pragma once
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "convert.h"
+#include "vec.h"
+
+namespace tk::cpu::TK_ISA {
+
+// Rows that may be read in whole vectors, `stride` elements apart.
+template <typename Storage>
+struct Rows {
+  const Storage* data;
+  int64_t stride;
+
+  TK_INLINE_METHOD const Storage* row(int64_t r) const { return data + r * stride; }
+  TK_INLINE_METHOD Rows from(int64_t r) const { return {row(r), stride}; }
+
+  // Asks for the line of `element` kAhead rows on, which may lie behind the last row.
+  TK_INLINE_METHOD void prefetch(const Storage* element) const {
+    constexpr int64_t kAhead = 8;
+    const int64_t distance = kAhead * stride * static_cast<int64_t>(sizeof(Storage));
+    __builtin_prefetch(
+        reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(element) + distance));
+  }
+};
+
+// How rows of Storage become vectors: kParts vectors at a time, in an order of its own, which q and
+// o are kept in too.
+template <typename Storage>
+struct Wide {
+  using Real = Storage;
+  static constexpr int kParts = 1;
+
+  TK_INLINE_METHOD static void load(const Storage* from, Vec<Real> (&x)[kParts]) {
+    x[0] = TK_ISA::load(from);
+  }
+};
+
+// Even elements, then odd ones: a bfloat16 is the upper half of a float.
+template <>
+struct Wide<BFloat16> {
+  using Real = float;
+  static constexpr int kParts = 2;
+
+  TK_INLINE_METHOD static void load(const BFloat16* from, Vec<Real> (&x)[kParts]) {
+    const Vec<uint32_t> pairs = TK_ISA::load(reinterpret_cast<const uint32_t*>(from));
+    x[0] = reinterpret_cast<Vec<Real>>(pairs << 16);
+    x[1] = reinterpret_cast<Vec<Real>>(pairs & 0xffff0000u);
+  }
+};
+
+template <>
+struct Wide<Float16> {
+  using Real = float;
+  static constexpr int kParts = 1;
+
+  TK_INLINE_METHOD static void load(const Float16* from, Vec<Real> (&x)[kParts]) {
+#if defined(__AVX512F__)
+    x[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+    x[0] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    read_as(from, 1, kLanes<Real>, reinterpret_cast<Real*>(&x[0]));
+#endif
+  }
+};
+
+// Elements that are loaded at a time.
+template <typename Storage>
+constexpr int64_t kChunk = Wide<Storage>::kParts * kLanes<typename Wide<Storage>::Real>;
+
+// Where element c of a row stands in that order.
+template <typename Storage>
+TK_INLINE int64_t place(int64_t c) {
+  constexpr int64_t kParts = Wide<Storage>::kParts, kSize = kChunk<Storage>;
+  return c / kSize * kSize + c % kParts * (kSize / kParts) + c % kSize / kParts;
+}
+
+// Lane r of the result is the sum of rows[r]: a transpose that adds as soon as two rows have
+// changed places.
+template <typename Real, int kSquare, int... kLane>
+TK_INLINE Vec<Real> add_squares(Vec<Real>* rows, std::integer_sequence<int, kLane...> lanes) {
+  constexpr int W = kLanes<Real>;
+#pragma GCC unroll 8
+  for (int r = 0; r < kSquare; ++r) {
+    const Vec<Real> upper = rows[r], lower = rows[r + kSquare];
+    rows[r] =
+        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane - kSquare : kLane)...) +
+        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane : kLane + kSquare)...);
+  }
+  if constexpr (kSquare > 1) return add_squares<Real, kSquare / 2>(rows, lanes);
+  return rows[0];
+}
+
+template <typename Real>
+TK_INLINE Vec<Real> sum_each(Vec<Real>* rows) {
+  return add_squares<Real, kLanes<Real> / 2>(rows, std::make_integer_sequence<int, kLanes<Real>>());
+}
+
+// s[r][n] = k[r] . q[n] for kQueries of q (kQueries x width); rows of s are lds apart. keys is a
+// multiple of kLanes, width of kChunk.
+template <int kQueries, typename Storage, typename Real>
+void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, Real* s,
+                   int64_t lds) {
+  constexpr int W = kLanes<Real>, kParts = Wide<Storage>::kParts;
+  constexpr int kKeys = W / kQueries;           // their sums fill a vector
+  constexpr int kStep = kKeys < 4 ? kKeys : 4;  // more rows at a time would lack address registers
+  for (int64_t r = 0; r < keys; r += kKeys) {
+    Vec<Real> sum[W] = {};
+#pragma GCC unroll 4
+    for (int m0 = 0; m0 < kKeys; m0 += kStep) {
+      for (int64_t d = 0; d < width; d += kParts * W) {
+#pragma GCC unroll 4
+        for (int m = m0; m < m0 + kStep; ++m) {
+          const Storage* from = k.row(r + m) + d;
+          Vec<Real> key[kParts];
+          k.prefetch(from);
+          Wide<Storage>::load(from, key);
+#pragma GCC unroll 4
+          for (int n = 0; n < kQueries; ++n) {
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+              sum[m * kQueries + n] += key[part] * load(q + n * width + d + part * W);
+            }
+          }
+        }
+      }
+    }
+    Real totals[W];
+    store(totals, sum_each<Real>(sum));
+#pragma GCC unroll 16
+    for (int m = 0; m < kKeys; ++m) {
+      __builtin_memcpy(s + (r + m) * lds, totals + m * kQueries, kQueries * sizeof(Real));
+    }
+  }
+}
+
+// o[n] += the sum over r of weights[r][n] v[r], kChunks chunks of columns at a time.
+template <int kQueries, int kChunks, typename Storage, typename Real>
+TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o,
+                           int64_t ldo, int64_t width) {
+  constexpr int W = kLanes<Real>, kParts = Wide<Storage>::kParts;
+  constexpr int64_t kColumns = kChunks * kChunk<Storage>;
+  for (; width >= kColumns; width -= kColumns, v.data += kColumns, o += kColumns) {
+    Vec<Real> sum[kQueries][kChunks][kParts] = {};
+    for (int64_t r = 0; r < keys; ++r) {
+      Vec<Real> value[kChunks][kParts];
+#pragma GCC unroll 8
+      for (int c = 0; c < kChunks; ++c) {
+        const Storage* from = v.row(r) + c * kChunk<Storage>;
+        v.prefetch(from);
+        Wide<Storage>::load(from, value[c]);
+      }
+#pragma GCC unroll 4
+      for (int n = 0; n < kQueries; ++n) {
+        const Vec<Real> weight = broadcast(weights[r * ldw + n]);
+#pragma GCC unroll 8
+        for (int c = 0; c < kChunks; ++c) {
+#pragma GCC unroll 2
+          for (int part = 0; part < kParts; ++part) sum[n][c][part] += weight * value[c][part];
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < kQueries; ++n) {
+#pragma GCC unroll 8
+      for (int c = 0; c < kChunks * kParts; ++c) {
+        Real* to = o + n * ldo + c * W;
+        store(to, load(to) + sum[n][c / kParts][c % kParts]);
+      }
+    }
+  }
+  if constexpr (kChunks > 1) {
+    if (width > 0) add_columns<kQueries, kChunks / 2>(v, keys, weights, ldw, o, ldo, width);
+  }
+}
+
+// o (kQueries x width) += weights^T v; rows of weights are ldw apart, of o ldo. keys is a multiple
+// of kRows: so few that they are in the first-level cache when the next columns are read.
+template <int kQueries, typename Storage, typename Real>
+void add_rows(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o, int64_t ldo,
+              int64_t width) {
+  constexpr int64_t kRows = 16;
+  constexpr int kSums = kVectorBytes == 64 ? 16 : 8;  // half of the registers
+  constexpr int kVectors = kSums / kQueries < 8 ? kSums / kQueries : 8;
+  constexpr int kChunks = kVectors / Wide<Storage>::kParts;
+  for (int64_t r = 0; r < keys; r += kRows) {
+    add_columns<kQueries, kChunks>(v.from(r), kRows, weights + r * ldw, ldw, o, ldo, width);
+  }
+}
+
+}  // namespace tk::cpu::TK_ISA

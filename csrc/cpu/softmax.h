@@ -1,0 +1,125 @@
+// The online softmax: running maxima and denominators of one lane for each query.
+#pragma once
+
+#include <cmath>
+
+#include "scores.h"
+
+namespace tk::cpu::TK_ISA {
+
+// The maximum that weights are relative to may lag behind the true one by this power of two, so
+// that o is seldom rescaled.
+constexpr int kLag = 8;
+
+// m: in powers of two, -inf before the first visible key. l: the sum of 2^(score - m).
+template <typename Real, int64_t kQueries>
+struct SoftmaxState {
+  static constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
+  Real m[kQueries];
+  Real l[kQueries];
+
+  void clear() {
+    for (int64_t lane = 0; lane < kQueries; ++lane) {
+      m[lane] = kNothing;
+      l[lane] = 0;
+    }
+  }
+
+  // Natural logarithm; -inf for a query that saw nothing.
+  Real lse(int64_t lane) const {
+    const double log2 = static_cast<double>(m[lane]) + std::log2(static_cast<double>(l[lane]));
+    return static_cast<Real>(0.6931471805599453 * log2);
+  }
+};
+
+// The maximum of each column of s (rows x kQueries), for two vectors of columns.
+template <typename Real, int64_t kQueries>
+TK_INLINE void column_maxima(const Real* s, int64_t rows, Vec<Real> (&largest)[2]) {
+  constexpr int kChains = 4;
+  Vec<Real> chain[kChains][2];
+#pragma GCC unroll 4
+  for (int c = 0; c < kChains; ++c) {
+    chain[c][0] = load(s + c * kQueries);
+    chain[c][1] = load(s + c * kQueries + kLanes<Real>);
+  }
+  for (int64_t r = kChains; r < rows; r += kChains) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) {
+      const Real* from = s + (r + c) * kQueries;
+      chain[c][0] = max<Real>(chain[c][0], load(from));
+      chain[c][1] = max<Real>(chain[c][1], load(from + kLanes<Real>));
+    }
+  }
+#pragma GCC unroll 2
+  for (int n = 0; n < 2; ++n) {
+    largest[n] =
+        max<Real>(max<Real>(chain[0][n], chain[1][n]), max<Real>(chain[2][n], chain[3][n]));
+  }
+}
+
+template <typename Real>
+TK_INLINE bool any(Vec<IntOf<Real>> condition) {
+  IntOf<Real> sum = 0;
+  for (int lane = 0; lane < kLanes<Real>; ++lane) sum |= condition[lane];
+  return sum != 0;
+}
+
+// Raises the maxima of one vector of columns where they lag too far; o (width x kQueries) and l
+// follow. Returns what to subtract from scores in powers of two.
+template <typename Real, int64_t kQueries>
+TK_INLINE Vec<Real> raise_maxima(SoftmaxState<Real, kQueries>& state, int64_t lane,
+                                 Vec<Real> largest, Real* o, int64_t width) {
+  using State = SoftmaxState<Real, kQueries>;
+  const Vec<Real> m = load(state.m + lane);
+  const auto lags = largest > m + Real{kLag};
+  if (any<Real>(lags)) {
+    const Vec<Real> raised = lags ? largest : m;
+    // Nothing was summed yet where m = -inf: any factor will do for zeros.
+    const Vec<Real> shrink = exp2<Real, Precision::kReal>(lags ? m - raised : Vec<Real>{});
+    store(state.m + lane, raised);
+    store(state.l + lane, load(state.l + lane) * shrink);
+    for (int64_t c = 0; c < width; ++c) {
+      Real* to = o + c * kQueries + lane;
+      store(to, load(to) * shrink);
+    }
+  }
+  const Vec<Real> raised = load(state.m + lane);
+  return raised == State::kNothing ? Vec<Real>{} : raised;
+}
+
+// s (rows x kQueries, rows a multiple of 32) becomes weights 2^(to_log2 s - m), and dropout's
+// factors are applied to them, if there are any, on the way to the next product's tile.
+template <typename Engine, typename Real, int64_t kQueries, typename Tile>
+void online_softmax(const Real* s, int64_t rows, Real to_log2, const Real* factor,
+                    SoftmaxState<Real, kQueries>& state, Real* o, int64_t width, const Tile& tile) {
+  constexpr int64_t W = kLanes<Real>;
+  for (int64_t lane = 0; lane < kQueries; lane += 2 * W) {
+    Vec<Real> largest[2], m[2], sum[2] = {};
+    column_maxima<Real, kQueries>(s + lane, rows, largest);
+    for (int n = 0; n < 2; ++n) {
+      m[n] = raise_maxima(state, lane + n * W, largest[n] * to_log2, o, width);
+    }
+    for (int64_t group = 0; group < rows / kKeyGroup; ++group) {
+      for (int64_t t = 0; t < kKeyGroup / 2; ++t) {
+        Vec<Real> weight[2][2];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+          for (int n = 0; n < 2; ++n) {
+            const int64_t at =
+                (group * kKeyGroup + t + half * kKeyGroup / 2) * kQueries + lane + n * W;
+            weight[half][n] = exp2<Real, Engine::kPrecision>(load(s + at) * to_log2 - m[n]);
+            sum[n] += weight[half][n];
+            if (factor) weight[half][n] *= load(factor + at);
+          }
+        }
+        tile.put(group, t, lane, weight);
+      }
+    }
+    for (int n = 0; n < 2; ++n) {
+      store(state.l + lane + n * W, load(state.l + lane + n * W) + sum[n]);
+    }
+  }
+}
+
+}  // namespace tk::cpu::TK_ISA

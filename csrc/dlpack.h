@@ -1,0 +1,52 @@
+// The part of DLPack 1.3 that direct.cpp reads: how a Python tensor describes itself to C. A
+// standard ABI, so neither torch's headers nor its version matter.
+// https://dmlc.github.io/dlpack/latest/
+#pragma once
+
+#include <cstdint>
+
+namespace tk::dlpack {
+
+constexpr uint32_t kMajorVersion = 1;
+constexpr int32_t kCpu = 1;
+constexpr uint8_t kFloat = 2;
+constexpr uint8_t kBfloat = 4;
+
+struct Device {
+  int32_t type;
+  int32_t id;
+};
+
+struct DataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+
+// Shape and strides count elements, and belong to the tensor that was asked.
+struct Tensor {
+  void* data;
+  Device device;
+  int32_t ndim;
+  DataType dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+// What `type(tensor).__dlpack_c_exchange_api__` points to.
+struct Exchange {
+  struct {
+    uint32_t major;
+    uint32_t minor;
+  } version;
+  Exchange* previous;
+  void* allocate;
+  void* owning_from_object;
+  void* object_from_owning;
+  // Returns 0, or -1 with a Python exception set.
+  int (*tensor_from_object)(void* object, Tensor* tensor);
+  void* current_stream;
+};
+
+}  // namespace tk::dlpack

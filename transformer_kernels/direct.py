@@ -1,0 +1,134 @@
+"""Attention past torch's dispatcher, for plain calls that nothing could intercept.
+
+A registered operator costs some 10 us a call, and the checks and objects around it as much: more
+than a short attention itself. Here the same kernels run by csrc/direct.cpp for a few. There are no
+rules of its own: what is not plainly right is declined, and the general path takes the call, or
+says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _is_any_autocast_enabled,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from transformer_kernels import backends, ops
+from transformer_kernels.autograd import first_order
+from transformer_kernels.constraints import Window
+from transformer_kernels.mask import Mask
+from transformer_kernels.problem import SavedForBackward
+from transformer_kernels.validate import build_problem
+
+if ops.why_unavailable() is None:
+    from transformer_kernels._C import direct_backward, direct_forward
+
+_Window = tuple[int | None, int | None, bool]
+_Options = tuple[Mask | None, _Window, float | None]
+
+_CPU = backends.CpuBackend()
+_PLAIN_TYPES = frozenset((Tensor, Parameter))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, grouped: bool = True
+) -> Tensor | None:
+    """o of a plain call, differentiable to any order; None for what the general path must take.
+
+    Plain are CPU tensors of no subclass, with D = D_v, and no mask or one window. `grouped` says
+    whether k and v may have fewer heads than q.
+    """
+    if _could_be_intercepted() or ops.why_unavailable() is not None:
+        return None
+    if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
+        return None
+    window = _window(mask)
+    if window is None or not q.is_cpu:
+        return None
+    o = torch.empty_like(q)
+    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        return o if direct_forward(q, k, v, *window, scale, grouped, o, None) else None
+    lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q))
+    if not direct_forward(q, k, v, *window, scale, grouped, o, lse):
+        return None
+    result: Tensor = _apply(q, k, v, (o, lse), (mask, window, scale))  # type: ignore[no-untyped-call]
+    return result
+
+
+def _could_be_intercepted() -> bool:
+    """Whether something wants to see operators, or to replace them: then they must be called."""
+    return (
+        torch.compiler.is_compiling()
+        or _are_functorch_transforms_active()
+        or _len_torch_dispatch_stack() > 0
+        or _len_torch_function_stack() > 0
+        or _is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or _get_tracing_state() is not None
+        or _profiler_enabled()
+    )
+
+
+def _window(mask: Mask | None) -> _Window | None:
+    """left, right and whether they count from the bottom right; None for any other mask."""
+    if mask is None:
+        return None, None, False
+    if type(mask) is Mask and len(mask.constraints) == 1:
+        constraint = mask.constraints[0]
+        if type(constraint) is Window:
+            return constraint.left, constraint.right, constraint.align == "bottom_right"
+    return None
+
+
+def _statistics_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+class DirectAttention(torch.autograd.Function):
+    """Gives o, which is computed already, its gradient.
+
+    It saves what `autograd.FusedAttention` saves for a call without extras: activation
+    checkpointing compares the two passes, and one of them may be intercepted.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        computed: tuple[Tensor, Tensor],
+        options: _Options,
+    ) -> Tensor:
+        o, lse = computed
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.options = options
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, o, lse = ctx.saved_tensors
+        options: _Options = ctx.options
+        mask, window, scale = options
+        if not (torch.is_grad_enabled() or _could_be_intercepted()):
+            dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            if direct_backward(q, k, v, *window, scale, o, lse, do, dq, dk, dv):
+                return dq, dk, dv, None, None
+        problem, extras = build_problem(q, k, v, mask, None, scale, None, 0.0, None, None)
+        saved = SavedForBackward(q, k, v, o, lse, None)
+        grads = first_order(_CPU, problem, do, None, saved, extras, False)
+        return *grads[:3], None, None
+
+
+# What Function.apply adds to it serves functorch, which `attend` has excluded: 2 us.
+_apply = super(torch.autograd.Function, DirectAttention).apply
