@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.measure import CheckedCase, check
 from benchmarks.record import RECORDED, UNRECORDED, Recorder, as_text
+from benchmarks.verdict import MISSING, as_columns, judge
 from transformer_kernels.bench import VARIANTS, Budget, Provenance, Variant, usable_variants
 
 _RECORDER = pytest.StashKey[Recorder]()
@@ -81,6 +82,12 @@ def pytest_terminal_summary(
     for line in as_text(recorder.rows):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")
+    judged = [line for line in judge(recorder.rows) if line.verdict != MISSING]
+    if judged:
+        terminalreporter.section("goals")
+        for line in as_columns(judged):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line("")
     for path in recorder.write():
         terminalreporter.write_line(f"rows: {os.path.relpath(path)}")
 

@@ -10,9 +10,12 @@ from benchmarks.record import RECORDED, ROOT, latest
 from transformer_kernels.bench import Row, read_rows
 from transformer_kernels.bench.pictures import plot_by_length, plot_by_visible
 
+DRAWN = ("attention", "masks")
+"""The suites that vary one thing; `benchmarks.verdict` is for the suite `cpu`."""
+
 
 def pictures(path: Path, out: Path, *, suffix: str) -> Iterator[Path]:
-    """Draws a CSV file of either suite, the last run of each case; yields the pictures' files."""
+    """Draws a CSV file of a suite in DRAWN, the last run of each case; yields the files."""
     rows = latest(read_rows(path))
     for suite, case, dtype in dict.fromkeys(map(_picture_of, rows)):
         chosen = [row for row in rows if _picture_of(row) == (suite, case, dtype)]
@@ -29,11 +32,12 @@ def _picture_of(row: Row) -> tuple[str, str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
-    parser.add_argument("csv", nargs="*", type=Path, help="default: every recorded one")
+    parser.add_argument("csv", nargs="*", type=Path, help=f"default: the recorded {DRAWN}")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "benchmarks", metavar="DIR")
     parser.add_argument("--suffix", choices=(".png", ".svg"), default=".png")
     args = parser.parse_args()
-    for path in args.csv or sorted(RECORDED.glob("*/*.csv")):
+    recorded = sorted(path for suite in DRAWN for path in RECORDED.glob(f"*/{suite}.csv"))
+    for path in args.csv or recorded:
         folder = args.out / path.parent.name
         folder.mkdir(parents=True, exist_ok=True)
         for picture in pictures(path, folder, suffix=args.suffix):

@@ -63,6 +63,6 @@ def as_text(rows: Iterable[Row]) -> list[str]:
         peak = "" if row.peak_mib is None else f"{row.peak_mib:8.1f} MiB"
         lines.append(
             f"  {row.variant:8} {row.median_ms:9.3f} ms  ({row.p20_ms:.3f} .. {row.p80_ms:.3f})  "
-            f"{row.tflops:6.3f} TFLOP/s  {peak}  error {row.error:.1e}"
+            f"{row.tflops:6.3f} TFLOP/s  {peak}  error {row.error:.1e}  threads {row.threads}"
         )
     return lines

@@ -16,4 +16,4 @@ from transformer_kernels.bench import Direction
 def test_attention(
     benchmark: BenchmarkFixture, recorder: Recorder, checked: CheckedCase, direction: Direction
 ) -> None:
-    measure(benchmark, recorder, suite="attention", checked=checked, direction=direction)
+    measure(benchmark, recorder, suite="attention", contenders=checked.contenders(direction))

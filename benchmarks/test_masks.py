@@ -16,4 +16,4 @@ from transformer_kernels.bench import Direction
 def test_masks(
     benchmark: BenchmarkFixture, recorder: Recorder, checked: CheckedCase, direction: Direction
 ) -> None:
-    measure(benchmark, recorder, suite="masks", checked=checked, direction=direction)
+    measure(benchmark, recorder, suite="masks", contenders=checked.contenders(direction))

@@ -11,11 +11,11 @@ PROVENANCE = Provenance("2026-01-02T03:04:05Z", "abc1234", "xeon-amx", "2.13.0+c
 CASE = Case(name="causal", M=4, N=4, mask=Mask.causal(), mask_name="causal", dtype=torch.float16)
 
 
-def row(*, peak_bytes: int | None = 3 * 2**20) -> Row:
+def row(*, case: Case = CASE, peak_bytes: int | None = 3 * 2**20) -> Row:
     return make_row(
         PROVENANCE,
         suite="attention",
-        case=CASE,
+        case=case,
         direction="fwd",
         variant="cpu",
         timing=Timing(2.0, 1.5, 2.5, 7),

@@ -25,6 +25,10 @@ def test_rates_come_from_the_median() -> None:
     assert made.visible == 10 / 16
 
 
+def test_a_row_says_its_case_s_dropout() -> None:
+    assert row(case=replace(CASE, dropout_p=0.25)).dropout_p == 0.25
+
+
 def test_rows_come_back_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     first, second = row(), row(peak_bytes=None)

@@ -64,6 +64,16 @@ def test_warm_up_rounds_are_not_kept(clock: FakeClock) -> None:
     assert timing.rounds == 2
 
 
+def test_the_slow_sit_out_after_their_first_rounds(clock: FakeClock) -> None:
+    work = {name: clock.work(name, seconds=[1.0] * 5) for name in "ab"}
+    interleaver = Interleaver(work, {"b": 2})
+    assert interleaver.warm_up() == pytest.approx(1.0)  # what a further round costs
+    for _ in range(4):
+        interleaver.round()
+    assert "".join(clock.calls) == "a" + "ab" + "ba" + "a" + "a"
+    assert [timing.rounds for timing in interleaver.timings().values()] == [4, 2]
+
+
 @pytest.mark.parametrize(("round_seconds", "rounds"), [(0.1, 30), (10.0, 5), (1e-4, 50), (0.0, 50)])
 def test_a_budget_buys_rounds_within_its_bounds(round_seconds: float, rounds: int) -> None:
     assert Budget(seconds=3.01, fewest=5, most=50).rounds(round_seconds) == rounds

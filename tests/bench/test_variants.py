@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 
@@ -31,6 +33,27 @@ def test_every_variant_computes_the_same(variant: Variant, mask: Mask | None) ->
     inputs = case.inputs()
     outputs = run_once(variant.bind(case), inputs)
     assert outputs.error(exact_outputs(case, inputs), "fwd+bwd") < 1e-5
+
+
+@pytest.mark.parametrize("name", ["naive", "cpu"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_options_reach_naive_and_ours(name: str, dropout_p: float) -> None:
+    """Any one of them ignored is an error of some 10%."""
+    bias = torch.randn(2, 4, 13, 17, requires_grad=True)
+    case = Case(
+        name="options", B=2, H_q=4, H_kv=2, M=13, N=17, D=8, D_v=6,
+        mask=Mask.window(5, 1), bias=bias, dropout_p=dropout_p,
+    )  # fmt: skip
+    inputs = case.inputs()
+    outputs = run_once(VARIANTS[name].bind(case), inputs, case.learned)
+    assert outputs.dbias is not None
+    assert outputs.error(exact_outputs(case, inputs), "fwd+bwd") < 1e-5
+
+
+@pytest.mark.parametrize("option", [{"bias": torch.zeros(1, 8, 2, 2)}, {"dropout_p": 0.5}])
+def test_sdpa_is_not_measured_with_options(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not measured with bias or dropout, got 'options'"):
+        VARIANTS["sdpa"].bind(Case(name="options", M=2, N=2, **option))
 
 
 def test_an_unknown_variant_is_named() -> None:
@@ -73,3 +96,12 @@ def test_work_is_what_the_direction_says(
     assert (attend.grad_modes, attend.backward_calls) == after
     prepare()()  # a fresh graph each time
     assert attend.backward_calls == 2 * after[1]
+
+
+@pytest.mark.parametrize("direction", ["bwd", "fwd+bwd"])
+def test_what_is_learned_is_differentiated(direction: Direction) -> None:
+    bias = torch.zeros(1, 1, 2, 2, requires_grad=True)
+    inputs = Inputs(*(torch.ones(1, 1, 2, 2) for _ in range(4)))
+    work = prepare_work(lambda q, k, v: q + k + v + 3.0 * bias, inputs, direction, (bias,))()
+    *_, dbias = cast("tuple[torch.Tensor, ...]", work())
+    assert torch.equal(dbias, torch.full_like(bias, 3.0))

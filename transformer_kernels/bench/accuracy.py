@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from transformer_kernels.api import attention
 from transformer_kernels.bench.cases import Case, Direction, Inputs
-from transformer_kernels.bench.variants import Attend
+from transformer_kernels.bench.variants import Attend, ours
 
 
 class Outputs(NamedTuple):
@@ -19,38 +20,49 @@ class Outputs(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    dbias: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None}
 
     def error(self, exact: Outputs, direction: Direction) -> float:
         """The largest error, relative to the largest value of its tensor; the worst tensor's."""
-        first, last = {"fwd": (0, 1), "bwd": (1, 4), "fwd+bwd": (0, 4)}[direction]
+        chosen = {"fwd": slice(1), "bwd": slice(1, None), "fwd+bwd": slice(None)}[direction]
+        wanted = exact.tensors()
         return max(
-            float((got.double() - want).abs().max() / want.abs().max())
-            for got, want in list(zip(self, exact, strict=True))[first:last]
+            float((got.double() - wanted[name]).abs().max() / wanted[name].abs().max())
+            for name, got in list(self.tensors().items())[chosen]
         )
 
 
-def run_once(attend: Attend, inputs: Inputs) -> Outputs:
-    """The outputs and gradients of one call."""
+def run_once(attend: Attend, inputs: Inputs, learned: Sequence[Tensor] = ()) -> Outputs:
+    """The outputs and gradients of one call; `learned` is `Case.learned`."""
     leaves = tuple(x.detach().requires_grad_() for x in inputs[:3])
     o = attend(*leaves)
-    return Outputs(o.detach(), *torch.autograd.grad(o, leaves, inputs.do))
+    return Outputs(o.detach(), *torch.autograd.grad(o, (*leaves, *learned), inputs.do))
 
 
 def exact_outputs(case: Case, inputs: Inputs) -> Outputs:
     """The same in float64, by the reference.
 
-    Key heads are taken one by one: float64 score matrices of all heads at once may not fit.
+    Key heads are taken one by one: float64 score matrices of all heads at once may not fit. With
+    dropout they have to be, because its bits depend on a head's index.
     """
     group = case.H_q // case.H_kv
+    together = case.H_kv if case.dropout_p else 1
     by_head = []
-    for h in range(case.H_kv):
-        shared = slice(h * group, (h + 1) * group)
+    for h in range(0, case.H_kv, together):
+        own, shared = slice(h, h + together), slice(h * group, (h + together) * group)
         q, do = inputs.q[:, shared].double(), inputs.do[:, shared].double()
-        k, v = inputs.k[:, h : h + 1].double(), inputs.v[:, h : h + 1].double()
-        by_head.append(
-            run_once(
-                lambda q, k, v: attention(q, k, v, mask=case.mask, backend="reference"),
-                Inputs(q, k, v, do),
-            )
-        )
-    return Outputs(*(torch.cat(parts, dim=1) for parts in zip(*by_head, strict=True)))
+        k, v = inputs.k[:, own].double(), inputs.v[:, own].double()
+        part = replace(case, bias=_exact_bias(case, shared))
+        by_head.append(run_once(ours("reference")(part), Inputs(q, k, v, do), part.learned))
+    parts = [outputs.tensors().values() for outputs in by_head]
+    return Outputs(*(torch.cat(heads, dim=1) for heads in zip(*parts, strict=True)))
+
+
+def _exact_bias(case: Case, heads: slice) -> Tensor | None:
+    if case.bias is None:
+        return None
+    return case.bias.detach()[:, heads].double().requires_grad_(case.bias.requires_grad)

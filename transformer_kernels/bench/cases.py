@@ -1,4 +1,4 @@
-"""What is measured: sizes, a mask, and how much arithmetic and traffic that asks for at least."""
+"""What is measured: sizes, options, and how much arithmetic and traffic that asks for at least."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from torch import Tensor
 from transformer_kernels.mask import Mask
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
+
+SEED = 20240229
+"""Of the dropout bits"""
 
 
 class Inputs(NamedTuple):
@@ -39,10 +42,18 @@ class Case:
     dtype: torch.dtype = torch.float32
     mask: Mask | None = None
     mask_name: str = "none"
+    bias: Tensor | None = None
+    """(B, H_q, M, N); measured with its gradient where it requires one"""
+    dropout_p: float = 0.0
 
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """What a backward pass differentiates besides q, k and v."""
+        return () if self.bias is None or not self.bias.requires_grad else (self.bias,)
 
     @cached_property
     def visible(self) -> float:

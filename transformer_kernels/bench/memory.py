@@ -3,9 +3,9 @@
 The kernel's own high-water mark of resident memory is reset before the work and read after it. That
 sees every allocation that was touched, whoever made it: torch's allocator, a kernel's scratch
 space, a library's buffers. A counter inside torch would miss the last two. What the process held
-before, the inputs among it, is not counted; free memory that the C library keeps is given back
-first, so that reusing it counts as well. Linux only; the resolution is a page, and a few hundred
-KiB of the interpreter's own come and go.
+before, the inputs among it, is not counted; free memory that the C library and our kernels keep is
+given back first, so that reusing it counts as well. Linux only; the resolution is a page, and a few
+hundred KiB of the interpreter's own come and go.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import gc
 from functools import cache
 from pathlib import Path
 
+from transformer_kernels import ops
 from transformer_kernels.bench.work import Prepare
 
 _STATUS = Path("/proc/self/status")
@@ -80,7 +81,8 @@ def _kibibytes(text: str, field: str) -> int:
 
 
 def _return_free_memory() -> None:
-    """Hands the C library's free pages back to the system, where it is glibc."""
+    """Hands free memory back to the system: what our kernels keep, and what glibc does."""
+    ops.release_workspace()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

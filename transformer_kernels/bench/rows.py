@@ -82,7 +82,7 @@ def make_row(
         D_v=case.D_v,
         mask=case.mask_name,
         visible=case.visible,
-        dropout_p=0.0,
+        dropout_p=case.dropout_p,
         direction=direction,
         variant=variant,
         median_ms=timing.median_ms,

@@ -8,6 +8,7 @@ of medians hold where the times themselves do not.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,21 +44,28 @@ class Budget:
 class Interleaver:
     """Collects times of named pieces of work, round by round."""
 
-    def __init__(self, work: Mapping[str, Prepare]) -> None:
+    def __init__(self, work: Mapping[str, Prepare], most: Mapping[str, int] | None = None) -> None:
+        """`most` says in how many rounds, the first ones, a piece of work takes part.
+
+        It is for the slow, of which few rounds tell enough; the others take part in all.
+        """
         self._work = dict(work)
+        self._most = dict(most or {})
         self._laps: dict[str, list[float]] = {name: [] for name in work}
         self._rounds = 0
 
     def warm_up(self) -> float:
-        """One round whose times are not kept; returns its seconds, set-up included."""
+        """One round, of those that take part in all, whose times are not kept; returns its seconds,
+        set-up included."""
         start = time.perf_counter()
-        for prepare in self._work.values():
-            _lap(prepare)
+        for name, prepare in self._work.items():
+            if name not in self._most:
+                _lap(prepare)
         return time.perf_counter() - start
 
     def round(self) -> None:
-        """Every piece of work once."""
-        names = list(self._work)
+        """Every piece of work that takes part once."""
+        names = [name for name in self._work if self._rounds < self._most.get(name, math.inf)]
         first = self._rounds % len(names)
         for name in names[first:] + names[:first]:
             self._laps[name].append(_lap(self._work[name]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,9 +16,12 @@ Prepare = Callable[[], Work]
 """What is not: it sets up one piece of work"""
 
 
-def prepare_work(attend: Attend, inputs: Inputs, direction: Direction) -> Prepare:
+def prepare_work(
+    attend: Attend, inputs: Inputs, direction: Direction, learned: Sequence[Tensor] = ()
+) -> Prepare:
     """`fwd` is inference (no_grad). `fwd+bwd` is a training step's share: o, then dq, dk and dv.
-    `bwd` is the backward pass alone; its forward pass is part of the set-up."""
+    `bwd` is the backward pass alone; its forward pass is part of the set-up. `learned` is
+    `Case.learned`, whose gradients come with them."""
     if direction == "fwd":
         return lambda: lambda: _infer(attend, inputs)
 
@@ -26,8 +29,8 @@ def prepare_work(attend: Attend, inputs: Inputs, direction: Direction) -> Prepar
         leaves = tuple(x.detach().requires_grad_() for x in inputs[:3])
         if direction == "bwd":
             o = attend(*leaves)
-            return lambda: torch.autograd.grad(o, leaves, inputs.do)
-        return lambda: torch.autograd.grad(attend(*leaves), leaves, inputs.do)
+            return lambda: torch.autograd.grad(o, (*leaves, *learned), inputs.do)
+        return lambda: torch.autograd.grad(attend(*leaves), (*leaves, *learned), inputs.do)
 
     return prepare
 

@@ -1,0 +1,164 @@
+"""What the CPU kernels are to reach, as data, and what recorded rows say of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import geometric_mean
+from typing import Literal
+
+from benchmarks.without_amx import SUFFIX
+from transformer_kernels.bench import Row
+
+Columns = Mapping[str, object]
+"""Values that columns of a row must have; of a tuple, one of them"""
+
+_PAIRED = ("case", "dtype", "N", "direction", "variant", "threads")
+"""Rows of the suite that agree in these are the same measurement."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How many times longer one row took than another, for each pair that its mask shows."""
+
+    over: Row
+    under: Row
+
+    @property
+    def ratio(self) -> float:
+        shown = self.over.visible / self.under.visible
+        return self.over.median_ms / self.under.median_ms / shown
+
+    def __str__(self) -> str:
+        row = self.over
+        return (
+            f"{row.dtype}, S = {row.N}, {row.case}, {row.direction}: "
+            f"{_time(row.median_ms)} / {_time(self.under.median_ms)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A bound on ratios of rows that are alike but for what `over` and `under` say."""
+
+    what: str
+    over: Columns
+    under: Columns
+    where: Columns = field(default_factory=dict)
+    least: float = 0.0
+    most: float = math.inf
+    by: Literal["mean", "worst"] = "worst"
+    """The geometric mean of all ratios is judged, or each of them"""
+
+    def figures(self, rows: Iterable[Row]) -> list[Figure]:
+        """The rows that `over` takes, each with its partner; worst first."""
+        found = {tuple(getattr(row, name) for name in _PAIRED): row for row in rows}
+        figures = []
+        for row in found.values():
+            partner = {name: getattr(row, name) for name in _PAIRED} | dict(self.under)
+            under = found.get(tuple(partner.values()))
+            if under is not None and _has(row, {**self.where, **self.over}):
+                figures.append(Figure(row, under))
+        return sorted(figures, key=lambda figure: figure.ratio, reverse=self.most < math.inf)
+
+    def measured(self, figures: Sequence[Figure]) -> float:
+        """What is judged, of at least one figure as `figures` gives them."""
+        if self.by == "mean":
+            return geometric_mean(figure.ratio for figure in figures)
+        return figures[0].ratio
+
+    def reached(self, measured: float) -> bool:
+        return self.least <= measured <= self.most
+
+    @property
+    def bound(self) -> str:
+        return f">= {self.least:g}" if self.most == math.inf else f"<= {self.most:g}"
+
+
+def _has(row: Row, columns: Columns) -> bool:
+    return all(
+        getattr(row, name) in value if isinstance(value, tuple) else getattr(row, name) == value
+        for name, value in columns.items()
+    )
+
+
+def _time(ms: float) -> str:
+    for unit, size in (("us", 1e-3), ("ms", 1.0)):
+        if ms < 1e3 * size:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms / 1e3:.3g} s"
+
+
+_GRID = ("full", "causal")
+_GRID_WITHOUT_AMX = tuple(name + SUFFIX for name in _GRID)
+
+
+def _over_sdpa(
+    what: str, where: Columns, *, least: float, by: Literal["mean", "worst"] = "worst"
+) -> Goal:
+    over, under = {"variant": "sdpa"}, {"variant": "cpu"}
+    return Goal(
+        what=f"{what}: SDPA / ours, {by}", over=over, under=under, where=where, least=least, by=by
+    )
+
+
+def _price(what: str, case: str, *, most: float) -> Goal:
+    over, under = {"case": case}, {"case": case.split(":")[0] + ": none"}
+    return Goal(what=what, over=over, under=under, where={"variant": "cpu"}, most=most)
+
+
+def _mask(name: str) -> Goal:
+    return _price(f"{name}: share of time / share shown", f"masks: {name}", most=1.15)
+
+
+def _speed(
+    dtype: str, *, fwd: float, both: float, worst: float, without_amx: float
+) -> Iterator[Goal]:
+    grid: Columns = {"dtype": dtype, "case": _GRID}
+    bare: Columns = {"dtype": dtype, "case": _GRID_WITHOUT_AMX}
+    for title, direction, least in (
+        ("forward", "fwd", fwd),
+        ("forward + backward", "fwd+bwd", both),
+    ):
+        name, one = f"{dtype} {title}", {"direction": direction}
+        yield _over_sdpa(name, {**grid, **one}, least=least, by="mean")
+        yield _over_sdpa(f"{name}, AMX off", {**bare, **one}, least=without_amx, by="mean")
+    yield _over_sdpa(dtype, grid, least=worst)
+
+
+def _decode(what: str, N: int) -> Goal:
+    over, under = {"variant": "sum"}, {"variant": "cpu"}
+    return Goal(
+        what=f"decode, {what}: share of a sum's bandwidth",
+        over=over, under=under, where={"case": "decode", "N": N}, least=0.8,
+    )  # fmt: skip
+
+
+def _scaling(name: str) -> Goal:
+    over, under = {"threads": 1}, {"threads": 2}
+    return Goal(
+        what=f"{name}: 2 threads over 1",
+        over=over, under=under, where={"case": f"scaling: {name}"}, least=1.8,
+    )  # fmt: skip
+
+
+GOALS: tuple[Goal, ...] = (
+    *_speed("bfloat16", fwd=2.4, both=4.0, worst=1.8, without_amx=1.0),
+    *_speed("float16", fwd=3.2, both=3.0, worst=2.0, without_amx=1.0),
+    *_speed("float32", fwd=1.4, both=1.5, worst=1.0, without_amx=1.1),
+    _mask("half padding"),
+    _mask("window of S/8"),
+    _mask("25% of blocks"),
+    _mask("two documents"),
+    _price("dropout 0.1: with / without", "options: dropout 0.1", most=1.35),
+    _price("bias: with / without", "options: bias", most=1.3),
+    _price("bias and its gradient: with / without", "options: bias and its gradient", most=1.6),
+    _decode("(1, 32 / 8, 8192, 128)", N=8192),
+    _decode("(8, 8, 4096, 64)", N=4096),
+    _over_sdpa("short, (32, 8, 64, 32)", {"case": "short", "N": 64}, least=1.0),
+    _over_sdpa("short, (1, 1, 16, 64)", {"case": "short", "N": 16}, least=1.0),
+    _scaling("causal"),
+    _scaling("one head"),
+)
+"""Means are geometric, over shapes and masks."""

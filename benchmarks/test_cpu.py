@@ -1,0 +1,207 @@
+"""The suite `cpu`: what `python -m benchmarks.verdict` holds against the goals of goals.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.cpu_cases import (
+    decode_cases,
+    mask_price_cases,
+    option_price_cases,
+    scaling_cases,
+    sdpa_cases,
+    short_cases,
+)
+from benchmarks.measure import CheckedCase, Contender, check, measure
+from benchmarks.record import Recorder
+from benchmarks.suites import DTYPES, case_id
+from benchmarks.without_amx import process_without_amx, rows_without_amx, saved
+from transformer_kernels import ops
+from transformer_kernels.bench import Budget, Case, Direction, Variant, usable_variants
+from transformer_kernels.bench.work import Work
+
+pytestmark = pytest.mark.skipif(
+    ops.why_unavailable() is not None, reason=ops.why_unavailable() or ""
+)
+
+against_sdpa = pytest.mark.parametrize("checked", sdpa_cases(), ids=case_id, indirect=True)
+both_directions = pytest.mark.parametrize("direction", ["fwd", "fwd+bwd"])
+
+NAIVE_ROUNDS = 2
+"""Up to a hundred times slower than what it is held against, and no goal needs its time."""
+
+CALL_ROUNDS = 2000
+"""Where a call takes microseconds"""
+
+CHECKED_LENGTH = 256
+"""With options: plain torch takes half a minute for dropout's bits at the length that is timed"""
+
+
+@pytest.fixture
+def budget(recorder: Recorder) -> Budget:
+    """Half of what a case of other suites gets: these are three times as many."""
+    return replace(recorder.budget, seconds=recorder.budget.seconds / 2)
+
+
+@against_sdpa
+@both_directions
+def test_against_sdpa(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    checked: CheckedCase,
+    direction: Direction,
+) -> None:
+    contenders = [
+        replace(c, most_rounds=NAIVE_ROUNDS) if c.variant == "naive" else c
+        for c in checked.contenders(direction)
+    ]
+    measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Executor]:
+    try:
+        with process_without_amx(torch.get_num_threads()) as started:
+            yield started
+    except ValueError as reason:
+        pytest.skip(str(reason))
+
+
+@against_sdpa
+@both_directions
+def test_without_amx(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    checked: CheckedCase,
+    direction: Direction,
+    worker: Executor,
+) -> None:
+    with saved(checked.truth) as truth:
+        measured = worker.submit(
+            rows_without_amx,
+            checked.case,
+            truth,
+            direction=direction,
+            provenance=recorder.provenance,
+            budget=budget,
+        )
+        recorder.add(benchmark.pedantic(measured.result))  # type: ignore[no-untyped-call]
+
+
+def check_fused(case: Case) -> CheckedCase:
+    return check(case, usable_variants(["naive", "cpu"]))
+
+
+def check_shorter(case: Case) -> CheckedCase:
+    """Found right at a shorter length, ready to run at its own."""
+    S = CHECKED_LENGTH
+    bias = None if case.bias is None else case.bias[..., :S, :S]
+    shorter = check_fused(replace(case, M=S, N=S, bias=bias))
+    (fused,) = usable_variants(["cpu"])
+    return replace(shorter, case=case, inputs=case.inputs(), attends={"cpu": fused.bind(case)})
+
+
+@pytest.fixture(scope="module")
+def masked(request: pytest.FixtureRequest) -> list[CheckedCase]:
+    return [check_fused(case) for case in mask_price_cases(request.param)]
+
+
+@pytest.mark.parametrize("masked", DTYPES, ids=str, indirect=True)
+@both_directions
+def test_price_of_masks(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    masked: list[CheckedCase],
+    direction: Direction,
+) -> None:
+    contenders = [c for checked in masked for c in checked.contenders(direction, ["cpu"])]
+    measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_price_of_options(
+    benchmark: BenchmarkFixture, recorder: Recorder, budget: Budget, dtype: torch.dtype
+) -> None:
+    every = [check_shorter(case) for case in option_price_cases(dtype)]
+    contenders = [c for checked in every for c in checked.contenders("fwd+bwd", ["cpu"])]
+    measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
+
+
+@pytest.mark.parametrize("case", decode_cases(), ids=case_id)
+def test_decode(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    variants: list[Variant],
+    case: Case,
+) -> None:
+    """Against a sum of the very bytes of keys and values, as float32: torch adds those by vectors
+    in every thread and waits for memory alone. Sums of int32, and of halves, are slower."""
+    checked = check(case, variants)
+    keys_and_values = torch.stack(checked.inputs[1:3])
+    k, v = keys_and_values
+    words = keys_and_values.flatten().view(torch.float32)
+    reading = Contender(
+        case=case, direction="fwd", variant="sum", prepare=lambda: words.sum, error=math.nan
+    )
+    ready = replace(checked, inputs=checked.inputs._replace(k=k, v=v))
+    fused = [variant.name for variant in variants if variant.name != "naive"]
+    contenders = [*ready.contenders("fwd", fused), reading]
+    measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
+
+
+@pytest.mark.parametrize("checked", short_cases(), ids=case_id, indirect=True)
+@both_directions
+def test_short(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    checked: CheckedCase,
+    direction: Direction,
+) -> None:
+    contenders = checked.contenders(direction)
+    calls = replace(budget, most=CALL_ROUNDS)
+    measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=calls)
+
+
+@pytest.fixture
+def threads_kept() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def with_threads(contender: Contender, threads: int) -> Contender:
+    """Timed after a run that is not, so that threads are awake and caches as theirs."""
+
+    def prepare() -> Work:
+        torch.set_num_threads(threads)
+        contender.prepare()()
+        return contender.prepare()
+
+    return replace(contender, prepare=prepare, threads=threads)
+
+
+@pytest.mark.usefixtures("threads_kept")
+@pytest.mark.parametrize("case", scaling_cases(), ids=case_id)
+@both_directions
+def test_scaling(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    case: Case,
+    direction: Direction,
+) -> None:
+    (contender,) = check_fused(case).contenders(direction, ["cpu"])
+    contenders = [with_threads(contender, threads) for threads in (1, 2)]
+    measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
