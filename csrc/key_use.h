@@ -25,12 +25,14 @@ inline std::vector<uint8_t> used_keys(const Problem& p) {
     const int64_t end = mask.key_end ? std::min(last + 1, mask.key_end[b]) : last + 1;
     if (mask.q_segments) {
       ids.assign(mask.q_segments + b * p.M, mask.q_segments + (b + 1) * p.M);
-      std::sort(ids.begin(), ids.end());
+      if (!std::is_sorted(ids.begin(), ids.end())) std::sort(ids.begin(), ids.end());
     }
+    bool wanted = true;
     for (int64_t j = begin; j < end; ++j) {
-      used[static_cast<size_t>(b * p.N + j)] =
-          !mask.k_segments ||
-          std::binary_search(ids.begin(), ids.end(), mask.k_segments[b * p.N + j]);
+      const int64_t* const id = mask.k_segments ? mask.k_segments + b * p.N + j : nullptr;
+      const bool as_before = j > begin && (!id || id[0] == id[-1]);
+      if (id && !as_before) wanted = std::binary_search(ids.begin(), ids.end(), *id);
+      used[static_cast<size_t>(b * p.N + j)] = wanted;
     }
   }
   return used;

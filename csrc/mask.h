@@ -37,7 +37,7 @@ TK_INLINE Visible summary_entry(const MaskParams& mask, int64_t b, int64_t h, in
 }
 
 // The block of queries i0 <= i < i1 and keys j0 <= j < j1, of at most kSummaryBlock a side and
-// aligned to it. Both ends of a row's interval grow with i, so the first and last row tell.
+// aligned to it.
 TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, int64_t h, int64_t i0,
                                 int64_t i1, int64_t j0, int64_t j1) {
   const KeyInterval first = row_interval(mask, N, b, i0), last = row_interval(mask, N, b, i1 - 1);
@@ -47,34 +47,15 @@ TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, in
   return all || entry == Visible::kNone ? entry : Visible::kSome;
 }
 
-TK_INLINE bool needs_flags(const MaskParams& mask) {
-  return mask.dense || mask.layout || mask.q_segments;
+// Keys that some query of i0 <= i < i1 may see, as far as diagonals, the key range and N tell. Both
+// ends of a row's interval grow with i, so the first and last row tell.
+TK_INLINE KeyInterval block_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i0,
+                                     int64_t i1) {
+  return {row_interval(mask, N, b, i0).begin, row_interval(mask, N, b, i1 - 1).end};
 }
 
-// flags[c] = whether dense, layout and segments show key j0 + c to query i.
-TK_INLINE void row_flags(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
-                         int64_t i, int64_t j0, int64_t columns, uint8_t* flags) {
-  for (int64_t c = 0; c < columns; ++c) flags[c] = 1;
-  if (mask.q_segments) {
-    const int64_t id = mask.q_segments[b * M + i];
-    const int64_t* ids = mask.k_segments + b * N + j0;
-    for (int64_t c = 0; c < columns; ++c) flags[c] &= ids[c] == id;
-  }
-  if (mask.dense) {
-    const int64_t* stride = mask.dense_stride;
-    const uint8_t* row =
-        mask.dense + b * stride[0] + h * stride[1] + i * stride[2] + j0 * stride[3];
-    if (stride[3] == 1) {
-      for (int64_t c = 0; c < columns; ++c) flags[c] &= row[c];
-    } else {
-      for (int64_t c = 0; c < columns; ++c) flags[c] &= row[c * stride[3]];
-    }
-  }
-  if (mask.layout) {
-    const int64_t* stride = mask.layout_stride;
-    const uint8_t* row = mask.layout + h * stride[0] + i / mask.block_size * stride[1];
-    for (int64_t c = 0; c < columns; ++c) flags[c] &= row[(j0 + c) / mask.block_size * stride[2]];
-  }
+TK_INLINE bool needs_flags(const MaskParams& mask) {
+  return mask.dense || mask.layout || mask.q_segments;
 }
 
 // Bit c: flags[c], which are 0 or 1. `columns` is at most 64.
@@ -98,16 +79,54 @@ TK_INLINE uint64_t bit_range(int64_t first, int64_t last) {
   return last <= first ? 0 : ~uint64_t{0} >> (64 - last + first) << first;
 }
 
+TK_INLINE uint64_t dense_bits(const MaskParams& mask, int64_t b, int64_t h, int64_t i, int64_t j0,
+                              int64_t columns) {
+  const int64_t* stride = mask.dense_stride;
+  const uint8_t* row = mask.dense + b * stride[0] + h * stride[1] + i * stride[2] + j0 * stride[3];
+  if (stride[3] == 1) return bits_of(row, columns);
+  uint8_t flags[kSummaryBlock];
+  for (int64_t c = 0; c < columns; ++c) flags[c] = row[c * stride[3]];
+  return bits_of(flags, columns);
+}
+
+TK_INLINE uint64_t segment_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t i,
+                                int64_t j0, int64_t columns) {
+  const int64_t id = mask.q_segments[b * M + i];
+  const int64_t* ids = mask.k_segments + b * N + j0;
+  uint8_t flags[kSummaryBlock];
+  for (int64_t c = 0; c < columns; ++c) flags[c] = ids[c] == id;
+  return bits_of(flags, columns);
+}
+
+TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int64_t j0,
+                               int64_t columns) {
+  const int64_t* stride = mask.layout_stride;
+  const uint8_t* row = mask.layout + h * stride[0] + i / mask.block_size * stride[1];
+  uint64_t bits = 0;
+  for (int64_t n = j0 / mask.block_size; n * mask.block_size < j0 + columns; ++n) {
+    const int64_t first = n * mask.block_size - j0;
+    if (row[n * stride[2]]) bits |= bit_range(first, first + mask.block_size);
+  }
+  return bits;
+}
+
+// Bit c: whether dense, layout and segments show key j0 + c to query i.
+TK_INLINE uint64_t flag_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                             int64_t i, int64_t j0) {
+  const int64_t columns = N - j0 < kSummaryBlock ? N - j0 : kSummaryBlock;
+  uint64_t bits = bit_range(0, columns);
+  if (mask.q_segments) bits &= segment_bits(mask, M, N, b, i, j0, columns);
+  if (mask.dense) bits &= dense_bits(mask, b, h, i, j0, columns);
+  if (mask.layout) bits &= layout_bits(mask, h, i, j0, columns);
+  return bits;
+}
+
 // Bit c: whether query i may see key j0 + c. j0 is a multiple of kSummaryBlock.
 TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
                                 int64_t i, int64_t j0) {
   const KeyInterval keys = row_interval(mask, N, b, i);
   const uint64_t bits = bit_range(keys.begin - j0, keys.end - j0);
-  if (!bits || !needs_flags(mask)) return bits;
-  const int64_t columns = N - j0 < kSummaryBlock ? N - j0 : kSummaryBlock;
-  uint8_t flags[kSummaryBlock];
-  row_flags(mask, M, N, b, h, i, j0, columns, flags);
-  return bits & bits_of(flags, columns);
+  return bits && needs_flags(mask) ? bits & flag_bits(mask, M, N, b, h, i, j0) : bits;
 }
 
 }  // namespace tk

@@ -4,13 +4,18 @@
 // size, x y = x0 y0 + (x0 y1 + x1 y0) + (x0 y2 + x1 y1 + x2 y0) but for terms below the last bit:
 // kParts parts take 1, 4 or 6 products, all of which add up in the same float tiles.
 //
-// A tile is 16 rows of 64 bytes: 16 rows or columns of the operand by 32 of depth, elements t and
-// t + 16 of depth side by side in a 32-bit pair t. A left tile has a row of pairs for each of its
-// operand's rows; a right tile a row of columns for each pair. One is the other transposed.
+// A tile is 16 rows of 64 bytes: 16 rows or columns of the operand by 32 of depth, in 16 pairs of
+// 32 bits. A left tile has a row of pairs for each of its operand's rows; a right tile a row of
+// columns for each pair. One is the other transposed. Pairs are of any two depths, if only both
+// operands agree: of t and t + 16 where depth is queries or keys, and packing chooses where it is
+// D.
 #pragma once
 
 #include <immintrin.h>
 
+#include <type_traits>
+
+#include "convert.h"
 #include "operand.h"
 #include "vec_math.h"
 
@@ -173,84 +178,31 @@ struct Amx {
     return panel;
   }
 
-  static Real* unpack_to(const PanelLayout&, char*, Real* scratch) { return scratch; }
+  // bfloat16 is packed from its bits, anything else as float.
+  using Stored = std::conditional_t<kParts == 1, BFloat16, float>;
+  static constexpr bool kReadsInPlace = true;
+  static Stored* unpack_to(const PanelLayout&, char*, Stored* scratch) { return scratch; }
 
-  // One tile's parts as they are to `straight`, transposed to `turned`; either may be null.
-  static void put_tiles(__m512i (&pairs)[kParts][kTile], char* straight, char* turned) {
-    for (int part = 0; part < kParts; ++part) {
-      if (straight) {
-        for (int64_t t = 0; t < kTile; ++t) {
-          _mm512_store_si512(straight + part * kTileBytes + t * 64, pairs[part][t]);
-        }
-      }
-      if (turned) {
-        Vec<int32_t> square[kTile];
-        for (int64_t t = 0; t < kTile; ++t) {
-          square[t] = reinterpret_cast<Vec<int32_t>>(pairs[part][t]);
-        }
-        transpose<int32_t>(square);
-        for (int64_t t = 0; t < kTile; ++t) {
-          store(reinterpret_cast<int32_t*>(turned + part * kTileBytes + t * 64), square[t]);
-        }
-      }
-    }
-  }
-
-  // Depth along the rows: pairs lie in one row of the panel.
-  static void pack_depth_in_rows(const PanelLayout& panel, const float* rows, char* left,
-                                 char* right_t) {
-    const int64_t groups = panel.width / kTileDepth;
-    for (int64_t r = 0; r < panel.rows; r += kTile) {
-      for (int64_t g = 0; g < groups; ++g) {
-        __m512i pairs[kParts][kTile];
-        for (int64_t t = 0; t < kTile; ++t) {
-          const float* from = rows + (r + t) * panel.width + g * kTileDepth;
-          __m512i parts[kParts];
-          split_pairs(_mm512_loadu_ps(from), _mm512_loadu_ps(from + kTile), parts);
-          for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
-        }
-        const int64_t at = (r / kTile * groups + g) * kPairBytes;
-        put_tiles(pairs, left ? left + at : nullptr, right_t ? right_t + at : nullptr);
-      }
-    }
-  }
-
-  // Depth down the columns: pairs lie in two rows of the panel.
-  static void pack_depth_in_columns(const PanelLayout& panel, const float* rows, char* right,
-                                    char* left_t) {
-    const int64_t groups = panel.rows / kTileDepth;
-    for (int64_t c = 0; c < panel.width; c += kTile) {
-      for (int64_t g = 0; g < groups; ++g) {
-        __m512i pairs[kParts][kTile];
-        for (int64_t t = 0; t < kTile; ++t) {
-          const float* from = rows + (g * kTileDepth + t) * panel.width + c;
-          __m512i parts[kParts];
-          split_pairs(_mm512_loadu_ps(from), _mm512_loadu_ps(from + kTile * panel.width), parts);
-          for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
-        }
-        const int64_t at = (c / kTile * groups + g) * kPairBytes;
-        put_tiles(pairs, right ? right + at : nullptr, left_t ? left_t + at : nullptr);
-      }
-    }
-  }
-
-  static void pack(const PanelLayout& panel, const float* rows, char* to) {
+  static void pack(const PanelLayout& panel, const Stored* rows, int64_t stride, char* to) {
     const unsigned uses = panel.uses;
     if (uses & (kLeft | kRightT)) {
-      pack_depth_in_rows(panel, rows, uses & kLeft ? to + panel.left : nullptr,
+      pack_depth_in_rows(panel, rows, stride, uses & kLeft ? to + panel.left : nullptr,
                          uses & kRightT ? to + panel.right_t : nullptr);
     }
     if (uses & (kRight | kLeftT)) {
-      pack_depth_in_columns(panel, rows, uses & kRight ? to + panel.right : nullptr,
+      pack_depth_in_columns(panel, rows, stride, uses & kRight ? to + panel.right : nullptr,
                             uses & kLeftT ? to + panel.left_t : nullptr);
     }
   }
 
-  static Left left(const PanelLayout& panel, const char* from) {
-    return {from + panel.left, panel.width / kTileDepth * kPairBytes};
+  // From row `row` on, a multiple of 32.
+  static Left left(const PanelLayout& panel, const char* from, int64_t row) {
+    const int64_t stride = panel.width / kTileDepth * kPairBytes;
+    return {from + panel.left + row / kTile * stride, stride};
   }
-  static Left left_t(const PanelLayout& panel, const char* from) {
-    return {from + panel.left_t, panel.rows / kTileDepth * kPairBytes};
+  static Left left_t(const PanelLayout& panel, const char* from, int64_t row) {
+    return {from + panel.left_t + row / kTileDepth * kPairBytes,
+            panel.rows / kTileDepth * kPairBytes};
   }
   static Right right(const PanelLayout& panel, const char* from) {
     return {from + panel.right, panel.rows / kTileDepth * kPairBytes};
@@ -273,20 +225,21 @@ struct Amx {
     Tile(float*, char* memory)
         : as_left(memory), as_right(kUses & kLeft ? memory + kForm : memory) {}
 
-    // x[m][n]: row t + 16 m of a group of 32, columns from column + 16 n on; column % 32 = 0.
-    TK_INLINE_METHOD void put(int64_t group, int64_t t, int64_t column,
-                              const Vec<float> (&x)[2][2]) const {
+    // x[m][n]: row `row` + 16 m, columns from `column` + 16 n on; row % 32 < 16, column % 32 = 0.
+    TK_INLINE_METHOD void put(int64_t row, int64_t column, const Vec<float> (&x)[2][2]) const {
+      const int64_t t = row % kTile;
 #pragma GCC unroll 2
       for (int n = 0; n < 2; ++n) {
         __m512i parts[kParts];
         if constexpr (kUses & kLeft) {
           split_pairs(x[n][0], x[n][1], parts);
-          write(as_left + (group * 2 + n) * kLeftStride + column / kTileDepth * kPairBytes, t,
+          write(as_left + (row / kTile + n) * kLeftStride + column / kTileDepth * kPairBytes, t,
                 parts);
         }
         if constexpr (kUses & kRight) {
           split_pairs(x[0][n], x[1][n], parts);
-          write(as_right + (column / kTile + n) * kRightStride + group * kPairBytes, t, parts);
+          write(as_right + (column / kTile + n) * kRightStride + row / kTileDepth * kPairBytes, t,
+                parts);
         }
       }
     }
@@ -331,6 +284,92 @@ struct Amx {
   }
 
  private:
+  // The pairs of 32 elements of one row.
+  TK_INLINE_METHOD static void pairs_in_row(const Stored* row, __m512i (&parts)[kParts]) {
+    if constexpr (kParts == 1) {
+      parts[0] = _mm512_loadu_si512(row);
+    } else {
+      split_pairs(_mm512_loadu_ps(row), _mm512_loadu_ps(row + kTile), parts);
+    }
+  }
+
+  // The pairs of 2 x 16 columns of two rows.
+  TK_INLINE_METHOD static void pairs_of_rows(const Stored* upper, const Stored* lower,
+                                             __m512i (&parts)[2][kParts]) {
+    if constexpr (kParts == 1) {
+      // Words of the lower row have bit 5 set.
+      const __m512i first =
+          _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
+                           6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+      const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(kTile));
+      const __m512i a = _mm512_loadu_si512(upper), b = _mm512_loadu_si512(lower);
+      parts[0][0] = _mm512_permutex2var_epi16(a, first, b);
+      parts[1][0] = _mm512_permutex2var_epi16(a, second, b);
+    } else {
+      for (int n = 0; n < 2; ++n) {
+        split_pairs(_mm512_loadu_ps(upper + n * kTile), _mm512_loadu_ps(lower + n * kTile),
+                    parts[n]);
+      }
+    }
+  }
+
+  // One tile's parts as they are to `straight`, transposed to `turned`; either may be null.
+  static void put_tiles(const __m512i (&pairs)[kParts][kTile], char* straight, char* turned) {
+    for (int part = 0; part < kParts; ++part) {
+      Vec<int32_t> square[kTile];
+      for (int64_t t = 0; t < kTile; ++t) {
+        square[t] = reinterpret_cast<Vec<int32_t>>(pairs[part][t]);
+        if (straight) _mm512_store_si512(straight + part * kTileBytes + t * 64, pairs[part][t]);
+      }
+      if (!turned) continue;
+      transpose<int32_t>(square);
+      for (int64_t t = 0; t < kTile; ++t) {
+        store(reinterpret_cast<int32_t*>(turned + part * kTileBytes + t * 64), square[t]);
+      }
+    }
+  }
+
+  // Depth along the rows: pairs lie in one row of the panel.
+  static void pack_depth_in_rows(const PanelLayout& panel, const Stored* rows, int64_t stride,
+                                 char* left, char* right_t) {
+    const int64_t groups = panel.width / kTileDepth;
+    for (int64_t r = 0; r < panel.rows; r += kTile) {
+      for (int64_t g = 0; g < groups; ++g) {
+        __m512i pairs[kParts][kTile];
+        for (int64_t t = 0; t < kTile; ++t) {
+          __m512i parts[kParts];
+          pairs_in_row(rows + (r + t) * stride + g * kTileDepth, parts);
+          for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
+        }
+        const int64_t at = (r / kTile * groups + g) * kPairBytes;
+        put_tiles(pairs, left ? left + at : nullptr, right_t ? right_t + at : nullptr);
+      }
+    }
+  }
+
+  // Depth down the columns: pairs lie in two rows of the panel.
+  static void pack_depth_in_columns(const PanelLayout& panel, const Stored* rows, int64_t stride,
+                                    char* right, char* left_t) {
+    const int64_t groups = panel.rows / kTileDepth;
+    for (int64_t c = 0; c < panel.width; c += 2 * kTile) {
+      for (int64_t g = 0; g < groups; ++g) {
+        __m512i pairs[2][kParts][kTile];
+        for (int64_t t = 0; t < kTile; ++t) {
+          const Stored* upper = rows + (g * kTileDepth + t) * stride + c;
+          __m512i parts[2][kParts];
+          pairs_of_rows(upper, upper + kTile * stride, parts);
+          for (int n = 0; n < 2; ++n) {
+            for (int part = 0; part < kParts; ++part) pairs[n][part][t] = parts[n][part];
+          }
+        }
+        for (int n = 0; n < 2; ++n) {
+          const int64_t at = ((c / kTile + n) * groups + g) * kPairBytes;
+          put_tiles(pairs[n], right ? right + at : nullptr, left_t ? left_t + at : nullptr);
+        }
+      }
+    }
+  }
+
   // visit<first>(a, its stride, b, its stride) for all the depth of every term.
   template <typename Visit>
   TK_INLINE_METHOD static void for_each_step(const Product* terms, int count, int64_t row,

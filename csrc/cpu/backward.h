@@ -34,11 +34,11 @@ void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const typename BackwardScratch<Engine>::Gradient gradient(t.dp, t.gradient);
   const bool capped = p.score.softcap != 0;
   score_gradient(p, w, t, block,
-                 [&](int64_t group, int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
-                     Vec<Real>(&ds)[2][2]) __attribute__((always_inline)) {
-                   if (capped) multiply_by_slope(t.slope, group * kKeyGroup + row, lane, ds);
-                   weights.put(group, row, lane, weight);
-                   gradient.put(group, row, lane, ds);
+                 [&](int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
+                     Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
+                   if (capped) multiply_by_slope(t.slope, row, lane, ds);
+                   weights.put(row, lane, weight);
+                   gradient.put(row, lane, ds);
                  });
   const int64_t kv_head = block.b * p.H_kv + block.h / (p.H_q / p.H_kv);
   const auto query_panel =
@@ -48,10 +48,12 @@ void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                    kBlock};
   const Product dk{gradient.left(), Engine::right(w.q, w.q_panels + query_panel * w.q.bytes),
                    kBlock};
-  const Product dq_t{Engine::left_t(w.k, w.k_panels + key_panel * w.k.bytes), gradient.right(0),
-                     block.keys};
-  Engine::multiply(block.keys, w.v.width, &dv, 1, t.dv, w.v.width, Into::kSum);
-  Engine::multiply(block.keys, w.k.width, &dk, 1, t.dk, w.k.width, Into::kSum);
+  const Product dq_t{Engine::left_t(w.k, w.k_panels + key_panel * w.k.bytes, block.first),
+                     gradient.right(0), block.keys};
+  Engine::multiply(block.keys, w.v.width, &dv, 1, t.dv + block.first * w.v.width, w.v.width,
+                   Into::kSum);
+  Engine::multiply(block.keys, w.k.width, &dk, 1, t.dk + block.first * w.k.width, w.k.width,
+                   Into::kSum);
   Engine::multiply(w.k.width, kBlock, &dq_t, 1, dq, kBlock, Into::kSum);
 }
 

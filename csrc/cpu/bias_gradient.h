@@ -45,12 +45,11 @@ void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine
       const Block block = make_block(p, b, h, i0, kBlock, j0);
       if (block.visible == Visible::kNone) continue;
       score_gradient(p, w, t, block,
-                     [&](int64_t group, int64_t row, int64_t lane, const Vec<Real>(&)[2][2],
-                         const Vec<Real>(&ds)[2][2]) __attribute__((always_inline)) {
+                     [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2],
+                         const Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
                        for (int half = 0; half < 2; ++half) {
                          for (int n = 0; n < 2; ++n) {
-                           Real* to = tile +
-                                      (group * kKeyGroup + row + half * kKeyGroup / 2) * kBlock +
+                           Real* to = tile + (block.first + row + half * kKeyGroup / 2) * kBlock +
                                       lane + n * kLanes<Real>;
                            store(to, load(to) + ds[half][n]);
                          }

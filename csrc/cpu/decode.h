@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cmath>
+#include <utility>
 
 #include "arena.h"
 #include "decode_rows.h"
@@ -267,8 +268,9 @@ void decode_split(const ForwardParams& p, const DecodeWorkspace<Real>& w,
   const int64_t first = split * kSplitKeys;
   const int64_t last = first + kSplitKeys < p.N ? first + kSplitKeys : p.N;
   for (int64_t j0 = first; j0 < last; j0 += kBlock) {
-    Block block{b, h, 0, j0, w.lanes, 0, p.M, Visible::kNone};
+    Block block{b, h, 0, j0, w.lanes, p.M, 0, 0, {}, {}};
     look(p, block);
+    block.keys += std::exchange(block.first, 0);  // rows of k and v are read from the block's first
     if (block.visible != Visible::kNone) decode_block<Storage>(p, w, t, block, sums);
   }
   // Whoever sums a head's last split finishes the head.

@@ -106,29 +106,32 @@ struct Fma {
     return {uses, rows, padded, 0, 0, 0, right_t, uses & kRightT ? right_t + size : right_t};
   }
 
-  // Where a panel's rows are best unpacked to.
+  // Rows are unpacked into the panel, which they are part of, unless it wants only the copy.
+  using Stored = Real;
+  static constexpr bool kReadsInPlace = false;
   static Real* unpack_to(const PanelLayout& panel, char* to, Real* scratch) {
     return panel.right_t == 0 && panel.uses & kRightT ? scratch : reinterpret_cast<Real*>(to);
   }
 
-  static void pack(const PanelLayout& panel, const Real* rows, char* to) {
+  static void pack(const PanelLayout& panel, const Real* rows, int64_t stride, char* to) {
     if (!(panel.uses & kRightT)) return;
     Real* columns = reinterpret_cast<Real*>(to + panel.right_t);
     for (int64_t r = 0; r < panel.rows; r += kWidth) {
       for (int64_t c = 0; c < panel.width; c += kWidth) {
         Vec<Real> square[kWidth];
-        for (int64_t n = 0; n < kWidth; ++n) square[n] = load(rows + (r + n) * panel.width + c);
+        for (int64_t n = 0; n < kWidth; ++n) square[n] = load(rows + (r + n) * stride + c);
         transpose<Real>(square);
         for (int64_t n = 0; n < kWidth; ++n) store(columns + (c + n) * panel.rows + r, square[n]);
       }
     }
   }
 
-  static Left left(const PanelLayout& panel, const char* from) {
-    return {reinterpret_cast<const Real*>(from), panel.width, 1};
+  // From row `row` on.
+  static Left left(const PanelLayout& panel, const char* from, int64_t row) {
+    return {reinterpret_cast<const Real*>(from) + row * panel.width, panel.width, 1};
   }
-  static Left left_t(const PanelLayout& panel, const char* from) {
-    return {reinterpret_cast<const Real*>(from), 1, panel.width};
+  static Left left_t(const PanelLayout& panel, const char* from, int64_t row) {
+    return {reinterpret_cast<const Real*>(from) + row * panel.width, 1, panel.width};
   }
   static Right right(const PanelLayout& panel, const char* from) {
     return {reinterpret_cast<const Real*>(from), panel.width};
@@ -145,12 +148,11 @@ struct Fma {
 
     Tile(Real* over, char*) : values(over) {}
 
-    // x[m][n]: row t + 16 m of a group of 32, the n-th vector from `column` on.
-    TK_INLINE_METHOD void put(int64_t group, int64_t t, int64_t column,
-                              const Vec<Real> (&x)[2][2]) const {
+    // x[m][n]: row `row` + 16 m, the n-th vector from `column` on; row % 32 < 16.
+    TK_INLINE_METHOD void put(int64_t row, int64_t column, const Vec<Real> (&x)[2][2]) const {
       for (int m = 0; m < 2; ++m) {
         for (int n = 0; n < 2; ++n) {
-          store(values + (group * 32 + t + 16 * m) * kColumns + column + n * kLanes<Real>, x[m][n]);
+          store(values + (row + 16 * m) * kColumns + column + n * kLanes<Real>, x[m][n]);
         }
       }
     }

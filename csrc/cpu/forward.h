@@ -29,11 +29,18 @@ template <typename Engine>
 struct ForwardWorkspace {
   PanelLayout k, v, q;
   int64_t key_blocks, chunk;  // blocks of a head, blocks of a chunk
-  char* k_panels;             // (B, H_kv, key_blocks)
-  char* v_panels;             // (B, H_kv, key_blocks)
-  char* scratch;              // (workers), see ForwardScratch
+  bool own_heads;             // a worker takes whole heads of k, and its panels hold one
+  char* panels;               // (heads of k or workers), see HeadPanels
+  size_t panels_bytes;
+  char* scratch;  // (workers), see ForwardScratch
   size_t scratch_bytes;
   bool* finite;
+};
+
+// One head's keys and values.
+struct HeadPanels {
+  char* k;  // (key_blocks)
+  char* v;  // (key_blocks)
 };
 
 // One worker's, small enough to stay in its cache.
@@ -69,6 +76,11 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   return t;
 }
 
+// Whether workers can share out whole heads evenly: what they pack is then in their caches.
+TK_INLINE bool can_own_heads(int64_t heads, int64_t workers) {
+  return heads >= 8 * workers || (heads >= 4 * workers && heads % workers == 0);
+}
+
 template <typename Engine>
 ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers, Arena& arena) {
   ForwardWorkspace<Engine> w;
@@ -77,9 +89,11 @@ ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers
   w.q = Engine::layout(kRightT, Engine::kQueries, p.D);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
   w.chunk = std::max<int64_t>(Engine::kStripe, kChunkBytes / (w.k.bytes + w.v.bytes));
-  const int64_t panels = p.B * p.H_kv * w.key_blocks;
-  w.k_panels = take<char>(arena, panels * static_cast<int64_t>(w.k.bytes));
-  w.v_panels = take<char>(arena, panels * static_cast<int64_t>(w.v.bytes));
+  const int64_t heads = p.B * p.H_kv;
+  w.own_heads = can_own_heads(heads, workers);
+  w.panels_bytes = static_cast<size_t>(w.key_blocks) * (w.k.bytes + w.v.bytes);
+  w.panels =
+      take<char>(arena, (w.own_heads ? workers : heads) * static_cast<int64_t>(w.panels_bytes));
   Arena one;
   lay_out_scratch(p, w, one);
   w.scratch_bytes = one.used;
@@ -89,30 +103,36 @@ ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers
 }
 
 template <typename Engine>
+HeadPanels head_panels(const ForwardWorkspace<Engine>& w, int64_t place) {
+  char* const k = w.panels + static_cast<size_t>(place) * w.panels_bytes;
+  return {k, k + static_cast<size_t>(w.key_blocks) * w.k.bytes};
+}
+
+template <typename Engine>
 ForwardScratch<Engine> scratch_of(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                                   int64_t worker) {
   Arena arena{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
   return lay_out_scratch(p, w, arena);
 }
 
+// Packs block n of keys and values of head `head`, counted over the batch.
 template <typename Engine>
-void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w, int64_t worker,
-                       int64_t item) {
-  const int64_t head = item / w.key_blocks, j0 = item % w.key_blocks * kBlock;
+void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                       const HeadPanels& keys, int64_t worker, int64_t head, int64_t n) {
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
   const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
   auto* rows = scratch_of(p, w, worker).rows;
-  pack_panel<Engine>(w.k, Slice{p.dtype, p.k, b, h, p.N, p.D}, j0, used, rows,
-                     w.k_panels + static_cast<size_t>(item) * w.k.bytes, w.finite);
-  pack_panel<Engine>(w.v, Slice{p.dtype, p.v, b, h, p.N, p.D_v}, j0, used, rows,
-                     w.v_panels + static_cast<size_t>(item) * w.v.bytes, w.finite);
+  pack_panel<Engine>(w.k, Slice{p.dtype, p.k, b, h, p.N, p.D}, n * kBlock, used, rows,
+                     keys.k + static_cast<size_t>(n) * w.k.bytes, w.finite);
+  pack_panel<Engine>(w.v, Slice{p.dtype, p.v, b, h, p.N, p.D_v}, n * kBlock, used, rows,
+                     keys.v + static_cast<size_t>(n) * w.v.bytes, w.finite);
 }
 
 // Takes a stripe of blocks of keys into o and the softmax's state of the group's block `member`.
 template <typename Engine>
 void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
-                    const ForwardScratch<Engine>& t, int64_t member, const Block* blocks,
-                    int count) {
+                    const HeadPanels& keys, const ForwardScratch<Engine>& t, int64_t member,
+                    const Block* blocks, int count) {
   using Real = typename Engine::Real;
   using Product = typename Engine::Product;
   constexpr int64_t kQueries = Engine::kQueries;
@@ -123,15 +143,14 @@ void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   int64_t row = 0;
   for (int n = 0; n < count; ++n) {
     const Block& block = blocks[n];
-    const int64_t kv_head = block.b * p.H_kv + block.h / (p.H_q / p.H_kv);
-    const auto panel = static_cast<size_t>(kv_head * w.key_blocks + block.j0 / kBlock);
-    const Product scores{Engine::left(w.k, w.k_panels + panel * w.k.bytes),
+    const auto panel = static_cast<size_t>(block.j0 / kBlock);
+    const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
                          Engine::right_t(w.q, q_panel), p.D};
     Real* s = t.s + row * kQueries;
     Engine::multiply(block.keys, kQueries, &scores, 1, s, kQueries, Into::kFresh);
     finish_scores<Real, kQueries>(p, block, s, nullptr);
     if (p.dropout.p > 0) dropout_factors<Real, kQueries>(p, block, t.factor + row * kQueries);
-    values[n] = {Engine::left_t(w.v, w.v_panels + panel * w.v.bytes), weights.right(row),
+    values[n] = {Engine::left_t(w.v, keys.v + panel * w.v.bytes, block.first), weights.right(row),
                  block.keys};
     row += block.keys;
   }
@@ -141,22 +160,26 @@ void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   Engine::multiply(w.v.width, kQueries, values, count, o, kQueries, Into::kSum);
 }
 
-// Takes blocks first .. last - 1 of the keys into the group's block `member`, which begins at i0.
+// Takes those of the blocks `first` .. `last` - 1 of keys that are not hidden into the group's
+// block `member`, which begins at query i0.
 template <typename Engine>
 void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
-                   const ForwardScratch<Engine>& t, int64_t member, int64_t b, int64_t h,
-                   int64_t i0, int64_t first, int64_t last) {
+                   const HeadPanels& keys, const ForwardScratch<Engine>& t, int64_t member,
+                   int64_t b, int64_t h, int64_t i0, int64_t first, int64_t last) {
+  const int64_t i1 = std::min(i0 + Engine::kQueries, p.M);
+  const KeyInterval seen = block_interval(p.mask, p.N, b, i0, i1);
   Block stripe[Engine::kStripe];
   int count = 0;
-  for (int64_t n = first; n < last; ++n) {
+  const int64_t end = std::min(last, (seen.end + kBlock - 1) / kBlock);
+  for (int64_t n = std::max(first, seen.begin / kBlock); n < end; ++n) {
     const Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
     if (block.visible != Visible::kNone) stripe[count++] = block;
     if (count == Engine::kStripe) {
-      forward_stripe(p, w, t, member, stripe, count);
+      forward_stripe(p, w, keys, t, member, stripe, count);
       count = 0;
     }
   }
-  if (count > 0) forward_stripe(p, w, t, member, stripe, count);
+  if (count > 0) forward_stripe(p, w, keys, t, member, stripe, count);
 }
 
 // rows (kQueries x width) = o^T / l.
@@ -204,10 +227,11 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   }
 }
 
-// The blocks of queries from `first` on, as many as a group has and the head still holds.
+// Attends with blocks `first` .. `last` - 1 of head h's queries.
 template <typename Engine>
-void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w, int64_t worker,
-                   int64_t b, int64_t h, int64_t first, int64_t last) {
+void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                   const HeadPanels& keys, int64_t worker, int64_t b, int64_t h, int64_t first,
+                   int64_t last) {
   [[maybe_unused]] const typename Engine::Session session;
   const ForwardScratch<Engine> t = scratch_of(p, w, worker);
   const auto for_each_member = [&](auto&& visit) {
@@ -216,8 +240,9 @@ void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w, in
   for_each_member([&](int64_t member, int64_t i0) { begin_forward(p, w, t, member, b, h, i0); });
   for (int64_t n = 0; n < w.key_blocks; n += w.chunk) {
     const int64_t end = std::min(n + w.chunk, w.key_blocks);
-    for_each_member(
-        [&](int64_t member, int64_t i0) { forward_chunk(p, w, t, member, b, h, i0, n, end); });
+    for_each_member([&](int64_t member, int64_t i0) {
+      forward_chunk(p, w, keys, t, member, b, h, i0, n, end);
+    });
   }
   for_each_member([&](int64_t member, int64_t i0) { end_forward(p, w, t, member, b, h, i0); });
 }
@@ -226,17 +251,33 @@ void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w, in
 template <typename Engine>
 bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
   const ForwardWorkspace<Engine> w = lay_out_forward<Engine>(p, workers.count, arena);
-  *w.finite = true;
-  for_each(workers, p.B * p.H_kv * w.key_blocks,
-           [&](int64_t worker, int64_t item) { pack_keys_forward(p, w, worker, item); });
   const int64_t query_blocks = round_up(p.M, Engine::kQueries) / Engine::kQueries;
   const int64_t members = w.key_blocks > w.chunk ? kGroup : 1;
   const int64_t groups = round_up(query_blocks, members) / members;
-  for_each(workers, p.B * p.H_q * groups, [&](int64_t worker, int64_t item) {
-    const int64_t head = item / groups, first = item % groups * members;
-    forward_group(p, w, worker, head / p.H_q, head % p.H_q, first,
-                  std::min(first + members, query_blocks));
-  });
+  const int64_t sharing = p.H_q / p.H_kv;  // heads of q that share one of k
+  const auto attend = [&](const HeadPanels& keys, int64_t worker, int64_t head, int64_t group) {
+    const int64_t first = group % groups * members;
+    forward_group(p, w, keys, worker, head / p.H_kv, head % p.H_kv * sharing + group / groups,
+                  first, std::min(first + members, query_blocks));
+  };
+  *w.finite = true;
+  const int64_t heads = p.B * p.H_kv;
+  if (w.own_heads) {
+    for_each(workers, heads, [&](int64_t worker, int64_t head) {
+      const HeadPanels keys = head_panels(w, worker);
+      for (int64_t n = 0; n < w.key_blocks; ++n) pack_keys_forward(p, w, keys, worker, head, n);
+      for (int64_t n = 0; n < sharing * groups; ++n) attend(keys, worker, head, n);
+    });
+  } else {
+    for_each(workers, heads * w.key_blocks, [&](int64_t worker, int64_t item) {
+      const int64_t head = item / w.key_blocks;
+      pack_keys_forward(p, w, head_panels(w, head), worker, head, item % w.key_blocks);
+    });
+    for_each(workers, heads * sharing * groups, [&](int64_t worker, int64_t item) {
+      const int64_t head = item / (sharing * groups);
+      attend(head_panels(w, head), worker, head, item % (sharing * groups));
+    });
+  }
   return *w.finite;
 }
 

@@ -19,18 +19,23 @@ struct Slice {
 };
 
 // rows[r] for `count` rows from row0 on, `padded` elements each; row r is zero where
-// !keep(row0 + r).
-template <typename Real, typename Keep>
+// !keep(row0 + r). BFloat16 stays what it is.
+template <typename Stored, typename Keep>
 TK_INLINE void unpack_rows(const Slice& from, int64_t row0, int64_t count, int64_t padded,
-                           Keep&& keep, Real* rows) {
+                           Keep&& keep, Stored* rows) {
   for (int64_t r = 0; r < count; ++r, rows += padded) {
     const bool read = row0 + r < from.length && keep(row0 + r);
-    const int64_t known = read ? from.width : 0;
+    const int64_t known = read ? from.width : 0, stride = from.tensor.stride[3];
     if (read) {
-      read_row(from.dtype, from.tensor.data, row_offset(from.tensor, from.b, from.h, row0 + r),
-               from.tensor.stride[3], known, rows);
+      const int64_t offset = row_offset(from.tensor, from.b, from.h, row0 + r);
+      if constexpr (std::is_same_v<Stored, BFloat16>) {
+        const Stored* row = static_cast<const Stored*>(from.tensor.data) + offset;
+        for (int64_t c = 0; c < known; ++c) rows[c] = row[c * stride];
+      } else {
+        read_row(from.dtype, from.tensor.data, offset, stride, known, rows);
+      }
     }
-    for (int64_t c = known; c < padded; ++c) rows[c] = 0;
+    for (int64_t c = known; c < padded; ++c) rows[c] = Stored{};
   }
 }
 
@@ -45,20 +50,44 @@ TK_INLINE bool all_finite(const float* x, int64_t count) {
   return largest < kTooLarge;
 }
 
+template <typename Stored>
+constexpr DType kDTypeOf = std::is_same_v<Stored, BFloat16> ? DType::kBFloat16
+                           : std::is_same_v<Stored, float>  ? DType::kFloat32
+                                                            : DType::kFloat64;
+
 // Fills one panel. `finite` becomes false where the engine would split an infinity into parts,
-// whose products with zeros are NaN: see kernels.cpp.
+// whose products with zeros are NaN: see kernels.cpp. `scratch` holds the panel's rows, if need be.
 template <typename Engine, typename Keep>
 void pack_panel(const PanelLayout& layout, const Slice& from, int64_t row0, Keep&& keep,
-                typename Engine::Real* scratch, char* panel, bool* finite) {
-  using Real = typename Engine::Real;
-  Real* rows = Engine::unpack_to(layout, panel, scratch);
-  unpack_rows(from, row0, layout.rows, layout.width, keep, rows);
+                void* scratch, char* panel, bool* finite) {
+  using Stored = typename Engine::Stored;
+  int64_t kept = 0;
+  for (int64_t r = row0; r < row0 + layout.rows && r < from.length; ++r) kept += keep(r);
+  if (kept == 0) {
+    __builtin_memset(panel, 0, layout.bytes);
+    return;
+  }
+  const bool in_place = Engine::kReadsInPlace && kept == layout.rows &&
+                        from.width == layout.width && from.tensor.stride[3] == 1 &&
+                        from.dtype == kDTypeOf<Stored>;
+  const Stored* rows;
+  int64_t stride = layout.width;
+  if (in_place) {
+    rows = static_cast<const Stored*>(from.tensor.data) +
+           row_offset(from.tensor, from.b, from.h, row0);
+    stride = from.tensor.stride[2];
+  } else {
+    Stored* to = Engine::unpack_to(layout, panel, static_cast<Stored*>(scratch));
+    unpack_rows(from, row0, layout.rows, layout.width, keep, to);
+    rows = to;
+  }
   if constexpr (Engine::kSplits) {
-    if (!all_finite(rows, layout.rows * layout.width)) {
+    for (int64_t r = 0; r < layout.rows; ++r) {
+      if (all_finite(rows + r * stride, layout.width)) continue;
       __atomic_store_n(finite, false, __ATOMIC_RELAXED);
     }
   }
-  Engine::pack(layout, rows, panel);
+  Engine::pack(layout, rows, stride, panel);
 }
 
 }  // namespace tk::cpu::TK_ISA

@@ -165,14 +165,14 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   const Real* dlse = p.dlse ? static_cast<const Real*>(p.dlse) + head * p.M : nullptr;
   const auto sees = [&](int64_t i) { return lse[i] != kNothing; };
   const BackwardScratch<Engine> t = scratch_of(p, w, worker);
-  char* do_panel = w.do_panels + static_cast<size_t>(item) * w.d_o.bytes;
   pack_panel<Engine>(w.q, Slice{p.dtype, p.q, b, h, p.M, p.D}, i0, sees, t.rows,
                      w.q_panels + static_cast<size_t>(item) * w.q.bytes, w.finite);
-  pack_panel<Engine>(w.d_o, Slice{p.dtype, p.d_o, b, h, p.M, p.D_v}, i0, sees, t.rows, do_panel,
-                     w.finite);
-  const Real* d_o = Engine::unpack_to(w.d_o, do_panel, t.rows);
-  unpack_rows(Slice{p.dtype, p.o, b, h, p.M, p.D_v}, i0, kBlock, w.d_o.width, sees, t.o_rows);
-  row_sums(d_o, t.o_rows, w.d_o.width, w.delta + item * kBlock);
+  const Slice o{p.dtype, p.o, b, h, p.M, p.D_v}, d_o{p.dtype, p.d_o, b, h, p.M, p.D_v};
+  pack_panel<Engine>(w.d_o, d_o, i0, sees, t.rows,
+                     w.do_panels + static_cast<size_t>(item) * w.d_o.bytes, w.finite);
+  unpack_rows(d_o, i0, kBlock, w.d_o.width, sees, t.rows);
+  unpack_rows(o, i0, kBlock, w.d_o.width, sees, t.o_rows);
+  row_sums(t.rows, t.o_rows, w.d_o.width, w.delta + item * kBlock);
   for (int64_t r = 0; r < kBlock; ++r) {
     const bool known = i0 + r < p.M && sees(i0 + r);
     if (dlse && known) w.delta[item * kBlock + r] -= dlse[i0 + r];
@@ -181,9 +181,8 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   }
 }
 
-// visit(group, t, lane, z p, ds): rows t and t + 16 of a group of keys of a tile of keys by
-// queries, two vectors of each; ds is the gradient of the scores, bias included, and slope the
-// softcap's, if there is one.
+// visit(r, lane, z p, ds): rows r and r + 16 of a tile of keys by queries, two vectors of each; ds
+// is the gradient of the scores, bias included, before the softcap's slope.
 template <typename Engine, typename Visit>
 void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                     const BackwardScratch<Engine>& t, const Block& block, Visit&& visit) {
@@ -195,11 +194,11 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const auto query_panel = static_cast<size_t>(query_item);
   const auto key_panel = static_cast<size_t>(kv_head * w.key_blocks + block.j0 / kBlock);
 
-  const Product scores{Engine::left(w.k, w.k_panels + key_panel * w.k.bytes),
+  const Product scores{Engine::left(w.k, w.k_panels + key_panel * w.k.bytes, block.first),
                        Engine::right_t(w.q, w.q_panels + query_panel * w.q.bytes), p.D};
   Engine::multiply(block.keys, kBlock, &scores, 1, t.s, kBlock, Into::kFresh);
   finish_scores<Real, kBlock>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
-  const Product dp{Engine::left(w.v, w.v_panels + key_panel * w.v.bytes),
+  const Product dp{Engine::left(w.v, w.v_panels + key_panel * w.v.bytes, block.first),
                    Engine::right_t(w.d_o, w.do_panels + query_panel * w.d_o.bytes), p.D_v};
   Engine::multiply(block.keys, kBlock, &dp, 1, t.dp, kBlock, Into::kFresh);
   const Real* factor = p.dropout.p > 0 ? t.factor : nullptr;
@@ -213,15 +212,14 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       lse_rest[n] = load(w.lse + (query_item * 2 + 1) * kBlock + lane + n * W);
       delta[n] = load(w.delta + query_item * kBlock + lane + n * W);
     }
-    for (int64_t group = 0; group < block.keys / kKeyGroup; ++group) {
-      for (int64_t t16 = 0; t16 < kKeyGroup / 2; ++t16) {
+    for (int64_t group = 0; group < block.keys; group += kKeyGroup) {
+      for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
         Vec<Real> weight[2][2], ds[2][2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
           for (int n = 0; n < 2; ++n) {
-            const int64_t at =
-                (group * kKeyGroup + t16 + half * kKeyGroup / 2) * kBlock + lane + n * W;
+            const int64_t at = (row + half * kKeyGroup / 2) * kBlock + lane + n * W;
             Vec<Real> power = load(t.s + at) * to_log2 - lse[n];
             if constexpr (Engine::kPrecision == Precision::kReal) power -= lse_rest[n];
             weight[half][n] = exp2<Real, Engine::kPrecision>(power);
@@ -234,7 +232,7 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
             }
           }
         }
-        visit(group, t16, lane, weight, ds);
+        visit(row, lane, weight, ds);
       }
     }
   }

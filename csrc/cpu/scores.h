@@ -5,6 +5,8 @@
 // runs down columns, one query in each lane.
 #pragma once
 
+#include <algorithm>
+
 #include "../mask.h"
 #include "../philox.h"
 #include "pack.h"
@@ -16,22 +18,29 @@ static_assert(kBlock == kSummaryBlock && kBlock == kPhiloxColumns);
 
 constexpr int64_t kKeyGroup = 32;  // a block's keys are computed in groups of so many
 
-// Keys j0 .. j0 + keys - 1 against `queries` of the group's queries, which start with query i0 of
-// head h. per_head queries of a head come before those of the next one.
+template <typename Real>
+constexpr Real kHidden = -static_cast<Real>(__builtin_inf());
+
+// `keys` keys, from the block's `first` on, against `queries` of the group's queries, which start
+// with query i0 of head h. per_head queries of a head come before those of the next one.
 struct Block {
-  int64_t b, h, i0, j0;
-  int64_t queries, keys, per_head;
+  int64_t b, h, i0, j0;  // the block of keys begins with key j0
+  int64_t queries, per_head;
+  int64_t first, keys;  // whole groups
   Visible visible;
+  bool flagged;  // dense, layout or segments hide some of it
 
   int64_t head(int64_t lane) const { return h + lane / per_head; }
   int64_t query(int64_t lane) const { return i0 + lane % per_head; }
+  int64_t key(int64_t row) const { return j0 + first + row; }
 };
 
-// Sets visible, and keys: those behind the last visible one are left out, in whole groups.
+// Sees what is visible, and leaves out keys before the first visible one and behind the last.
 TK_INLINE void look(const Problem& p, Block& block) {
   const int64_t last_query = block.query(block.queries - 1);
   const int64_t i1 = block.queries > block.per_head ? block.per_head : last_query + 1;
   block.visible = Visible::kNone;
+  block.flagged = false;
   for (int64_t h = block.h; h <= block.head(block.queries - 1); ++h) {
     // Keys beyond N count as hidden: a block that reaches over the end is never wholly visible.
     const Visible visible =
@@ -41,14 +50,18 @@ TK_INLINE void look(const Problem& p, Block& block) {
     } else if (block.visible != visible) {
       block.visible = Visible::kSome;
     }
+    block.flagged |= summary_entry(p.mask, block.b, h, block.i0, block.j0) != Visible::kAll;
   }
-  const int64_t end = row_interval(p.mask, p.N, block.b, i1 - 1).end - block.j0;
-  block.keys = end < kBlock ? round_up(end, kKeyGroup) : kBlock;
+  const KeyInterval keys = block_interval(p.mask, p.N, block.b, block.i0, i1);
+  block.first = keys.begin > block.j0 ? (keys.begin - block.j0) / kKeyGroup * kKeyGroup : 0;
+  const int64_t end = keys.end - block.j0;
+  block.keys = (end < kBlock ? round_up(end, kKeyGroup) : kBlock) - block.first;
+  if (block.keys <= 0) block.visible = Visible::kNone;
 }
 
 TK_INLINE Block make_block(const Problem& p, int64_t b, int64_t h, int64_t i0, int64_t queries,
                            int64_t j0) {
-  Block block{b, h, i0, j0, p.M - i0 < queries ? p.M - i0 : queries, 0, queries, Visible::kNone};
+  Block block{b, h, i0, j0, p.M - i0 < queries ? p.M - i0 : queries, queries, 0, 0, {}, {}};
   look(p, block);
   return block;
 }
@@ -72,7 +85,7 @@ void apply_softcap(Real cap, Real* s, Real* slope, int64_t count) {
 template <typename Real>
 TK_INLINE void read_bias(const Problem& p, const Block& block, int64_t lane, Real* row) {
   const Strided& bias = p.score.bias;
-  const int64_t columns = p.N - block.j0 < block.keys ? p.N - block.j0 : block.keys;
+  const int64_t j = block.key(0), columns = p.N - j < block.keys ? p.N - j : block.keys;
   for (int64_t c = columns; c < block.keys; ++c) row[c] = 0;
   read_row(
       p.score.bias_dtype, bias.data,
@@ -114,7 +127,7 @@ void add_alibi(const Problem& p, const Block& block, Real* s) {
   Real slope[kQueries] = {}, distance[kQueries] = {};
   for (int64_t lane = 0; lane < block.queries; ++lane) {
     slope[lane] = static_cast<const Real*>(p.score.alibi_slopes)[block.head(lane)];
-    distance[lane] = static_cast<Real>(block.j0 - block.query(lane) - p.score.alibi_offset);
+    distance[lane] = static_cast<Real>(block.key(0) - block.query(lane) - p.score.alibi_offset);
   }
   for (int64_t r = 0; r < block.keys; ++r) {
     for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
@@ -126,14 +139,14 @@ void add_alibi(const Problem& p, const Block& block, Real* s) {
 
 // Every lane's visible keys as bits, tested one key at a time across the lanes.
 template <typename Real, int64_t kQueries>
-void hide(const Problem& p, const Block& block, Real* s) {
+void hide_by_flags(const Problem& p, const Block& block, Real* s) {
   using Int = IntOf<Real>;
   constexpr int64_t kBits = 8 * sizeof(Int);
-  constexpr Real kHidden = -static_cast<Real>(__builtin_inf());
   Int words[kBlock / kBits][kQueries] = {};
   for (int64_t lane = 0; lane < block.queries; ++lane) {
     const uint64_t bits =
-        visible_keys(p.mask, p.M, p.N, block.b, block.head(lane), block.query(lane), block.j0);
+        visible_keys(p.mask, p.M, p.N, block.b, block.head(lane), block.query(lane), block.j0) >>
+        block.first;
     for (int64_t n = 0; n < kBlock / kBits; ++n) {
       words[n][lane] = static_cast<Int>(bits >> (n * kBits));
     }
@@ -141,7 +154,25 @@ void hide(const Problem& p, const Block& block, Real* s) {
   for (int64_t r = 0; r < block.keys; ++r) {
     const Int bit = static_cast<Int>(uint64_t{1} << (r % kBits));
     for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
-      return (load(words[r / kBits] + c) & bit) != 0 ? x : broadcast(kHidden);
+      return (load(words[r / kBits] + c) & bit) != 0 ? x : broadcast(kHidden<Real>);
+    });
+  }
+}
+
+// The same where each query's visible keys are an interval.
+template <typename Real, int64_t kQueries>
+void hide_by_intervals(const Problem& p, const Block& block, Real* s) {
+  using Int = IntOf<Real>;
+  Int begin[kQueries] = {}, end[kQueries] = {};
+  for (int64_t lane = 0; lane < block.queries; ++lane) {
+    const KeyInterval keys = row_interval(p.mask, p.N, block.b, block.query(lane));
+    begin[lane] = static_cast<Int>(std::clamp<int64_t>(keys.begin - block.key(0), 0, kBlock));
+    end[lane] = static_cast<Int>(std::clamp<int64_t>(keys.end - block.key(0), 0, kBlock));
+  }
+  for (int64_t r = 0; r < block.keys; ++r) {
+    const Int row = static_cast<Int>(r);
+    for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
+      return ((load(begin + c) <= row) & (row < load(end + c))) ? x : broadcast(kHidden<Real>);
     });
   }
 }
@@ -171,7 +202,10 @@ void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
     if (p.score.bias.data) add_bias<Real, kQueries>(p, block, s);
     if (p.score.alibi_slopes) add_alibi<Real, kQueries>(p, block, s);
   }
-  if (block.visible != Visible::kAll) hide<Real, kQueries>(p, block, s);
+  if (block.visible != Visible::kAll) {
+    block.flagged ? hide_by_flags<Real, kQueries>(p, block, s)
+                  : hide_by_intervals<Real, kQueries>(p, block, s);
+  }
 }
 
 // factor (keys x kQueries) = 1 / (1 - p) where a weight is kept, 0 where it is dropped.
@@ -195,8 +229,8 @@ void dropout_factors(const Problem& p, const Block& block, Real* factor) {
       }
       philox(p.dropout.seed, x);
       for (int64_t word = 0; word < 4; ++word) {
-        const int64_t r = word * kPhiloxCounters + counter;
-        if (r >= block.keys) break;
+        const int64_t r = word * kPhiloxCounters + counter - block.first;
+        if (r < 0 || r >= block.keys) continue;
         Real* to = factor + r * kQueries + lane0;
         for (int64_t lane = 0; lane < kPhiloxLanes; ++lane) {
           to[lane] = x[word][lane] >= threshold ? kept : Real{0};

@@ -99,21 +99,20 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const Real* facto
     for (int n = 0; n < 2; ++n) {
       m[n] = raise_maxima(state, lane + n * W, largest[n] * to_log2, o, width);
     }
-    for (int64_t group = 0; group < rows / kKeyGroup; ++group) {
-      for (int64_t t = 0; t < kKeyGroup / 2; ++t) {
+    for (int64_t group = 0; group < rows; group += kKeyGroup) {
+      for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
         Vec<Real> weight[2][2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
           for (int n = 0; n < 2; ++n) {
-            const int64_t at =
-                (group * kKeyGroup + t + half * kKeyGroup / 2) * kQueries + lane + n * W;
+            const int64_t at = (row + half * kKeyGroup / 2) * kQueries + lane + n * W;
             weight[half][n] = exp2<Real, Engine::kPrecision>(load(s + at) * to_log2 - m[n]);
             sum[n] += weight[half][n];
             if (factor) weight[half][n] *= load(factor + at);
           }
         }
-        tile.put(group, t, lane, weight);
+        tile.put(row, lane, weight);
       }
     }
     for (int n = 0; n < 2; ++n) {

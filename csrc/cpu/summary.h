@@ -9,19 +9,21 @@ namespace tk::cpu::TK_ISA {
 
 TK_INLINE Visible summarize_block(const MaskParams& mask, int64_t M, int64_t N, int64_t b,
                                   int64_t h, int64_t i0, int64_t j0) {
-  const int64_t rows = M - i0 < kSummaryBlock ? M - i0 : kSummaryBlock;
-  const int64_t columns = N - j0 < kSummaryBlock ? N - j0 : kSummaryBlock;
-  uint8_t any = 0, all = 1;
-  for (int64_t r = 0; r < rows; ++r) {
-    uint8_t flags[kSummaryBlock];
-    row_flags(mask, M, N, b, h, i0 + r, j0, columns, flags);
-    for (int64_t c = 0; c < columns; ++c) {
-      any |= flags[c];
-      all &= flags[c];
-    }
-    if (any && !all) return Visible::kSome;
+  const int64_t i1 = M - i0 < kSummaryBlock ? M : i0 + kSummaryBlock;
+  const uint64_t columns = bit_range(0, N - j0);
+  uint64_t any = 0, all = columns;
+  int64_t layout_row_end = 0;  // rows before it have the layout's row of the one before them
+  for (int64_t i = i0; i < i1; ++i) {
+    const bool same_ids = !mask.q_segments ||
+                          (i > i0 && mask.q_segments[b * M + i] == mask.q_segments[b * M + i - 1]);
+    if (i > i0 && !mask.dense && same_ids && (!mask.layout || i < layout_row_end)) continue;
+    if (mask.layout) layout_row_end = (i / mask.block_size + 1) * mask.block_size;
+    const uint64_t bits = flag_bits(mask, M, N, b, h, i, j0);
+    any |= bits;
+    all &= bits;
+    if (any && all != columns) return Visible::kSome;
   }
-  return all ? Visible::kAll : any ? Visible::kSome : Visible::kNone;
+  return all == columns ? Visible::kAll : any ? Visible::kSome : Visible::kNone;
 }
 
 // B and H are the summary's own: 1 where nothing in the mask depends on them.
