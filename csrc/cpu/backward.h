@@ -83,7 +83,8 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     for (int64_t c = 0; c < kBlock * w.v.width; ++c) t.dv[c] = 0;
     for (int64_t h = h0; h < h0 + group; ++h) {
       for (int64_t m = 0; m < w.query_blocks; ++m) {
-        const Block block = make_block(p, b, h, m * kBlock, kBlock, j0);
+        Block block = make_block(p, b, h, m * kBlock, kBlock, j0);
+        block.next_i = kBlock;
         if (block.visible == Visible::kNone) continue;
         backward_tile(p, w, t, block, dq + (h - h0) * head_size + m * kBlock * w.k.width);
       }
@@ -91,7 +92,7 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     const int64_t keys = p.N - j0 < kBlock ? p.N - j0 : kBlock;
     write_rows(p.dtype, p.dk, b, kv_head, j0, keys, p.D, w.k.width,
                static_cast<Real>(p.score.scale), t.dk);
-    write_rows(p.dtype, p.dv, b, kv_head, j0, keys, p.D_v, w.v.width, Real{1}, t.dv);
+    write_rows(p.dtype, p.dv, b, kv_head, j0, keys, p.D_v, w.v.width, keep_factor<Real>(p), t.dv);
   }
 }
 

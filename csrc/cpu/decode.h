@@ -19,6 +19,7 @@
 
 #include "arena.h"
 #include "decode_rows.h"
+#include "dropout.h"
 #include "softmax.h"
 #include "workers.h"
 
@@ -63,11 +64,11 @@ struct DecodeWorkspace {
 // One worker's, small enough to stay in its cache.
 template <typename Real>
 struct DecodeScratch {
-  Real* q;       // (rows, k_width)
-  Real* s;       // (kBlock, kDecodeLanes)
-  Real* factor;  // (kBlock, kDecodeLanes), with dropout
-  Real* row;     // k_width or v_width elements
-  char* copy;    // (kBlock, k_width or v_width): a block of k or v that cannot be read in place
+  Real* q;         // (rows, k_width)
+  Real* s;         // (kBlock, kDecodeLanes)
+  uint64_t* keep;  // (kBlock), with dropout
+  Real* row;       // k_width or v_width elements
+  char* copy;      // (kBlock, k_width or v_width): a block of k or v that cannot be read in place
 };
 
 // visit(first lane, number of lanes as a constant) until `lanes` are covered.
@@ -87,7 +88,7 @@ DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspac
   DecodeScratch<Real> t;
   t.q = take<Real>(arena, w.rows * w.k_width);
   t.s = take<Real>(arena, kTileSize);
-  t.factor = take<Real>(arena, p.dropout.p > 0 ? kTileSize : 0);
+  t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
   const int64_t width = w.k_width > w.v_width ? w.k_width : w.v_width;
   t.row = take<Real>(arena, width);
   t.copy = take<char>(arena, kBlock * width * static_cast<int64_t>(sizeof(Real)));
@@ -198,8 +199,12 @@ void decode_block(const ForwardParams& p, const DecodeWorkspace<Real>& w,
                     [&](Vec<Real> x, int64_t) { return x * shrink[lane]; });
   }
   if (p.dropout.p > 0) {
-    dropout_factors<Real, kDecodeLanes>(p, block, t.factor);
-    for_each_vector(t.s, count, [&](Vec<Real> x, int64_t c) { return x * load(t.factor + c); });
+    dropout_bits<Real, kDecodeLanes>(p, block, t.keep);
+    for (int64_t r = 0; r < block.keys; ++r) {
+      for_each_vector(t.s + r * kDecodeLanes, kDecodeLanes, [&](Vec<Real> x, int64_t lane) {
+        return keep_bits<Real>(t.keep[r] >> lane, x);
+      });
+    }
   }
   const Slice v_slice{p.dtype, p.v, block.b, head, p.N, p.D_v};
   const auto v = rows_of<Storage>(p, v_slice, block, readable, w.v_width, t.copy);
@@ -236,7 +241,7 @@ void finish_head(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t
   for (int64_t lane = 0; lane < w.lanes; ++lane) {
     const int64_t h = kv_head % p.H_kv * group + lane / p.M, i = lane % p.M;
     const Real l = sums.state->l[lane];
-    const Real share = l == 0 ? Real{0} : 1 / l;
+    const Real share = l == 0 ? Real{0} : keep_factor<Real>(p) / l;
     const Real* o = sums.o + lane * w.v_width;
     for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[place<Storage>(c)] * share;
     write_row(row, p.D_v, p.dtype, p.o.data, row_offset(p.o, b, h, i), p.o.stride[3]);

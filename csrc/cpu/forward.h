@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "arena.h"
+#include "dropout.h"
 #include "softmax.h"
 #include "workers.h"
 
@@ -55,7 +56,7 @@ struct ForwardScratch {
   char* q_panels;  // (kGroup)
   Real* s;         // (kKeys, kQueries)
   char* weights;   // of Weights
-  Real* factor;    // (kKeys, kQueries), with dropout
+  uint64_t* keep;  // (kKeys), with dropout
   Real* rows;      // (kBlock, D or D_v), for packing and for writing o
 };
 
@@ -71,7 +72,7 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   t.state = take<typename Scratch::State>(arena, kGroup);
   t.o = take<Real>(arena, kGroup * w.v.width * Scratch::kQueries);
   t.q_panels = take<char>(arena, kGroup * static_cast<int64_t>(w.q.bytes));
-  t.factor = take<Real>(arena, p.dropout.p > 0 ? kTileSize : 0);
+  t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? Scratch::kKeys : 0);
   t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
   return t;
 }
@@ -149,13 +150,13 @@ void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
     Real* s = t.s + row * kQueries;
     Engine::multiply(block.keys, kQueries, &scores, 1, s, kQueries, Into::kFresh);
     finish_scores<Real, kQueries>(p, block, s, nullptr);
-    if (p.dropout.p > 0) dropout_factors<Real, kQueries>(p, block, t.factor + row * kQueries);
+    if (p.dropout.p > 0) dropout_bits<Real, kQueries>(p, block, t.keep + row);
     values[n] = {Engine::left_t(w.v, keys.v + panel * w.v.bytes, block.first), weights.right(row),
                  block.keys};
     row += block.keys;
   }
   online_softmax<Engine>(t.s, row, static_cast<Real>(score_to_log2(p)),
-                         p.dropout.p > 0 ? t.factor : nullptr, t.state[member], o, w.v.width,
+                         p.dropout.p > 0 ? t.keep : nullptr, t.state[member], o, w.v.width,
                          weights);
   Engine::multiply(w.v.width, kQueries, values, count, o, kQueries, Into::kSum);
 }
@@ -172,7 +173,8 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   int count = 0;
   const int64_t end = std::min(last, (seen.end + kBlock - 1) / kBlock);
   for (int64_t n = std::max(first, seen.begin / kBlock); n < end; ++n) {
-    const Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
+    Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
+    block.next_j = Engine::kStripe * kBlock;
     if (block.visible != Visible::kNone) stripe[count++] = block;
     if (count == Engine::kStripe) {
       forward_stripe(p, w, keys, t, member, stripe, count);
@@ -182,14 +184,14 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   if (count > 0) forward_stripe(p, w, keys, t, member, stripe, count);
 }
 
-// rows (kQueries x width) = o^T / l.
+// rows (kQueries x width) = scale o^T / l.
 template <typename Real, int64_t kQueries>
-void normalize(const SoftmaxState<Real, kQueries>& state, const Real* o, int64_t width,
+void normalize(const SoftmaxState<Real, kQueries>& state, const Real* o, int64_t width, Real scale,
                Real* rows) {
   constexpr int64_t W = kLanes<Real>;
   for (int64_t lane = 0; lane < kQueries; lane += W) {
     const Vec<Real> l = load(state.l + lane);
-    const Vec<Real> share = l == 0 ? Vec<Real>{} : Real{1} / l;
+    const Vec<Real> share = l == 0 ? Vec<Real>{} : scale / l;
     for (int64_t c = 0; c < width; c += W) {
       Vec<Real> square[W];
       for (int64_t n = 0; n < W; ++n) square[n] = load(o + (c + n) * kQueries + lane) * share;
@@ -218,7 +220,8 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                  int64_t i0) {
   using Real = typename Engine::Real;
   constexpr int64_t kQueries = Engine::kQueries;
-  normalize(t.state[member], t.o + member * w.v.width * kQueries, w.v.width, t.rows);
+  normalize(t.state[member], t.o + member * w.v.width * kQueries, w.v.width, keep_factor<Real>(p),
+            t.rows);
   Real* lse = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.M;
   for (int64_t lane = 0; lane < kQueries && i0 + lane < p.M; ++lane) {
     lse[i0 + lane] = t.state[member].lse(lane);

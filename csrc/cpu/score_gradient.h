@@ -10,6 +10,7 @@
 #include <cmath>
 
 #include "arena.h"
+#include "dropout.h"
 #include "scores.h"
 #include "workers.h"
 
@@ -45,7 +46,7 @@ struct BackwardScratch {
   char* gradient;  // of Gradient
   Real* dk;        // (kBlock, D)
   Real* dv;        // (kBlock, D_v)
-  Real* factor;    // (kBlock, kBlock), with dropout
+  uint64_t* keep;  // (kBlock), with dropout
   Real* slope;     // (kBlock, kBlock), with softcap
   Real* rows;      // (kBlock, D or D_v), for packing
   Real* o_rows;    // (kBlock, D_v), for delta
@@ -64,7 +65,7 @@ BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardW
   t.gradient = take<char>(arena, static_cast<int64_t>(Scratch::Gradient::kBytes));
   t.dk = take<Real>(arena, kBlock * w.k.width);
   t.dv = take<Real>(arena, kBlock * w.v.width);
-  t.factor = take<Real>(arena, p.dropout.p > 0 ? kTileSize : 0);
+  t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
   t.slope = take<Real>(arena, p.score.softcap != 0 ? kTileSize : 0);
   t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
   t.o_rows = take<Real>(arena, kBlock * w.v.width);
@@ -181,8 +182,8 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   }
 }
 
-// visit(r, lane, z p, ds): rows r and r + 16 of a tile of keys by queries, two vectors of each; ds
-// is the gradient of the scores, bias included, before the softcap's slope.
+// visit(r, lane, p where it is kept, ds): rows r and r + 16 of a tile of keys by queries, two
+// vectors of each; ds is the gradient of the scores, bias included, before the softcap's slope.
 template <typename Engine, typename Visit>
 void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                     const BackwardScratch<Engine>& t, const Block& block, Visit&& visit) {
@@ -201,8 +202,9 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const Product dp{Engine::left(w.v, w.v_panels + key_panel * w.v.bytes, block.first),
                    Engine::right_t(w.d_o, w.do_panels + query_panel * w.d_o.bytes), p.D_v};
   Engine::multiply(block.keys, kBlock, &dp, 1, t.dp, kBlock, Into::kFresh);
-  const Real* factor = p.dropout.p > 0 ? t.factor : nullptr;
-  if (factor) dropout_factors<Real, kBlock>(p, block, t.factor);
+  const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
+  if (keep) dropout_bits<Real, kBlock>(p, block, t.keep);
+  const Real kept = keep_factor<Real>(p);
 
   const Real to_log2 = static_cast<Real>(score_to_log2(p));
   for (int64_t lane = 0; lane < kBlock; lane += 2 * W) {
@@ -219,17 +221,18 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
           for (int n = 0; n < 2; ++n) {
-            const int64_t at = (row + half * kKeyGroup / 2) * kBlock + lane + n * W;
+            const int64_t r = row + half * kKeyGroup / 2, column = lane + n * W;
+            const int64_t at = r * kBlock + column;
             Vec<Real> power = load(t.s + at) * to_log2 - lse[n];
             if constexpr (Engine::kPrecision == Precision::kReal) power -= lse_rest[n];
             weight[half][n] = exp2<Real, Engine::kPrecision>(power);
-            if (factor) {
-              const Vec<Real> z = load(factor + at);
-              ds[half][n] = weight[half][n] * (z * load(t.dp + at) - delta[n]);
-              weight[half][n] *= z;
-            } else {
-              ds[half][n] = weight[half][n] * (load(t.dp + at) - delta[n]);
+            Vec<Real> dp_kept = load(t.dp + at);
+            const Vec<Real> p_all = weight[half][n];
+            if (keep) {
+              dp_kept = kept * keep_bits<Real>(keep[r] >> column, dp_kept);
+              weight[half][n] = keep_bits<Real>(keep[r] >> column, p_all);
             }
+            ds[half][n] = p_all * (dp_kept - delta[n]);
           }
         }
         visit(row, lane, weight, ds);

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "scores.h"
+#include "dropout.h"
 
 namespace tk::cpu::TK_ISA {
 
@@ -87,10 +87,10 @@ TK_INLINE Vec<Real> raise_maxima(SoftmaxState<Real, kQueries>& state, int64_t la
   return raised == State::kNothing ? Vec<Real>{} : raised;
 }
 
-// s (rows x kQueries, rows a multiple of 32) becomes weights 2^(to_log2 s - m), and dropout's
-// factors are applied to them, if there are any, on the way to the next product's tile.
+// s (rows x kQueries, rows a multiple of 32) becomes weights 2^(to_log2 s - m), of which dropout
+// keeps some, if `keep` is not null, on the way to the next product's tile.
 template <typename Engine, typename Real, int64_t kQueries, typename Tile>
-void online_softmax(const Real* s, int64_t rows, Real to_log2, const Real* factor,
+void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* keep,
                     SoftmaxState<Real, kQueries>& state, Real* o, int64_t width, const Tile& tile) {
   constexpr int64_t W = kLanes<Real>;
   for (int64_t lane = 0; lane < kQueries; lane += 2 * W) {
@@ -106,10 +106,11 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const Real* facto
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
           for (int n = 0; n < 2; ++n) {
-            const int64_t at = (row + half * kKeyGroup / 2) * kQueries + lane + n * W;
+            const int64_t r = row + half * kKeyGroup / 2, column = lane + n * W;
+            const int64_t at = r * kQueries + column;
             weight[half][n] = exp2<Real, Engine::kPrecision>(load(s + at) * to_log2 - m[n]);
             sum[n] += weight[half][n];
-            if (factor) weight[half][n] *= load(factor + at);
+            if (keep) weight[half][n] = keep_bits<Real>(keep[r] >> column, weight[half][n]);
           }
         }
         tile.put(row, lane, weight);
