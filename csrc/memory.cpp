@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -27,14 +28,21 @@ void* allocate(size_t bytes) {
   const size_t alignment = large ? kHugePage : kAlignment;
   void* const memory = std::aligned_alloc(alignment, round_up(bytes, alignment));
   if (!memory) throw std::bad_alloc();
-#if defined(__linux__)
-  // Only a wish: where the system denies it the pages are small, and all else the same.
-  if (large) madvise(memory, round_up(bytes, kHugePage), MADV_HUGEPAGE);
-#endif
+  expect_writes(memory, round_up(bytes, alignment));
   return memory;
 }
 
 }  // namespace
+
+void expect_writes(void* memory, size_t bytes) {
+#if defined(__linux__)
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = round_up(begin, kHugePage),
+                  last = (begin + bytes) / kHugePage * kHugePage;
+  // Only a wish: where the system denies it the pages are small, and all else the same.
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
 
 struct alignas(kAlignment) Workspace::Block {
   size_t capacity;

@@ -29,6 +29,10 @@ class Workspace {
   Block* block_;
 };
 
+// For memory that will be written as a whole: asks for huge pages, where some fit into it. Fresh
+// small pages cost more than what is written to them: two thirds of the gradient of a large bias.
+void expect_writes(void* memory, size_t bytes);
+
 // While poison is wanted, `poison` fills fresh memory with ones: NaN in every floating-point type.
 // Workspaces and the operators' outputs pass through it.
 void want_poison(bool wanted);

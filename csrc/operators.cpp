@@ -80,6 +80,7 @@ Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> st
   const Tensor x(made);
   int64_t bytes;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(made, &bytes));
+  tk::expect_writes(x.data_ptr(), static_cast<size_t>(bytes));
   tk::poison(x.data_ptr(), static_cast<size_t>(bytes));
   return x;
 }

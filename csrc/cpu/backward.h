@@ -24,6 +24,19 @@ TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
   }
 }
 
+// Whether every weight has a bias of its own: the bias's gradient is then ds itself.
+TK_INLINE bool writes_ds(const BackwardParams& p) {
+  const int64_t* size = p.bias_size;
+  return p.dbias.data && size[0] == p.B && size[1] == p.H_q && size[2] == p.M && size[3] == p.N;
+}
+
+// Writes the tile of dbias at (i0, j0) from t.ds (keys x queries); t.s is overwritten.
+template <typename Engine>
+void write_ds(const BackwardParams& p, const BackwardScratch<Engine>& t, const Block& block) {
+  transpose_tile(t.ds, t.s);
+  write_tile(p, {}, block.b, block.h, block.i0, block.j0, t.s);
+}
+
 template <typename Engine>
 void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                    const BackwardScratch<Engine>& t, const Block& block,
@@ -32,10 +45,12 @@ void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   using Product = typename Engine::Product;
   const typename BackwardScratch<Engine>::Weights weights(t.s, t.weights);
   const typename BackwardScratch<Engine>::Gradient gradient(t.dp, t.gradient);
-  const bool capped = p.score.softcap != 0;
+  const bool capped = p.score.softcap != 0, wants_ds = writes_ds(p);
+  if (wants_ds) clear(t.ds, kBlock * kBlock);
   score_gradient(p, w, t, block,
                  [&](int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
                      Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
+                   if (wants_ds) add_to_tile(block, row, lane, ds, t.ds);
                    if (capped) multiply_by_slope(t.slope, row, lane, ds);
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
@@ -55,6 +70,7 @@ void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   Engine::multiply(block.keys, w.k.width, &dk, 1, t.dk + block.first * w.k.width, w.k.width,
                    Into::kSum);
   Engine::multiply(w.k.width, kBlock, &dq_t, 1, dq, kBlock, Into::kSum);
+  if (wants_ds) write_ds(p, t, block);
 }
 
 template <typename Real>
@@ -76,16 +92,21 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const int64_t group = p.H_q / p.H_kv, head_size = w.query_blocks * kBlock * w.k.width;
   const int64_t h0 = kv_head * group;
   Real* dq = w.dq + ((split * p.B + b) * p.H_q + h0) * head_size;
-  for (int64_t c = 0; c < group * head_size; ++c) dq[c] = 0;
+  clear(dq, group * head_size);
   for (int64_t n = split; n < w.key_blocks; n += w.splits) {
     const int64_t j0 = n * kBlock;
-    for (int64_t c = 0; c < kBlock * w.k.width; ++c) t.dk[c] = 0;
-    for (int64_t c = 0; c < kBlock * w.v.width; ++c) t.dv[c] = 0;
+    clear(t.dk, kBlock * w.k.width);
+    clear(t.dv, kBlock * w.v.width);
     for (int64_t h = h0; h < h0 + group; ++h) {
       for (int64_t m = 0; m < w.query_blocks; ++m) {
         Block block = make_block(p, b, h, m * kBlock, kBlock, j0);
         block.next_i = kBlock;
-        if (block.visible == Visible::kNone) continue;
+        if (block.visible == Visible::kNone) {
+          if (!writes_ds(p)) continue;
+          clear(t.ds, kBlock * kBlock);
+          write_ds(p, t, block);
+          continue;
+        }
         backward_tile(p, w, t, block, dq + (h - h0) * head_size + m * kBlock * w.k.width);
       }
     }
@@ -140,7 +161,7 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   });
   for_each(workers, p.B * p.H_q * w.query_blocks,
            [&](int64_t worker, int64_t item) { write_dq(p, w, worker, item); });
-  if (p.dbias.data) bias_gradient(p, w, workers, arena);
+  if (p.dbias.data && !writes_ds(p)) bias_gradient(p, w, workers, arena);
   return true;
 }
 

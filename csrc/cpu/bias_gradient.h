@@ -1,5 +1,6 @@
-// dbias: ds summed over the dimensions in which the bias broadcasts. A pass of its own, by tiles of
-// the bias, so that no two threads add to one element and the order of sums is fixed.
+// dbias: ds summed over the dimensions in which the bias broadcasts. Where there is none,
+// backward.h writes ds as it goes. Else it is a pass of its own, by tiles of the bias, so that no
+// two threads add to one element and the order of sums is fixed.
 #pragma once
 
 #include "score_gradient.h"
@@ -12,12 +13,11 @@ struct BiasGradient {
   int64_t rows, columns;  // of the partial sums: M or query_blocks, N or key_blocks
   bool sum_rows, sum_columns;
   Real* partial;  // (bias B, bias H, rows, columns)
-  Real* tile;     // (workers, kBlock, kBlock), keys x queries
 };
 
 template <typename Engine>
 auto lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
-                           int64_t workers, Arena& arena) {
+                           Arena& arena) {
   using Real = typename Engine::Real;
   BiasGradient<Real> g{};
   g.sum_rows = p.bias_size[2] == 1;
@@ -27,8 +27,19 @@ auto lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engi
   const bool direct = !g.sum_rows && !g.sum_columns;
   const int64_t slices = p.bias_size[0] * p.bias_size[1];
   g.partial = take<Real>(arena, direct ? 0 : slices * g.rows * g.columns);
-  g.tile = take<Real>(arena, workers * kBlock * kBlock);
   return g;
+}
+
+// Adds ds of rows r and r + 16 of a block to a tile of kBlock keys by kBlock queries.
+template <typename Real>
+TK_INLINE void add_to_tile(const Block& block, int64_t r, int64_t lane, const Vec<Real> (&ds)[2][2],
+                           Real* tile) {
+  for (int half = 0; half < 2; ++half) {
+    for (int n = 0; n < 2; ++n) {
+      Real* to = tile + (block.first + r + half * kKeyGroup / 2) * kBlock + lane + n * kLanes<Real>;
+      store(to, load(to) + ds[half][n]);
+    }
+  }
 }
 
 // tile (keys x queries): the sum of ds over every (b, h) that reads this tile of the bias.
@@ -37,24 +48,17 @@ void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine
                          const BackwardScratch<Engine>& t, int64_t bias_b, int64_t bias_h,
                          int64_t i0, int64_t j0, typename Engine::Real* tile) {
   using Real = typename Engine::Real;
-  for (int64_t c = 0; c < kBlock * kBlock; ++c) tile[c] = 0;
+  clear(tile, kBlock * kBlock);
   const int64_t b0 = p.bias_size[0] == 1 ? 0 : bias_b, b1 = p.bias_size[0] == 1 ? p.B : b0 + 1;
   const int64_t h0 = p.bias_size[1] == 1 ? 0 : bias_h, h1 = p.bias_size[1] == 1 ? p.H_q : h0 + 1;
   for (int64_t b = b0; b < b1; ++b) {
     for (int64_t h = h0; h < h1; ++h) {
       const Block block = make_block(p, b, h, i0, kBlock, j0);
       if (block.visible == Visible::kNone) continue;
-      score_gradient(p, w, t, block,
-                     [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2],
-                         const Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
-                       for (int half = 0; half < 2; ++half) {
-                         for (int n = 0; n < 2; ++n) {
-                           Real* to = tile + (block.first + row + half * kKeyGroup / 2) * kBlock +
-                                      lane + n * kLanes<Real>;
-                           store(to, load(to) + ds[half][n]);
-                         }
-                       }
-                     });
+      score_gradient(
+          p, w, t, block,
+          [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2], const Vec<Real>(&ds)[2][2])
+              TK_INLINE_LAMBDA { add_to_tile(block, row, lane, ds, tile); });
     }
   }
 }
@@ -126,7 +130,7 @@ void write_folded(const BackwardParams& p, const BiasGradient<Real>& g, int64_t 
 template <typename Engine>
 void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                    const Workers& workers, Arena& arena) {
-  const auto g = lay_out_bias_gradient(p, w, workers.count, arena);
+  const auto g = lay_out_bias_gradient(p, w, arena);
   const int64_t slices = p.bias_size[0] * p.bias_size[1];
   const int64_t tiles = w.query_blocks * w.key_blocks;
   for_each(workers, slices * tiles, [&](int64_t worker, int64_t item) {
@@ -134,9 +138,8 @@ void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     const BackwardScratch<Engine> t = scratch_of(p, w, worker);
     const int64_t slice = item / tiles, m = item % tiles / w.key_blocks, n = item % w.key_blocks;
     const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
-    auto* tile = g.tile + worker * kBlock * kBlock;
-    sum_score_gradients(p, w, t, b, h, m * kBlock, n * kBlock, tile);
-    transpose_tile(tile, t.s);
+    sum_score_gradients(p, w, t, b, h, m * kBlock, n * kBlock, t.ds);
+    transpose_tile(t.ds, t.s);
     fold_tile(g, t.s);
     write_tile(p, g, b, h, m * kBlock, n * kBlock, t.s);
   });

@@ -87,7 +87,7 @@ size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
   return workspace(p.dtype, [&](auto engine) {
     Arena arena;
     const auto w = lay_out_backward<decltype(engine)>(p, workers.count, arena);
-    if (p.dbias.data) lay_out_bias_gradient(p, w, workers.count, arena);
+    if (p.dbias.data) lay_out_bias_gradient(p, w, arena);
     return arena.used;
   });
 }

@@ -47,6 +47,7 @@ struct BackwardScratch {
   Real* dk;        // (kBlock, D)
   Real* dv;        // (kBlock, D_v)
   uint64_t* keep;  // (kBlock), with dropout
+  Real* ds;        // (kBlock, kBlock), with the bias's gradient
   Real* slope;     // (kBlock, kBlock), with softcap
   Real* rows;      // (kBlock, D or D_v), for packing
   Real* o_rows;    // (kBlock, D_v), for delta
@@ -65,6 +66,7 @@ BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardW
   t.gradient = take<char>(arena, static_cast<int64_t>(Scratch::Gradient::kBytes));
   t.dk = take<Real>(arena, kBlock * w.k.width);
   t.dv = take<Real>(arena, kBlock * w.v.width);
+  t.ds = take<Real>(arena, p.dbias.data ? kTileSize : 0);
   t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
   t.slope = take<Real>(arena, p.score.softcap != 0 ? kTileSize : 0);
   t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
