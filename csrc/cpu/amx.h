@@ -2,7 +2,7 @@
 //
 // float16 is exactly the sum of two bfloat16, float of three. With x = x0 + x1 + x2 by falling
 // size, x y = x0 y0 + (x0 y1 + x1 y0) + (x0 y2 + x1 y1 + x2 y0) but for terms below the last bit:
-// kParts parts take 1, 4 or 6 products, all of which add up in the same float tiles.
+// kParts parts take 1, 3 (4 to be exact) or 6 products, which add up in the same float tiles.
 //
 // A tile is 16 rows of 64 bytes: 16 rows or columns of the operand by 32 of depth, in 16 pairs of
 // 32 bits. A left tile has a row of pairs for each of its operand's rows; a right tile a row of
@@ -122,22 +122,28 @@ struct AmxSquares {
     multiply_tile<3, 5, 7>();
   }
 
-  // The products of parts that come before the greatest one, which would round them away.
-  template <int kParts, bool kFirst>
-  TK_INLINE_METHOD void small_steps(const char* a, int64_t a_stride, const char* b,
-                                    int64_t b_stride) const {
+  // Two parts each. The product of both second parts is 2^-18 of the whole at most.
+  template <Exact kExact, bool kFirst>
+  TK_INLINE_METHOD void steps_of_two(const char* a, int64_t a_stride, const char* b,
+                                     int64_t b_stride) const {
     constexpr int64_t T = kTileBytes;
-    if constexpr (kParts == 2) {
-      step<kFirst, true, true>(a + T, a_stride, b + T, b_stride);
-      step<false, false, true>(a + T, a_stride, b, b_stride);
-      step<false, true, true>(a, a_stride, b + T, b_stride);
-    } else {
-      step<kFirst, true, true>(a + 2 * T, a_stride, b, b_stride);
-      step<false, true, false>(a + T, a_stride, b, b_stride);
-      step<false, false, true>(a + T, a_stride, b + T, b_stride);
-      step<false, true, false>(a, a_stride, b + T, b_stride);
-      step<false, false, true>(a, a_stride, b + 2 * T, b_stride);
-    }
+    constexpr bool kFully = kExact == Exact::kFully;
+    if constexpr (kFully) step<kFirst, true, true>(a + T, a_stride, b + T, b_stride);
+    step<kFirst && !kFully, !kFully, true>(a + T, a_stride, b, b_stride);
+    step<false, true, false>(a, a_stride, b, b_stride);
+    step<false, false, true>(a, a_stride, b + T, b_stride);
+  }
+
+  // Three parts each: the products before that of both first parts, which would round them away.
+  template <bool kFirst>
+  TK_INLINE_METHOD void small_steps_of_three(const char* a, int64_t a_stride, const char* b,
+                                             int64_t b_stride) const {
+    constexpr int64_t T = kTileBytes;
+    step<kFirst, true, true>(a + 2 * T, a_stride, b, b_stride);
+    step<false, true, false>(a + T, a_stride, b, b_stride);
+    step<false, false, true>(a + T, a_stride, b + T, b_stride);
+    step<false, true, false>(a, a_stride, b + T, b_stride);
+    step<false, false, true>(a, a_stride, b + 2 * T, b_stride);
   }
 
   TK_INLINE_METHOD void store_last() const {
@@ -259,6 +265,7 @@ struct Amx {
 
   // c (rows x columns, leading dimension ldc) = or += the sum of the terms. rows and columns are
   // multiples of 32; depth is filled up with zeros to one.
+  template <Exact kExact>
   static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, float* c,
                        int64_t ldc, Into into) {
     AmxSquares squares{.ldc = ldc, .into = into};
@@ -266,18 +273,18 @@ struct Amx {
       for (int64_t n = 0; n < columns; n += 2 * kTile) {
         squares.before = squares.now;
         squares.now = c + r * ldc + n;
-        if constexpr (kSplits) {
+        if constexpr (kParts == 3) {
           for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
-            squares.template small_steps<kParts, kFirst>(operands...);
-          });
-          for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
-            squares.template step<false, true, true>(operands...);
-          });
-        } else {
-          for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
-            squares.template step<kFirst, true, true>(operands...);
+            squares.template small_steps_of_three<kFirst>(operands...);
           });
         }
+        for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
+          if constexpr (kParts == 2) {
+            squares.template steps_of_two<kExact, kFirst>(operands...);
+          } else {
+            squares.template step<kFirst && kParts == 1, true, true>(operands...);
+          }
+        });
       }
     }
     squares.store_last();

@@ -65,11 +65,11 @@ void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                    kBlock};
   const Product dq_t{Engine::left_t(w.k, w.k_panels + key_panel * w.k.bytes, block.first),
                      gradient.right(0), block.keys};
-  Engine::multiply(block.keys, w.v.width, &dv, 1, t.dv + block.first * w.v.width, w.v.width,
-                   Into::kSum);
-  Engine::multiply(block.keys, w.k.width, &dk, 1, t.dk + block.first * w.k.width, w.k.width,
-                   Into::kSum);
-  Engine::multiply(w.k.width, kBlock, &dq_t, 1, dq, kBlock, Into::kSum);
+  Engine::template multiply<Exact::kMostly>(block.keys, w.v.width, &dv, 1,
+                                            t.dv + block.first * w.v.width, w.v.width, Into::kSum);
+  Engine::template multiply<Exact::kMostly>(block.keys, w.k.width, &dk, 1,
+                                            t.dk + block.first * w.k.width, w.k.width, Into::kSum);
+  Engine::template multiply<Exact::kMostly>(w.k.width, kBlock, &dq_t, 1, dq, kBlock, Into::kSum);
   if (wants_ds) write_ds(p, t, block);
 }
 

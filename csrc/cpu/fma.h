@@ -162,6 +162,7 @@ struct Fma {
 
   // c (rows x columns, leading dimension ldc) = or += the sum of the terms. columns is a multiple
   // of kWidth.
+  template <Exact>
   static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, Real* c,
                        int64_t ldc, Into into) {
     for (int n = 0; n < count; ++n, into = Into::kSum) {

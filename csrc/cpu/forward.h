@@ -148,7 +148,8 @@ void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
     const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
                          Engine::right_t(w.q, q_panel), p.D};
     Real* s = t.s + row * kQueries;
-    Engine::multiply(block.keys, kQueries, &scores, 1, s, kQueries, Into::kFresh);
+    Engine::template multiply<Exact::kFully>(block.keys, kQueries, &scores, 1, s, kQueries,
+                                             Into::kFresh);
     finish_scores<Real, kQueries>(p, block, s, nullptr);
     if (p.dropout.p > 0) dropout_bits<Real, kQueries>(p, block, t.keep + row);
     values[n] = {Engine::left_t(w.v, keys.v + panel * w.v.bytes, block.first), weights.right(row),
@@ -158,7 +159,8 @@ void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   online_softmax<Engine>(t.s, row, static_cast<Real>(score_to_log2(p)),
                          p.dropout.p > 0 ? t.keep : nullptr, t.state[member], o, w.v.width,
                          weights);
-  Engine::multiply(w.v.width, kQueries, values, count, o, kQueries, Into::kSum);
+  Engine::template multiply<Exact::kMostly>(w.v.width, kQueries, values, count, o, kQueries,
+                                            Into::kSum);
 }
 
 // Takes those of the blocks `first` .. `last` - 1 of keys that are not hidden into the group's

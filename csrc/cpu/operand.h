@@ -22,6 +22,10 @@ struct PanelLayout {
 
 enum class Into : uint8_t { kFresh, kSum };
 
+// How exact a product is: to the operands' last bits, or as exact as a right operand that was
+// rounded to its parts between two products.
+enum class Exact : uint8_t { kFully, kMostly };
+
 // One product a b of a sum of products.
 template <typename Left, typename Right>
 struct Term {

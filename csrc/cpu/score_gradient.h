@@ -199,11 +199,12 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
 
   const Product scores{Engine::left(w.k, w.k_panels + key_panel * w.k.bytes, block.first),
                        Engine::right_t(w.q, w.q_panels + query_panel * w.q.bytes), p.D};
-  Engine::multiply(block.keys, kBlock, &scores, 1, t.s, kBlock, Into::kFresh);
+  Engine::template multiply<Exact::kFully>(block.keys, kBlock, &scores, 1, t.s, kBlock,
+                                           Into::kFresh);
   finish_scores<Real, kBlock>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
   const Product dp{Engine::left(w.v, w.v_panels + key_panel * w.v.bytes, block.first),
                    Engine::right_t(w.d_o, w.do_panels + query_panel * w.d_o.bytes), p.D_v};
-  Engine::multiply(block.keys, kBlock, &dp, 1, t.dp, kBlock, Into::kFresh);
+  Engine::template multiply<Exact::kFully>(block.keys, kBlock, &dp, 1, t.dp, kBlock, Into::kFresh);
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
   if (keep) dropout_bits<Real, kBlock>(p, block, t.keep);
   const Real kept = keep_factor<Real>(p);
