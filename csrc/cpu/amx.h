@@ -162,6 +162,7 @@ struct Amx {
   using Product = Term<Left, Right>;
   static constexpr int64_t kQueries = 32;
   static constexpr int64_t kStripe = 2;
+  static constexpr int64_t kSquare = 2;
   static constexpr int64_t kWidth = 32;
   static constexpr Precision kPrecision = kParts < 3 ? Precision::kHalf : Precision::kReal;
   static constexpr bool kSplits = kParts > 1;

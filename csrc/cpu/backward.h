@@ -1,12 +1,13 @@
-// Backward: dq, dk, dv, by blocks of keys. The scores are recomputed from lse; nothing of size
-// M x N is stored.
+// Backward: dq, dk, dv. The scores are recomputed from lse; nothing of size M x N is stored.
 //
-//   for every block of keys, for every query head of its group, for every block of queries:
-//     p, ds = score_gradient            keys x queries
+//   for every chunk of queries, for every stripe of blocks of keys, for every stripe of the chunk's
+//   blocks of queries:
+//     p, ds = score_gradient            of each block: keys x queries
 //     dv += dropout(p) do,  dk += scale ds q,  dq^T += scale k^T ds
 //
-// dk and dv of a block stay in cache. Each split of the keys sums a dq of its own, and the splits
-// are added in order, so gradients do not depend on which thread ran first.
+// Stripes are kSquare blocks wide, so that sums are read and written once for several products.
+// Each split of the keys sums a dq of its own, and the splits are added in order, so gradients do
+// not depend on which thread ran first.
 #pragma once
 
 #include "bias_gradient.h"
@@ -24,30 +25,35 @@ TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
   }
 }
 
-// Whether every weight has a bias of its own: the bias's gradient is then ds itself.
-TK_INLINE bool writes_ds(const BackwardParams& p) {
-  const int64_t* size = p.bias_size;
-  return p.dbias.data && size[0] == p.B && size[1] == p.H_q && size[2] == p.M && size[3] == p.N;
-}
-
-// Writes the tile of dbias at (i0, j0) from t.ds (keys x queries); t.s is overwritten.
+// Writes the block's tile of dbias from t.ds.
 template <typename Engine>
 void write_ds(const BackwardParams& p, const BackwardScratch<Engine>& t, const Block& block) {
-  transpose_tile(t.ds, t.s);
-  write_tile(p, {}, block.b, block.h, block.i0, block.j0, t.s);
+  auto* const turned = t.ds + kBlock * kBlock;
+  transpose_tile(t.ds, turned);
+  write_tile(p, {}, block.b, block.h, block.i0, block.j0, turned);
 }
 
+// What one tile of the square contributes to the three gradients.
 template <typename Engine>
-void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
-                   const BackwardScratch<Engine>& t, const Block& block,
-                   typename Engine::Real* dq) {
-  using Real = typename Engine::Real;
+struct TileTerms {
   using Product = typename Engine::Product;
-  const typename BackwardScratch<Engine>::Weights weights(t.s, t.weights);
-  const typename BackwardScratch<Engine>::Gradient gradient(t.dp, t.gradient);
+  Block block;
+  Product dq, dk, dv;
+};
+
+// p and ds of a tile, and what to multiply them with. `tile` numbers it within the square.
+template <typename Engine>
+TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                                const BackwardScratch<Engine>& t, int64_t tile, int64_t place,
+                                int64_t n, int64_t m, const Block& block) {
+  using Real = typename Engine::Real;
+  using Scratch = BackwardScratch<Engine>;
+  const auto number = static_cast<size_t>(tile);
+  const typename Scratch::Weights weights(t.s, t.weights + number * Scratch::Weights::kBytes);
+  const typename Scratch::Gradient gradient(t.dp, t.gradient + number * Scratch::Gradient::kBytes);
   const bool capped = p.score.softcap != 0, wants_ds = writes_ds(p);
   if (wants_ds) clear(t.ds, kBlock * kBlock);
-  score_gradient(p, w, t, block,
+  score_gradient(p, w, t, place, n, m, block,
                  [&](int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
                      Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
                    if (wants_ds) add_to_tile(block, row, lane, ds, t.ds);
@@ -55,22 +61,81 @@ void backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
                  });
-  const int64_t kv_head = block.b * p.H_kv + block.h / (p.H_q / p.H_kv);
-  const auto query_panel =
-      static_cast<size_t>((block.b * p.H_q + block.h) * w.query_blocks + block.i0 / kBlock);
-  const auto key_panel = static_cast<size_t>(kv_head * w.key_blocks + block.j0 / kBlock);
-  const Product dv{weights.left(), Engine::right(w.d_o, w.do_panels + query_panel * w.d_o.bytes),
-                   kBlock};
-  const Product dk{gradient.left(), Engine::right(w.q, w.q_panels + query_panel * w.q.bytes),
-                   kBlock};
-  const Product dq_t{Engine::left_t(w.k, w.k_panels + key_panel * w.k.bytes, block.first),
-                     gradient.right(0), block.keys};
-  Engine::template multiply<Exact::kMostly>(block.keys, w.v.width, &dv, 1,
-                                            t.dv + block.first * w.v.width, w.v.width, Into::kSum);
-  Engine::template multiply<Exact::kMostly>(block.keys, w.k.width, &dk, 1,
-                                            t.dk + block.first * w.k.width, w.k.width, Into::kSum);
-  Engine::template multiply<Exact::kMostly>(w.k.width, kBlock, &dq_t, 1, dq, kBlock, Into::kSum);
-  if (wants_ds) write_ds(p, t, block);
+  return {block,
+          {Engine::left_t(w.k, w.k_panel(place, n), block.first), gradient.right(0), block.keys},
+          {gradient.left(), Engine::right(w.q, w.q_panel(place, m)), kBlock},
+          {weights.left(), Engine::right(w.d_o, w.do_panel(place, m)), kBlock}};
+}
+
+// A row or column of the square: the tiles that are not hidden.
+template <typename Engine>
+struct TileLine {
+  const TileTerms<Engine>* tiles[Engine::kSquare];
+  int count = 0;
+
+  void add(const TileTerms<Engine>& tile) { tiles[count++] = &tile; }
+};
+
+// dq += the terms of a block of queries.
+template <typename Engine>
+void add_to_dq(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& line,
+               typename Engine::Real* dq) {
+  typename Engine::Product terms[Engine::kSquare];
+  for (int n = 0; n < line.count; ++n) terms[n] = line.tiles[n]->dq;
+  Engine::template multiply<Exact::kMostly>(w.k.width, kBlock, terms, line.count, dq, kBlock,
+                                            Into::kSum);
+}
+
+// dk, dv += the terms of a block of keys, those with the same visible keys at a time.
+template <typename Engine>
+void add_to_dk_dv(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& line,
+                  typename Engine::Real* dk, typename Engine::Real* dv) {
+  typename Engine::Product dk_terms[Engine::kSquare], dv_terms[Engine::kSquare];
+  for (int n = 0; n < line.count;) {
+    const Block& block = line.tiles[n]->block;
+    int count = 0;
+    for (; n < line.count; ++n, ++count) {
+      const TileTerms<Engine>& tile = *line.tiles[n];
+      if (tile.block.first != block.first || tile.block.keys != block.keys) break;
+      dk_terms[count] = tile.dk, dv_terms[count] = tile.dv;
+    }
+    Engine::template multiply<Exact::kMostly>(block.keys, w.v.width, dv_terms, count,
+                                              dv + block.first * w.v.width, w.v.width, Into::kSum);
+    Engine::template multiply<Exact::kMostly>(block.keys, w.k.width, dk_terms, count,
+                                              dk + block.first * w.k.width, w.k.width, Into::kSum);
+  }
+}
+
+// Blocks n0 .. n1 - 1 of keys and m0 .. m1 - 1 of queries of head `head`, counted over the batch.
+// dq is that of the split.
+template <typename Engine>
+void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                     const BackwardScratch<Engine>& t, int64_t place, int64_t head, int64_t n0,
+                     int64_t n1, int64_t m0, int64_t m1, typename Engine::Real* dq) {
+  constexpr int64_t kSquare = Engine::kSquare;
+  TileTerms<Engine> tiles[kSquare * kSquare];
+  TileLine<Engine> rows[kSquare], columns[kSquare];
+  for (int64_t m = m0; m < m1; ++m) {
+    const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
+    for (int64_t n = n0; n < n1; ++n) {
+      Block block = make_block(p, head / p.H_kv, h, m % w.head_blocks * kBlock, kBlock, n * kBlock);
+      block.next_i = kSquare * kBlock;
+      const int64_t tile = (n - n0) * kSquare + m - m0;
+      if (block.visible != Visible::kNone) {
+        tiles[tile] = backward_tile(p, w, t, tile, place, n, m, block);
+        rows[n - n0].add(tiles[tile]);
+        columns[m - m0].add(tiles[tile]);
+      } else if (writes_ds(p)) {
+        clear(t.ds, kBlock * kBlock);
+      }
+      if (writes_ds(p)) write_ds(p, t, block);
+    }
+    if (columns[m - m0].count > 0) add_to_dq(w, columns[m - m0], dq + m * w.k.width * kBlock);
+  }
+  for (int64_t n = n0; n < n1; ++n) {
+    const int64_t row = (place * w.key_blocks + n) * kBlock;
+    add_to_dk_dv(w, rows[n - n0], w.dk + row * w.k.width, w.dv + row * w.v.width);
+  }
 }
 
 template <typename Real>
@@ -82,51 +147,54 @@ void write_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t ro
   }
 }
 
-// The split's blocks of keys are every `splits`-th, so that causal work divides evenly.
+// The split's stripes of keys are every `splits`-th, so that causal work divides evenly.
 template <typename Engine>
 void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
-                    int64_t b, int64_t kv_head, int64_t split) {
+                    int64_t place, int64_t head, int64_t split) {
   using Real = typename Engine::Real;
+  constexpr int64_t kSquare = Engine::kSquare;
   [[maybe_unused]] const typename Engine::Session session;
   const BackwardScratch<Engine> t = scratch_of(p, w, worker);
-  const int64_t group = p.H_q / p.H_kv, head_size = w.query_blocks * kBlock * w.k.width;
-  const int64_t h0 = kv_head * group;
-  Real* dq = w.dq + ((split * p.B + b) * p.H_q + h0) * head_size;
-  clear(dq, group * head_size);
-  for (int64_t n = split; n < w.key_blocks; n += w.splits) {
-    const int64_t j0 = n * kBlock;
-    clear(t.dk, kBlock * w.k.width);
-    clear(t.dv, kBlock * w.v.width);
-    for (int64_t h = h0; h < h0 + group; ++h) {
-      for (int64_t m = 0; m < w.query_blocks; ++m) {
-        Block block = make_block(p, b, h, m * kBlock, kBlock, j0);
-        block.next_i = kBlock;
-        if (block.visible == Visible::kNone) {
-          if (!writes_ds(p)) continue;
-          clear(t.ds, kBlock * kBlock);
-          write_ds(p, t, block);
-          continue;
-        }
-        backward_tile(p, w, t, block, dq + (h - h0) * head_size + m * kBlock * w.k.width);
-      }
+  const int64_t first_row = place * w.key_blocks * kBlock, step = w.splits * kSquare;
+  Real* const dq = w.dq + (place * w.splits + split) * w.query_blocks * kBlock * w.k.width;
+  clear(dq, w.query_blocks * kBlock * w.k.width);
+  const auto for_each_stripe = [&](auto&& visit) {
+    for (int64_t n0 = split * kSquare; n0 < w.key_blocks; n0 += step) {
+      visit(n0, std::min(n0 + kSquare, w.key_blocks));
     }
-    const int64_t keys = p.N - j0 < kBlock ? p.N - j0 : kBlock;
-    write_rows(p.dtype, p.dk, b, kv_head, j0, keys, p.D, w.k.width,
-               static_cast<Real>(p.score.scale), t.dk);
-    write_rows(p.dtype, p.dv, b, kv_head, j0, keys, p.D_v, w.v.width, keep_factor<Real>(p), t.dv);
+  };
+  for_each_stripe([&](int64_t n0, int64_t n1) {
+    const int64_t row = first_row + n0 * kBlock, rows = (n1 - n0) * kBlock;
+    clear(w.dk + row * w.k.width, rows * w.k.width);
+    clear(w.dv + row * w.v.width, rows * w.v.width);
+  });
+  for (int64_t begin = 0; begin < w.query_blocks; begin += w.chunk) {
+    const int64_t end = std::min(begin + w.chunk, w.query_blocks);
+    for_each_stripe([&](int64_t n0, int64_t n1) {
+      for (int64_t m0 = begin; m0 < end; m0 += kSquare) {
+        backward_square(p, w, t, place, head, n0, n1, m0, std::min(m0 + kSquare, end), dq);
+      }
+    });
   }
+  for_each_stripe([&](int64_t n0, int64_t n1) {
+    const int64_t row = first_row + n0 * kBlock, keys = std::min(n1 * kBlock, p.N) - n0 * kBlock;
+    write_rows(p.dtype, p.dk, head / p.H_kv, head % p.H_kv, n0 * kBlock, keys, p.D, w.k.width,
+               static_cast<Real>(p.score.scale), w.dk + row * w.k.width);
+    write_rows(p.dtype, p.dv, head / p.H_kv, head % p.H_kv, n0 * kBlock, keys, p.D_v, w.v.width,
+               keep_factor<Real>(p), w.dv + row * w.v.width);
+  });
 }
 
-// Adds the splits' dq and writes one block of queries.
+// Adds the splits' dq and writes block m of the queries that share head `head`.
 template <typename Engine>
 void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
-              int64_t item) {
+              int64_t place, int64_t head, int64_t m) {
   using Real = typename Engine::Real;
   constexpr int64_t W = kLanes<Real>;
-  const int64_t head = item / w.query_blocks, i0 = item % w.query_blocks * kBlock;
-  const int64_t size = kBlock * w.k.width;
-  const int64_t stride = p.B * p.H_q * w.query_blocks * size;
-  const Real* dq = w.dq + item * size;
+  const int64_t i0 = m % w.head_blocks * kBlock;
+  const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
+  const int64_t size = kBlock * w.k.width, stride = w.query_blocks * size;
+  const Real* dq = w.dq + place * w.splits * stride + m * size;
   Real* rows = scratch_of(p, w, worker).rows;
   for (int64_t c = 0; c < w.k.width; c += W) {
     for (int64_t lane = 0; lane < kBlock; lane += W) {
@@ -140,8 +208,7 @@ void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64
       for (int64_t n = 0; n < W; ++n) store(rows + (lane + n) * w.k.width + c, square[n]);
     }
   }
-  const int64_t queries = p.M - i0 < kBlock ? p.M - i0 : kBlock;
-  write_rows(p.dtype, p.dq, head / p.H_q, head % p.H_q, i0, queries, p.D, w.k.width,
+  write_rows(p.dtype, p.dq, head / p.H_kv, h, i0, std::min(p.M - i0, kBlock), p.D, w.k.width,
              static_cast<Real>(p.score.scale), rows);
 }
 
@@ -149,18 +216,36 @@ void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64
 template <typename Engine>
 bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   const BackwardWorkspace<Engine> w = lay_out_backward<Engine>(p, workers.count, arena);
+  const int64_t heads = p.B * p.H_kv;
   *w.finite = true;
-  for_each(workers, p.B * p.H_kv * w.key_blocks,
-           [&](int64_t worker, int64_t item) { pack_keys_backward(p, w, worker, item); });
-  for_each(workers, p.B * p.H_q * w.query_blocks,
-           [&](int64_t worker, int64_t item) { pack_queries_backward(p, w, worker, item); });
-  if (!*w.finite) return false;
-  for_each(workers, p.B * p.H_kv * w.splits, [&](int64_t worker, int64_t item) {
-    const int64_t head = item / w.splits;
-    backward_split(p, w, worker, head / p.H_kv, head % p.H_kv, item % w.splits);
+  if (w.own_heads) {
+    for_each(workers, heads, [&](int64_t worker, int64_t head) {
+      for (int64_t n = 0; n < w.key_blocks; ++n) pack_keys_backward(p, w, worker, worker, head, n);
+      for (int64_t m = 0; m < w.query_blocks; ++m) {
+        pack_queries_backward(p, w, worker, worker, head, m);
+      }
+      backward_split(p, w, worker, worker, head, 0);
+      for (int64_t m = 0; m < w.query_blocks; ++m) write_dq(p, w, worker, worker, head, m);
+    });
+    return *w.finite;
+  }
+  const auto for_each_block = [&](int64_t blocks, auto&& visit) {
+    for_each(workers, heads * blocks,
+             [&](int64_t worker, int64_t item) { visit(worker, item / blocks, item % blocks); });
+  };
+  for_each_block(w.key_blocks, [&](int64_t worker, int64_t head, int64_t n) {
+    pack_keys_backward(p, w, worker, head, head, n);
   });
-  for_each(workers, p.B * p.H_q * w.query_blocks,
-           [&](int64_t worker, int64_t item) { write_dq(p, w, worker, item); });
+  for_each_block(w.query_blocks, [&](int64_t worker, int64_t head, int64_t m) {
+    pack_queries_backward(p, w, worker, head, head, m);
+  });
+  if (!*w.finite) return false;
+  for_each_block(w.splits, [&](int64_t worker, int64_t head, int64_t split) {
+    backward_split(p, w, worker, head, head, split);
+  });
+  for_each_block(w.query_blocks, [&](int64_t worker, int64_t head, int64_t m) {
+    write_dq(p, w, worker, head, head, m);
+  });
   if (p.dbias.data && !writes_ds(p)) bias_gradient(p, w, workers, arena);
   return true;
 }

@@ -22,7 +22,7 @@ auto lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engi
   BiasGradient<Real> g{};
   g.sum_rows = p.bias_size[2] == 1;
   g.sum_columns = p.bias_size[3] == 1;
-  g.rows = g.sum_rows ? w.query_blocks : p.M;
+  g.rows = g.sum_rows ? w.head_blocks : p.M;
   g.columns = g.sum_columns ? w.key_blocks : p.N;
   const bool direct = !g.sum_rows && !g.sum_columns;
   const int64_t slices = p.bias_size[0] * p.bias_size[1];
@@ -55,8 +55,10 @@ void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine
     for (int64_t h = h0; h < h1; ++h) {
       const Block block = make_block(p, b, h, i0, kBlock, j0);
       if (block.visible == Visible::kNone) continue;
+      const int64_t sharing = p.H_q / p.H_kv, place = b * p.H_kv + h / sharing;
+      const int64_t query_block = h % sharing * w.head_blocks + i0 / kBlock;
       score_gradient(
-          p, w, t, block,
+          p, w, t, place, j0 / kBlock, query_block, block,
           [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2], const Vec<Real>(&ds)[2][2])
               TK_INLINE_LAMBDA { add_to_tile(block, row, lane, ds, tile); });
     }
@@ -132,16 +134,17 @@ void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                    const Workers& workers, Arena& arena) {
   const auto g = lay_out_bias_gradient(p, w, arena);
   const int64_t slices = p.bias_size[0] * p.bias_size[1];
-  const int64_t tiles = w.query_blocks * w.key_blocks;
+  const int64_t tiles = w.head_blocks * w.key_blocks;
   for_each(workers, slices * tiles, [&](int64_t worker, int64_t item) {
     [[maybe_unused]] const typename Engine::Session session;
     const BackwardScratch<Engine> t = scratch_of(p, w, worker);
     const int64_t slice = item / tiles, m = item % tiles / w.key_blocks, n = item % w.key_blocks;
     const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
     sum_score_gradients(p, w, t, b, h, m * kBlock, n * kBlock, t.ds);
-    transpose_tile(t.ds, t.s);
-    fold_tile(g, t.s);
-    write_tile(p, g, b, h, m * kBlock, n * kBlock, t.s);
+    auto* const turned = t.ds + kBlock * kBlock;
+    transpose_tile(t.ds, turned);
+    fold_tile(g, turned);
+    write_tile(p, g, b, h, m * kBlock, n * kBlock, turned);
   });
   if (!g.sum_rows && !g.sum_columns) return;
   for_each(workers, slices * p.bias_size[2], [&](int64_t, int64_t item) {

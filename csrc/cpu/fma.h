@@ -92,6 +92,7 @@ struct Fma {
   using Product = Term<Left, Right>;
   static constexpr int64_t kQueries = 64;  // a block of the forward pass
   static constexpr int64_t kStripe = 1;    // blocks of keys between two updates of o
+  static constexpr int64_t kSquare = 1;    // blocks a side that share an update of dq, dk, dv
   static constexpr int64_t kWidth = kLanes<Real>;
   static constexpr Precision kPrecision = Precision::kReal;
   static constexpr bool kSplits = false;

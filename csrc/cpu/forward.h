@@ -77,11 +77,6 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   return t;
 }
 
-// Whether workers can share out whole heads evenly: what they pack is then in their caches.
-TK_INLINE bool can_own_heads(int64_t heads, int64_t workers) {
-  return heads >= 8 * workers || (heads >= 4 * workers && heads % workers == 0);
-}
-
 template <typename Engine>
 ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers, Arena& arena) {
   ForwardWorkspace<Engine> w;

@@ -37,4 +37,9 @@ TK_INLINE void for_each(const Workers& workers, int64_t items, Visit&& visit) {
   }
 }
 
+// Whether workers can share out whole heads evenly: what they pack is then in their caches.
+TK_INLINE bool can_own_heads(int64_t heads, int64_t workers) {
+  return heads >= 8 * workers || (heads >= 4 * workers && heads % workers == 0);
+}
+
 }  // namespace tk::cpu
