@@ -238,6 +238,10 @@ void finish_head(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t
   const Partial<Real> sums = w.partial(kv_head, 0);
   for (int64_t split = 1; split < w.splits; ++split) merge(w, sums, w.partial(kv_head, split));
   const int64_t b = kv_head / p.H_kv, group = p.H_q / p.H_kv;
+  Real lse[kDecodeLanes];
+  for (int64_t lane = 0; lane < kDecodeLanes; lane += kLanes<Real>) {
+    store(lse + lane, sums.state->lse(lane));
+  }
   for (int64_t lane = 0; lane < w.lanes; ++lane) {
     const int64_t h = kv_head % p.H_kv * group + lane / p.M, i = lane % p.M;
     const Real l = sums.state->l[lane];
@@ -245,7 +249,7 @@ void finish_head(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t
     const Real* o = sums.o + lane * w.v_width;
     for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[place<Storage>(c)] * share;
     write_row(row, p.D_v, p.dtype, p.o.data, row_offset(p.o, b, h, i), p.o.stride[3]);
-    static_cast<Real*>(p.lse)[(b * p.H_q + h) * p.M + i] = sums.state->lse(lane);
+    static_cast<Real*>(p.lse)[(b * p.H_q + h) * p.M + i] = lse[lane];
   }
 }
 

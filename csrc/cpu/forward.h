@@ -219,9 +219,13 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   constexpr int64_t kQueries = Engine::kQueries;
   normalize(t.state[member], t.o + member * w.v.width * kQueries, w.v.width, keep_factor<Real>(p),
             t.rows);
-  Real* lse = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.M;
+  Real lse[kQueries];
+  for (int64_t lane = 0; lane < kQueries; lane += kLanes<Real>) {
+    store(lse + lane, t.state[member].lse(lane));
+  }
+  Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.M;
   for (int64_t lane = 0; lane < kQueries && i0 + lane < p.M; ++lane) {
-    lse[i0 + lane] = t.state[member].lse(lane);
+    to[i0 + lane] = lse[lane];
     write_row(t.rows + lane * w.v.width, p.D_v, p.dtype, p.o.data, row_offset(p.o, b, h, i0 + lane),
               p.o.stride[3]);
   }

@@ -1,8 +1,6 @@
 // The online softmax: running maxima and denominators of one lane for each query.
 #pragma once
 
-#include <cmath>
-
 #include "dropout.h"
 
 namespace tk::cpu::TK_ISA {
@@ -25,10 +23,15 @@ struct SoftmaxState {
     }
   }
 
-  // Natural logarithm; -inf for a query that saw nothing.
-  Real lse(int64_t lane) const {
-    const double log2 = static_cast<double>(m[lane]) + std::log2(static_cast<double>(l[lane]));
-    return static_cast<Real>(0.6931471805599453 * log2);
+  // Natural logarithm; -inf for a query that saw nothing. m is of any size: its product with the
+  // logarithm of 2 is rounded only together with the rest.
+  TK_INLINE_METHOD Vec<Real> lse(int64_t lane) const {
+    constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
+    constexpr Real kLn2Rest =
+        static_cast<Real>(sizeof(Real) == 4 ? -1.9046542121259336e-9 : 2.3190468138462996e-17);
+    const Vec<Real> largest = load(m + lane), sum = load(l + lane);
+    const Vec<Real> rest = largest * kLn2Rest + log<Real>(sum);
+    return sum == 0 ? broadcast(kNothing) : largest * kLn2 + rest;
   }
 };
 

@@ -120,6 +120,32 @@ TK_INLINE Vec<Real> exp2(Vec<Real> x) {
 #endif
 }
 
+// log(x) of a normal number x > 0; -inf for 0; NaN stays NaN. x = 2^n f with f about 1, and
+// log(f) = 2 artanh(z) with z = (f - 1) / (f + 1), |z| < 0.172.
+template <typename Real>
+TK_INLINE Vec<Real> log(Vec<Real> x) {
+  using C = ExpConstants<Real>;
+  using Ints = Vec<IntOf<Real>>;
+  constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
+  constexpr Real kSqrt2 = static_cast<Real>(1.4142135623730951);
+  constexpr int kTerms = sizeof(Real) == 4 ? 4 : 10;  // of the odd series, behind the first
+  constexpr IntOf<Real> kOne = IntOf<Real>{C::kExponentBias} << C::kMantissaBits;
+  const Ints bits = reinterpret_cast<Ints>(x);
+  const Ints exponent = (bits >> C::kMantissaBits) - C::kExponentBias;
+  const Vec<Real> mantissa = reinterpret_cast<Vec<Real>>(
+      (bits & ((IntOf<Real>{1} << C::kMantissaBits) - 1)) | kOne);
+  const auto large = mantissa > kSqrt2;
+  const Vec<Real> f = large ? mantissa * Real{0.5} : mantissa;
+  const Vec<Real> n = __builtin_convertvector(large ? exponent + 1 : exponent, Vec<Real>);
+  const Vec<Real> z = (f - Real{1}) / (f + Real{1}), square = z * z;
+  Vec<Real> series = broadcast(Real{1} / (2 * kTerms + 1));
+#pragma GCC unroll 10
+  for (int k = kTerms - 1; k >= 0; --k) series = series * square + Real{1} / (2 * k + 1);
+  const Vec<Real> y = n * kLn2 + Real{2} * z * series;
+  const Vec<Real> special = x == 0 ? broadcast(-static_cast<Real>(__builtin_inf())) : x;
+  return x > 0 ? y : special;
+}
+
 // tanh(x) = m / (m + 2) with m = exp(2x) - 1, without cancellation near 0.
 template <typename Real>
 TK_INLINE Vec<Real> tanh(Vec<Real> x) {
