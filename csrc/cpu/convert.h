@@ -2,7 +2,12 @@
 // vectorise; rounding is to nearest even, subnormals and NaN are kept.
 #pragma once
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
+#include <type_traits>
 
 #include "../inline.h"
 #include "../params.h"
@@ -57,10 +62,34 @@ TK_INLINE void from_real(double x, Float16& y) {
   y.bits = static_cast<uint16_t>(half | sign);
 }
 
+// A vector of neighbours: by instruction where there is one, which means the same.
+constexpr int64_t kHalves = 8;
+
+TK_INLINE void read_halves(const Float16* from, float* to) {
+#if defined(__F16C__)
+  _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  for (int64_t c = 0; c < kHalves; ++c) to[c] = to_real(from[c]);
+#endif
+}
+
+TK_INLINE void write_halves(const float* from, Float16* to) {
+#if defined(__F16C__)
+  const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), halves);
+#else
+  for (int64_t c = 0; c < kHalves; ++c) from_real(from[c], to[c]);
+#endif
+}
+
 template <typename Storage, typename Real>
 TK_INLINE void read_as(const Storage* from, int64_t stride, int64_t count, Real* to) {
   if (stride == 1) {
-    for (int64_t c = 0; c < count; ++c) to[c] = static_cast<Real>(to_real(from[c]));
+    int64_t c = 0;
+    if constexpr (std::is_same_v<Storage, Float16> && sizeof(Real) == 4) {
+      for (; c + kHalves <= count; c += kHalves) read_halves(from + c, to + c);
+    }
+    for (; c < count; ++c) to[c] = static_cast<Real>(to_real(from[c]));
   } else {
     for (int64_t c = 0; c < count; ++c) to[c] = static_cast<Real>(to_real(from[c * stride]));
   }
@@ -69,7 +98,11 @@ TK_INLINE void read_as(const Storage* from, int64_t stride, int64_t count, Real*
 template <typename Storage, typename Real>
 TK_INLINE void write_as(const Real* from, int64_t count, Storage* to, int64_t stride) {
   if (stride == 1) {
-    for (int64_t c = 0; c < count; ++c) from_real(from[c], to[c]);
+    int64_t c = 0;
+    if constexpr (std::is_same_v<Storage, Float16> && sizeof(Real) == 4) {
+      for (; c + kHalves <= count; c += kHalves) write_halves(from + c, to + c);
+    }
+    for (; c < count; ++c) from_real(from[c], to[c]);
   } else {
     for (int64_t c = 0; c < count; ++c) from_real(from[c], to[c * stride]);
   }
