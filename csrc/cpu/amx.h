@@ -160,8 +160,7 @@ struct Amx {
   using Left = AmxOperand;
   using Right = AmxOperand;
   using Product = Term<Left, Right>;
-  static constexpr int64_t kQueries = 32;
-  static constexpr int64_t kStripe = 2;
+  static constexpr int64_t kQueries = kParts < 3 ? 32 : 64;
   static constexpr int64_t kSquare = 2;
   static constexpr int64_t kWidth = 32;
   static constexpr Precision kPrecision = kParts < 3 ? Precision::kHalf : Precision::kReal;
@@ -251,9 +250,7 @@ struct Amx {
       }
     }
     Left left() const { return {as_left, kLeftStride}; }
-    Right right(int64_t row) const {
-      return {as_right + row / kTileDepth * kPairBytes, kRightStride};
-    }
+    Right right() const { return {as_right, kRightStride}; }
 
    private:
     TK_INLINE_METHOD void write(char* tile, int64_t t, const __m512i (&parts)[kParts]) const {

@@ -62,7 +62,7 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
                    gradient.put(row, lane, ds);
                  });
   return {block,
-          {Engine::left_t(w.k, w.k_panel(place, n), block.first), gradient.right(0), block.keys},
+          {Engine::left_t(w.k, w.k_panel(place, n), block.first), gradient.right(), block.keys},
           {gradient.left(), Engine::right(w.q, w.q_panel(place, m)), kBlock},
           {weights.left(), Engine::right(w.d_o, w.do_panel(place, m)), kBlock}};
 }

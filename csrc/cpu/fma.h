@@ -91,7 +91,6 @@ struct Fma {
   using Right = FmaRight<Real>;
   using Product = Term<Left, Right>;
   static constexpr int64_t kQueries = 64;  // a block of the forward pass
-  static constexpr int64_t kStripe = 1;    // blocks of keys between two updates of o
   static constexpr int64_t kSquare = 1;    // blocks a side that share an update of dq, dk, dv
   static constexpr int64_t kWidth = kLanes<Real>;
   static constexpr Precision kPrecision = Precision::kReal;
@@ -158,7 +157,7 @@ struct Fma {
       }
     }
     Left left() const { return {values, kColumns, 1}; }
-    Right right(int64_t row) const { return {values + row * kColumns, kColumns}; }
+    Right right() const { return {values, kColumns}; }
   };
 
   // c (rows x columns, leading dimension ldc) = or += the sum of the terms. columns is a multiple

@@ -1,6 +1,6 @@
 // Forward: o = softmax(s) v and lse, one block of queries at a time, everything transposed.
 //
-//   for every block of keys that is not hidden, a stripe of them at a time:
+//   for every block of keys that is not hidden:
 //     s = scores(k q^T)              keys x queries, in L1
 //     m' = max(m, column max of s)   running maximum
 //     p = exp(s - m')
@@ -48,15 +48,15 @@ struct HeadPanels {
 template <typename Engine>
 struct ForwardScratch {
   using Real = typename Engine::Real;
-  static constexpr int64_t kQueries = Engine::kQueries, kKeys = Engine::kStripe * kBlock;
-  using Weights = typename Engine::template Tile<kRight, kKeys, kQueries>;
+  static constexpr int64_t kQueries = Engine::kQueries;
+  using Weights = typename Engine::template Tile<kRight, kBlock, kQueries>;
   using State = SoftmaxState<Real, kQueries>;
   State* state;    // (kGroup)
   Real* o;         // (kGroup, D_v, kQueries)
   char* q_panels;  // (kGroup)
-  Real* s;         // (kKeys, kQueries)
+  Real* s;         // (kBlock, kQueries)
   char* weights;   // of Weights
-  uint64_t* keep;  // (kKeys), with dropout
+  uint64_t* keep;  // (kBlock), with dropout
   Real* rows;      // (kBlock, D or D_v), for packing and for writing o
 };
 
@@ -65,14 +65,14 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
                                        Arena& arena) {
   using Real = typename Engine::Real;
   using Scratch = ForwardScratch<Engine>;
-  constexpr int64_t kTileSize = Scratch::kKeys * Scratch::kQueries;
+  constexpr int64_t kTileSize = kBlock * Scratch::kQueries;
   Scratch t;
   t.s = take<Real>(arena, kTileSize);
   t.weights = take<char>(arena, static_cast<int64_t>(Scratch::Weights::kBytes));
   t.state = take<typename Scratch::State>(arena, kGroup);
   t.o = take<Real>(arena, kGroup * w.v.width * Scratch::kQueries);
   t.q_panels = take<char>(arena, kGroup * static_cast<int64_t>(w.q.bytes));
-  t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? Scratch::kKeys : 0);
+  t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
   t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
   return t;
 }
@@ -84,7 +84,7 @@ ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers
   w.v = Engine::layout(kLeftT, kBlock, p.D_v);
   w.q = Engine::layout(kRightT, Engine::kQueries, p.D);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
-  w.chunk = std::max<int64_t>(Engine::kStripe, kChunkBytes / (w.k.bytes + w.v.bytes));
+  w.chunk = std::max<int64_t>(1, kChunkBytes / (w.k.bytes + w.v.bytes));
   const int64_t heads = p.B * p.H_kv;
   w.own_heads = can_own_heads(heads, workers);
   w.panels_bytes = static_cast<size_t>(w.key_blocks) * (w.k.bytes + w.v.bytes);
@@ -124,37 +124,31 @@ void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w
                      keys.v + static_cast<size_t>(n) * w.v.bytes, w.finite);
 }
 
-// Takes a stripe of blocks of keys into o and the softmax's state of the group's block `member`.
+// Takes a block of keys into o and the softmax's state of the group's block `member`.
 template <typename Engine>
-void forward_stripe(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
-                    const HeadPanels& keys, const ForwardScratch<Engine>& t, int64_t member,
-                    const Block* blocks, int count) {
+void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
+                   const HeadPanels& keys, const ForwardScratch<Engine>& t, int64_t member,
+                   const Block& block) {
   using Real = typename Engine::Real;
   using Product = typename Engine::Product;
   constexpr int64_t kQueries = Engine::kQueries;
+  const auto panel = static_cast<size_t>(block.j0 / kBlock);
+  const char* q_panel = t.q_panels + static_cast<size_t>(member) * w.q.bytes;
+  const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
+                       Engine::right_t(w.q, q_panel), p.D};
+  Engine::template multiply<Exact::kFully>(block.keys, kQueries, &scores, 1, t.s, kQueries,
+                                           Into::kFresh);
+  finish_scores<Real, kQueries>(p, block, t.s, nullptr);
+
+  const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
+  if (keep) dropout_bits<Real, kQueries>(p, block, t.keep);
   const typename ForwardScratch<Engine>::Weights weights(t.s, t.weights);
   Real* o = t.o + member * w.v.width * kQueries;
-  const char* q_panel = t.q_panels + static_cast<size_t>(member) * w.q.bytes;
-  Product values[Engine::kStripe];
-  int64_t row = 0;
-  for (int n = 0; n < count; ++n) {
-    const Block& block = blocks[n];
-    const auto panel = static_cast<size_t>(block.j0 / kBlock);
-    const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
-                         Engine::right_t(w.q, q_panel), p.D};
-    Real* s = t.s + row * kQueries;
-    Engine::template multiply<Exact::kFully>(block.keys, kQueries, &scores, 1, s, kQueries,
-                                             Into::kFresh);
-    finish_scores<Real, kQueries>(p, block, s, nullptr);
-    if (p.dropout.p > 0) dropout_bits<Real, kQueries>(p, block, t.keep + row);
-    values[n] = {Engine::left_t(w.v, keys.v + panel * w.v.bytes, block.first), weights.right(row),
-                 block.keys};
-    row += block.keys;
-  }
-  online_softmax<Engine>(t.s, row, static_cast<Real>(score_to_log2(p)),
-                         p.dropout.p > 0 ? t.keep : nullptr, t.state[member], o, w.v.width,
-                         weights);
-  Engine::template multiply<Exact::kMostly>(w.v.width, kQueries, values, count, o, kQueries,
+  online_softmax<Engine>(t.s, block.keys, static_cast<Real>(score_to_log2(p)), keep,
+                         t.state[member], o, w.v.width, weights);
+  const Product values{Engine::left_t(w.v, keys.v + panel * w.v.bytes, block.first),
+                       weights.right(), block.keys};
+  Engine::template multiply<Exact::kMostly>(w.v.width, kQueries, &values, 1, o, kQueries,
                                             Into::kSum);
 }
 
@@ -166,19 +160,12 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    int64_t b, int64_t h, int64_t i0, int64_t first, int64_t last) {
   const int64_t i1 = std::min(i0 + Engine::kQueries, p.M);
   const KeyInterval seen = block_interval(p.mask, p.N, b, i0, i1);
-  Block stripe[Engine::kStripe];
-  int count = 0;
   const int64_t end = std::min(last, (seen.end + kBlock - 1) / kBlock);
   for (int64_t n = std::max(first, seen.begin / kBlock); n < end; ++n) {
     Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
-    block.next_j = Engine::kStripe * kBlock;
-    if (block.visible != Visible::kNone) stripe[count++] = block;
-    if (count == Engine::kStripe) {
-      forward_stripe(p, w, keys, t, member, stripe, count);
-      count = 0;
-    }
+    block.next_j = kBlock;
+    if (block.visible != Visible::kNone) forward_block(p, w, keys, t, member, block);
   }
-  if (count > 0) forward_stripe(p, w, keys, t, member, stripe, count);
 }
 
 // rows (kQueries x width) = scale o^T / l.

@@ -132,8 +132,8 @@ TK_INLINE Vec<Real> log(Vec<Real> x) {
   constexpr IntOf<Real> kOne = IntOf<Real>{C::kExponentBias} << C::kMantissaBits;
   const Ints bits = reinterpret_cast<Ints>(x);
   const Ints exponent = (bits >> C::kMantissaBits) - C::kExponentBias;
-  const Vec<Real> mantissa = reinterpret_cast<Vec<Real>>(
-      (bits & ((IntOf<Real>{1} << C::kMantissaBits) - 1)) | kOne);
+  const Vec<Real> mantissa =
+      reinterpret_cast<Vec<Real>>((bits & ((IntOf<Real>{1} << C::kMantissaBits) - 1)) | kOne);
   const auto large = mantissa > kSqrt2;
   const Vec<Real> f = large ? mantissa * Real{0.5} : mantissa;
   const Vec<Real> n = __builtin_convertvector(large ? exponent + 1 : exponent, Vec<Real>);
