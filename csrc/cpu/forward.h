@@ -134,6 +134,7 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   constexpr int64_t kQueries = Engine::kQueries;
   const auto panel = static_cast<size_t>(block.j0 / kBlock);
   const char* q_panel = t.q_panels + static_cast<size_t>(member) * w.q.bytes;
+  const char* v_panel = keys.v + panel * w.v.bytes;
   const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
                        Engine::right_t(w.q, q_panel), p.D};
   Engine::template multiply<Exact::kFully>(block.keys, kQueries, &scores, 1, t.s, kQueries,
@@ -145,9 +146,9 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const typename ForwardScratch<Engine>::Weights weights(t.s, t.weights);
   Real* o = t.o + member * w.v.width * kQueries;
   online_softmax<Engine>(t.s, block.keys, static_cast<Real>(score_to_log2(p)), keep,
-                         t.state[member], o, w.v.width, weights);
-  const Product values{Engine::left_t(w.v, keys.v + panel * w.v.bytes, block.first),
-                       weights.right(), block.keys};
+                         t.state[member], o, w.v.width, weights,
+                         {v_panel, static_cast<int64_t>(w.v.bytes)});
+  const Product values{Engine::left_t(w.v, v_panel, block.first), weights.right(), block.keys};
   Engine::template multiply<Exact::kMostly>(w.v.width, kQueries, &values, 1, o, kQueries,
                                             Into::kSum);
 }
