@@ -161,6 +161,7 @@ struct Amx {
   using Right = AmxOperand;
   using Product = Term<Left, Right>;
   static constexpr int64_t kQueries = kParts < 3 ? 32 : 64;
+  static constexpr int64_t kPass = 32;
   static constexpr int64_t kSquare = 2;
   static constexpr int64_t kWidth = 32;
   static constexpr Precision kPrecision = kParts < 3 ? Precision::kHalf : Precision::kReal;
@@ -213,8 +214,10 @@ struct Amx {
   static Right right(const PanelLayout& panel, const char* from) {
     return {from + panel.right, panel.rows / kTileDepth * kPairBytes};
   }
-  static Right right_t(const PanelLayout& panel, const char* from) {
-    return {from + panel.right_t, panel.width / kTileDepth * kPairBytes};
+  // Its columns are the panel's rows, and begin with row `row`, a multiple of 16.
+  static Right right_t(const PanelLayout& panel, const char* from, int64_t row) {
+    const int64_t stride = panel.width / kTileDepth * kPairBytes;
+    return {from + panel.right_t + row / kTile * stride, stride};
   }
 
   // A tile between two products: split anew, as a left operand, a right one, or both.

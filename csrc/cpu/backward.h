@@ -15,12 +15,14 @@
 
 namespace tk::cpu::TK_ISA {
 
-template <typename Real>
+// ds of rows r and r + 16 times the slopes of its pass (keys x kPass).
+template <int64_t kPass, typename Real>
 TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
                                  Vec<Real> (&ds)[2][2]) {
   for (int half = 0; half < 2; ++half) {
     for (int n = 0; n < 2; ++n) {
-      ds[half][n] *= load(slope + (r + half * kKeyGroup / 2) * kBlock + lane + n * kLanes<Real>);
+      const int64_t column = lane % kPass + n * kLanes<Real>;
+      ds[half][n] *= load(slope + (r + half * kKeyGroup / 2) * kPass + column);
     }
   }
 }
@@ -57,7 +59,7 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
                  [&](int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
                      Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
                    if (wants_ds) add_to_tile(block, row, lane, ds, t.ds);
-                   if (capped) multiply_by_slope(t.slope, row, lane, ds);
+                   if (capped) multiply_by_slope<Engine::kPass>(t.slope, row, lane, ds);
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
                  });

@@ -64,13 +64,13 @@ struct BackwardScratch {
   using Weights = typename Engine::template Tile<kLeft, kBlock, kBlock>;
   using Gradient = typename Engine::template Tile<kLeft | kRight, kBlock, kBlock>;
   static constexpr int64_t kTiles = Engine::kSquare * Engine::kSquare;
-  Real* s;         // (kBlock, kBlock)
-  Real* dp;        // (kBlock, kBlock)
+  Real* s;         // (kBlock, kPass)
+  Real* dp;        // (kBlock, kPass)
   char* weights;   // (kTiles) of Weights
   char* gradient;  // (kTiles) of Gradient
   uint64_t* keep;  // (kBlock), with dropout
   Real* ds;        // (2, kBlock, kBlock), with the bias's gradient: keys x queries, then turned
-  Real* slope;     // (kBlock, kBlock), with softcap
+  Real* slope;     // (kBlock, kPass), with softcap
   Real* rows;      // (kBlock, D or D_v), for packing
   Real* o_rows;    // (kBlock, D_v), for delta
 };
@@ -80,15 +80,16 @@ BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardW
                                         Arena& arena) {
   using Real = typename Engine::Real;
   using Scratch = BackwardScratch<Engine>;
-  constexpr int64_t kTileSize = kBlock * kBlock, kTiles = Scratch::kTiles;
+  constexpr int64_t kTileSize = kBlock * kBlock, kPassSize = kBlock * Engine::kPass;
+  constexpr int64_t kTiles = Scratch::kTiles;
   Scratch t;
-  t.s = take<Real>(arena, kTileSize);
-  t.dp = take<Real>(arena, kTileSize);
+  t.s = take<Real>(arena, kPassSize);
+  t.dp = take<Real>(arena, kPassSize);
   t.weights = take<char>(arena, kTiles * static_cast<int64_t>(Scratch::Weights::kBytes));
   t.gradient = take<char>(arena, kTiles * static_cast<int64_t>(Scratch::Gradient::kBytes));
   t.ds = take<Real>(arena, p.dbias.data ? 2 * kTileSize : 0);
   t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
-  t.slope = take<Real>(arena, p.score.softcap != 0 ? kTileSize : 0);
+  t.slope = take<Real>(arena, p.score.softcap != 0 ? kPassSize : 0);
   t.rows = take<Real>(arena, kBlock * std::max(w.k.width, w.v.width));
   t.o_rows = take<Real>(arena, kBlock * w.v.width);
   return t;

@@ -91,6 +91,7 @@ struct Fma {
   using Right = FmaRight<Real>;
   using Product = Term<Left, Right>;
   static constexpr int64_t kQueries = 64;  // a block of the forward pass
+  static constexpr int64_t kPass = 64;     // queries whose scores the backward pass holds
   static constexpr int64_t kSquare = 1;    // blocks a side that share an update of dq, dk, dv
   static constexpr int64_t kWidth = kLanes<Real>;
   static constexpr Precision kPrecision = Precision::kReal;
@@ -136,8 +137,9 @@ struct Fma {
   static Right right(const PanelLayout& panel, const char* from) {
     return {reinterpret_cast<const Real*>(from), panel.width};
   }
-  static Right right_t(const PanelLayout& panel, const char* from) {
-    return {reinterpret_cast<const Real*>(from + panel.right_t), panel.rows};
+  // Its columns are the panel's rows, and begin with row `row`.
+  static Right right_t(const PanelLayout& panel, const char* from, int64_t row) {
+    return {reinterpret_cast<const Real*>(from + panel.right_t) + row, panel.rows};
   }
 
   // A tile between two products: written over the scores it comes from.

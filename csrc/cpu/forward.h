@@ -136,7 +136,7 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const char* q_panel = t.q_panels + static_cast<size_t>(member) * w.q.bytes;
   const char* v_panel = keys.v + panel * w.v.bytes;
   const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
-                       Engine::right_t(w.q, q_panel), p.D};
+                       Engine::right_t(w.q, q_panel, 0), p.D};
   Engine::template multiply<Exact::kFully>(block.keys, kQueries, &scores, 1, t.s, kQueries,
                                            Into::kFresh);
   finish_scores<Real, kQueries>(p, block, t.s, nullptr);

@@ -12,29 +12,37 @@
 
 namespace tk::cpu::TK_ISA {
 
+// The scores of one pass (keys x kPass, queries from `lane` on) to t.s, dp to t.dp, dropout's bits
+// to t.keep.
+template <typename Engine>
+void multiply_pass(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                   const BackwardScratch<Engine>& t, int64_t place, int64_t key_block,
+                   int64_t query_block, const Block& block, int64_t lane) {
+  using Real = typename Engine::Real;
+  using Product = typename Engine::Product;
+  constexpr int64_t kPass = Engine::kPass;
+  const Product scores{Engine::left(w.k, w.k_panel(place, key_block), block.first),
+                       Engine::right_t(w.q, w.q_panel(place, query_block), lane), p.D};
+  Engine::template multiply<Exact::kFully>(block.keys, kPass, &scores, 1, t.s, kPass, Into::kFresh);
+  finish_scores<Real, kPass>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
+  const Product dp{Engine::left(w.v, w.v_panel(place, key_block), block.first),
+                   Engine::right_t(w.d_o, w.do_panel(place, query_block), lane), p.D_v};
+  Engine::template multiply<Exact::kFully>(block.keys, kPass, &dp, 1, t.dp, kPass, Into::kFresh);
+  if (p.dropout.p > 0) dropout_bits<Real, kPass>(p, block, t.keep);
+}
+
 // visit(r, lane, p where it is kept, ds): rows r and r + 16 of a tile of keys by queries, two
 // vectors of each; ds is the gradient of the scores, bias included, before the softcap's slope.
+// Scores and dp are computed for kPass queries at a time, to stay in the first-level cache.
 template <typename Engine, typename Visit>
 void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                     const BackwardScratch<Engine>& t, int64_t place, int64_t key_block,
                     int64_t query_block, const Block& block, Visit&& visit) {
   using Real = typename Engine::Real;
-  using Product = typename Engine::Product;
-  constexpr int64_t W = kLanes<Real>;
-  const Product scores{Engine::left(w.k, w.k_panel(place, key_block), block.first),
-                       Engine::right_t(w.q, w.q_panel(place, query_block)), p.D};
-  Engine::template multiply<Exact::kFully>(block.keys, kBlock, &scores, 1, t.s, kBlock,
-                                           Into::kFresh);
-  finish_scores<Real, kBlock>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
-  const Product dp{Engine::left(w.v, w.v_panel(place, key_block), block.first),
-                   Engine::right_t(w.d_o, w.do_panel(place, query_block)), p.D_v};
-  Engine::template multiply<Exact::kFully>(block.keys, kBlock, &dp, 1, t.dp, kBlock, Into::kFresh);
-  const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
-  if (keep) dropout_bits<Real, kBlock>(p, block, t.keep);
-  const Real kept = keep_factor<Real>(p);
-
+  constexpr int64_t W = kLanes<Real>, kPass = Engine::kPass;
   const int64_t query_item = place * w.query_blocks + query_block;
-  const Real to_log2 = static_cast<Real>(score_to_log2(p));
+  const Real to_log2 = static_cast<Real>(score_to_log2(p)), kept = keep_factor<Real>(p);
+  const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
   for (int64_t lane = 0; lane < kBlock; lane += 2 * W) {
     Vec<Real> lse[2], lse_rest[2], delta[2];
     for (int n = 0; n < 2; ++n) {
@@ -42,15 +50,26 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       lse_rest[n] = load(w.lse + (query_item * 2 + 1) * kBlock + lane + n * W);
       delta[n] = load(w.delta + query_item * kBlock + lane + n * W);
     }
+    const int64_t within = lane % kPass, queries = block.queries - (lane - within);
+    if (within == 0 && queries > 0) {
+      Block pass = block;
+      pass.i0 += lane;
+      pass.queries = std::min(queries, kPass);
+      multiply_pass(p, w, t, place, key_block, query_block, pass, lane);
+    }
     for (int64_t group = 0; group < block.keys; group += kKeyGroup) {
       for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
-        Vec<Real> weight[2][2], ds[2][2];
+        Vec<Real> weight[2][2] = {}, ds[2][2] = {};
+        if (queries <= 0) {
+          visit(row, lane, weight, ds);
+          continue;
+        }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2
           for (int n = 0; n < 2; ++n) {
-            const int64_t r = row + half * kKeyGroup / 2, column = lane + n * W;
-            const int64_t at = r * kBlock + column;
+            const int64_t r = row + half * kKeyGroup / 2, column = within + n * W;
+            const int64_t at = r * kPass + column;
             Vec<Real> power = load(t.s + at) * to_log2 - lse[n];
             if constexpr (Engine::kPrecision == Precision::kReal) power -= lse_rest[n];
             weight[half][n] = exp2<Real, Engine::kPrecision>(power);
