@@ -12,6 +12,7 @@
 
 #include "bias_gradient.h"
 #include "score_gradient.h"
+#include "turn.h"
 
 namespace tk::cpu::TK_ISA {
 
@@ -192,26 +193,17 @@ template <typename Engine>
 void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
               int64_t place, int64_t head, int64_t m) {
   using Real = typename Engine::Real;
-  constexpr int64_t W = kLanes<Real>;
   const int64_t i0 = m % w.head_blocks * kBlock;
   const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
   const int64_t size = kBlock * w.k.width, stride = w.query_blocks * size;
-  const Real* dq = w.dq + place * w.splits * stride + m * size;
-  Real* rows = scratch_of(p, w, worker).rows;
-  for (int64_t c = 0; c < w.k.width; c += W) {
-    for (int64_t lane = 0; lane < kBlock; lane += W) {
-      Vec<Real> square[W];
-      for (int64_t n = 0; n < W; ++n) {
-        const Real* from = dq + (c + n) * kBlock + lane;
-        square[n] = load(from);
-        for (int64_t split = 1; split < w.splits; ++split) square[n] += load(from + split * stride);
-      }
-      transpose<Real>(square);
-      for (int64_t n = 0; n < W; ++n) store(rows + (lane + n) * w.k.width + c, square[n]);
-    }
+  Real* dq = w.dq + place * w.splits * stride + m * size;
+  for (int64_t split = 1; split < w.splits; ++split) {
+    for (int64_t c = 0; c < size; ++c) dq[c] += dq[c + split * stride];
   }
-  write_rows(p.dtype, p.dq, head / p.H_kv, h, i0, std::min(p.M - i0, kBlock), p.D, w.k.width,
-             static_cast<Real>(p.score.scale), rows);
+  Real scale[kBlock];
+  for (Real& x : scale) x = static_cast<Real>(p.score.scale);
+  write_turned<kBlock>({p.dtype, p.dq, head / p.H_kv, h, i0, std::min(p.M - i0, kBlock), p.D}, dq,
+                       w.k.width, scale, scratch_of(p, w, worker).rows);
 }
 
 // False: the engine cannot take these numbers, and what was written is of no use.

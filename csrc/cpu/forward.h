@@ -17,6 +17,7 @@
 #include "arena.h"
 #include "dropout.h"
 #include "softmax.h"
+#include "turn.h"
 #include "workers.h"
 
 namespace tk::cpu::TK_ISA {
@@ -169,23 +170,6 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   }
 }
 
-// rows (kQueries x width) = scale o^T / l.
-template <typename Real, int64_t kQueries>
-void normalize(const SoftmaxState<Real, kQueries>& state, const Real* o, int64_t width, Real scale,
-               Real* rows) {
-  constexpr int64_t W = kLanes<Real>;
-  for (int64_t lane = 0; lane < kQueries; lane += W) {
-    const Vec<Real> l = load(state.l + lane);
-    const Vec<Real> share = l == 0 ? Vec<Real>{} : scale / l;
-    for (int64_t c = 0; c < width; c += W) {
-      Vec<Real> square[W];
-      for (int64_t n = 0; n < W; ++n) square[n] = load(o + (c + n) * kQueries + lane) * share;
-      transpose<Real>(square);
-      for (int64_t n = 0; n < W; ++n) store(rows + (lane + n) * width + c, square[n]);
-    }
-  }
-}
-
 template <typename Engine>
 void begin_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const ForwardScratch<Engine>& t, int64_t member, int64_t b, int64_t h,
@@ -205,18 +189,18 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                  int64_t i0) {
   using Real = typename Engine::Real;
   constexpr int64_t kQueries = Engine::kQueries;
-  normalize(t.state[member], t.o + member * w.v.width * kQueries, w.v.width, keep_factor<Real>(p),
-            t.rows);
-  Real lse[kQueries];
+  const auto& state = t.state[member];
+  Real share[kQueries], lse[kQueries];
   for (int64_t lane = 0; lane < kQueries; lane += kLanes<Real>) {
-    store(lse + lane, t.state[member].lse(lane));
+    const Vec<Real> l = load(state.l + lane);
+    store(share + lane, l == 0 ? Vec<Real>{} : keep_factor<Real>(p) / l);
+    store(lse + lane, state.lse(lane));
   }
-  Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.M;
-  for (int64_t lane = 0; lane < kQueries && i0 + lane < p.M; ++lane) {
-    to[i0 + lane] = lse[lane];
-    write_row(t.rows + lane * w.v.width, p.D_v, p.dtype, p.o.data, row_offset(p.o, b, h, i0 + lane),
-              p.o.stride[3]);
-  }
+  const int64_t queries = std::min(p.M - i0, kQueries);
+  write_turned<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v},
+                         t.o + member * w.v.width * kQueries, w.v.width, share, t.rows);
+  Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.M + i0;
+  for (int64_t lane = 0; lane < queries; ++lane) to[lane] = lse[lane];
 }
 
 // Attends with blocks `first` .. `last` - 1 of head h's queries.
