@@ -59,7 +59,7 @@ def test_known_answers(counter: Words, key: tuple[int, int], answer: Words) -> N
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1])
 def test_bits_of_every_backend(seed: int, backend: str) -> None:
-    """Column j: half (j >> 3) & 1 of word (j >> 4) & 3 of counter ((j >> 6) * 8 + (j & 7), i, h, b)."""
+    """Column j: half j >> 3 & 1 of word j >> 4 & 3 of counter ((j >> 6) * 8 + (j & 7), i, h, b)."""
     B, H, M, N, p = 2, 2, 3, 150, 0.3
     kept = kept_by_backend(seed, p, (B, H, M, N), backend)
     key = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)

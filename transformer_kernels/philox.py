@@ -1,10 +1,10 @@
 """Philox4x32-7 in plain torch: which attention weights dropout keeps (docs/attention.md, Dropout).
 
 The bits are a pure function of (seed, b, h, i, j), the same in every backend. Four words of two
-16-bit halves come from one counter; column j takes half (j >> 3) & 1 of word (j >> 4) & 3 of counter
-(j >> 6) * 8 + (j & 7), so that 64 neighbouring columns are 8 counters, and both a SIMD register and
-a tensor-core fragment use every half they compute. Source: Salmon et al. 2011, "Parallel random
-numbers: as easy as 1, 2, 3".
+16-bit halves come from one counter; column j takes half (j >> 3) & 1 of word (j >> 4) & 3 of
+counter (j >> 6) * 8 + (j & 7), so that 64 neighbouring columns are 8 counters, and both a SIMD
+register and a tensor-core fragment use every half they compute. Source: Salmon et al. 2011,
+"Parallel random numbers: as easy as 1, 2, 3".
 """
 
 from __future__ import annotations
