@@ -1,6 +1,6 @@
 """Puts recorded figures into README.md: `python -m benchmarks.readme <device>`.
 
-The table between the two marks, and the pictures under docs/images, are made from the last run of
+The tables between the two marks, and the pictures under docs/images, are made from the last run of
 each case in benchmarks/results/<device>; nothing in them is written by hand.
 """
 
@@ -16,17 +16,25 @@ BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 
 
-def shown_rows(device: str) -> list[Row]:
-    """Those of the README's table and picture: causal, float32."""
+DTYPES = ("float32", "bfloat16")
+
+
+def shown_rows(device: str, dtype: str) -> list[Row]:
+    """Those of one of the README's tables: causal, of one dtype."""
     rows = latest(read_rows(RECORDED / device / "attention.csv"))
-    return [row for row in rows if (row.case, row.dtype) == ("causal", "float32")]
+    return [row for row in rows if (row.case, row.dtype) == ("causal", dtype)]
+
+
+def all_figures(device: str) -> str:
+    """Markdown: the tables of every dtype that the README shows."""
+    return "\n".join(figures(shown_rows(device, dtype)) for dtype in DTYPES)
 
 
 def figures(rows: list[Row]) -> str:
     """Markdown: what was measured where, and a table with a line a length and direction."""
     first = rows[0]
     lines = [
-        f"Causal, {first.dtype}, (B, H, S, D) = ({first.B}, {first.H_q}, S, {first.D}); "
+        f"Causal, **{first.dtype}**, (B, H, S, D) = ({first.B}, {first.H_q}, S, {first.D}); "
         f"{first.device}, {first.threads} threads, torch {first.torch}, {first.date[:10]}.",
         "",
         "| S | | naive bmm | torch SDPA | fused | over naive | over SDPA "
@@ -64,9 +72,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
     parser.add_argument("device", help="a folder of benchmarks/results, such as xeon-amx")
     device = parser.parse_args().device
-    rows = shown_rows(device)
+    rows = shown_rows(device, "float32")
     readme, images = ROOT / "README.md", ROOT / "docs" / "images"
-    text = put_between_marks(readme.read_text(encoding="utf-8"), figures(rows))
+    text = put_between_marks(readme.read_text(encoding="utf-8"), all_figures(device))
     readme.write_text(text, encoding="utf-8")
     images.mkdir(parents=True, exist_ok=True)
     plot_by_length([r for r in rows if r.direction in DIRECTIONS], images / "attention.svg")

@@ -24,13 +24,16 @@ def runs_here(name: str) -> bool:
 
 @pytest.fixture(params=_C.built_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forced for the test."""
+    """Forced for the test, with one thread: it takes whole heads, where others share them."""
     name = str(request.param)
     if not runs_here(name):
         pytest.skip(f"this CPU lacks {name}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     _C.force_isa(name)
     yield name
     _C.force_isa("auto")
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -86,3 +89,12 @@ def test_every_half_goes_through_unchanged(bits: int, isa: str) -> None:
         o = tk.attention(q, q, v, backend="cpu")
         assert torch.equal(o.isnan(), v.isnan())
         assert torch.equal(o[~v.isnan()], v[~v.isnan()])
+
+
+@pytest.mark.parametrize("largest", [3.0e38, 3.4e38, float("inf")])
+def test_the_largest_floats_go_through_unchanged(largest: float, isa: str) -> None:
+    """Of 3.4e38 the first bfloat16 part would be infinite, and the rest NaN."""
+    v = torch.tensor([largest, -largest, 1.0, 0.0]).reshape(1, 1, 1, 4)
+    q, k = torch.zeros(1, 1, 20, 4), torch.zeros(1, 1, 1, 4)
+    o = tk.attention(q, k, v, backend="cpu")
+    assert torch.equal(o, v.expand(1, 1, 20, 4))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.readme import BEGIN, END, figures, put_between_marks, shown_rows
+from benchmarks.readme import BEGIN, END, all_figures, figures, put_between_marks
 from benchmarks.record import RECORDED, ROOT
 from tests.bench.example import row
 from transformer_kernels.bench import Row
@@ -40,4 +40,4 @@ def test_the_readme_shows_what_was_recorded() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = text.split(BEGIN)[1].split(END)[0]
     devices = [path.parent.name for path in RECORDED.glob("*/attention.csv")]
-    assert shown in [figures(shown_rows(device)) for device in devices]
+    assert shown in [all_figures(device) for device in devices]
