@@ -11,6 +11,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
+# Without a GPU Triton's kernels are interpreted; Triton reads this when a kernel is defined.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from transformer_kernels.backends import BACKENDS
 from transformer_kernels.testing.poison import poisoned_memory
 

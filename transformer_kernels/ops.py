@@ -58,19 +58,19 @@ def release_workspace() -> None:
         _C.release_workspace()
 
 
-def _forward_fake(
+def forward_fake(
     q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | float | int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     _, _, _, _, _, q_segments, _, dense, layout = rest[:9]
     B, H, M, _ = q.shape
     statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
-    o = _empty_like_layout(q, v.shape[-1])
+    o = empty_like_layout(q, v.shape[-1])
     lse = q.new_empty(B, H, M, dtype=statistics)
-    summary_shape = _summary_shape(q, k, q_segments, dense, layout)
-    return o, lse, q.new_empty(summary_shape, dtype=torch.uint8)
+    shape = summary_shape(q, k, q_segments, dense, layout)
+    return o, lse, q.new_empty(shape, dtype=torch.uint8)
 
 
-def _backward_fake(
+def backward_fake(
     do: Tensor,
     dlse: Tensor | None,
     q: Tensor,
@@ -82,13 +82,13 @@ def _backward_fake(
     bias: Tensor | None,
     *rest: Tensor | float | int | bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (_empty_like_layout(x, x.shape[-1]) for x in (q, k, v))
+    dq, dk, dv = (empty_like_layout(x, x.shape[-1]) for x in (q, k, v))
     bias_needs_grad = bool(rest[-1])
     dbias = bias.new_empty(bias.shape) if bias is not None and bias_needs_grad else q.new_empty(0)
     return dq, dk, dv, dbias
 
 
-def _empty_like_layout(x: Tensor, width: int) -> Tensor:
+def empty_like_layout(x: Tensor, width: int) -> Tensor:
     """(B, H, L, width), heads inside the sequence in memory where x has them so."""
     B, H, L, _ = x.shape
     if x.stride(1) < x.stride(2):
@@ -96,7 +96,7 @@ def _empty_like_layout(x: Tensor, width: int) -> Tensor:
     return x.new_empty(B, H, L, width)
 
 
-def _summary_shape(
+def summary_shape(
     q: Tensor,
     k: Tensor,
     q_segments: object,
@@ -120,8 +120,8 @@ def _load() -> str | None:
         import transformer_kernels._C  # noqa: F401
     except ImportError as error:
         return f"the compiled extension transformer_kernels._C is not available ({error})"
-    torch.library.register_fake("transformer_kernels::attention_forward", _forward_fake)
-    torch.library.register_fake("transformer_kernels::attention_backward", _backward_fake)
+    torch.library.register_fake("transformer_kernels::attention_forward", forward_fake)
+    torch.library.register_fake("transformer_kernels::attention_backward", backward_fake)
     return None
 
 

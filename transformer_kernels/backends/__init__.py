@@ -3,7 +3,8 @@
 from transformer_kernels.backends.base import Backend
 from transformer_kernels.backends.cpu import CpuBackend
 from transformer_kernels.backends.reference import ReferenceBackend
+from transformer_kernels.backends.triton import TritonBackend
 
-BACKENDS: tuple[Backend, ...] = (CpuBackend(), ReferenceBackend())
+BACKENDS: tuple[Backend, ...] = (CpuBackend(), TritonBackend(), ReferenceBackend())
 
-__all__ = ["BACKENDS", "Backend", "CpuBackend"]
+__all__ = ["BACKENDS", "Backend", "CpuBackend", "TritonBackend"]

@@ -1,0 +1,175 @@
+"""What the kernels take, as named tuples: a tensor that is absent is None, and costs nothing.
+
+Triton passes a tuple field by field and compiles a kernel for which fields are None. Everything
+here is a plain number or tensor, so kernels read `mask.low` where C++ would read a params struct.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_kernels import philox
+from transformer_kernels.problem import AttentionProblem, Extras
+
+
+class Rows(NamedTuple):
+    """(B, H, L, width) in memory, a row's elements side by side."""
+
+    data: Tensor
+    stride_b: int
+    stride_h: int
+    stride_l: int
+
+
+class RowNumbers(NamedTuple):
+    """(B, H, L) in memory, one number a row, side by side: lse, delta."""
+
+    data: Tensor
+    stride_b: int
+    stride_h: int
+
+
+class Sizes(NamedTuple):
+    """Numbers that change from call to call; kernels are not compiled anew for them."""
+
+    M: int
+    N: int
+    H_q: int
+    group: int
+    """query heads to a key head"""
+    low: int
+    high: int
+    """visible: i + low <= j <= i + high"""
+    alibi_offset: int
+    from_end: int
+    """1: low, high and alibi_offset count from N - M of the sequence; else 0"""
+    block_size: int
+    """of the layout"""
+
+
+class Sequences(NamedTuple):
+    """Packed sequences: b has the rows cu_q[b] to cu_q[b + 1], and the keys likewise."""
+
+    cu_q: Tensor | None
+    cu_k: Tensor | None
+
+
+class MaskTensors(NamedTuple):
+    """See `bound_mask.BoundMask`. Flags are bytes."""
+
+    key_start: Tensor | None
+    key_end: Tensor | None
+    q_segments: Tensor | None
+    k_segments: Tensor | None
+    dense: Tensor | None
+    dense_strides: tuple[int, ...]
+    layout: Tensor | None
+    layout_strides: tuple[int, ...]
+
+
+class Scores(NamedTuple):
+    """How a product of q and k becomes a score."""
+
+    scale: float
+    softcap: float | None
+    bias: Tensor | None
+    bias_strides: tuple[int, ...]
+    slopes: Tensor | None
+
+
+class Dropout(NamedTuple):
+    """Weights are kept where their 16 bits are at least `threshold`, and then times `factor`."""
+
+    seed: Tensor | None
+    threshold: int
+    factor: float
+
+
+class BlockLists(NamedTuple):
+    """For each block of rows its partly visible blocks, first in `indices`, and the wholly visible
+    ones, last in it; `counts` holds how many of each. None where diagonals and ranges say it all.
+    """
+
+    indices: Tensor | None
+    counts: Tensor | None
+    stride_b: int
+    stride_h: int
+    columns: int
+
+
+NO_LISTS = BlockLists(None, None, 0, 0, 0)
+
+
+def rows(x: Tensor) -> Rows:
+    return Rows(x, *x.stride()[:3])
+
+
+def row_numbers(x: Tensor) -> RowNumbers:
+    return RowNumbers(x, *x.stride()[:2])
+
+
+def sizes(problem: AttentionProblem) -> Sizes:
+    reach = problem.M + problem.N  # further out than any index, and it fits in 32 bits
+    return Sizes(
+        M=problem.M,
+        N=problem.N,
+        H_q=problem.H_q,
+        group=problem.H_q // problem.H_kv,
+        low=min(max(problem.diagonal_low, -reach), reach),
+        high=min(max(problem.diagonal_high, -reach), reach),
+        alibi_offset=problem.alibi_offset,
+        from_end=0,
+        block_size=problem.block_size,
+    )
+
+
+def mask_tensors(extras: Extras) -> MaskTensors:
+    dense, layout = _bytes(extras.dense), _bytes(extras.layout)
+    return MaskTensors(
+        key_start=_contiguous(extras.key_start),
+        key_end=_contiguous(extras.key_end),
+        q_segments=_contiguous(extras.q_segments),
+        k_segments=_contiguous(extras.k_segments),
+        dense=dense,
+        dense_strides=broadcast_strides(dense),
+        layout=layout,
+        layout_strides=broadcast_strides(layout),
+    )
+
+
+def scores(extras: Extras, problem: AttentionProblem) -> Scores:
+    return Scores(
+        scale=problem.scale,
+        softcap=problem.softcap or None,
+        bias=extras.bias,
+        bias_strides=broadcast_strides(extras.bias),
+        slopes=_contiguous(extras.alibi_slopes),
+    )
+
+
+def dropout(extras: Extras, problem: AttentionProblem) -> Dropout:
+    if not problem.dropout_p:
+        return Dropout(None, 0, 1.0)
+    p = problem.dropout_p
+    return Dropout(extras.seed, philox.keep_threshold(p), 1.0 / (1.0 - p) if p < 1.0 else 0.0)
+
+
+def broadcast_strides(x: Tensor | None) -> tuple[int, ...]:
+    """x's strides, 0 where a dimension is 1; () for None."""
+    if x is None:
+        return ()
+    return tuple(
+        0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)
+    )
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def _bytes(flags: Tensor | None) -> Tensor | None:
+    """bool as uint8, without a copy."""
+    return None if flags is None else flags.view(torch.uint8)

@@ -1,0 +1,63 @@
+"""Triton kernels as a backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels import ops
+from transformer_kernels.autograd import fused_attention
+from transformer_kernels.backends.triton import config, interpreter, operators, target
+from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+
+
+class TritonBackend:
+    """float16, bfloat16 and float32 on any GPU that Triton supports; on the CPU interpreted."""
+
+    name = "triton"
+
+    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+        reasons = []
+        unavailable = target.reason_against(problem.device)
+        if unavailable is not None:
+            reasons.append(unavailable)
+        if problem.dtype == torch.float64:
+            reasons.append("float64: these kernels compute in float32")
+        if max(problem.D, problem.D_v) > 512:
+            reasons.append(f"D = {problem.D}, D_v = {problem.D_v}: tiles are up to 512 wide")
+        if problem.alibi_slopes_need_grad:
+            reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
+        return reasons
+
+    def kernel(self, problem: AttentionProblem) -> str:
+        columns = max(config.width(problem.D), config.width(problem.D_v))
+        chip = target.chip(problem.device)
+        tile = config.tile("forward", chip, problem.dtype.itemsize, columns)
+        how = "interpreted by numpy" if interpreter.is_on() else chip.name
+        return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        return fused_attention(self, q, k, v, extras, problem)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        o, lse, block_summary = operators.forward(q, k, v, *extras, *ops.numbers(problem))
+        return o, lse, block_summary if ops.needs_summary(extras) else None
+
+    def backward(
+        self,
+        do: Tensor,
+        dlse: Tensor | None,
+        saved: SavedForBackward,
+        extras: Extras,
+        problem: AttentionProblem,
+        *,
+        bias_needs_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        dq, dk, dv, dbias = operators.backward(
+            do, dlse, *saved, *extras, *ops.numbers(problem), bias_needs_grad
+        )
+        return dq, dk, dv, dbias if bias_needs_grad else None

@@ -1,0 +1,321 @@
+"""The host side: outputs, tiles, and the launches of a forward or a backward pass."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_kernels import ops
+from transformer_kernels.backends.triton import (
+    arguments,
+    bias_gradient,
+    config,
+    interpreter,
+    target,
+)
+from transformer_kernels.backends.triton.arguments import NO_LISTS, BlockLists
+from transformer_kernels.backends.triton.backward import (
+    key_gradients_kernel,
+    query_gradients_kernel,
+)
+from transformer_kernels.backends.triton.block_lists import list_kernel, summary_kernel
+from transformer_kernels.backends.triton.config import Kernel, Tile
+from transformer_kernels.backends.triton.forward import forward_kernel
+from transformer_kernels.backends.triton.gradients import row_terms_kernel
+from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+
+if interpreter.is_on():
+    interpreter.mend()
+
+
+class Call(NamedTuple):
+    """One pass: its inputs, rows unit-stride, and what every kernel takes of the options."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    extras: Extras
+    problem: AttentionProblem
+    sizes: arguments.Sizes
+    mask: arguments.MaskTensors
+    scores: arguments.Scores
+    dropout: arguments.Dropout
+
+    @property
+    def sequences(self) -> arguments.Sequences:
+        return arguments.Sequences(None, None)
+
+    def blocks_of(self, rows: int, block: int, heads: int) -> int:
+        """How many programs take `block` of `rows` each, in every head of every batch entry."""
+        return -(-rows // block) * heads * self.problem.B
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem) -> Call:
+    return Call(
+        *(unit_stride(x) for x in (q, k, v)),
+        extras,
+        problem,
+        arguments.sizes(problem),
+        arguments.mask_tensors(extras),
+        arguments.scores(extras, problem),
+        arguments.dropout(extras, problem),
+    )
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, lse, block summary); the summary is empty for a mask that needs none."""
+    p = call.problem
+    o = ops.empty_like_layout(call.q, p.D_v)
+    lse = call.q.new_empty(p.B, p.H_q, p.M, dtype=torch.float32)
+    summary = summarize(call)
+    q, scores = call.q, call.scores
+    if p.scale < 0.0:  # the kernel takes a row's maximum before it scales
+        q, scores = -q, scores._replace(scale=-p.scale)
+    tile, meta = tiling("forward", call)
+    launch(
+        forward_kernel,
+        call.blocks_of(p.M, tile.block_m, p.H_q),
+        *map(arguments.rows, (q, call.k, call.v, o)),
+        arguments.row_numbers(lse),
+        call.sizes,
+        call.sequences,
+        call.mask,
+        block_lists(call, summary, tile, by_keys=False),
+        scores,
+        call.dropout,
+        **meta,
+        **grains(tile),
+    )
+    return o, lse, summary
+
+
+def backward(
+    call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward, bias_needs_grad: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(dq, dk, dv, dbias)"""
+    do = unit_stride(do)
+    summary = saved.block_summary
+    given = (
+        *map(arguments.rows, (call.q, call.k, call.v, do)),
+        *map(arguments.row_numbers, row_terms(call, unit_stride(saved.o), do, saved.lse.contiguous(), dlse)),
+    )
+    dk, dv = key_gradients(call, given, summary)
+    dq = query_gradients(call, given, summary)
+    bias = call.scores.bias
+    dbias = None
+    if bias is not None and bias_needs_grad:
+        dbias = gradient_of_bias(call, given, bias, dlse, saved.lse)
+    return dq, dk, dv, dbias
+
+
+def row_terms(
+    call: Call, o: Tensor, do: Tensor, lse: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(lse as the kernels want it, delta less dlse), both (B, H_q, M) float32"""
+    p = call.problem
+    base, delta = torch.empty_like(lse), torch.empty_like(lse)
+    block = 64
+    launch(
+        row_terms_kernel,
+        call.blocks_of(p.M, block, p.H_q),
+        arguments.rows(o),
+        arguments.rows(do),
+        arguments.row_numbers(lse),
+        None if dlse is None else arguments.row_numbers(dlse.contiguous()),
+        arguments.row_numbers(base),
+        arguments.row_numbers(delta),
+        call.sizes,
+        call.sequences,
+        D_V=p.D_v,
+        BLOCK_M=block,
+        BLOCK_DV=config.width(p.D_v),
+        EXACT=o.dtype == torch.float32,
+    )
+    return base, delta
+
+
+def key_gradients(
+    call: Call, given: tuple[Any, ...], summary: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    p = call.problem
+    dk, dv = (ops.empty_like_layout(x, x.shape[-1]) for x in (call.k, call.v))
+    tile, meta = tiling("key_gradients", call)
+    launch(
+        key_gradients_kernel,
+        call.blocks_of(p.N, tile.block_n, p.H_kv),
+        *given,
+        arguments.rows(dk),
+        arguments.rows(dv),
+        call.sizes,
+        call.sequences,
+        call.mask,
+        block_lists(call, summary, tile, by_keys=True),
+        call.scores,
+        call.dropout,
+        **meta,
+        **grains(tile),
+    )
+    return dk, dv
+
+
+def query_gradients(call: Call, given: tuple[Any, ...], summary: Tensor | None) -> Tensor:
+    p = call.problem
+    dq = ops.empty_like_layout(call.q, p.D)
+    tile, meta = tiling("query_gradients", call)
+    launch(
+        query_gradients_kernel,
+        call.blocks_of(p.M, tile.block_m, p.H_q),
+        *given,
+        arguments.rows(dq),
+        call.sizes,
+        call.sequences,
+        call.mask,
+        block_lists(call, summary, tile, by_keys=False),
+        call.scores,
+        call.dropout,
+        **meta,
+        **grains(tile),
+    )
+    return dq
+
+
+def gradient_of_bias(
+    call: Call, given: tuple[Any, ...], bias: Tensor, dlse: Tensor | None, lse: Tensor
+) -> Tensor:
+    """dbias, of the bias's shape and dtype"""
+    p = call.problem
+    own_b, own_h, rows, columns = bias.shape
+    tile, meta = tiling("bias_gradient", call)
+    options = (call.sizes, call.mask, call.scores, call.dropout)
+    if columns == 1 != p.N:
+        return _reduced(_row_sums(given[-1].data, dlse, lse)[..., None], bias)
+    if rows == 1 != p.M:
+        sums = torch.empty(p.B, p.H_q, p.N, dtype=torch.float32, device=bias.device)
+        launch(
+            bias_gradient.column_sums_kernel,
+            call.blocks_of(p.N, tile.block_n, p.H_q),
+            *given,
+            arguments.row_numbers(sums),
+            *options,
+            **meta,
+        )
+        return _reduced(sums[:, :, None], bias)
+    dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
+    tiles = -(-p.M // tile.block_m) * -(-p.N // tile.block_n)
+    launch(
+        bias_gradient.tile_sums_kernel,
+        tiles * own_b * own_h,
+        *given,
+        arguments.rows(dbias),
+        *options,
+        p.B,
+        own_b,
+        own_h,
+        **meta,
+    )
+    return dbias
+
+
+def _row_sums(delta: Tensor, dlse: Tensor | None, lse: Tensor) -> Tensor:
+    """Rows of ds sum to dlse: weights sum to 1, and p dp to delta. NaN comes through delta."""
+    sums = delta * 0.0 if dlse is None else dlse + delta * 0.0
+    return sums.masked_fill(lse == float("-inf"), 0.0)
+
+
+def _reduced(sums: Tensor, bias: Tensor) -> Tensor:
+    over = [n for n, size in enumerate(bias.shape) if size == 1 and sums.shape[n] != 1]
+    return (sums.sum(over, keepdim=True) if over else sums).to(bias.dtype)
+
+
+def summarize(call: Call) -> Tensor:
+    """A byte for each block of 64 x 64 (block_lists.py)."""
+    extras = call.extras
+    shape = ops.summary_shape(call.q, call.k, extras.q_segments, extras.dense, extras.layout)
+    summary = call.q.new_empty(shape, dtype=torch.uint8)
+    if ops.needs_summary(extras):
+        launch(
+            summary_kernel,
+            summary.numel(),
+            summary,
+            call.sizes,
+            call.mask,
+            shape[1],
+            BLOCK=ops.SUMMARY_BLOCK,
+        )
+    return summary
+
+
+def block_lists(call: Call, summary: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
+    """Which blocks each block of queries visits, or of keys; none are needed without a summary."""
+    if summary is None or not ops.needs_summary(call.extras):
+        return NO_LISTS
+    p, grain = call.problem, grains(tile)
+    rows = -(-p.M // grain["ROW_GRAIN"])
+    columns = -(-p.N // grain["KEY_GRAIN"])
+    if by_keys:
+        rows, columns = columns, rows
+    by_batch = summary.shape[0] > 1 or call.mask.key_end is not None
+    own_b, own_h = p.B if by_batch else 1, summary.shape[1]
+    indices = summary.new_empty(own_b, own_h, rows, columns, dtype=torch.int32)
+    counts = summary.new_empty(own_b, own_h, rows, 2, dtype=torch.int32)
+    lists = BlockLists(
+        indices,
+        counts,
+        stride_b=own_h * rows if own_b > 1 else 0,
+        stride_h=rows if own_h > 1 else 0,
+        columns=columns,
+    )
+    launch(
+        list_kernel,
+        own_b * own_h * rows,
+        summary,
+        arguments.broadcast_strides(summary)[:3],
+        lists,
+        call.sizes,
+        call.mask,
+        own_h,
+        BLOCK_M=grain["ROW_GRAIN"],
+        BLOCK_N=grain["KEY_GRAIN"],
+        BY_KEYS=by_keys,
+    )
+    return lists
+
+
+def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
+    """The tile, and what it and the widths mean for a kernel's compilation."""
+    p = call.problem
+    block_d, block_dv = config.width(p.D), config.width(p.D_v)
+    chip = target.chip(p.device)
+    tile = config.tile(kernel, chip, call.q.element_size(), max(block_d, block_dv))
+    return tile, {
+        "D": p.D,
+        "D_V": p.D_v,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": block_d,
+        "BLOCK_DV": block_dv,
+        "PRECISION": chip.precision,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def grains(tile: Tile) -> dict[str, int]:
+    """What block lists count in: blocks of the tile, or of the summary where those are larger."""
+    return {
+        "ROW_GRAIN": max(tile.block_m, ops.SUMMARY_BLOCK),
+        "KEY_GRAIN": max(tile.block_n, ops.SUMMARY_BLOCK),
+    }
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """x with a row's elements side by side: itself, or a copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+    """Runs so many programs on the current stream; an empty grid would be an error."""
+    if programs:
+        kernel[(programs,)](*args, **options)

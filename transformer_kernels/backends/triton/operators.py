@@ -1,0 +1,93 @@
+"""The operators `triton_forward` and `triton_backward`, which torch.compile takes as they are.
+
+They are defined without importing Triton, which is loaded by the first call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_kernels import ops
+from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+
+_OPTIONS = (
+    ", ".join(f"Tensor? {name}" for name in Extras._fields)
+    + ", float scale, float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, "
+    "int block_size, SymInt alibi_offset"
+)
+_EXTRAS = len(Extras._fields)
+
+
+def _problem(q: Tensor, k: Tensor, v: Tensor, numbers: ops.Numbers) -> AttentionProblem:
+    scale, softcap, dropout_p, low, high, block_size, alibi_offset = numbers
+    return AttentionProblem(
+        B=q.shape[0], H_q=q.shape[1], H_kv=k.shape[1],
+        M=q.shape[2], N=k.shape[2], D=q.shape[3], D_v=v.shape[3],
+        dtype=q.dtype,
+        device=q.device,
+        scale=scale,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        diagonal_low=low,
+        diagonal_high=high,
+        block_size=block_size,
+        alibi_offset=alibi_offset,
+    )  # fmt: skip
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from transformer_kernels.backends.triton import launch
+
+    problem = _problem(q, k, v, options[_EXTRAS:])
+    with _device_of(q):
+        return launch.forward(launch.prepare(q, k, v, Extras(*options[:_EXTRAS]), problem))
+
+
+def _backward(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    block_summary: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from transformer_kernels.backends.triton import launch
+
+    *options, bias_needs_grad = options
+    problem = _problem(q, k, v, tuple(options[_EXTRAS:]))
+    saved = SavedForBackward(q, k, v, o, lse, block_summary)
+    with _device_of(q):
+        call = launch.prepare(q, k, v, Extras(*options[:_EXTRAS]), problem)
+        dq, dk, dv, dbias = launch.backward(call, do, dlse, saved, bias_needs_grad)
+    return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
+
+
+def _device_of(x: Tensor) -> Any:
+    """Triton launches on the current device, which need not be x's."""
+    return torch.cuda.device_of(x)
+
+
+_LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
+_LIBRARY.define(
+    f"triton_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
+    "-> (Tensor o, Tensor lse, Tensor block_summary)"
+)
+_LIBRARY.define(
+    "triton_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+    f"Tensor? block_summary, {_OPTIONS}, bool bias_needs_grad) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
+)
+for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
+    _LIBRARY.impl("triton_forward", _forward, _key)
+    _LIBRARY.impl("triton_backward", _backward, _key)
+torch.library.register_fake("transformer_kernels::triton_forward", ops.forward_fake, lib=_LIBRARY)
+torch.library.register_fake("transformer_kernels::triton_backward", ops.backward_fake, lib=_LIBRARY)
+
+forward = torch.ops.transformer_kernels.triton_forward.default
+backward = torch.ops.transformer_kernels.triton_backward.default

@@ -1,0 +1,171 @@
+"""What forward and backward share: addresses, loads, scores and their exponents.
+
+Index tensors i (queries) and j (keys) broadcast to a tile in either orientation: (BLOCK_M, 1) with
+(1, BLOCK_N), or (1, BLOCK_M) with (BLOCK_N, 1) where the tile is transposed.
+"""
+
+# Annotations of a kernel must be objects, not text: no `from __future__ import annotations` here.
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def sequence(sizes, sequences, b):
+    """(index of b in memory, its first query, its first key, M, N)"""
+    if sequences.cu_q is None:
+        return b, 0, 0, sizes.M, sizes.N
+    else:
+        first_q, first_k = tl.load(sequences.cu_q + b), tl.load(sequences.cu_k + b)
+        M = tl.load(sequences.cu_q + b + 1) - first_q
+        N = tl.load(sequences.cu_k + b + 1) - first_k
+        return 0, first_q, first_k, M, N
+
+
+@triton.jit
+def matrix(rows, b, h, first):
+    """The address of row `first` of head h; offsets beyond 2^31 elements are fine."""
+    return (
+        rows.data
+        + tl.cast(b, tl.int64) * rows.stride_b
+        + tl.cast(h, tl.int64) * rows.stride_h
+        + tl.cast(first, tl.int64) * rows.stride_l
+    )
+
+
+@triton.jit
+def vector(numbers, b, h, first):
+    """The address of the number of row `first` of head h."""
+    return (
+        numbers.data
+        + tl.cast(b, tl.int64) * numbers.stride_b
+        + tl.cast(h, tl.int64) * numbers.stride_h
+        + first
+    )
+
+
+@triton.jit
+def load_rows(
+    head,
+    stride,
+    first,
+    there,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHECKED: tl.constexpr,
+):
+    """(ROWS, BLOCK) from row `first` of a head: 0 beyond the WIDTH and, if CHECKED, where not
+    `there`"""
+    at = tile_addresses(head, stride, first, ROWS, BLOCK)
+    columns = tl.arange(0, BLOCK)[None, :] < WIDTH
+    if CHECKED:
+        if WIDTH == BLOCK:
+            return tl.load(at, mask=there[:, None], other=0.0)
+        else:
+            return tl.load(at, mask=there[:, None] & columns, other=0.0)
+    else:
+        if WIDTH == BLOCK:
+            return tl.load(at)
+        else:
+            return tl.load(at, mask=columns, other=0.0)
+
+
+@triton.jit
+def store_rows(head, stride, first, there, tile, WIDTH: tl.constexpr):
+    """The first WIDTH columns of the tile's rows that are `there`"""
+    at = tile_addresses(head, stride, first, tile.shape[0], tile.shape[1])
+    columns = tl.arange(0, tile.shape[1])[None, :] < WIDTH
+    tl.store(at, tile.to(head.dtype.element_ty), mask=there[:, None] & columns)
+
+
+@triton.jit
+def tile_addresses(head, stride, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(ROWS, COLUMNS). The first row's is a scalar, so that a loop moves one number."""
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    return head + tl.cast(first, tl.int64) * stride + (row * stride + column)
+
+
+@triton.jit
+def tanh(x):
+    """To some units in the last place everywhere: (1 - t) / (1 + t) cancels near 0"""
+    t = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
+    far = (1.0 - t) / (1.0 + t)
+    y = x * x
+    # The odd Taylor series, whose next term is under 2^-26 of the first for |x| < 0.35.
+    near = 1.0 + y * (
+        -1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835 + y * (-1382 / 155925))))
+    )
+    return tl.where(tl.abs(x) < 0.35, x * near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def scaled(products, scores):
+    """a of docs/attention.md: scale times q k, under the cap"""
+    a = products * scores.scale
+    if scores.softcap is not None:
+        a = scores.softcap * tanh(a / scores.softcap)
+    return a
+
+
+@triton.jit
+def natural_scores(products, scores, sizes, b, h, i, j, M, N):
+    """s of docs/attention.md, not masked"""
+    s = scaled(products, scores)
+    if scores.bias is not None:
+        stride = scores.bias_strides
+        first = scores.bias + tl.cast(b, tl.int64) * stride[0] + tl.cast(h, tl.int64) * stride[1]
+        at = first + i.to(tl.int64) * stride[2] + j.to(tl.int64) * stride[3]
+        s += tl.load(at, mask=(i < M) & (j < N), other=0.0).to(tl.float32)
+    if scores.slopes is not None:
+        offset = sizes.alibi_offset + sizes.from_end * (N - M)
+        s -= tl.load(scores.slopes + h) * tl.abs(i + offset - j).to(tl.float32)
+    return s
+
+
+@triton.jit
+def is_plain(scores):
+    """Scores are products times the scale, and nothing else: log2(e) can join the scale"""
+    return scores.softcap is None and scores.bias is None and scores.slopes is None
+
+
+@triton.jit
+def exponents(products, scores, sizes, b, h, i, j, M, N, EXACT: tl.constexpr):
+    """Scores in the unit of exponents: natural if EXACT, else times log2(e).
+
+    The latter saves a product an element. Where scores are 100 it costs 1e-5 of a weight, which
+    float32 would show and halves do not.
+    """
+    if is_plain(scores) and not EXACT:
+        return products * (scores.scale * LOG2E)
+    else:
+        return unit(natural_scores(products, scores, sizes, b, h, i, j, M, N), EXACT)
+
+
+@triton.jit
+def unit(x, EXACT: tl.constexpr):
+    """A natural exponent in the unit of `exponents`"""
+    if EXACT:
+        return x
+    else:
+        return x * LOG2E
+
+
+@triton.jit
+def power(x, EXACT: tl.constexpr):
+    """exp of a difference of `exponents`"""
+    if EXACT:
+        return tl.exp2(x * LOG2E)
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def logarithm(base, total, EXACT: tl.constexpr):
+    """log(exp(base) total), for a base in the unit of `exponents`"""
+    if EXACT:
+        return base + tl.log2(total) * LN2
+    else:
+        return (base + tl.log2(total)) * LN2

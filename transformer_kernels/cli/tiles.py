@@ -1,0 +1,43 @@
+"""The command `tiles`."""
+
+from __future__ import annotations
+
+import argparse
+
+CHIPS = ("sm80", "sm86", "sm90", "sm100", "gfx9")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "tiles",
+        help="compile every Triton tile for every GPU, without one: registers, memory, spills",
+    )
+    parser.add_argument(
+        "--chip", choices=CHIPS, action="append", help="only this one; can be repeated"
+    )
+    parser.add_argument(
+        "--width", type=int, choices=(64, 128, 256, 512), action="append", help="of D and D_v"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from transformer_kernels.backends.triton import offline
+    from transformer_kernels.cli.errors import UserError
+
+    chips, widths = tuple(args.chip or CHIPS), tuple(args.width or offline.WIDTHS)
+    row = "{:6} {:16} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
+    heading = "chip kernel dtype D tile warps stages KiB registers spills in-loops seconds"
+    print(row.format(*heading.split()))
+    try:
+        for c in offline.compile_tiles(chips, widths=widths):
+            print(
+                row.format(
+                    c.chip, c.kernel, c.dtype, c.columns, c.tile, c.warps, c.stages,
+                    f"{c.shared_kib:.0f}", c.registers, c.spills, c.spills_in_loops,
+                    f"{c.seconds:.1f}",
+                )
+            )  # fmt: skip
+    except RuntimeError as error:
+        raise UserError(str(error)) from None
+    return 0
