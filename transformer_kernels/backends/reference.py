@@ -52,9 +52,10 @@ def reference_attention(
         s = problem.softcap * torch.tanh(s / problem.softcap)
     s = _add_bias(s, extras, problem)
     empty: Tensor | None = None
-    if shown is not None or extras.bias is not None:
+    if shown is not None or extras.bias is not None or problem.N == 0:
         s = s if shown is None else s.masked_fill(~shown, float("-inf"))
-        # A row hidden by the mask, or by a bias of -inf, is made finite here and zeroed below.
+        # A row hidden by the mask, or by a bias of -inf, is made finite here and zeroed below. One
+        # without keys has nothing to make finite, but its logsumexp has a NaN for a tangent.
         empty = (s == float("-inf")).all(dim=-1, keepdim=True)
         s = s.masked_fill(empty, 0.0)
     lse = torch.logsumexp(s, dim=-1)
