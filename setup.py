@@ -128,6 +128,7 @@ def units(machine: str, torch: Torch, pybind11_include: str) -> tuple[Unit, ...]
             ),
         ),
         Unit("csrc/run.cpp"),
+        Unit("csrc/varlen.cpp"),
         Unit("csrc/memory.cpp"),
         Unit("csrc/cpu/dispatch.cpp", tuple(f"-DTK_HAVE_{isa.name.upper()}" for isa in isas)),
         *(

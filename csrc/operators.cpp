@@ -16,6 +16,7 @@
 #include "mask.h"
 #include "memory.h"
 #include "run.h"
+#include "varlen.h"
 
 namespace {
 
@@ -25,17 +26,19 @@ using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
 
 // The optional tensors, in the order of `Extras` in problem.py, and the numbers of `ops.numbers`.
-#define TK_EXTRAS                                                                              \
-  Optional bias, Optional alibi_slopes, Optional seed, Optional key_start, Optional key_end,   \
-      Optional q_segments, Optional k_segments, Optional dense, Optional layout, double scale, \
-      double softcap, double dropout_p, int64_t diagonal_low, int64_t diagonal_high,           \
-      int64_t block_size, int64_t alibi_offset
+#define TK_EXTRAS                                                                            \
+  Optional bias, Optional alibi_slopes, Optional seed, Optional key_start, Optional key_end, \
+      Optional q_segments, Optional k_segments, Optional dense, Optional layout,             \
+      Optional cu_seqlens_q, Optional cu_seqlens_k, double scale, double softcap,            \
+      double dropout_p, int64_t diagonal_low, int64_t diagonal_high, int64_t block_size,     \
+      int64_t alibi_offset, bool from_end
 
 #define TK_EXTRAS_SCHEMA                                                                        \
   "Tensor? bias, Tensor? alibi_slopes, Tensor? seed, Tensor? key_start, Tensor? key_end, "      \
-  "Tensor? q_segments, Tensor? k_segments, Tensor? dense, Tensor? layout, float scale, "        \
+  "Tensor? q_segments, Tensor? k_segments, Tensor? dense, Tensor? layout, "                     \
+  "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float scale, "                                   \
   "float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, int block_size, " \
-  "SymInt alibi_offset"
+  "SymInt alibi_offset, bool from_end"
 
 void launch(int64_t count, void (*body)(void*, int64_t), void* context) {
   torch::stable::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
@@ -119,16 +122,25 @@ const uint8_t* booleans(const Tensor& x, int64_t dims) {
   return static_cast<const uint8_t*>(x.data_ptr());
 }
 
+const int32_t* starts(const Tensor& cu_seqlens, int64_t count) {
+  STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int && cu_seqlens.is_cpu() &&
+                      cu_seqlens.dim() == 1 && cu_seqlens.size(0) == count && count > 0,
+                  "cu_seqlens must be two vectors of int32, of equal length, at least 1");
+  return static_cast<const int32_t*>(cu_seqlens.data_ptr());
+}
+
 // Everything that a call's params point to lives as long as this.
 struct Call {
   Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_EXTRAS);
 
   void set_mask(int64_t low, int64_t high, int64_t block_size);
   void set_scores(const Optional& bias, const Optional& slopes, const Optional& seed);
+  void set_packing(bool from_end);
 
   tk::Problem problem{};
+  std::optional<tk::Packing> packing;
   std::vector<Tensor> kept;
-  Optional key_start, key_end, q_segments, k_segments, dense, layout;
+  Optional key_start, key_end, q_segments, k_segments, dense, layout, cu_seqlens_q, cu_seqlens_k;
 };
 
 Optional contiguous(const Optional& x) { return x ? Optional(torch::stable::contiguous(*x)) : x; }
@@ -139,7 +151,9 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_EXTRAS)
       q_segments(contiguous(q_segments)),
       k_segments(contiguous(k_segments)),
       dense(std::move(dense)),
-      layout(std::move(layout)) {
+      layout(std::move(layout)),
+      cu_seqlens_q(contiguous(cu_seqlens_q)),
+      cu_seqlens_k(contiguous(cu_seqlens_k)) {
   STD_TORCH_CHECK(tk::set_tensors(problem, view(q), view(k), view(v)),
                   "q, k and v do not fit together");
   set_mask(diagonal_low, diagonal_high, block_size);
@@ -148,6 +162,7 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_EXTRAS)
   problem.score.alibi_offset = alibi_offset;
   problem.dropout.p = dropout_p;
   set_scores(bias, alibi_slopes, seed);
+  set_packing(from_end);
 }
 
 void Call::set_mask(int64_t low, int64_t high, int64_t block_size) {
@@ -211,6 +226,19 @@ void Call::set_scores(const Optional& bias, const Optional& slopes, const Option
   }
 }
 
+void Call::set_packing(bool from_end) {
+  STD_TORCH_CHECK(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(), "cu_seqlens come in pairs");
+  if (!cu_seqlens_q) return;
+  const int64_t count = cu_seqlens_q->numel();
+  packing = {count - 1, starts(*cu_seqlens_q, count), starts(*cu_seqlens_k, count), from_end};
+  const tk::Problem& p = problem;
+  STD_TORCH_CHECK(p.B == 1 && !p.score.bias.data && !p.mask.key_start && !p.mask.key_end &&
+                      !tk::needs_flags(p.mask),
+                  "packed sequences take one batch entry, diagonals and ALiBi alone");
+  STD_TORCH_CHECK(tk::fits(*packing, p.M, p.N),
+                  "cu_seqlens must start at 0, never fall, and end within the rows");
+}
+
 // (B or 1, H_q or 1, row blocks, column blocks): 1 where the mask does not depend on it. Empty when
 // diagonals and key ranges say it all. `_summary_shape` in ops.py tells the same.
 Tensor empty_summary(const Call& call) {
@@ -240,8 +268,8 @@ void use_summary(Call& call, const Tensor& summary) {
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v, TK_EXTRAS) {
   Call call(q, k, v, bias, alibi_slopes, seed, key_start, key_end, q_segments, k_segments, dense,
-            layout, scale, softcap, dropout_p, diagonal_low, diagonal_high, block_size,
-            alibi_offset);
+            layout, cu_seqlens_q, cu_seqlens_k, scale, softcap, dropout_p, diagonal_low,
+            diagonal_high, block_size, alibi_offset, from_end);
   const tk::Problem& p = call.problem;
 
   Tensor summary = empty_summary(call);
@@ -255,7 +283,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor 
   static_cast<tk::Problem&>(params) = p;
   params.o = strided(o);
   params.lse = lse.data_ptr();
-  tk::run_forward(params);
+  call.packing ? tk::run_forward(params, *call.packing) : tk::run_forward(params);
   return {o, lse, summary};
 }
 
@@ -264,8 +292,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Option
                                                               Tensor lse, Optional block_summary,
                                                               TK_EXTRAS, bool bias_needs_grad) {
   Call call(q, k, v, bias, alibi_slopes, seed, key_start, key_end, q_segments, k_segments, dense,
-            layout, scale, softcap, dropout_p, diagonal_low, diagonal_high, block_size,
-            alibi_offset);
+            layout, cu_seqlens_q, cu_seqlens_k, scale, softcap, dropout_p, diagonal_low,
+            diagonal_high, block_size, alibi_offset, from_end);
   STD_TORCH_CHECK(block_summary || !tk::needs_flags(call.problem.mask),
                   "the block summary is missing");
   if (block_summary) use_summary(call, *block_summary);
@@ -291,7 +319,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Option
     dbias = empty(params.bias_size, bias->scalar_type());
     params.dbias = strided(dbias);
   }
-  tk::run_backward(params);
+  call.packing ? tk::run_backward(params, *call.packing) : tk::run_backward(params);
   return {dq, dk, dv, dbias};
 }
 

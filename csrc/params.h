@@ -41,15 +41,19 @@ struct ScoreParams {
   int64_t alibi_offset;
 };
 
+// Where the problem is part of another one, its bits are those of its place there.
 struct DropoutParams {
   double p;
   uint64_t seed;
+  int64_t first_batch = 0;  // what b = 0 stands for
+  int64_t first_head = 0;   // what h = 0 stands for
 };
 
 struct Problem {
   int64_t B, H_q, H_kv, M, N, D, D_v;
   DType dtype;
   Strided q, k, v;
+  int64_t lse_stride;  // of lse and dlse, from head to head: M, or more for part of a problem
   MaskParams mask;
   ScoreParams score;
   DropoutParams dropout;
@@ -59,13 +63,13 @@ struct Problem {
 
 struct ForwardParams : Problem {
   Strided o;
-  void* lse;  // (B, H_q, M) contiguous, in the dtype that is computed in
+  void* lse;  // (B, H_q, M), rows contiguous, in the dtype that is computed in
 };
 
 struct BackwardParams : Problem {
   Strided o, d_o;
   const void* lse;
-  const void* dlse;  // (B, H_q, M) contiguous; null = zero
+  const void* dlse;  // (B, H_q, M), laid out as lse; null = zero
   Strided dq, dk, dv;
   Strided dbias;  // same shape and dtype as the bias; data null = not wanted
   int64_t bias_size[4];

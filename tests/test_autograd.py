@@ -82,6 +82,28 @@ def test_second_order_without_keys(backend: str) -> None:
     assert torch.equal(ddq, torch.ones_like(q))
 
 
+def test_sinks_of_empty_rows(backend: str) -> None:
+    """Second order too: there lse is -inf, and a sink all that is left."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+        mask = tk.Mask.window(-2, None)
+        return tk.attention(q, k, v, mask=mask, sinks=sinks, return_lse=True, backend=backend)
+
+    sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(call, (*qkv(), sinks), check_forward_ad=True)
+    assert gradgradcheck(call, (*qkv(), sinks), check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_forward_mode_without_keys(backend: str) -> None:
+    q, k, v = qkv()
+    sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        return tk.attention(q, k, v, sinks=sinks, return_lse=True, backend=backend)
+
+    assert gradcheck(call, (q, k[:, :, :0], v[:, :, :0], sinks), check_forward_ad=True)
+
+
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
 def test_gradient_of_some_inputs(wanted: tuple[int, ...], backend: str) -> None:
     tensors = qkv()

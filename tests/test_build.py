@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
     (root / "setup.py").write_text((ROOT / "setup.py").read_text())
     (root / "csrc/answer.h").write_text("#define ANSWER 42\n")
     (root / "csrc/module.cpp").write_text('#include "answer.h"\nint module() { return ANSWER; }\n')
-    for name in ("direct", "operators", "run", "memory", "cpu/dispatch", "cpu/kernels"):
+    for name in ("direct", "operators", "run", "varlen", "memory", "cpu/dispatch", "cpu/kernels"):
         (root / f"csrc/{name}.cpp").write_text("\n")
     return root
 

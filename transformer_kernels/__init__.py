@@ -15,6 +15,7 @@ from transformer_kernels.drop_in import disable, enable, enabled, scaled_dot_pro
 from transformer_kernels.explain import explain
 from transformer_kernels.info import info
 from transformer_kernels.mask import Mask
+from transformer_kernels.varlen import attention_varlen
 from transformer_kernels.version import __version__
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "alibi",
     "alibi_slopes",
     "attention",
+    "attention_varlen",
     "disable",
     "enable",
     "enabled",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from transformer_kernels import direct, dispatch
 from transformer_kernels.autocast import cast_for_autocast, without_autocast
 from transformer_kernels.bias import Alibi
 from transformer_kernels.mask import Mask
+from transformer_kernels.sinks import join_sinks
 from transformer_kernels.validate import build_problem
 
 
@@ -112,12 +112,5 @@ def attention(
     with without_autocast(q.device.type):
         o, lse = chosen.attend(q, k, v, extras, problem)
     if sinks is not None:
-        o, lse = _join_sinks(o, lse, sinks)
+        o, lse = join_sinks(o, lse, sinks)
     return (o, lse) if return_lse else o
-
-
-def _join_sinks(o: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """A sink takes the share sigmoid(sink - lse) of each row's weights; lse grows by it."""
-    sink = sinks.to(lse.dtype)[None, :, None]
-    keep = torch.sigmoid(lse - sink)
-    return (o * keep[..., None]).to(o.dtype), torch.logaddexp(lse, sink.expand_as(lse))

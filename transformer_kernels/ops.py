@@ -16,7 +16,7 @@ from transformer_kernels.problem import AttentionProblem, Extras
 SUMMARY_BLOCK = 64
 """Queries and keys a side of one entry of the block summary; kSummaryBlock in csrc/mask.h."""
 
-Numbers = tuple[float, float, float, int, int, int, int]
+Numbers = tuple[float, float, float, int, int, int, int, bool]
 
 
 def numbers(problem: AttentionProblem) -> Numbers:
@@ -29,6 +29,7 @@ def numbers(problem: AttentionProblem) -> Numbers:
         problem.diagonal_high,
         problem.block_size,
         problem.alibi_offset,
+        problem.from_end,
     )
 
 

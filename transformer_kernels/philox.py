@@ -23,8 +23,13 @@ def keep_threshold(dropout_p: float) -> int:
     return min(int(dropout_p * 2**16 + 0.5), 2**16 - 1)
 
 
-def keep_mask(seed: Tensor, B: int, H: int, M: int, N: int, dropout_p: float) -> Tensor:
-    """Which weights survive: bool (B, H, M, N). `seed` is an int64 scalar tensor."""
+def keep_mask(
+    seed: Tensor, B: int, H: int, M: int, N: int, dropout_p: float, first_batch: int = 0
+) -> Tensor:
+    """Which weights survive: bool (B, H, M, N), b counted from `first_batch`.
+
+    `seed` is an int64 scalar tensor.
+    """
     device = seed.device
     j = torch.arange(N, device=device)
     shape = (B, H, M, N)
@@ -32,7 +37,7 @@ def keep_mask(seed: Tensor, B: int, H: int, M: int, N: int, dropout_p: float) ->
         ((j >> 6) * 8 + (j & 7)).expand(shape),
         torch.arange(M, device=device)[:, None].expand(shape),
         torch.arange(H, device=device)[:, None, None].expand(shape),
-        torch.arange(B, device=device)[:, None, None, None].expand(shape),
+        (first_batch + torch.arange(B, device=device))[:, None, None, None].expand(shape),
     ]
     words = torch.stack(philox(seed, counter))
     chosen = words.gather(0, ((j >> 4) & 3).expand(shape)[None])[0]

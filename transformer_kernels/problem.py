@@ -27,11 +27,20 @@ class Extras(NamedTuple):
     dense: Tensor | None = None
     layout: Tensor | None = None
     """The last six: see `bound_mask.BoundMask`."""
+    cu_seqlens_q: Tensor | None = None
+    """(B + 1,) int32, contiguous: sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1. With
+    it q, k, v and what belongs to them have one batch entry, which holds the rows of all."""
+    cu_seqlens_k: Tensor | None = None
+    """The same for k and v; present exactly where cu_seqlens_q is."""
 
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Sizes and numbers of one call. Symbols as in docs/attention.md."""
+    """Sizes and numbers of one call. Symbols as in docs/attention.md.
+
+    Of packed sequences B is their number, M and N are the lengths of the longest, and every index
+    counts within a sequence.
+    """
 
     B: int
     H_q: int
@@ -52,6 +61,8 @@ class AttentionProblem:
     alibi_offset: int = 0
     """d in -slope * |i + d - j|"""
     alibi_slopes_need_grad: bool = False
+    from_end: bool = False
+    """Of packed sequences: diagonals and alibi_offset are to be moved by each one's own N - M."""
 
     @property
     def accumulate_dtype(self) -> torch.dtype:

@@ -14,6 +14,8 @@ from transformer_kernels.problem import AttentionProblem, Extras
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+_Sizes = dict[str, int]
+
 
 def build_problem(
     q: Tensor,
@@ -28,7 +30,23 @@ def build_problem(
     sinks: Tensor | None,
 ) -> tuple[AttentionProblem, Extras]:
     """The call as a problem; or an error that names the argument, its value and the rule."""
-    _check_tensors(q, k, v)
+    check_tensors(q, k, v)
+    return problem_of_tensors(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
+
+
+def problem_of_tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Tensor | Alibi | None,
+    scale: float | None,
+    softcap: float | None,
+    dropout_p: float,
+    seed: int | Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[AttentionProblem, Extras]:
+    """`build_problem` for q, k and v that `check_tensors` has seen."""
     B, H_q, M, D = q.shape
     _, H_kv, N, D_v = v.shape
     bound = _bind_mask(mask, B, H_q, M, N, q.device)
@@ -67,15 +85,21 @@ def build_problem(
     return problem, extras
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dimensions: tuple[str, ...] = ("batch", "heads", "length", "width"),
+) -> None:
+    """Raises where q, k and v are not tensors of these dimensions that fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
         if x.layout != torch.strided:
             raise TypeError(f"{name} must be a strided tensor, got layout {x.layout}")
-        if x.dim() != 4:
+        if x.dim() != len(dimensions):
             raise ValueError(
-                f"{name} must be (batch, heads, length, width), got shape {tuple(x.shape)}"
+                f"{name} must be ({', '.join(dimensions)}), got shape {tuple(x.shape)}"
             )
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
@@ -85,23 +109,23 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(
                 f"q, k and v must be on one device, got {name} on {x.device}, q on {q.device}"
             )
-    rule = _broken_shape_rule(q, k, v)
+    sizes = (dict(zip(dimensions, x.shape, strict=True)) for x in (q, k, v))
+    rule = _broken_shape_rule(*sizes)
     if rule is not None:
         shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         raise ValueError(f"{rule}, got {shapes}")
 
 
-def _broken_shape_rule(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    (B, H_q, _, D), (B_k, H_kv, N, D_k), (B_v, H_v, N_v, D_v) = q.shape, k.shape, v.shape
-    if B_k != B or B_v != B:
+def _broken_shape_rule(q: _Sizes, k: _Sizes, v: _Sizes) -> str | None:
+    if not q.get("batch") == k.get("batch") == v.get("batch"):
         return "q, k and v must share the batch size"
-    if H_kv != H_v or N_v != N:
+    if k["heads"] != v["heads"] or k["length"] != v["length"]:
         return "k and v must share heads and length"
-    if D_k != D:
+    if q["width"] != k["width"]:
         return "q and k must share the width D"
-    if H_kv == 0 or H_q % H_kv != 0 or H_q == 0:
+    if k["heads"] == 0 or q["heads"] % k["heads"] != 0 or q["heads"] == 0:
         return "q's heads must be a positive multiple of k's"
-    if D == 0 or D_v == 0:
+    if q["width"] == 0 or v["width"] == 0:
         return "the widths D and D_v must be at least 1"
     return None
 

@@ -203,7 +203,7 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
   const int64_t b = head / p.H_kv, i0 = m % w.head_blocks * kBlock;
   const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
-  const int64_t row0 = (b * p.H_q + h) * p.M, item = place * w.query_blocks + m;
+  const int64_t row0 = (b * p.H_q + h) * p.lse_stride, item = place * w.query_blocks + m;
   const Real* lse = static_cast<const Real*>(p.lse) + row0;
   const Real* dlse = p.dlse ? static_cast<const Real*>(p.dlse) + row0 : nullptr;
   const auto sees = [&](int64_t i) { return lse[i] != kNothing; };

@@ -249,7 +249,7 @@ void finish_head(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t
     const Real* o = sums.o + lane * w.v_width;
     for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[place<Storage>(c)] * share;
     write_row(row, p.D_v, p.dtype, p.o.data, row_offset(p.o, b, h, i), p.o.stride[3]);
-    static_cast<Real*>(p.lse)[(b * p.H_q + h) * p.M + i] = lse[lane];
+    static_cast<Real*>(p.lse)[(b * p.H_q + h) * p.lse_stride + i] = lse[lane];
   }
 }
 

@@ -129,7 +129,7 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
   }
   uint64_t lanes[3][kSets][kQueries / kSets];
   for (int64_t lane = 0; lane < kQueries; ++lane) {
-    const PhiloxLane part(keys, static_cast<uint32_t>(block.head(lane)),
+    const PhiloxLane part(keys, static_cast<uint32_t>(p.dropout.first_head + block.head(lane)),
                           static_cast<uint32_t>(block.query(lane)));
     for (int n = 0; n < 3; ++n) lanes[n][lane % kSets][lane / kSets] = part.x[n];
   }
@@ -137,7 +137,7 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
   for (int64_t counter = 0; counter < kPhiloxCounters; ++counter) {
     const int64_t first = block.j0 / kBlock * kPhiloxCounters;
     const PhiloxCounter part(keys, static_cast<uint32_t>(first + counter),
-                             static_cast<uint32_t>(block.b));
+                             static_cast<uint32_t>(p.dropout.first_batch + block.b));
     for (int64_t lane = 0; lane < kQueries; lane += W) {
       Words x[kSets][4];
 #pragma GCC unroll 2

@@ -199,7 +199,7 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const int64_t queries = std::min(p.M - i0, kQueries);
   write_turned<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v},
                          t.o + member * w.v.width * kQueries, w.v.width, share, t.rows);
-  Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.M + i0;
+  Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.lse_stride + i0;
   for (int64_t lane = 0; lane < queries; ++lane) to[lane] = lse[lane];
 }
 

@@ -6,6 +6,9 @@ it, to any order and in either mode; half precision is computed in float32.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -36,6 +39,57 @@ def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) by the formulas of docs/attention.md, as they stand there."""
+    if extras.cu_seqlens_q is not None and extras.cu_seqlens_k is not None:
+        starts = extras.cu_seqlens_q.tolist(), extras.cu_seqlens_k.tolist()
+        return _packed(q, k, v, *starts, extras, problem)
+    return _dense(q, k, v, extras, problem)
+
+
+def _packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_starts: list[int],
+    k_starts: list[int],
+    extras: Extras,
+    problem: AttentionProblem,
+) -> tuple[Tensor, Tensor]:
+    """One sequence after the other; the queries behind the last one make one more, without keys."""
+    q_rows = [*pairwise(q_starts), (q_starts[-1], q.shape[2])]
+    k_rows = [*pairwise(k_starts), (k_starts[-1], k_starts[-1])]
+    parts = [
+        _dense(
+            q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1],
+            extras, _one_sequence(problem, i1 - i0, j1 - j0), b,
+        )
+        for b, ((i0, i1), (j0, j1)) in enumerate(zip(q_rows, k_rows, strict=True))
+    ]  # fmt: skip
+    o, lse = zip(*parts, strict=True)
+    return torch.cat(o, dim=2), torch.cat(lse, dim=2)
+
+
+def _one_sequence(problem: AttentionProblem, M: int, N: int) -> AttentionProblem:
+    d = N - M if problem.from_end else 0
+    low, high = problem.diagonal_low, problem.diagonal_high
+    return replace(
+        problem,
+        B=1,
+        M=M,
+        N=N,
+        diagonal_low=low if low == -UNBOUNDED else low + d,
+        diagonal_high=high if high == UNBOUNDED else high + d,
+        alibi_offset=problem.alibi_offset + d,
+    )
+
+
+def _dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    problem: AttentionProblem,
+    first_batch: int = 0,
+) -> tuple[Tensor, Tensor]:
     q, k, v = (x.to(problem.accumulate_dtype) for x in (q, k, v))
     shown = visible(extras, problem)
     if shown is not None:
@@ -52,15 +106,16 @@ def reference_attention(
         s = problem.softcap * torch.tanh(s / problem.softcap)
     s = _add_bias(s, extras, problem)
     empty: Tensor | None = None
-    if shown is not None or extras.bias is not None:
+    if shown is not None or extras.bias is not None or problem.N == 0:
         s = s if shown is None else s.masked_fill(~shown, float("-inf"))
-        # A row hidden by the mask, or by a bias of -inf, is made finite here and zeroed below.
+        # A row hidden by the mask, or by a bias of -inf, is made finite here and zeroed below. One
+        # without keys has nothing to make finite, but its logsumexp has a NaN for a tangent.
         empty = (s == float("-inf")).all(dim=-1, keepdim=True)
         s = s.masked_fill(empty, 0.0)
     lse = torch.logsumexp(s, dim=-1)
     p = torch.softmax(s, dim=-1)
     if problem.dropout_p:
-        p = _drop(p, extras, problem)
+        p = _drop(p, extras, problem, first_batch)
     o = torch.matmul(p, v)
     if empty is not None:
         o, lse = o.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
@@ -101,10 +156,10 @@ def _add_bias(s: Tensor, extras: Extras, problem: AttentionProblem) -> Tensor:
     return s
 
 
-def _drop(p: Tensor, extras: Extras, problem: AttentionProblem) -> Tensor:
+def _drop(p: Tensor, extras: Extras, problem: AttentionProblem, first_batch: int) -> Tensor:
     if problem.dropout_p == 1.0:
         return p * 0.0
     assert extras.seed is not None
     B, H, M, N = p.shape
-    kept = philox.keep_mask(extras.seed, B, H, M, N, problem.dropout_p)
+    kept = philox.keep_mask(extras.seed, B, H, M, N, problem.dropout_p, first_batch)
     return torch.where(kept, p / (1.0 - problem.dropout_p), 0.0)

@@ -35,7 +35,7 @@ def by_backend(case: Case, x: Inputs, backend: str) -> Results:
         return_lse=True,
         backend=backend,
     )  # fmt: skip
-    return _with_gradients(x, o, lse)
+    return with_gradients(x, o, lse)
 
 
 def by_plain_torch(case: Case, x: Inputs) -> Results:
@@ -54,7 +54,7 @@ def by_plain_torch(case: Case, x: Inputs) -> Results:
         dropout_p=case.dropout_p,
         sinks=x.sinks,
     )  # fmt: skip
-    return _with_gradients(x, o, lse)
+    return with_gradients(x, o, lse)
 
 
 @functools.cache
@@ -86,7 +86,8 @@ def _bias(case: Case, x: Inputs) -> Tensor | Alibi | None:
     return x.bias
 
 
-def _with_gradients(x: Inputs, o: Tensor, lse: Tensor) -> Results:
+def with_gradients(x: Inputs, o: Tensor, lse: Tensor) -> Results:
+    """What the cotangents of x, do and dlse, make of o and lse."""
     outputs, cotangents = [o], [x.do]
     if x.dlse is not None:
         outputs, cotangents = [o, lse], [x.do, x.dlse.to(lse.dtype)]
