@@ -112,7 +112,7 @@ def row_numbers(x: Tensor) -> RowNumbers:
 
 
 def sizes(problem: AttentionProblem) -> Sizes:
-    reach = problem.M + problem.N  # further out than any index, and it fits in 32 bits
+    reach = problem.M + problem.N  # further out than any index, wherever it counts from
     return Sizes(
         M=problem.M,
         N=problem.N,
@@ -121,7 +121,7 @@ def sizes(problem: AttentionProblem) -> Sizes:
         low=min(max(problem.diagonal_low, -reach), reach),
         high=min(max(problem.diagonal_high, -reach), reach),
         alibi_offset=problem.alibi_offset,
-        from_end=0,
+        from_end=int(problem.from_end),
         block_size=problem.block_size,
     )
 

@@ -17,22 +17,28 @@ class TritonBackend:
     name = "triton"
 
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
-        reasons = []
         unavailable = target.reason_against(problem.device)
         if unavailable is not None:
-            reasons.append(unavailable)
+            return [unavailable]
+        reasons = []
+        columns, chip = max(problem.D, problem.D_v), target.chip(problem.device)
         if problem.dtype == torch.float64:
             reasons.append("float64: these kernels compute in float32")
-        if max(problem.D, problem.D_v) > 512:
-            reasons.append(f"D = {problem.D}, D_v = {problem.D_v}: tiles are up to 512 wide")
+        elif columns > config.WIDTHS[-1]:
+            reasons.append(f"rows of {columns} elements: tiles are up to {config.WIDTHS[-1]} wide")
+        elif config.tile("key_gradients", chip, problem.dtype.itemsize, columns) is None:
+            reasons.append(
+                f"rows of {columns} elements of {problem.dtype}: no tile fits the "
+                f"{chip.shared_kib} KiB of shared memory that {chip.name} has"
+            )
         if problem.alibi_slopes_need_grad:
             reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
         return reasons
 
     def kernel(self, problem: AttentionProblem) -> str:
-        columns = max(config.width(problem.D), config.width(problem.D_v))
-        chip = target.chip(problem.device)
+        chip, columns = target.chip(problem.device), max(problem.D, problem.D_v)
         tile = config.tile("forward", chip, problem.dtype.itemsize, columns)
+        assert tile is not None
         how = "interpreted by numpy" if interpreter.is_on() else chip.name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
 
@@ -44,7 +50,7 @@ class TritonBackend:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        o, lse, block_summary = operators.forward(q, k, v, *extras, *ops.numbers(problem))
+        o, lse, block_summary = operators.forward(q, k, v, *extras, *operators.numbers(problem))
         return o, lse, block_summary if ops.needs_summary(extras) else None
 
     def backward(
@@ -58,6 +64,6 @@ class TritonBackend:
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         dq, dk, dv, dbias = operators.backward(
-            do, dlse, *saved, *extras, *ops.numbers(problem), bias_needs_grad
+            do, dlse, *saved, *extras, *operators.numbers(problem), bias_needs_grad
         )
         return dq, dk, dv, dbias if bias_needs_grad else None

@@ -2,7 +2,8 @@
 
 With TRITON_INTERPRET=1 Triton runs kernels by numpy on the CPU. It keeps bfloat16 as 16-bit
 integers, which its dot products then multiply as such, and it truncates where a GPU rounds
-(Triton 3.6 to 3.9).
+(Triton 3.6 to 3.9). It also computes every product of float32 in float32, whatever precision a
+kernel asks for.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ def is_on() -> bool:
 
 @functools.cache
 def mend() -> None:
-    """Makes bfloat16 products and conversions right, once; nothing else changes."""
+    """Makes the interpreter round as a GPU does, once: bfloat16, and products in tf32x3."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
 
     builder: Any = interpreter.InterpreterBuilder
+    executor: Any = interpreter.GridExecutor
     plain_dot, plain_cast = builder.create_dot, builder.cast_impl
+    plain_run = executor.__call__
 
     def widened(x: Any) -> Any:
         if x.dtype.scalar != tl.bfloat16:
@@ -52,7 +55,11 @@ def mend() -> None:
             return interpreter.TensorHandle(_rounded_to_bfloat16(wide), tl.bfloat16)
         return plain_cast(self, x, to)
 
-    builder.create_dot, builder.cast_impl = dot, cast
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        with np.errstate(all="ignore"):  # inf - inf is NaN, and no more than that
+            plain_run(self, *args, **kwargs)
+
+    builder.create_dot, builder.cast_impl, executor.__call__ = dot, cast, run
 
 
 def _rounded_to_bfloat16(x: Any) -> Any:

@@ -8,22 +8,20 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import ops
-from transformer_kernels.backends.triton import (
-    arguments,
-    bias_gradient,
-    config,
-    interpreter,
-    target,
-)
+from transformer_kernels.backends.triton import arguments, config, interpreter, target
 from transformer_kernels.backends.triton.arguments import NO_LISTS, BlockLists
-from transformer_kernels.backends.triton.backward import (
+from transformer_kernels.backends.triton.config import Kernel, Tile
+from transformer_kernels.backends.triton.kernels.backward import (
     key_gradients_kernel,
     query_gradients_kernel,
 )
-from transformer_kernels.backends.triton.block_lists import list_kernel, summary_kernel
-from transformer_kernels.backends.triton.config import Kernel, Tile
-from transformer_kernels.backends.triton.forward import forward_kernel
-from transformer_kernels.backends.triton.gradients import row_terms_kernel
+from transformer_kernels.backends.triton.kernels.bias_gradient import (
+    column_sums_kernel,
+    tile_sums_kernel,
+)
+from transformer_kernels.backends.triton.kernels.block_lists import list_kernel, summary_kernel
+from transformer_kernels.backends.triton.kernels.forward import forward_kernel
+from transformer_kernels.backends.triton.kernels.gradients import row_terms_kernel
 from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
 
 if interpreter.is_on():
@@ -45,7 +43,12 @@ class Call(NamedTuple):
 
     @property
     def sequences(self) -> arguments.Sequences:
-        return arguments.Sequences(None, None)
+        return arguments.Sequences(self.extras.cu_seqlens_q, self.extras.cu_seqlens_k)
+
+    def output(self, like: Tensor, width: int) -> Tensor:
+        """(B, H, L, width); zeros for packed sequences, as rows behind the last one stay so."""
+        x = ops.empty_like_layout(like, width)
+        return x if self.extras.cu_seqlens_q is None else x.zero_()
 
     def blocks_of(self, rows: int, block: int, heads: int) -> int:
         """How many programs take `block` of `rows` each, in every head of every batch entry."""
@@ -54,7 +57,9 @@ class Call(NamedTuple):
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem) -> Call:
     return Call(
-        *(unit_stride(x) for x in (q, k, v)),
+        unit_stride(q),
+        unit_stride(k),
+        unit_stride(v),
         extras,
         problem,
         arguments.sizes(problem),
@@ -67,8 +72,10 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionP
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """(o, lse, block summary); the summary is empty for a mask that needs none."""
     p = call.problem
-    o = ops.empty_like_layout(call.q, p.D_v)
-    lse = call.q.new_empty(p.B, p.H_q, p.M, dtype=torch.float32)
+    o = call.output(call.q, p.D_v)
+    lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+    if call.extras.cu_seqlens_q is not None:
+        lse.fill_(float("-inf"))
     summary = summarize(call)
     q, scores = call.q, call.scores
     if p.scale < 0.0:  # the kernel takes a row's maximum before it scales
@@ -94,26 +101,26 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 def backward(
     call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(dq, dk, dv, dbias)"""
+    """(dq, dk, dv, dbias)."""
     do = unit_stride(do)
     summary = saved.block_summary
+    base, delta = row_terms(call, unit_stride(saved.o), do, saved.lse.contiguous(), dlse)
     given = (
         *map(arguments.rows, (call.q, call.k, call.v, do)),
-        *map(arguments.row_numbers, row_terms(call, unit_stride(saved.o), do, saved.lse.contiguous(), dlse)),
+        *map(arguments.row_numbers, (base, delta)),
     )
     dk, dv = key_gradients(call, given, summary)
     dq = query_gradients(call, given, summary)
-    bias = call.scores.bias
     dbias = None
-    if bias is not None and bias_needs_grad:
-        dbias = gradient_of_bias(call, given, bias, dlse, saved.lse)
+    if bias_needs_grad and call.extras.bias is not None:
+        dbias = gradient_of_bias(call, given, delta, dlse, saved.lse)
     return dq, dk, dv, dbias
 
 
 def row_terms(
     call: Call, o: Tensor, do: Tensor, lse: Tensor, dlse: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(lse as the kernels want it, delta less dlse), both (B, H_q, M) float32"""
+    """(lse as the kernels want it, delta less dlse), both (B, H_q, M) float32."""
     p = call.problem
     base, delta = torch.empty_like(lse), torch.empty_like(lse)
     block = 64
@@ -140,7 +147,7 @@ def key_gradients(
     call: Call, given: tuple[Any, ...], summary: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     p = call.problem
-    dk, dv = (ops.empty_like_layout(x, x.shape[-1]) for x in (call.k, call.v))
+    dk, dv = (call.output(x, x.shape[-1]) for x in (call.k, call.v))
     tile, meta = tiling("key_gradients", call)
     launch(
         key_gradients_kernel,
@@ -162,7 +169,7 @@ def key_gradients(
 
 def query_gradients(call: Call, given: tuple[Any, ...], summary: Tensor | None) -> Tensor:
     p = call.problem
-    dq = ops.empty_like_layout(call.q, p.D)
+    dq = call.output(call.q, p.D)
     tile, meta = tiling("query_gradients", call)
     launch(
         query_gradients_kernel,
@@ -182,19 +189,20 @@ def query_gradients(call: Call, given: tuple[Any, ...], summary: Tensor | None) 
 
 
 def gradient_of_bias(
-    call: Call, given: tuple[Any, ...], bias: Tensor, dlse: Tensor | None, lse: Tensor
+    call: Call, given: tuple[Any, ...], delta: Tensor, dlse: Tensor | None, lse: Tensor
 ) -> Tensor:
-    """dbias, of the bias's shape and dtype"""
-    p = call.problem
+    """dbias, of the bias's shape and dtype."""
+    p, bias = call.problem, call.extras.bias
+    assert bias is not None
     own_b, own_h, rows, columns = bias.shape
     tile, meta = tiling("bias_gradient", call)
     options = (call.sizes, call.mask, call.scores, call.dropout)
     if columns == 1 != p.N:
-        return _reduced(_row_sums(given[-1].data, dlse, lse)[..., None], bias)
+        return _reduced(_row_sums(delta, dlse, lse)[..., None], bias)
     if rows == 1 != p.M:
         sums = torch.empty(p.B, p.H_q, p.N, dtype=torch.float32, device=bias.device)
         launch(
-            bias_gradient.column_sums_kernel,
+            column_sums_kernel,
             call.blocks_of(p.N, tile.block_n, p.H_q),
             *given,
             arguments.row_numbers(sums),
@@ -205,7 +213,7 @@ def gradient_of_bias(
     dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
     tiles = -(-p.M // tile.block_m) * -(-p.N // tile.block_n)
     launch(
-        bias_gradient.tile_sums_kernel,
+        tile_sums_kernel,
         tiles * own_b * own_h,
         *given,
         arguments.rows(dbias),
@@ -288,7 +296,9 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
     p = call.problem
     block_d, block_dv = config.width(p.D), config.width(p.D_v)
     chip = target.chip(p.device)
-    tile = config.tile(kernel, chip, call.q.element_size(), max(block_d, block_dv))
+    columns = max(block_d, block_dv)
+    tile = config.tile(kernel, chip, call.q.element_size(), columns)
+    assert tile is not None  # the backend has said no where there is none
     return tile, {
         "D": p.D,
         "D_V": p.D_v,
@@ -296,7 +306,7 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
         "BLOCK_N": tile.block_n,
         "BLOCK_D": block_d,
         "BLOCK_DV": block_dv,
-        "PRECISION": chip.precision,
+        "PRECISION": config.precision(chip, columns),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

@@ -126,7 +126,7 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
             launch.backward(call, q, None, SavedForBackward(q, k, v, o, lse, None), False)
         else:
             base = torch.empty(2, 8, 1024, device="meta")
-            launch.gradient_of_bias(call, _given(call, base), case_bias, None, base)
+            launch.gradient_of_bias(call, _given(call, base), base, None, base)
 
 
 def _given(call: Any, numbers: Tensor) -> tuple[Any, ...]:
@@ -168,7 +168,7 @@ def _compile(
 
 
 def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, int]:
-    """(registers, spills, spills inside loops), as the assembler left them"""
+    """(registers, spills, spills inside loops), as the assembler left them."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(asm["cubin"])
         usage = _cuobjdump("-res-usage", file.name)

@@ -16,16 +16,29 @@ from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackwa
 _OPTIONS = (
     ", ".join(f"Tensor? {name}" for name in Extras._fields)
     + ", float scale, float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, "
-    "int block_size, SymInt alibi_offset"
+    "int block_size, SymInt alibi_offset, bool from_end, SymInt M, SymInt N"
 )
 _EXTRAS = len(Extras._fields)
 
 
-def _problem(q: Tensor, k: Tensor, v: Tensor, numbers: ops.Numbers) -> AttentionProblem:
-    scale, softcap, dropout_p, low, high, block_size, alibi_offset = numbers
+def numbers(problem: AttentionProblem) -> tuple[float, ...]:
+    """Those of `ops.numbers`, and the lengths, which the shapes of packed sequences do not show."""
+    return (*ops.numbers(problem), problem.M, problem.N)
+
+
+def _problem(
+    q: Tensor, k: Tensor, v: Tensor, extras: Extras, numbers: tuple[Any, ...]
+) -> AttentionProblem:
+    scale, softcap, dropout_p, low, high, block_size, alibi_offset, from_end, M, N = numbers
+    packed = extras.cu_seqlens_q
     return AttentionProblem(
-        B=q.shape[0], H_q=q.shape[1], H_kv=k.shape[1],
-        M=q.shape[2], N=k.shape[2], D=q.shape[3], D_v=v.shape[3],
+        B=q.shape[0] if packed is None else packed.shape[0] - 1,
+        H_q=q.shape[1],
+        H_kv=k.shape[1],
+        M=M,
+        N=N,
+        D=q.shape[3],
+        D_v=v.shape[3],
         dtype=q.dtype,
         device=q.device,
         scale=scale,
@@ -35,15 +48,17 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, numbers: ops.Numbers) -> Attention
         diagonal_high=high,
         block_size=block_size,
         alibi_offset=alibi_offset,
-    )  # fmt: skip
+        from_end=from_end,
+    )
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     from transformer_kernels.backends.triton import launch
 
-    problem = _problem(q, k, v, options[_EXTRAS:])
+    extras = Extras(*options[:_EXTRAS])
+    problem = _problem(q, k, v, extras, options[_EXTRAS:])
     with _device_of(q):
-        return launch.forward(launch.prepare(q, k, v, Extras(*options[:_EXTRAS]), problem))
+        return launch.forward(launch.prepare(q, k, v, extras, problem))
 
 
 def _backward(
@@ -59,11 +74,12 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from transformer_kernels.backends.triton import launch
 
-    *options, bias_needs_grad = options
-    problem = _problem(q, k, v, tuple(options[_EXTRAS:]))
+    *given, bias_needs_grad = options
+    extras = Extras(*given[:_EXTRAS])
+    problem = _problem(q, k, v, extras, tuple(given[_EXTRAS:]))
     saved = SavedForBackward(q, k, v, o, lse, block_summary)
     with _device_of(q):
-        call = launch.prepare(q, k, v, Extras(*options[:_EXTRAS]), problem)
+        call = launch.prepare(q, k, v, extras, problem)
         dq, dk, dv, dbias = launch.backward(call, do, dlse, saved, bias_needs_grad)
     return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
 

@@ -13,7 +13,6 @@ import torch
 from transformer_kernels.backends.triton import interpreter
 from transformer_kernels.backends.triton.config import CHIPS, Chip, chip_of
 
-
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 

@@ -9,14 +9,14 @@ are computed again. docs/attention.md, section 3.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.gradients import (
+from transformer_kernels.backends.triton.kernels.gradients import (
     dropout_factor,
     load_statistics,
     score_gradients,
     weights,
 )
-from transformer_kernels.backends.triton.primitives import load_rows, matrix, vector
-from transformer_kernels.backends.triton.visibility import (
+from transformer_kernels.backends.triton.kernels.primitives import load_rows, matrix, vector
+from transformer_kernels.backends.triton.kernels.visibility import (
     key_spans,
     query_spans,
     used_keys,

@@ -11,8 +11,8 @@ docs/attention.md, section 3.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.dropout import kept
-from transformer_kernels.backends.triton.primitives import (
+from transformer_kernels.backends.triton.kernels.dropout import kept
+from transformer_kernels.backends.triton.kernels.primitives import (
     exponents,
     load_rows,
     matrix,

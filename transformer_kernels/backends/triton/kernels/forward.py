@@ -11,8 +11,8 @@ docs/attention.md, sections 2 and 5.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.dropout import kept
-from transformer_kernels.backends.triton.primitives import (
+from transformer_kernels.backends.triton.kernels.dropout import kept
+from transformer_kernels.backends.triton.kernels.primitives import (
     exponents,
     is_plain,
     load_rows,
@@ -23,7 +23,7 @@ from transformer_kernels.backends.triton.primitives import (
     store_rows,
     vector,
 )
-from transformer_kernels.backends.triton.visibility import (
+from transformer_kernels.backends.triton.kernels.visibility import (
     block_start,
     key_spans,
     used_keys,
@@ -69,7 +69,9 @@ def forward_kernel(
 
     EXACT: tl.constexpr = q.data.dtype.element_ty == tl.float32
     i = i0 + tl.arange(0, BLOCK_M)
-    q_tile = load_rows(matrix(q, at_b, h, first_q), q.stride_l, i0, i < M, BLOCK_M, D, BLOCK_D, True)
+    q_tile = load_rows(
+        matrix(q, at_b, h, first_q), q.stride_l, i0, i < M, BLOCK_M, D, BLOCK_D, True
+    )
     k_head = matrix(k, at_b, h // sizes.group, first_k)
     v_head = matrix(v, at_b, h // sizes.group, first_k)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -87,7 +89,7 @@ def forward_kernel(
             sizes, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, EXACT, IN_PART=False,
         )  # fmt: skip
-    for t in range(0, in_part):
+    for t in range(in_part):
         n = part_from + t + tl.where(t < before, 0, gap)
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         m_i, l_i, acc = attend(

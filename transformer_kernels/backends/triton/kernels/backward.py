@@ -2,29 +2,30 @@
 
     dv = (z p)^T do,  dk = scale da^T q,  dq = scale da k
 
-Weights are computed again from q, k and lse (`base`), in both. Each gradient is summed by one program in a
-fixed order, over the query heads of its group too: the same bits in every run, and no atomics.
+Weights are computed again from q, k and lse (`base`), in both. Each gradient is summed by one
+program in a fixed order, dk and dv over the query heads of their group too: the same bits in every
+run, and no atomics.
 docs/attention.md, section 3.
 """
 
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.gradients import (
+from transformer_kernels.backends.triton.kernels.gradients import (
     dropout_factor,
     load_statistics,
     product_gradients,
     score_gradients,
     weights,
 )
-from transformer_kernels.backends.triton.primitives import (
+from transformer_kernels.backends.triton.kernels.primitives import (
     load_rows,
     matrix,
     sequence,
     store_rows,
     vector,
 )
-from transformer_kernels.backends.triton.visibility import (
+from transformer_kernels.backends.triton.kernels.visibility import (
     block_start,
     key_spans,
     query_spans,
@@ -94,7 +95,7 @@ def key_gradients_kernel(
                 base_rows, delta_rows, sizes, mask, scores, dropout, b, h, i0, j0, M, N,
                 D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=False,
             )  # fmt: skip
-        for t in range(0, in_part):
+        for t in range(in_part):
             n = part_from + t + tl.where(t < before, 0, gap)
             i0 = block_start(lists, row, n, ROW_GRAIN, BLOCK_M)
             dk_acc, dv_acc = add_queries(
@@ -219,7 +220,7 @@ def query_gradients_kernel(
             sizes, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=False,
         )  # fmt: skip
-    for t in range(0, in_part):
+    for t in range(in_part):
         n = part_from + t + tl.where(t < before, 0, gap)
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         dq_acc = add_keys(

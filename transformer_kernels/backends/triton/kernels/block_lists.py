@@ -8,7 +8,7 @@ take diagonals and key ranges in as well.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.visibility import flagged, key_spans, query_spans
+from transformer_kernels.backends.triton.kernels.visibility import flagged, key_spans, query_spans
 
 SUMMARY_BLOCK = tl.constexpr(64)
 CHUNK = tl.constexpr(128)
