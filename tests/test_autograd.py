@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import transformer_kernels as tk
+from transformer_kernels.testing.backends import WITH_FLOAT64
 from transformer_kernels.testing.plain import plain_attention
 
 B, H_q, H_kv, M, N, D, D_v = 1, 2, 1, 3, 4, 3, 2
@@ -41,6 +42,11 @@ def attend(backend: str, **options: Any) -> Callable[..., tuple[Tensor, Tensor]]
         return o, torch.where(lse.isneginf(), 0.0, lse)
 
     return call
+
+
+@pytest.fixture(params=WITH_FLOAT64)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

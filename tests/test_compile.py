@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
 from transformer_kernels import ops
+from transformer_kernels.testing.backends import WITH_FLOAT64
 from transformer_kernels.testing.cases import CASES, Case, inputs
 from transformer_kernels.testing.operators import BACKWARD, FORWARD, operators_run_by
 from transformer_kernels.validate import build_problem
@@ -209,6 +210,7 @@ def test_autocast(dtype: torch.dtype, backend: str) -> None:
     assert all(grad.dtype == torch.float32 for grad in grads)
 
 
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
 def test_autocast_leaves_float64_alone(backend: str) -> None:
     x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):

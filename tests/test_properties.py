@@ -12,6 +12,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from transformer_kernels.constraints import Align
+from transformer_kernels.testing.backends import WITH_FLOAT64
 from transformer_kernels.testing.plain import plain_attention
 
 # The backend fixture is one constant for all the examples of a test.
@@ -23,6 +24,11 @@ SETTINGS = settings(
 )
 LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 65, 127, 131]))
 WIDTHS = st.one_of(st.integers(1, 20), st.sampled_from([64, 65]))
+
+
+@pytest.fixture(params=WITH_FLOAT64)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def drawn_tensor(draw: st.DrawFn, *shape: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import transformer_kernels as tk
 from transformer_kernels import _C, ops, philox
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
+from transformer_kernels.testing.backends import BACKENDS_AND_DTYPES, DTYPES, WITH_FLOAT64
 from transformer_kernels.testing.operators import BACKWARD, FORWARD, operators_run_by
 from transformer_kernels.testing.packed import (
     PACKED_CASES,
@@ -26,7 +27,6 @@ from transformer_kernels.testing.packed import (
 from transformer_kernels.testing.tolerance import assert_within_rule
 from transformer_kernels.validate_varlen import build_varlen_problem, one_entry
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (5, 0, 70, 33)
 STARTS = torch.tensor([0, 5, 5, 75, 108])
 TOTAL, H, D = 108, 2, 16
@@ -63,9 +63,9 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES, ids=str)
 @pytest.mark.parametrize("case", PACKED_CASES, ids=str)
-def test_case(case: PackedCase, dtype: torch.dtype, backend: str) -> None:
+def test_case(case: PackedCase, backend: str, dtype: torch.dtype) -> None:
     assert_packed_case(case, dtype, backend)
 
 
@@ -205,6 +205,7 @@ def test_forms_of_cu_seqlens(backend: str) -> None:
         assert torch.equal(o, expected)
 
 
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
 def test_outputs_are_rows(backend: str) -> None:
     for dtype in DTYPES:
         q, k, v = qkv(dtype)
@@ -260,6 +261,7 @@ def test_every_instruction_set(isa: str) -> None:
         _C.force_isa("auto")
 
 
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
 def test_gradients_repeat_bit_by_bit(backend: str) -> None:
     case = named("alibi")
     x = packed_inputs(case, torch.float32, 0.0)
@@ -276,6 +278,7 @@ SMALL_OPTIONS: dict[str, Options] = {
 
 
 @pytest.mark.parametrize("options", SMALL_OPTIONS.values(), ids=SMALL_OPTIONS)
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
 def test_derivatives(options: Options, backend: str) -> None:
     """First, second and forward mode, with an empty sequence and a row behind."""
     q = torch.randn(6, 2, 2, dtype=torch.float64, requires_grad=True)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.triton import interpreter, target
+from transformer_kernels.backends.triton import config, interpreter, target
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.mask import Mask
 from transformer_kernels.problem import SavedForBackward
@@ -63,13 +63,19 @@ def compile_tiles(
     *,
     processes: int = 2,
 ) -> Iterator[Compiled]:
-    """Every kernel of a causal call with a dense bias, for each chip, dtype and width.
+    """Every kernel of a causal call with a dense bias, for each chip, dtype and width it can take.
 
     Raises RuntimeError where Triton's interpreter is on, which has no kernels to compile.
     """
     if interpreter.is_on():
         raise RuntimeError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
-    jobs = [(chip, dtype, columns) for chip in chips for dtype in dtypes for columns in widths]
+    jobs = [
+        (chip, dtype, columns)
+        for chip in chips
+        for dtype in dtypes
+        for columns in widths
+        if config.tile("key_gradients", CHIPS[chip], dtype.itemsize, columns) is not None
+    ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for results in pool.map(_compile_call, jobs):
             yield from results

@@ -1,0 +1,75 @@
+"""The table of tiles: what it holds, and who gets which."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import transformer_kernels as tk
+from transformer_kernels.backends import TritonBackend
+from transformer_kernels.backends.triton import config, target
+from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
+from transformer_kernels.problem import AttentionProblem
+from transformer_kernels.validate import build_problem
+
+KERNELS: tuple[config.Kernel, ...] = (
+    "forward", "key_gradients", "query_gradients", "bias_gradient",
+)  # fmt: skip
+
+
+def problem(D: int, dtype: torch.dtype = torch.float16) -> AttentionProblem:
+    x = torch.zeros(1, 1, 2, D, dtype=dtype)
+    return build_problem(x, x, x, None, None, None, None, 0.0, None, None)[0]
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_blocks_of_keys_hold_whole_draws_of_dropout(chip: config.Chip, element_size: int) -> None:
+    """16, 32 or a multiple of 64 keys (kernels/dropout.py), and powers of 2 as Triton wants."""
+    for kernel in KERNELS:
+        for columns in WIDTHS:
+            tile = config.tile(kernel, chip, element_size, columns)
+            if tile is None:
+                assert (chip.name, element_size, columns) == ("sm86", 4, 512)
+                continue
+            assert tile.block_n in (16, 32, 64, 128)
+            assert tile.block_m in (16, 32, 64, 128)
+
+
+def test_a_width_takes_the_next_row_of_the_table() -> None:
+    sm90 = CHIPS["sm90"]
+    for columns in range(1, 513):
+        limit = next(limit for limit in WIDTHS if columns <= limit)
+        assert config.tile("forward", sm90, 2, columns) == config.tile("forward", sm90, 2, limit)
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [(1, 16), (16, 16), (17, 32), (80, 128), (128, 128), (500, 512)]
+)
+def test_widths_are_powers_of_two(columns: int, width: int) -> None:
+    assert config.width(columns) == width
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [((8, 0), "sm80"), ((8, 6), "sm86"), ((8, 9), "sm86"), ((9, 0), "sm90"), ((10, 0), "sm100"),
+     ((10, 3), "sm100"), ((12, 0), "sm86")],
+)  # fmt: skip
+def test_chips(capability: tuple[int, int], name: str) -> None:
+    assert config.chip_of(capability).name == name
+
+
+def test_what_it_does_not_take() -> None:
+    reasons = TritonBackend().unsupported_reasons
+    with target.pretend(CHIPS["sm86"]):
+        assert "99 KiB" in reasons(problem(300, torch.float32))[0]
+        assert not any("KiB" in reason for reason in reasons(problem(300)))
+    assert any("513" in reason for reason in reasons(problem(513)))
+    assert any("float64" in reason for reason in reasons(problem(8, torch.float64)))
+
+
+def test_explain_names_chip_and_tile() -> None:
+    x = torch.zeros(1, 1, 2, 64)
+    told = str(tk.explain(x, x, x, backend="triton"))
+    assert "runs: triton (backends/triton, " in told
+    assert "forward tile 128 x 32" in told

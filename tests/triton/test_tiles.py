@@ -1,0 +1,70 @@
+"""Every shipped tile compiles for every chip, fits it, and keeps its loops in registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from transformer_kernels import cli
+from transformer_kernels.backends.triton import config
+from transformer_kernels.backends.triton.offline import WIDTHS, Compiled, compile_tiles
+
+CHIPS = ("sm80", "sm90", "sm100", "gfx9")
+KERNELS = {"forward", "row_terms", "key_gradients", "query_gradients", "tile_sums"}
+SCRIPT = """
+import dataclasses, json, sys
+from transformer_kernels.backends.triton.offline import compile_tiles
+if __name__ == "__main__":
+    for made in compile_tiles((sys.argv[1],)):
+        print(json.dumps(dataclasses.asdict(made)))
+"""
+
+
+@pytest.fixture(scope="module", params=CHIPS)
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Compiled]:
+    """All kernels for a chip, by a process in which Triton's interpreter is off."""
+    script = tmp_path_factory.mktemp("tiles") / "compile.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, str(script), request.param],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [Compiled(**json.loads(line)) for line in run.stdout.splitlines()]
+
+
+def test_all_compile_and_fit(compiled: list[Compiled]) -> None:
+    chip = config.CHIPS[compiled[0].chip]
+    made = {(one.kernel, one.dtype, one.columns) for one in compiled}
+    assert made == {
+        (kernel, dtype, columns)
+        for kernel in KERNELS
+        for dtype in ("bfloat16", "float32")
+        for columns in WIDTHS
+    }
+    for one in compiled:
+        print(one)
+        assert one.shared_kib <= chip.shared_kib, one
+
+
+def test_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
+    common = [one for one in compiled if one.dtype == "bfloat16" and one.columns <= 128]
+    assert len(common) == 2 * len(KERNELS)
+    assert [one for one in common if one.spills_in_loops] == []
+
+
+def test_the_interpreter_has_nothing_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
+    """These tests run with it on, where there is no GPU."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off: there is a GPU here")
+    with pytest.raises(RuntimeError, match="unset TRITON_INTERPRET"):
+        next(compile_tiles())
+    assert cli.main(["tiles"]) == 2
+    assert "unset TRITON_INTERPRET" in capsys.readouterr().err
