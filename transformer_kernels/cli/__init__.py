@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from transformer_kernels.cli import demo, generate, info, tiles, train
+from transformer_kernels.cli import demo, generate, info, tiles, train, tune
 from transformer_kernels.cli.errors import UserError
 from transformer_kernels.version import __version__
 
@@ -23,7 +23,7 @@ class Command(Protocol):
     ) -> None: ...
 
 
-COMMANDS: tuple[Command, ...] = (info, train, generate, demo, tiles)
+COMMANDS: tuple[Command, ...] = (info, train, generate, demo, tiles, tune)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

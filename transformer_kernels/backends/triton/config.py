@@ -9,6 +9,9 @@ tiles read q, k and v fewer times, and 8 warps share the registers of one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,10 +71,39 @@ def precision(chip: Chip, columns: int) -> str:
 def tile(kernel: Kernel, chip: Chip, element_size: int, columns: int) -> Tile | None:
     """The tile that runs, for rows of `columns` elements of `element_size` bytes; None where none
     fits the chip's shared memory."""
+    tried = _tried.get()
+    if tried is not None and tried[0] == kernel:
+        return tried[1]
     rows = (_HALVES if element_size == 2 else _FLOATS)[kernel]
     at = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
     row = rows[chip.name][at]
     return None if row is None else Tile(*row)
+
+
+_tried: ContextVar[tuple[Kernel, Tile] | None] = ContextVar("tried", default=None)
+
+
+@contextmanager
+def trying(kernel: Kernel, tile: Tile) -> Iterator[None]:
+    """Inside it the kernel runs with this tile: how tuning compares them."""
+    token = _tried.set((kernel, tile))
+    try:
+        yield
+    finally:
+        _tried.reset(token)
+
+
+def shared_bytes(kernel: Kernel, tile: Tile, element_size: int, columns: int) -> int:
+    """The shared memory that a tile may take, at most: rows it keeps (q; or k and v, or q and do),
+    pairs of rows in flight, and one tile of weights on its way between products."""
+    row = columns * element_size
+    kept, streamed = 2 * tile.block_m, 2 * tile.block_n
+    if kernel == "key_gradients":
+        kept, streamed = streamed, kept
+    elif kernel == "forward":
+        kept = tile.block_m
+    weights = tile.block_m * tile.block_n * element_size
+    return (kept + tile.stages * streamed) * row + weights
 
 
 _Rows = dict[str, tuple[tuple[int, int, int, int] | None, ...]]

@@ -22,7 +22,7 @@ def is_on() -> bool:
 
 @functools.cache
 def mend() -> None:
-    """Makes the interpreter round as a GPU does, once: bfloat16, and products in tf32x3."""
+    """Makes the interpreter round as a GPU does, bfloat16 and products in tf32x3; and faster."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
@@ -55,11 +55,22 @@ def mend() -> None:
             return interpreter.TensorHandle(_rounded_to_bfloat16(wide), tl.bfloat16)
         return plain_cast(self, x, to)
 
+    patched: set[Any] = set()
+
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
         with np.errstate(all="ignore"):  # inf - inf is NaN, and no more than that
             plain_run(self, *args, **kwargs)
 
-    builder.create_dot, builder.cast_impl, executor.__call__ = dot, cast, run
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Once a launch, where Triton patches its language for every call: half of the time.
+        if self.fn not in patched:
+            interpreter._patch_lang(self.fn)
+            patched.add(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    builder.create_dot, builder.cast_impl = dot, cast
+    executor.__call__, interpreter.InterpretedFunction.__call__ = run, call
 
 
 def _rounded_to_bfloat16(x: Any) -> Any:

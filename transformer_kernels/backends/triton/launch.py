@@ -28,8 +28,12 @@ if interpreter.is_on():
     interpreter.mend()
 
 
+MAX_ROW_STRIDE = 1 << 24
+"""elements; times the rows of the largest tile it fits 32 bits"""
+
+
 class Call(NamedTuple):
-    """One pass: its inputs, rows unit-stride, and what every kernel takes of the options."""
+    """One pass: its inputs, as rows, and what every kernel takes of the options."""
 
     q: Tensor
     k: Tensor
@@ -55,11 +59,22 @@ class Call(NamedTuple):
         return -(-rows // block) * heads * self.problem.B
 
 
+class Operands(NamedTuple):
+    """What every backward kernel reads, in the order in which they take it."""
+
+    q: arguments.Rows
+    k: arguments.Rows
+    v: arguments.Rows
+    do: arguments.Rows
+    base: arguments.RowNumbers
+    delta: arguments.RowNumbers
+
+
 def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem) -> Call:
     return Call(
-        unit_stride(q),
-        unit_stride(k),
-        unit_stride(v),
+        as_rows(q),
+        as_rows(k),
+        as_rows(v),
         extras,
         problem,
         arguments.sizes(problem),
@@ -102,27 +117,22 @@ def backward(
     call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(dq, dk, dv, dbias)."""
-    do = unit_stride(do)
-    summary = saved.block_summary
-    base, delta = row_terms(call, unit_stride(saved.o), do, saved.lse.contiguous(), dlse)
-    given = (
-        *map(arguments.rows, (call.q, call.k, call.v, do)),
-        *map(arguments.row_numbers, (base, delta)),
-    )
-    dk, dv = key_gradients(call, given, summary)
-    dq = query_gradients(call, given, summary)
+    operands = prepare_backward(call, do, dlse, saved)
+    dk, dv = key_gradients(call, operands, saved.block_summary)
+    dq = query_gradients(call, operands, saved.block_summary)
     dbias = None
     if bias_needs_grad and call.extras.bias is not None:
-        dbias = gradient_of_bias(call, given, delta, dlse, saved.lse)
+        dbias = gradient_of_bias(call, operands, dlse, saved.lse)
     return dq, dk, dv, dbias
 
 
-def row_terms(
-    call: Call, o: Tensor, do: Tensor, lse: Tensor, dlse: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """(lse as the kernels want it, delta less dlse), both (B, H_q, M) float32."""
+def prepare_backward(
+    call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward
+) -> Operands:
+    """Computes what each row brings into all its tiles: see `row_terms_kernel`."""
     p = call.problem
-    base, delta = torch.empty_like(lse), torch.empty_like(lse)
+    o, do, lse = as_rows(saved.o), as_rows(do), saved.lse.contiguous()
+    base, delta = (arguments.row_numbers(torch.empty_like(lse)) for _ in range(2))
     block = 64
     launch(
         row_terms_kernel,
@@ -131,8 +141,8 @@ def row_terms(
         arguments.rows(do),
         arguments.row_numbers(lse),
         None if dlse is None else arguments.row_numbers(dlse.contiguous()),
-        arguments.row_numbers(base),
-        arguments.row_numbers(delta),
+        base,
+        delta,
         call.sizes,
         call.sequences,
         D_V=p.D_v,
@@ -140,19 +150,17 @@ def row_terms(
         BLOCK_DV=config.width(p.D_v),
         EXACT=o.dtype == torch.float32,
     )
-    return base, delta
+    return Operands(*map(arguments.rows, (call.q, call.k, call.v, do)), base, delta)
 
 
-def key_gradients(
-    call: Call, given: tuple[Any, ...], summary: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def key_gradients(call: Call, operands: Operands, summary: Tensor | None) -> tuple[Tensor, Tensor]:
     p = call.problem
     dk, dv = (call.output(x, x.shape[-1]) for x in (call.k, call.v))
     tile, meta = tiling("key_gradients", call)
     launch(
         key_gradients_kernel,
         call.blocks_of(p.N, tile.block_n, p.H_kv),
-        *given,
+        *operands,
         arguments.rows(dk),
         arguments.rows(dv),
         call.sizes,
@@ -167,14 +175,14 @@ def key_gradients(
     return dk, dv
 
 
-def query_gradients(call: Call, given: tuple[Any, ...], summary: Tensor | None) -> Tensor:
+def query_gradients(call: Call, operands: Operands, summary: Tensor | None) -> Tensor:
     p = call.problem
     dq = call.output(call.q, p.D)
     tile, meta = tiling("query_gradients", call)
     launch(
         query_gradients_kernel,
         call.blocks_of(p.M, tile.block_m, p.H_q),
-        *given,
+        *operands,
         arguments.rows(dq),
         call.sizes,
         call.sequences,
@@ -188,9 +196,7 @@ def query_gradients(call: Call, given: tuple[Any, ...], summary: Tensor | None) 
     return dq
 
 
-def gradient_of_bias(
-    call: Call, given: tuple[Any, ...], delta: Tensor, dlse: Tensor | None, lse: Tensor
-) -> Tensor:
+def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: Tensor) -> Tensor:
     """dbias, of the bias's shape and dtype."""
     p, bias = call.problem, call.extras.bias
     assert bias is not None
@@ -198,13 +204,13 @@ def gradient_of_bias(
     tile, meta = tiling("bias_gradient", call)
     options = (call.sizes, call.mask, call.scores, call.dropout)
     if columns == 1 != p.N:
-        return _reduced(_row_sums(delta, dlse, lse)[..., None], bias)
+        return _reduced(_row_sums(operands.delta.data, dlse, lse)[..., None], bias)
     if rows == 1 != p.M:
         sums = torch.empty(p.B, p.H_q, p.N, dtype=torch.float32, device=bias.device)
         launch(
             column_sums_kernel,
             call.blocks_of(p.N, tile.block_n, p.H_q),
-            *given,
+            *operands,
             arguments.row_numbers(sums),
             *options,
             **meta,
@@ -215,7 +221,7 @@ def gradient_of_bias(
     launch(
         tile_sums_kernel,
         tiles * own_b * own_h,
-        *given,
+        *operands,
         arguments.rows(dbias),
         *options,
         p.B,
@@ -320,9 +326,12 @@ def grains(tile: Tile) -> dict[str, int]:
     }
 
 
-def unit_stride(x: Tensor) -> Tensor:
-    """x with a row's elements side by side: itself, or a copy."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+def as_rows(x: Tensor) -> Tensor:
+    """x with a row's elements side by side, and rows near enough for 32-bit offsets inside a tile:
+    itself, or a copy."""
+    side_by_side = x.stride(-1) == 1 or x.shape[-1] == 1
+    near = x.stride(-2) < MAX_ROW_STRIDE or x.shape[-2] == 1
+    return x if side_by_side and near else x.contiguous()
 
 
 def launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:

@@ -118,28 +118,22 @@ class _Driver:
 
 
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
+    """A causal pass, forward and backward; and the gradient of a dense bias."""
     from transformer_kernels.backends.triton import launch
 
     q, k, v = (torch.empty(2, 8, 1024, columns, dtype=dtype, device="meta") for _ in range(3))
-    bias = torch.empty(1, 8, 1024, 1024, dtype=dtype, device="meta")
-    for case_bias in (None, bias):
-        problem, extras = build_problem(
-            q, k, v, Mask.causal(), case_bias, None, None, 0.0, None, None
-        )
-        call = launch.prepare(q, k, v, extras, problem)
-        if case_bias is None:
-            o, lse, _ = launch.forward(call)
-            launch.backward(call, q, None, SavedForBackward(q, k, v, o, lse, None), False)
-        else:
-            base = torch.empty(2, 8, 1024, device="meta")
-            launch.gradient_of_bias(call, _given(call, base), base, None, base)
+    bias = torch.empty(8, 1024, 1024, dtype=dtype, device="meta")
 
+    def prepare(bias: Tensor | None) -> launch.Call:
+        problem, extras = build_problem(q, k, v, Mask.causal(), bias, None, None, 0.0, None, None)
+        return launch.prepare(q, k, v, extras, problem)
 
-def _given(call: Any, numbers: Tensor) -> tuple[Any, ...]:
-    from transformer_kernels.backends.triton import arguments
-
-    tensors = map(arguments.rows, (call.q, call.k, call.v, call.q))
-    return (*tensors, arguments.row_numbers(numbers), arguments.row_numbers(numbers))
+    plain, biased = prepare(None), prepare(bias)
+    o, lse, _ = launch.forward(plain)
+    saved = SavedForBackward(q, k, v, o, lse, None)
+    launch.backward(plain, q, None, saved, False)
+    operands = launch.prepare_backward(plain, q, None, saved)
+    launch.gradient_of_bias(biased, operands, None, lse)
 
 
 def _compile(

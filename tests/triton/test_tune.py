@@ -1,0 +1,95 @@
+"""Tuning: what it tries, that it checks before it times, and what it prints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from transformer_kernels import cli
+from transformer_kernels.backends.triton import config, target
+from transformer_kernels.backends.triton.config import CHIPS, Tile
+from transformer_kernels.bench import tune
+from transformer_kernels.bench.tune import Refused, Shape, Timed
+
+CPU = torch.device("cpu")
+SMALL = Shape(B=1, H=2, S=70, D=16)
+
+
+@pytest.mark.parametrize("kernel", tune.KERNELS)
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_candidates_fit_the_chip(kernel: config.Kernel, chip: config.Chip) -> None:
+    with target.pretend(chip):
+        tiles = tune.candidates(kernel, CPU, 2, 128)
+    shipped = config.tile(kernel, chip, 2, 128)
+    assert tiles[0] == shipped
+    assert len(set(tiles)) == len(tiles) > 20
+    for tile in tiles[1:]:
+        assert config.shared_bytes(kernel, tile, 2, 128) <= 1024 * chip.shared_kib
+
+
+def needs_the_interpreter() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("on a GPU `tune` itself runs: tests/gpu")
+
+
+@pytest.mark.parametrize("kernel", tune.KERNELS)
+def test_tiles_are_timed_and_sorted(kernel: config.Kernel) -> None:
+    needs_the_interpreter()
+    tiles = [Tile(64, 64, 4, 1), Tile(16, 16, 4, 1), Tile(32, 64, 4, 1)]
+    results = list(tune.tune(kernel, torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01))
+    assert all(isinstance(one, Timed) for one in results)
+    times = [one.median_ms for one in results if isinstance(one, Timed)]
+    assert len(times) == 2  # the faster half
+    assert times == sorted(times)
+    assert {one.tile for one in results} < set(tiles)
+    assert str(results[0]).startswith("(")
+
+
+def test_a_wrong_tile_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_the_interpreter()
+    from transformer_kernels.backends.triton import launch
+
+    honest = launch.query_gradients
+
+    def broken(*arguments: object) -> torch.Tensor:
+        dq = honest(*arguments)  # type: ignore[arg-type]
+        shipped = config.tile("query_gradients", CHIPS["sm90"], 4, 16)
+        return dq if shipped != Tile(16, 16, 4, 1) else dq * 1.01
+
+    monkeypatch.setattr(launch, "query_gradients", broken)
+    with pytest.raises(ValueError, match="query_gradients with Tile"):
+        list(
+            tune.tune(
+                "query_gradients", torch.float32, SMALL, CPU, tiles=[Tile(16, 16, 4, 1)],
+                seconds=0.01,
+            )
+        )  # fmt: skip
+
+
+def test_a_tile_that_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_the_interpreter()
+    from triton.runtime.errors import OutOfResources
+
+    from transformer_kernels.backends.triton import launch
+
+    honest = launch.forward
+
+    def limited(call: launch.Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if config.tile("forward", CHIPS["sm90"], 4, 16) == Tile(128, 128, 4, 4):
+            raise OutOfResources(300, 200, "shared memory")
+        return honest(call)
+
+    monkeypatch.setattr(launch, "forward", limited)
+    tiles = [Tile(128, 128, 4, 4), Tile(32, 32, 4, 1)]
+    refused, timed = tune.tune("forward", torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01)
+    assert isinstance(refused, Refused)
+    assert refused.tile == tiles[0]
+    assert "shared memory" in str(refused)
+    assert isinstance(timed, Timed)
+    assert timed.tile == tiles[1]
+
+
+def test_the_command_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    needs_the_interpreter()
+    assert cli.main(["tune"]) == 2
+    assert "needs a GPU" in capsys.readouterr().err

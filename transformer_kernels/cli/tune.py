@@ -1,0 +1,51 @@
+"""The command `tune`."""
+
+from __future__ import annotations
+
+import argparse
+
+KERNELS = ("forward", "key_gradients", "query_gradients")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "tune", help="time every Triton tile on the GPU that is here: rows for its table"
+    )
+    parser.add_argument(
+        "--kernel", choices=KERNELS, action="append", help="only this one; can be repeated"
+    )
+    parser.add_argument(
+        "--width", type=int, choices=(64, 128, 256, 512), action="append", help="of D and D_v"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, action="append")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="of timing, for each of these (%(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from transformer_kernels.backends.triton import target
+    from transformer_kernels.bench import tune
+    from transformer_kernels.cli.errors import UserError
+
+    device = torch.device("cuda")
+    reason = target.reason_against(device)
+    if reason is not None or not torch.cuda.is_available():
+        raise UserError(f"tune needs a GPU that Triton can run on: {reason or 'there is none'}")
+    if args.seconds <= 0:
+        raise UserError(f"--seconds must be positive, got {args.seconds}")
+    for name in args.dtype or DTYPES[:1]:
+        dtype = getattr(torch, name)
+        for width in args.width or (64, 128):
+            for kernel in args.kernel or KERNELS:
+                print(f"{target.chip(device).name} {kernel} {name} {width}", flush=True)
+                results = tune.tune(
+                    kernel, dtype, tune.shape_for(width), device, seconds=args.seconds
+                )
+                for result in results:
+                    print(f"  {result}", flush=True)
+    return 0
