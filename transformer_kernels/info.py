@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from transformer_kernels import ops
+from transformer_kernels.backends import BACKENDS
 from transformer_kernels.version import __version__
 
 EXTENSION = "transformer_kernels._C"
@@ -91,7 +92,7 @@ def info() -> Info:
         threads=torch.get_num_threads(),
         devices=_devices(),
         build=_build() if reason is None else None,
-        backends=(BackendStatus("cpu", reason), BackendStatus("reference", None)),
+        backends=tuple(BackendStatus(one.name, one.why_unavailable()) for one in BACKENDS),
         missing=(*_missing_extension(reason), *_missing_packages()),
     )
 

@@ -15,6 +15,9 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    def why_unavailable(self) -> str | None:
+        """Why it can run nothing on this machine; None where it can run something."""
+
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         """Why this backend cannot take the problem; empty when it can."""
 

@@ -15,13 +15,16 @@ class CpuBackend:
 
     name = "cpu"
 
+    def why_unavailable(self) -> str | None:
+        return ops.why_unavailable()
+
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         reasons = []
         if problem.device.type != "cpu":
             reasons.append(f"tensors are on {problem.device}, these kernels run on the CPU")
         if problem.alibi_slopes_need_grad:
             reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
-        unavailable = ops.why_unavailable()
+        unavailable = self.why_unavailable()
         if unavailable is not None:
             reasons.append(unavailable)
         return reasons

@@ -23,6 +23,9 @@ class ReferenceBackend:
 
     name = "reference"
 
+    def why_unavailable(self) -> str | None:
+        return None
+
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         return []
 

@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
     device = torch.device("cuda")
     reason = target.reason_against(device)
-    if reason is not None or not torch.cuda.is_available():
-        raise UserError(f"tune needs a GPU that Triton can run on: {reason or 'there is none'}")
+    if reason is not None:
+        raise UserError(f"tune needs a GPU that Triton can run on: {reason}")
     if args.seconds <= 0:
         raise UserError(f"--seconds must be positive, got {args.seconds}")
     for name in args.dtype or DTYPES[:1]:

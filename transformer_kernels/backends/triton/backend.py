@@ -16,6 +16,11 @@ class TritonBackend:
 
     name = "triton"
 
+    def why_unavailable(self) -> str | None:
+        if interpreter.is_on():
+            return target.reason_against(torch.device("cpu"))
+        return target.reason_against(torch.device("cuda"))
+
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         unavailable = target.reason_against(problem.device)
         if unavailable is not None:

@@ -26,6 +26,8 @@ def reason_against(device: torch.device) -> str | None:
         return None if device.type == "cpu" else where
     if device.type != "cuda":
         return f"tensors are on {device}, Triton's kernels run on a GPU"
+    if not torch.cuda.is_available():
+        return "there is no GPU here"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         major, minor = torch.cuda.get_device_capability(device)
         return f"the GPU is sm_{major}{minor}; tiles are for sm_80 and later"
