@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -134,6 +134,14 @@ class Mask:
         """Raises ValueError where a constraint's tensors do not fit these sizes."""
         for constraint in self.constraints:
             constraint.check(B, H, M, N)
+
+    def to(self, device: torch.device | str) -> Mask:
+        """The same mask with its tensors on another device."""
+        moved = [
+            replace(c, **{name: x.to(device) for name, x in c.tensors().items()})
+            for c in self.constraints
+        ]
+        return Mask(tuple(moved))
 
     @property
     def device(self) -> torch.device | None:
