@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -137,11 +137,7 @@ class Mask:
 
     def to(self, device: torch.device | str) -> Mask:
         """The same mask with its tensors on another device."""
-        moved = [
-            replace(c, **{name: x.to(device) for name, x in c.tensors().items()})
-            for c in self.constraints
-        ]
-        return Mask(tuple(moved))
+        return Mask(tuple(_moved(constraint, device) for constraint in self.constraints))
 
     @property
     def device(self) -> torch.device | None:
@@ -173,6 +169,11 @@ class Mask:
         B = max([b for b, _ in extents], default=1)
         H = max([h for _, h in extents], default=1)
         return self.materialize(B, H, M, N)[min(batch, B - 1), min(head, H - 1)]
+
+
+def _moved(constraint: Constraint, device: torch.device | str) -> Constraint:
+    fields: dict[str, Any] = {name: x.to(device) for name, x in constraint.tensors().items()}
+    return replace(constraint, **fields)
 
 
 def _is_int(value: object) -> bool:
