@@ -15,12 +15,13 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint build extension clean
+.PHONY: help demo test bench gpu lint build extension clean
 
 help:
 	@echo "make demo    tables, pictures and a small trained generator, in build/demo"
 	@echo "make test    the tests"
 	@echo "make bench   the benchmarks"
+	@echo "make gpu     on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
 	@echo "make lint    ruff, mypy and clang-format"
 	@echo "make build   the environment and the compiled extension"
 	@echo "make clean   remove what was built; $(VENV) stays"
@@ -34,6 +35,11 @@ test: build
 
 bench: build
 	$(RUN) -m pytest benchmarks
+
+# Ten minutes at most. Logs and rows go to OUT, which is benchmarks/results/<device> unless given.
+OUT ?=
+gpu: $(PACKAGES)
+	@$(RUN) -m benchmarks.gpu $(if $(OUT),--out "$(OUT)")
 
 lint: build
 	$(RUN) -m ruff check

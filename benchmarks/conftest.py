@@ -43,6 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=3.0,
         help="for each case and direction, all variants together (default: %(default)s)",
     )
+    group.addoption(
+        "--time-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="after which the suite gpu begins no further case (default: %(default)s)",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _new_recorder(config: pytest.Config) -> Recorder:
     provenance = Provenance.now()
     keep = config.getoption("--record")
-    folder = RECORDED / provenance.device if keep else config.getoption("--rows")
+    folder = RECORDED if keep else config.getoption("--rows")
     budget = Budget(config.getoption("--seconds"))
     return Recorder(provenance, budget, folder=folder, keep=keep)
 
@@ -86,6 +93,11 @@ def pytest_terminal_summary(
     if judged:
         terminalreporter.section("goals")
         for line in as_columns(judged):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line("")
+    if recorder.left_out:
+        terminalreporter.section("left out")
+        for line in recorder.left_out:
             terminalreporter.write_line(line)
         terminalreporter.write_line("")
     for path in recorder.write():

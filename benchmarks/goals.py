@@ -14,7 +14,7 @@ from transformer_kernels.bench import Row
 Columns = Mapping[str, object]
 """Values that columns of a row must have; of a tuple, one of them"""
 
-_PAIRED = ("case", "dtype", "N", "direction", "variant", "threads")
+_PAIRED = ("case", "dtype", "N", "D", "direction", "variant", "threads")
 """Rows of the suite that agree in these are the same measurement."""
 
 
@@ -33,7 +33,7 @@ class Figure:
     def __str__(self) -> str:
         row = self.over
         return (
-            f"{row.dtype}, S = {row.N}, {row.case}, {row.direction}: "
+            f"{row.dtype}, S = {row.N}, D = {row.D}, {row.case}, {row.direction}: "
             f"{_time(row.median_ms)} / {_time(self.under.median_ms)}"
         )
 

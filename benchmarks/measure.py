@@ -19,13 +19,14 @@ from transformer_kernels.bench import (
     Row,
     Timing,
     Variant,
+    clock_for,
     exact_outputs,
     make_row,
     peak_extra_bytes,
     prepare_work,
     run_once,
 )
-from transformer_kernels.bench.variants import Attend
+from transformer_kernels.bench.cases import Attend
 from transformer_kernels.bench.work import Prepare
 from transformer_kernels.testing.tolerance import assert_within_rule
 
@@ -109,13 +110,16 @@ def check(case: Case, variants: list[Variant], truth: Truth | None = None) -> Ch
     outputs = {name: run_once(attend, inputs, case.learned) for name, attend in attends.items()}
     if truth is None:
         truth = Truth(exact_outputs(case, inputs), outputs["naive"])
-    exact, naive = truth.exact.tensors(), truth.naive.tensors()
     for name, got in outputs.items():
-        for tensor, value in got.tensors().items():
-            assert_within_rule(
-                f"{name}, {case.name}: {tensor}", value, exact[tensor], naive[tensor]
-            )
+        assert_right(name, case, got, truth)
     return CheckedCase(case, inputs, attends, outputs, truth)
+
+
+def assert_right(variant: str, case: Case, got: Outputs, truth: Truth) -> None:
+    """AssertionError where an output errs by more than the tests allow."""
+    exact, naive = truth.exact.tensors(), truth.naive.tensors()
+    for tensor, value in got.tensors().items():
+        assert_within_rule(f"{variant}, {case.name}: {tensor}", value, exact[tensor], naive[tensor])
 
 
 Repeat = Callable[[Callable[[], None], int], object]
@@ -130,12 +134,15 @@ def measured_rows(
     budget: Budget,
     repeat: Repeat,
 ) -> list[Row]:
-    """A row for each contender; `repeat` drives the rounds, of which each runs them in turn."""
+    """A row for each contender, all on one device; `repeat` drives the rounds, of which each runs
+    them in turn."""
     by_label = {contender.label: contender for contender in contenders}
-    peaks = {label: peak_extra_bytes(c.prepare) for label, c in by_label.items()}
+    (device,) = {c.case.device for c in contenders}
+    peaks = {label: peak_extra_bytes(c.prepare, device) for label, c in by_label.items()}
     timer = Interleaver(
         {label: c.prepare for label, c in by_label.items()},
         {label: c.most_rounds for label, c in by_label.items() if c.most_rounds is not None},
+        clock_for(device),
     )
     repeat(timer.round, budget.rounds(timer.warm_up()))
     timings = timer.timings()
@@ -157,7 +164,7 @@ def measure(
     """
     rows = measured_rows(
         contenders,
-        provenance=recorder.provenance,
+        provenance=recorder.provenance.on(contenders[0].case.device),
         suite=suite,
         budget=budget or recorder.budget,
         repeat=lambda round_, rounds: benchmark.pedantic(  # type: ignore[no-untyped-call]

@@ -16,26 +16,29 @@ class Recorder:
     """Collects rows, and writes each suite's to a file of its own."""
 
     def __init__(self, provenance: Provenance, budget: Budget, *, folder: Path, keep: bool) -> None:
-        """With `keep`, rows are added to the files in the folder; else they replace them."""
+        """With `keep`, rows are added to the files in the folder's folder for their device; else
+        they replace those in the folder itself."""
         self.provenance = provenance
         self.budget = budget
         self._folder = folder
         self._keep = keep
         self.rows: list[Row] = []
+        self.left_out: list[str] = []
+        """Who was not measured at what, and why"""
 
     def add(self, rows: Iterable[Row]) -> None:
         self.rows.extend(rows)
 
     def write(self) -> list[Path]:
         """Makes or extends one file a suite, and returns the files."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        paths = []
-        for suite in dict.fromkeys(row.suite for row in self.rows):
-            path = self._folder / f"{suite}.csv"
-            rows = [row for row in self.rows if row.suite == suite]
+        by_path: dict[Path, list[Row]] = {}
+        for row in self.rows:
+            folder = self._folder / row.device if self._keep else self._folder
+            by_path.setdefault(folder / f"{row.suite}.csv", []).append(row)
+        for path, rows in by_path.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             (append_rows if self._keep else write_rows)(path, rows)
-            paths.append(path)
-        return paths
+        return list(by_path)
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
@@ -56,13 +59,15 @@ def as_text(rows: Iterable[Row]) -> list[str]:
     lines: list[str] = []
     before: tuple[object, ...] = ()
     for row in rows:
-        here = (row.case, row.dtype, row.N, row.direction)
+        here = (row.case, row.dtype, row.N, row.D, row.direction)
         if here != before:
-            lines += ["", f"{row.case}, {row.dtype}, {row.M} x {row.N}, {row.direction}"]
+            title = f"{row.case}, {row.dtype}, {row.M} x {row.N}, D {row.D}, {row.direction}"
+            lines += ["", title]
             before = here
         peak = "" if row.peak_mib is None else f"{row.peak_mib:8.1f} MiB"
         lines.append(
-            f"  {row.variant:8} {row.median_ms:9.3f} ms  ({row.p20_ms:.3f} .. {row.p80_ms:.3f})  "
-            f"{row.tflops:6.3f} TFLOP/s  {peak}  error {row.error:.1e}  threads {row.threads}"
+            f"  {row.variant:14} {row.median_ms:9.3f} ms  ({row.p20_ms:.3f} .. {row.p80_ms:.3f})  "
+            f"{row.tflops:7.3f} TFLOP/s  {row.gbytes_s:7.1f} GB/s  {peak}  error {row.error:.1e}  "
+            f"threads {row.threads}"
         )
     return lines

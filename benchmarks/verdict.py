@@ -1,17 +1,18 @@
-"""Whether the goals of goals.py are reached: `python -m benchmarks.verdict [CSV ...] [--markdown]`.
+"""Whether the goals are reached: `python -m benchmarks.verdict [CSV ...] [--markdown]`.
 
-It takes the last run of each case in rows of the suite `cpu`. Beside a goal stands the figure that
-is farthest from it.
+The suites `cpu` and `gpu` have goals (goals.py, gpu_goals.py). It takes the last run of each case.
+Beside a goal stands the figure that is farthest from it.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.goals import GOALS, Goal
+from benchmarks.gpu_goals import GPU_GOALS
 from benchmarks.record import RECORDED, latest
 from transformer_kernels.bench import Row, read_rows
 
@@ -29,11 +30,19 @@ class Judged(NamedTuple):
 TITLES = Judged("goal", "asked", "measured", "verdict", "worst case")
 MISSING = "not measured"
 
+SUITES: Mapping[str, Sequence[Goal]] = {"cpu": GOALS, "gpu": GPU_GOALS}
 
-def judge(rows: Iterable[Row], goals: Sequence[Goal] = GOALS) -> list[Judged]:
-    """A line for each goal; `rows` are those of one device, each case once."""
-    kept = [row for row in rows if row.suite == "cpu"]
-    return [_judged(goal, kept) for goal in goals]
+
+def judge(rows: Iterable[Row], suites: Mapping[str, Sequence[Goal]] = SUITES) -> list[Judged]:
+    """A line for each goal of the suites that rows are of; those of a suite are of one device, each
+    case once."""
+    by_suite: dict[str, list[Row]] = {suite: [] for suite in suites}
+    for row in rows:
+        if row.suite in by_suite:
+            by_suite[row.suite].append(row)
+    return [
+        _judged(goal, kept) for suite, kept in by_suite.items() if kept for goal in suites[suite]
+    ]
 
 
 def _judged(goal: Goal, rows: list[Row]) -> Judged:
@@ -72,7 +81,8 @@ def main() -> None:
     parser.add_argument("csv", nargs="*", type=Path, help="default: every recorded one")
     parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()
-    for path in args.csv or sorted(RECORDED.glob("*/cpu.csv")):
+    recorded = sorted(path for suite in SUITES for path in RECORDED.glob(f"*/{suite}.csv"))
+    for path in args.csv or recorded:
         rows = latest(read_rows(path))
         judged = judge(rows)
         print(provenance(rows), end="\n\n")

@@ -19,6 +19,16 @@ from transformer_kernels.testing.backends import NAMES
 from transformer_kernels.testing.poison import poisoned_memory
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` need a CUDA device; without one each is skipped, and says so."""
+    if torch.cuda.is_available():
+        return
+    skipped = pytest.mark.skip(reason=f"needs a CUDA device; torch {torch.__version__} finds none")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skipped)
+
+
 @pytest.fixture(params=NAMES)
 def backend(request: pytest.FixtureRequest) -> str:
     """Every backend by name. One that is not built raises when it is called: no silent skip."""

@@ -74,6 +74,20 @@ def test_inductor() -> None:
     assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
 
 
+def test_one_tensor_given_twice(backend: str) -> None:
+    """As query, key and value, and as the ids of queries and of keys."""
+    x = torch.randn(B, H, M, D, requires_grad=True)
+    mask = tk.Mask.segments(torch.arange(M).expand(B, -1) // 20)
+
+    def call(x: Tensor) -> Tensor:
+        return tk.attention(x, x, x, mask=mask, backend=backend)
+
+    eager, fast = call(x), compiled(call)(x)
+    torch.testing.assert_close(fast, eager)
+    do = torch.randn_like(eager)
+    torch.testing.assert_close(torch.autograd.grad(fast, x, do), torch.autograd.grad(eager, x, do))
+
+
 def test_dynamic_lengths_compile_once(backend: str) -> None:
     graphs = 0
 

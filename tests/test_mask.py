@@ -128,6 +128,22 @@ def test_a_mask_is_frozen_and_names_its_tensors() -> None:
     assert tk.Mask.causal().device is None
 
 
+def test_to_moves_every_tensor_and_changes_nothing_else() -> None:
+    ids = torch.tensor([[0, 0, 1, 1]])
+    mask = (
+        tk.Mask.causal(align="bottom_right")
+        & tk.Mask.key_range(torch.tensor([1]), torch.tensor([4]))
+        & tk.Mask.segments(ids, ids + 1)
+        & tk.Mask.dense(torch.ones(4, 4, dtype=torch.bool))
+        & tk.Mask.block_sparse(torch.ones(2, 2, dtype=torch.bool), 2)
+    )
+    meta = mask.to("meta")
+    assert {x.device.type for _, x in meta.tensors()} == {"meta"}
+    assert [name for name, _ in meta.tensors()] == [name for name, _ in mask.tensors()]
+    again = mask.to("cpu")
+    assert torch.equal(again.materialize(1, 1, 4, 4), mask.materialize(1, 1, 4, 4))
+
+
 def test_show() -> None:
     assert tk.Mask.causal().show(3) == "█··\n██·\n███"
     lengths = tk.Mask.padding(torch.tensor([1, 3]))

@@ -36,6 +36,8 @@ def fused_attention(
     # torch.compile refuses an autograd.Function that is given one tensor twice.
     v = v.view_as(v) if v is q or v is k else v
     k = k.view_as(k) if k is q else k
+    if extras.k_segments is not None and extras.k_segments is extras.q_segments:
+        extras = extras._replace(k_segments=extras.k_segments.view_as(extras.k_segments))
     o, lse = FusedAttention.apply(kernels, problem, q, k, v, *extras)  # type: ignore[no-untyped-call]
     return o, lse
 

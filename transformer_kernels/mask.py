@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -135,6 +135,10 @@ class Mask:
         for constraint in self.constraints:
             constraint.check(B, H, M, N)
 
+    def to(self, device: torch.device | str) -> Mask:
+        """The same mask with its tensors on another device."""
+        return Mask(tuple(_moved(constraint, device) for constraint in self.constraints))
+
     @property
     def device(self) -> torch.device | None:
         """Where the mask's tensors are; None when it holds none."""
@@ -165,6 +169,11 @@ class Mask:
         B = max([b for b, _ in extents], default=1)
         H = max([h for _, h in extents], default=1)
         return self.materialize(B, H, M, N)[min(batch, B - 1), min(head, H - 1)]
+
+
+def _moved(constraint: Constraint, device: torch.device | str) -> Constraint:
+    fields: dict[str, Any] = {name: x.to(device) for name, x in constraint.tensors().items()}
+    return replace(constraint, **fields)
 
 
 def _is_int(value: object) -> bool:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,6 +16,19 @@ def test_visible_is_the_share_that_the_mask_shows() -> None:
     lengths = Mask.padding(torch.tensor([1, 4]))
     assert Case(name="padding", B=2, M=4, N=4, mask=lengths).visible == 5 / 8
     assert Case(name="full", M=4, N=4).visible == 1.0
+
+
+def test_a_case_moves_with_all_that_it_holds() -> None:
+    bias = torch.zeros(2, 4, 6, 8, requires_grad=True)
+    case = replace(CASE, mask=Mask.padding(torch.tensor([1, 4])), bias=bias)
+    meta = case.to(torch.device("meta"))
+    assert meta.mask is not None
+    assert {x.device.type for _, x in meta.mask.tensors()} == {"meta"}
+    assert [(x.device.type, x.requires_grad) for x in meta.learned] == [("meta", True)]
+    assert replace(meta, mask=case.mask, bias=bias, device=case.device) == case
+    assert [x.shape for x in CASE.to(torch.device("cpu")).inputs()] == [
+        x.shape for x in CASE.inputs()
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformer_kernels.bench.work import Work
 MIB = 2**20
 NOISE = 6 * MIB
 
-pytestmark = pytest.mark.skipif(
+linux = pytest.mark.skipif(
     not memory_can_be_measured(), reason="/proc/self/clear_refs cannot be written here"
 )
 
@@ -23,6 +23,7 @@ def peak_of(work: Work) -> int:
     return peak
 
 
+@linux
 def test_memory_that_is_freed_before_the_end_counts() -> None:
     def work() -> None:
         torch.ones(64 * MIB, dtype=torch.uint8).clone()
@@ -30,6 +31,7 @@ def test_memory_that_is_freed_before_the_end_counts() -> None:
     assert 128 * MIB - NOISE < peak_of(work) < 128 * MIB + NOISE
 
 
+@linux
 def test_one_after_another_is_the_largest_and_not_the_sum() -> None:
     def work() -> None:
         for _ in range(4):
@@ -38,6 +40,7 @@ def test_one_after_another_is_the_largest_and_not_the_sum() -> None:
     assert 48 * MIB - NOISE < peak_of(work) < 48 * MIB + NOISE
 
 
+@linux
 def test_memory_from_outside_torch_counts() -> None:
     def work() -> None:
         with mmap.mmap(-1, 64 * MIB) as block:
@@ -46,11 +49,43 @@ def test_memory_from_outside_torch_counts() -> None:
     assert 64 * MIB - NOISE < peak_of(work) < 64 * MIB + NOISE
 
 
+@linux
 def test_inputs_do_not_count() -> None:
     x = torch.ones(64 * MIB, dtype=torch.uint8)
     assert peak_of(x.max) < NOISE
 
 
+@linux
 def test_an_earlier_higher_peak_does_not_count() -> None:
     torch.ones(256 * MIB, dtype=torch.uint8)
     assert peak_of(lambda: torch.ones(32 * MIB, dtype=torch.uint8)) < 32 * MIB + NOISE
+
+
+def test_on_a_device_the_allocator_s_peak_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what is there after the set-up; a run before is not measured."""
+    allocated, peak = 100, 0
+    log: list[str] = []
+
+    def prepare() -> Work:
+        nonlocal allocated
+        allocated += 1000  # the set-up's own
+        log.append("set up")
+
+        def work() -> None:
+            nonlocal peak
+            peak = max(peak, allocated + 64)
+            log.append("work")
+
+        return work
+
+    def reset(_device: torch.device) -> None:
+        nonlocal peak
+        peak = allocated
+        log.append("reset")
+
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: log.append("wait"))
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: allocated)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda _: peak)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", reset)
+    assert peak_extra_bytes(prepare, torch.device("cuda")) == 64
+    assert log == ["set up", "work", "set up", "wait", "reset", "work", "wait"]

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from transformer_kernels.bench.provenance import Provenance, slug_of
+from transformer_kernels.bench.provenance import Provenance, device_slug, slug_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,25 @@ def test_a_slug_says_family_and_widest_instructions(
 
 def test_without_cpuinfo_the_architecture_is_the_slug() -> None:
     assert slug_of("", "aarch64") == "aarch64"
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "nvidia-h200"),
+        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
+        ("AMD Instinct MI300X (rev. 1)", "amd-instinct-mi300x-rev-1"),
+    ],
+)
+def test_a_gpu_s_slug_is_its_driver_s_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, slug: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
+    device = torch.device("cuda")
+    assert device_slug(device) == slug
+    now = Provenance.now()
+    assert now.on(device) == replace(now, device=slug)
+    assert now.on(torch.device("cpu")) == now
 
 
 def test_now_describes_this_process() -> None:

@@ -29,6 +29,8 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
 def test_every_variant_computes_the_same(variant: Variant, mask: Mask | None) -> None:
+    if "cpu" not in variant.devices:
+        pytest.skip(f"{variant.name} runs on {variant.devices}; see tests/gpu/test_bench.py")
     case = Case(name="any", B=2, H_q=4, H_kv=2, M=13, N=17, D=8, D_v=6, mask=mask)
     inputs = case.inputs()
     outputs = run_once(variant.bind(case), inputs)
@@ -50,14 +52,39 @@ def test_options_reach_naive_and_ours(name: str, dropout_p: float) -> None:
     assert outputs.error(exact_outputs(case, inputs), "fwd+bwd") < 1e-5
 
 
+@pytest.mark.parametrize("name", ["sdpa", "sdpa_flash", "flex"])
 @pytest.mark.parametrize("option", [{"bias": torch.zeros(1, 8, 2, 2)}, {"dropout_p": 0.5}])
-def test_sdpa_is_not_measured_with_options(option: dict[str, Any]) -> None:
+def test_torch_is_not_measured_with_options(option: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match="not measured with bias or dropout, got 'options'"):
-        VARIANTS["sdpa"].bind(Case(name="options", M=2, N=2, **option))
+        VARIANTS[name].bind(Case(name="options", M=2, N=2, **option))
+
+
+def test_a_variant_is_usable_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = [variant.name for variant in usable_variants()]
+    assert on_cpu == ["naive", "sdpa", "cpu"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert [variant.name for variant in usable_variants()] == on_cpu
+    on_cuda = [variant.name for variant in usable_variants(device=torch.device("cuda"))]
+    assert on_cuda[:6] == ["naive", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"]
+    assert "cpu" not in on_cuda
+
+
+def test_what_needs_a_cuda_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"):
+        assert VARIANTS[name].why_unavailable() == "torch finds no CUDA device"
+    assert VARIANTS["triton"].why_unavailable() is not None
+
+
+def test_a_kernel_of_sdpa_that_cannot_does_not_fall_back() -> None:
+    """SDPA has no efficient kernel on the CPU."""
+    case = Case(name="full", M=2, N=2)
+    with pytest.raises(RuntimeError, match="No viable backend"):
+        VARIANTS["sdpa_efficient"].bind(case)(*case.inputs()[:3])
 
 
 def test_an_unknown_variant_is_named() -> None:
-    with pytest.raises(ValueError, match=r"one of naive, sdpa, cpu, got 'flash'"):
+    with pytest.raises(ValueError, match=r"one of naive, sdpa, .*triton, got 'flash'"):
         usable_variants(["flash"])
 
 

@@ -16,11 +16,14 @@ def test_rows_are_added_or_replaced_in_a_file_a_suite(
 ) -> None:
     folder = tmp_path / "new" / "folder"
     recorder = Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep)
-    recorder.add([row(), replace(row(), suite="masks")])
+    gpu = replace(row(), suite="gpu", device="nvidia-h200")
+    recorder.add([row(), replace(row(), suite="masks"), gpu])
+    names = ["xeon-amx/attention.csv", "xeon-amx/masks.csv", "nvidia-h200/gpu.csv"]
+    paths = [folder / (name if keep else Path(name).name) for name in names]
     for _ in range(2):
-        assert recorder.write() == [folder / "attention.csv", folder / "masks.csv"]
-    for name in ("attention.csv", "masks.csv"):
-        assert len(read_rows(folder / name)) == after_two_runs
+        assert recorder.write() == paths
+    for path in paths:
+        assert len(read_rows(path)) == after_two_runs
 
 
 def test_latest_keeps_the_last_run_of_each_case() -> None:
@@ -33,7 +36,7 @@ def test_latest_keeps_the_last_run_of_each_case() -> None:
 def test_text_has_a_line_a_row_under_a_line_a_case() -> None:
     lines = as_text([row(), replace(row(), variant="naive"), replace(row(), direction="bwd")])
     assert [line for line in lines if line.endswith(("fwd", "bwd"))] == [
-        "causal, float16, 4 x 4, fwd",
-        "causal, float16, 4 x 4, bwd",
+        "causal, float16, 4 x 4, D 64, fwd",
+        "causal, float16, 4 x 4, D 64, bwd",
     ]
     assert sum("2.000 ms  (1.500 .. 2.500)" in line for line in lines) == 3

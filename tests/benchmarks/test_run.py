@@ -10,7 +10,7 @@ from transformer_kernels.bench.rows import COLUMNS
 def test_the_smallest_case_runs_and_leaves_its_rows(tmp_path: Path) -> None:
     options = ["-k", "causal-float32-512", "--variants", "sdpa"]
     text, rows = run_suite("attention", tmp_path, *options)
-    assert "causal, float32, 512 x 512, fwd+bwd" in text
+    assert "causal, float32, 512 x 512, D 64, fwd+bwd" in text
     with (tmp_path / "attention.csv").open(newline="") as file:
         assert tuple(next(csv.reader(file))) == COLUMNS
     assert [(row.direction, row.variant) for row in rows] == [

@@ -11,11 +11,13 @@ from benchmarks.verdict import MISSING, as_columns, as_markdown, judge, main
 from tests.bench.example import row
 from transformer_kernels.bench import Row, write_rows
 
-GOALS = [
-    Goal(what="fast", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=1.5),
-    Goal(what="faster", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=3.0),
-    Goal(what="scales", over={"threads": 1}, under={"threads": 2}, least=1.8),
-]
+GOALS = {
+    "cpu": [
+        Goal(what="fast", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=1.5),
+        Goal(what="faster", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=3.0),
+        Goal(what="scales", over={"threads": 1}, under={"threads": 2}, least=1.8),
+    ]
+}
 
 
 def rows() -> list[Row]:
@@ -31,12 +33,21 @@ def test_a_goal_is_reached_missed_or_not_measured() -> None:
         ("FALL SHORT", "2.00 of 1"),
         (MISSING, ""),
     ]
-    assert judged[0].worst == "2.00 (float32, S = 4, full, fwd: 4 ms / 2 ms)"
+    assert judged[0].worst == "2.00 (float32, S = 4, D = 64, full, fwd: 4 ms / 2 ms)"
 
 
 def test_other_suites_do_not_count() -> None:
-    judged = judge([replace(one, suite="attention") for one in rows()], GOALS)
-    assert {line.verdict for line in judged} == {MISSING}
+    assert judge([replace(one, suite="attention") for one in rows()], GOALS) == []
+
+
+def test_each_suite_has_goals_of_its_own() -> None:
+    """And rows of one are not held against those of another."""
+    suites = {"cpu": GOALS["cpu"][:1], "gpu": GOALS["cpu"][1:2]}
+    both = [*rows(), *(replace(one, suite="gpu") for one in rows())]
+    assert [(line.goal, line.measured) for line in judge(both, suites)] == [
+        ("fast", "2.00 of 1"),
+        ("faster", "2.00 of 1"),
+    ]
 
 
 def test_columns_are_aligned() -> None:
@@ -48,7 +59,7 @@ def test_columns_are_aligned() -> None:
 def test_markdown_is_a_table() -> None:
     lines = as_markdown(judge(rows(), GOALS))
     assert {line.count("|") for line in lines} == {6}
-    assert lines[2].startswith("| fast | >= 1.5 | 2.00 of 1 | pass | 2.00 (float32, S = 4,")
+    assert lines[2].startswith("| fast | >= 1.5 | 2.00 of 1 | pass | 2.00 (float32, S = 4, D = 64,")
 
 
 @pytest.mark.parametrize(
@@ -69,6 +80,6 @@ def test_the_command_judges_the_last_run(
     main()
     text = capsys.readouterr().out
     assert text.startswith("xeon-amx, torch 2.13.0+cpu, commit abc1234, 2026-01-02\n")
-    assert "float32, S = 4, full, fwd: 2.4 ms / 2 ms" in text
+    assert "float32, S = 4, D = 64, full, fwd: 2.4 ms / 2 ms" in text
     assert text.count(cell) == 1
     assert text.endswith("1 of 28 goals are reached.\n")

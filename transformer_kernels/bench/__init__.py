@@ -1,7 +1,8 @@
 """The measuring core that the demo and benchmarks/ share: cases, variants, time, memory, error."""
 
 from transformer_kernels.bench.accuracy import Outputs, exact_outputs, run_once
-from transformer_kernels.bench.cases import Case, Direction, Inputs
+from transformer_kernels.bench.cases import Attend, Case, Direction, Inputs
+from transformer_kernels.bench.clocks import Clock, clock_for
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.provenance import Provenance, device_slug
 from transformer_kernels.bench.rows import Row, append_rows, make_row, read_rows, write_rows
@@ -11,8 +12,10 @@ from transformer_kernels.bench.work import prepare_work
 
 __all__ = [
     "VARIANTS",
+    "Attend",
     "Budget",
     "Case",
+    "Clock",
     "Direction",
     "Inputs",
     "Interleaver",
@@ -22,6 +25,7 @@ __all__ = [
     "Timing",
     "Variant",
     "append_rows",
+    "clock_for",
     "device_slug",
     "exact_outputs",
     "make_row",

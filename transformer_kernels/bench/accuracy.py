@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.cases import Case, Direction, Inputs
-from transformer_kernels.bench.variants import Attend, ours
+from transformer_kernels.bench.cases import Attend, Case, Direction, Inputs
+from transformer_kernels.bench.variants import ours
 
 
 class Outputs(NamedTuple):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from transformer_kernels.bench.provenance import CPU
 from transformer_kernels.mask import Mask
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q, k, v -> o"""
 
 SEED = 20240229
 """Of the dropout bits"""
@@ -45,6 +50,8 @@ class Case:
     bias: Tensor | None = None
     """(B, H_q, M, N); measured with its gradient where it requires one"""
     dropout_p: float = 0.0
+    device: torch.device = CPU
+    """Where the inputs are made; the mask and the bias lie there"""
 
     @property
     def dtype_name(self) -> str:
@@ -60,17 +67,27 @@ class Case:
         """The share of the M x N pairs that the mask shows."""
         if self.mask is None:
             return 1.0
-        return float(self.mask.materialize(self.B, 1, self.M, self.N).double().mean())
+        shown = self.mask.materialize(self.B, 1, self.M, self.N, self.device)
+        return int(shown.count_nonzero()) / shown.numel()
+
+    def to(self, device: torch.device) -> Case:
+        """The same case with everything on another device."""
+        mask = None if self.mask is None else self.mask.to(device)
+        if self.bias is None:
+            return replace(self, mask=mask, device=device)
+        bias = self.bias.detach().to(device).requires_grad_(self.bias.requires_grad)
+        return replace(self, mask=mask, bias=bias, device=device)
 
     def inputs(self, *, seed: int = 0) -> Inputs:
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         shapes = (
             (self.B, self.H_q, self.M, self.D),
             (self.B, self.H_kv, self.N, self.D),
             (self.B, self.H_kv, self.N, self.D_v),
             (self.B, self.H_q, self.M, self.D_v),
         )
-        return Inputs(*(torch.randn(s, generator=generator).to(self.dtype) for s in shapes))
+        numbers = (torch.randn(s, generator=generator, device=self.device) for s in shapes)
+        return Inputs(*(x.to(self.dtype) for x in numbers))
 
     def operations(self, direction: Direction) -> float:
         """Floating-point operations of the matrix products, over visible pairs only.
@@ -88,6 +105,12 @@ class Case:
         forward = q + k + v + o
         backward = 2 * (q + k + v + o)  # reads q, k, v, o and do; writes dq, dk, dv
         return float(_sum_over(direction, forward, backward) * self.dtype.itemsize)
+
+
+def refuse_options(who: str, case: Case) -> None:
+    """ValueError where the case has a bias or dropout."""
+    if case.bias is not None or case.dropout_p:
+        raise ValueError(f"{who} is not measured with bias or dropout, got {case.name!r}")
 
 
 def _sum_over(direction: Direction, forward: int, backward: int) -> int:

@@ -1,11 +1,14 @@
-"""Peak memory of a piece of work, as the operating system counts it.
+"""Peak memory of a piece of work: on the CPU as the operating system counts it, on a CUDA device as
+torch's allocator does.
 
-The kernel's own high-water mark of resident memory is reset before the work and read after it. That
-sees every allocation that was touched, whoever made it: torch's allocator, a kernel's scratch
-space, a library's buffers. A counter inside torch would miss the last two. What the process held
-before, the inputs among it, is not counted; free memory that the C library and our kernels keep is
-given back first, so that reusing it counts as well. Linux only; the resolution is a page, and a few
-hundred KiB of the interpreter's own come and go.
+On the CPU the kernel's own high-water mark of resident memory is reset before the work and read
+after it. That sees every allocation that was touched, whoever made it: torch's allocator, a
+kernel's scratch space, a library's buffers. A counter inside torch would miss the last two. What
+the process held before, the inputs among it, is not counted; free memory that the C library and our
+kernels keep is given back first, so that reusing it counts as well. Linux only; the resolution is a
+page, and a few hundred KiB of the interpreter's own come and go.
+
+On a CUDA device torch's allocator is where every library that is measured gets its memory from.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ import gc
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from transformer_kernels import ops
+from transformer_kernels.bench.provenance import CPU
 from transformer_kernels.bench.work import Prepare
 
 _STATUS = Path("/proc/self/status")
@@ -35,12 +41,14 @@ def memory_can_be_measured() -> bool:
     return True
 
 
-def peak_extra_bytes(prepare: Prepare) -> int | None:
+def peak_extra_bytes(prepare: Prepare, device: torch.device = CPU) -> int | None:
     """The most that the work held at once, beyond what was there after its set-up.
 
     Outputs and gradients count, inputs do not. The work runs once before, so that thread pools and
-    caches of libraries exist. None where the system cannot tell.
+    caches of libraries exist. `device` is where its tensors lie. None where the system cannot tell.
     """
+    if device.type == "cuda":
+        return _peak_on_cuda(prepare, device)
     if not memory_can_be_measured():
         return None
     prepare()()
@@ -53,6 +61,20 @@ def peak_extra_bytes(prepare: Prepare) -> int | None:
     peak = _resident("VmHWM")
     del result
     return max(0, peak - before)
+
+
+def _peak_on_cuda(prepare: Prepare, device: torch.device) -> int:
+    prepare()()
+    work = prepare()
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = work()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    del result
+    return peak - before
 
 
 def available_bytes() -> int | None:

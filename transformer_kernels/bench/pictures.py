@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"naive": "#c44e52", "sdpa": "#8c8c8c", "cpu": "#4c72b0"}
+COLOURS = {
+    "naive": "#c44e52",
+    "sdpa": "#8c8c8c",
+    "sdpa_flash": "#dd8452",
+    "sdpa_cudnn": "#55a868",
+    "sdpa_efficient": "#937860",
+    "flex": "#8172b3",
+    "cpu": "#4c72b0",
+    "triton": "#64b5cd",
+}
 """One a variant, the same in every picture."""
 
 TITLES: dict[Direction, str] = {

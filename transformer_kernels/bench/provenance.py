@@ -7,11 +7,14 @@ import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+
+Device = torch.device
+CPU = Device("cpu")
 
 _CPUINFO = Path("/proc/cpuinfo")
 _WIDEST_FIRST = (("amx_bf16", "amx"), ("avx512f", "avx512"), ("avx2", "avx2"))
@@ -47,19 +50,26 @@ class Provenance:
             threads=torch.get_num_threads(),
         )
 
+    def on(self, device: Device) -> Provenance:
+        """The same run, of work on this device; `now` says the CPU."""
+        return replace(self, device=device_slug(device))
 
-def device_slug() -> str:
-    """A name for this CPU that serves as a folder's: `xeon-amx`, `epyc-avx512`, `aarch64`.
 
-    The rule: the processor's family, where its model name has a well-known one, or else the
-    architecture; then the widest of amx, avx512 and avx2 that it has.
+def device_slug(device: torch.device = CPU) -> str:
+    """A name for the device that serves as a folder's: `xeon-amx`, `aarch64`, `nvidia-h200`.
+
+    A CPU's is the processor's family, where its model name has a well-known one, or else the
+    architecture; then the widest of amx, avx512 and avx2 that it has. A GPU's is the name that its
+    driver tells, in lower case and with hyphens.
     """
+    if device.type == "cuda":
+        return re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
     text = _CPUINFO.read_text(errors="replace") if _CPUINFO.is_file() else ""
     return slug_of(text, platform.machine())
 
 
 def slug_of(cpuinfo: str, machine: str) -> str:
-    """`device_slug` for the text of a /proc/cpuinfo and the name of an architecture."""
+    """A CPU's `device_slug` for the text of a /proc/cpuinfo and the name of an architecture."""
     model = _field(cpuinfo, "model name").lower()
     words = re.findall(r"[a-z]+", model)
     family = next((name for name in _FAMILIES if name in words), machine.replace("_", "-").lower())

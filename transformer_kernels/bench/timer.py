@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from transformer_kernels.bench.clocks import Clock, CpuClock, Seconds
 from transformer_kernels.bench.work import Prepare
 
 
@@ -44,12 +45,19 @@ class Budget:
 class Interleaver:
     """Collects times of named pieces of work, round by round."""
 
-    def __init__(self, work: Mapping[str, Prepare], most: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        work: Mapping[str, Prepare],
+        most: Mapping[str, int] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """`most` says in how many rounds, the first ones, a piece of work takes part.
 
-        It is for the slow, of which few rounds tell enough; the others take part in all.
+        It is for the slow, of which few rounds tell enough; the others take part in all. `clock` is
+        `clock_for` the device that the work runs on; the CPU's unless given.
         """
         self._work = dict(work)
+        self._clock = clock or CpuClock()
         self._most = dict(most or {})
         self._laps: dict[str, list[float]] = {name: [] for name in work}
         self._rounds = 0
@@ -57,18 +65,22 @@ class Interleaver:
     def warm_up(self) -> float:
         """One round, of those that take part in all, whose times are not kept; returns its seconds,
         set-up included."""
+        self._clock.wait()
         start = time.perf_counter()
         for name, prepare in self._work.items():
             if name not in self._most:
-                _lap(prepare)
+                self._lap(prepare)
+        self._clock.wait()
         return time.perf_counter() - start
 
     def round(self) -> None:
         """Every piece of work that takes part once."""
         names = [name for name in self._work if self._rounds < self._most.get(name, math.inf)]
         first = self._rounds % len(names)
-        for name in names[first:] + names[:first]:
-            self._laps[name].append(_lap(self._work[name]))
+        seconds = {name: self._lap(self._work[name]) for name in names[first:] + names[:first]}
+        self._clock.wait()
+        for name, lap in seconds.items():
+            self._laps[name].append(lap())
         self._rounds += 1
 
     def run(self, budget: Budget) -> dict[str, Timing]:
@@ -81,21 +93,16 @@ class Interleaver:
         """So far; needs at least one round."""
         return {name: _timing(laps) for name, laps in self._laps.items()}
 
-
-def _lap(prepare: Prepare) -> float:
-    """Seconds of one piece of work, without its set-up and without freeing its result."""
-    work = prepare()
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        start = time.perf_counter()
-        result = work()
-        seconds = time.perf_counter() - start
-    finally:
-        if collecting:
-            gc.enable()
-    del result
-    return seconds
+    def _lap(self, prepare: Prepare) -> Seconds:
+        """Of one piece of work, without its set-up and without freeing its result."""
+        work = prepare()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self._clock.lap(work)
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def _timing(laps: list[float]) -> Timing:

@@ -1,4 +1,4 @@
-"""Who is measured: naive attention, torch's, and each of our fused backends."""
+"""Who is measured: naive attention, torch's ways, and each of our fused backends."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from transformer_kernels import ops, philox
+from transformer_kernels import dispatch, ops, philox
 from transformer_kernels.api import attention
-from transformer_kernels.bench.cases import SEED, Case
+from transformer_kernels.bench.cases import SEED, Attend, Case, refuse_options
+from transformer_kernels.bench.flex import flex
+from transformer_kernels.bench.provenance import CPU
 from transformer_kernels.mask import Mask
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""q, k, v -> o"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Variant:
     """For tables and pictures"""
     bind: Callable[[Case], Attend]
     why_unavailable: Callable[[], str | None] = lambda: None
+    devices: tuple[str, ...] = ("cpu",)
+    """The types of those it runs on"""
+    is_peer: bool = True
+    """Not ours: where it cannot run a case it is left out, and its reason told"""
 
 
 def _naive(case: Case) -> Attend:
@@ -66,17 +70,32 @@ def naive_attention(
 
 def _dropout_factor(case: Case) -> Tensor:
     """(B, H_q, M, N), of our own bits: torch's would not give comparable results."""
-    kept = philox.keep_mask(torch.tensor(SEED), case.B, case.H_q, case.M, case.N, case.dropout_p)
+    seed = torch.tensor(SEED, device=case.device)
+    kept = philox.keep_mask(seed, case.B, case.H_q, case.M, case.N, case.dropout_p)
     return (kept / (1.0 - case.dropout_p)).to(case.dtype)
 
 
 def _sdpa(case: Case) -> Attend:
-    if case.bias is not None or case.dropout_p:
-        raise ValueError(f"torch's SDPA is not measured with bias or dropout, got {case.name!r}")
+    refuse_options("torch's SDPA", case)
     if case.mask is not None and case.mask.constraints == Mask.causal().constraints:
         return lambda q, k, v: _torch_sdpa(q, k, v, is_causal=True)
     shown = _bool_mask(case)
     return lambda q, k, v: _torch_sdpa(q, k, v, attn_mask=shown)
+
+
+def _sdpa_by(kernel: SDPBackend) -> Callable[[Case], Attend]:
+    """One of the kernels that SDPA chooses from; RuntimeError, when called, where it cannot."""
+
+    def bind(case: Case) -> Attend:
+        attend = _sdpa(case)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(kernel):
+                return attend(q, k, v)
+
+        return call
+
+    return bind
 
 
 def _torch_sdpa(
@@ -103,25 +122,49 @@ def ours(backend: str) -> Callable[[Case], Attend]:
 
 def _bool_mask(case: Case) -> Tensor | None:
     """(B, 1, M, N); made once, so that nobody's time includes it."""
-    return None if case.mask is None else case.mask.materialize(case.B, 1, case.M, case.N)
+    if case.mask is None:
+        return None
+    return case.mask.materialize(case.B, 1, case.M, case.N, case.device)
 
+
+def _why_no_cuda() -> str | None:
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+def _why_no_triton() -> str | None:
+    return _why_no_cuda() if "triton" in dispatch.names() else "this build has no such backend"
+
+
+EVERYWHERE = ("cpu", "cuda")
+CUDA = ("cuda",)
 
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant("naive", "naive bmm", _naive),
-        Variant("sdpa", "torch SDPA", _sdpa),
-        Variant("cpu", "fused (cpu)", ours("cpu"), ops.why_unavailable),
+        Variant("naive", "naive bmm", _naive, devices=EVERYWHERE),
+        Variant("sdpa", "torch SDPA", _sdpa, devices=EVERYWHERE),
+        *(
+            Variant(f"sdpa_{name}", f"SDPA, {name}", _sdpa_by(kernel), _why_no_cuda, CUDA)
+            for name, kernel in (
+                ("flash", SDPBackend.FLASH_ATTENTION),
+                ("cudnn", SDPBackend.CUDNN_ATTENTION),
+                ("efficient", SDPBackend.EFFICIENT_ATTENTION),
+            )
+        ),
+        Variant("flex", "FlexAttention", flex, _why_no_cuda, CUDA),
+        Variant("cpu", "fused (cpu)", ours("cpu"), ops.why_unavailable, is_peer=False),
+        Variant("triton", "fused (triton)", ours("triton"), _why_no_triton, CUDA, is_peer=False),
     )
 }
 
 
-def usable_variants(names: Iterable[str] = VARIANTS) -> list[Variant]:
-    """The named variants that can run here. ValueError for a name that is none."""
+def usable_variants(names: Iterable[str] = VARIANTS, device: torch.device = CPU) -> list[Variant]:
+    """The named variants that can run here on such a device. ValueError for a name that is none."""
     chosen = []
     for name in names:
         if name not in VARIANTS:
             raise ValueError(f"a variant is one of {', '.join(VARIANTS)}, got {name!r}")
-        if VARIANTS[name].why_unavailable() is None:
-            chosen.append(VARIANTS[name])
+        variant = VARIANTS[name]
+        if device.type in variant.devices and variant.why_unavailable() is None:
+            chosen.append(variant)
     return chosen

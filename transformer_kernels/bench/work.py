@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.cases import Direction, Inputs
-from transformer_kernels.bench.variants import Attend
+from transformer_kernels.bench.cases import Attend, Direction, Inputs
 
 Work = Callable[[], object]
 """What is timed"""

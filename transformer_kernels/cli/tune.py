@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import Literal
 
-KERNELS = ("forward", "key_gradients", "query_gradients")
+Kernel = Literal["forward", "key_gradients", "query_gradients"]
+KERNELS: tuple[Kernel, ...] = ("forward", "key_gradients", "query_gradients")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -41,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     for name in args.dtype or DTYPES[:1]:
         dtype = getattr(torch, name)
         for width in args.width or (64, 128):
-            for kernel in args.kernel or KERNELS:
+            kernels: tuple[Kernel, ...] = args.kernel or KERNELS
+            for kernel in kernels:
                 print(f"{target.chip(device).name} {kernel} {name} {width}", flush=True)
                 results = tune.tune(
                     kernel, dtype, tune.shape_for(width), device, seconds=args.seconds

@@ -7,7 +7,13 @@ import torch
 from transformer_kernels.backends import BACKENDS
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-NAMES = tuple(backend.name for backend in BACKENDS)
+NAMES = tuple(
+    backend.name
+    for backend in BACKENDS
+    if not (backend.name == "triton" and torch.cuda.is_available())
+)
+"""of those that CPU tensors are given to. Where there is a GPU, Triton is not interpreted: tests/gpu
+has its tests."""
 
 
 def dtypes_of(backend: str) -> tuple[torch.dtype, ...]:

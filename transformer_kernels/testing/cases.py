@@ -49,13 +49,13 @@ class Case:
     def __str__(self) -> str:
         return self.name
 
-    def bound_mask(self) -> Mask | None:
-        return None if self.mask is None else self.mask(self)
+    def bound_mask(self, device: torch.device | str = "cpu") -> Mask | None:
+        return None if self.mask is None else self.mask(self).to(device)
 
-    def shown(self) -> Tensor | None:
+    def shown(self, device: torch.device | str = "cpu") -> Tensor | None:
         """The mask in full: bool (B, H_q, M, N)."""
-        mask = self.bound_mask()
-        return None if mask is None else mask.materialize(self.B, self.H_q, self.M, self.N)
+        mask = self.bound_mask(device)
+        return None if mask is None else mask.materialize(self.B, self.H_q, self.M, self.N, device)
 
 
 def _lengths(case: Case) -> Tensor:
@@ -175,13 +175,14 @@ class Inputs:
         return Inputs(**tensors)
 
 
-def inputs(case: Case, dtype: torch.dtype) -> Inputs:
-    """Standard normal numbers, the same in every run, laid out as the case says."""
+def inputs(case: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -> Inputs:
+    """Standard normal numbers, the same in every run and on every device, laid out as the case
+    says."""
     generator = _generator(case.name)
     accumulate = torch.float64 if dtype == torch.float64 else torch.float32
 
     def draw(*shape: int, to: torch.dtype = dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(to)
+        return torch.randn(shape, generator=generator).to(to).to(device)
 
     def leaf(*shape: int) -> Tensor:
         return lay_out(draw(*shape), case.layout).requires_grad_()
@@ -195,8 +196,12 @@ def inputs(case: Case, dtype: torch.dtype) -> Inputs:
         dlse=draw(B, H_q, M, to=accumulate) if case.dlse else None,
         bias=_bias(case, draw, torch.float32 if case.bias_is_float32 else dtype),
         sinks=draw(H_q, to=accumulate).requires_grad_() if case.sinks else None,
-        slopes=None if case.alibi is None else torch.arange(1, H_q + 1, dtype=accumulate) / 16,
+        slopes=None if case.alibi is None else _slopes(H_q, accumulate).to(device),
     )
+
+
+def _slopes(H_q: int, dtype: torch.dtype) -> Tensor:
+    return torch.arange(1, H_q + 1, dtype=dtype) / 16
 
 
 def _bias(case: Case, draw: Callable[..., Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -231,7 +236,7 @@ def lay_out(x: Tensor, layout: Layout) -> Tensor:
 
 def plant(case: Case, clean: Inputs) -> Inputs:
     """The inputs with `case.hidden` in keys that no query sees, and in queries that see no key."""
-    shown = case.shown()
+    shown = case.shown(clean.q.device)
     if shown is None or case.hidden == 0.0:
         return clean
     unused_keys = ~shown.any(dim=2).any(dim=1)[:, None, :, None]

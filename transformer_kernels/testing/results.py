@@ -25,7 +25,7 @@ def by_backend(case: Case, x: Inputs, backend: str) -> Results:
     """What `attention` makes of the case's inputs."""
     o, lse = attention(
         x.q, x.k, x.v,
-        mask=case.bound_mask(),
+        mask=case.bound_mask(x.q.device),
         bias=_bias(case, x),
         scale=case.scale,
         softcap=case.softcap,
@@ -71,13 +71,19 @@ def expected(case: Case, dtype: torch.dtype) -> tuple[Results, Results]:
     return exact, plain
 
 
-def assert_case(case: Case, dtype: torch.dtype, backend: str) -> None:
-    """The backend's o, lse and gradients are within the rule, hidden NaN or not."""
+def assert_case(
+    case: Case, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
+) -> None:
+    """The backend's o, lse and gradients are within the rule, hidden NaN or not.
+
+    What they are held against is computed on the CPU, whatever `device` the backend runs on.
+    """
     exact, plain = expected(case, dtype)
-    got = by_backend(case, plant(case, inputs(case, dtype)), backend)
+    got = by_backend(case, plant(case, inputs(case, dtype, device)), backend)
     assert got.keys() == exact.keys()
     for name, value in got.items():
-        assert_within_rule(name, value, exact[name], plain[name])
+        assert value.device.type == torch.device(device).type
+        assert_within_rule(name, value.cpu(), exact[name], plain[name])
 
 
 def _bias(case: Case, x: Inputs) -> Tensor | Alibi | None:

@@ -17,9 +17,10 @@ class TritonBackend:
     name = "triton"
 
     def why_unavailable(self) -> str | None:
-        if interpreter.is_on():
-            return target.reason_against(torch.device("cpu"))
-        return target.reason_against(torch.device("cuda"))
+        reason: str | None = target.reason_against(
+            torch.device("cpu" if interpreter.is_on() else "cuda")
+        )
+        return reason
 
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         unavailable = target.reason_against(problem.device)

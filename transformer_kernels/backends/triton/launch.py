@@ -150,7 +150,8 @@ def prepare_backward(
         BLOCK_DV=config.width(p.D_v),
         EXACT=o.dtype == torch.float32,
     )
-    return Operands(*map(arguments.rows, (call.q, call.k, call.v, do)), base, delta)
+    q, k, v = map(arguments.rows, (call.q, call.k, call.v))
+    return Operands(q, k, v, arguments.rows(do), base, delta)
 
 
 def key_gradients(call: Call, operands: Operands, summary: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,84 @@
+"""The cases of the suite `gpu`, the most telling first: a run that ends early has them.
+
+They are made on the CPU, so that they can be listed anywhere; `Case.to` moves them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from transformer_kernels.bench import Case
+from transformer_kernels.mask import Mask
+
+TOKENS = 16384
+"""B x S of every case"""
+WIDTH = 2048
+"""H x D of every case"""
+
+LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
+MASKED_LENGTH = 8192
+BLOCK = 128
+
+
+def gpu_case(
+    name: str,
+    S: int,
+    D: int,
+    *,
+    mask: Mask | None = None,
+    mask_name: str = "none",
+    dtype: torch.dtype = torch.bfloat16,
+) -> Case:
+    """B and H follow from the sizes."""
+    H = WIDTH // D
+    return Case(
+        name=name, B=TOKENS // S, H_q=H, H_kv=H, M=S, N=S, D=D, D_v=D,
+        dtype=dtype, mask=mask, mask_name=mask_name,
+    )  # fmt: skip
+
+
+def causal(S: int, D: int, dtype: torch.dtype = torch.bfloat16) -> Case:
+    return gpu_case("causal", S, D, mask=Mask.causal(), mask_name="causal", dtype=dtype)
+
+
+def grid_cases() -> list[Case]:
+    """What the goals are for; then wide heads and the other dtypes."""
+    grid = [case(S, D) for S in LENGTHS for D in (128, 64) for case in (causal, _full)]
+    wide = [case(S, 256) for S in (4096, 16384) for case in (causal, _full)]
+    others = [causal(4096, 128, dtype) for dtype in (torch.float16, torch.float32)]
+    return [*grid, *wide, *others]
+
+
+def _full(S: int, D: int) -> Case:
+    return gpu_case("full", S, D)
+
+
+def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:
+    """None, and masks that should cost what they leave visible."""
+    B = TOKENS // S
+    blocks = torch.arange(S // BLOCK)
+    quarter = (blocks[:, None] - blocks) % 4 == 0
+    ids = torch.arange(S).expand(B, -1) // (S // 2)
+    masks = [
+        ("masks: none", "none", None),
+        ("masks: half padding", "padding", Mask.padding(torch.full((B,), S // 2))),
+        ("masks: window of S/8", "window", Mask.window(S // 8 - 1, 0)),
+        ("masks: 25% of blocks", "block_sparse", Mask.block_sparse(quarter, BLOCK)),
+        ("masks: two documents", "segments", Mask.segments(ids)),
+    ]
+    return [gpu_case(name, S, 128, mask=mask, mask_name=kind) for name, kind, mask in masks]
+
+
+def ceiling_cases() -> list[Case]:
+    """Attention of one head whose operations, or bytes, are those of what is measured for it.
+
+    The two products of the first are as many operations as one of 8192 x 8192 matrices. Of the
+    second only the bytes mean something: half of them are read and half are written.
+    """
+    side, length = 8192, 2**29
+    return [
+        Case(
+            name=name, H_q=1, H_kv=1, M=M, N=M, D=width, D_v=width, dtype=torch.bfloat16,
+        )
+        for name, M, width in (("ceiling: matmul", side, side // 2), ("ceiling: copy", 1, length))
+    ]  # fmt: skip

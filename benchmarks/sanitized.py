@@ -1,0 +1,25 @@
+"""A few small calls on a CUDA device, for compute-sanitizer to watch: `python -m
+benchmarks.sanitized`. What they compute is for the tests to judge."""
+
+from __future__ import annotations
+
+import torch
+
+from transformer_kernels.testing.cases import CASES, inputs
+from transformer_kernels.testing.results import by_backend
+
+BACKEND = "triton"
+WATCHED = ("causal", "padding", "blocks-heads", "bias-tiles", "gqa-everything", "unaligned-causal")
+"""Names of cases, which together reach every kind of access: masks, bias, dropout, odd strides"""
+
+
+def main() -> None:
+    for case in CASES:
+        if case.name in WATCHED:
+            by_backend(case, inputs(case, torch.bfloat16, "cuda"), BACKEND)
+            torch.cuda.synchronize()
+            print(f"ran {case.name}")
+
+
+if __name__ == "__main__":
+    main()

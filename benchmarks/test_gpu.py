@@ -1,0 +1,173 @@
+"""The suite `gpu`: torch's kernels and ours on a CUDA device, within a time limit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.gpu_cases import ceiling_cases, grid_cases, masked_cases
+from benchmarks.gpu_check import Trial, try_out
+from benchmarks.measure import CheckedCase, Contender, measure
+from benchmarks.record import Recorder
+from benchmarks.suites import case_id
+from transformer_kernels.bench import Budget, Case, Direction, Variant, usable_variants
+from transformer_kernels.bench.work import Work
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="the suite gpu needs a CUDA device; torch finds none"
+)
+
+DEVICE = torch.device("cuda")
+NAIVE_ROUNDS = 3
+FLEX_SHARE = 0.5
+"""Of the time limit, for compiling FlexAttention: each case takes seconds"""
+ONE_CASE = 10.0
+"""Seconds; with fewer left no further case is begun"""
+
+both_directions = pytest.mark.parametrize("direction", ["fwd", "bwd"])
+
+
+@dataclass
+class Allowance:
+    """Seconds that something may take in all."""
+
+    seconds: float
+    spent: float = 0.0
+
+    @property
+    def used_up(self) -> bool:
+        return self.spent >= self.seconds
+
+
+@pytest.fixture
+def budget(recorder: Recorder) -> Budget:
+    """A fifth of what a case of other suites gets: a round is milliseconds."""
+    return replace(recorder.budget, seconds=recorder.budget.seconds / 5)
+
+
+@pytest.fixture(scope="session")
+def time_limit(pytestconfig: pytest.Config) -> float:
+    seconds: float = pytestconfig.getoption("--time-limit")
+    return seconds
+
+
+@pytest.fixture(scope="session")
+def time_left(time_limit: float) -> Callable[[], float]:
+    end = time.monotonic() + time_limit
+    return lambda: end - time.monotonic()
+
+
+@pytest.fixture(scope="session")
+def compiling(time_limit: float) -> Allowance:
+    return Allowance(FLEX_SHARE * time_limit)
+
+
+@pytest.fixture(scope="session")
+def tried(
+    pytestconfig: pytest.Config,
+    recorder: Recorder,
+    time_limit: float,
+    time_left: Callable[[], float],
+    compiling: Allowance,
+) -> Callable[[Case], CheckedCase]:
+    """Checks a case, and notes who is left out of it and why."""
+    named = dict.fromkeys(["naive", *pytestconfig.getoption("--variants")])
+    every = usable_variants(named, DEVICE)
+
+    def check(case: Case) -> CheckedCase:
+        if time_left() < ONE_CASE:
+            pytest.skip(f"the suite's time limit, {time_limit:.0f} s, leaves none for this")
+        trial = _trial(case.to(DEVICE), every, compiling)
+        recorder.left_out += [
+            f"{case_id(case)}-D{case.D}: {name}: {reason}"
+            for name, reason in trial.left_out.items()
+        ]
+        return trial.checked
+
+    return check
+
+
+def _trial(case: Case, every: list[Variant], compiling: Allowance) -> Trial:
+    if not compiling.used_up:
+        trial = try_out(case, every)
+        compiling.spent += trial.seconds.get("flex", 0.0)
+        return trial
+    trial = try_out(case, [variant for variant in every if variant.name != "flex"])
+    trial.left_out["flex"] = f"compiling it has taken the {compiling.seconds:.0f} s that it may"
+    return trial
+
+
+def few_naive_rounds(contenders: list[Contender]) -> list[Contender]:
+    return [replace(c, most_rounds=NAIVE_ROUNDS) if c.variant == "naive" else c for c in contenders]
+
+
+@pytest.mark.parametrize("case", ceiling_cases(), ids=lambda case: case.name.split()[-1])
+def test_ceiling(
+    benchmark: BenchmarkFixture, recorder: Recorder, budget: Budget, case: Case
+) -> None:
+    """What no attention is faster than: a large product and a large copy."""
+    here = case.to(DEVICE)
+    name = case.name.split()[-1]
+    work = {"matmul": large_product, "copy": large_copy}[name](here)
+    contender = Contender(
+        case=here, direction="fwd", variant=name, prepare=lambda: work, error=math.nan
+    )
+    measure(benchmark, recorder, suite="gpu", contenders=[contender], budget=budget)
+
+
+def large_product(case: Case) -> Work:
+    x, y = (torch.randn(case.M, case.M, device=case.device).to(case.dtype) for _ in range(2))
+    return lambda: x @ y
+
+
+def large_copy(case: Case) -> Work:
+    source, target = (
+        torch.empty(2 * case.D, dtype=case.dtype, device=case.device).normal_() for _ in range(2)
+    )
+    return lambda: target.copy_(source)
+
+
+@pytest.fixture(scope="module")
+def masked(tried: Callable[[Case], CheckedCase]) -> list[CheckedCase]:
+    torch.compiler.reset()
+    return [tried(case) for case in masked_cases()]
+
+
+@both_directions
+def test_price_of_masks(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    masked: list[CheckedCase],
+    direction: Direction,
+) -> None:
+    """All masks in turn: a price is a ratio."""
+    contenders = few_naive_rounds([c for case in masked for c in case.contenders(direction)])
+    measure(benchmark, recorder, suite="gpu", contenders=contenders, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def on_grid(request: pytest.FixtureRequest, tried: Callable[[Case], CheckedCase]) -> CheckedCase:
+    torch.compiler.reset()
+    return tried(request.param)
+
+
+@pytest.mark.parametrize(
+    "on_grid", grid_cases(), ids=lambda case: f"{case_id(case)}-D{case.D}", indirect=True
+)
+@both_directions
+def test_grid(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    on_grid: CheckedCase,
+    direction: Direction,
+) -> None:
+    contenders = few_naive_rounds(on_grid.contenders(direction))
+    measure(benchmark, recorder, suite="gpu", contenders=contenders, budget=budget)

@@ -1,0 +1,77 @@
+"""Measuring on a CUDA device: the clock, memory, and that every variant computes the same."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from benchmarks.gpu_cases import masked_cases
+from benchmarks.gpu_check import try_out
+from transformer_kernels.bench import (
+    VARIANTS,
+    Case,
+    Interleaver,
+    Variant,
+    clock_for,
+    peak_extra_bytes,
+)
+from transformer_kernels.bench.work import Work
+from transformer_kernels.mask import Mask
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+ON_GPU = [variant for variant in VARIANTS.values() if "cuda" in variant.devices]
+
+
+def test_a_lap_is_the_device_s_time_and_not_the_host_s() -> None:
+    """Wide bounds: other tests may be using the device at the same time."""
+    x = torch.randn(4096, 4096, device=CUDA, dtype=torch.bfloat16)
+
+    def slowly_set_up() -> Work:
+        time.sleep(0.3)
+        return lambda: x @ x
+
+    interleaver = Interleaver(
+        {
+            "product": lambda: lambda: x @ x,
+            "hundred products": lambda: lambda: [x @ x for _ in range(100)],
+            "set-up": slowly_set_up,
+        },
+        clock=clock_for(CUDA),
+    )
+    interleaver.warm_up()
+    for _ in range(5):
+        interleaver.round()
+    ms = {name: timing.p20_ms for name, timing in interleaver.timings().items()}
+    assert ms["product"] > 2 * 4096**3 / 5e15 * 1e3  # at 5 PFLOP/s, above any device of today
+    assert ms["hundred products"] > 5.0 * ms["product"]
+    assert ms["set-up"] < 150.0
+
+
+def test_peak_memory_is_what_the_work_allocates() -> None:
+    x = torch.zeros(2**20, device=CUDA)
+    peak = peak_extra_bytes(lambda: lambda: (x + 1) + (x + 2), CUDA)
+    assert peak == 3 * 4 * 2**20
+
+
+MASKED = {"full": None, "causal": Mask.causal()} | {
+    case.mask_name: case.mask for case in masked_cases(1024) if case.mask_name != "none"
+}
+
+
+@pytest.mark.parametrize("mask", MASKED)
+@pytest.mark.parametrize("variant", ON_GPU, ids=lambda variant: variant.name)
+def test_every_variant_computes_the_same(variant: Variant, mask: str) -> None:
+    """One that cannot says why, and for none but torch's own is that enough."""
+    case = Case(
+        name=mask, B=16, H_q=2, H_kv=2, M=1024, N=1024, D=64, D_v=64,
+        dtype=torch.bfloat16, mask=MASKED[mask], mask_name=mask,
+    )  # fmt: skip
+    torch.compiler.reset()
+    trial = try_out(case.to(CUDA), [variant])
+    if trial.left_out:
+        pytest.skip(f"left out: {trial.left_out}")
+    assert list(trial.checked.outputs) == [variant.name]
