@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from transformer_kernels import dispatch, ops, philox
+from transformer_kernels import ops, philox
 from transformer_kernels.api import attention
+from transformer_kernels.backends import TritonBackend
 from transformer_kernels.bench.cases import SEED, Attend, Case, refuse_options
 from transformer_kernels.bench.flex import flex
 from transformer_kernels.bench.provenance import CPU
@@ -131,12 +132,9 @@ def _why_no_cuda() -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
-def _why_no_triton() -> str | None:
-    return _why_no_cuda() if "triton" in dispatch.names() else "this build has no such backend"
-
-
 EVERYWHERE = ("cpu", "cuda")
 CUDA = ("cuda",)
+_TRITON = TritonBackend().why_unavailable
 
 VARIANTS = {
     variant.name: variant
@@ -153,7 +151,7 @@ VARIANTS = {
         ),
         Variant("flex", "FlexAttention", flex, _why_no_cuda, CUDA),
         Variant("cpu", "fused (cpu)", ours("cpu"), ops.why_unavailable, is_peer=False),
-        Variant("triton", "fused (triton)", ours("triton"), _why_no_triton, CUDA, is_peer=False),
+        Variant("triton", "fused (triton)", ours("triton"), _TRITON, CUDA, is_peer=False),
     )
 }
 

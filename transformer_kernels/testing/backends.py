@@ -12,8 +12,8 @@ NAMES = tuple(
     for backend in BACKENDS
     if not (backend.name == "triton" and torch.cuda.is_available())
 )
-"""of those that CPU tensors are given to. Where there is a GPU, Triton is not interpreted: tests/gpu
-has its tests."""
+"""of those that CPU tensors are given to. Where there is a GPU Triton is not interpreted, and its
+tests are in tests/gpu."""
 
 
 def dtypes_of(backend: str) -> tuple[torch.dtype, ...]:

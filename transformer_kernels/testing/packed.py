@@ -56,8 +56,11 @@ class PackedCase:
         return list(accumulate(M, initial=0)), list(accumulate(N, initial=0))
 
 
-def packed_inputs(case: PackedCase, dtype: torch.dtype, hidden: float) -> Inputs:
-    """Standard normal numbers, the same in every run; `hidden` where no query sees, or none is."""
+def packed_inputs(
+    case: PackedCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
+) -> Inputs:
+    """Standard normal numbers, the same in every run and on every device; `hidden` where no query
+    sees, or none is."""
     generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     statistics = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -66,7 +69,7 @@ def packed_inputs(case: PackedCase, dtype: torch.dtype, hidden: float) -> Inputs
 
     def rows(used: Tensor, heads: int, width: int) -> Tensor:
         x = draw(len(used), heads, width).to(dtype).masked_fill(~used[:, None, None], hidden)
-        return lay_out(x[None], case.layout)[0]
+        return lay_out(x[None].to(device), case.layout)[0]
 
     q_rows, k_rows = _used_rows(case)
     return Inputs(
@@ -74,10 +77,10 @@ def packed_inputs(case: PackedCase, dtype: torch.dtype, hidden: float) -> Inputs
         k=rows(k_rows, case.H_kv, case.D).requires_grad_(),
         v=rows(k_rows, case.H_kv, case.D_v).requires_grad_(),
         do=rows(torch.ones_like(q_rows), case.H_q, case.D_v),
-        dlse=draw(case.H_q, len(q_rows)).to(statistics) if case.dlse else None,
+        dlse=draw(case.H_q, len(q_rows)).to(device, statistics) if case.dlse else None,
         bias=None,
-        sinks=draw(case.H_q).to(statistics).requires_grad_() if case.sinks else None,
-        slopes=torch.arange(1, case.H_q + 1, dtype=statistics) / 16,
+        sinks=draw(case.H_q).to(device, statistics).requires_grad_() if case.sinks else None,
+        slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
     )
 
 
@@ -92,7 +95,7 @@ def _used_rows(case: PackedCase) -> tuple[Tensor, Tensor]:
 
 def packed_by_backend(case: PackedCase, x: Inputs, backend: str) -> Results:
     """What `attention_varlen` makes of the inputs."""
-    q_starts, k_starts = (torch.tensor(starts) for starts in case.starts)
+    q_starts, k_starts = (torch.tensor(starts, device=x.q.device) for starts in case.starts)
     o, lse = attention_varlen(
         x.q, x.k, x.v, q_starts, k_starts,
         mask=case.mask,
@@ -146,13 +149,15 @@ def _expected(case: PackedCase, dtype: torch.dtype) -> tuple[Results, Results]:
     return exact, plain
 
 
-def assert_packed_case(case: PackedCase, dtype: torch.dtype, backend: str) -> None:
+def assert_packed_case(
+    case: PackedCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
+) -> None:
     """o, lse and gradients are within the rule, with NaN in whatever must not be read."""
     exact, plain = _expected(case, dtype)
-    got = packed_by_backend(case, packed_inputs(case, dtype, math.nan), backend)
+    got = packed_by_backend(case, packed_inputs(case, dtype, math.nan, device), backend)
     assert got.keys() == exact.keys()
     for name, value in got.items():
-        assert_within_rule(name, value, exact[name], plain[name])
+        assert_within_rule(name, value.cpu(), exact[name], plain[name])
 
 
 def _alibi(case: PackedCase, x: Inputs) -> Alibi | None:

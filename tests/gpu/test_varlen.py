@@ -1,0 +1,17 @@
+"""Packed sequences on a CUDA device: the shared table of cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from transformer_kernels.testing.packed import PACKED_CASES, PackedCase, assert_packed_case
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+def test_case(case: PackedCase, dtype: torch.dtype) -> None:
+    assert_packed_case(case, dtype, "triton", "cuda")
