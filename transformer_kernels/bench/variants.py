@@ -132,9 +132,12 @@ def _why_no_cuda() -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
+def _why_no_triton() -> str | None:
+    return _why_no_cuda() or TritonBackend().why_unavailable()
+
+
 EVERYWHERE = ("cpu", "cuda")
 CUDA = ("cuda",)
-_TRITON = TritonBackend().why_unavailable
 
 VARIANTS = {
     variant.name: variant
@@ -151,7 +154,7 @@ VARIANTS = {
         ),
         Variant("flex", "FlexAttention", flex, _why_no_cuda, CUDA),
         Variant("cpu", "fused (cpu)", ours("cpu"), ops.why_unavailable, is_peer=False),
-        Variant("triton", "fused (triton)", ours("triton"), _TRITON, CUDA, is_peer=False),
+        Variant("triton", "fused (triton)", ours("triton"), _why_no_triton, CUDA, is_peer=False),
     )
 }
 

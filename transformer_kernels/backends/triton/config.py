@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,35 +61,35 @@ def width(columns: int) -> int:
     return max(16, 1 << (columns - 1).bit_length())
 
 
-def precision(chip: Chip, columns: int) -> str:
-    """How float32 is multiplied: by three products of tensor-float-32 parts, which err like one of
-    float32; or as it is, where matrix units take it, or where the parts would not fit."""
-    return "ieee" if chip.name == "gfx9" or columns > 256 else "tf32x3"
+def precision(chip: Chip) -> str:
+    """How float32 is multiplied: by six products of bfloat16 parts, which err like one of float32;
+    or as it is, where matrix units take it."""
+    return "ieee" if chip.name == "gfx9" else "bf16x6"
 
 
 def tile(kernel: Kernel, chip: Chip, element_size: int, columns: int) -> Tile | None:
     """The tile that runs, for rows of `columns` elements of `element_size` bytes; None where none
     fits the chip's shared memory."""
-    tried = _tried.get()
-    if tried is not None and tried[0] == kernel:
-        return tried[1]
+    if _tried is not None and _tried[0] == kernel:
+        return _tried[1]
     rows = (_HALVES if element_size == 2 else _FLOATS)[kernel]
     at = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
     row = rows[chip.name][at]
     return None if row is None else Tile(*row)
 
 
-_tried: ContextVar[tuple[Kernel, Tile] | None] = ContextVar("tried", default=None)
+_tried: tuple[Kernel, Tile] | None = None
 
 
 @contextmanager
 def trying(kernel: Kernel, tile: Tile) -> Iterator[None]:
     """Inside it the kernel runs with this tile: how tuning compares them."""
-    token = _tried.set((kernel, tile))
+    global _tried
+    before, _tried = _tried, (kernel, tile)
     try:
         yield
     finally:
-        _tried.reset(token)
+        _tried = before
 
 
 def shared_bytes(kernel: Kernel, tile: Tile, element_size: int, columns: int) -> int:

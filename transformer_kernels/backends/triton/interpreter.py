@@ -2,14 +2,15 @@
 
 With TRITON_INTERPRET=1 Triton runs kernels by numpy on the CPU. It keeps bfloat16 as 16-bit
 integers, which its dot products then multiply as such, and it truncates where a GPU rounds
-(Triton 3.6 to 3.9). It also computes every product of float32 in float32, whatever precision a
-kernel asks for.
+(Triton 3.6 to 3.9). Products of float32 it computes in float32 whatever precision a kernel asks for,
+and it does not know bf16x6.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 from typing import Any
 
 _ON = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
@@ -22,7 +23,7 @@ def is_on() -> bool:
 
 @functools.cache
 def mend() -> None:
-    """Makes the interpreter round as a GPU does, bfloat16 and products in tf32x3; and faster."""
+    """Makes the interpreter round as a GPU does, in bfloat16 and in bf16x6; and faster."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
@@ -39,8 +40,8 @@ def mend() -> None:
         return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
-        if a.dtype.scalar == tl.float32 and str(precision).endswith("TF32x3"):
-            for one, other in _tf32_products(a.data, b.data):
+        if a.dtype.scalar == tl.float32 and str(precision).endswith("BF16x6"):
+            for one, other in _products_of_parts(a.data, b.data):
                 a, b = (interpreter.TensorHandle(x, tl.float32) for x in (one, other))
                 d = plain_dot(self, a, b, d, precision, *rest)
             return d
@@ -69,6 +70,10 @@ def mend() -> None:
             patched.add(self.fn)
         return self.rewrite()(*args, **kwargs)
 
+    options: Any = interpreter.interpreter_builder.options
+    interpreter.interpreter_builder.options = replace(
+        options, allowed_dot_input_precisions=(*options.allowed_dot_input_precisions, "bf16x6")
+    )
     builder.create_dot, builder.cast_impl = dot, cast
     executor.__call__, interpreter.InterpretedFunction.__call__ = run, call
 
@@ -82,17 +87,19 @@ def _rounded_to_bfloat16(x: Any) -> Any:
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
 
 
-def _tf32_products(a: Any, b: Any) -> list[tuple[Any, Any]]:
-    """The three products of tensor-float-32 parts that stand for one of float32, smallest first."""
-    (a_high, a_low), (b_high, b_low) = _tf32_parts(a), _tf32_parts(b)
-    return [(a_low, b_high), (a_high, b_low), (a_high, b_high)]
+def _products_of_parts(a: Any, b: Any) -> list[tuple[Any, Any]]:
+    """The six products of bfloat16 parts that stand for one of float32, smallest first."""
+    (a0, a1, a2), (b0, b1, b2) = _parts(a), _parts(b)
+    return [(a2, b0), (a1, b1), (a0, b2), (a1, b0), (a0, b1), (a0, b0)]
 
 
-def _tf32_parts(x: Any) -> tuple[Any, Any]:
-    """x to 10 bits behind the leading one, to nearest; and the rest, which is cut to as many."""
+def _parts(x: Any) -> list[Any]:
+    """Three values of bfloat16 that sum to x; one and two zeros where x is infinite or NaN."""
     import numpy as np
 
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    high = np.where(np.isfinite(x), (bits + 0x1000) & 0xFFFFE000, bits).view(np.float32)
-    low = np.where(np.isfinite(x), x - high, 0.0).astype(np.float32)
-    return high, (low.view(np.uint32) & 0xFFFFE000).view(np.float32)
+    parts = []
+    for _ in range(3):
+        part = (_rounded_to_bfloat16(x).astype(np.uint32) << 16).view(np.float32)
+        parts.append(part)
+        x = np.where(np.isfinite(x), x - part, 0.0).astype(np.float32)
+    return parts

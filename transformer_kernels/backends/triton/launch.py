@@ -313,7 +313,7 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
         "BLOCK_N": tile.block_n,
         "BLOCK_D": block_d,
         "BLOCK_DV": block_dv,
-        "PRECISION": config.precision(chip, columns),
+        "PRECISION": config.precision(chip),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

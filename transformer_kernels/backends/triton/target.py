@@ -6,7 +6,6 @@ import functools
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 
@@ -34,24 +33,27 @@ def reason_against(device: torch.device) -> str | None:
     return None
 
 
-_pretended: ContextVar[Chip | None] = ContextVar("pretended", default=None)
+_pretended: Chip | None = None
 
 
 @contextmanager
 def pretend(chip: Chip) -> Iterator[None]:
     """Inside it every device is this chip: to compile for one that is not here."""
-    token = _pretended.set(chip)
+    global _pretended
+    before, _pretended = _pretended, chip
     try:
         yield
     finally:
-        _pretended.reset(token)
+        _pretended = before
 
 
 def chip(device: torch.device) -> Chip:
     """Whose table of tiles the device uses."""
-    return _pretended.get() or _chip(device)
+    found: Chip = _pretended or _chip(device)
+    return found
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @functools.cache
 def _chip(device: torch.device) -> Chip:
     if device.type != "cuda":
