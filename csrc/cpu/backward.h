@@ -32,7 +32,7 @@ TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
 template <typename Engine>
 void write_ds(const BackwardParams& p, const BackwardScratch<Engine>& t, const Block& block) {
   auto* const turned = t.ds + kBlock * kBlock;
-  transpose_tile(t.ds, turned);
+  transpose_tile<kBlock, kBlock>(t.ds, turned);
   write_tile(p, {}, block.b, block.h, block.i0, block.j0, turned);
 }
 
