@@ -32,7 +32,7 @@ TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
 template <typename Engine>
 void write_ds(const BackwardParams& p, const BackwardScratch<Engine>& t, const Block& block) {
   auto* const turned = t.ds + kBlock * kBlock;
-  transpose_tile(t.ds, turned);
+  transpose_tile<kBlock, kBlock>(t.ds, turned);
   write_tile(p, {}, block.b, block.h, block.i0, block.j0, turned);
 }
 
@@ -66,8 +66,8 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
                  });
   return {block,
           {Engine::left_t(w.k, w.k_panel(place, n), block.first), gradient.right(), block.keys},
-          {gradient.left(), Engine::right(w.q, w.q_panel(place, m)), kBlock},
-          {weights.left(), Engine::right(w.d_o, w.do_panel(place, m)), kBlock}};
+          {gradient.left(), Engine::right(w.q, w.q_panel(place, m)), block.computed_queries()},
+          {weights.left(), Engine::right(w.d_o, w.do_panel(place, m)), block.computed_queries()}};
 }
 
 // A row or column of the square: the tiles that are not hidden.
@@ -85,7 +85,8 @@ void add_to_dq(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& line,
                typename Engine::Real* dq) {
   typename Engine::Product terms[Engine::kSquare];
   for (int n = 0; n < line.count; ++n) terms[n] = line.tiles[n]->dq;
-  Engine::template multiply<Exact::kMostly>(w.k.width, kBlock, terms, line.count, dq, kBlock,
+  const int64_t queries = line.tiles[0]->block.computed_queries();
+  Engine::template multiply<Exact::kMostly>(w.k.width, queries, terms, line.count, dq, kBlock,
                                             Into::kSum);
 }
 
@@ -167,7 +168,8 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     }
   };
   for_each_stripe([&](int64_t n0, int64_t n1) {
-    const int64_t row = first_row + n0 * kBlock, rows = (n1 - n0) * kBlock;
+    const int64_t end = std::min(n1 * kBlock, round_up(p.N, kKeyGroup));
+    const int64_t row = first_row + n0 * kBlock, rows = end - n0 * kBlock;
     clear(w.dk + row * w.k.width, rows * w.k.width);
     clear(w.dv + row * w.v.width, rows * w.v.width);
   });

@@ -113,10 +113,10 @@ template <typename Engine>
 BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t workers, Arena& arena) {
   using Real = typename Engine::Real;
   BackwardWorkspace<Engine> w;
-  w.k = Engine::layout(kLeft | kLeftT, kBlock, p.D);
-  w.v = Engine::layout(kLeft, kBlock, p.D_v);
-  w.q = Engine::layout(kRight | kRightT, kBlock, p.D);
-  w.d_o = Engine::layout(kRight | kRightT, kBlock, p.D_v);
+  w.k = Engine::layout(kLeft | kLeftT, panel_rows(p.N), p.D);
+  w.v = Engine::layout(kLeft, panel_rows(p.N), p.D_v);
+  w.q = Engine::layout(kRight | kRightT, panel_rows(p.M), p.D);
+  w.d_o = Engine::layout(kRight | kRightT, panel_rows(p.M), p.D_v);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
   w.head_blocks = round_up(p.M, kBlock) / kBlock;
   w.query_blocks = p.H_q / p.H_kv * w.head_blocks;
@@ -168,11 +168,11 @@ void pack_keys_backward(const BackwardParams& p, const BackwardWorkspace<Engine>
                      w.at(w.v_panels, w.v, item), w.finite);
 }
 
-// sums[r] = a_r b_r, of kBlock rows of `width`.
+// sums[r] = a_r b_r, of `rows` rows of `width`; rows is a multiple of kLanes.
 template <typename Real>
-void row_sums(const Real* a, const Real* b, int64_t width, Real* sums) {
+void row_sums(const Real* a, const Real* b, int64_t rows, int64_t width, Real* sums) {
   constexpr int64_t W = kLanes<Real>;
-  for (int64_t r0 = 0; r0 < kBlock; r0 += W) {
+  for (int64_t r0 = 0; r0 < rows; r0 += W) {
     Vec<Real> square[W] = {}, sum{};
     for (int64_t r = 0; r < W; ++r) {
       for (int64_t c = 0; c < width; c += W) {
@@ -212,10 +212,10 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
                      w.at(w.q_panels, w.q, item), w.finite);
   const Slice o{p.dtype, p.o, b, h, p.M, p.D_v}, d_o{p.dtype, p.d_o, b, h, p.M, p.D_v};
   pack_panel<Engine>(w.d_o, d_o, i0, sees, t.rows, w.at(w.do_panels, w.d_o, item), w.finite);
-  unpack_rows(d_o, i0, kBlock, w.d_o.width, sees, t.rows);
-  unpack_rows(o, i0, kBlock, w.d_o.width, sees, t.o_rows);
-  row_sums(t.rows, t.o_rows, w.d_o.width, w.delta + item * kBlock);
-  for (int64_t r = 0; r < kBlock; ++r) {
+  unpack_rows(d_o, i0, w.d_o.rows, w.d_o.width, sees, t.rows);
+  unpack_rows(o, i0, w.d_o.rows, w.d_o.width, sees, t.o_rows);
+  row_sums(t.rows, t.o_rows, w.d_o.rows, w.d_o.width, w.delta + item * kBlock);
+  for (int64_t r = 0; r < w.q.rows; ++r) {
     const bool known = i0 + r < p.M && sees(i0 + r);
     if (dlse && known) w.delta[item * kBlock + r] -= dlse[i0 + r];
     // In a row that sees nothing every score is -inf; any finite number makes its p zero.

@@ -65,19 +65,6 @@ void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine
   }
 }
 
-template <typename Real>
-void transpose_tile(const Real* from, Real* to) {
-  constexpr int64_t W = kLanes<Real>;
-  for (int64_t r = 0; r < kBlock; r += W) {
-    for (int64_t c = 0; c < kBlock; c += W) {
-      Vec<Real> square[W];
-      for (int64_t n = 0; n < W; ++n) square[n] = load(from + (r + n) * kBlock + c);
-      transpose<Real>(square);
-      for (int64_t n = 0; n < W; ++n) store(to + (c + n) * kBlock + r, square[n]);
-    }
-  }
-}
-
 // tile (queries x keys): its columns are summed into the first one, or its rows.
 template <typename Real>
 void fold_tile(const BiasGradient<Real>& g, Real* tile) {
@@ -142,7 +129,7 @@ void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
     sum_score_gradients(p, w, t, b, h, m * kBlock, n * kBlock, t.ds);
     auto* const turned = t.ds + kBlock * kBlock;
-    transpose_tile(t.ds, turned);
+    transpose_tile<kBlock, kBlock>(t.ds, turned);
     fold_tile(g, turned);
     write_tile(p, g, b, h, m * kBlock, n * kBlock, turned);
   });

@@ -4,6 +4,8 @@
 // runs down columns, one query in each lane.
 #pragma once
 
+#include <algorithm>
+
 #include "../mask.h"
 #include "pack.h"
 
@@ -11,7 +13,13 @@ namespace tk::cpu::TK_ISA {
 
 static_assert(kBlock == kSummaryBlock);
 
-constexpr int64_t kKeyGroup = 32;  // a block's keys are computed in groups of so many
+// A block's keys are computed in groups of so many; its queries too, in the backward pass.
+constexpr int64_t kKeyGroup = 32;
+
+// Rows of each panel of an operand: a block of them, or the groups that there are.
+TK_INLINE int64_t panel_rows(int64_t length) {
+  return std::clamp(round_up(length, kKeyGroup), kKeyGroup, kBlock);
+}
 
 // `keys` keys, from the block's `first` on, against `queries` of the group's queries, which start
 // with query i0 of head h. per_head queries of a head come before those of the next one.
@@ -27,6 +35,7 @@ struct Block {
   int64_t head(int64_t lane) const { return lane < per_head ? h : h + lane / per_head; }
   int64_t query(int64_t lane) const { return i0 + (lane < per_head ? lane : lane % per_head); }
   int64_t key(int64_t row) const { return j0 + first + row; }
+  int64_t computed_queries() const { return round_up(queries, kKeyGroup); }
 };
 
 // Sees what is visible, and leaves out keys before the first visible one and behind the last.

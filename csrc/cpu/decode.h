@@ -3,17 +3,18 @@
 // queries that share them.
 //
 //   for every split of the keys of a key head, for every block of it that is not hidden:
-//     s = scores(k q^T)              keys x lanes; a lane is one (head, query) of the group
-//     m' = max(m, column max of s)   running maximum
+//     s = scores(q k^T)              lanes x keys; a lane is one (head, query) of the group
+//     m' = max(m, row max of s)      running maximum
 //     p = exp(s - m')
-//     l = l exp(m - m') + column sum of p
-//     o = o exp(m - m') + dropout(p)^T v
+//     l = l exp(m - m') + row sum of p
+//     o = o exp(m - m') + dropout(p) v
 //   o, lse = the splits' sums, merged in order
 //
 // Where splits begin depends on N alone, so results do not depend on the number of threads.
 // Symbols and derivation: docs/attention.md, sections 1 and 5.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -65,9 +66,10 @@ struct DecodeWorkspace {
 template <typename Real>
 struct DecodeScratch {
   Real* q;         // (rows, k_width)
-  Real* s;         // (kBlock, kDecodeLanes)
+  Real* s;         // (kDecodeLanes, kBlock), of which `rows` are computed
+  Real* turned;    // (kBlock, kDecodeLanes): s as finish_scores wants it
   uint64_t* keep;  // (kBlock), with dropout
-  Real* row;       // k_width or v_width elements
+  Real* row;       // (v_width)
   char* copy;      // (kBlock, k_width or v_width): a block of k or v that cannot be read in place
 };
 
@@ -88,9 +90,10 @@ DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspac
   DecodeScratch<Real> t;
   t.q = take<Real>(arena, w.rows * w.k_width);
   t.s = take<Real>(arena, kTileSize);
+  t.turned = take<Real>(arena, kTileSize);
   t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
-  const int64_t width = w.k_width > w.v_width ? w.k_width : w.v_width;
-  t.row = take<Real>(arena, width);
+  t.row = take<Real>(arena, w.v_width);
+  const int64_t width = std::max(w.k_width, w.v_width);
   t.copy = take<char>(arena, kBlock * width * static_cast<int64_t>(sizeof(Real)));
   return t;
 }
@@ -124,6 +127,17 @@ TK_INLINE bool all_used(const Problem& p, const Block& block) {
   return used != 0;
 }
 
+// `known` elements, `stride` apart, and zeros up to `width`.
+template <typename Storage>
+void copy_row(const Storage* from, int64_t stride, int64_t known, int64_t width, Storage* to) {
+  if (stride == 1) {
+    __builtin_memcpy(to, from, static_cast<size_t>(known) * sizeof(Storage));
+  } else {
+    for (int64_t c = 0; c < known; ++c) to[c] = from[c * stride];
+  }
+  for (int64_t c = known; c < width; ++c) to[c] = Storage{};
+}
+
 // A block of k or v: where it lies if it can be read in whole chunks and all of it may be read,
 // else a copy, with zeros for what must not be read.
 template <typename Storage>
@@ -137,79 +151,78 @@ Rows<Storage> rows_of(const Problem& p, const Slice& x, const Block& block, bool
   for (int64_t r = 0; r < block.keys; ++r, to += width) {
     const int64_t j = block.j0 + r;
     const bool used = j < p.N && (!p.key_used || p.key_used[x.b * p.N + j]);
-    const int64_t known = used ? x.width : 0;
-    for (int64_t c = 0; c < known; ++c) to[c] = from[r * stride[2] + c * stride[3]];
-    for (int64_t c = known; c < width; ++c) to[c] = Storage{};
+    copy_row(from + r * stride[2], stride[3], used ? x.width : 0, width, to);
   }
   return {reinterpret_cast<Storage*>(copy), width};
 }
 
-// s (keys x kDecodeLanes) becomes weights 2^(to_log2 s - m); m and l follow. What was summed with
-// weights before is to be multiplied by `shrink`.
+// A lane's scores become weights 2^(to_log2 s - m); its m and l follow. What was summed with
+// weights before is to be multiplied by the result. keys is a multiple of two vectors.
 template <typename Real>
-void weigh(Real* s, int64_t keys, Real to_log2, SoftmaxState<Real, kDecodeLanes>& state,
-           Real* shrink) {
-  for (int64_t lane = 0; lane < kDecodeLanes; lane += kLanes<Real>, s += kLanes<Real>) {
-    const Vec<Real> nothing = broadcast(state.kNothing), before = load(state.m + lane);
-    Vec<Real> largest[4] = {nothing, nothing, nothing, nothing};
-    for (int64_t r = 0; r < keys; r += 4) {
-#pragma GCC unroll 4
-      for (int n = 0; n < 4; ++n) {
-        largest[n] = max<Real>(largest[n], load(s + (r + n) * kDecodeLanes));
-      }
-    }
-    const Vec<Real> found =
-        max<Real>(max<Real>(largest[0], largest[1]), max<Real>(largest[2], largest[3]));
-    const Vec<Real> m = max<Real>(before, found * to_log2);
-    const Vec<Real> shift = m == nothing ? Vec<Real>{} : m;
-    Vec<Real> sum = {};
-#pragma GCC unroll 4
-    for (int64_t r = 0; r < keys; ++r) {
-      Real* at = s + r * kDecodeLanes;
-      const Vec<Real> weight = exp2<Real, Precision::kReal>(load(at) * to_log2 - shift);
-      sum += weight;
-      store(at, weight);
-    }
-    const Vec<Real> share = exp2<Real, Precision::kReal>(before - shift);
-    store(state.m + lane, m);
-    store(state.l + lane, load(state.l + lane) * share + sum);
-    store(shrink + lane, share);
+TK_INLINE Real weigh(Real* s, int64_t keys, Real to_log2, Real& m, Real& l) {
+  constexpr int64_t W = kLanes<Real>;
+  constexpr Real kNothing = SoftmaxState<Real, kDecodeLanes>::kNothing;
+  const Vec<Real> nothing = broadcast(kNothing), before = broadcast(m);
+  Vec<Real> largest[2] = {nothing, nothing}, sum = {};
+  for (int64_t r = 0; r < keys; r += 2 * W) {
+    largest[0] = max<Real>(largest[0], load(s + r));
+    largest[1] = max<Real>(largest[1], load(s + r + W));
   }
+  const Vec<Real> found = fold<Real>(max<Real>(largest[0], largest[1]), max<Real>);
+  const Vec<Real> raised = max<Real>(before, found * to_log2);
+  const Vec<Real> shift = raised == nothing ? Vec<Real>{} : raised;
+  for (int64_t r = 0; r < keys; r += W) {
+    const Vec<Real> weight = exp2<Real, Precision::kReal>(load(s + r) * to_log2 - shift);
+    sum += weight;
+    store(s + r, weight);
+  }
+  const Vec<Real> shrink = exp2<Real, Precision::kReal>(before - shift);
+  m = raised[0];
+  l = l * shrink[0] + fold<Real>(sum, [](Vec<Real> a, Vec<Real> b) { return a + b; })[0];
+  return shrink[0];
+}
+
+// Scores that are more than a product, which are finished a query in each lane.
+template <typename Real>
+void finish_turned(const ForwardParams& p, const Block& block, const DecodeScratch<Real>& t) {
+  transpose_tile<kDecodeLanes, kBlock>(t.s, t.turned);
+  finish_scores<Real, kDecodeLanes>(p, block, t.turned, nullptr);
+  transpose_tile<kBlock, kDecodeLanes>(t.turned, t.s);
 }
 
 template <typename Storage, typename Real>
 void decode_block(const ForwardParams& p, const DecodeWorkspace<Real>& w,
                   const DecodeScratch<Real>& t, const Block& block, const Partial<Real>& sums) {
   const bool readable = all_used(p, block);
-  const int64_t head = block.h / (p.H_q / p.H_kv), count = block.keys * kDecodeLanes;
+  const int64_t head = block.h / (p.H_q / p.H_kv);
   const Slice k_slice{p.dtype, p.k, block.b, head, p.N, p.D};
   const auto k = rows_of<Storage>(p, k_slice, block, readable, w.k_width, t.copy);
-  for (int64_t c = 0; c < count; ++c) t.s[c] = 0;  // lanes without a query stay finite
   for_each_lanes<Real>(w.lanes, [&](int64_t lane, auto queries) {
-    multiply_rows<queries()>(k, block.keys, t.q + lane * w.k_width, w.k_width, t.s + lane,
-                             kDecodeLanes);
+    multiply_rows<queries()>(k, block.keys, t.q + lane * w.k_width, w.k_width, t.s + lane * kBlock,
+                             kBlock);
   });
-  finish_scores<Real, kDecodeLanes>(p, block, t.s, nullptr);
+  if (is_unfinished(p, block)) finish_turned(p, block, t);
 
-  Real shrink[kDecodeLanes];
-  weigh(t.s, block.keys, static_cast<Real>(score_to_log2(p)), *sums.state, shrink);
-  for (int64_t lane = 0; lane < w.lanes; ++lane) {
-    if (shrink[lane] == 1) continue;
+  const Real to_log2 = static_cast<Real>(score_to_log2(p));
+  for (int64_t lane = 0; lane < w.rows; ++lane) {
+    const Real shrink =
+        weigh(t.s + lane * kBlock, block.keys, to_log2, sums.state->m[lane], sums.state->l[lane]);
+    if (shrink == 1) continue;
     for_each_vector(sums.o + lane * w.v_width, w.v_width,
-                    [&](Vec<Real> x, int64_t) { return x * shrink[lane]; });
+                    [&](Vec<Real> x, int64_t) { return x * shrink; });
   }
   if (p.dropout.p > 0) {
     dropout_bits<Real, kDecodeLanes>(p, block, t.keep);
-    for (int64_t r = 0; r < block.keys; ++r) {
-      for_each_vector(t.s + r * kDecodeLanes, kDecodeLanes, [&](Vec<Real> x, int64_t lane) {
-        return keep_bits<Real>(t.keep[r] >> lane, x);
-      });
+    for (int64_t lane = 0; lane < w.lanes; ++lane) {
+      for (int64_t r = 0; r < block.keys; ++r) {
+        if (!(t.keep[r] >> lane & 1)) t.s[lane * kBlock + r] = 0;
+      }
     }
   }
   const Slice v_slice{p.dtype, p.v, block.b, head, p.N, p.D_v};
   const auto v = rows_of<Storage>(p, v_slice, block, readable, w.v_width, t.copy);
   for_each_lanes<Real>(w.lanes, [&](int64_t lane, auto queries) {
-    add_rows<queries()>(v, block.keys, t.s + lane, kDecodeLanes, sums.o + lane * w.v_width,
+    add_rows<queries()>(v, block.keys, t.s + lane * kBlock, kBlock, sums.o + lane * w.v_width,
                         w.v_width, w.v_width);
   });
 }
@@ -256,13 +269,13 @@ void finish_head(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t
 // q (rows x k_width) of one key head's queries, 0 where there is none.
 template <typename Storage, typename Real>
 void read_queries(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t kv_head,
-                  Real* row, Real* q) {
+                  Storage* row, Real* q) {
   const int64_t b = kv_head / p.H_kv, group = p.H_q / p.H_kv;
-  for (int64_t c = 0; c < w.rows * w.k_width; ++c) q[c] = 0;
-  for (int64_t lane = 0; lane < w.lanes; ++lane, q += w.k_width) {
+  for (int64_t lane = 0; lane < w.rows; ++lane, q += w.k_width) {
     const int64_t h = kv_head % p.H_kv * group + lane / p.M;
-    read_row(p.dtype, p.q.data, row_offset(p.q, b, h, lane % p.M), p.q.stride[3], p.D, row);
-    for (int64_t c = 0; c < p.D; ++c) q[place<Storage>(c)] = row[c];
+    const Storage* from = static_cast<const Storage*>(p.q.data) + row_offset(p.q, b, h, lane % p.M);
+    copy_row(from, p.q.stride[3], lane < w.lanes ? p.D : 0, w.k_width, row);
+    widen(row, w.k_width, q);
   }
 }
 
@@ -273,7 +286,7 @@ void decode_split(const ForwardParams& p, const DecodeWorkspace<Real>& w,
   const Partial<Real> sums = w.partial(kv_head, split);
   sums.state->clear();
   for (int64_t c = 0; c < w.rows * w.v_width; ++c) sums.o[c] = 0;
-  read_queries<Storage>(p, w, kv_head, t.row, t.q);
+  read_queries(p, w, kv_head, reinterpret_cast<Storage*>(t.copy), t.q);
   const int64_t first = split * kSplitKeys;
   const int64_t last = first + kSplitKeys < p.N ? first + kSplitKeys : p.N;
   for (int64_t j0 = first; j0 < last; j0 += kBlock) {

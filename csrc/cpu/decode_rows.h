@@ -75,6 +75,17 @@ struct Wide<Float16> {
 template <typename Storage>
 constexpr int64_t kChunk = Wide<Storage>::kParts * kLanes<typename Wide<Storage>::Real>;
 
+// to: the row, width a multiple of kChunk.
+template <typename Storage, typename Real>
+TK_INLINE void widen(const Storage* row, int64_t width, Real* to) {
+  constexpr int kParts = Wide<Storage>::kParts;
+  for (int64_t c = 0; c < width; c += kChunk<Storage>, row += kChunk<Storage>) {
+    Vec<Real> x[kParts];
+    Wide<Storage>::load(row, x);
+    for (int part = 0; part < kParts; ++part) store(to + c + part * kLanes<Real>, x[part]);
+  }
+}
+
 // Where element c of a row stands in that order.
 template <typename Storage>
 TK_INLINE int64_t place(int64_t c) {
@@ -103,7 +114,7 @@ TK_INLINE Vec<Real> sum_each(Vec<Real>* rows) {
   return add_squares<Real, kLanes<Real> / 2>(rows, std::make_integer_sequence<int, kLanes<Real>>());
 }
 
-// s[r][n] = k[r] . q[n] for kQueries of q (kQueries x width); rows of s are lds apart. keys is a
+// s[n][r] = k[r] . q[n] for kQueries of q (kQueries x width); rows of s are lds apart. keys is a
 // multiple of kLanes, width of kChunk.
 template <int kQueries, typename Storage, typename Real>
 void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, Real* s,
@@ -126,22 +137,22 @@ void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, 
           for (int n = 0; n < kQueries; ++n) {
 #pragma GCC unroll 2
             for (int part = 0; part < kParts; ++part) {
-              sum[m * kQueries + n] += key[part] * load(q + n * width + d + part * W);
+              sum[n * kKeys + m] += key[part] * load(q + n * width + d + part * W);
             }
           }
         }
       }
     }
-    Real totals[W];
-    store(totals, sum_each<Real>(sum));
-#pragma GCC unroll 16
-    for (int m = 0; m < kKeys; ++m) {
-      __builtin_memcpy(s + (r + m) * lds, totals + m * kQueries, kQueries * sizeof(Real));
+    const Vec<Real> totals = sum_each<Real>(sum);
+#pragma GCC unroll 4
+    for (int n = 0; n < kQueries; ++n) {
+      __builtin_memcpy(s + n * lds + r, reinterpret_cast<const Real*>(&totals) + n * kKeys,
+                       kKeys * sizeof(Real));
     }
   }
 }
 
-// o[n] += the sum over r of weights[r][n] v[r], kChunks chunks of columns at a time.
+// o[n] += the sum over r of weights[n][r] v[r], kChunks chunks of columns at a time.
 template <int kQueries, int kChunks, typename Storage, typename Real>
 TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o,
                            int64_t ldo, int64_t width) {
@@ -159,7 +170,7 @@ TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, i
       }
 #pragma GCC unroll 4
       for (int n = 0; n < kQueries; ++n) {
-        const Vec<Real> weight = broadcast(weights[r * ldw + n]);
+        const Vec<Real> weight = broadcast(weights[n * ldw + r]);
 #pragma GCC unroll 8
         for (int c = 0; c < kChunks; ++c) {
 #pragma GCC unroll 2
@@ -181,7 +192,7 @@ TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, i
   }
 }
 
-// o (kQueries x width) += weights^T v; rows of weights are ldw apart, of o ldo. keys is a multiple
+// o (kQueries x width) += weights v; rows of weights are ldw apart, of o ldo. keys is a multiple
 // of kRows: so few that they are in the first-level cache when the next columns are read.
 template <int kQueries, typename Storage, typename Real>
 void add_rows(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o, int64_t ldo,
@@ -191,7 +202,7 @@ void add_rows(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, R
   constexpr int kVectors = kSums / kQueries < 8 ? kSums / kQueries : 8;
   constexpr int kChunks = kVectors / Wide<Storage>::kParts;
   for (int64_t r = 0; r < keys; r += kRows) {
-    add_columns<kQueries, kChunks>(v.from(r), kRows, weights + r * ldw, ldw, o, ldo, width);
+    add_columns<kQueries, kChunks>(v.from(r), kRows, weights + r, ldw, o, ldo, width);
   }
 }
 

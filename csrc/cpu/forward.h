@@ -81,8 +81,8 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
 template <typename Engine>
 ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers, Arena& arena) {
   ForwardWorkspace<Engine> w;
-  w.k = Engine::layout(kLeft, kBlock, p.D);
-  w.v = Engine::layout(kLeftT, kBlock, p.D_v);
+  w.k = Engine::layout(kLeft, panel_rows(p.N), p.D);
+  w.v = Engine::layout(kLeftT, panel_rows(p.N), p.D_v);
   w.q = Engine::layout(kRightT, Engine::kQueries, p.D);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
   w.chunk = std::max<int64_t>(1, kChunkBytes / (w.k.bytes + w.v.bytes));

@@ -23,11 +23,13 @@ void multiply_pass(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   constexpr int64_t kPass = Engine::kPass;
   const Product scores{Engine::left(w.k, w.k_panel(place, key_block), block.first),
                        Engine::right_t(w.q, w.q_panel(place, query_block), lane), p.D};
-  Engine::template multiply<Exact::kFully>(block.keys, kPass, &scores, 1, t.s, kPass, Into::kFresh);
+  const int64_t queries = block.computed_queries();
+  Engine::template multiply<Exact::kFully>(block.keys, queries, &scores, 1, t.s, kPass,
+                                           Into::kFresh);
   finish_scores<Real, kPass>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
   const Product dp{Engine::left(w.v, w.v_panel(place, key_block), block.first),
                    Engine::right_t(w.d_o, w.do_panel(place, query_block), lane), p.D_v};
-  Engine::template multiply<Exact::kFully>(block.keys, kPass, &dp, 1, t.dp, kPass, Into::kFresh);
+  Engine::template multiply<Exact::kFully>(block.keys, queries, &dp, 1, t.dp, kPass, Into::kFresh);
   if (p.dropout.p > 0) dropout_bits<Real, kPass>(p, block, t.keep);
 }
 
@@ -43,27 +45,23 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const int64_t query_item = place * w.query_blocks + query_block;
   const Real to_log2 = static_cast<Real>(score_to_log2(p)), kept = keep_factor<Real>(p);
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
-  for (int64_t lane = 0; lane < kBlock; lane += 2 * W) {
+  for (int64_t lane = 0; lane < block.computed_queries(); lane += 2 * W) {
     Vec<Real> lse[2], lse_rest[2], delta[2];
     for (int n = 0; n < 2; ++n) {
       lse[n] = load(w.lse + query_item * 2 * kBlock + lane + n * W);
       lse_rest[n] = load(w.lse + (query_item * 2 + 1) * kBlock + lane + n * W);
       delta[n] = load(w.delta + query_item * kBlock + lane + n * W);
     }
-    const int64_t within = lane % kPass, queries = block.queries - (lane - within);
-    if (within == 0 && queries > 0) {
+    const int64_t within = lane % kPass;
+    if (within == 0) {
       Block pass = block;
       pass.i0 += lane;
-      pass.queries = std::min(queries, kPass);
+      pass.queries = std::min(block.queries - lane, kPass);
       multiply_pass(p, w, t, place, key_block, query_block, pass, lane);
     }
     for (int64_t group = 0; group < block.keys; group += kKeyGroup) {
       for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
-        Vec<Real> weight[2][2] = {}, ds[2][2] = {};
-        if (queries <= 0) {
-          visit(row, lane, weight, ds);
-          continue;
-        }
+        Vec<Real> weight[2][2], ds[2][2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 2

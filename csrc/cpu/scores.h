@@ -89,6 +89,11 @@ TK_INLINE double score_to_log2(const Problem& p) {
   return scale_waits(p) ? p.score.scale * kLog2E : kLog2E;
 }
 
+// Whether finish_scores has anything to do.
+TK_INLINE bool is_unfinished(const Problem& p, const Block& block) {
+  return !scale_waits(p) || block.visible != Visible::kAll;
+}
+
 // s: k q^T on entry, the scores of docs/attention.md on return, but for a scale that waits. `slope`
 // (a tile) takes the softcap's derivative and may be null.
 template <typename Real, int64_t kQueries>

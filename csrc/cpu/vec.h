@@ -63,6 +63,20 @@ TK_INLINE Vec<Real> iota() {
   return x;
 }
 
+// Every lane of the result is op over all lanes of x.
+template <typename Real, int kHalf, typename Op, int... kLane>
+TK_INLINE Vec<Real> fold_halves(Vec<Real> x, Op op, std::integer_sequence<int, kLane...> lanes) {
+  x = op(x, __builtin_shufflevector(x, x, (kLane ^ kHalf)...));
+  if constexpr (kHalf > 1) return fold_halves<Real, kHalf / 2>(x, op, lanes);
+  return x;
+}
+
+template <typename Real, typename Op>
+TK_INLINE Vec<Real> fold(Vec<Real> x, Op op) {
+  return fold_halves<Real, kLanes<Real> / 2>(x, op,
+                                             std::make_integer_sequence<int, kLanes<Real>>());
+}
+
 // The square matrix of kLanes rows, transposed: squares off the diagonal change places, from the
 // largest to single elements.
 template <typename T, int kSquare, int... kLane>
@@ -83,6 +97,20 @@ TK_INLINE void swap_squares(Vec<T>* rows, std::integer_sequence<int, kLane...> l
 template <typename T>
 TK_INLINE void transpose(Vec<T>* rows) {
   swap_squares<T, kLanes<T> / 2>(rows, std::make_integer_sequence<int, kLanes<T>>());
+}
+
+// to (kColumns x kRows) = from (kRows x kColumns), transposed; both are multiples of kLanes.
+template <int64_t kRows, int64_t kColumns, typename T>
+void transpose_tile(const T* from, T* to) {
+  constexpr int64_t W = kLanes<T>;
+  for (int64_t r = 0; r < kRows; r += W) {
+    for (int64_t c = 0; c < kColumns; c += W) {
+      Vec<T> square[W];
+      for (int64_t n = 0; n < W; ++n) square[n] = load(from + (r + n) * kColumns + c);
+      transpose<T>(square);
+      for (int64_t n = 0; n < W; ++n) store(to + (c + n) * kRows + r, square[n]);
+    }
+  }
 }
 
 }  // namespace tk::cpu::TK_ISA

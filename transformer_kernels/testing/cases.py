@@ -260,6 +260,8 @@ def _sizes() -> list[Case]:
         Case(name="one-of-all", B=1, H_q=1, H_kv=1, M=1, N=1, D=1, D_v=1),
         Case(name="one-query", M=1, N=193, D=24, D_v=24),
         Case(name="one-key", M=131, N=1),
+        Case(name="half-a-tile", M=32, N=32),
+        Case(name="over-half-a-tile", M=33, N=33),
         Case(name="under-a-tile", M=63, N=63),
         Case(name="a-tile", M=64, N=64, D=64, D_v=64),
         Case(name="over-a-tile", M=65, N=65),
