@@ -30,8 +30,9 @@ help:
 demo: build
 	$(RUN) -m transformer_kernels demo --out build/demo
 
+# One process a core, where pytest-xdist is installed.
 test: build
-	$(RUN) -m pytest tests
+	$(RUN) -m pytest tests $$($(RUN) -c 'import xdist' 2>/dev/null && echo -n auto)
 
 bench: build
 	$(RUN) -m pytest benchmarks

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from transformer_kernels import _C, backends, dispatch, ops
+from transformer_kernels import _C, dispatch, ops
+from transformer_kernels.testing.backends import NAMES
 from transformer_kernels.testing.operators import FORWARD, operators_run_by
 
 ROOT = Path(tk.__file__).parents[1]
@@ -27,18 +28,19 @@ def no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names() -> None:
-    assert dispatch.names() == ("auto", "cpu", "reference")
+    assert dispatch.names()[:2] == ("auto", "cpu")
+    assert set(dispatch.names()[2:]) == {"triton", "reference"}
 
 
 def test_auto_takes_the_compiled_kernels() -> None:
     told = tk.explain(x(), x(), x())
     assert told.chosen == "cpu"
     assert told.kernel == f"csrc/cpu, {_C.isa()}, computing in float32"
-    assert told.reasons == {"cpu": (), "reference": ()}
+    assert told.reasons["cpu"] == told.reasons["reference"] == ()
     assert operators_run_by(lambda: tk.attention(x(), x(), x()))[FORWARD] == 1
 
 
-@pytest.mark.parametrize("name", [backend.name for backend in backends.BACKENDS])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_named_backend_runs(name: str) -> None:
     ran = operators_run_by(lambda: tk.attention(x(), x(), x(), backend=name))
     assert ran[FORWARD] == (name == "cpu")
@@ -85,7 +87,8 @@ def test_other_devices_are_the_references() -> None:
 
 def test_an_explanation_reads_well(no_extension: None) -> None:
     v = torch.randn(1, 2, 3, 5)
-    assert str(tk.explain(x(), x(), v)).splitlines() == [
+    lines = str(tk.explain(x(), x(), v)).splitlines()
+    assert [line for line in lines if not line.startswith("triton: ")] == [
         "q (1, 2, 3, 4)  k (1, 2, 3, 4)  v (1, 2, 3, 5)  torch.float32 on cpu",
         "runs: reference (torch.matmul, softmax, torch.matmul)",
         "cpu: the extension is not available (no luck)",
@@ -93,7 +96,7 @@ def test_an_explanation_reads_well(no_extension: None) -> None:
 
 
 def test_an_explanation_names_those_that_could() -> None:
-    assert str(tk.explain(x(), x(), x())).splitlines()[-1] == "reference: could, not chosen"
+    assert "reference: could, not chosen" in str(tk.explain(x(), x(), x())).splitlines()
 
 
 def test_explain_takes_what_attention_takes_and_runs_nothing() -> None:

@@ -5,6 +5,10 @@ from transformer_kernels.backends.cpu import CpuBackend
 from transformer_kernels.backends.reference import ReferenceBackend
 from transformer_kernels.backends.triton import TritonBackend
 
-BACKENDS: tuple[Backend, ...] = (CpuBackend(), TritonBackend(), ReferenceBackend())
+_ON_GPUS, _ANYWHERE = TritonBackend(), ReferenceBackend()
+BACKENDS: tuple[Backend, ...] = (
+    CpuBackend(),
+    *((_ANYWHERE, _ON_GPUS) if _ON_GPUS.is_interpreted else (_ON_GPUS, _ANYWHERE)),
+)
 
 __all__ = ["BACKENDS", "Backend", "CpuBackend", "TritonBackend"]

@@ -15,10 +15,12 @@ class TritonBackend:
     """float16, bfloat16 and float32 on any GPU that Triton supports; on the CPU interpreted."""
 
     name = "triton"
+    is_interpreted = interpreter.is_on()
+    """A thousand times slower than plain torch: "auto" must not choose it."""
 
     def why_unavailable(self) -> str | None:
         reason: str | None = target.reason_against(
-            torch.device("cpu" if interpreter.is_on() else "cuda")
+            torch.device("cpu" if self.is_interpreted else "cuda")
         )
         return reason
 
@@ -45,7 +47,7 @@ class TritonBackend:
         chip, columns = target.chip(problem.device), max(problem.D, problem.D_v)
         tile = config.tile("forward", chip, problem.dtype.itemsize, columns)
         assert tile is not None
-        how = "interpreted by numpy" if interpreter.is_on() else chip.name
+        how = "interpreted by numpy" if self.is_interpreted else chip.name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
 
     def attend(

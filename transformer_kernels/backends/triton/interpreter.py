@@ -1,9 +1,9 @@
-"""Triton's interpreter: whether it is on, and its bfloat16 mended.
+"""Triton's interpreter: whether it is on, and its arithmetic mended.
 
 With TRITON_INTERPRET=1 Triton runs kernels by numpy on the CPU. It keeps bfloat16 as 16-bit
-integers, which its dot products then multiply as such, and it truncates where a GPU rounds
-(Triton 3.6 to 3.9). Products of float32 it computes in float32 whatever precision a kernel asks for,
-and it does not know bf16x6.
+integers, which its dot products then multiply as such, and it truncates where a GPU rounds.
+Products of float32 are made in float32, whatever precision a kernel asks for, and bf16x6 is not known to it.
+(Triton 3.6 to 3.9.)
 """
 
 from __future__ import annotations
