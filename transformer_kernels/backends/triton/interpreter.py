@@ -2,7 +2,7 @@
 
 With TRITON_INTERPRET=1 Triton runs kernels by numpy on the CPU. It keeps bfloat16 as 16-bit
 integers, which its dot products then multiply as such, and it truncates where a GPU rounds.
-Products of float32 are made in float32, whatever precision a kernel asks for, and bf16x6 is not known to it.
+Products of float32 are made in float32, whatever precision a kernel asks for; bf16x6 is refused.
 (Triton 3.6 to 3.9.)
 """
 
