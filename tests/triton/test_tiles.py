@@ -56,16 +56,16 @@ def test_all_compile_and_fit(compiled: list[Compiled]) -> None:
 
 
 def test_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
-    """What tuning takes for granted; float32 on NVIDIA keeps its parts in registers or in memory
-    as the compiler likes, and is measured alone."""
+    """What tuning takes for granted, for halves. Of wider rows the compiler may keep a turned copy,
+    and parts of float32 it keeps where it likes."""
     for one in compiled:
-        if one.kernel in ("row_terms", "tile_sums") or one.dtype == "float32":
+        if one.kernel in ("row_terms", "tile_sums") or one.dtype == "float32" or one.columns > 128:
             continue
         kernel = cast(config.Kernel, one.kernel)
         tile = config.tile(kernel, config.CHIPS[one.chip], 2, one.columns)
         assert tile is not None
         foreseen = config.shared_bytes(kernel, tile, 2, one.columns) / 1024
-        assert 0.3 * foreseen < one.shared_kib <= foreseen + 1, one
+        assert 0.2 * foreseen < one.shared_kib <= foreseen + 2, one
 
 
 def test_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:

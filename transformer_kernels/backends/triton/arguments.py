@@ -24,30 +24,26 @@ class Rows(NamedTuple):
     stride_l: int
 
 
-class RowNumbers(NamedTuple):
-    """(B, H, L) in memory, one number a row, side by side: lse, delta."""
+class Numbers(NamedTuple):
+    """What changes from call to call. Kernels take these one by one, as `*numbers`: in a tuple
+    Triton would compile a kernel anew where one is 1 or a multiple of 16."""
 
-    data: Tensor
-    stride_b: int
-    stride_h: int
-
-
-class Sizes(NamedTuple):
-    """Numbers that change from call to call; kernels are not compiled anew for them."""
-
+    rows: int
+    """of q in memory: M, or those of all packed sequences"""
     M: int
     N: int
-    H_q: int
-    group: int
-    """query heads to a key head"""
     low: int
     high: int
     """visible: i + low <= j <= i + high"""
-    alibi_offset: int
-    from_end: int
-    """1: low, high and alibi_offset count from N - M of the sequence; else 0"""
-    block_size: int
-    """of the layout"""
+    offset: int
+    """of ALiBi"""
+
+
+class Heads(NamedTuple):
+    """How many query heads, and how many of them to a key head."""
+
+    H_q: int
+    group: int
 
 
 class Sequences(NamedTuple):
@@ -55,6 +51,8 @@ class Sequences(NamedTuple):
 
     cu_q: Tensor | None
     cu_k: Tensor | None
+    from_end: int
+    """1: diagonals and ALiBi count from N - M of each sequence; else 0"""
 
 
 class MaskTensors(NamedTuple):
@@ -68,6 +66,7 @@ class MaskTensors(NamedTuple):
     dense_strides: tuple[int, ...]
     layout: Tensor | None
     layout_strides: tuple[int, ...]
+    block_size: int
 
 
 class Scores(NamedTuple):
@@ -107,26 +106,19 @@ def rows(x: Tensor) -> Rows:
     return Rows(x, *x.stride()[:3])
 
 
-def row_numbers(x: Tensor) -> RowNumbers:
-    return RowNumbers(x, *x.stride()[:2])
-
-
-def sizes(problem: AttentionProblem) -> Sizes:
+def numbers(q: Tensor, problem: AttentionProblem) -> Numbers:
     reach = problem.M + problem.N  # further out than any index, wherever it counts from
-    return Sizes(
+    return Numbers(
+        rows=q.shape[2],
         M=problem.M,
         N=problem.N,
-        H_q=problem.H_q,
-        group=problem.H_q // problem.H_kv,
         low=min(max(problem.diagonal_low, -reach), reach),
         high=min(max(problem.diagonal_high, -reach), reach),
-        alibi_offset=problem.alibi_offset,
-        from_end=int(problem.from_end),
-        block_size=problem.block_size,
+        offset=problem.alibi_offset,
     )
 
 
-def mask_tensors(extras: Extras) -> MaskTensors:
+def mask_tensors(extras: Extras, problem: AttentionProblem) -> MaskTensors:
     dense, layout = _bytes(extras.dense), _bytes(extras.layout)
     return MaskTensors(
         key_start=_contiguous(extras.key_start),
@@ -137,6 +129,7 @@ def mask_tensors(extras: Extras) -> MaskTensors:
         dense_strides=broadcast_strides(dense),
         layout=layout,
         layout_strides=broadcast_strides(layout),
+        block_size=problem.block_size,
     )
 
 

@@ -2,9 +2,9 @@
 
 No GPU has measured them yet: `python -m transformer_kernels tune` does that. What is known comes
 from compiling them (`python -m transformer_kernels tiles`): each is the largest of those tried that
-fits the chip's shared memory and moves no registers to memory inside its loops. Where every one
-does that, which is so for float32 from a width of 128 on, it is the one that does it least. Larger
-tiles read q, k and v fewer times, and 8 warps share the registers of one.
+fits the chip's shared memory and moves no registers to memory inside its loops. For float32 from a
+width of 128 on most do, and it is a compromise. Larger tiles read q, k and v fewer times; 8 warps
+have twice the registers of 4.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def width(columns: int) -> int:
     return max(16, 1 << (columns - 1).bit_length())
 
 
-def precision(chip: Chip) -> str:
+def precision(chip: Chip, columns: int) -> str:
     """How float32 is multiplied: by six products of bfloat16 parts, which err like one of float32;
-    or as it is, where matrix units take it."""
-    return "ieee" if chip.name == "gfx9" else "bf16x6"
+    or as it is, where matrix units take it, or where the parts would fill the registers."""
+    return "ieee" if chip.name == "gfx9" or columns > 256 else "bf16x6"
 
 
 def tile(kernel: Kernel, chip: Chip, element_size: int, columns: int) -> Tile | None:
@@ -138,24 +138,24 @@ _HALVES: dict[Kernel, _Rows] = {
 
 _FLOATS: dict[Kernel, _Rows] = {
     "forward": {
-        "sm80":  ((128, 32, 8, 2), (32, 32, 4, 2), (16, 16, 4, 1), (16, 16, 4, 1)),
+        "sm80":  ((128, 32, 8, 2), (32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
         "sm86":  ((128, 32, 8, 2), (32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
         "sm90":  ((128, 32, 8, 2), (32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
-        "sm100": ((64, 32, 4, 2), (32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
+        "sm100": ((128, 32, 8, 2), (64, 32, 8, 2), (16, 16, 4, 1), (16, 16, 4, 1)),
         "gfx9":  ((128, 32, 8, 2), (64, 32, 8, 2), (32, 16, 4, 2), (16, 16, 4, 1)),
     },
     "key_gradients": {
         "sm80":  ((32, 32, 4, 1), (16, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "sm86":  ((32, 32, 4, 1), (16, 16, 8, 1), (16, 16, 8, 1), None),
-        "sm90":  ((32, 32, 8, 1), (16, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
-        "sm100": ((32, 64, 8, 1), (16, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
+        "sm90":  ((32, 64, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
+        "sm100": ((32, 64, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "gfx9":  ((32, 64, 8, 1), (16, 32, 8, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
     "query_gradients": {
         "sm80":  ((32, 32, 4, 1), (32, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "sm86":  ((32, 32, 4, 1), (32, 32, 8, 1), (16, 16, 8, 1), None),
-        "sm90":  ((64, 32, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
-        "sm100": ((64, 32, 8, 1), (32, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
+        "sm90":  ((64, 32, 8, 2), (64, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
+        "sm100": ((64, 32, 8, 2), (64, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "gfx9":  ((64, 32, 8, 2), (32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
     "bias_gradient": dict.fromkeys(

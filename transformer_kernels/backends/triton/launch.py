@@ -40,14 +40,20 @@ class Call(NamedTuple):
     v: Tensor
     extras: Extras
     problem: AttentionProblem
-    sizes: arguments.Sizes
+    numbers: arguments.Numbers
     mask: arguments.MaskTensors
     scores: arguments.Scores
     dropout: arguments.Dropout
 
     @property
     def sequences(self) -> arguments.Sequences:
-        return arguments.Sequences(self.extras.cu_seqlens_q, self.extras.cu_seqlens_k)
+        packed = self.extras
+        from_end = int(self.problem.from_end)
+        return arguments.Sequences(packed.cu_seqlens_q, packed.cu_seqlens_k, from_end)
+
+    @property
+    def heads(self) -> arguments.Heads:
+        return arguments.Heads(self.problem.H_q, self.problem.H_q // self.problem.H_kv)
 
     def output(self, like: Tensor, width: int) -> Tensor:
         """(B, H, L, width); zeros for packed sequences, as rows behind the last one stay so."""
@@ -66,8 +72,8 @@ class Operands(NamedTuple):
     k: arguments.Rows
     v: arguments.Rows
     do: arguments.Rows
-    base: arguments.RowNumbers
-    delta: arguments.RowNumbers
+    base: Tensor
+    delta: Tensor
 
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem) -> Call:
@@ -77,8 +83,8 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionP
         as_rows(v),
         extras,
         problem,
-        arguments.sizes(problem),
-        arguments.mask_tensors(extras),
+        arguments.numbers(q, problem),
+        arguments.mask_tensors(extras, problem),
         arguments.scores(extras, problem),
         arguments.dropout(extras, problem),
     )
@@ -100,8 +106,9 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
         forward_kernel,
         call.blocks_of(p.M, tile.block_m, p.H_q),
         *map(arguments.rows, (q, call.k, call.v, o)),
-        arguments.row_numbers(lse),
-        call.sizes,
+        lse,
+        *call.numbers,
+        call.heads,
         call.sequences,
         call.mask,
         block_lists(call, summary, tile, by_keys=False),
@@ -132,18 +139,19 @@ def prepare_backward(
     """Computes what each row brings into all its tiles: see `row_terms_kernel`."""
     p = call.problem
     o, do, lse = as_rows(saved.o), as_rows(do), saved.lse.contiguous()
-    base, delta = (arguments.row_numbers(torch.empty_like(lse)) for _ in range(2))
+    base, delta = torch.empty_like(lse), torch.empty_like(lse)
     block = 64
     launch(
         row_terms_kernel,
         call.blocks_of(p.M, block, p.H_q),
         arguments.rows(o),
         arguments.rows(do),
-        arguments.row_numbers(lse),
-        None if dlse is None else arguments.row_numbers(dlse.contiguous()),
+        lse,
+        None if dlse is None else dlse.contiguous(),
         base,
         delta,
-        call.sizes,
+        *call.numbers[:3],
+        call.heads,
         call.sequences,
         D_V=p.D_v,
         BLOCK_M=block,
@@ -164,7 +172,8 @@ def key_gradients(call: Call, operands: Operands, summary: Tensor | None) -> tup
         *operands,
         arguments.rows(dk),
         arguments.rows(dv),
-        call.sizes,
+        *call.numbers,
+        call.heads,
         call.sequences,
         call.mask,
         block_lists(call, summary, tile, by_keys=True),
@@ -185,7 +194,8 @@ def query_gradients(call: Call, operands: Operands, summary: Tensor | None) -> T
         call.blocks_of(p.M, tile.block_m, p.H_q),
         *operands,
         arguments.rows(dq),
-        call.sizes,
+        *call.numbers,
+        call.heads,
         call.sequences,
         call.mask,
         block_lists(call, summary, tile, by_keys=False),
@@ -203,16 +213,16 @@ def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: T
     assert bias is not None
     own_b, own_h, rows, columns = bias.shape
     tile, meta = tiling("bias_gradient", call)
-    options = (call.sizes, call.mask, call.scores, call.dropout)
+    options = (*call.numbers, call.heads, call.mask, call.scores, call.dropout)
     if columns == 1 != p.N:
-        return _reduced(_row_sums(operands.delta.data, dlse, lse)[..., None], bias)
+        return _reduced(_row_sums(operands.delta, dlse, lse)[..., None], bias)
     if rows == 1 != p.M:
         sums = torch.empty(p.B, p.H_q, p.N, dtype=torch.float32, device=bias.device)
         launch(
             column_sums_kernel,
             call.blocks_of(p.N, tile.block_n, p.H_q),
             *operands,
-            arguments.row_numbers(sums),
+            sums,
             *options,
             **meta,
         )
@@ -254,7 +264,8 @@ def summarize(call: Call) -> Tensor:
             summary_kernel,
             summary.numel(),
             summary,
-            call.sizes,
+            call.problem.M,
+            call.problem.N,
             call.mask,
             shape[1],
             BLOCK=ops.SUMMARY_BLOCK,
@@ -288,7 +299,7 @@ def block_lists(call: Call, summary: Tensor | None, tile: Tile, *, by_keys: bool
         summary,
         arguments.broadcast_strides(summary)[:3],
         lists,
-        call.sizes,
+        *call.numbers[1:5],
         call.mask,
         own_h,
         BLOCK_M=grain["ROW_GRAIN"],
@@ -313,7 +324,7 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
         "BLOCK_N": tile.block_n,
         "BLOCK_D": block_d,
         "BLOCK_DV": block_dv,
-        "PRECISION": config.precision(chip),
+        "PRECISION": config.precision(chip, columns),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

@@ -92,14 +92,14 @@ def _compile_call(job: tuple[str, torch.dtype, int]) -> list[Compiled]:
         return True
 
     # In a process of its own: nothing needs to be put back.
-    triton.runtime.driver.set_active(_Driver(chip))
+    triton.runtime.driver.set_active(Driver(chip))
     triton.knobs.runtime.jit_cache_hook = compile_instead
     with target.pretend(CHIPS[chip]):
         _launch_all(dtype, columns)
     return results
 
 
-class _Driver:
+class Driver:
     """What Triton asks of a driver before it has compiled."""
 
     def __init__(self, chip: str) -> None:
@@ -130,23 +130,29 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
 
     plain, biased = prepare(None), prepare(bias)
     o, lse, _ = launch.forward(plain)
-    saved = SavedForBackward(q, k, v, o, lse, None)
-    launch.backward(plain, q, None, saved, False)
-    operands = launch.prepare_backward(plain, q, None, saved)
+    operands = launch.prepare_backward(plain, q, None, SavedForBackward(q, k, v, o, lse, None))
+    launch.key_gradients(plain, operands, None)
+    launch.query_gradients(plain, operands, None)
     launch.gradient_of_bias(biased, operands, None, lse)
 
 
-def _compile(
-    chip: str, kernel: Any, what: dict[str, Any], dtype: torch.dtype, columns: int
-) -> Compiled:
+def compile_for(chip: str, kernel: Any, what: dict[str, Any]) -> Any:
+    """Triton's compiled kernel. `kernel` and `what` are what its hook before compilation is given,
+    as `fn.jit_function` and `compile`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     source = ASTSource(kernel, what["signature"], what["constants"], what["configs"][0])
     options = {"num_warps": what["num_warps"], "num_stages": what["num_stages"]}
+    return triton.compile(source, target=GPUTarget(*TARGETS[chip]), options=options)
+
+
+def _compile(
+    chip: str, kernel: Any, what: dict[str, Any], dtype: torch.dtype, columns: int
+) -> Compiled:
     start = time.perf_counter()
-    made = triton.compile(source, target=GPUTarget(*TARGETS[chip]), options=options)
+    made = compile_for(chip, kernel, what)
     seconds = time.perf_counter() - start
     read = _read_cubin if "cubin" in made.asm else _read_amdgcn
     registers, spills, in_loops = read(made.asm)

@@ -19,6 +19,8 @@ from transformer_kernels.backends.triton.kernels.gradients import (
     weights,
 )
 from transformer_kernels.backends.triton.kernels.primitives import (
+    NUMBERS,
+    from_start,
     load_rows,
     matrix,
     sequence,
@@ -36,7 +38,7 @@ from transformer_kernels.backends.triton.kernels.visibility import (
 )
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=NUMBERS)
 def key_gradients_kernel(
     q,
     k,
@@ -46,7 +48,13 @@ def key_gradients_kernel(
     delta,
     dk,
     dv,
-    sizes,
+    rows,
+    M,
+    N,
+    low,
+    high,
+    offset,
+    heads,
     sequences,
     mask,
     lists,
@@ -63,28 +71,32 @@ def key_gradients_kernel(
     PRECISION: tl.constexpr,
 ):
     """dk and dv of a block of keys; tiles are (keys, queries)"""
-    blocks = tl.cdiv(sizes.N, BLOCK_N)
+    blocks = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
-    heads = sizes.H_q // sizes.group
-    h_kv = program // blocks % heads
-    b = program // blocks // heads
-    at_b, first_q, first_k, M, N = sequence(sizes, sequences, b)
+    H_kv = heads.H_q // heads.group
+    h_kv = program // blocks % H_kv
+    b = program // blocks // H_kv
+    at_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
+    low, high, offset = from_start(sequences, low, high, offset, M, N)
     j0 = program % blocks * BLOCK_N
     if j0 >= N:
         return
 
     j = j0 + tl.arange(0, BLOCK_N)
-    begin, end = used_keys(mask, sizes, b, M, N)
+    begin, end = used_keys(mask, low, high, b, M, N)
     used = (j >= begin) & (j < end)
     k_head, v_head = matrix(k, at_b, h_kv, first_k), matrix(v, at_b, h_kv, first_k)
     k_tile = load_rows(k_head, k.stride_l, j0, used, BLOCK_N, D, BLOCK_D, True)
     v_tile = load_rows(v_head, v.stride_l, j0, used, BLOCK_N, D_V, BLOCK_DV, True)
     dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_acc = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    spans = query_spans(mask, sizes, b, j0, M, N, BLOCK_M, BLOCK_N)
-    for h in range(h_kv * sizes.group, (h_kv + 1) * sizes.group):
+    spans = query_spans(mask, low, high, b, j0, M, N, BLOCK_M, BLOCK_N)
+    for h in range(h_kv * heads.group, (h_kv + 1) * heads.group):
         q_head, do_head = matrix(q, at_b, h, first_q), matrix(do, at_b, h, first_q)
-        base_rows, delta_rows = vector(base, at_b, h, first_q), vector(delta, at_b, h, first_q)
+        base_rows, delta_rows = (
+            vector(base, heads, rows, at_b, h, first_q),
+            vector(delta, heads, rows, at_b, h, first_q),
+        )
         in_part, part_from, before, gap, in_full, full_from, row = visits(
             spans, lists, b, h, j0 // KEY_GRAIN, ROW_GRAIN, BLOCK_M
         )
@@ -92,7 +104,7 @@ def key_gradients_kernel(
             i0 = block_start(lists, row, n, ROW_GRAIN, BLOCK_M)
             dk_acc, dv_acc = add_queries(
                 dk_acc, dv_acc, k_tile, v_tile, q_head, do_head, q.stride_l, do.stride_l,
-                base_rows, delta_rows, sizes, mask, scores, dropout, b, h, i0, j0, M, N,
+                base_rows, delta_rows, low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
                 D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=False,
             )  # fmt: skip
         for t in range(in_part):
@@ -100,7 +112,7 @@ def key_gradients_kernel(
             i0 = block_start(lists, row, n, ROW_GRAIN, BLOCK_M)
             dk_acc, dv_acc = add_queries(
                 dk_acc, dv_acc, k_tile, v_tile, q_head, do_head, q.stride_l, do.stride_l,
-                base_rows, delta_rows, sizes, mask, scores, dropout, b, h, i0, j0, M, N,
+                base_rows, delta_rows, low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
                 D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=True,
             )  # fmt: skip
     dk_acc *= scores.scale
@@ -120,7 +132,9 @@ def add_queries(
     do_stride,
     base_rows,
     delta_rows,
-    sizes,
+    low,
+    high,
+    offset,
     mask,
     scores,
     dropout,
@@ -150,9 +164,9 @@ def add_queries(
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
     shown = None
     if IN_PART:
-        shown = visible(mask, sizes, b, h, i_row, j_column, M, N)
+        shown = visible(mask, low, high, b, h, i_row, j_column, M, N)
     p = weights(
-        products, base[None, :], shown, scores, sizes, b, h, i_row, j_column, M, N,
+        products, base[None, :], shown, scores, offset, b, h, i_row, j_column, M, N,
         EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=True)
@@ -164,7 +178,7 @@ def add_queries(
     return dk_acc, dv_acc
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=NUMBERS)
 def query_gradients_kernel(
     q,
     k,
@@ -173,7 +187,13 @@ def query_gradients_kernel(
     base,
     delta,
     dq,
-    sizes,
+    rows,
+    M,
+    N,
+    low,
+    high,
+    offset,
+    heads,
     sequences,
     mask,
     lists,
@@ -190,12 +210,13 @@ def query_gradients_kernel(
     PRECISION: tl.constexpr,
 ):
     """dq of a block of queries; tiles are (queries, keys)"""
-    blocks = tl.cdiv(sizes.M, BLOCK_M)
+    blocks = tl.cdiv(M, BLOCK_M)
     program = tl.program_id(0)
     block = blocks - 1 - program % blocks
-    h = program // blocks % sizes.H_q
-    b = program // blocks // sizes.H_q
-    at_b, first_q, first_k, M, N = sequence(sizes, sequences, b)
+    h = program // blocks % heads.H_q
+    b = program // blocks // heads.H_q
+    at_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
+    low, high, offset = from_start(sequences, low, high, offset, M, N)
     i0 = block * BLOCK_M
     if i0 >= M:
         return
@@ -204,12 +225,15 @@ def query_gradients_kernel(
     q_head, do_head = matrix(q, at_b, h, first_q), matrix(do, at_b, h, first_q)
     q_tile = load_rows(q_head, q.stride_l, i0, i < M, BLOCK_M, D, BLOCK_D, True)
     do_tile = load_rows(do_head, do.stride_l, i0, i < M, BLOCK_M, D_V, BLOCK_DV, True)
-    k_head = matrix(k, at_b, h // sizes.group, first_k)
-    v_head = matrix(v, at_b, h // sizes.group, first_k)
-    base_rows, delta_rows = vector(base, at_b, h, first_q), vector(delta, at_b, h, first_q)
+    k_head = matrix(k, at_b, h // heads.group, first_k)
+    v_head = matrix(v, at_b, h // heads.group, first_k)
+    base_rows, delta_rows = (
+        vector(base, heads, rows, at_b, h, first_q),
+        vector(delta, heads, rows, at_b, h, first_q),
+    )
     base_i, delta_i = load_statistics(base_rows, delta_rows, i, M, True)
     dq_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    spans = key_spans(mask, sizes, b, i0, M, N, BLOCK_M, BLOCK_N)
+    spans = key_spans(mask, low, high, b, i0, M, N, BLOCK_M, BLOCK_N)
     in_part, part_from, before, gap, in_full, full_from, row = visits(
         spans, lists, b, h, i0 // ROW_GRAIN, KEY_GRAIN, BLOCK_N
     )
@@ -217,7 +241,7 @@ def query_gradients_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         dq_acc = add_keys(
             dq_acc, q_tile, do_tile, k_head, v_head, k.stride_l, v.stride_l, base_i, delta_i,
-            sizes, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=False,
         )  # fmt: skip
     for t in range(in_part):
@@ -225,7 +249,7 @@ def query_gradients_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         dq_acc = add_keys(
             dq_acc, q_tile, do_tile, k_head, v_head, k.stride_l, v.stride_l, base_i, delta_i,
-            sizes, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=True,
         )  # fmt: skip
     dq_acc *= scores.scale
@@ -243,7 +267,9 @@ def add_keys(
     v_stride,
     base,
     delta,
-    sizes,
+    low,
+    high,
+    offset,
     mask,
     scores,
     dropout,
@@ -265,16 +291,16 @@ def add_keys(
     """dq / scale, with what one more block of keys adds"""
     j = j0 + tl.arange(0, BLOCK_N)
     i_column, j_row = (i0 + tl.arange(0, BLOCK_M))[:, None], j[None, :]
-    begin, end = used_keys(mask, sizes, b, M, N)
+    begin, end = used_keys(mask, low, high, b, M, N)
     used = (j >= begin) & (j < end)
     k_tile = load_rows(k_head, k_stride, j0, used, BLOCK_N, D, BLOCK_D, IN_PART)
     v_tile = load_rows(v_head, v_stride, j0, used, BLOCK_N, D_V, BLOCK_DV, IN_PART)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     shown = None
     if IN_PART:
-        shown = visible(mask, sizes, b, h, i_column, j_row, M, N)
+        shown = visible(mask, low, high, b, h, i_column, j_row, M, N)
     p = weights(
-        products, base[:, None], shown, scores, sizes, b, h, i_column, j_row, M, N,
+        products, base[:, None], shown, scores, offset, b, h, i_column, j_row, M, N,
         EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=False)

@@ -15,7 +15,12 @@ from transformer_kernels.backends.triton.kernels.gradients import (
     score_gradients,
     weights,
 )
-from transformer_kernels.backends.triton.kernels.primitives import load_rows, matrix, vector
+from transformer_kernels.backends.triton.kernels.primitives import (
+    NUMBERS,
+    load_rows,
+    matrix,
+    vector,
+)
 from transformer_kernels.backends.triton.kernels.visibility import (
     key_spans,
     query_spans,
@@ -32,7 +37,13 @@ def tile_gradients(
     do,
     base,
     delta,
-    sizes,
+    rows,
+    M,
+    N,
+    low,
+    high,
+    offset,
+    heads,
     mask,
     scores,
     dropout,
@@ -49,21 +60,20 @@ def tile_gradients(
     PRECISION: tl.constexpr,
 ):
     """ds of a tile, 0 where hidden"""
-    M, N = sizes.M, sizes.N
     i, j = i0 + tl.arange(0, BLOCK_M), j0 + tl.arange(0, BLOCK_N)
-    begin, end = used_keys(mask, sizes, b, M, N)
+    begin, end = used_keys(mask, low, high, b, M, N)
     used = (j >= begin) & (j < end)
     q_head, do_head = matrix(q, b, h, 0), matrix(do, b, h, 0)
-    k_head, v_head = matrix(k, b, h // sizes.group, 0), matrix(v, b, h // sizes.group, 0)
-    base_rows, delta_rows = vector(base, b, h, 0), vector(delta, b, h, 0)
+    k_head, v_head = matrix(k, b, h // heads.group, 0), matrix(v, b, h // heads.group, 0)
+    base_rows, delta_rows = vector(base, heads, rows, b, h, 0), vector(delta, heads, rows, b, h, 0)
     base_i, delta_i = load_statistics(base_rows, delta_rows, i, M, True)
     sees = base_i < float("inf")
     q_tile = load_rows(q_head, q.stride_l, i0, sees, BLOCK_M, D, BLOCK_D, True)
     k_tile = load_rows(k_head, k.stride_l, j0, used, BLOCK_N, D, BLOCK_D, True)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    shown = visible(mask, sizes, b, h, i[:, None], j[None, :], M, N)
+    shown = visible(mask, low, high, b, h, i[:, None], j[None, :], M, N)
     p = weights(
-        products, base_i[:, None], shown, scores, sizes, b, h, i[:, None], j[None, :], M, N,
+        products, base_i[:, None], shown, scores, offset, b, h, i[:, None], j[None, :], M, N,
         EXACT=q_tile.dtype == tl.float32,
     )  # fmt: skip
     do_tile = load_rows(do_head, do.stride_l, i0, sees, BLOCK_M, D_V, BLOCK_DV, True)
@@ -73,7 +83,7 @@ def tile_gradients(
     return score_gradients(p, dp, delta_i[:, None], shown, mask)
 
 
-@triton.jit(do_not_specialize=["sizes", "B", "own_b", "own_h"])
+@triton.jit(do_not_specialize=[*NUMBERS, "B", "own_b", "own_h"])
 def tile_sums_kernel(
     q,
     k,
@@ -82,7 +92,13 @@ def tile_sums_kernel(
     base,
     delta,
     dbias,
-    sizes,
+    rows,
+    M,
+    N,
+    low,
+    high,
+    offset,
+    heads,
     mask,
     scores,
     dropout,
@@ -98,7 +114,6 @@ def tile_sums_kernel(
     PRECISION: tl.constexpr,
 ):
     """dbias (own_b, own_h, M, N), where own_b is B or 1 and own_h H_q or 1"""
-    M, N = sizes.M, sizes.N
     row_blocks, column_blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
     j0 = program % column_blocks * BLOCK_N
@@ -107,11 +122,12 @@ def tile_sums_kernel(
     first_b = program // column_blocks // row_blocks // own_h
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for b in range(first_b, B, own_b):
-        any_begin, _, _, any_end = key_spans(mask, sizes, b, i0, M, N, BLOCK_M, BLOCK_N)
+        any_begin, _, _, any_end = key_spans(mask, low, high, b, i0, M, N, BLOCK_M, BLOCK_N)
         if (j0 >= any_begin * BLOCK_N) & (j0 < any_end * BLOCK_N):
-            for h in range(first_h, sizes.H_q, own_h):
+            for h in range(first_h, heads.H_q, own_h):
                 total += tile_gradients(
-                    q, k, v, do, base, delta, sizes, mask, scores, dropout, b, h, i0, j0,
+                    q, k, v, do, base, delta, rows, M, N, low, high, offset, heads, mask, scores,
+                    dropout, b, h, i0, j0,
                     D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION,
                 )  # fmt: skip
     i, j = i0 + tl.arange(0, BLOCK_M)[:, None], j0 + tl.arange(0, BLOCK_N)[None, :]
@@ -119,7 +135,7 @@ def tile_sums_kernel(
     tl.store(at, total.to(dbias.data.dtype.element_ty), mask=(i < M) & (j < N))
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=NUMBERS)
 def column_sums_kernel(
     q,
     k,
@@ -128,7 +144,13 @@ def column_sums_kernel(
     base,
     delta,
     sums,
-    sizes,
+    rows,
+    M,
+    N,
+    low,
+    high,
+    offset,
+    heads,
     mask,
     scores,
     dropout,
@@ -141,19 +163,19 @@ def column_sums_kernel(
     PRECISION: tl.constexpr,
 ):
     """sums (B, H_q, N) float32, of ds over the queries"""
-    M, N = sizes.M, sizes.N
     blocks = tl.cdiv(N, BLOCK_N)
     program = tl.program_id(0)
-    h = program // blocks % sizes.H_q
-    b = program // blocks // sizes.H_q
+    h = program // blocks % heads.H_q
+    b = program // blocks // heads.H_q
     j0 = program % blocks * BLOCK_N
     total = tl.zeros([BLOCK_N], tl.float32)
-    any_begin, _, _, any_end = query_spans(mask, sizes, b, j0, M, N, BLOCK_M, BLOCK_N)
+    any_begin, _, _, any_end = query_spans(mask, low, high, b, j0, M, N, BLOCK_M, BLOCK_N)
     for block in range(any_begin, any_end):
         ds = tile_gradients(
-            q, k, v, do, base, delta, sizes, mask, scores, dropout, b, h, block * BLOCK_M, j0,
+            q, k, v, do, base, delta, rows, M, N, low, high, offset, heads, mask, scores, dropout,
+            b, h, block * BLOCK_M, j0,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION,
         )  # fmt: skip
         total += tl.sum(ds, 0)
     j = j0 + tl.arange(0, BLOCK_N)
-    tl.store(vector(sums, b, h, 0) + j, total, mask=j < N)
+    tl.store(vector(sums, heads, N, b, h, 0) + j, total, mask=j < N)

@@ -15,10 +15,10 @@ CHUNK = tl.constexpr(128)
 """blocks that a program of a list looks at together"""
 
 
-@triton.jit(do_not_specialize=["sizes"])
-def summary_kernel(summary, sizes, mask, heads, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["M", "N"])
+def summary_kernel(summary, M, N, mask, heads, BLOCK: tl.constexpr):
     """A program a block; summary is (B or 1, heads, row blocks, column blocks) bytes"""
-    row_blocks, column_blocks = tl.cdiv(sizes.M, BLOCK), tl.cdiv(sizes.N, BLOCK)
+    row_blocks, column_blocks = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
     program = tl.program_id(0)
     column = program % column_blocks
     row = program // column_blocks % row_blocks
@@ -26,19 +26,22 @@ def summary_kernel(summary, sizes, mask, heads, BLOCK: tl.constexpr):
     b = program // column_blocks // row_blocks // heads
     i = row * BLOCK + tl.arange(0, BLOCK)[:, None]
     j = column * BLOCK + tl.arange(0, BLOCK)[None, :]
-    shown = flagged(mask, sizes, b, h, i, j, sizes.M, sizes.N)
-    as_all = shown == ((i < sizes.M) & (j < sizes.N))
+    shown = flagged(mask, b, h, i, j, M, N)
+    as_all = shown == ((i < M) & (j < N))
     some = tl.max(tl.max(shown.to(tl.int32), 1), 0)
     every = tl.min(tl.min(as_all.to(tl.int32), 1), 0)
     tl.store(summary + program, (some + every * some).to(tl.uint8))
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=["M", "N", "low", "high"])
 def list_kernel(
     summary,
     strides,
     lists,
-    sizes,
+    M,
+    N,
+    low,
+    high,
     mask,
     heads,
     BLOCK_M: tl.constexpr,
@@ -46,7 +49,6 @@ def list_kernel(
     BY_KEYS: tl.constexpr,
 ):
     """The list of one block: of queries, or of keys if BY_KEYS. Blocks are multiples of 64."""
-    M, N = sizes.M, sizes.N
     if BY_KEYS:
         blocks = tl.cdiv(N, BLOCK_N)
     else:
@@ -57,11 +59,11 @@ def list_kernel(
     b = program // blocks // heads
     if BY_KEYS:
         any_begin, all_begin, all_end, any_end = query_spans(
-            mask, sizes, b, block * BLOCK_N, M, N, BLOCK_M, BLOCK_N
+            mask, low, high, b, block * BLOCK_N, M, N, BLOCK_M, BLOCK_N
         )
     else:
         any_begin, all_begin, all_end, any_end = key_spans(
-            mask, sizes, b, block * BLOCK_M, M, N, BLOCK_M, BLOCK_N
+            mask, low, high, b, block * BLOCK_M, M, N, BLOCK_M, BLOCK_N
         )
 
     indices = lists.indices + tl.cast(program, tl.int64) * lists.columns

@@ -13,7 +13,9 @@ import triton.language as tl
 
 from transformer_kernels.backends.triton.kernels.dropout import kept
 from transformer_kernels.backends.triton.kernels.primitives import (
+    NUMBERS,
     exponents,
+    from_start,
     is_plain,
     load_rows,
     logarithm,
@@ -33,14 +35,20 @@ from transformer_kernels.backends.triton.kernels.visibility import (
 )
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
     q,
     k,
     v,
     o,
     lse,
-    sizes,
+    rows,
+    M,
+    N,
+    low,
+    high,
+    offset,
+    heads,
     sequences,
     mask,
     lists,
@@ -57,12 +65,13 @@ def forward_kernel(
     PRECISION: tl.constexpr,
 ):
     # The last blocks of queries first: under a causal mask they are the longest.
-    blocks = tl.cdiv(sizes.M, BLOCK_M)
+    blocks = tl.cdiv(M, BLOCK_M)
     program = tl.program_id(0)
     block = blocks - 1 - program % blocks
-    h = program // blocks % sizes.H_q
-    b = program // blocks // sizes.H_q
-    at_b, first_q, first_k, M, N = sequence(sizes, sequences, b)
+    h = program // blocks % heads.H_q
+    b = program // blocks // heads.H_q
+    at_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
+    low, high, offset = from_start(sequences, low, high, offset, M, N)
     i0 = block * BLOCK_M
     if i0 >= M:
         return
@@ -72,13 +81,13 @@ def forward_kernel(
     q_tile = load_rows(
         matrix(q, at_b, h, first_q), q.stride_l, i0, i < M, BLOCK_M, D, BLOCK_D, True
     )
-    k_head = matrix(k, at_b, h // sizes.group, first_k)
-    v_head = matrix(v, at_b, h // sizes.group, first_k)
+    k_head = matrix(k, at_b, h // heads.group, first_k)
+    v_head = matrix(v, at_b, h // heads.group, first_k)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
-    spans = key_spans(mask, sizes, b, i0, M, N, BLOCK_M, BLOCK_N)
+    spans = key_spans(mask, low, high, b, i0, M, N, BLOCK_M, BLOCK_N)
     in_part, part_from, before, gap, in_full, full_from, row = visits(
         spans, lists, b, h, i0 // ROW_GRAIN, KEY_GRAIN, BLOCK_N
     )
@@ -86,7 +95,7 @@ def forward_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         m_i, l_i, acc = attend(
             q_tile, k_head, v_head, k.stride_l, v.stride_l, m_i, l_i, acc,
-            sizes, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, EXACT, IN_PART=False,
         )  # fmt: skip
     for t in range(in_part):
@@ -94,7 +103,7 @@ def forward_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         m_i, l_i, acc = attend(
             q_tile, k_head, v_head, k.stride_l, v.stride_l, m_i, l_i, acc,
-            sizes, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, EXACT, IN_PART=True,
         )  # fmt: skip
 
@@ -103,7 +112,7 @@ def forward_kernel(
     acc *= (dropout.factor / total)[:, None]
     store_rows(matrix(o, at_b, h, first_q), o.stride_l, i0, i < M, acc, D_V)
     lse_i = tl.where(empty, float("-inf"), logarithm(m_i, total, EXACT))
-    tl.store(vector(lse, at_b, h, first_q) + i, lse_i, mask=i < M)
+    tl.store(vector(lse, heads, rows, at_b, h, first_q) + i, lse_i, mask=i < M)
 
 
 @triton.jit
@@ -116,7 +125,9 @@ def attend(
     m_i,
     l_i,
     acc,
-    sizes,
+    low,
+    high,
+    offset,
     mask,
     scores,
     dropout,
@@ -139,17 +150,17 @@ def attend(
     """The softmax state (m_i, l_i, acc) after one more block of keys"""
     j = j0 + tl.arange(0, BLOCK_N)
     i_column, j_row = (i0 + tl.arange(0, BLOCK_M))[:, None], j[None, :]
-    begin, end = used_keys(mask, sizes, b, M, N)
+    begin, end = used_keys(mask, low, high, b, M, N)
     used = (j >= begin) & (j < end)
     k_tile = load_rows(k_head, k_stride, j0, used, BLOCK_N, D, BLOCK_D, IN_PART)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    s = exponents(products, scores, sizes, b, h, i_column, j_row, M, N, EXACT)
+    s = exponents(products, scores, offset, b, h, i_column, j_row, M, N, EXACT)
     if is_plain(scores) and not IN_PART:
         # One product a row instead of one a score: the scale is not negative (launch.py).
-        largest = exponents(tl.max(products, 1), scores, sizes, b, h, 0, 0, M, N, EXACT)
+        largest = exponents(tl.max(products, 1), scores, offset, b, h, 0, 0, M, N, EXACT)
     v_tile = load_rows(v_head, v_stride, j0, used, BLOCK_N, D_V, BLOCK_DV, IN_PART)
     if IN_PART:
-        shown = visible(mask, sizes, b, h, i_column, j_row, M, N)
+        shown = visible(mask, low, high, b, h, i_column, j_row, M, N)
         s = tl.where(shown, s, float("-inf"))
         v_tile = without_unseen(v_tile, shown, mask)
 

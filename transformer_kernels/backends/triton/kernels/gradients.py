@@ -36,12 +36,11 @@ def load_statistics(base_rows, delta_rows, i, M, CHECKED: tl.constexpr):
 
 
 @triton.jit
-def weights(products, base, shown, scores, sizes, b, h, i, j, M, N, EXACT: tl.constexpr):
+def weights(products, base, shown, scores, offset, b, h, i, j, M, N, EXACT: tl.constexpr):
     """p of a tile, 0 where not `shown` (None: all is)"""
-    p = power(exponents(products, scores, sizes, b, h, i, j, M, N, EXACT) - base, EXACT)
     if shown is not None:
-        p = tl.where(shown, p, 0.0)
-    return p
+        base = tl.where(shown, base, float("inf"))
+    return power(exponents(products, scores, offset, b, h, i, j, M, N, EXACT) - base, EXACT)
 
 
 @triton.jit
@@ -77,7 +76,7 @@ def product_gradients(ds, products, scores):
         return ds * (1.0 - t * t)
 
 
-@triton.jit(do_not_specialize=["sizes"])
+@triton.jit(do_not_specialize=["rows", "M", "N"])
 def row_terms_kernel(
     o,
     do,
@@ -85,7 +84,10 @@ def row_terms_kernel(
     dlse,
     base,
     delta,
-    sizes,
+    rows,
+    M,
+    N,
+    heads,
     sequences,
     D_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -93,11 +95,11 @@ def row_terms_kernel(
     EXACT: tl.constexpr,
 ):
     """What each row brings into every tile: `base`, see `load_statistics`, and delta less dlse"""
-    blocks = tl.cdiv(sizes.M, BLOCK_M)
+    blocks = tl.cdiv(M, BLOCK_M)
     program = tl.program_id(0)
-    h = program // blocks % sizes.H_q
-    b = program // blocks // sizes.H_q
-    at_b, first_q, _, M, _ = sequence(sizes, sequences, b)
+    h = program // blocks % heads.H_q
+    b = program // blocks // heads.H_q
+    at_b, first_q, _, M, _ = sequence(sequences, b, M, N)
     i0 = program % blocks * BLOCK_M
     i = i0 + tl.arange(0, BLOCK_M)
     o_head, do_head = matrix(o, at_b, h, first_q), matrix(do, at_b, h, first_q)
@@ -105,8 +107,8 @@ def row_terms_kernel(
     do_tile = load_rows(do_head, do.stride_l, i0, i < M, BLOCK_M, D_V, BLOCK_DV, True)
     total = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     if dlse is not None:
-        total -= tl.load(vector(dlse, at_b, h, first_q) + i, mask=i < M, other=0.0)
-    tl.store(vector(delta, at_b, h, first_q) + i, total, mask=i < M)
-    lse_i = tl.load(vector(lse, at_b, h, first_q) + i, mask=i < M, other=0.0)
+        total -= tl.load(vector(dlse, heads, rows, at_b, h, first_q) + i, mask=i < M, other=0.0)
+    tl.store(vector(delta, heads, rows, at_b, h, first_q) + i, total, mask=i < M)
+    lse_i = tl.load(vector(lse, heads, rows, at_b, h, first_q) + i, mask=i < M, other=0.0)
     lse_i = tl.where(lse_i == float("-inf"), float("inf"), lse_i)
-    tl.store(vector(base, at_b, h, first_q) + i, unit(lse_i, EXACT), mask=i < M)
+    tl.store(vector(base, heads, rows, at_b, h, first_q) + i, unit(lse_i, EXACT), mask=i < M)

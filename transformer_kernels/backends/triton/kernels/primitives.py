@@ -8,20 +8,30 @@ Index tensors i (queries) and j (keys) broadcast to a tile in either orientation
 import triton
 import triton.language as tl
 
+NUMBERS = ["rows", "M", "N", "low", "high", "offset"]
+"""Arguments that change from call to call. Triton would compile a kernel anew where one of them is
+1 or a multiple of 16; it is told not to."""
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def sequence(sizes, sequences, b):
+def sequence(sequences, b, M, N):
     """(index of b in memory, its first query, its first key, M, N)"""
     if sequences.cu_q is None:
-        return b, 0, 0, sizes.M, sizes.N
+        return b, 0, 0, M, N
     else:
         first_q, first_k = tl.load(sequences.cu_q + b), tl.load(sequences.cu_k + b)
         M = tl.load(sequences.cu_q + b + 1) - first_q
         N = tl.load(sequences.cu_k + b + 1) - first_k
         return 0, first_q, first_k, M, N
+
+
+@triton.jit
+def from_start(sequences, low, high, offset, M, N):
+    """low, high and ALiBi's offset, counted from the first query and the first key"""
+    shift = sequences.from_end * (N - M)
+    return low + shift, high + shift, offset + shift
 
 
 @triton.jit
@@ -36,14 +46,9 @@ def matrix(rows, b, h, first):
 
 
 @triton.jit
-def vector(numbers, b, h, first):
-    """The address of the number of row `first` of head h."""
-    return (
-        numbers.data
-        + tl.cast(b, tl.int64) * numbers.stride_b
-        + tl.cast(h, tl.int64) * numbers.stride_h
-        + first
-    )
+def vector(numbers, heads, rows, b, h, first):
+    """The address of the number of row `first` of head h, of (B, H_q, rows) without gaps"""
+    return numbers + (tl.cast(b, tl.int64) * heads.H_q + h) * rows + first
 
 
 @triton.jit
@@ -111,7 +116,7 @@ def scaled(products, scores):
 
 
 @triton.jit
-def natural_scores(products, scores, sizes, b, h, i, j, M, N):
+def natural_scores(products, scores, offset, b, h, i, j, M, N):
     """s of docs/attention.md, not masked"""
     s = scaled(products, scores)
     if scores.bias is not None:
@@ -120,7 +125,6 @@ def natural_scores(products, scores, sizes, b, h, i, j, M, N):
         at = first + i.to(tl.int64) * stride[2] + j.to(tl.int64) * stride[3]
         s += tl.load(at, mask=(i < M) & (j < N), other=0.0).to(tl.float32)
     if scores.slopes is not None:
-        offset = sizes.alibi_offset + sizes.from_end * (N - M)
         s -= tl.load(scores.slopes + h) * tl.abs(i + offset - j).to(tl.float32)
     return s
 
@@ -132,7 +136,7 @@ def is_plain(scores):
 
 
 @triton.jit
-def exponents(products, scores, sizes, b, h, i, j, M, N, EXACT: tl.constexpr):
+def exponents(products, scores, offset, b, h, i, j, M, N, EXACT: tl.constexpr):
     """Scores in the unit of exponents: natural if EXACT, else times log2(e).
 
     The latter saves a product an element. Where scores are 100 it costs 1e-5 of a weight, which
@@ -141,7 +145,7 @@ def exponents(products, scores, sizes, b, h, i, j, M, N, EXACT: tl.constexpr):
     if is_plain(scores) and not EXACT:
         return products * (scores.scale * LOG2E)
     else:
-        return unit(natural_scores(products, scores, sizes, b, h, i, j, M, N), EXACT)
+        return unit(natural_scores(products, scores, offset, b, h, i, j, M, N), EXACT)
 
 
 @triton.jit

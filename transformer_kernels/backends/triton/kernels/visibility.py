@@ -5,13 +5,6 @@ import triton.language as tl
 
 
 @triton.jit
-def diagonals(sizes, M, N):
-    """(low, high): i + low <= j <= i + high"""
-    shift = sizes.from_end * (N - M)
-    return sizes.low + shift, sizes.high + shift
-
-
-@triton.jit
 def key_range(mask, b, N):
     """(begin, end) of the keys that the mask's range leaves"""
     begin = 0
@@ -24,10 +17,9 @@ def key_range(mask, b, N):
 
 
 @triton.jit
-def used_keys(mask, sizes, b, M, N):
+def used_keys(mask, low, high, b, M, N):
     """(begin, end) of the keys that diagonals and ranges show to some query. What lies outside is
     never loaded: it may be NaN, and 0 * NaN is NaN."""
-    low, high = diagonals(sizes, M, N)
     begin, end = key_range(mask, b, N)
     return tl.maximum(begin, low), tl.minimum(end, M + high)
 
@@ -42,20 +34,19 @@ def without_unseen(tile, shown, mask):
 
 
 @triton.jit
-def visible(mask, sizes, b, h, i, j, M, N):
+def visible(mask, low, high, b, h, i, j, M, N):
     """bool, of the shape to which i and j broadcast; False outside M x N"""
-    low, high = diagonals(sizes, M, N)
     begin, end = key_range(mask, b, N)
     # Two comparisons an element: what depends on the row alone is one number a row.
     last = tl.where(i < M, tl.minimum(i + high + 1, end), 0)
     shown = (j >= tl.maximum(i + low, begin)) & (j < last)
     if mask.q_segments is not None or mask.dense is not None or mask.layout is not None:
-        shown = shown & flagged(mask, sizes, b, h, i, j, M, N)
+        shown = shown & flagged(mask, b, h, i, j, M, N)
     return shown
 
 
 @triton.jit
-def flagged(mask, sizes, b, h, i, j, M, N):
+def flagged(mask, b, h, i, j, M, N):
     """What segments, dense flags and the layout show; False outside M x N"""
     shown = (i < M) & (j < N)
     inside = shown
@@ -70,7 +61,7 @@ def flagged(mask, sizes, b, h, i, j, M, N):
         shown = shown & (tl.load(at, mask=inside, other=0) != 0)
     if mask.layout is not None:
         stride = mask.layout_strides
-        row, column = i // sizes.block_size, j // sizes.block_size
+        row, column = i // mask.block_size, j // mask.block_size
         at = mask.layout + tl.cast(h, tl.int64) * stride[0] + row * stride[1] + column * stride[2]
         shown = shown & (tl.load(at, mask=inside, other=0) != 0)
     return shown
@@ -91,17 +82,15 @@ def spans(first, last, low, high, begin, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def key_spans(mask, sizes, b, i0, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def key_spans(mask, low, high, b, i0, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """`spans` of keys for the queries from i0"""
-    low, high = diagonals(sizes, M, N)
     begin, end = key_range(mask, b, N)
     return spans(i0, tl.minimum(i0 + BLOCK_M, M) - 1, low, high, begin, end, BLOCK_N)
 
 
 @triton.jit
-def query_spans(mask, sizes, b, j0, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def query_spans(mask, low, high, b, j0, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """`spans` of queries for the keys from j0: i + low <= j is i <= j - low"""
-    low, high = diagonals(sizes, M, N)
     begin, end = key_range(mask, b, N)
     last = tl.minimum(j0 + BLOCK_N, end) - 1
     first = tl.maximum(j0, begin)

@@ -1,0 +1,42 @@
+"""What Triton makes of the kernels without a GPU: they compile with every option, and once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "compile_options.py"
+ALWAYS = {"forward_kernel", "row_terms_kernel", "key_gradients_kernel", "query_gradients_kernel"}
+LISTS = {"summary_kernel", "list_kernel"}
+KERNELS = {
+    "plain": ALWAYS,
+    "dense": ALWAYS | LISTS,
+    "segments": ALWAYS | LISTS,
+    "layout": ALWAYS | LISTS,
+    "ranges": ALWAYS,
+    "dropout": ALWAYS,
+    "softcap": ALWAYS,
+    "alibi": ALWAYS,
+    "bias": ALWAYS | {"tile_sums_kernel"},
+    "bias-keys": ALWAYS | {"column_sums_kernel"},
+    "packed": ALWAYS,
+}
+
+
+@pytest.mark.parametrize("chip", ["sm90", "gfx9"])
+def test_every_option_compiles_and_lengths_make_no_new_kernels(chip: str) -> None:
+    """In a process in which Triton's interpreter is off."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), chip],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout)
+    assert {case: set(kernels) for case, kernels in found["compiled"].items()} == KERNELS
+    assert found["keys"] == dict.fromkeys(ALWAYS, 1)
