@@ -166,7 +166,7 @@ def add_queries(
     if IN_PART:
         shown = visible(mask, low, high, b, h, i_row, j_column, M, N)
     p = weights(
-        products, base[None, :], shown, scores, offset, b, h, i_row, j_column, M, N,
+        products, base[None, :], shown, mask, scores, offset, b, h, i_row, j_column, M, N,
         EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=True)
@@ -222,16 +222,19 @@ def query_gradients_kernel(
         return
 
     i = i0 + tl.arange(0, BLOCK_M)
-    q_head, do_head = matrix(q, at_b, h, first_q), matrix(do, at_b, h, first_q)
-    q_tile = load_rows(q_head, q.stride_l, i0, i < M, BLOCK_M, D, BLOCK_D, True)
-    do_tile = load_rows(do_head, do.stride_l, i0, i < M, BLOCK_M, D_V, BLOCK_DV, True)
-    k_head = matrix(k, at_b, h // heads.group, first_k)
-    v_head = matrix(v, at_b, h // heads.group, first_k)
-    base_rows, delta_rows = (
+    base_i, delta_i = load_statistics(
         vector(base, heads, rows, at_b, h, first_q),
         vector(delta, heads, rows, at_b, h, first_q),
+        i,
+        M,
+        True,
     )
-    base_i, delta_i = load_statistics(base_rows, delta_rows, i, M, True)
+    sees = base_i < float("inf")  # the others may hold NaN
+    q_head, do_head = matrix(q, at_b, h, first_q), matrix(do, at_b, h, first_q)
+    q_tile = load_rows(q_head, q.stride_l, i0, sees, BLOCK_M, D, BLOCK_D, True)
+    do_tile = load_rows(do_head, do.stride_l, i0, sees, BLOCK_M, D_V, BLOCK_DV, True)
+    k_head = matrix(k, at_b, h // heads.group, first_k)
+    v_head = matrix(v, at_b, h // heads.group, first_k)
     dq_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     spans = key_spans(mask, low, high, b, i0, M, N, BLOCK_M, BLOCK_N)
     in_part, part_from, before, gap, in_full, full_from, row = visits(
@@ -300,7 +303,7 @@ def add_keys(
     if IN_PART:
         shown = visible(mask, low, high, b, h, i_column, j_row, M, N)
     p = weights(
-        products, base[:, None], shown, scores, offset, b, h, i_column, j_row, M, N,
+        products, base[:, None], shown, mask, scores, offset, b, h, i_column, j_row, M, N,
         EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=False)

@@ -73,7 +73,7 @@ def tile_gradients(
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     shown = visible(mask, low, high, b, h, i[:, None], j[None, :], M, N)
     p = weights(
-        products, base_i[:, None], shown, scores, offset, b, h, i[:, None], j[None, :], M, N,
+        products, base_i[:, None], shown, mask, scores, offset, b, h, i[:, None], j[None, :], M, N,
         EXACT=q_tile.dtype == tl.float32,
     )  # fmt: skip
     do_tile = load_rows(do_head, do.stride_l, i0, sees, BLOCK_M, D_V, BLOCK_DV, True)

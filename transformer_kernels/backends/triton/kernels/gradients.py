@@ -36,11 +36,15 @@ def load_statistics(base_rows, delta_rows, i, M, CHECKED: tl.constexpr):
 
 
 @triton.jit
-def weights(products, base, shown, scores, offset, b, h, i, j, M, N, EXACT: tl.constexpr):
+def weights(products, base, shown, mask, scores, offset, b, h, i, j, M, N, EXACT: tl.constexpr):
     """p of a tile, 0 where not `shown` (None: all is)"""
     if shown is not None:
+        # Not the weights: AMD's compiler cannot turn a tile of flags into an operand's layout.
         base = tl.where(shown, base, float("inf"))
-    return power(exponents(products, scores, offset, b, h, i, j, M, N, EXACT) - base, EXACT)
+    p = power(exponents(products, scores, offset, b, h, i, j, M, N, EXACT) - base, EXACT)
+    if shown is not None and mask.q_segments is not None:
+        p = tl.where(shown, p, 0.0)  # a key of a segment that no query is of may be NaN
+    return p
 
 
 @triton.jit
