@@ -32,7 +32,7 @@ demo: build
 
 # One process a core, where pytest-xdist is installed.
 test: build
-	$(RUN) -m pytest tests $$($(RUN) -c 'import xdist' 2>/dev/null && echo -n auto)
+	$(RUN) -m pytest tests $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
 
 bench: build
 	$(RUN) -m pytest benchmarks

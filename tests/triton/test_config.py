@@ -17,8 +17,8 @@ KERNELS: tuple[config.Kernel, ...] = (
 )  # fmt: skip
 
 
-def problem(D: int, dtype: torch.dtype = torch.float16) -> AttentionProblem:
-    x = torch.zeros(1, 1, 2, D, dtype=dtype)
+def problem(device: torch.device, D: int, dtype: torch.dtype = torch.float16) -> AttentionProblem:
+    x = torch.zeros(1, 1, 2, D, dtype=dtype, device=device)
     return build_problem(x, x, x, None, None, None, None, 0.0, None, None)[0]
 
 
@@ -59,17 +59,19 @@ def test_chips(capability: tuple[int, int], name: str) -> None:
     assert config.chip_of(capability).name == name
 
 
-def test_what_it_does_not_take() -> None:
+def test_what_it_does_not_take(device: torch.device) -> None:
     reasons = TritonBackend().unsupported_reasons
     with target.pretend(CHIPS["sm86"]):
-        assert "99 KiB" in reasons(problem(300, torch.float32))[0]
-        assert not any("KiB" in reason for reason in reasons(problem(300)))
-    assert any("513" in reason for reason in reasons(problem(513)))
-    assert any("float64" in reason for reason in reasons(problem(8, torch.float64)))
+        assert "99 KiB" in reasons(problem(device, 300, torch.float32))[0]
+        assert not any("KiB" in reason for reason in reasons(problem(device, 300)))
+    assert any("513" in reason for reason in reasons(problem(device, 513)))
+    assert any("float64" in reason for reason in reasons(problem(device, 8, torch.float64)))
 
 
-def test_explain_names_chip_and_tile() -> None:
-    x = torch.zeros(1, 1, 2, 64)
+def test_explain_names_chip_and_tile(device: torch.device) -> None:
+    x = torch.zeros(1, 1, 2, 64, device=device)
     told = str(tk.explain(x, x, x, backend="triton"))
     assert "runs: triton (backends/triton, " in told
-    assert "forward tile 128 x 32" in told
+    tile = config.tile("forward", target.chip(device), 4, 64)
+    assert tile is not None
+    assert f"forward tile {tile.block_m} x {tile.block_n}" in told

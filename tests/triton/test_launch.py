@@ -16,9 +16,9 @@ def test_rows_side_by_side_are_not_copied() -> None:
     assert as_rows(x[..., ::2]).is_contiguous()
 
 
-def test_rows_far_apart_are_copied() -> None:
+def test_rows_far_apart_are_copied(device: torch.device) -> None:
     """Their distance times the rows of a tile would not fit 32 bits."""
-    memory = torch.randn(2 * MAX_ROW_STRIDE + 16, dtype=torch.float16)
+    memory = torch.randn(2 * MAX_ROW_STRIDE + 16, dtype=torch.float16, device=device)
     far = memory.as_strided((1, 1, 3, 16), (1, 1, MAX_ROW_STRIDE, 1))
     near = memory.as_strided((1, 1, 3, 16), (1, 1, MAX_ROW_STRIDE - 1, 1))
     assert as_rows(far).is_contiguous()
