@@ -12,7 +12,7 @@ import pytest
 
 from transformer_kernels import cli
 from transformer_kernels.backends.triton import config
-from transformer_kernels.backends.triton.offline import WIDTHS, Compiled, compile_tiles
+from transformer_kernels.backends.triton.offline import Compiled, compile_tiles
 
 CHIPS = ("sm80", "sm90", "sm100", "gfx9")
 KERNELS = {"forward", "row_terms", "key_gradients", "query_gradients", "tile_sums"}
@@ -48,7 +48,7 @@ def test_all_compile_and_fit(compiled: list[Compiled]) -> None:
         (kernel, dtype, columns)
         for kernel in KERNELS
         for dtype in ("bfloat16", "float32")
-        for columns in WIDTHS
+        for columns in config.WIDTHS
     }
     for one in compiled:
         print(one)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Literal
 
-Kernel = Literal["forward", "key_gradients", "query_gradients"]
+from transformer_kernels.backends.triton.config import WIDTHS, Kernel
+
 KERNELS: tuple[Kernel, ...] = ("forward", "key_gradients", "query_gradients")
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -17,9 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--kernel", choices=KERNELS, action="append", help="only this one; can be repeated"
     )
-    parser.add_argument(
-        "--width", type=int, choices=(64, 128, 256, 512), action="append", help="of D and D_v"
-    )
+    parser.add_argument("--width", type=int, choices=WIDTHS, action="append", help="of D and D_v")
     parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="of timing, for each of these (%(default)s)"

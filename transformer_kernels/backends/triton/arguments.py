@@ -1,7 +1,7 @@
 """What the kernels take, as named tuples: a tensor that is absent is None, and costs nothing.
 
 Triton passes a tuple field by field and compiles a kernel for which fields are None. Everything
-here is a plain number or tensor, so kernels read `mask.low` where C++ would read a params struct.
+here is a plain number or tensor, so kernels read `mask.dense` where C++ would read a params struct.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class TritonBackend:
 
     name = "triton"
     is_interpreted = interpreter.is_on()
-    """A thousand times slower than plain torch: "auto" must not choose it."""
+    """Far slower than plain torch: "auto" must not choose it."""
 
     def why_unavailable(self) -> str | None:
         reason: str | None = target.reason_against(

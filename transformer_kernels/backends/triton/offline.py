@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends.triton import config, interpreter, target
-from transformer_kernels.backends.triton.config import CHIPS
+from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
 from transformer_kernels.mask import Mask
 from transformer_kernels.problem import SavedForBackward
 from transformer_kernels.validate import build_problem
 
 DTYPES = (torch.bfloat16, torch.float32)
-WIDTHS = (64, 128, 256, 512)
 TARGETS = {
     "sm80": ("cuda", 80, 32),
     "sm86": ("cuda", 86, 32),

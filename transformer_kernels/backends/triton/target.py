@@ -12,13 +12,13 @@ import torch
 from transformer_kernels.backends.triton import interpreter
 from transformer_kernels.backends.triton.config import CHIPS, Chip, chip_of
 
-_INSTALLED = importlib.util.find_spec("triton") is not None
+INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def reason_against(device: torch.device) -> str | None:
     """Why Triton cannot run on the device; None when it can."""
-    if not _INSTALLED:
+    if not INSTALLED:
         return "the package triton is not installed: pip install triton"
     if interpreter.is_on():
         where = f"tensors are on {device}, and Triton's interpreter is on, which takes CPU tensors"

@@ -29,9 +29,10 @@ from transformer_kernels.backends.triton.kernels.primitives import (
 )
 from transformer_kernels.backends.triton.kernels.visibility import (
     block_start,
+    is_used,
+    key_range,
     key_spans,
     query_spans,
-    used_keys,
     visible,
     visits,
     without_unseen,
@@ -78,19 +79,19 @@ def key_gradients_kernel(
     b = program // blocks // H_kv
     at_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
     low, high, offset = from_start(sequences, low, high, offset, M, N)
+    begin, end = key_range(mask, b, N)
     j0 = program % blocks * BLOCK_N
     if j0 >= N:
         return
 
     j = j0 + tl.arange(0, BLOCK_N)
-    begin, end = used_keys(mask, low, high, b, M, N)
-    used = (j >= begin) & (j < end)
+    used = is_used(j, low, high, begin, end, M)
     k_head, v_head = matrix(k, at_b, h_kv, first_k), matrix(v, at_b, h_kv, first_k)
     k_tile = load_rows(k_head, k.stride_l, j0, used, BLOCK_N, D, BLOCK_D, True)
     v_tile = load_rows(v_head, v.stride_l, j0, used, BLOCK_N, D_V, BLOCK_DV, True)
     dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_acc = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    spans = query_spans(mask, low, high, b, j0, M, N, BLOCK_M, BLOCK_N)
+    spans = query_spans(low, high, begin, end, j0, M, BLOCK_M, BLOCK_N)
     for h in range(h_kv * heads.group, (h_kv + 1) * heads.group):
         q_head, do_head = matrix(q, at_b, h, first_q), matrix(do, at_b, h, first_q)
         base_rows, delta_rows = (
@@ -104,7 +105,8 @@ def key_gradients_kernel(
             i0 = block_start(lists, row, n, ROW_GRAIN, BLOCK_M)
             dk_acc, dv_acc = add_queries(
                 dk_acc, dv_acc, k_tile, v_tile, q_head, do_head, q.stride_l, do.stride_l,
-                base_rows, delta_rows, low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
+                base_rows, delta_rows, low, high, begin, end, offset, mask, scores, dropout,
+                b, h, i0, j0, M, N,
                 D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=False,
             )  # fmt: skip
         for t in range(in_part):
@@ -112,7 +114,8 @@ def key_gradients_kernel(
             i0 = block_start(lists, row, n, ROW_GRAIN, BLOCK_M)
             dk_acc, dv_acc = add_queries(
                 dk_acc, dv_acc, k_tile, v_tile, q_head, do_head, q.stride_l, do.stride_l,
-                base_rows, delta_rows, low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
+                base_rows, delta_rows, low, high, begin, end, offset, mask, scores, dropout,
+                b, h, i0, j0, M, N,
                 D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=True,
             )  # fmt: skip
     dk_acc *= scores.scale
@@ -134,6 +137,8 @@ def add_queries(
     delta_rows,
     low,
     high,
+    begin,
+    end,
     offset,
     mask,
     scores,
@@ -164,7 +169,7 @@ def add_queries(
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
     shown = None
     if IN_PART:
-        shown = visible(mask, low, high, b, h, i_row, j_column, M, N)
+        shown = visible(mask, low, high, begin, end, b, h, i_row, j_column, M, N)
     p = weights(
         products, base[None, :], shown, mask, scores, offset, b, h, i_row, j_column, M, N,
         EXACT=k_tile.dtype == tl.float32,
@@ -217,6 +222,7 @@ def query_gradients_kernel(
     b = program // blocks // heads.H_q
     at_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
     low, high, offset = from_start(sequences, low, high, offset, M, N)
+    begin, end = key_range(mask, b, N)
     i0 = block * BLOCK_M
     if i0 >= M:
         return
@@ -236,7 +242,7 @@ def query_gradients_kernel(
     k_head = matrix(k, at_b, h // heads.group, first_k)
     v_head = matrix(v, at_b, h // heads.group, first_k)
     dq_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    spans = key_spans(mask, low, high, b, i0, M, N, BLOCK_M, BLOCK_N)
+    spans = key_spans(low, high, begin, end, i0, M, BLOCK_M, BLOCK_N)
     in_part, part_from, before, gap, in_full, full_from, row = visits(
         spans, lists, b, h, i0 // ROW_GRAIN, KEY_GRAIN, BLOCK_N
     )
@@ -244,7 +250,7 @@ def query_gradients_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         dq_acc = add_keys(
             dq_acc, q_tile, do_tile, k_head, v_head, k.stride_l, v.stride_l, base_i, delta_i,
-            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, begin, end, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=False,
         )  # fmt: skip
     for t in range(in_part):
@@ -252,7 +258,7 @@ def query_gradients_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         dq_acc = add_keys(
             dq_acc, q_tile, do_tile, k_head, v_head, k.stride_l, v.stride_l, base_i, delta_i,
-            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, begin, end, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, IN_PART=True,
         )  # fmt: skip
     dq_acc *= scores.scale
@@ -272,6 +278,8 @@ def add_keys(
     delta,
     low,
     high,
+    begin,
+    end,
     offset,
     mask,
     scores,
@@ -294,14 +302,13 @@ def add_keys(
     """dq / scale, with what one more block of keys adds"""
     j = j0 + tl.arange(0, BLOCK_N)
     i_column, j_row = (i0 + tl.arange(0, BLOCK_M))[:, None], j[None, :]
-    begin, end = used_keys(mask, low, high, b, M, N)
-    used = (j >= begin) & (j < end)
+    used = is_used(j, low, high, begin, end, M)
     k_tile = load_rows(k_head, k_stride, j0, used, BLOCK_N, D, BLOCK_D, IN_PART)
     v_tile = load_rows(v_head, v_stride, j0, used, BLOCK_N, D_V, BLOCK_DV, IN_PART)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     shown = None
     if IN_PART:
-        shown = visible(mask, low, high, b, h, i_column, j_row, M, N)
+        shown = visible(mask, low, high, begin, end, b, h, i_column, j_row, M, N)
     p = weights(
         products, base[:, None], shown, mask, scores, offset, b, h, i_column, j_row, M, N,
         EXACT=k_tile.dtype == tl.float32,

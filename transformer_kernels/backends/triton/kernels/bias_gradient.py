@@ -22,9 +22,10 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     vector,
 )
 from transformer_kernels.backends.triton.kernels.visibility import (
+    is_used,
+    key_range,
     key_spans,
     query_spans,
-    used_keys,
     visible,
 )
 
@@ -61,8 +62,8 @@ def tile_gradients(
 ):
     """ds of a tile, 0 where hidden"""
     i, j = i0 + tl.arange(0, BLOCK_M), j0 + tl.arange(0, BLOCK_N)
-    begin, end = used_keys(mask, low, high, b, M, N)
-    used = (j >= begin) & (j < end)
+    begin, end = key_range(mask, b, N)
+    used = is_used(j, low, high, begin, end, M)
     q_head, do_head = matrix(q, b, h, 0), matrix(do, b, h, 0)
     k_head, v_head = matrix(k, b, h // heads.group, 0), matrix(v, b, h // heads.group, 0)
     base_rows, delta_rows = vector(base, heads, rows, b, h, 0), vector(delta, heads, rows, b, h, 0)
@@ -71,7 +72,7 @@ def tile_gradients(
     q_tile = load_rows(q_head, q.stride_l, i0, sees, BLOCK_M, D, BLOCK_D, True)
     k_tile = load_rows(k_head, k.stride_l, j0, used, BLOCK_N, D, BLOCK_D, True)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    shown = visible(mask, low, high, b, h, i[:, None], j[None, :], M, N)
+    shown = visible(mask, low, high, begin, end, b, h, i[:, None], j[None, :], M, N)
     p = weights(
         products, base_i[:, None], shown, mask, scores, offset, b, h, i[:, None], j[None, :], M, N,
         EXACT=q_tile.dtype == tl.float32,
@@ -122,7 +123,8 @@ def tile_sums_kernel(
     first_b = program // column_blocks // row_blocks // own_h
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for b in range(first_b, B, own_b):
-        any_begin, _, _, any_end = key_spans(mask, low, high, b, i0, M, N, BLOCK_M, BLOCK_N)
+        begin, end = key_range(mask, b, N)
+        any_begin, _, _, any_end = key_spans(low, high, begin, end, i0, M, BLOCK_M, BLOCK_N)
         if (j0 >= any_begin * BLOCK_N) & (j0 < any_end * BLOCK_N):
             for h in range(first_h, heads.H_q, own_h):
                 total += tile_gradients(
@@ -169,7 +171,8 @@ def column_sums_kernel(
     b = program // blocks // heads.H_q
     j0 = program % blocks * BLOCK_N
     total = tl.zeros([BLOCK_N], tl.float32)
-    any_begin, _, _, any_end = query_spans(mask, low, high, b, j0, M, N, BLOCK_M, BLOCK_N)
+    begin, end = key_range(mask, b, N)
+    any_begin, _, _, any_end = query_spans(low, high, begin, end, j0, M, BLOCK_M, BLOCK_N)
     for block in range(any_begin, any_end):
         ds = tile_gradients(
             q, k, v, do, base, delta, rows, M, N, low, high, offset, heads, mask, scores, dropout,

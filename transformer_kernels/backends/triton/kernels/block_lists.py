@@ -8,7 +8,12 @@ take diagonals and key ranges in as well.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.visibility import flagged, key_spans, query_spans
+from transformer_kernels.backends.triton.kernels.visibility import (
+    flagged,
+    key_range,
+    key_spans,
+    query_spans,
+)
 
 SUMMARY_BLOCK = tl.constexpr(64)
 CHUNK = tl.constexpr(128)
@@ -57,13 +62,14 @@ def list_kernel(
     block = program % blocks
     h = program // blocks % heads
     b = program // blocks // heads
+    begin, end = key_range(mask, b, N)
     if BY_KEYS:
         any_begin, all_begin, all_end, any_end = query_spans(
-            mask, low, high, b, block * BLOCK_N, M, N, BLOCK_M, BLOCK_N
+            low, high, begin, end, block * BLOCK_N, M, BLOCK_M, BLOCK_N
         )
     else:
         any_begin, all_begin, all_end, any_end = key_spans(
-            mask, low, high, b, block * BLOCK_M, M, N, BLOCK_M, BLOCK_N
+            low, high, begin, end, block * BLOCK_M, M, BLOCK_M, BLOCK_N
         )
 
     indices = lists.indices + tl.cast(program, tl.int64) * lists.columns

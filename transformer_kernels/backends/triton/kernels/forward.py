@@ -27,8 +27,9 @@ from transformer_kernels.backends.triton.kernels.primitives import (
 )
 from transformer_kernels.backends.triton.kernels.visibility import (
     block_start,
+    is_used,
+    key_range,
     key_spans,
-    used_keys,
     visible,
     visits,
     without_unseen,
@@ -72,6 +73,7 @@ def forward_kernel(
     b = program // blocks // heads.H_q
     at_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
     low, high, offset = from_start(sequences, low, high, offset, M, N)
+    begin, end = key_range(mask, b, N)
     i0 = block * BLOCK_M
     if i0 >= M:
         return
@@ -87,7 +89,7 @@ def forward_kernel(
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
-    spans = key_spans(mask, low, high, b, i0, M, N, BLOCK_M, BLOCK_N)
+    spans = key_spans(low, high, begin, end, i0, M, BLOCK_M, BLOCK_N)
     in_part, part_from, before, gap, in_full, full_from, row = visits(
         spans, lists, b, h, i0 // ROW_GRAIN, KEY_GRAIN, BLOCK_N
     )
@@ -95,7 +97,7 @@ def forward_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         m_i, l_i, acc = attend(
             q_tile, k_head, v_head, k.stride_l, v.stride_l, m_i, l_i, acc,
-            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, begin, end, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, EXACT, IN_PART=False,
         )  # fmt: skip
     for t in range(in_part):
@@ -103,7 +105,7 @@ def forward_kernel(
         j0 = block_start(lists, row, n, KEY_GRAIN, BLOCK_N)
         m_i, l_i, acc = attend(
             q_tile, k_head, v_head, k.stride_l, v.stride_l, m_i, l_i, acc,
-            low, high, offset, mask, scores, dropout, b, h, i0, j0, M, N,
+            low, high, begin, end, offset, mask, scores, dropout, b, h, i0, j0, M, N,
             D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, EXACT, IN_PART=True,
         )  # fmt: skip
 
@@ -127,6 +129,8 @@ def attend(
     acc,
     low,
     high,
+    begin,
+    end,
     offset,
     mask,
     scores,
@@ -150,8 +154,7 @@ def attend(
     """The softmax state (m_i, l_i, acc) after one more block of keys"""
     j = j0 + tl.arange(0, BLOCK_N)
     i_column, j_row = (i0 + tl.arange(0, BLOCK_M))[:, None], j[None, :]
-    begin, end = used_keys(mask, low, high, b, M, N)
-    used = (j >= begin) & (j < end)
+    used = is_used(j, low, high, begin, end, M)
     k_tile = load_rows(k_head, k_stride, j0, used, BLOCK_N, D, BLOCK_D, IN_PART)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     s = exponents(products, scores, offset, b, h, i_column, j_row, M, N, EXACT)
@@ -160,7 +163,7 @@ def attend(
         largest = exponents(tl.max(products, 1), scores, offset, b, h, 0, 0, M, N, EXACT)
     v_tile = load_rows(v_head, v_stride, j0, used, BLOCK_N, D_V, BLOCK_DV, IN_PART)
     if IN_PART:
-        shown = visible(mask, low, high, b, h, i_column, j_row, M, N)
+        shown = visible(mask, low, high, begin, end, b, h, i_column, j_row, M, N)
         s = tl.where(shown, s, float("-inf"))
         v_tile = without_unseen(v_tile, shown, mask)
 

@@ -17,11 +17,10 @@ def key_range(mask, b, N):
 
 
 @triton.jit
-def used_keys(mask, low, high, b, M, N):
-    """(begin, end) of the keys that diagonals and ranges show to some query. What lies outside is
+def is_used(j, low, high, begin, end, M):
+    """Whether diagonals and the range begin..end show key j to some query. What they do not is
     never loaded: it may be NaN, and 0 * NaN is NaN."""
-    begin, end = key_range(mask, b, N)
-    return tl.maximum(begin, low), tl.minimum(end, M + high)
+    return (j >= tl.maximum(begin, low)) & (j < tl.minimum(end, M + high))
 
 
 @triton.jit
@@ -34,9 +33,8 @@ def without_unseen(tile, shown, mask):
 
 
 @triton.jit
-def visible(mask, low, high, b, h, i, j, M, N):
+def visible(mask, low, high, begin, end, b, h, i, j, M, N):
     """bool, of the shape to which i and j broadcast; False outside M x N"""
-    begin, end = key_range(mask, b, N)
     # Two comparisons an element: what depends on the row alone is one number a row.
     last = tl.where(i < M, tl.minimum(i + high + 1, end), 0)
     shown = (j >= tl.maximum(i + low, begin)) & (j < last)
@@ -82,16 +80,14 @@ def spans(first, last, low, high, begin, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def key_spans(mask, low, high, b, i0, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def key_spans(low, high, begin, end, i0, M, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """`spans` of keys for the queries from i0"""
-    begin, end = key_range(mask, b, N)
     return spans(i0, tl.minimum(i0 + BLOCK_M, M) - 1, low, high, begin, end, BLOCK_N)
 
 
 @triton.jit
-def query_spans(mask, low, high, b, j0, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def query_spans(low, high, begin, end, j0, M, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """`spans` of queries for the keys from j0: i + low <= j is i <= j - low"""
-    begin, end = key_range(mask, b, N)
     last = tl.minimum(j0 + BLOCK_N, end) - 1
     first = tl.maximum(j0, begin)
     any_begin, all_begin, all_end, any_end = spans(first, last, -high, -low, 0, M, BLOCK_M)
