@@ -109,6 +109,11 @@ def units(machine: str, torch: Torch, pybind11_include: str) -> tuple[Unit, ...]
     minimum = ".".join(map(str, MINIMUM_TORCH))
     major, minor = MINIMUM_TORCH
     python = ("-isystem", sysconfig.get_path("include"))
+    stable_abi = (
+        *("-isystem", str(torch.root / "include")),
+        # The oldest torch whose stable ABI may be used: the build runs on any later one.
+        f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000",
+    )
     return (
         Unit(
             "csrc/module.cpp",
@@ -119,14 +124,8 @@ def units(machine: str, torch: Torch, pybind11_include: str) -> tuple[Unit, ...]
             ),
         ),
         Unit("csrc/direct.cpp", python),
-        Unit(
-            "csrc/operators.cpp",
-            (
-                *("-isystem", str(torch.root / "include")),
-                # The oldest torch whose stable ABI may be used: the build runs on any later one.
-                f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000",
-            ),
-        ),
+        Unit("csrc/operators.cpp", stable_abi),
+        Unit("csrc/call.cpp", stable_abi),
         Unit("csrc/run.cpp"),
         Unit("csrc/varlen.cpp"),
         Unit("csrc/memory.cpp"),

@@ -39,7 +39,16 @@ def tree(tmp_path: Path) -> Path:
     (root / "setup.py").write_text((ROOT / "setup.py").read_text())
     (root / "csrc/answer.h").write_text("#define ANSWER 42\n")
     (root / "csrc/module.cpp").write_text('#include "answer.h"\nint module() { return ANSWER; }\n')
-    for name in ("direct", "operators", "run", "varlen", "memory", "cpu/dispatch", "cpu/kernels"):
+    for name in (
+        "direct",
+        "operators",
+        "call",
+        "run",
+        "varlen",
+        "memory",
+        "cpu/dispatch",
+        "cpu/kernels",
+    ):
         (root / f"csrc/{name}.cpp").write_text("\n")
     return root
 
@@ -74,10 +83,10 @@ def test_object_names_differ() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_only_operators_sees_torch_headers() -> None:
+def test_only_operators_see_torch_headers() -> None:
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     seen = {path.name for path in sources if TORCH_INCLUDE.search(path.read_text())}
-    assert seen == {"operators.cpp"}
+    assert seen == {"call.cpp", "call.h", "operators.cpp"}
 
 
 def test_cxx_names_the_compiler(tmp_path: Path) -> None:

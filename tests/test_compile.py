@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
 from transformer_kernels import ops
+from transformer_kernels.problem import Extras
 from transformer_kernels.testing.backends import WITH_FLOAT64
 from transformer_kernels.testing.cases import CASES, Case, inputs
 from transformer_kernels.testing.operators import BACKWARD, FORWARD, operators_run_by
@@ -165,6 +166,14 @@ OPERATOR_OPTIONS: dict[str, Options] = {
 }
 
 
+def test_schemas_have_the_options_of_ops() -> None:
+    """csrc/call.h writes them out; the fakes and Triton's operators go by ops.py."""
+    operators = torch.ops.transformer_kernels
+    for operator in (operators.attention_forward, operators.attention_backward):
+        assert f", {ops.OPTIONS}" in str(operator.default._schema)
+    assert ops.OPTIONS.count(",") + 1 == len(Extras._fields) + len(get_args(ops.Numbers))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", OPERATOR_OPTIONS.values(), ids=OPERATOR_OPTIONS)
 def test_opcheck(options: Options, dtype: torch.dtype) -> None:
@@ -177,7 +186,9 @@ def test_opcheck(options: Options, dtype: torch.dtype) -> None:
     for dlse in (None, torch.randn_like(lse)):
         saved = (torch.randn_like(o), dlse, q, k, v, o, lse, summary)
         needs_grad = options.get("bias") is not None and rest[0] is not None
-        torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, needs_grad))
+        torch.library.opcheck(
+            operators.attention_backward.default, (*saved, *rest, needs_grad, True)
+        )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -194,7 +205,8 @@ def test_fakes_tell_shapes_and_strides(case: Case) -> None:
     backward = torch.ops.transformer_kernels.attention_backward
     real = forward(q, k, v, *extras, *numbers)
     o, lse, summary = real
-    back = (x.do, None, q, k, v, o, lse, summary, *extras, *numbers, extras.bias is not None)
+    wanted = (extras.bias is not None, True)
+    back = (x.do, None, q, k, v, o, lse, summary, *extras, *numbers, *wanted)
     real_back = backward(*back)
 
     mode = torch._subclasses.FakeTensorMode()

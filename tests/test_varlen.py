@@ -371,7 +371,7 @@ def test_opcheck(dtype: torch.dtype) -> None:
     q, k, v, *rest = arguments
     o, lse, summary = operators.attention_forward(*arguments)
     saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, summary)
-    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False))
+    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False, True))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_the_operators_check_what_memory_safety_needs(side: int, starts: Tensor 
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         operators.attention_forward(q, k, v, *rest)
     with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_backward(o, None, q, k, v, o, lse, summary, *rest, False)
+        operators.attention_backward(o, None, q, k, v, o, lse, summary, *rest, False, True)
 
 
 def test_a_window_without_bounds_has_no_align(backend: str) -> None:

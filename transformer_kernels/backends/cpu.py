@@ -59,6 +59,6 @@ class CpuBackend:
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         dq, dk, dv, dbias = torch.ops.transformer_kernels.attention_backward.default(
-            do, dlse, *saved, *extras, *ops.numbers(problem), bias_needs_grad
+            do, dlse, *saved, *extras, *ops.numbers(problem), bias_needs_grad, True
         )
         return dq, dk, dv, dbias if bias_needs_grad else None
