@@ -1,0 +1,32 @@
+// The library of emulated operators: what csrc/cuda/operators.cpp implements, under a name of its
+// own, and what tests may set. transformer_kernels/testing/emulator.py builds and loads it.
+#include <torch/csrc/stable/library.h>
+
+#include "../call.h"
+#include "../memory.h"
+#include "emulator/core.h"
+
+namespace {
+
+void want_poison(bool wanted) { tk::want_poison(wanted); }
+
+int64_t poisoned_bytes() { return static_cast<int64_t>(tk::poisoned_bytes()); }
+
+// In which order lanes and warps run; every order must give the same.
+void set_schedule(int64_t seed) { tk::emulator::options().seed = static_cast<uint64_t>(seed); }
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(transformer_kernels_emulated, m) {
+  m.def(TK_FORWARD_SCHEMA);
+  m.def(TK_BACKWARD_SCHEMA);
+  m.def("want_poison(bool wanted) -> ()");
+  m.def("poisoned_bytes() -> int");
+  m.def("set_schedule(int seed) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(transformer_kernels_emulated, CompositeExplicitAutograd, m) {
+  m.impl("want_poison", TORCH_BOX(&want_poison));
+  m.impl("poisoned_bytes", TORCH_BOX(&poisoned_bytes));
+  m.impl("set_schedule", TORCH_BOX(&set_schedule));
+}
