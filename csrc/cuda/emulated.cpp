@@ -15,6 +15,9 @@ int64_t poisoned_bytes() { return static_cast<int64_t>(tk::poisoned_bytes()); }
 // In which order lanes and warps run; every order must give the same.
 void set_schedule(int64_t seed) { tk::emulator::options().seed = static_cast<uint64_t>(seed); }
 
+// Of kernels that are compiled with -fsanitize=thread.
+void report_races(bool wanted) { tk::emulator::options().races = wanted; }
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(transformer_kernels_emulated, m) {
@@ -23,10 +26,12 @@ STABLE_TORCH_LIBRARY(transformer_kernels_emulated, m) {
   m.def("want_poison(bool wanted) -> ()");
   m.def("poisoned_bytes() -> int");
   m.def("set_schedule(int seed) -> ()");
+  m.def("report_races(bool wanted) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels_emulated, CompositeExplicitAutograd, m) {
   m.impl("want_poison", TORCH_BOX(&want_poison));
   m.impl("poisoned_bytes", TORCH_BOX(&poisoned_bytes));
   m.impl("set_schedule", TORCH_BOX(&set_schedule));
+  m.impl("report_races", TORCH_BOX(&report_races));
 }

@@ -121,6 +121,13 @@ TK_DEVICE float exp2_approx(float x) {
   return y;
 }
 
+// x, of which the compiler knows nothing: what is computed from it is not taken out of a loop, to
+// be kept in registers.
+TK_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 TK_DEVICE void add_to(float* global, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)),
                "f"(value)
