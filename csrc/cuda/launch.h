@@ -23,7 +23,9 @@ struct Call {
 size_t forward_workspace(const ForwardParams& params, const Call& call);
 size_t backward_workspace(const BackwardParams& params, const Call& call);
 
-// On the current device. Nothing waits for it. Throws std::runtime_error where CUDA reports one.
+// On the current device. Nothing waits for it. Outputs of packed sequences come in as what rows
+// without keys give, so that those behind the last sequence may be left alone. Throws
+// std::runtime_error where CUDA reports one.
 void forward(const ForwardParams& params, const Call& call, void* workspace);
 // `deterministic`: dq is summed in the order of key blocks, which wait for each other.
 void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic);

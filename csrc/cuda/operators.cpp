@@ -7,6 +7,8 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
+#include <initializer_list>
+#include <limits>
 #include <tuple>
 
 #include "../call.h"
@@ -67,6 +69,13 @@ Tensor workspace(size_t bytes, const tk::Device& device) {
   return tk::empty(size, tk::ScalarType::Byte, device);
 }
 
+// Of packed sequences no kernel sees the rows behind the last one; how many there are is known to
+// the device alone.
+void clear(const tk::Call& call, std::initializer_list<Tensor*> outputs) {
+  if (!call.packing) return;
+  for (Tensor* x : outputs) torch::stable::zero_(*x);
+}
+
 std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v, TK_OPTIONS) {
   const Tensor q_rows = as_rows(q), k_rows = as_rows(k), v_rows = as_rows(v);
   tk::Call call(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
@@ -76,6 +85,8 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor 
   if (pass.params.mask.summary) {
     tk::cuda::summarize(pass.params, pass.summary.size(0), pass.summary.size(1), launch);
   }
+  clear(call, {&pass.o});
+  if (call.packing) torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
   const Tensor scratch = workspace(tk::cuda::forward_workspace(pass.params, launch), call.device);
   tk::cuda::forward(pass.params, launch, scratch.data_ptr());
   return {pass.o, pass.lse, pass.summary};
@@ -92,6 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Option
   const Tensor d_o_rows = as_rows(d_o), o_rows = as_rows(o);
   const tk::BackwardInputs inputs{d_o_rows, q, k, v, o_rows, lse, dlse, block_summary, bias};
   tk::Backward pass(call, inputs, bias_needs_grad);
+  clear(call, {&pass.dq, &pass.dk, &pass.dv});
   const tk::cuda::Call launch = launch_of(call, on);
   const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), call.device);
   tk::cuda::backward(pass.params, launch, scratch.data_ptr(), deterministic);
