@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import setup
+from building.tools import find_compiler
 from tests.cuda.emulator_programs import Programs
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     """C++ programs that run kernels in the emulator; each is built once, by whoever needs it."""
-    if not (compiler := setup.find_compiler(os.environ)):
+    if not (compiler := find_compiler(os.environ)):
         pytest.skip("needs a C++ compiler on PATH")
     base = tmp_path_factory.getbasetemp()
     # The processes of pytest-xdist share the folder above their own.

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import setup
+from building.extension import ROOT
+from building.ninja import available_cores
 
-ROOT = Path(setup.__file__).parent
 EMULATOR = ROOT / "csrc/cuda/emulator"
 KERNELS = ROOT / "tests/cuda/kernels"
 FLAGS = (
@@ -58,7 +58,7 @@ class Programs:
         objects = [self.folder / f"emulator-{source.stem}.o" for source in sources]
         with (
             _one_at_a_time(self.folder / "emulator"),
-            ThreadPoolExecutor(setup.available_cores()) as pool,
+            ThreadPoolExecutor(available_cores()) as pool,
         ):
             if not all(path.exists() for path in objects):
                 list(pool.map(self._compile, sources, [path.name for path in objects]))
