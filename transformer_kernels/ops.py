@@ -137,9 +137,14 @@ def _load() -> str | None:
         import transformer_kernels._C  # noqa: F401
     except ImportError as error:
         return f"the compiled extension transformer_kernels._C is not available ({error})"
-    torch.library.register_fake("transformer_kernels::attention_forward", forward_fake)
-    torch.library.register_fake("transformer_kernels::attention_backward", backward_fake)
+    register_fakes("transformer_kernels")
     return None
+
+
+def register_fakes(namespace: str) -> None:
+    """For operators of csrc/call.h's schemas."""
+    torch.library.register_fake(f"{namespace}::attention_forward", forward_fake)
+    torch.library.register_fake(f"{namespace}::attention_backward", backward_fake)
 
 
 # Once, at import: torch.compile must find a constant here.
