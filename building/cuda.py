@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from setuptools.errors import PlatformError
 
@@ -238,21 +239,21 @@ def find_cuda(environ: Mapping[str, str]) -> CudaBuild:
 
 def cuda_units(torch: Torch) -> tuple[Unit, ...]:
     """Every object of csrc/cuda."""
+    return (Unit("csrc/cuda/operators.cpp", stable_abi(torch)), *kernel_units("nvcc"))
+
+
+def kernel_units(compiler: Literal["c++", "nvcc"], flags: tuple[str, ...] = ()) -> tuple[Unit, ...]:
+    """The kernels, and what launches them."""
     return (
-        Unit("csrc/cuda/operators.cpp", stable_abi(torch)),
-        Unit("csrc/cuda/launch.cu", compiler="nvcc"),
-        *kernel_units("nvcc"),
-    )
-
-
-def kernel_units(compiler: str) -> tuple[Unit, ...]:
-    return tuple(
-        Unit(
-            "csrc/cuda/sm80/kernels.cu",
-            (f"-DTK_ELEMENT={element}", f"-DTK_WIDTH={width}"),
-            f"{element.lower()}-{width}",
-            "nvcc" if compiler == "nvcc" else "c++",
-        )
-        for element in ELEMENTS
-        for width in WIDTHS
+        Unit("csrc/cuda/launch.cu", flags, compiler=compiler),
+        *(
+            Unit(
+                "csrc/cuda/sm80/kernels.cu",
+                (*flags, f"-DTK_ELEMENT={element}", f"-DTK_WIDTH={width}"),
+                f"{element.lower()}-{width}",
+                compiler,
+            )
+            for element in ELEMENTS
+            for width in WIDTHS
+        ),
     )

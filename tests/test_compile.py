@@ -13,9 +13,15 @@ from torch.utils.checkpoint import checkpoint
 import transformer_kernels as tk
 from transformer_kernels import ops
 from transformer_kernels.problem import Extras
-from transformer_kernels.testing.backends import WITH_FLOAT64
+from transformer_kernels.testing.backends import (
+    COMPILED_AND_DTYPES,
+    COMPILED_BACKENDS,
+    WITH_FLOAT64,
+    operators_of,
+)
 from transformer_kernels.testing.cases import CASES, Case, inputs
 from transformer_kernels.testing.operators import BACKWARD, FORWARD, operators_run_by
+from transformer_kernels.testing.results import reasons_against
 from transformer_kernels.validate import build_problem
 
 B, H, M, N, D = 2, 2, 67, 71, 8
@@ -174,11 +180,11 @@ def test_schemas_have_the_options_of_ops() -> None:
     assert ops.OPTIONS.count(",") + 1 == len(Extras._fields) + len(get_args(ops.Numbers))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
 @pytest.mark.parametrize("options", OPERATOR_OPTIONS.values(), ids=OPERATOR_OPTIONS)
-def test_opcheck(options: Options, dtype: torch.dtype) -> None:
+def test_opcheck(options: Options, backend: str, dtype: torch.dtype) -> None:
     """Schema, fake tensors and AOT dispatch, static and dynamic, of both operators."""
-    operators = torch.ops.transformer_kernels
+    operators = operators_of(backend)
     arguments = arguments_of_forward(dtype, **options)
     torch.library.opcheck(operators.attention_forward.default, arguments)
     q, k, v, *rest = arguments
@@ -191,9 +197,12 @@ def test_opcheck(options: Options, dtype: torch.dtype) -> None:
         )
 
 
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_fakes_tell_shapes_and_strides(case: Case) -> None:
+def test_fakes_tell_shapes_and_strides(case: Case, backend: str) -> None:
     """Fake outputs look like real ones, in every case of the table."""
+    if reasons := reasons_against(case, backend):
+        pytest.skip("; ".join(reasons))
     x = inputs(case, torch.float32)
     q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
     bias = None if x.bias is None else x.bias.detach()
@@ -201,8 +210,8 @@ def test_fakes_tell_shapes_and_strides(case: Case) -> None:
         q, k, v, case.bound_mask(), bias, None, case.softcap, case.dropout_p, 1, None
     )
     numbers = ops.numbers(problem)
-    forward = torch.ops.transformer_kernels.attention_forward
-    backward = torch.ops.transformer_kernels.attention_backward
+    operators = operators_of(backend)
+    forward, backward = operators.attention_forward, operators.attention_backward
     real = forward(q, k, v, *extras, *numbers)
     o, lse, summary = real
     wanted = (extras.bias is not None, True)

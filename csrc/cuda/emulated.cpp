@@ -1,5 +1,5 @@
-// The library of emulated operators: what csrc/cuda/operators.cpp implements, under a name of its
-// own, and what tests may set. transformer_kernels/testing/emulator.py builds and loads it.
+// The library of emulated operators, TK_LIBRARY: what csrc/cuda/operators.cpp implements, and what
+// tests may set. transformer_kernels/testing/emulator.py builds and loads it.
 #include <torch/csrc/stable/library.h>
 
 #include "../call.h"
@@ -20,7 +20,11 @@ void report_races(bool wanted) { tk::emulator::options().races = wanted; }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY(transformer_kernels_emulated, m) {
+// In between, so that TK_LIBRARY is replaced by what it stands for.
+#define TK_DEFINE(library) STABLE_TORCH_LIBRARY(library, m)
+#define TK_IMPLEMENT(library, key) STABLE_TORCH_LIBRARY_IMPL(library, key, m)
+
+TK_DEFINE(TK_LIBRARY) {
   m.def(TK_FORWARD_SCHEMA);
   m.def(TK_BACKWARD_SCHEMA);
   m.def("want_poison(bool wanted) -> ()");
@@ -29,7 +33,7 @@ STABLE_TORCH_LIBRARY(transformer_kernels_emulated, m) {
   m.def("report_races(bool wanted) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels_emulated, CompositeExplicitAutograd, m) {
+TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd) {
   m.impl("want_poison", TORCH_BOX(&want_poison));
   m.impl("poisoned_bytes", TORCH_BOX(&poisoned_bytes));
   m.impl("set_schedule", TORCH_BOX(&set_schedule));

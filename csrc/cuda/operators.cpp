@@ -113,7 +113,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Option
 }  // namespace
 
 #ifdef TK_EMULATOR
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels_emulated, CPU, m) {
+#define TK_IMPLEMENT(library) STABLE_TORCH_LIBRARY_IMPL(library, CPU, m)
+TK_IMPLEMENT(TK_LIBRARY) {
 #else
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m) {
 #endif

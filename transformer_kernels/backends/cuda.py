@@ -13,6 +13,8 @@ from transformer_kernels.problem import AttentionProblem
 
 Capability = tuple[int, int]
 
+_NOT_BUILT = "the extension is built without CUDA kernels; `make build` says why"
+
 WIDTHS = (32, 64, 96, 128, 192, 256)
 """Rows are filled up to one of them; kWidths in csrc/cuda/tile_config.h."""
 
@@ -23,13 +25,21 @@ class CudaBackend(CompiledBackend):
     name = "cuda"
 
     def operators(self, device: torch.device) -> Any:
-        if device.type == "cpu":
-            return torch.ops.transformer_kernels_emulated
+        if device.type == "cpu" and _emulated_by is not None:
+            return getattr(torch.ops, _emulated_by)
         return torch.ops.transformer_kernels
 
     def why_unavailable(self) -> str | None:
-        unavailable: str | None = _reason_against(torch.device("cpu" if _emulated else "cuda"))
+        unavailable: str | None = _reason_against(torch.device("cpu" if _emulated_by else "cuda"))
         return unavailable
+
+    @staticmethod
+    def why_not_built() -> str | None:
+        """The reason if there are no kernels, whatever the device."""
+        if (unavailable := ops.why_unavailable()) is not None:
+            return unavailable
+        _, architectures = built_for()
+        return None if architectures else _NOT_BUILT
 
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         reasons = []
@@ -51,13 +61,18 @@ class CudaBackend(CompiledBackend):
         return f"csrc/cuda/sm80, {dtype}, width {width}, {_where(problem.device)}"
 
 
-_emulated = False
+_emulated_by: str | None = None
 
 
-def emulate() -> None:
-    """From now on the backend takes CPU tensors, by the operators of testing/emulator.py."""
-    global _emulated
-    _emulated = True
+def emulate(namespace: str | None) -> None:
+    """From now on the backend takes CPU tensors, by these operators; for testing/emulator.py."""
+    global _emulated_by
+    _emulated_by = namespace
+
+
+def emulated_by() -> str | None:
+    """The namespace of the operators that take CPU tensors; None if none do."""
+    return _emulated_by
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -65,13 +80,13 @@ def _reason_against(device: torch.device) -> str | None:
     """Why no kernel can run on the device; None when one can."""
     if (unavailable := ops.why_unavailable()) is not None:
         return unavailable
-    if device.type == "cpu" and _emulated:
+    if device.type == "cpu" and _emulated_by:
         return None
     if device.type != "cuda":
         return f"tensors are on {device}, these kernels run on a CUDA device"
     version, architectures = built_for()
     if not architectures:
-        return "the extension is built without CUDA kernels; `make build` says why"
+        return _NOT_BUILT
     if not torch.cuda.is_available():
         return "there is no GPU here"
     if torch.version.hip is not None:
