@@ -1,0 +1,131 @@
+#include "fiber.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <new>
+
+#if defined(__x86_64__)
+
+// The last jump, unlike `ret`, is to a target that the processor can predict.
+__asm__(R"(
+.text
+.p2align 4
+.globl tk_emulator_switch
+.hidden tk_emulator_switch
+tk_emulator_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  popq %rcx
+  jmpq *%rcx
+)");
+
+namespace {
+constexpr int kReturnWord = 6;      // the address to go on at, after six registers
+constexpr size_t kFrameBytes = 64;  // leaves the stack as after a call: 8 below a multiple of 16
+}  // namespace
+
+#elif defined(__aarch64__)
+
+__asm__(R"(
+.text
+.p2align 4
+.globl tk_emulator_switch
+.hidden tk_emulator_switch
+tk_emulator_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  br x30
+)");
+
+namespace {
+constexpr int kReturnWord = 11;
+constexpr size_t kFrameBytes = 160;
+}  // namespace
+
+#endif
+
+namespace tk::emulator {
+
+namespace {
+
+// Were all stacks alike, 32 lanes would compete for the same few lines of the first-level cache.
+constexpr size_t kColours = 32;
+constexpr size_t kColourBytes = 128;
+
+size_t page() {
+  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+size_t stride() { return kStackBytes + page(); }
+
+}  // namespace
+
+void Stacks::reserve(int count) {
+  if (count <= count_) return;
+  if (begin_) munmap(begin_, count_ * stride());
+  begin_ = nullptr, count_ = 0;
+  void* memory = mmap(nullptr, count * stride(), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  begin_ = static_cast<char*>(memory), count_ = count;
+  for (int i = 0; i < count; ++i) mprotect(begin_ + i * stride(), page(), PROT_NONE);
+}
+
+void* Stacks::prepare(int index, void (*entry)()) {
+  char* top = begin_ + (index + 1) * stride() - index % kColours * kColourBytes;
+  void** frame = reinterpret_cast<void**>(top - kFrameBytes);
+  memset(frame, 0, kFrameBytes);
+  frame[kReturnWord] = reinterpret_cast<void*>(entry);
+  return frame;
+}
+
+bool Stacks::contains(const void* address) const {
+  const char* at = static_cast<const char*>(address);
+  return at >= begin_ && at < begin_ + count_ * stride();
+}
+
+int Stacks::overflowed(const void* address) const {
+  if (!contains(address)) return -1;
+  const size_t offset = static_cast<const char*>(address) - begin_;
+  return offset % stride() < page() ? static_cast<int>(offset / stride()) : -1;
+}
+
+}  // namespace tk::emulator
