@@ -8,20 +8,28 @@
 namespace tk::emulator {
 
 constexpr int kWarp = 32;
+constexpr uint32_t kAllLanes = 0xffffffff;
 
 // Where a kernel calls an instruction.
 struct Site {
   const char* file;
   int line;
+  // As the default of a parameter: where that function is called.
+  static constexpr Site here(const char* file_ = __builtin_FILE(), int line_ = __builtin_LINE()) {
+    return {file_, line_};
+  }
 };
 
-// As the default of a last parameter it is the caller's.
-#define TK_HERE \
-  ::tk::emulator::Site { __builtin_FILE(), __builtin_LINE() }
-
-// How a launch is run. The order of lanes and warps and the place of shared memory follow the seed.
 struct Options {
+  // The order of lanes, warps and blocks, the place of shared memory and the delay of asynchronous
+  // copies follow it. 0: ascending; 1: descending; else random.
   uint64_t seed = 0;
+  // Also report accesses that nothing orders, of kernels compiled with -fsanitize=thread.
+  bool races = false;
+  // Processor time after which a thread that never lets another run is taken to hang.
+  int patience_seconds = 20;
+  // Dynamic shared memory that a launch may ask for; sm_90 has 227 KiB.
+  size_t most_shared_bytes = 227 * 1024;
 };
 Options& options();
 
@@ -43,19 +51,26 @@ void together(const Collective& what, uint32_t lanes, void* operand, Site site);
 
 int this_lane();
 
-// Ends the launch with an Error. Does not return.
+// Ends the launch with an Error.
 [[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 // The dynamic shared memory of this block.
 unsigned char* shared_memory();
+// As an address of PTX: of 18 bits, and aligned as the memory is.
+uint32_t shared_address(const void* shared);
 // Fails unless all bytes are in it and the address is a multiple of `alignment`.
 void check_shared(const void* address, size_t bytes, size_t alignment, const char* name, Site site);
 
-// Waits at barrier `id` for `threads` threads.
-void barrier(int id, unsigned threads, const char* name, Site site);
+// A barrier of the block, for `threads` threads.
+void barrier_wait(int id, unsigned threads, const char* name, Site site);
+void barrier_arrive(int id, unsigned threads, const char* name, Site site);
 
-// Lets other threads run: for loops that wait for memory to change.
+// Lets other threads run first: for loops that wait for memory to change.
 void spin(const char* name, Site site);
+
+void fence();
+int load_acquire(const int* global, Site site);
+void add_release(int* global, int value, Site site);
 
 // An asynchronous copy of 16 bytes by this thread; zeros if not there. Arrives at the wait.
 void copy_later(void* shared, const void* global, bool there, Site site);
@@ -69,8 +84,9 @@ struct Launch {
   size_t shared_bytes;
   void (*thread)(const void* arguments);
   const void* arguments;
+  size_t argument_bytes;
 };
-// Runs every block, one after the other. Throws Error.
+// Throws Error.
 void launch(const Launch& what);
 
 }  // namespace tk::emulator

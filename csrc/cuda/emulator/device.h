@@ -53,8 +53,6 @@ TK_DEVICE int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 TK_DEVICE uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 TK_DEVICE uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-constexpr unsigned kEveryLane = 0xffffffffu;
-
 namespace tk::emulator {
 
 // A lane's part in a shuffle or a vote.
@@ -95,90 +93,102 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned
             const Call& call = *static_cast<const Call*>(opaque);
             std::apply(call.kernel, call.arguments);
           },
-          &call});
+          &call, sizeof call});
 }
 
 }  // namespace tk::emulator
 
-TK_DEVICE void __syncthreads(tk::emulator::Site site = TK_HERE) {
-  tk::emulator::barrier(0, blockDim.x, "__syncthreads", site);
+TK_DEVICE void __syncthreads(tk::emulator::Site site = tk::emulator::Site::here()) {
+  tk::emulator::barrier_wait(0, blockDim.x, "__syncthreads", site);
 }
 
-TK_DEVICE void __syncwarp(unsigned lanes = kEveryLane, tk::emulator::Site site = TK_HERE) {
+TK_DEVICE void __syncwarp(unsigned lanes = tk::emulator::kAllLanes, tk::emulator::Site site = tk::emulator::Site::here()) {
   tk::emulator::together(tk::emulator::kSyncWarp, lanes, nullptr, site);
 }
 
 template <typename T>
 TK_DEVICE T __shfl_sync(unsigned lanes, T value, int source, int width = 32,
-                        tk::emulator::Site site = TK_HERE) {
+                        tk::emulator::Site site = tk::emulator::Site::here()) {
   const int lane = tk::emulator::this_lane();
   return tk::emulator::shuffle(lanes, value, (lane & -width) | (source & (width - 1)), site);
 }
 
 template <typename T>
 TK_DEVICE T __shfl_xor_sync(unsigned lanes, T value, int flip, int width = 32,
-                            tk::emulator::Site site = TK_HERE) {
+                            tk::emulator::Site site = tk::emulator::Site::here()) {
   const int lane = tk::emulator::this_lane(), source = lane ^ flip;
   return tk::emulator::shuffle(lanes, value, (source & -width) > lane ? lane : source, site);
 }
 
 template <typename T>
 TK_DEVICE T __shfl_up_sync(unsigned lanes, T value, unsigned delta, int width = 32,
-                           tk::emulator::Site site = TK_HERE) {
+                           tk::emulator::Site site = tk::emulator::Site::here()) {
   const int lane = tk::emulator::this_lane(), source = lane - static_cast<int>(delta);
   return tk::emulator::shuffle(lanes, value, source < (lane & -width) ? lane : source, site);
 }
 
 template <typename T>
 TK_DEVICE T __shfl_down_sync(unsigned lanes, T value, unsigned delta, int width = 32,
-                             tk::emulator::Site site = TK_HERE) {
+                             tk::emulator::Site site = tk::emulator::Site::here()) {
   const int lane = tk::emulator::this_lane(), source = lane + static_cast<int>(delta);
   return tk::emulator::shuffle(lanes, value, source > (lane | (width - 1)) ? lane : source, site);
 }
 
-TK_DEVICE unsigned __ballot_sync(unsigned lanes, int predicate, tk::emulator::Site site = TK_HERE) {
+TK_DEVICE unsigned __ballot_sync(unsigned lanes, int predicate, tk::emulator::Site site = tk::emulator::Site::here()) {
   return tk::emulator::ballot(lanes, predicate != 0, site);
 }
 
-TK_DEVICE int __any_sync(unsigned lanes, int predicate, tk::emulator::Site site = TK_HERE) {
+TK_DEVICE int __any_sync(unsigned lanes, int predicate, tk::emulator::Site site = tk::emulator::Site::here()) {
   return tk::emulator::ballot(lanes, predicate != 0, site) != 0;
 }
 
-TK_DEVICE int __all_sync(unsigned lanes, int predicate, tk::emulator::Site site = TK_HERE) {
+TK_DEVICE int __all_sync(unsigned lanes, int predicate, tk::emulator::Site site = tk::emulator::Site::here()) {
   return tk::emulator::ballot(lanes, predicate != 0, site) == lanes;
 }
 
-// Blocks and threads take turns, so what reads and writes at once is atomic.
+namespace tk::emulator {
+
+// Threads take turns, so that what reads and writes at once is atomic. Not inline: an access here is
+// none that could race.
+float update(float* address, float (*change)(float, float), float value, Site site);
+int update(int* address, int (*change)(int, int), int value, Site site);
+unsigned update(unsigned* address, unsigned (*change)(unsigned, unsigned), unsigned value,
+                Site site);
+unsigned long long update(unsigned long long* address,
+                          unsigned long long (*change)(unsigned long long, unsigned long long),
+                          unsigned long long value, Site site);
+
+}  // namespace tk::emulator
+
 template <typename T>
-TK_DEVICE T atomicAdd(T* address, T value) {
-  const T before = *address;
-  *address = before + value;
-  return before;
+TK_DEVICE T atomicAdd(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
+  return tk::emulator::update(address, [](T old, T x) -> T { return old + x; }, value, site);
 }
 
 template <typename T>
-TK_DEVICE T atomicMax(T* address, T value) {
-  const T before = *address;
-  if (value > before) *address = value;
-  return before;
+TK_DEVICE T atomicMax(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
+  return tk::emulator::update(address, [](T old, T x) -> T { return old < x ? x : old; }, value,
+                              site);
 }
 
 template <typename T>
-TK_DEVICE T atomicExch(T* address, T value) {
-  const T before = *address;
-  *address = value;
-  return before;
+TK_DEVICE T atomicMin(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
+  return tk::emulator::update(address, [](T old, T x) -> T { return x < old ? x : old; }, value,
+                              site);
 }
 
 template <typename T>
-TK_DEVICE T atomicCAS(T* address, T expected, T value) {
-  const T before = *address;
-  if (before == expected) *address = value;
-  return before;
+TK_DEVICE T atomicOr(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
+  return tk::emulator::update(address, [](T old, T x) -> T { return old | x; }, value, site);
 }
 
-TK_DEVICE void __threadfence() {}
-TK_DEVICE void __threadfence_block() {}
+template <typename T>
+TK_DEVICE T atomicExch(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
+  return tk::emulator::update(address, [](T, T x) -> T { return x; }, value, site);
+}
+
+TK_DEVICE void __threadfence() { tk::emulator::fence(); }
+TK_DEVICE void __threadfence_block() { tk::emulator::fence(); }
 
 template <typename T>
 TK_DEVICE T __ldg(const T* address) {
@@ -211,10 +221,11 @@ TK_DEVICE int __float_as_int(float x) { return static_cast<int>(__float_as_uint(
 TK_DEVICE float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
 
 TK_DEVICE float __fdividef(float a, float b) { return a / b; }
-TK_DEVICE float rsqrtf(float x) { return 1 / sqrtf(x); }
+TK_DEVICE float tk_reciprocal_root(float x) { return 1 / sqrtf(x); }
 // Macros, because C libraries have symbols of these names.
-#define __expf(x) expf(x)
-#define __logf(x) logf(x)
+#define rsqrtf tk_reciprocal_root
+#define __expf expf
+#define __logf logf
 
 // As CUDA has them: unqualified, of one type or of two that mix.
 template <typename A, typename B>

@@ -2,299 +2,270 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
 #include <mutex>
 
-#include "device.h"
-#include "memory.h"
+#include "fault.h"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace tk::emulator {
 
+Machine machine;
+Thread* current = nullptr;
+
 namespace {
 
 // Rounds in which every thread that can run only looks whether memory has changed.
-constexpr int kPatience = 10000;
-
-enum Order { kAscending, kDescending, kRandom, kOrders };
-
-uint32_t lane_bit(int thread) { return 1u << thread % kWarp; }
+constexpr int kPatience = 1000;
+// Rounds after which blocks that have not started may be what they wait for.
+constexpr int kBeforeMoreBlocks = 4;
+constexpr unsigned kMostResidents = 32;
 
 }  // namespace
-
-Machine& machine() {
-  static Machine* const only = new Machine;
-  return *only;
-}
 
 Options& options() {
   static Options only;
   return only;
 }
 
-std::string describe(Site site) {
-  const char* slash = strrchr(site.file, '/');
-  return std::string(slash ? slash + 1 : site.file) + ":" + std::to_string(site.line);
-}
-
 uint64_t Machine::random() {
   random_state_ ^= random_state_ << 13;
   random_state_ ^= random_state_ >> 7;
   random_state_ ^= random_state_ << 17;
-  return random_state_;
+  return random_state_ >> 8;
 }
 
 void Machine::run(const Launch& launch) {
-  if (launch.threads == 0 || launch.threads > kMaxThreads || launch.threads % kWarp) {
-    throw Error(std::string(launch.name) + ": " + std::to_string(launch.threads) +
-                " threads; must be a multiple of 32, at most 1024");
-  }
   launch_ = launch;
-  error_.clear();
-  stacks_.reserve(static_cast<int>(launch.threads));
-  const uint64_t seed = options().seed;
-  random_state_ = (seed + 1) * 0x9E3779B97F4A7C15u;
-  order_ = static_cast<int>(seed % kOrders);
-  warp_count_ = static_cast<int>(launch.threads) / kWarp;
+  const auto refuse = [&](const std::string& why) {
+    throw Error(std::string(launch.name) + ": " + why);
+  };
+  if (launch.threads == 0 || launch.threads > kMaxThreads || launch.threads % kWarp) {
+    refuse(std::to_string(launch.threads) + " threads; must be a multiple of 32 up to 1024");
+  }
+  if (launch.shared_bytes > options().most_shared_bytes) {
+    refuse(std::to_string(launch.shared_bytes) + " bytes of shared memory; at most " +
+           std::to_string(options().most_shared_bytes));
+  }
   gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
   blockDim = dim3(launch.threads);
-  blockIdx = dim3(0, 0, 0);
-  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
-    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
-      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_block();
+  const uint64_t blocks = uint64_t{gridDim.x} * gridDim.y * gridDim.z;
+  if (blocks == 0 || gridDim.x > 0x7fffffff || gridDim.y > 65535 || gridDim.z > 65535) {
+    refuse("a grid of " + std::to_string(gridDim.x) + " x " + std::to_string(gridDim.y) + " x " +
+           std::to_string(gridDim.z) + " blocks");
+  }
+  const uint64_t seed = options().seed;
+  random_state_ = (seed + 1) * 0x9E3779B97F4A7C15u;
+  order_ = seed < 2 ? static_cast<Order>(seed) : Order::kRandom;
+  residents_ = 1 + seed % 3;
+  started_ = 0, blocks_ = static_cast<unsigned>(blocks);
+  idle_rounds_ = 0, elsewhere_ = false;
+  error_.clear();
+  error_code_ = nullptr;
+  races.begin_launch(options().races);
+  const FaultHandler handler;
+  while (error_.empty()) {
+    for (size_t slot = resident_.size(); slot-- > 0;) {
+      if (resident_[slot]->alive == 0) retire(slot);
     }
+    while (resident_.size() < residents_ && started_ < blocks_) start_block();
+    if (resident_.empty() || !error_.empty()) break;
+    Thread* next = pick_anywhere();
+    if (!next) {
+      error_ = stuck();
+      break;
+    }
+    current = next;
+    blockIdx = next->block->index;
+    threadIdx = dim3(static_cast<unsigned>(next->index), 0, 0);
+    tk_emulator_switch(&main_stack_pointer_, next->stack_pointer);
+    current = nullptr;
   }
-}
-
-void Machine::run_block() {
-  begin_shared(launch_.shared_bytes, static_cast<int>(random() % 8));
-  alive_ = static_cast<int>(launch_.threads);
-  idle_rounds_ = 0;
-  for (Barrier& barrier : barriers_) barrier = {};
-  for (int w = 0; w < warp_count_; ++w) {
-    warps_[w].ready = kEveryLane;
-    warps_[w].spinning = warps_[w].done = 0;
-    warps_[w].meetings = 0;
-  }
-  draw_priorities();
-  for (int t = 0; t < alive_; ++t) {
-    Thread& thread = threads_[t];
-    thread.stack_pointer = stacks_.prepare(t, fiber_entry);
-    thread.state = State::kReady;
-    thread.copies.clear();
-    thread.committed.clear();
-  }
-  current_ = 0;
-  const int first = pick();
-  current_ = first;
-  threadIdx = dim3(static_cast<unsigned>(first), 0, 0);
-  tk_emulator_switch(&main_stack_pointer_, threads_[first].stack_pointer);
-  current_ = -1;
+  for (auto& block : resident_) spare_.push_back(std::move(block));
+  resident_.clear();
+  if (error_code_) error_ += " (" + describe_code(error_code_) + ")";
   if (!error_.empty()) throw Error(error_);
-  check_shared_edges();
 }
 
-void Machine::fiber_entry() {
-  Machine& self = machine();
-  self.launch_.thread(self.launch_.arguments);
-  self.finish_thread();
+void Machine::start_block() {
+  if (spare_.empty()) spare_.push_back(std::make_unique<Block>());
+  std::unique_ptr<Block> owned = std::move(spare_.back());
+  spare_.pop_back();
+  Block& block = *owned;
+  block.number = started_++;
+  block.index = dim3(block.number % gridDim.x, block.number / gridDim.x % gridDim.y,
+                     block.number / gridDim.x / gridDim.y);
+  block.thread_count = block.alive = static_cast<int>(launch_.threads);
+  block.warp_count = block.thread_count / kWarp;
+  block.stacks.reserve(block.thread_count);
+  block.shared.begin(launch_.shared_bytes, random() % 8);
+  if (!block.threads) block.threads = std::make_unique<Thread[]>(kMaxThreads);
+  for (Barrier& barrier : block.barriers) barrier = {};
+  for (auto& arrivals : block.arrivals) arrivals.clear();
+  for (int w = 0; w < block.warp_count; ++w) {
+    Warp& warp = block.warps[w];
+    warp.ready = kAllLanes;
+    warp.spinning = warp.done = 0;
+    warp.meetings = warp.rotation = 0;
+    warp.priority = static_cast<uint32_t>(random());
+  }
+  for (int t = 0; t < block.thread_count; ++t) {
+    Thread& thread = block.threads[t];
+    thread.block = &block;
+    thread.warp = &block.warps[t / kWarp];
+    thread.index = t;
+    thread.bit = 1u << t % kWarp;
+    thread.state = State::kReady;
+    thread.stack_pointer = block.stacks.prepare(t, thread_entry);
+    thread.copies = {};
+  }
+  if (races.on) races.begin_block(block);
+  resident_.push_back(std::move(owned));
 }
 
-void Machine::finish_thread() {
-  Warp& warp = warps_[current_ / kWarp];
-  const uint32_t bit = lane_bit(current_);
-  current().state = State::kDone;
-  warp.ready &= ~bit;
-  warp.done |= bit;
-  --alive_;
-  idle_rounds_ = 0;
-  go_on_with_another();
+void Machine::retire(size_t slot) {
+  const Block& block = *resident_[slot];
+  const long long offset = block.shared.trespass();
+  if (offset >= 0 && error_.empty()) {
+    error_ = describe(block) + ": wrote outside of its " + std::to_string(block.shared.size()) +
+             " bytes of shared memory";
+  }
+  spare_.push_back(std::move(resident_[slot]));
+  resident_.erase(resident_.begin() + static_cast<long>(slot));
+}
+
+void Machine::thread_entry() {
+  machine.launch_.thread(machine.launch_.arguments);
+  Thread& self = *current;
+  Warp& warp = *self.warp;
+  for (int m = 0; m < warp.meetings; ++m) {
+    const Meeting& meeting = warp.meeting[m];
+    if (!(meeting.lanes & self.bit)) continue;
+    char lanes[60];
+    snprintf(lanes, sizeof lanes, " by lanes %08x for lanes %08x", meeting.arrived, meeting.lanes);
+    machine.leave("exits, but is waited for in " + std::string(meeting.what->name) + " at " +
+                  describe(meeting.site) + lanes);
+  }
+  self.state = State::kDone;
+  warp.ready &= ~self.bit;
+  warp.done |= self.bit;
+  --self.block->alive;
+  machine.progress();
+  machine.yield();
   __builtin_unreachable();
 }
 
-void Machine::draw_priorities() {
-  for (int w = 0; w < warp_count_; ++w) warps_[w].priority = static_cast<uint32_t>(random());
+Thread* Machine::pick_lane(Block& block, int w) {
+  Warp& warp = block.warps[w];
+  int lane;
+  if (order_ == Order::kAscending) {
+    lane = __builtin_ctz(warp.ready);
+  } else if (order_ == Order::kDescending) {
+    lane = 31 - __builtin_clz(warp.ready);
+  } else {
+    const int turn = warp.rotation;
+    const uint32_t turned = warp.ready >> turn | warp.ready << (-turn & 31);
+    lane = (__builtin_ctz(turned) + turn) & 31;
+  }
+  return &block.threads[w * kWarp + lane];
 }
 
-int Machine::pick_lane(int w) {
-  const uint32_t ready = warps_[w].ready;
-  if (order_ == kDescending) return w * kWarp + 31 - __builtin_clz(ready);
-  const int first = order_ == kRandom ? static_cast<int>(random() % kWarp) : 0;
-  const uint32_t rotated = ready >> first | (first ? ready << (kWarp - first) : 0);
-  return w * kWarp + (__builtin_ctz(rotated) + first) % kWarp;
-}
-
-int Machine::pick_warp() {
+Thread* Machine::pick_in(Block& block) {
   int best = -1;
-  for (int w = 0; w < warp_count_; ++w) {
-    if (!warps_[w].ready) continue;
-    if (best < 0 || order_ == kDescending ||
-        (order_ == kRandom && warps_[w].priority > warps_[best].priority)) {
+  for (int w = 0; w < block.warp_count; ++w) {
+    const Warp& warp = block.warps[w];
+    if (!warp.ready) continue;
+    if (best < 0 || order_ == Order::kDescending ||
+        (order_ == Order::kRandom && warp.priority > block.warps[best].priority)) {
       best = w;
     }
   }
-  return best;
+  return best < 0 ? nullptr : pick_lane(block, best);
 }
 
-int Machine::pick() {
-  int w = current_ / kWarp;
-  if (!warps_[w].ready) {
-    w = pick_warp();
-    if (w < 0) {
-      for (int other = 0; other < warp_count_; ++other) {
-        warps_[other].ready = warps_[other].spinning;
-        warps_[other].spinning = 0;
-      }
-      if (++idle_rounds_ > kPatience) return -1;
-      draw_priorities();
-      w = pick_warp();
-      if (w < 0) return -1;
+bool Machine::wake_spinning() {
+  bool any = false;
+  for (auto& block : resident_) {
+    for (int w = 0; w < block->warp_count; ++w) {
+      Warp& warp = block->warps[w];
+      any |= warp.spinning != 0;
+      warp.ready |= warp.spinning;
+      warp.spinning = 0;
+      warp.priority = static_cast<uint32_t>(random());
     }
   }
-  return pick_lane(w);
+  return any;
 }
 
-void Machine::switch_to(int next) {
-  void** const from = &threads_[current_].stack_pointer;
-  current_ = next;
-  threadIdx.x = static_cast<unsigned>(next);
-  tk_emulator_switch(from, threads_[next].stack_pointer);
+Thread* Machine::pick_anywhere() {
+  const size_t count = resident_.size();
+  const size_t first = elsewhere_ && order_ == Order::kRandom ? random() % count : 0;
+  elsewhere_ = false;
+  for (int round = 0; round < 2; ++round) {
+    for (size_t n = 0; n < count; ++n) {
+      const size_t slot = (first + n) % count;
+      if (Thread* next = pick_in(*resident_[slot])) return next;
+    }
+    if (!wake_spinning() || ++idle_rounds_ > kPatience) return nullptr;
+    if (idle_rounds_ > kBeforeMoreBlocks && started_ < blocks_ && count < kMostResidents) {
+      start_block();
+      idle_rounds_ = 0;
+    }
+  }
+  return nullptr;
 }
 
-void Machine::go_on_with_another() {
-  const int next = pick();
-  if (next >= 0) {
-    if (next != current_) switch_to(next);
+void Machine::yield() {
+  ++switches_;
+  Thread& self = *current;
+  Block& block = *self.block;
+  const int w = static_cast<int>(self.warp - block.warps);
+  Thread* next = nullptr;
+  if (!elsewhere_) next = self.warp->ready ? pick_lane(block, w) : pick_in(block);
+  if (!next) {
+    tk_emulator_switch(&self.stack_pointer, main_stack_pointer_);
     return;
   }
-  if (alive_) error_ = deadlock();
-  tk_emulator_switch(&current().stack_pointer, main_stack_pointer_);
+  if (next == &self) return;
+  current = next;
+  threadIdx.x = static_cast<unsigned>(next->index);
+  tk_emulator_switch(&self.stack_pointer, next->stack_pointer);
 }
 
-void Machine::fail(std::string message) {
-  char place[160];
-  snprintf(place, sizeof place, "%s, block (%u, %u, %u), thread %d: ", launch_.name, blockIdx.x,
-           blockIdx.y, blockIdx.z, current_);
-  error_ = place + message;
-  tk_emulator_switch(&current().stack_pointer, main_stack_pointer_);
+void Machine::perhaps_yield() {
+  if (order_ != Order::kRandom || random() % 8) return;
+  for (int w = 0; w < current->block->warp_count; ++w) {
+    current->block->warps[w].priority = static_cast<uint32_t>(random());
+  }
+  elsewhere_ = true;
+  yield();
+}
+
+void Machine::leave(std::string error) {
+  error_ = describe(*current->block) + ", thread " + std::to_string(current->index) + ": " +
+           std::move(error);
+  tk_emulator_switch(&current->stack_pointer, main_stack_pointer_);
   __builtin_unreachable();
 }
 
-void Machine::together(const Collective& what, uint32_t lanes, void* operand, Site site) {
-  Warp& warp = warps_[current_ / kWarp];
-  const uint32_t bit = lane_bit(current_);
-  int m = 0;
-  while (m < warp.meetings && !(warp.meeting[m].lanes & lanes)) ++m;
-  if (m == warp.meetings) {
-    if (!(lanes & bit)) fail(describe(site) + ": " + what.name + " for lanes without its own");
-    warp.meeting[warp.meetings++] = {&what, lanes, 0, site};
-  }
-  Meeting& meeting = warp.meeting[m];
-  if (meeting.what != &what || meeting.lanes != lanes ||
-      (what.same_site && meeting.site.line != site.line)) {
-    char text[400];
-    snprintf(text, sizeof text,
-             "%s for lanes %08x at %s, but lanes %08x of the warp wait in %s for lanes %08x at %s",
-             what.name, lanes, describe(site).c_str(), meeting.arrived, meeting.what->name,
-             meeting.lanes, describe(meeting.site).c_str());
-    fail(text);
-  }
-  warp.operand[current_ % kWarp] = operand;
-  meeting.arrived |= bit;
-  if (meeting.arrived != lanes) {
-    Thread& self = current();
-    self.state = State::kTogether, self.doing = what.name, self.site = site;
-    warp.ready &= ~bit;
-    go_on_with_another();
-    return;
-  }
-  what.run(lanes, warp.operand);
-  idle_rounds_ = 0;
-  warp.meeting[m] = warp.meeting[--warp.meetings];
-  warp.ready |= lanes;
-  if (order_ == kRandom && random() % 32 == 0) {
-    draw_priorities();
-    const int w = pick_warp();
-    if (w != current_ / kWarp) switch_to(pick_lane(w));
-  }
+void Machine::leave(const void* code, std::string error) {
+  error_code_ = code;
+  leave(std::move(error));
 }
 
-void Machine::barrier(int id, unsigned threads, bool wait, const char* name, Site site) {
-  Barrier& barrier = barriers_[id];
-  if (barrier.arrived && barrier.expected != threads) {
-    fail(describe(site) + ": " + name + " for " + std::to_string(threads) + " threads, but at " +
-         describe(barrier.site) + " for " + std::to_string(barrier.expected));
+std::string Machine::stuck() {
+  std::string text;
+  for (auto& block : resident_) {
+    text += (text.empty() ? "" : "\n") + describe(*block) +
+            ": deadlock, no thread can go on\n" + describe_threads(*block);
   }
-  barrier = {threads, barrier.arrived + 1, name, site};
-  if (barrier.arrived == threads) {
-    barrier.arrived = 0;
-    wake_barrier(id);
-    idle_rounds_ = 0;
-    if (!wait) return;
-    draw_priorities();
-    current().state = State::kReady;
-    const int w = pick_warp();
-    if (w != current_ / kWarp) switch_to(pick_lane(w));
-    return;
-  }
-  if (!wait) return;
-  Thread& self = current();
-  self.state = State::kBarrier, self.barrier = static_cast<uint8_t>(id);
-  self.doing = name, self.site = site;
-  warps_[current_ / kWarp].ready &= ~lane_bit(current_);
-  go_on_with_another();
-}
-
-void Machine::wake_barrier(int id) {
-  for (int t = 0; t < warp_count_ * kWarp; ++t) {
-    if (threads_[t].state != State::kBarrier || threads_[t].barrier != id) continue;
-    threads_[t].state = State::kReady;
-    warps_[t / kWarp].ready |= lane_bit(t);
-  }
-}
-
-void Machine::spin(const char* name, Site site) {
-  Warp& warp = warps_[current_ / kWarp];
-  Thread& self = current();
-  self.doing = name, self.site = site;
-  warp.ready &= ~lane_bit(current_);
-  warp.spinning |= lane_bit(current_);
-  go_on_with_another();
-}
-
-std::string Machine::deadlock() {
-  std::string text = std::string(launch_.name) + ": deadlock in block (" +
-                     std::to_string(blockIdx.x) + ", " + std::to_string(blockIdx.y) + ", " +
-                     std::to_string(blockIdx.z) + ")";
   return text;
 }
-
-void together(const Collective& what, uint32_t lanes, void* operand, Site site) {
-  machine().together(what, lanes, operand, site);
-}
-
-int this_lane() { return machine().current_index() % kWarp; }
-
-void fail(Site site, const char* format, ...) {
-  char text[400];
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  machine().fail(describe(site) + ": " + text);
-}
-
-void barrier(int id, unsigned threads, const char* name, Site site) {
-  machine().barrier(id, threads, true, name, site);
-}
-
-void spin(const char* name, Site site) { machine().spin(name, site); }
 
 void launch(const Launch& what) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
-  machine().run(what);
+  machine.run(what);
 }
 
 }  // namespace tk::emulator

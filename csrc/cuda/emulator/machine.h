@@ -1,12 +1,16 @@
-// One multiprocessor that runs one block: its threads, and who runs next. The emulator's own;
-// kernels see core.h.
+// Blocks that run, their threads, and who runs next. The emulator's own; kernels see core.h.
 #pragma once
 
+#include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "core.h"
+#include "device.h"
 #include "fiber.h"
+#include "memory.h"
+#include "race.h"
 
 namespace tk::emulator {
 
@@ -16,25 +20,23 @@ constexpr int kBarriers = 16;
 
 enum class State : uint8_t { kReady, kTogether, kBarrier, kSpin, kDone };
 
-struct CopyLater {
-  unsigned char* shared;
-  const unsigned char* global;
-  bool there;
-  unsigned char bytes[16];  // as they were at issue
-  Site site;
-};
+struct Block;
+struct Warp;
 
 struct Thread {
   void* stack_pointer;
+  Block* block;
+  Warp* warp;
+  int index;  // in the block
+  uint32_t bit;  // of its lane
   State state;
   uint8_t barrier;    // where it waits
-  const char* doing;  // the instruction that it waits in
+  const char* doing;  // what it waits in
   Site site;
-  std::vector<CopyLater> copies;  // in order of issue
-  std::vector<int> committed;     // copies in each group that was committed, oldest first
+  CopyQueue copies;
 };
 
-// Lanes on their way to a collective. Sets of lanes that do not meet may wait for different ones.
+// Lanes that wait for others of a collective. Parts of a warp may wait in different ones.
 struct Meeting {
   const Collective* what;
   uint32_t lanes, arrived;
@@ -44,8 +46,9 @@ struct Meeting {
 struct Warp {
   uint32_t ready, spinning, done;
   uint32_t priority;
+  int rotation;  // where the search for the next lane begins
   int meetings;
-  Meeting meeting[kWarp];
+  Meeting meeting[kWarp];  // each has a lane of its own that waits
   void* operand[kWarp];
 };
 
@@ -55,50 +58,69 @@ struct Barrier {
   Site site;
 };
 
+struct Block {
+  dim3 index;
+  unsigned number;  // in the order in which blocks start
+  int thread_count, warp_count, alive;
+  Stacks stacks;
+  SharedMemory shared;
+  BlockRaces races;
+  std::unique_ptr<Thread[]> threads;
+  Warp warps[kMaxWarps];
+  Barrier barriers[kBarriers];
+  std::vector<int> arrivals[kBarriers];  // threads, where races are looked for
+};
+
+enum class Order : uint8_t { kAscending, kDescending, kRandom };
+
 class Machine {
  public:
   void run(const Launch& launch);
-
-  void together(const Collective& what, uint32_t lanes, void* operand, Site site);
-  void barrier(int id, unsigned threads, bool wait, const char* name, Site site);
-  void spin(const char* name, Site site);
-  [[noreturn]] void fail(std::string message);
-
-  Thread& thread(int index) { return threads_[index]; }
-  Thread& current() { return threads_[current_]; }
-  int current_index() const { return current_; }
-  bool running() const { return current_ >= 0; }
+  const Launch& launched() const { return launch_; }
+  Order order() const { return order_; }
   uint64_t random();
 
+  // Lets others run. The current thread goes on when it is ready and its turn comes.
+  void yield();
+  // Where the order is random: perhaps lets others run.
+  void perhaps_yield();
+  void progress() { idle_rounds_ = 0; }
+  // Keeps the error for the caller of launch() and leaves the current thread for good.
+  [[noreturn]] void leave(std::string error);
+  // The same where only the address after the instruction is known.
+  [[noreturn]] void leave(const void* code, std::string error);
+  uint64_t switches() const { return switches_; }
+
  private:
-  static void fiber_entry();
-  void run_block();
-  void switch_to(int next);
-  void go_on_with_another();
-  int pick();
-  int pick_lane(int warp);
-  int pick_warp();
-  void wake_barrier(int id);
-  void finish_thread();
-  void draw_priorities();
-  std::string deadlock();
+  static void thread_entry();
+  void start_block();
+  void retire(size_t slot);
+  Thread* pick_anywhere();
+  Thread* pick_in(Block& block);
+  Thread* pick_lane(Block& block, int warp);
+  bool wake_spinning();
+  std::string stuck();
 
   Launch launch_;
-  Stacks stacks_;
-  Thread threads_[kMaxThreads];
-  Warp warps_[kMaxWarps];
-  Barrier barriers_[kBarriers];
-  int warp_count_;
-  int current_ = -1;  // -1: the caller of launch
-  int alive_;
+  Order order_;
+  unsigned residents_, started_, blocks_;
+  std::vector<std::unique_ptr<Block>> resident_, spare_;
+  bool elsewhere_;  // go on with another block, if there is one
   int idle_rounds_;
+  uint64_t switches_ = 0;
   void* main_stack_pointer_;
   uint64_t random_state_;
   std::string error_;
-  int order_;
+  const void* error_code_;
 };
 
-Machine& machine();
+extern Machine machine;
+extern Thread* current;  // null outside of kernels
+
 std::string describe(Site site);
+std::string describe(const Block& block);
+// What each thread of the block waits for, a line for each group of threads.
+std::string describe_threads(const Block& block);
+void wake_barrier(Block& block, int id);
 
 }  // namespace tk::emulator

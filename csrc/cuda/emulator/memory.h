@@ -1,16 +1,55 @@
-// The shared memory of the block that runs.
+// The shared memory of a block, and asynchronous copies to it.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core.h"
 
 namespace tk::emulator {
 
-constexpr int kSharedAlignment = 128;
-constexpr unsigned char kPoison = 0xff;  // all bytes so: a NaN in every format
+constexpr size_t kSharedAlignment = 128;  // what TK_SHARED_MEMORY promises
+constexpr unsigned char kPoison = 0xff;   // all bytes so: a NaN in every format
 
-// Fresh memory, all poison, `shift` times kSharedAlignment bytes before a page that cannot be read.
-void begin_shared(size_t bytes, int shift);
-// Fails where something was written beside it.
-void check_shared_edges();
+// Between pages that cannot be read.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  SharedMemory(const SharedMemory&) = delete;
+  ~SharedMemory();
+
+  // All poison; `shift` times the alignment before the end of what can be read.
+  void begin(size_t bytes, size_t shift);
+  // Bytes written before or behind it are found only afterwards; -1: none.
+  long long trespass() const;
+
+  unsigned char* base() const { return base_; }
+  size_t size() const { return size_; }
+  uint32_t address(const void* shared) const;
+  bool contains(const void* address) const;
+  // Also the edges and the pages that cannot be read.
+  bool surrounds(const void* address) const;
+
+ private:
+  unsigned char* window_ = nullptr;
+  unsigned char* base_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct CopyLater {
+  unsigned char* shared;
+  const unsigned char* global;
+  bool there;
+  unsigned char bytes[16];  // as they were at issue
+  Site site;
+};
+
+// Those of one thread, oldest first, and how many are in each group that was committed.
+struct CopyQueue {
+  std::vector<CopyLater> copies;
+  std::vector<int> groups;
+  int uncommitted = 0;
+};
 
 }  // namespace tk::emulator

@@ -9,12 +9,9 @@ namespace tk::cuda {
 
 using emulator::Site;
 
-TK_DEVICE uint32_t shared_address(const void* shared) {
-  return static_cast<uint32_t>(static_cast<const unsigned char*>(shared) -
-                               emulator::shared_memory());
-}
+TK_DEVICE uint32_t shared_address(const void* shared) { return emulator::shared_address(shared); }
 
-TK_DEVICE void copy_async_16(void* shared, const void* global, bool there, Site site = TK_HERE) {
+TK_DEVICE void copy_async_16(void* shared, const void* global, bool there, Site site = Site::here()) {
   emulator::copy_later(shared, global, there, site);
 }
 
@@ -25,12 +22,12 @@ TK_DEVICE void wait_copies() {
   emulator::wait_copies(kPending);
 }
 
-void load_matrices(uint32_t (&x)[4], const void* shared_row, Site site = TK_HERE);
-void load_matrices_transposed(uint32_t (&x)[4], const void* shared_row, Site site = TK_HERE);
+void load_matrices(uint32_t (&x)[4], const void* shared_row, Site site = Site::here());
+void load_matrices_transposed(uint32_t (&x)[4], const void* shared_row, Site site = Site::here());
 void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Half,
-                         Site site = TK_HERE);
+                         Site site = Site::here());
 void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, BFloat16,
-                         Site site = TK_HERE);
+                         Site site = Site::here());
 
 TK_DEVICE float to_float(BFloat16 x) {
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
@@ -87,13 +84,16 @@ TK_DEVICE uint32_t pack(float low, float high, BFloat16) {
 
 TK_DEVICE float exp2_approx(float x) { return x < -126 ? 0 : exp2f(x); }
 
-TK_DEVICE void add_to(float* global, float value) { atomicAdd(global, value); }
-
-TK_DEVICE int load_acquire(const int* global, Site site = TK_HERE) {
-  emulator::spin("load_acquire", site);
-  return *static_cast<const volatile int*>(global);
+TK_DEVICE void add_to(float* global, float value, Site site = Site::here()) {
+  atomicAdd(global, value, site);
 }
 
-TK_DEVICE void add_release(int* global, int value) { atomicAdd(global, value); }
+TK_DEVICE int load_acquire(const int* global, Site site = Site::here()) {
+  return emulator::load_acquire(global, site);
+}
+
+TK_DEVICE void add_release(int* global, int value, Site site = Site::here()) {
+  emulator::add_release(global, value, site);
+}
 
 }  // namespace tk::cuda
