@@ -59,13 +59,14 @@ namespace tk::emulator {
 struct Exchange {
   uint64_t value;
   int source;  // the lane whose value it gets
+  Site site;
 };
 extern const Collective kShuffle, kBallot, kSyncWarp;
 
 template <typename T>
 T shuffle(unsigned lanes, T value, int source, Site site) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-  Exchange exchange{0, source};
+  Exchange exchange{0, source, site};
   memcpy(&exchange.value, &value, sizeof value);
   together(kShuffle, lanes, &exchange, site);
   memcpy(&value, &exchange.value, sizeof value);
@@ -73,7 +74,7 @@ T shuffle(unsigned lanes, T value, int source, Site site) {
 }
 
 inline unsigned ballot(unsigned lanes, bool predicate, Site site) {
-  Exchange exchange{predicate, 0};
+  Exchange exchange{predicate, 0, site};
   together(kBallot, lanes, &exchange, site);
   return static_cast<unsigned>(exchange.value);
 }
@@ -93,7 +94,8 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned
             const Call& call = *static_cast<const Call*>(opaque);
             std::apply(call.kernel, call.arguments);
           },
-          &call, sizeof call});
+          &call,
+          sizeof call});
 }
 
 }  // namespace tk::emulator
@@ -102,7 +104,8 @@ TK_DEVICE void __syncthreads(tk::emulator::Site site = tk::emulator::Site::here(
   tk::emulator::barrier_wait(0, blockDim.x, "__syncthreads", site);
 }
 
-TK_DEVICE void __syncwarp(unsigned lanes = tk::emulator::kAllLanes, tk::emulator::Site site = tk::emulator::Site::here()) {
+TK_DEVICE void __syncwarp(unsigned lanes = tk::emulator::kAllLanes,
+                          tk::emulator::Site site = tk::emulator::Site::here()) {
   tk::emulator::together(tk::emulator::kSyncWarp, lanes, nullptr, site);
 }
 
@@ -134,22 +137,25 @@ TK_DEVICE T __shfl_down_sync(unsigned lanes, T value, unsigned delta, int width 
   return tk::emulator::shuffle(lanes, value, source > (lane | (width - 1)) ? lane : source, site);
 }
 
-TK_DEVICE unsigned __ballot_sync(unsigned lanes, int predicate, tk::emulator::Site site = tk::emulator::Site::here()) {
+TK_DEVICE unsigned __ballot_sync(unsigned lanes, int predicate,
+                                 tk::emulator::Site site = tk::emulator::Site::here()) {
   return tk::emulator::ballot(lanes, predicate != 0, site);
 }
 
-TK_DEVICE int __any_sync(unsigned lanes, int predicate, tk::emulator::Site site = tk::emulator::Site::here()) {
+TK_DEVICE int __any_sync(unsigned lanes, int predicate,
+                         tk::emulator::Site site = tk::emulator::Site::here()) {
   return tk::emulator::ballot(lanes, predicate != 0, site) != 0;
 }
 
-TK_DEVICE int __all_sync(unsigned lanes, int predicate, tk::emulator::Site site = tk::emulator::Site::here()) {
+TK_DEVICE int __all_sync(unsigned lanes, int predicate,
+                         tk::emulator::Site site = tk::emulator::Site::here()) {
   return tk::emulator::ballot(lanes, predicate != 0, site) == lanes;
 }
 
 namespace tk::emulator {
 
-// Threads take turns, so that what reads and writes at once is atomic. Not inline: an access here is
-// none that could race.
+// Threads take turns, so that what reads and writes at once is atomic. Not inline: an access here
+// is none that could race.
 float update(float* address, float (*change)(float, float), float value, Site site);
 int update(int* address, int (*change)(int, int), int value, Site site);
 unsigned update(unsigned* address, unsigned (*change)(unsigned, unsigned), unsigned value,
@@ -167,14 +173,14 @@ TK_DEVICE T atomicAdd(T* address, T value, tk::emulator::Site site = tk::emulato
 
 template <typename T>
 TK_DEVICE T atomicMax(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
-  return tk::emulator::update(address, [](T old, T x) -> T { return old < x ? x : old; }, value,
-                              site);
+  return tk::emulator::update(
+      address, [](T old, T x) -> T { return old < x ? x : old; }, value, site);
 }
 
 template <typename T>
 TK_DEVICE T atomicMin(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
-  return tk::emulator::update(address, [](T old, T x) -> T { return x < old ? x : old; }, value,
-                              site);
+  return tk::emulator::update(
+      address, [](T old, T x) -> T { return x < old ? x : old; }, value, site);
 }
 
 template <typename T>

@@ -107,7 +107,8 @@ FaultHandler::FaultHandler() {
   sigaltstack(&alternative, &stack_before_);
   struct sigaction action{};
   action.sa_sigaction = on_signal;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER;  // it does not return to where it began
+  action.sa_flags =
+      SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER;  // it does not return to where it began
   for (int n = 0; n < kCount; ++n) sigaction(kSignals[n], &action, &before[n]);
   constexpr itimerval kEverySecond{{1, 0}, {1, 0}};
   setitimer(ITIMER_VIRTUAL, &kEverySecond, &timer_before_);

@@ -1,7 +1,6 @@
 #include "fiber.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <new>
@@ -89,28 +88,29 @@ namespace {
 constexpr size_t kColours = 32;
 constexpr size_t kColourBytes = 128;
 
-size_t page() {
-  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
-size_t stride() { return kStackBytes + page(); }
+// As large as a stack: large arrays would step over a page. A multiple of every page size.
+constexpr size_t kGuardBytes = kStackBytes;
+constexpr size_t kStride = kGuardBytes + kStackBytes;
 
 }  // namespace
 
+Stacks::~Stacks() {
+  if (begin_) munmap(begin_, static_cast<size_t>(count_) * kStride);
+}
+
 void Stacks::reserve(int count) {
   if (count <= count_) return;
-  if (begin_) munmap(begin_, count_ * stride());
+  if (begin_) munmap(begin_, count_ * kStride);
   begin_ = nullptr, count_ = 0;
-  void* memory = mmap(nullptr, count * stride(), PROT_READ | PROT_WRITE,
+  void* memory = mmap(nullptr, count * kStride, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   begin_ = static_cast<char*>(memory), count_ = count;
-  for (int i = 0; i < count; ++i) mprotect(begin_ + i * stride(), page(), PROT_NONE);
+  for (int i = 0; i < count; ++i) mprotect(begin_ + i * kStride, kGuardBytes, PROT_NONE);
 }
 
 void* Stacks::prepare(int index, void (*entry)()) {
-  char* top = begin_ + (index + 1) * stride() - index % kColours * kColourBytes;
+  char* top = begin_ + (index + 1) * kStride - index % kColours * kColourBytes;
   void** frame = reinterpret_cast<void**>(top - kFrameBytes);
   memset(frame, 0, kFrameBytes);
   frame[kReturnWord] = reinterpret_cast<void*>(entry);
@@ -119,13 +119,13 @@ void* Stacks::prepare(int index, void (*entry)()) {
 
 bool Stacks::contains(const void* address) const {
   const char* at = static_cast<const char*>(address);
-  return at >= begin_ && at < begin_ + count_ * stride();
+  return at >= begin_ && at < begin_ + count_ * kStride;
 }
 
 int Stacks::overflowed(const void* address) const {
   if (!contains(address)) return -1;
   const size_t offset = static_cast<const char*>(address) - begin_;
-  return offset % stride() < page() ? static_cast<int>(offset / stride()) : -1;
+  return offset % kStride < kGuardBytes ? static_cast<int>(offset / kStride) : -1;
 }
 
 }  // namespace tk::emulator

@@ -12,12 +12,16 @@ constexpr size_t kStackBytes = 128 * 1024;
 // process.
 class Stacks {
  public:
+  Stacks() = default;
+  Stacks(const Stacks&) = delete;
+  ~Stacks();
+
   // Throws std::bad_alloc.
   void reserve(int count);
   // The stack pointer of a fiber that starts with entry(), which must not return.
   void* prepare(int index, void (*entry)());
   bool contains(const void* address) const;
-  // The fiber into whose guard page the address falls; -1: none.
+  // The fiber below whose stack the address is; -1: none.
   int overflowed(const void* address) const;
 
  private:

@@ -27,7 +27,7 @@ struct Thread {
   void* stack_pointer;
   Block* block;
   Warp* warp;
-  int index;  // in the block
+  int index;     // in the block
   uint32_t bit;  // of its lane
   State state;
   uint8_t barrier;    // where it waits

@@ -29,7 +29,8 @@ SharedMemory::~SharedMemory() {
 
 void SharedMemory::begin(size_t bytes, size_t shift) {
   if (!window_) {
-    void* memory = mmap(nullptr, kWindow + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* memory =
+        mmap(nullptr, kWindow + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     window_ = static_cast<unsigned char*>(memory) + kGuard;
     mprotect(window_, kWindow, PROT_READ | PROT_WRITE);
@@ -80,8 +81,11 @@ void check_shared(const void* address, size_t bytes, size_t alignment, const cha
 
 void copy_later(void* shared, const void* global, bool there, Site site) {
   check_shared(shared, 16, 16, "cp.async", site);
-  CopyLater copy{static_cast<unsigned char*>(shared), static_cast<const unsigned char*>(global),
-                 there, {}, site};
+  CopyLater copy{static_cast<unsigned char*>(shared),
+                 static_cast<const unsigned char*>(global),
+                 there,
+                 {},
+                 site};
   if (there) {
     if (reinterpret_cast<uintptr_t>(global) % 16) {
       fail(site, "cp.async: reads %p; must be a multiple of 16", global);

@@ -37,9 +37,7 @@ Known with(const Known& others, unsigned block, const Clock& clock) {
   return all;
 }
 
-Knowledge& mine() {
-  return current->block->races.threads[static_cast<size_t>(current->index)];
-}
+Knowledge& mine() { return current->block->races.threads[static_cast<size_t>(current->index)]; }
 
 void step() { ++mine().here[static_cast<size_t>(current->index)]; }
 
@@ -111,8 +109,12 @@ Records& Races::records_of(const void* address) {
   return block.races.shared[static_cast<size_t>(offset) / kGranule];
 }
 
+void Races::access(const void* address, size_t bytes, Access access, const Where& where) {
+  this->access(address, bytes, access, where, current->index);
+}
+
 void Races::access(const void* address, size_t bytes, Access access, const Where& where,
-                   int copy) {
+                   int actor) {
   if (is_own_memory(address)) return;
   Block& block = *current->block;
   const auto* at = static_cast<const unsigned char*>(address);
@@ -123,7 +125,6 @@ void Races::access(const void* address, size_t bytes, Access access, const Where
     if (where.site.file) fail(where.site, "%s", text.c_str());
     machine.leave(where.code, text);
   }
-  const int actor = copy < 0 ? current->index : block.thread_count + copy;
   const Knowledge& known = block.races.threads[static_cast<size_t>(actor)];
   Record record{where, block.number, known.here[static_cast<size_t>(actor)], actor, 0, access};
   for (size_t done = 0; done < bytes;) {
@@ -163,8 +164,7 @@ void Races::check(Records& records, const Record& record, const Knowledge& known
       earlier.bytes &= static_cast<uint16_t>(~record.bytes);
     }
     if (!earlier.bytes) continue;
-    if (earlier.access != Access::kWrite && earlier.block != record.block &&
-        ++foreign > kForeign) {
+    if (earlier.access != Access::kWrite && earlier.block != record.block && ++foreign > kForeign) {
       continue;
     }
     records[kept++] = earlier;

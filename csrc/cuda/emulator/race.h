@@ -1,5 +1,5 @@
-// Accesses that nothing orders: a vector clock for each thread of a block, and for each 16 bytes the
-// latest accesses. Barriers, __syncwarp, release and acquire order; shuffles and mma do not.
+// Accesses that nothing orders: a vector clock for each thread of a block, and for each 16 bytes
+// the latest accesses. Barriers, __syncwarp, release and acquire order; shuffles and mma do not.
 #pragma once
 
 #include <cstddef>
@@ -63,8 +63,9 @@ class Races {
   void begin_launch(bool look);
   void begin_block(Block& block);
 
-  // By the current thread, or by the asynchronous copy of that number.
-  void access(const void* address, size_t bytes, Access access, const Where& where, int copy = -1);
+  // By a thread of the block or, from thread_count on, by an asynchronous copy.
+  void access(const void* address, size_t bytes, Access access, const Where& where, int actor);
+  void access(const void* address, size_t bytes, Access access, const Where& where);
   // Threads of a block have met: those that waited know what all know.
   void meet(Block& block, const std::vector<int>& arrived, const std::vector<int>& waited);
   void meet_lanes(uint32_t lanes);

@@ -17,41 +17,49 @@ struct MatrixLoad {
   Site site;
 };
 
-// A lane receives two neighbours of a row, so it is who reads them.
+// Who receives a number is who reads it: lanes that give addresses order nothing.
+void note_read(const void* at, size_t bytes, int lane, Site site) {
+  races.access(at, bytes, Access::kRead, {site}, current->index / kWarp * kWarp + lane);
+}
+
 void run_load(uint32_t, void* const* operands) {
   for (int lane = 0; lane < kWarp; ++lane) {
-    uint32_t* x = static_cast<MatrixLoad*>(operands[lane])->x;
+    const auto& mine = *static_cast<MatrixLoad*>(operands[lane]);
     for (int matrix = 0; matrix < 4; ++matrix) {
       const auto& from = *static_cast<MatrixLoad*>(operands[matrix * 8 + lane / 4]);
-      memcpy(x + matrix, from.row + lane % 4 * 4, 4);
+      if (races.on) note_read(from.row + lane % 4 * 4, 4, lane, mine.site);
+      memcpy(mine.x + matrix, from.row + lane % 4 * 4, 4);
     }
   }
 }
 
 void run_load_transposed(uint32_t, void* const* operands) {
   for (int lane = 0; lane < kWarp; ++lane) {
-    uint32_t* x = static_cast<MatrixLoad*>(operands[lane])->x;
+    const auto& mine = *static_cast<MatrixLoad*>(operands[lane]);
     for (int matrix = 0; matrix < 4; ++matrix) {
       uint16_t pair[2];
       for (int n = 0; n < 2; ++n) {
-        const int row = matrix * 8 + lane % 4 * 2 + n;
-        memcpy(pair + n, static_cast<MatrixLoad*>(operands[row])->row + lane / 4 * 2, 2);
+        const auto& from = *static_cast<MatrixLoad*>(operands[matrix * 8 + lane % 4 * 2 + n]);
+        if (races.on) note_read(from.row + lane / 4 * 2, 2, lane, mine.site);
+        memcpy(pair + n, from.row + lane / 4 * 2, 2);
       }
-      memcpy(x + matrix, pair, 4);
+      memcpy(mine.x + matrix, pair, 4);
     }
   }
 }
 
 // mma.m16n8k16 of a lane. a[r]: row lane / 4 + 8 (r % 2), columns 2 (lane % 4) + 8 (r / 2) and the
-// next. b[r]: column lane / 4, rows 2 (lane % 4) + 8 r and the next. c[r]: row lane / 4 + 8 (r / 2),
-// column 2 (lane % 4) + r % 2.
+// next. b[r]: column lane / 4, rows 2 (lane % 4) + 8 r and the next. c[r]: row lane / 4 + 8 (r /
+// 2), column 2 (lane % 4) + r % 2.
 struct Product {
   float* c;
   const uint32_t* a;
   uint32_t b[2];
 };
 
-void to_row(Row& row, const Bits& halves, cuda::BFloat16) { row = reinterpret_cast<Row>(halves << 16); }
+void to_row(Row& row, const Bits& halves, cuda::BFloat16) {
+  row = reinterpret_cast<Row>(halves << 16);
+}
 
 // By reference: compilers differ in how they pass vectors that the processor may not have.
 void to_row(Row& row, const Bits& halves, cuda::Half) {
@@ -60,7 +68,7 @@ void to_row(Row& row, const Bits& halves, cuda::Half) {
   const Bits special = magnitude << 13 | 0x7f800000u;
   const Bits is_special = reinterpret_cast<Bits>(magnitude >= 0x7c00u);
   row = reinterpret_cast<Row>(sign | (special & is_special) |
-                               (reinterpret_cast<Bits>(finite) & ~is_special));
+                              (reinterpret_cast<Bits>(finite) & ~is_special));
 }
 
 template <typename Element>

@@ -11,7 +11,8 @@ using emulator::Site;
 
 TK_DEVICE uint32_t shared_address(const void* shared) { return emulator::shared_address(shared); }
 
-TK_DEVICE void copy_async_16(void* shared, const void* global, bool there, Site site = Site::here()) {
+TK_DEVICE void copy_async_16(void* shared, const void* global, bool there,
+                             Site site = Site::here()) {
   emulator::copy_later(shared, global, there, site);
 }
 

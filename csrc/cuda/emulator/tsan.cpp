@@ -18,15 +18,15 @@ inline void record(const void* address, size_t bytes, Access access, const void*
 }  // namespace
 
 #define TK_RETURN_ADDRESS __builtin_return_address(0)
-#define TK_SIZED(bytes)                                                                     \
+#define TK_SIZED(bytes)                                                                      \
   void __tsan_read##bytes(void* at) { record(at, bytes, Access::kRead, TK_RETURN_ADDRESS); } \
   void __tsan_write##bytes(void* at) { record(at, bytes, Access::kWrite, TK_RETURN_ADDRESS); }
-#define TK_UNALIGNED(bytes)                                          \
-  void __tsan_unaligned_read##bytes(void* at) {                      \
-    record(at, bytes, Access::kRead, TK_RETURN_ADDRESS);             \
-  }                                                                  \
-  void __tsan_unaligned_write##bytes(void* at) {                     \
-    record(at, bytes, Access::kWrite, TK_RETURN_ADDRESS);            \
+#define TK_UNALIGNED(bytes)                               \
+  void __tsan_unaligned_read##bytes(void* at) {           \
+    record(at, bytes, Access::kRead, TK_RETURN_ADDRESS);  \
+  }                                                       \
+  void __tsan_unaligned_write##bytes(void* at) {          \
+    record(at, bytes, Access::kWrite, TK_RETURN_ADDRESS); \
   }
 
 extern "C" {

@@ -52,7 +52,8 @@ std::string describe_threads(const Block& block) {
     const Warp& warp = *thread.warp;
     std::string where;
     uint32_t lanes = 0;
-    if (thread.state != State::kDone) where = std::string(thread.doing) + " at " + describe(thread.site);
+    if (thread.state != State::kDone)
+      where = std::string(thread.doing) + " at " + describe(thread.site);
     if (thread.state == State::kBarrier) {
       const Barrier& barrier = block.barriers[thread.barrier];
       where += ", where " + std::to_string(barrier.arrived) + " of " +

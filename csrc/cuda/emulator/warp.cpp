@@ -16,8 +16,7 @@ void run_shuffle(uint32_t lanes, void* const* operands) {
   each_lane(lanes, [&](int lane) {
     Exchange& mine = *static_cast<Exchange*>(operands[lane]);
     if (!(lanes >> (mine.source & 31) & 1)) {
-      machine.leave("shuffle: lane " + std::to_string(lane) + " reads lane " +
-                    std::to_string(mine.source) + ", which takes no part");
+      fail(mine.site, "shuffle: lane %d reads lane %d, which takes no part", lane, mine.source);
     }
     mine.value = value[mine.source & 31];
   });

@@ -123,7 +123,8 @@ struct Tile {
 };
 
 template <bool kTransposed>
-TK_KERNEL(32, 1) load_kernel(const __grid_constant__ Tile p) {
+TK_KERNEL(32, 1)
+load_kernel(const __grid_constant__ Tile p) {
   TK_SHARED_MEMORY(shared);
   const int lane = static_cast<int>(threadIdx.x);
   copy_async_16(shared + lane * 16, p.x + lane * 8, lane != 13);
@@ -167,7 +168,8 @@ struct Products {
 };
 
 template <typename Element>
-TK_KERNEL(32, 1) product_kernel(const __grid_constant__ Products p) {
+TK_KERNEL(32, 1)
+product_kernel(const __grid_constant__ Products p) {
   const int lane = static_cast<int>(threadIdx.x);
   uint32_t a[4];
   for (int n = 0; n < 4; ++n) a[n] = p.a[lane * 4 + n];
@@ -234,7 +236,9 @@ void conversions() {
     expect_equal(back, bits, "there and back");
     if (bits & 0x8000 || std::isinf(value)) continue;
     const float next = to_float(Element{static_cast<uint16_t>(bits + 1)});
-    const float bound = std::isinf(next) ? value + (value - to_float(Element{static_cast<uint16_t>(bits - 1)})) : next;
+    const float bound = std::isinf(next)
+                            ? value + (value - to_float(Element{static_cast<uint16_t>(bits - 1)}))
+                            : next;
     const float middle = static_cast<float>((double(value) + double(bound)) / 2);
     if (std::isinf(middle)) continue;
     const uint32_t even = bits + (bits & 1);
