@@ -17,13 +17,6 @@ std::string hex(uint32_t lanes) {
   return text;
 }
 
-void wait_in(State state, const char* doing, Site site) {
-  current->state = state;
-  current->doing = doing;
-  current->site = site;
-  current->warp->ready &= ~current->bit;
-}
-
 [[noreturn]] void fail_divergent(const Collective& what, uint32_t lanes, Site site,
                                  const Meeting& meeting) {
   fail(site, "%s for lanes %08x, but lanes %08x of the warp wait in %s for lanes %08x at %s",
@@ -59,6 +52,9 @@ std::string describe_threads(const Block& block) {
       where += ", where " + std::to_string(barrier.arrived) + " of " +
                std::to_string(barrier.expected) + " threads have come";
     }
+    if (thread.state != State::kDone && thread.mbarrier != kNoMBarrier) {
+      where += ", " + describe_mbarrier(block, thread.mbarrier);
+    }
     for (int m = 0; m < warp.meetings && thread.state == State::kTogether; ++m) {
       if (warp.meeting[m].arrived & thread.bit) lanes = warp.meeting[m].lanes;
     }
@@ -85,6 +81,14 @@ void fail(Site site, const char* format, ...) {
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   machine.leave(describe(site) + ": " + text);
+}
+
+void wait_in(State state, const char* doing, Site site) {
+  current->state = state;
+  current->doing = doing;
+  current->site = site;
+  current->mbarrier = kNoMBarrier;
+  current->warp->ready &= ~current->bit;
 }
 
 int this_lane() { return current->index % kWarp; }
@@ -121,7 +125,6 @@ void together(const Collective& what, uint32_t lanes, void* operand, Site site) 
   what.run(lanes, warp.operand);
   warp.meeting[m] = warp.meeting[--warp.meetings];
   warp.ready |= lanes;
-  machine.progress();
   if (machine.order() == Order::kRandom) {
     warp.rotation = static_cast<int>(machine.random() % kWarp);
     machine.perhaps_yield();
@@ -167,7 +170,6 @@ void come_to_barrier(int id, unsigned threads, bool wait, const char* name, Site
   if (barrier.arrived == threads) {
     barrier.arrived = 0;
     wake_barrier(block, id);
-    machine.progress();
   }
   if (wait) machine.yield();
 }
