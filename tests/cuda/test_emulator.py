@@ -76,7 +76,7 @@ MISUSES = {
     "load_misaligned": r"ldmatrix: byte \d+ of shared memory; must be a multiple of 16",
     "load_behind": r"ldmatrix: bytes 2048 to 2064 of shared memory, which has 2048",
     "never_its_turn": r"deadlock.*warp 0, 1, 2, 3 in load_acquire at misuse\.cpp:\d+",
-    "null_pointer": r"address \(nil\), where there is no memory",
+    "null_pointer": r"address 0x0, where there is no memory",
     "large_locals": r"more than 131072 bytes of local variables",
     "division_by_zero": r"divides by zero",
     "misaligned_atomic": r"atomic: address 0x\w+; must be a multiple of 4",

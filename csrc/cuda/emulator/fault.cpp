@@ -47,7 +47,8 @@ std::string describe_fault(const void* address) {
     snprintf(text, sizeof text, "byte %td of shared memory, which has %zu",
              at - block.shared.base(), block.shared.size());
   } else {
-    snprintf(text, sizeof text, "address %p, where there is no memory", address);
+    snprintf(text, sizeof text, "address 0x%zx, where there is no memory",
+             reinterpret_cast<size_t>(address));
   }
   return text;
 }

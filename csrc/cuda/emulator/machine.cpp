@@ -271,9 +271,9 @@ void Machine::leave(const void* code, std::string error) {
 
 std::string Machine::stuck() {
   std::string text;
-  for (auto& block : resident_) {
-    text += (text.empty() ? "" : "\n") + describe(*block) + ": deadlock, no thread can go on\n" +
-            describe_threads(*block);
+  for (const auto& block : resident_) {
+    if (!text.empty()) text += '\n';
+    text += describe(*block) + ": deadlock, no thread can go on\n" + describe_threads(*block);
   }
   return text;
 }

@@ -1,5 +1,7 @@
 #include "race.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -108,6 +110,7 @@ bool is_own_memory(const void* address) {
 
 void Races::begin_launch(bool look) {
   on = look, busy = false;
+  thread = pthread_self();
   global_.clear();
   released_.clear();
 }
@@ -150,6 +153,7 @@ void Races::access(const void* address, size_t bytes, Access access, const Where
     if (where.site.file) fail(where.site, "%s", text.c_str());
     machine.leave(where.code, text);
   }
+  if (!block.shared.contains(at)) check_extent(at, bytes, access, where);
   Knowledge& known = knowledge_of(block, actor);
   Record record{where, block.number, own_step(known, actor), actor, 0, access};
   for (size_t done = 0; done < bytes;) {
@@ -159,6 +163,23 @@ void Races::access(const void* address, size_t bytes, Access access, const Where
     check(records_of(at + done), record, known, at + done);
     done += count;
   }
+}
+
+void Races::check_extent(const void* address, size_t bytes, Access access, const Where& where) {
+  const std::vector<Extent>& extents = options().global;
+  if (extents.empty()) return;
+  const auto* at = static_cast<const char*>(address);
+  for (const Extent& extent : extents) {
+    const auto* begin = static_cast<const char*>(extent.begin);
+    if (at >= begin && at + bytes <= begin + extent.bytes) return;
+  }
+  Dl_info module;
+  if (reads(access) && dladdr(address, &module)) return;  // a constant of the program
+  char text[120];
+  snprintf(text, sizeof text, "%s of %zu bytes at %p, outside of the global memory it was given",
+           reads(access) ? "read" : "write", bytes, address);
+  if (where.site.file) fail(where.site, "%s", text);
+  machine.leave(where.code, text);
 }
 
 void Races::check(Records& records, const Record& record, const Knowledge& known,
@@ -249,6 +270,8 @@ void Races::fence() {
   knowledge.read = knowledge.at_fence = nullptr;
   tell(knowledge.at_fence);
 }
+
+Access Races::sum() const { return options().ordered_sums ? Access::kWrite : Access::kAtomic; }
 
 void Races::relaxed(const void* address, size_t bytes, const Where& where) {
   access(address, bytes, Access::kAtomic, where);

@@ -2,6 +2,8 @@
 // the latest accesses. Barriers, __syncwarp, release and acquire order; shuffles and mma do not.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -72,6 +74,7 @@ class Races {
  public:
   bool on = false;    // whether the launch that runs looks for them
   bool busy = false;  // the emulator's own templates may be instrumented too
+  pthread_t thread;   // of the system, that runs the launch
 
   void begin_launch(bool look);
   void begin_block(Block& block);
@@ -87,6 +90,8 @@ class Races {
   void fence();
   // A relaxed read-modify-write, which orders only together with fences.
   void relaxed(const void* address, size_t bytes, const Where& where);
+  // Of an addition of floats.
+  Access sum() const;
 
   // What the current thread knows, for others to learn.
   void tell(Known& known);
@@ -105,6 +110,7 @@ class Races {
  private:
   void check(Records& records, const Record& record, const Knowledge& known, const void* address);
   Records& records_of(const void* address);
+  void check_extent(const void* address, size_t bytes, Access access, const Where& where);
 
   std::unordered_map<uintptr_t, Records> global_;
   std::unordered_map<const void*, Known> released_;

@@ -152,7 +152,7 @@ void issue_store(const Transfer& transfer, bool add) {
   }
   each_row(transfer, [&](unsigned char* global, size_t, size_t count) {
     if (races.on) {
-      races.access(global, count, add ? Access::kAtomic : Access::kAsyncWrite, {site},
+      races.access(global, count, add ? races.sum() : Access::kAsyncWrite, {site},
                    store.write.thread);
     }
     // A bad address is this thread's.

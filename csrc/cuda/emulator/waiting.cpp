@@ -24,7 +24,9 @@ std::string hex(uint32_t lanes) {
        describe(meeting.site).c_str());
 }
 
-bool same_place(Site a, Site b) { return a.line == b.line && !strcmp(a.file, b.file); }
+bool same_place(Site a, Site b) {
+  return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file));
+}
 
 }  // namespace
 
@@ -63,13 +65,14 @@ std::string describe_threads(const Block& block) {
   }
   std::string text;
   for (const auto& [key, warps] : groups) {
-    std::string who;
+    if (!text.empty()) text += '\n';
+    text += "  warp ";
     for (const auto& [w, lanes] : warps) {
-      who += (who.empty() ? "  warp " : ", ") + std::to_string(w);
-      if (lanes != kAllLanes) who += " lanes " + hex(lanes);
+      if (w != warps.begin()->first) text += ", ";
+      text += std::to_string(w);
+      if (lanes != kAllLanes) text += " lanes " + hex(lanes);
     }
-    const bool done = std::get<0>(key) == State::kDone;
-    text += (text.empty() ? "" : "\n") + who + (done ? " exited" : " in " + std::get<1>(key));
+    text += std::get<0>(key) == State::kDone ? " exited" : " in " + std::get<1>(key);
   }
   return text;
 }
