@@ -92,6 +92,11 @@ def test_misuse_is_an_error_that_says_where(programs: Programs, case: str) -> No
         assert re.search(MISUSES[case], line)
 
 
+def test_lanes_that_have_exited_are_not_waited_for(programs: Programs) -> None:
+    (line,) = programs.run("misuse", "syncwarp_after_half_exited", seeds=[0])
+    assert re.search(r"__syncwarp for lanes ffffffff, of which 0000ffff have exited", line)
+
+
 def test_endless_loop_is_an_error(programs: Programs) -> None:
     (line,) = programs.run("misuse", "endless_loop", seeds=[0])
     assert "thread 0: has not let another thread run for 1 s" in line

@@ -131,3 +131,7 @@ def test_misuse_is_an_error_that_says_where(programs: Programs, case: str) -> No
 
 def test_right_use_is_no_error(programs: Programs) -> None:
     assert set(programs.run("sm90_misuse", "right")) == {"ok"}
+
+
+def test_destination_of_a_load_is_poison_until_it_arrives(programs: Programs) -> None:
+    assert programs.run("sm90_misuse", "read_before_load", seeds=[0]) == ["wrong: NaN was read"]

@@ -75,18 +75,19 @@ namespace wgmma_detail {
 #define TK_OUTPUTS_192 TK_C64(0), TK_C16(64), TK_C16(80)
 #define TK_OUTPUTS_256 TK_C64(0), TK_C64(64)
 
-#define TK_NAMES_32 TK_TEN() "%10, %11, %12, %13, %14, %15"
-#define TK_NAMES_64 TK_TEN() TK_TEN(1) TK_TEN(2) "%30, %31"
-#define TK_NAMES_96 TK_TEN() TK_TEN(1) TK_TEN(2) TK_TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
-#define TK_NAMES_128 TK_TEN() TK_TEN(1) TK_TEN(2) TK_TEN(3) TK_TEN(4) TK_TEN(5) "%60, %61, %62, %63"
-#define TK_NAMES_192                                                    \
-  TK_TEN()                                                              \
-  TK_TEN(1) TK_TEN(2) TK_TEN(3) TK_TEN(4) TK_TEN(5) TK_TEN(6) TK_TEN(7) \
-      TK_TEN(8) "%90, %91, %92, %93, %94, %95"
-#define TK_NAMES_256                                                                        \
-  TK_TEN()                                                                                  \
-  TK_TEN(1) TK_TEN(2) TK_TEN(3) TK_TEN(4) TK_TEN(5) TK_TEN(6) TK_TEN(7) TK_TEN(8) TK_TEN(9) \
-      TK_TEN(10) TK_TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+#define TK_TO_10 TK_TEN()
+#define TK_TO_30 TK_TO_10 TK_TEN(1) TK_TEN(2)
+#define TK_TO_40 TK_TO_30 TK_TEN(3)
+#define TK_TO_60 TK_TO_40 TK_TEN(4) TK_TEN(5)
+#define TK_TO_90 TK_TO_60 TK_TEN(6) TK_TEN(7) TK_TEN(8)
+#define TK_TO_120 TK_TO_90 TK_TEN(9) TK_TEN(10) TK_TEN(11)
+
+#define TK_NAMES_32 TK_TO_10 "%10, %11, %12, %13, %14, %15"
+#define TK_NAMES_64 TK_TO_30 "%30, %31"
+#define TK_NAMES_96 TK_TO_40 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define TK_NAMES_128 TK_TO_60 "%60, %61, %62, %63"
+#define TK_NAMES_192 TK_TO_90 "%90, %91, %92, %93, %94, %95"
+#define TK_NAMES_256 TK_TO_120 "%120, %121, %122, %123, %124, %125, %126, %127"
 
 // n0 to n6 number the operands after c.
 #define TK_WGMMA(n, Element, type, n0, n1, n2, n3, n4, n5, n6)                                   \
@@ -129,6 +130,12 @@ TK_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 #undef TK_NAMES_96
 #undef TK_NAMES_64
 #undef TK_NAMES_32
+#undef TK_TO_120
+#undef TK_TO_90
+#undef TK_TO_60
+#undef TK_TO_40
+#undef TK_TO_30
+#undef TK_TO_10
 #undef TK_OUTPUTS_256
 #undef TK_OUTPUTS_192
 #undef TK_OUTPUTS_128

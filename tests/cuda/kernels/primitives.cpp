@@ -25,7 +25,7 @@ TK_KERNEL(64, 1) shuffle_kernel(const __grid_constant__ Buffers p) {
   y[4] = __shfl_down_sync(kAll, x, 3, 16);
   // Halves of a warp may go different ways.
   y[5] = lane < 16 ? __shfl_xor_sync(0xffffu, x, 1) : __shfl_xor_sync(0xffff0000u, x, 2);
-  y[6] = static_cast<float>(__popc(__ballot_sync(kAll, x > 0)));
+  y[6] = static_cast<float>(__ballot_sync(kAll, x > 0) >> 3 & 0xffff);
   y[7] = static_cast<float>(__any_sync(kAll, lane == 9) + 2 * __all_sync(kAll, lane >= 0) +
                             4 * __all_sync(kAll, lane > 0));
 }
@@ -39,7 +39,7 @@ void shuffles() {
   for (int t = 0; t < 64; ++t) {
     const int warp = t & -32, lane = t % 32;
     int positive = 0;
-    for (int n = 0; n < 32; ++n) positive += x[static_cast<size_t>(warp + n)] > 0;
+    for (int n = 0; n < 16; ++n) positive |= (x[static_cast<size_t>(warp + n + 3)] > 0) << n;
     const int sources[] = {lane ^ 5,
                            7,
                            (lane & -8) + 3,

@@ -42,10 +42,11 @@ struct alignas(16) Four {
 
 template <Body kBody>
 void launch() {
-  std::vector<Four> data(64 * 32 / 4);
+  std::vector<Four> data(64 * 32 / 4, Four{});
   const TensorMap map =
       encode({data.data(), TensorType::kFloat, 2, {32, 64}, {4, 128}, {32, 8}, Swizzle::kNone});
   TK_LAUNCH(kernel<kBody>, dim3(2), 128, kBytes + 1024 + 8, nullptr, Params{map, data[0].x});
+  expect(!std::isnan(data.back().x[3]), "NaN was read");
 }
 
 TK_DEVICE void load(const Params& p, const Block& block, int byte) {
@@ -113,6 +114,17 @@ TK_DEVICE void bulk_of_12_bytes(const Params& p, const Block& block) {
 
 TK_DEVICE void exit_before_load(const Params& p, const Block& block) {
   if (block.t == 0) load(p, block, 0);
+}
+
+// What was in shared memory is gone from when the copy is issued.
+TK_DEVICE void read_before_load(const Params& p, const Block& block) {
+  float* const numbers = reinterpret_cast<float*>(block.shared);
+  if (block.t != 0) return;
+  numbers[7] = 1;
+  fence_async();
+  load(p, block, 0);
+  p.data[2047] = numbers[7];
+  mbarrier_wait(block.barrier, 0);
 }
 
 TK_DEVICE void store_that_changes(const Params& p, const Block& block) {
@@ -238,6 +250,7 @@ int main(int count, char** arguments) {
                     TK_CASE(no_tensor_map),
                     TK_CASE(bulk_of_12_bytes),
                     TK_CASE(exit_before_load),
+                    TK_CASE(read_before_load),
                     TK_CASE(store_that_changes),
                     TK_CASE(store_without_commit),
                     TK_CASE(barrier_of_40_threads),
