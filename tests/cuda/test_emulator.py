@@ -76,7 +76,7 @@ MISUSES = {
     "load_misaligned": r"ldmatrix: byte \d+ of shared memory; must be a multiple of 16",
     "load_behind": r"ldmatrix: bytes 2048 to 2064 of shared memory, which has 2048",
     "never_its_turn": r"deadlock.*warp 0, 1, 2, 3 in load_acquire at misuse\.cpp:\d+",
-    "null_pointer": r"address \(nil\), where there is no memory",
+    "null_pointer": r"address 0x0, where there is no memory",
     "large_locals": r"more than 131072 bytes of local variables",
     "division_by_zero": r"divides by zero",
     "misaligned_atomic": r"atomic: address 0x\w+; must be a multiple of 4",
@@ -90,6 +90,11 @@ MISUSES = {
 def test_misuse_is_an_error_that_says_where(programs: Programs, case: str) -> None:
     for line in programs.run("misuse", case):
         assert re.search(MISUSES[case], line)
+
+
+def test_lanes_that_have_exited_are_not_waited_for(programs: Programs) -> None:
+    (line,) = programs.run("misuse", "syncwarp_after_half_exited", seeds=[0])
+    assert re.search(r"__syncwarp for lanes ffffffff, of which 0000ffff have exited", line)
 
 
 def test_endless_loop_is_an_error(programs: Programs) -> None:

@@ -17,6 +17,7 @@ RACES = {
     "turns": ("global memory", "of block", "write"),
     "turns_without_release": ("global memory", "of block", "write"),
     "last_block": ("global memory", "of block", "write"),
+    "sums": ("global memory", "of block", "write"),
 }
 RIGHT = (
     "exchange_right",
@@ -29,6 +30,9 @@ RIGHT = (
     "atomics_right",
     "turns_right",
     "last_block_right",
+    "sums_right",
+    "unordered_sums_right",
+    "within_right",
 )
 
 
@@ -61,3 +65,10 @@ def test_missing_barrier_of_the_product_is_a_race(programs: Programs, case: str)
 def test_every_byte_behind_shared_memory_is_seen(programs: Programs) -> None:
     for line in programs.run("races", "just_behind", races=True):
         assert "byte 1024 of shared memory, which has 1024" in line
+
+
+@pytest.mark.parametrize(("case", "what"), [("beyond", "read"), ("beside_y", "write")])
+def test_access_beside_what_was_given_is_seen(programs: Programs, case: str, what: str) -> None:
+    for line in programs.run("races", case, races=True):
+        assert f"{what} of 4 bytes at 0x" in line
+        assert "outside of the global memory it was given (races.cpp:" in line

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <vector>
 
 namespace tk::emulator {
 
@@ -20,12 +21,21 @@ struct Site {
   }
 };
 
+struct Extent {
+  const void* begin;
+  size_t bytes;
+};
+
 struct Options {
   // The order of lanes, warps and blocks, the place of shared memory and the delay of asynchronous
   // copies follow it. 0: ascending; 1: descending; else random.
   uint64_t seed = 0;
   // Also report accesses that nothing orders, of kernels compiled with -fsanitize=thread.
   bool races = false;
+  // With them sums of floats by atomics whose order is left open, so that their last bits are too.
+  bool ordered_sums = false;
+  // With them accesses of global memory outside of these; none: anywhere.
+  std::vector<Extent> global = {};
   // Processor time after which a thread that never lets another run is taken to hang.
   int patience_seconds = 20;
   // Dynamic shared memory that a launch may ask for; sm_90 has 227 KiB.

@@ -196,6 +196,10 @@ TK_DEVICE T atomicExch(T* address, T value, tk::emulator::Site site = tk::emulat
 TK_DEVICE void __threadfence() { tk::emulator::fence(); }
 TK_DEVICE void __threadfence_block() { tk::emulator::fence(); }
 
+TK_DEVICE void __trap(tk::emulator::Site site = tk::emulator::Site::here()) {
+  tk::emulator::fail(site, "__trap");
+}
+
 template <typename T>
 TK_DEVICE T __ldg(const T* address) {
   return *address;

@@ -47,7 +47,8 @@ std::string describe_fault(const void* address) {
     snprintf(text, sizeof text, "byte %td of shared memory, which has %zu",
              at - block.shared.base(), block.shared.size());
   } else {
-    snprintf(text, sizeof text, "address %p, where there is no memory", address);
+    snprintf(text, sizeof text, "address 0x%zx, where there is no memory",
+             reinterpret_cast<size_t>(address));
   }
   return text;
 }
@@ -65,11 +66,8 @@ void on_timer() {
 void on_signal(int signal, siginfo_t* info, void* context) {
   const bool here = pthread_equal(pthread_self(), launching);
   if (signal == SIGVTALRM) {
-    if (!here) {
-      pthread_kill(launching, signal);
-    } else if (current) {
-      on_timer();
-    }
+    if (current && !here) pthread_kill(launching, signal);
+    if (current && here) on_timer();
     return;
   }
   if (!here || !current) {  // not ours: on return it happens again
@@ -116,7 +114,11 @@ FaultHandler::FaultHandler() {
 
 FaultHandler::~FaultHandler() {
   setitimer(ITIMER_VIRTUAL, &timer_before_, nullptr);
-  for (int n = 0; n < kCount; ++n) sigaction(kSignals[n], &before[n], nullptr);
+  for (int n = 0; n < kCount; ++n) {
+    // A tick that is on its way would end the process.
+    if (kSignals[n] == SIGVTALRM && before[n].sa_handler == SIG_DFL) continue;
+    sigaction(kSignals[n], &before[n], nullptr);
+  }
   sigaltstack(&stack_before_, nullptr);
 }
 

@@ -5,15 +5,22 @@
 #include <cstring>
 #include <new>
 
-#if defined(__x86_64__)
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#define TK_EMULATOR_UCONTEXT
+#endif
+
+#ifdef __ELF__
+#define TK_HIDDEN ".hidden tk_emulator_switch\n"
+#else
+#define TK_HIDDEN ".private_extern tk_emulator_switch\n"
+#endif
+#define TK_FUNCTION \
+  ".text\n.p2align 4\n.globl tk_emulator_switch\n" TK_HIDDEN "tk_emulator_switch:\n"
+
+#if defined(__x86_64__) && !defined(TK_EMULATOR_UCONTEXT)
 
 // The last jump, unlike `ret`, is to a target that the processor can predict.
-__asm__(R"(
-.text
-.p2align 4
-.globl tk_emulator_switch
-.hidden tk_emulator_switch
-tk_emulator_switch:
+__asm__(TK_FUNCTION R"(
   pushq %rbp
   pushq %rbx
   pushq %r12
@@ -37,14 +44,9 @@ constexpr int kReturnWord = 6;      // the address to go on at, after six regist
 constexpr size_t kFrameBytes = 64;  // leaves the stack as after a call: 8 below a multiple of 16
 }  // namespace
 
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(TK_EMULATOR_UCONTEXT)
 
-__asm__(R"(
-.text
-.p2align 4
-.globl tk_emulator_switch
-.hidden tk_emulator_switch
-tk_emulator_switch:
+__asm__(TK_FUNCTION R"(
   sub sp, sp, #160
   stp x19, x20, [sp, #0]
   stp x21, x22, [sp, #16]
@@ -78,6 +80,17 @@ constexpr int kReturnWord = 11;
 constexpr size_t kFrameBytes = 160;
 }  // namespace
 
+#else
+
+#include <ucontext.h>
+
+// Slower by a system call. The stack pointer is a context, which lies on the stack that it is of.
+void tk_emulator_switch(void** from, void* to) {
+  ucontext_t here;
+  *from = &here;
+  swapcontext(&here, static_cast<ucontext_t*>(to));
+}
+
 #endif
 
 namespace tk::emulator {
@@ -110,11 +123,21 @@ void Stacks::reserve(int count) {
 }
 
 void* Stacks::prepare(int index, void (*entry)()) {
-  char* top = begin_ + (index + 1) * kStride - index % kColours * kColourBytes;
-  void** frame = reinterpret_cast<void**>(top - kFrameBytes);
+  char* const top = begin_ + static_cast<size_t>(index + 1) * kStride -
+                    static_cast<size_t>(index) % kColours * kColourBytes;
+#ifdef TK_EMULATOR_UCONTEXT
+  auto* const context = reinterpret_cast<ucontext_t*>(top - kColours * kColourBytes);
+  getcontext(context);
+  context->uc_stack.ss_sp = top - kStackBytes + kColours * kColourBytes;
+  context->uc_stack.ss_size = kStackBytes - 2 * kColours * kColourBytes;
+  makecontext(context, entry, 0);
+  return context;
+#else
+  void** const frame = reinterpret_cast<void**>(top - kFrameBytes);
   memset(frame, 0, kFrameBytes);
   frame[kReturnWord] = reinterpret_cast<void*>(entry);
   return frame;
+#endif
 }
 
 bool Stacks::contains(const void* address) const {

@@ -15,8 +15,9 @@ Thread* current = nullptr;
 
 namespace {
 
-// Rounds in which every thread that can run only looks whether memory has changed.
-constexpr int kPatience = 1000;
+// Rounds in which every thread that can run only looks whether memory has changed, and no atomic or
+// asynchronous copy changes it.
+constexpr int kPatience = 20000;
 // Rounds after which blocks that have not started may be what they wait for.
 constexpr int kBeforeMoreBlocks = 4;
 constexpr unsigned kMostResidents = 32;
@@ -57,6 +58,7 @@ void Machine::run(const Launch& launch) {
   const uint64_t seed = options().seed;
   random_state_ = (seed + 1) * 0x9E3779B97F4A7C15u;
   order_ = seed < 2 ? static_cast<Order>(seed) : Order::kRandom;
+  arrival_ = seed < 2 ? static_cast<Arrival>(seed) : seed % 2 ? Arrival::kLate : Arrival::kRandom;
   residents_ = 1 + seed % 3;
   started_ = 0, blocks_ = static_cast<unsigned>(blocks);
   idle_rounds_ = 0, elsewhere_ = false;
@@ -119,17 +121,19 @@ void Machine::start_block() {
     thread.stack_pointer = block.stacks.prepare(t, thread_entry);
     thread.copies = {};
   }
+  block.sm90.used = false;
   if (races.on) races.begin_block(block);
   resident_.push_back(std::move(owned));
 }
 
 void Machine::retire(size_t slot) {
-  const Block& block = *resident_[slot];
-  const long long offset = block.shared.trespass();
-  if (offset >= 0 && error_.empty()) {
-    error_ = describe(block) + ": wrote outside of its " + std::to_string(block.shared.size()) +
-             " bytes of shared memory";
+  Block& block = *resident_[slot];
+  std::string wrong = finish(block);
+  if (block.shared.trespassed()) {
+    wrong =
+        "wrote outside of its " + std::to_string(block.shared.size()) + " bytes of shared memory";
   }
+  if (error_.empty() && !wrong.empty()) error_ = describe(block) + ": " + wrong;
   spare_.push_back(std::move(resident_[slot]));
   resident_.erase(resident_.begin() + static_cast<long>(slot));
 }
@@ -197,22 +201,33 @@ bool Machine::wake_spinning() {
   return any;
 }
 
+bool Machine::deliver_somewhere() {
+  for (auto& block : resident_) {
+    if (deliver_load(*block)) return true;
+  }
+  return false;
+}
+
+bool Machine::is_time_to_deliver() {
+  return arrival_ == Arrival::kSoon || (arrival_ == Arrival::kRandom && random() % 16 == 0);
+}
+
 Thread* Machine::pick_anywhere() {
-  const size_t count = resident_.size();
-  const size_t first = elsewhere_ && order_ == Order::kRandom ? random() % count : 0;
-  elsewhere_ = false;
-  for (int round = 0; round < 2; ++round) {
+  for (;;) {
+    const size_t count = resident_.size();
+    const size_t first = elsewhere_ && order_ == Order::kRandom ? random() % count : 0;
+    elsewhere_ = false;
     for (size_t n = 0; n < count; ++n) {
-      const size_t slot = (first + n) % count;
-      if (Thread* next = pick_in(*resident_[slot])) return next;
+      if (Thread* next = pick_in(*resident_[(first + n) % count])) return next;
     }
-    if (!wake_spinning() || ++idle_rounds_ > kPatience) return nullptr;
+    const bool delivered = deliver_somewhere(), woken = wake_spinning();
+    if (delivered) continue;
+    if (!woken || ++idle_rounds_ > kPatience) return nullptr;
     if (idle_rounds_ > kBeforeMoreBlocks && started_ < blocks_ && count < kMostResidents) {
       start_block();
       idle_rounds_ = 0;
     }
   }
-  return nullptr;
 }
 
 void Machine::yield() {
@@ -220,6 +235,7 @@ void Machine::yield() {
   Thread& self = *current;
   Block& block = *self.block;
   const int w = static_cast<int>(self.warp - block.warps);
+  if (!block.sm90.loads.empty() && is_time_to_deliver()) deliver_load(block);
   Thread* next = nullptr;
   if (!elsewhere_) next = self.warp->ready ? pick_lane(block, w) : pick_in(block);
   if (!next) {
@@ -255,9 +271,9 @@ void Machine::leave(const void* code, std::string error) {
 
 std::string Machine::stuck() {
   std::string text;
-  for (auto& block : resident_) {
-    text += (text.empty() ? "" : "\n") + describe(*block) + ": deadlock, no thread can go on\n" +
-            describe_threads(*block);
+  for (const auto& block : resident_) {
+    if (!text.empty()) text += '\n';
+    text += describe(*block) + ": deadlock, no thread can go on\n" + describe_threads(*block);
   }
   return text;
 }

@@ -11,6 +11,7 @@
 #include "fiber.h"
 #include "memory.h"
 #include "race.h"
+#include "sm90.h"
 
 namespace tk::emulator {
 
@@ -18,7 +19,9 @@ constexpr int kMaxThreads = 1024;
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int kBarriers = 16;
 
-enum class State : uint8_t { kReady, kTogether, kBarrier, kSpin, kDone };
+enum class State : uint8_t { kReady, kTogether, kBarrier, kMBarrier, kSpin, kDone };
+
+constexpr uint32_t kNoMBarrier = ~0u;
 
 struct Block;
 struct Warp;
@@ -31,6 +34,7 @@ struct Thread {
   uint32_t bit;  // of its lane
   State state;
   uint8_t barrier;    // where it waits
+  uint32_t mbarrier;  // the same, by its address
   const char* doing;  // what it waits in
   Site site;
   CopyQueue copies;
@@ -65,13 +69,20 @@ struct Block {
   Stacks stacks;
   SharedMemory shared;
   BlockRaces races;
+  Sm90 sm90;
   std::unique_ptr<Thread[]> threads;
   Warp warps[kMaxWarps];
   Barrier barriers[kBarriers];
   std::vector<int> arrivals[kBarriers];  // threads, where races are looked for
 };
 
+// The current thread is not ready until somebody says so.
+void wait_in(State state, const char* doing, Site site);
+
 enum class Order : uint8_t { kAscending, kDescending, kRandom };
+
+// When copies by TMA arrive: when nothing else can happen, as soon as a thread waits, or at random.
+enum class Arrival : uint8_t { kLate, kSoon, kRandom };
 
 class Machine {
  public:
@@ -84,6 +95,7 @@ class Machine {
   void yield();
   // Where the order is random: perhaps lets others run.
   void perhaps_yield();
+  // What others spin for may have come.
   void progress() { idle_rounds_ = 0; }
   // Keeps the error for the caller of launch() and leaves the current thread for good.
   [[noreturn]] void leave(std::string error);
@@ -99,10 +111,13 @@ class Machine {
   Thread* pick_in(Block& block);
   Thread* pick_lane(Block& block, int warp);
   bool wake_spinning();
+  bool deliver_somewhere();
+  bool is_time_to_deliver();
   std::string stuck();
 
   Launch launch_;
   Order order_;
+  Arrival arrival_;
   unsigned residents_, started_, blocks_;
   std::vector<std::unique_ptr<Block>> resident_, spare_;
   bool elsewhere_;  // go on with another block, if there is one

@@ -41,8 +41,8 @@ void SharedMemory::begin(size_t bytes, size_t shift) {
   memset(base_ - kEdge, kPoison, static_cast<size_t>(window_ + kWindow - base_) + kEdge);
 }
 
-long long SharedMemory::trespass() const {
-  return is_poison(base_ - kEdge, base_) && is_poison(base_ + size_, window_ + kWindow) ? -1 : 0;
+bool SharedMemory::trespassed() const {
+  return !is_poison(base_ - kEdge, base_) || !is_poison(base_ + size_, window_ + kWindow);
 }
 
 uint32_t SharedMemory::address(const void* shared) const {

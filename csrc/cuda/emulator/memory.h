@@ -21,12 +21,13 @@ class SharedMemory {
 
   // All poison; `shift` times the alignment before the end of what can be read.
   void begin(size_t bytes, size_t shift);
-  // Bytes written before or behind it are found only afterwards; -1: none.
-  long long trespass() const;
+  // Whether bytes close before or behind it were written.
+  bool trespassed() const;
 
   unsigned char* base() const { return base_; }
   size_t size() const { return size_; }
   uint32_t address(const void* shared) const;
+  unsigned char* at(uint32_t address) const { return window_ + address; }
   bool contains(const void* address) const;
   // Also the edges and the pages that cannot be read.
   bool surrounds(const void* address) const;

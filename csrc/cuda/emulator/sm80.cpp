@@ -1,15 +1,13 @@
 // ldmatrix and mma.
 #include <cstring>
 
+#include "halves.h"
 #include "machine.h"
 #include "sm80_ptx.h"
 
 namespace tk::emulator {
 
 namespace {
-
-typedef float Row __attribute__((vector_size(32)));
-typedef uint32_t Bits __attribute__((vector_size(32)));
 
 struct MatrixLoad {
   uint32_t* x;
@@ -56,20 +54,6 @@ struct Product {
   const uint32_t* a;
   uint32_t b[2];
 };
-
-void to_row(Row& row, const Bits& halves, cuda::BFloat16) {
-  row = reinterpret_cast<Row>(halves << 16);
-}
-
-// By reference: compilers differ in how they pass vectors that the processor may not have.
-void to_row(Row& row, const Bits& halves, cuda::Half) {
-  const Bits magnitude = halves & 0x7fffu, sign = (halves & 0x8000u) << 16;
-  const Row finite = reinterpret_cast<Row>(magnitude << 13) * 0x1p112f;
-  const Bits special = magnitude << 13 | 0x7f800000u;
-  const Bits is_special = reinterpret_cast<Bits>(magnitude >= 0x7c00u);
-  row = reinterpret_cast<Row>(sign | (special & is_special) |
-                              (reinterpret_cast<Bits>(finite) & ~is_special));
-}
 
 template <typename Element>
 void run_product(uint32_t, void* const* operands) {

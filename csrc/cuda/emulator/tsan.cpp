@@ -9,7 +9,7 @@ using tk::emulator::Access;
 
 inline void record(const void* address, size_t bytes, Access access, const void* code) {
   using namespace tk::emulator;
-  if (!races.on || !current || races.busy) return;
+  if (!races.on || !current || races.busy || !pthread_equal(pthread_self(), races.thread)) return;
   races.busy = true;
   races.access(address, bytes, access, {{nullptr, 0}, code});
   races.busy = false;

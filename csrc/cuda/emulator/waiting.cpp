@@ -17,13 +17,6 @@ std::string hex(uint32_t lanes) {
   return text;
 }
 
-void wait_in(State state, const char* doing, Site site) {
-  current->state = state;
-  current->doing = doing;
-  current->site = site;
-  current->warp->ready &= ~current->bit;
-}
-
 [[noreturn]] void fail_divergent(const Collective& what, uint32_t lanes, Site site,
                                  const Meeting& meeting) {
   fail(site, "%s for lanes %08x, but lanes %08x of the warp wait in %s for lanes %08x at %s",
@@ -31,7 +24,9 @@ void wait_in(State state, const char* doing, Site site) {
        describe(meeting.site).c_str());
 }
 
-bool same_place(Site a, Site b) { return a.line == b.line && !strcmp(a.file, b.file); }
+bool same_place(Site a, Site b) {
+  return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file));
+}
 
 }  // namespace
 
@@ -59,6 +54,9 @@ std::string describe_threads(const Block& block) {
       where += ", where " + std::to_string(barrier.arrived) + " of " +
                std::to_string(barrier.expected) + " threads have come";
     }
+    if (thread.state != State::kDone && thread.mbarrier != kNoMBarrier) {
+      where += ", " + describe_mbarrier(block, thread.mbarrier);
+    }
     for (int m = 0; m < warp.meetings && thread.state == State::kTogether; ++m) {
       if (warp.meeting[m].arrived & thread.bit) lanes = warp.meeting[m].lanes;
     }
@@ -67,13 +65,14 @@ std::string describe_threads(const Block& block) {
   }
   std::string text;
   for (const auto& [key, warps] : groups) {
-    std::string who;
+    if (!text.empty()) text += '\n';
+    text += "  warp ";
     for (const auto& [w, lanes] : warps) {
-      who += (who.empty() ? "  warp " : ", ") + std::to_string(w);
-      if (lanes != kAllLanes) who += " lanes " + hex(lanes);
+      if (w != warps.begin()->first) text += ", ";
+      text += std::to_string(w);
+      if (lanes != kAllLanes) text += " lanes " + hex(lanes);
     }
-    const bool done = std::get<0>(key) == State::kDone;
-    text += (text.empty() ? "" : "\n") + who + (done ? " exited" : " in " + std::get<1>(key));
+    text += std::get<0>(key) == State::kDone ? " exited" : " in " + std::get<1>(key);
   }
   return text;
 }
@@ -85,6 +84,14 @@ void fail(Site site, const char* format, ...) {
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   machine.leave(describe(site) + ": " + text);
+}
+
+void wait_in(State state, const char* doing, Site site) {
+  current->state = state;
+  current->doing = doing;
+  current->site = site;
+  current->mbarrier = kNoMBarrier;
+  current->warp->ready &= ~current->bit;
 }
 
 int this_lane() { return current->index % kWarp; }
@@ -121,7 +128,6 @@ void together(const Collective& what, uint32_t lanes, void* operand, Site site) 
   what.run(lanes, warp.operand);
   warp.meeting[m] = warp.meeting[--warp.meetings];
   warp.ready |= lanes;
-  machine.progress();
   if (machine.order() == Order::kRandom) {
     warp.rotation = static_cast<int>(machine.random() % kWarp);
     machine.perhaps_yield();
@@ -167,7 +173,6 @@ void come_to_barrier(int id, unsigned threads, bool wait, const char* name, Site
   if (barrier.arrived == threads) {
     barrier.arrived = 0;
     wake_barrier(block, id);
-    machine.progress();
   }
   if (wait) machine.yield();
 }

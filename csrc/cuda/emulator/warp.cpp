@@ -1,4 +1,6 @@
 // Shuffles, votes and atomics.
+#include <type_traits>
+
 #include "machine.h"
 
 namespace tk::emulator {
@@ -41,7 +43,11 @@ T change_at(T* address, T (*change)(T, T), T value, Site site) {
          sizeof(T));
   }
   machine.perhaps_yield();
-  if (races.on) races.relaxed(address, sizeof(T), {site});
+  if (races.on && std::is_floating_point_v<T>) {
+    races.access(address, sizeof(T), races.sum(), {site});
+  } else if (races.on) {
+    races.relaxed(address, sizeof(T), {site});
+  }
   const T old = *address;
   *address = change(old, value);
   machine.progress();

@@ -49,7 +49,7 @@ TK_DEVICE int program_of(const BackwardArguments& a, unsigned char* memory) {
   if (threadIdx.x == 0) *shared = atomicAdd(a.begun, 1);
   __syncthreads();
   const int program = *shared;
-  __syncthreads();
+  __syncthreads();  // everybody has read the number
   return program;
 }
 
@@ -112,7 +112,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
     };
     Walk walk(query_blocks(seq, j0, j1, kBlockM), visible);
     Block block = walk.next();
-    __syncthreads();  // the head before has read its tiles
+    if (kStages == 1) __syncthreads();  // the head before has read its tiles
     if (block.index >= 0) start(block, stage);
 
     while (block.index >= 0) {

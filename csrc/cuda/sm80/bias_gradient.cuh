@@ -138,11 +138,11 @@ static TK_KERNEL(kColumnThreads, 1)
   const int own_i = program % a.own_m, own_h = program / a.own_m % a.own_h;
   const int own_b = program / a.own_m / a.own_h;
   const float* const dlse = static_cast<const float*>(p.dlse);
-  const int rows = M / a.own_m;
-  const int heads = H_q / a.own_h, terms = dlse ? B / a.own_b * heads * rows : 0;
+  const int rows = M / a.own_m, heads = H_q / a.own_h;
+  const int64_t terms = dlse ? int64_t{B / a.own_b} * heads * rows : 0;
   float sum = 0.0f;
-  for (int n = static_cast<int>(threadIdx.x); n < terms; n += kColumnThreads) {
-    const int b = own_b + n / rows / heads * a.own_b, h = own_h + n / rows % heads * a.own_h;
+  for (int64_t n = threadIdx.x; n < terms; n += kColumnThreads) {
+    const int64_t b = own_b + n / rows / heads * a.own_b, h = own_h + n / rows % heads * a.own_h;
     const int64_t at = (b * p.H_q + h) * p.lse_stride + own_i + n % rows * a.own_m;
     if (a.lse[at] < INFINITY) sum += dlse[at];
   }

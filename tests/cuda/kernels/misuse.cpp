@@ -46,6 +46,11 @@ TK_DEVICE void syncwarp_after_exit(const Params&, unsigned char*, int lane, int)
   __syncwarp();
 }
 
+TK_DEVICE void syncwarp_after_half_exited(const Params&, unsigned char*, int lane, int) {
+  if (lane < 16) return;
+  __syncwarp();
+}
+
 TK_DEVICE void missing_lane(const Params& p, unsigned char*, int lane, int) {
   if (lane != 31) p.out[lane] = __shfl_xor_sync(kAll, p.out[lane], 1);
   __syncthreads();
@@ -198,6 +203,7 @@ int main(int count, char** arguments) {
                    {TK_CASE(right),
                     TK_CASE(divergent_syncwarp),
                     TK_CASE(syncwarp_after_exit),
+                    TK_CASE(syncwarp_after_half_exited),
                     TK_CASE(missing_lane),
                     TK_CASE(lane_outside),
                     TK_CASE(not_its_own_lane),

@@ -132,6 +132,44 @@ void last_block(const Params& p, float* shared, int t) {
     p.x[t] += p.y[block * 64 + static_cast<unsigned>(t)];
 }
 
+// The same with atomics: no race, but sums whose last bits depend on the order.
+template <bool kWait>
+void sums(const Params& p, float*, int t) {
+  if (t == 0 && kWait) {
+    while (load_acquire(p.flag) != static_cast<int>(blockIdx.x)) {
+    }
+  }
+  __syncthreads();
+  add_to(p.y + t, p.x[t]);
+  __syncthreads();
+  if (t == 0) add_release(p.flag, 1);
+}
+
+template <Body kBody>
+void launch_with_ordered_sums() {
+  tk::emulator::options().ordered_sums = true;
+  launch<kBody, 4>();
+}
+
+constexpr float kTable[] = {3, 1, 4, 1, 5, 9, 2, 6};
+
+template <int kFrom>
+void beyond(const Params& p, float*, int t) {
+  p.y[t] = p.x[t + kFrom] + kTable[p.flag[0] + t % 8];
+}
+
+void beside_y(const Params& p, float*, int t) { p.y[t - 1] = p.x[t]; }
+
+template <Body kBody>
+void launch_with_extents() {
+  // In one piece, so that what lies beside x and y is memory too.
+  float numbers[64 * 5] = {};
+  int flag = 0;
+  const Params params{numbers + 64, numbers + 192, &flag};
+  tk::emulator::options().global = {{params.x, 256}, {params.y, 256}, {&flag, 4}};
+  TK_LAUNCH(kernel<kBody>, dim3(1), 64, 1024, nullptr, params);
+}
+
 void just_behind(const Params& p, float* shared, int t) { p.y[t] = shared[t + 193]; }
 
 }  // namespace
@@ -158,5 +196,11 @@ int main(int count, char** arguments) {
                     {"turns_right", launch<turns<true, true>, 4>},
                     {"last_block", launch<last_block<false>, 4>},
                     {"last_block_right", launch<last_block<true>, 4>},
+                    {"sums", launch_with_ordered_sums<sums<false>>},
+                    {"sums_right", launch_with_ordered_sums<sums<true>>},
+                    {"unordered_sums_right", launch<sums<false>, 4>},
+                    {"beyond", launch_with_extents<beyond<1>>},
+                    {"beside_y", launch_with_extents<beside_y>},
+                    {"within_right", launch_with_extents<beyond<0>>},
                     {"just_behind", launch<just_behind>}});
 }
