@@ -9,20 +9,20 @@ import pytest
 from tests.cuda.emulator_programs import Programs
 
 PRIMITIVES = (
-    "wgmma_widths",
-    "wgmma_layouts",
-    "tensor_copies",
-    "refused_tensor_maps",
-    "bulk_copies",
-    "phases",
-    "registers_and_elect",
-    "matrix_stores",
+    ("sm90_products", "wgmma_widths"),
+    ("sm90_products", "wgmma_layouts"),
+    ("sm90_primitives", "tensor_copies"),
+    ("sm90_primitives", "refused_tensor_maps"),
+    ("sm90_primitives", "bulk_copies"),
+    ("sm90_primitives", "phases"),
+    ("sm90_primitives", "registers_and_elect"),
+    ("sm90_primitives", "matrix_stores"),
 )
 
 
-@pytest.mark.parametrize("case", PRIMITIVES)
-def test_primitives_agree_with_plain_maths(programs: Programs, case: str) -> None:
-    assert set(programs.run("sm90_primitives", case)) == {"ok"}
+@pytest.mark.parametrize(("program", "case"), PRIMITIVES)
+def test_primitives_agree_with_plain_maths(programs: Programs, program: str, case: str) -> None:
+    assert set(programs.run(program, case)) == {"ok"}
 
 
 @pytest.mark.parametrize("races", [False, True])

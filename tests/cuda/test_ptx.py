@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "primitives": "80",
     "product": "80",
     "sm90_primitives": "90a",
+    "sm90_products": "90a",
     "sm90_product": "90a",
 }
 NVCC = shutil.which("nvcc")
@@ -44,33 +45,48 @@ def test_kernels_of_the_emulator_compile(program: str, tmp_path: Path) -> None:
     nvcc(target, "-c", source(program), "-o", str(tmp_path / "kernels.o"))
 
 
-# The immediates of an instruction are not seen by the emulator.
-@needs_nvcc
-def test_immediates_reach_the_instructions(tmp_path: Path) -> None:
+@pytest.fixture
+def ptx(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """What nvcc makes of a program, registers without their numbers."""
     path = tmp_path / "kernels.ptx"
-    nvcc("-gencode=arch=compute_90a,code=compute_90a", "-ptx", source("sm90_primitives"), "-o",
-         str(path))  # fmt: skip
-    ptx = path.read_text()
+    nvcc(
+        "-gencode=arch=compute_90a,code=compute_90a", "-ptx", source(request.param), "-o", str(path)
+    )
+    return re.sub(r"%[a-z]+\d+", "%", path.read_text())
+
+
+# The emulator sees no immediates and no operands.
+@needs_nvcc
+@pytest.mark.parametrize("ptx", ["sm90_products"], indirect=True)
+def test_wgmma_gets_its_operands(ptx: str) -> None:
+    # After c and the operands scale-d, that neither is negated, and whether each is transposed.
+    shared = {f"%, %, p, 1, 1, {a}, {b}" for a in "01" for b in "01"}
+    registers = {f"{{%, %, %, %}}, %, p, 1, 1, {b}" for b in "01"}
+    seen = set()
     for n in (32, 64, 96, 128, 192, 256):
-        issues = re.findall(rf"wgmma\S*\.m64n{n}k16\.f32\.\S+ \{{([^}}]*)\}}, ([^;]*);", ptx)
-        assert issues
-        assert all(outputs.count("%f") == n // 2 for outputs, _ in issues)
-        # Operands, then scale-d; a and b not negated; whether each is transposed.
-        rest = {re.sub(r"%\w+", "%", operands) for _, operands in issues}
-        assert rest <= {f"%, %, p, 1, 1, {a}, {b}" for a in "01" for b in "01"} | {
-            f"{{%, %, %, %}}, %, p, 1, 1, {b}" for b in "01"
-        }
-    assert re.search(r"setmaxnreg\.dec\.sync\.aligned\.u32 40;", ptx)
-    assert re.search(r"setmaxnreg\.inc\.sync\.aligned\.u32 232;", ptx)
+        pattern = rf"wgmma\S*\.m64n{n}k16\.f32\.\S+ \{{([%, ]*)\}}, ([^;]*);"
+        issues = set(re.findall(pattern, ptx))
+        assert {outputs.count("%") for outputs, _ in issues} == {n // 2}
+        kinds = {operands for _, operands in issues}
+        assert kinds & shared
+        assert kinds & registers
+        assert kinds <= shared | registers
+        seen |= kinds
+    assert seen >= shared
+
+
+@needs_nvcc
+@pytest.mark.parametrize("ptx", ["sm90_primitives"], indirect=True)
+def test_copies_and_registers_get_their_operands(ptx: str) -> None:
+    assert "setmaxnreg.dec.sync.aligned.u32 40;" in ptx
+    assert "setmaxnreg.inc.sync.aligned.u32 232;" in ptx
     for rank in range(1, 6):
         at = ", ".join(["%"] * rank)
-        copies = re.sub(r"%\w+", "%", ptx)
-        load = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global"
-        assert f"{load}.mbarrier::complete_tx::bytes [%], [%, {{{at}}}], [%];" in copies
-        for store in ("async.bulk.tensor", "reduce.async.bulk.tensor"):
-            kind = ".add.bulk_group" if "reduce" in store else ".bulk_group"
-            wanted = f"cp.{store}.{rank}d.global.shared::cta{kind} [%, {{{at}}}], [%];"
-            assert wanted in copies
+        load = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        assert f"{load} [%], [%, {{{at}}}], [%];" in ptx
+        to_global = f"bulk.tensor.{rank}d.global.shared::cta"
+        assert f"cp.async.{to_global}.bulk_group [%, {{{at}}}], [%];" in ptx
+        assert f"cp.reduce.async.{to_global}.add.bulk_group [%, {{{at}}}], [%];" in ptx
 
 
 CASES = {
@@ -85,9 +101,8 @@ CASES = {
         "products_bfloat16",
     ),
     "product": ("right",),
+    "sm90_products": ("wgmma_widths", "wgmma_layouts"),
     "sm90_primitives": (
-        "wgmma_widths",
-        "wgmma_layouts",
         "tensor_copies",
         "bulk_copies",
         "phases",
