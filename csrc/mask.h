@@ -131,8 +131,8 @@ TK_INLINE bool flag(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int
   }
   if (!mask.layout) return true;
   const int64_t* stride = mask.layout_stride;
-  return mask.layout[h * stride[0] + i / mask.block_size * stride[1] +
-                     j / mask.block_size * stride[2]];
+  return mask
+      .layout[h * stride[0] + i / mask.block_size * stride[1] + j / mask.block_size * stride[2]];
 }
 
 // Bit c: whether query i may see key j0 + c. j0 is a multiple of kSummaryBlock.

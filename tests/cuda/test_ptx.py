@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cuda.emulator_programs import KERNELS, ROOT
+from building.extension import ROOT
+from tests.cuda.emulator_programs import KERNELS
 
 ARCHITECTURES = {
     "primitives": "80",
