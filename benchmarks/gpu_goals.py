@@ -1,4 +1,4 @@
-"""What the Triton kernels are to reach on an H200, as data."""
+"""What the kernels for GPUs are to reach on an H200, as data."""
 
 from __future__ import annotations
 
@@ -7,41 +7,47 @@ from collections.abc import Iterator
 from benchmarks.goals import Columns, Goal
 from transformer_kernels.bench import Direction
 
-OURS = "triton"
+OURS = ("triton", "cuda_sm80")
 _GRID: Columns = {"dtype": "bfloat16", "case": ("full", "causal"), "D": (64, 128)}
 _TITLES: dict[Direction, str] = {"fwd": "forward", "bwd": "backward"}
 
 
-def _against(peer: str, direction: Direction, *, least: float) -> Goal:
+def _against(ours: str, peer: str, direction: Direction, *, least: float) -> Goal:
     return Goal(
-        what=f"{_TITLES[direction]}: {peer} / ours, mean",
+        what=f"{_TITLES[direction]}: {peer} / {ours}, mean",
         over={"variant": peer},
-        under={"variant": OURS},
+        under={"variant": ours},
         where={**_GRID, "direction": direction},
         least=least,
         by="mean",
     )
 
 
-def _mask(name: str) -> Iterator[Goal]:
+def _mask(ours: str, name: str) -> Iterator[Goal]:
     for direction, title in _TITLES.items():
         yield Goal(
-            what=f"{name}, {title}: share of time / share shown",
+            what=f"{ours}, {name}, {title}: share of time / share shown",
             over={"case": f"masks: {name}"},
             under={"case": "masks: none"},
-            where={"variant": OURS, "direction": direction},
+            where={"variant": ours, "direction": direction},
             most=1.15,
         )
 
 
+# sdpa_flash has the instructions of cuda_sm80, and sdpa_cudnn those of sm_90: twice as fast.
 GPU_GOALS: tuple[Goal, ...] = (
-    _against("flex", "fwd", least=1.0),
-    _against("sdpa_flash", "fwd", least=1.15),
-    _against("sdpa_cudnn", "fwd", least=0.9),
-    _against("flex", "bwd", least=1.0),
-    _against("sdpa_flash", "bwd", least=1.0),
-    *_mask("half padding"),
-    *_mask("window of S/8"),
-    *_mask("25% of blocks"),
+    _against("triton", "flex", "fwd", least=1.0),
+    _against("triton", "sdpa_flash", "fwd", least=1.15),
+    _against("triton", "sdpa_cudnn", "fwd", least=0.9),
+    _against("triton", "flex", "bwd", least=1.0),
+    _against("triton", "sdpa_flash", "bwd", least=1.0),
+    _against("cuda_sm80", "sdpa_flash", "fwd", least=1.0),
+    _against("cuda_sm80", "sdpa_flash", "bwd", least=1.0),
+    *(
+        goal
+        for ours in OURS
+        for mask in ("half padding", "window of S/8", "25% of blocks")
+        for goal in _mask(ours, mask)
+    ),
 )
 """Means are geometric, over shapes and masks."""

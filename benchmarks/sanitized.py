@@ -5,20 +5,25 @@ from __future__ import annotations
 
 import torch
 
+from transformer_kernels.backends import CudaBackend
 from transformer_kernels.testing.cases import CASES, inputs
 from transformer_kernels.testing.results import by_backend
 
-BACKEND = "triton"
+BACKENDS = ("cuda", "triton")
 WATCHED = ("causal", "padding", "blocks-heads", "bias-tiles", "gqa-everything", "unaligned-causal")
 """Names of cases, which together reach every kind of access: masks, bias, dropout, odd strides"""
 
 
 def main() -> None:
-    for case in CASES:
-        if case.name in WATCHED:
-            by_backend(case, inputs(case, torch.bfloat16, "cuda"), BACKEND)
-            torch.cuda.synchronize()
-            print(f"ran {case.name}")
+    for backend in BACKENDS:
+        if backend == "cuda" and (reason := CudaBackend.why_not_built()) is not None:
+            print(f"not run by {backend}: {reason}")
+            continue
+        for case in CASES:
+            if case.name in WATCHED:
+                by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
+                torch.cuda.synchronize()
+                print(f"{backend} ran {case.name}", flush=True)
 
 
 if __name__ == "__main__":

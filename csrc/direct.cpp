@@ -10,6 +10,7 @@
 
 #include "dlpack.h"
 #include "run.h"
+#include "view.h"
 
 namespace tk {
 

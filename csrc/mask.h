@@ -121,6 +121,20 @@ TK_INLINE uint64_t flag_bits(const MaskParams& mask, int64_t M, int64_t N, int64
   return bits;
 }
 
+// Whether dense, layout and segments show key j to query i.
+TK_INLINE bool flag(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h, int64_t i,
+                    int64_t j) {
+  if (mask.q_segments && mask.q_segments[b * M + i] != mask.k_segments[b * N + j]) return false;
+  if (mask.dense) {
+    const int64_t* stride = mask.dense_stride;
+    if (!mask.dense[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]]) return false;
+  }
+  if (!mask.layout) return true;
+  const int64_t* stride = mask.layout_stride;
+  return mask
+      .layout[h * stride[0] + i / mask.block_size * stride[1] + j / mask.block_size * stride[2]];
+}
+
 // Bit c: whether query i may see key j0 + c. j0 is a multiple of kSummaryBlock.
 TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
                                 int64_t i, int64_t j0) {

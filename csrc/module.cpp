@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,17 @@ std::string compiler() {
 #endif
 }
 
+// Empty where CUDA kernels are not built; setup.py defines them otherwise.
+#ifndef TK_CUDA_VERSION
+#define TK_CUDA_VERSION ""
+#define TK_CUDA_ARCHITECTURES ""
+#endif
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
 py::dict build_info() {
   py::dict info;
   info["compiler"] = compiler();
@@ -31,7 +44,8 @@ py::dict build_info() {
   info["torch"] = TK_TORCH_VERSION;
   info["minimum_torch"] = TK_MINIMUM_TORCH_VERSION;
   info["isas"] = tk::cpu::built_isas();
-  info["cuda_architectures"] = std::vector<std::string>{};
+  info["cuda"] = TK_CUDA_VERSION;
+  info["cuda_architectures"] = words(TK_CUDA_ARCHITECTURES);
   return info;
 }
 

@@ -75,4 +75,12 @@ struct BackwardParams : Problem {
   int64_t bias_size[4];
 };
 
+// Sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1, of q and of k and v.
+struct Packing {
+  int64_t B;
+  const int32_t* cu_seqlens_q;  // (B + 1)
+  const int32_t* cu_seqlens_k;  // (B + 1)
+  bool from_end;  // diagonals and ALiBi count from a sequence's own N - M, as if added to them
+};
+
 }  // namespace tk

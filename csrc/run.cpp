@@ -23,23 +23,6 @@ size_t lse_bytes(const Problem& p) {
 
 }  // namespace
 
-Strided strided(const View& x) {
-  Strided s{x.data, {}};
-  for (int64_t d = 0; d < 4; ++d) s.stride[d] = x.size[d] == 1 ? 0 : x.stride[d];
-  return s;
-}
-
-bool set_tensors(Problem& p, const View& q, const View& k, const View& v) {
-  p.dtype = q.dtype;
-  p.q = strided(q), p.k = strided(k), p.v = strided(v);
-  p.B = q.size[0], p.H_q = q.size[1], p.M = q.size[2], p.D = q.size[3];
-  p.H_kv = k.size[1], p.N = k.size[2], p.D_v = v.size[3];
-  p.lse_stride = p.M;
-  return k.size[0] == p.B && v.size[0] == p.B && v.size[1] == p.H_kv && v.size[2] == p.N &&
-         k.size[3] == p.D && p.H_kv > 0 && p.H_q % p.H_kv == 0 && k.dtype == q.dtype &&
-         v.dtype == q.dtype;
-}
-
 void run_forward(ForwardParams& params) {
   std::vector<uint8_t> used;
   set_used_keys(params, used);

@@ -15,8 +15,13 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from tests.emulated import NOT_EMULATED
 from transformer_kernels.testing.backends import NAMES
 from transformer_kernels.testing.poison import poisoned_memory
+
+
+def pytest_report_header() -> str:
+    return f"CUDA kernels: {'emulated' if NOT_EMULATED is None else f'not run: {NOT_EMULATED}'}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -14,10 +15,21 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from transformer_kernels.testing.backends import BACKENDS_AND_DTYPES, WITH_FLOAT64, dtypes_of
+from transformer_kernels.testing.backends import (
+    BACKENDS_AND_DTYPES,
+    NAMES,
+    WITH_FLOAT64,
+    dtypes_of,
+)
 from transformer_kernels.testing.cases import CASES, Case, inputs
 from transformer_kernels.testing.operators import operators_run_by
-from transformer_kernels.testing.results import assert_case, by_backend, by_plain_torch, expected
+from transformer_kernels.testing.results import (
+    assert_case,
+    by_backend,
+    by_plain_torch,
+    expected,
+    reasons_against,
+)
 from transformer_kernels.testing.tolerance import assert_within_rule
 
 ROOT = Path(tk.__file__).parents[1]
@@ -27,7 +39,16 @@ ROOT = Path(tk.__file__).parents[1]
 @pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case, backend: str, dtype: torch.dtype) -> None:
+    if reasons := reasons_against(case, backend):
+        pytest.skip("; ".join(reasons))
     assert_case(case, dtype, backend)
+
+
+def test_every_backend_takes_every_case() -> None:
+    """But for widths, which are all that a case may be skipped for."""
+    for case, backend in itertools.product(CASES, NAMES):
+        too_wide = backend == "cuda" and max(case.D, case.D_v) > 256
+        assert len(reasons_against(case, backend)) == too_wide, (case.name, backend)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,9 +12,16 @@ from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
 from transformer_kernels import ops
-from transformer_kernels.testing.backends import WITH_FLOAT64
+from transformer_kernels.problem import Extras
+from transformer_kernels.testing.backends import (
+    COMPILED_AND_DTYPES,
+    COMPILED_BACKENDS,
+    WITH_FLOAT64,
+    operators_of,
+)
 from transformer_kernels.testing.cases import CASES, Case, inputs
 from transformer_kernels.testing.operators import BACKWARD, FORWARD, operators_run_by
+from transformer_kernels.testing.results import reasons_against
 from transformer_kernels.validate import build_problem
 
 B, H, M, N, D = 2, 2, 67, 71, 8
@@ -165,11 +172,19 @@ OPERATOR_OPTIONS: dict[str, Options] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", OPERATOR_OPTIONS.values(), ids=OPERATOR_OPTIONS)
-def test_opcheck(options: Options, dtype: torch.dtype) -> None:
-    """Schema, fake tensors and AOT dispatch, static and dynamic, of both operators."""
+def test_schemas_have_the_options_of_ops() -> None:
+    """csrc/call.h writes them out; the fakes and Triton's operators go by ops.py."""
     operators = torch.ops.transformer_kernels
+    for operator in (operators.attention_forward, operators.attention_backward):
+        assert f", {ops.OPTIONS}" in str(operator.default._schema)
+    assert ops.OPTIONS.count(",") + 1 == len(Extras._fields) + len(get_args(ops.Numbers))
+
+
+@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
+@pytest.mark.parametrize("options", OPERATOR_OPTIONS.values(), ids=OPERATOR_OPTIONS)
+def test_opcheck(options: Options, backend: str, dtype: torch.dtype) -> None:
+    """Schema, fake tensors and AOT dispatch, static and dynamic, of both operators."""
+    operators = operators_of(backend)
     arguments = arguments_of_forward(dtype, **options)
     torch.library.opcheck(operators.attention_forward.default, arguments)
     q, k, v, *rest = arguments
@@ -177,12 +192,17 @@ def test_opcheck(options: Options, dtype: torch.dtype) -> None:
     for dlse in (None, torch.randn_like(lse)):
         saved = (torch.randn_like(o), dlse, q, k, v, o, lse, summary)
         needs_grad = options.get("bias") is not None and rest[0] is not None
-        torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, needs_grad))
+        torch.library.opcheck(
+            operators.attention_backward.default, (*saved, *rest, needs_grad, True)
+        )
 
 
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_fakes_tell_shapes_and_strides(case: Case) -> None:
+def test_fakes_tell_shapes_and_strides(case: Case, backend: str) -> None:
     """Fake outputs look like real ones, in every case of the table."""
+    if reasons := reasons_against(case, backend):
+        pytest.skip("; ".join(reasons))
     x = inputs(case, torch.float32)
     q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
     bias = None if x.bias is None else x.bias.detach()
@@ -190,11 +210,12 @@ def test_fakes_tell_shapes_and_strides(case: Case) -> None:
         q, k, v, case.bound_mask(), bias, None, case.softcap, case.dropout_p, 1, None
     )
     numbers = ops.numbers(problem)
-    forward = torch.ops.transformer_kernels.attention_forward
-    backward = torch.ops.transformer_kernels.attention_backward
+    operators = operators_of(backend)
+    forward, backward = operators.attention_forward, operators.attention_backward
     real = forward(q, k, v, *extras, *numbers)
     o, lse, summary = real
-    back = (x.do, None, q, k, v, o, lse, summary, *extras, *numbers, extras.bias is not None)
+    wanted = (extras.bias is not None, True)
+    back = (x.do, None, q, k, v, o, lse, summary, *extras, *numbers, *wanted)
     real_back = backward(*back)
 
     mode = torch._subclasses.FakeTensorMode()

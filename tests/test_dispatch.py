@@ -28,8 +28,8 @@ def no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names() -> None:
-    assert dispatch.names()[:2] == ("auto", "cpu")
-    assert set(dispatch.names()[2:]) == {"triton", "reference"}
+    assert dispatch.names()[:3] == ("auto", "cpu", "cuda")
+    assert set(dispatch.names()[3:]) == {"triton", "reference"}
 
 
 def test_auto_takes_the_compiled_kernels() -> None:
@@ -92,6 +92,7 @@ def test_an_explanation_reads_well(no_extension: None) -> None:
         "q (1, 2, 3, 4)  k (1, 2, 3, 4)  v (1, 2, 3, 5)  torch.float32 on cpu",
         "runs: reference (torch.matmul, softmax, torch.matmul)",
         "cpu: the extension is not available (no luck)",
+        "cuda: the extension is not available (no luck)",
     ]
 
 

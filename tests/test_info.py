@@ -84,7 +84,9 @@ def test_info_is_frozen() -> None:
 
 
 def test_text_aligns_and_labels_each_kind_once() -> None:
-    build = Build("gcc 12", "C++20", "2.13.0", "2.11", ("portable", "avx2"), "avx2", ("fma",), ())
+    build = Build(
+        "gcc 12", "C++20", "2.13.0", "2.11", ("portable", "avx2"), "avx2", ("fma",), "", ()
+    )
     assert str(example(build, ("a", "b"))).splitlines() == [
         "transformer_kernels 0.1.0",
         "  Python       3.12.1",
@@ -95,7 +97,7 @@ def test_text_aligns_and_labels_each_kind_once() -> None:
         "               cuda:0 a GPU, sm_90",
         "  CPU features fma",
         "  CPU kernels  avx2 in use; built for portable, avx2",
-        "  CUDA kernels none in this version",
+        "  CUDA kernels none are built",
         "  built with   gcc 12, C++20, torch 2.13.0; runs on torch 2.11 and later",
         "  missing      a",
         "               b",

@@ -14,7 +14,13 @@ from torch.autograd import gradcheck, gradgradcheck
 import transformer_kernels as tk
 from transformer_kernels import _C, ops, philox
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
-from transformer_kernels.testing.backends import BACKENDS_AND_DTYPES, DTYPES, WITH_FLOAT64
+from transformer_kernels.testing.backends import (
+    BACKENDS_AND_DTYPES,
+    COMPILED_AND_DTYPES,
+    DTYPES,
+    WITH_FLOAT64,
+    operators_of,
+)
 from transformer_kernels.testing.operators import BACKWARD, FORWARD, operators_run_by
 from transformer_kernels.testing.packed import (
     PACKED_CASES,
@@ -361,9 +367,9 @@ def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
     return *map(one_entry, (q, k, v)), *extras, *ops.numbers(problem)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_opcheck(dtype: torch.dtype) -> None:
-    operators = torch.ops.transformer_kernels
+@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
+def test_opcheck(backend: str, dtype: torch.dtype) -> None:
+    operators = operators_of(backend)
     arguments = arguments_of_forward(
         dtype, mask=tk.Mask.causal(align="bottom_right"), dropout_p=0.3, seed=4
     )
@@ -371,7 +377,7 @@ def test_opcheck(dtype: torch.dtype) -> None:
     q, k, v, *rest = arguments
     o, lse, summary = operators.attention_forward(*arguments)
     saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, summary)
-    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False))
+    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False, True))
 
 
 @pytest.mark.parametrize(
@@ -404,7 +410,7 @@ def test_the_operators_check_what_memory_safety_needs(side: int, starts: Tensor 
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         operators.attention_forward(q, k, v, *rest)
     with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_backward(o, None, q, k, v, o, lse, summary, *rest, False)
+        operators.attention_backward(o, None, q, k, v, o, lse, summary, *rest, False, True)
 
 
 def test_a_window_without_bounds_has_no_align(backend: str) -> None:

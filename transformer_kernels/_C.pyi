@@ -10,7 +10,10 @@ class BuildInfo(TypedDict):
     torch: str
     minimum_torch: str
     isas: list[str]
+    cuda: str
+    """The version of CUDA; empty where there are no CUDA kernels."""
     cuda_architectures: list[str]
+    """Such as sm_90; compute_86 is code that drivers compile for later chips."""
 
 def build_info() -> BuildInfo:
     """How this extension was built."""

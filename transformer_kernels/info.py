@@ -41,6 +41,7 @@ class Build:
     isas: tuple[str, ...]
     isa: str
     cpu_features: tuple[str, ...]
+    cuda: str
     cuda_architectures: tuple[str, ...]
 
 
@@ -83,6 +84,7 @@ class Info:
 def info() -> Info:
     """Versions, devices, CPU features, what was built, and what is missing with how to get it."""
     reason = ops.why_unavailable()
+    build = _build() if reason is None else None
     return Info(
         version=__version__,
         python=platform.python_version(),
@@ -91,9 +93,9 @@ def info() -> Info:
         cpu=_cpu_model(),
         threads=torch.get_num_threads(),
         devices=_devices(),
-        build=_build() if reason is None else None,
+        build=build,
         backends=tuple(BackendStatus(one.name, one.why_unavailable()) for one in BACKENDS),
-        missing=(*_missing_extension(reason), *_missing_packages()),
+        missing=(*_missing_extension(reason), *_missing_cuda(build), *_missing_packages()),
     )
 
 
@@ -109,6 +111,7 @@ def _build() -> Build:
         isas=tuple(built["isas"]),
         isa=_C.isa(),
         cpu_features=tuple(name for name, present in _C.cpu_features().items() if present),
+        cuda=built["cuda"],
         cuda_architectures=tuple(built["cuda_architectures"]),
     )
 
@@ -119,13 +122,19 @@ def _build_rows(build: Build | None) -> list[tuple[str, str]]:
     return [
         ("CPU features", " ".join(build.cpu_features) or "none that the kernels use"),
         ("CPU kernels", f"{build.isa} in use; built for {', '.join(build.isas)}"),
-        ("CUDA kernels", ", ".join(build.cuda_architectures) or "none in this version"),
+        ("CUDA kernels", _cuda_kernels(build)),
         (
             "built with",
             f"{build.compiler}, {build.cxx_standard}, torch {build.torch}; "
             f"runs on torch {build.minimum_torch} and later",
         ),
     ]
+
+
+def _cuda_kernels(build: Build) -> str:
+    if not build.cuda_architectures:
+        return "none are built"
+    return f"{', '.join(build.cuda_architectures)}, by CUDA {build.cuda}"
 
 
 def _version(package: str) -> str | None:
@@ -163,6 +172,16 @@ def _missing_extension(reason: str | None) -> list[str]:
             "and install transformer_kernels again (in a clone: make build)"
         ]
     return [f"the compiled CPU kernels do not load: install transformer_kernels again; {reason}"]
+
+
+def _missing_cuda(build: Build | None) -> list[str]:
+    """Missed only where there is a device for them."""
+    if build is None or build.cuda_architectures or not torch.cuda.is_available():
+        return []
+    return [
+        "the CUDA kernels: install a CUDA toolkit, 12.0 or later, or set CUDA_HOME to one, and "
+        "install transformer_kernels again (in a clone: make build)"
+    ]
 
 
 def _missing_packages() -> list[str]:

@@ -1,12 +1,12 @@
 """The compiled operators: loading them, and their fakes for torch.compile and torch.export.
 
-csrc/operators.cpp defines `transformer_kernels::attention_forward` and `attention_backward`, with
-the tensors of `problem.Extras` in order and then the numbers of `numbers(problem)`.
+csrc/call.h has the schemas of `transformer_kernels::attention_forward` and `attention_backward`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -16,11 +16,21 @@ from transformer_kernels.problem import AttentionProblem, Extras
 SUMMARY_BLOCK = 64
 """Queries and keys a side of one entry of the block summary; kSummaryBlock in csrc/mask.h."""
 
-Numbers = tuple[float, float, float, int, int, int, int, bool]
+OPTIONS = (
+    ", ".join(f"Tensor? {name}" for name in Extras._fields)
+    + ", float scale, float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, "
+    "int block_size, SymInt alibi_offset, bool from_end, SymInt longest_q, SymInt longest_k"
+)
+"""In every operator's schema: the tensors of `Extras`, then the numbers of `numbers`."""
+
+Numbers = tuple[float, float, float, int, int, int, int, bool, int, int]
 
 
 def numbers(problem: AttentionProblem) -> Numbers:
-    """The scalar arguments, in the order in which the operators take them."""
+    """The scalar arguments, in the order in which the operators take them.
+
+    The lengths come with them because shapes of packed sequences do not show the longest one.
+    """
     return (
         problem.scale,
         problem.softcap,
@@ -30,7 +40,13 @@ def numbers(problem: AttentionProblem) -> Numbers:
         problem.block_size,
         problem.alibi_offset,
         problem.from_end,
+        problem.M,
+        problem.N,
     )
+
+
+_BIAS_NEEDS_GRAD = len(Extras._fields) - 1 + len(get_args(Numbers))
+"""behind the bias, the other extras, and the numbers"""
 
 
 def needs_summary(extras: Extras) -> bool:
@@ -84,7 +100,7 @@ def backward_fake(
     *rest: Tensor | float | int | bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (empty_like_layout(x, x.shape[-1]) for x in (q, k, v))
-    bias_needs_grad = bool(rest[-1])
+    bias_needs_grad = bool(rest[_BIAS_NEEDS_GRAD])
     dbias = bias.new_empty(bias.shape) if bias is not None and bias_needs_grad else q.new_empty(0)
     return dq, dk, dv, dbias
 
@@ -121,9 +137,14 @@ def _load() -> str | None:
         import transformer_kernels._C  # noqa: F401
     except ImportError as error:
         return f"the compiled extension transformer_kernels._C is not available ({error})"
-    torch.library.register_fake("transformer_kernels::attention_forward", forward_fake)
-    torch.library.register_fake("transformer_kernels::attention_backward", backward_fake)
+    register_fakes("transformer_kernels")
     return None
+
+
+def register_fakes(namespace: str) -> None:
+    """For operators of csrc/call.h's schemas."""
+    torch.library.register_fake(f"{namespace}::attention_forward", forward_fake)
+    torch.library.register_fake(f"{namespace}::attention_backward", backward_fake)
 
 
 # Once, at import: torch.compile must find a constant here.

@@ -98,7 +98,7 @@ def test_a_summary_has_stages_ceilings_and_goals() -> None:
     assert "FAILED (1)     12 s  1 failed, 2 passed" in text
     assert "ceiling: 550 TFLOP/s, bfloat16 product of 8192^3" in text
     assert "ceiling: 2147 GB/s, device copy" in text
-    assert "forward: flex / ours, mean" in text
+    assert "forward: flex / triton, mean" in text
     assert "2.00 of 1" in text
     assert "NOT RUN" not in text
 

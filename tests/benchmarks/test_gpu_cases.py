@@ -62,7 +62,7 @@ def test_ceilings_are_cases_with_their_operations_and_bytes() -> None:
 def rows_of(case: Case, direction: Direction) -> list[Row]:
     shape = replace(case, mask=None)  # at full size a mask's share takes seconds
     made = replace(row(case=shape), suite="gpu", direction=direction)
-    variants = ("naive", "sdpa_flash", "sdpa_cudnn", "flex", "triton")
+    variants = ("naive", "sdpa_flash", "sdpa_cudnn", "flex", "cuda_sm80", "triton")
     return [replace(made, variant=variant) for variant in variants]
 
 
@@ -75,4 +75,4 @@ def test_every_goal_finds_its_rows_in_the_suite() -> None:
         for one in rows_of(case, direction)
     ]
     found = [len(goal.figures(rows)) for goal in GPU_GOALS]
-    assert found == [24] * 5 + [1] * 6
+    assert found == [24] * 7 + [1] * 12

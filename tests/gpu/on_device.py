@@ -10,7 +10,6 @@ from torch import Tensor
 
 import transformer_kernels as tk
 
-BACKEND = "triton"
 Step = Callable[[], tuple[Tensor, ...]]
 
 
@@ -33,9 +32,9 @@ def tensors(
     return Tensors(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), do)
 
 
-def step(x: Tensors, **options: Any) -> tuple[Tensor, ...]:
+def step(x: Tensors, backend: str, **options: Any) -> tuple[Tensor, ...]:
     """o, dq, dk and dv."""
-    o = tk.attention(x.q, x.k, x.v, **options, backend=BACKEND)
+    o = tk.attention(x.q, x.k, x.v, **options, backend=backend)
     return o.detach(), *torch.autograd.grad(o, x[:3], x.do)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.gpu.on_device import BACKEND, tensors
+from tests.gpu.on_device import tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -34,12 +34,12 @@ def _nothing_compiled_before() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_forward_and_backward_in_one_graph_each(options: dict[str, Any]) -> None:
+def test_forward_and_backward_in_one_graph_each(options: dict[str, Any], backend: str) -> None:
     """Beside other operations, which inductor fuses around it."""
     there = on_device(options)
 
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o: Tensor = tk.attention(q * 2, k, v, **there, backend=BACKEND)
+        o: Tensor = tk.attention(q * 2, k, v, **there, backend=backend)
         return torch.nn.functional.gelu(o)
 
     x = tensors(dtype=torch.float32)
@@ -50,9 +50,9 @@ def test_forward_and_backward_in_one_graph_each(options: dict[str, Any]) -> None
     torch.testing.assert_close(got, eager, rtol=1e-5, atol=1e-5)
 
 
-def test_lengths_that_vary() -> None:
+def test_lengths_that_vary(backend: str) -> None:
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o: Tensor = tk.attention(q, k, v, mask=tk.Mask.causal(), backend=BACKEND)
+        o: Tensor = tk.attention(q, k, v, mask=tk.Mask.causal(), backend=backend)
         return o + 1
 
     fast: Callable[..., Tensor] = torch.compile(layer, fullgraph=True, dynamic=True)

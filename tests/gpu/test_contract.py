@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_kernels.testing.cases import CASES, Case
-from transformer_kernels.testing.results import assert_case
+from transformer_kernels.testing.results import assert_case, reasons_against
 
 pytestmark = pytest.mark.gpu
 
@@ -14,5 +14,14 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case, dtype: torch.dtype) -> None:
-    assert_case(case, dtype, "triton", "cuda")
+def test_case(case: Case, dtype: torch.dtype, backend: str) -> None:
+    if reasons := reasons_against(case, backend, "cuda"):
+        pytest.skip("; ".join(reasons))
+    assert_case(case, dtype, backend, "cuda")
+
+
+def test_every_case_is_taken(backend: str) -> None:
+    """But for widths, which are all that a case may be skipped for."""
+    for case in CASES:
+        too_wide = backend == "cuda" and max(case.D, case.D_v) > 256
+        assert len(reasons_against(case, backend, "cuda")) == too_wide, case.name

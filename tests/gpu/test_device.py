@@ -16,10 +16,10 @@ from transformer_kernels.testing.results import by_backend
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
 
-def test_it_runs_on_the_current_stream() -> None:
+def test_it_runs_on_the_current_stream(backend: str) -> None:
     """Behind work that takes milliseconds; on another stream it would read zeros."""
     x = tensors()
-    expected = step(x, mask=tk.Mask.causal())
+    expected = step(x, backend, mask=tk.Mask.causal())
     late = tensors()
     for tensor in late:
         tensor.detach().zero_()
@@ -32,20 +32,20 @@ def test_it_runs_on_the_current_stream() -> None:
         with torch.no_grad():
             for to, tensor in zip(late, x, strict=True):
                 to.copy_(tensor)
-        got = step(late, mask=tk.Mask.causal())
+        got = step(late, backend, mask=tk.Mask.causal())
     stream.synchronize()
     assert_same_bits(got, expected)
 
 
-def test_on_a_device_that_is_not_the_current_one() -> None:
+def test_on_a_device_that_is_not_the_current_one(backend: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices, there is one")
     x = tensors()
     there = type(x)(*(y.detach().to("cuda:1").requires_grad_(y.requires_grad) for y in x))
     assert torch.cuda.current_device() == 0
-    got = step(there, mask=tk.Mask.causal())
+    got = step(there, backend, mask=tk.Mask.causal())
     assert {y.device.index for y in got} == {1}
-    assert_same_bits(tuple(y.to("cuda:0") for y in got), step(x, mask=tk.Mask.causal()))
+    assert_same_bits(tuple(y.to("cuda:0") for y in got), step(x, backend, mask=tk.Mask.causal()))
 
 
 REPEATED = ("gqa-everything", "all-masks", "bias-1111", "bias-b1mn", "mqa", "many-keys")
@@ -53,18 +53,20 @@ REPEATED = ("gqa-everything", "all-masks", "bias-1111", "bias-b1mn", "mqa", "man
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in REPEATED], ids=str)
-def test_gradients_are_the_same_bits_in_every_run(case: Case, dtype: torch.dtype) -> None:
-    runs = [by_backend(case, inputs(case, dtype, "cuda"), "triton") for _ in range(6)]
+def test_gradients_are_the_same_bits_in_every_run(
+    case: Case, dtype: torch.dtype, backend: str
+) -> None:
+    runs = [by_backend(case, inputs(case, dtype, "cuda"), backend) for _ in range(6)]
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
 
-def test_many_blocks_give_the_same_bits_in_every_run() -> None:
+def test_many_blocks_give_the_same_bits_in_every_run(backend: str) -> None:
     """As many as there are to race: sums over queries and keys in many programs at once."""
     x = tensors(H=8, M=2048, N=2048)
-    first = step(x, mask=tk.Mask.causal())
+    first = step(x, backend, mask=tk.Mask.causal())
     for _ in range(5):
-        assert_same_bits(step(x, mask=tk.Mask.causal()), first)
+        assert_same_bits(step(x, backend, mask=tk.Mask.causal()), first)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +74,12 @@ def test_many_blocks_give_the_same_bits_in_every_run() -> None:
     [{}, {"mask": tk.Mask.causal()}, {"dropout_p": 0.1, "seed": 1}],
     ids=["full", "causal", "dropout"],
 )
-def test_memory_grows_with_the_length(options: dict[str, Any]) -> None:
+def test_memory_grows_with_the_length(options: dict[str, Any], backend: str) -> None:
     """And not with its square: at S = 8192 one bfloat16 S x S matrix a head is 128 MiB."""
 
     def peak(S: int) -> int:
         x = tensors(B=1, M=S, N=S)
-        extra = peak_extra_bytes(lambda: lambda: step(x, **options), x.q.device)
+        extra = peak_extra_bytes(lambda: lambda: step(x, backend, **options), x.q.device)
         assert extra is not None
         return extra
 

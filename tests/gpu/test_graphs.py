@@ -45,41 +45,41 @@ def masks() -> dict[str, tk.Mask]:
 
 
 @pytest.mark.parametrize("name", masks())
-def test_replay_follows_its_inputs(name: str) -> None:
+def test_replay_follows_its_inputs(name: str, backend: str) -> None:
     x, mask = tensors(), masks()[name].to("cuda")
-    graph, outputs = capture(lambda: step(x, mask=mask))
+    graph, outputs = capture(lambda: step(x, backend, mask=mask))
     for _ in range(2):
         with torch.no_grad():
             for tensor in x:
                 tensor.copy_(torch.randn_like(tensor))
         graph.replay()
-        assert_same_bits(outputs, step(x, mask=mask))
+        assert_same_bits(outputs, step(x, backend, mask=mask))
 
 
-def test_replay_follows_a_mask_s_tensor() -> None:
+def test_replay_follows_a_mask_s_tensor(backend: str) -> None:
     x, lengths = tensors(), torch.tensor([S, 60], device="cuda")
     options: dict[str, Any] = {"mask": tk.Mask.padding(lengths) & tk.Mask.causal()}
-    graph, outputs = capture(lambda: step(x, **options))
+    graph, outputs = capture(lambda: step(x, backend, **options))
     lengths.copy_(torch.tensor([17, S]))
     graph.replay()
-    assert_same_bits(outputs, step(x, **options))
+    assert_same_bits(outputs, step(x, backend, **options))
 
 
-def test_replay_follows_a_seed() -> None:
+def test_replay_follows_a_seed(backend: str) -> None:
     x, seed = tensors(), torch.tensor(3, device="cuda")
     options: dict[str, Any] = {"dropout_p": 0.3, "seed": seed}
-    graph, outputs = capture(lambda: step(x, **options))
+    graph, outputs = capture(lambda: step(x, backend, **options))
     graph.replay()
     before = [output.clone() for output in outputs]
     seed.fill_(4)
     graph.replay()
     assert not torch.equal(outputs[0], before[0])
-    assert_same_bits(outputs, step(x, **options))
+    assert_same_bits(outputs, step(x, backend, **options))
 
 
-def test_replays_draw_other_dropout() -> None:
+def test_replays_draw_other_dropout(backend: str) -> None:
     x = tensors()
-    graph, outputs = capture(lambda: step(x, dropout_p=0.3))
+    graph, outputs = capture(lambda: step(x, backend, dropout_p=0.3))
     graph.replay()
     before = outputs[0].clone()
     graph.replay()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.gpu.on_device import BACKEND, Tensors, assert_same_bits, step, tensors
+from tests.gpu.on_device import Tensors, assert_same_bits, step, tensors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
@@ -40,16 +40,16 @@ def far_apart(x: Tensor, dim: int) -> Tensor:
 
 @pytest.mark.parametrize("dim", [0, 1, 2], ids=["batch", "head", "length"])
 @pytest.mark.parametrize("name", ["q", "k", "v", "do"])
-def test_strides_beyond_32_bits(name: str, dim: int) -> None:
+def test_strides_beyond_32_bits(name: str, dim: int, backend: str) -> None:
     need_gib(12)
     x = tensors(B=3, H=3, M=131, N=131)
     far = far_apart(getattr(x, name), dim)
     if name != "do":
         far.requires_grad_()
-    assert_same_bits(step(x._replace(**{name: far})), step(x))
+    assert_same_bits(step(x._replace(**{name: far}), backend), step(x, backend))
 
 
-def test_more_than_2_to_the_31_elements() -> None:
+def test_more_than_2_to_the_31_elements(backend: str) -> None:
     """Of q, o, do and dq; the last rows must be those of a call with these rows alone."""
     need_gib(32)
     M, rows = 2**20 + 64, 131
@@ -59,10 +59,10 @@ def test_more_than_2_to_the_31_elements() -> None:
     assert q.numel() > 2**31
     k, v = (torch.randn(2, 8, 67, 128, dtype=q.dtype, device="cuda") for _ in range(2))
     q.requires_grad_()
-    o = tk.attention(q, k, v, backend=BACKEND)
+    o = tk.attention(q, k, v, backend=backend)
     (dq,) = torch.autograd.grad(o, q, do)
     last = Tensors(q.detach()[:, :, -rows:].requires_grad_(), k, v, do[:, :, -rows:])
-    o_last = tk.attention(*last[:3], backend=BACKEND)
+    o_last = tk.attention(*last[:3], backend=backend)
     (dq_last,) = torch.autograd.grad(o_last, last.q, last.do)
     torch.testing.assert_close(o[:, :, -rows:], o_last)
     torch.testing.assert_close(dq[:, :, -rows:], dq_last)

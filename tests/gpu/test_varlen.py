@@ -13,5 +13,5 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", PACKED_CASES, ids=str)
-def test_case(case: PackedCase, dtype: torch.dtype) -> None:
-    assert_packed_case(case, dtype, "triton", "cuda")
+def test_case(case: PackedCase, dtype: torch.dtype, backend: str) -> None:
+    assert_packed_case(case, dtype, backend, "cuda")

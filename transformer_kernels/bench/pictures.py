@@ -23,6 +23,7 @@ COLOURS = {
     "flex": "#8172b3",
     "cpu": "#4c72b0",
     "triton": "#64b5cd",
+    "cuda_sm80": "#ccb974",
 }
 """One a variant, the same in every picture."""
 

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from transformer_kernels import ops, philox
 from transformer_kernels.api import attention
-from transformer_kernels.backends import TritonBackend
+from transformer_kernels.backends import CudaBackend, TritonBackend
 from transformer_kernels.bench.cases import SEED, Attend, Case, refuse_options
 from transformer_kernels.bench.flex import flex
 from transformer_kernels.bench.provenance import CPU
@@ -132,6 +132,10 @@ def _why_no_cuda() -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
+def _why_no_cuda_kernels() -> str | None:
+    return _why_no_cuda() or CudaBackend().why_unavailable()
+
+
 def _why_no_triton() -> str | None:
     return _why_no_cuda() or TritonBackend().why_unavailable()
 
@@ -154,9 +158,13 @@ VARIANTS = {
         ),
         Variant("flex", "FlexAttention", flex, _why_no_cuda, CUDA),
         Variant("cpu", "fused (cpu)", ours("cpu"), ops.why_unavailable, is_peer=False),
+        Variant(
+            "cuda_sm80", "fused (cuda, sm80)", ours("cuda"), _why_no_cuda_kernels, CUDA,
+            is_peer=False,
+        ),
         Variant("triton", "fused (triton)", ours("triton"), _why_no_triton, CUDA, is_peer=False),
     )
-}
+}  # fmt: skip
 
 
 def usable_variants(names: Iterable[str] = VARIANTS, device: torch.device = CPU) -> list[Variant]:

@@ -9,6 +9,7 @@ import torch
 from torch.utils import deterministic
 
 from transformer_kernels import ops
+from transformer_kernels.testing import emulator
 
 
 @contextmanager
@@ -24,9 +25,11 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     ops.want_poison(True)
+    emulator.want_poison(True)
     try:
         yield
     finally:
         ops.want_poison(False)
+        emulator.want_poison(False)
         torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
         deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]

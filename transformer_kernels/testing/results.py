@@ -10,6 +10,7 @@ from torch import Tensor
 from transformer_kernels import philox
 from transformer_kernels.api import attention
 from transformer_kernels.bias import Alibi
+from transformer_kernels.explain import explain
 from transformer_kernels.testing.cases import Case, Inputs, inputs, plant
 from transformer_kernels.testing.plain import plain_attention
 from transformer_kernels.testing.tolerance import assert_within_rule
@@ -36,6 +37,16 @@ def by_backend(case: Case, x: Inputs, backend: str) -> Results:
         backend=backend,
     )  # fmt: skip
     return with_gradients(x, o, lse)
+
+
+def reasons_against(
+    case: Case, backend: str, device: torch.device | str = "cpu"
+) -> tuple[str, ...]:
+    """Why the backend does not take the case, whatever the dtype; it raises them all if it must."""
+    x = inputs(case, torch.float32, device)
+    mask = case.bound_mask(x.q.device)
+    told = explain(x.q, x.k, x.v, mask=mask, bias=_bias(case, x), backend=backend)
+    return told.reasons[backend]
 
 
 def by_plain_torch(case: Case, x: Inputs) -> Results:

@@ -58,7 +58,7 @@ class TritonBackend:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        o, lse, block_summary = operators.forward(q, k, v, *extras, *operators.numbers(problem))
+        o, lse, block_summary = operators.forward(q, k, v, *extras, *ops.numbers(problem))
         return o, lse, block_summary if ops.needs_summary(extras) else None
 
     def backward(
@@ -72,6 +72,6 @@ class TritonBackend:
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         dq, dk, dv, dbias = operators.backward(
-            do, dlse, *saved, *extras, *operators.numbers(problem), bias_needs_grad
+            do, dlse, *saved, *extras, *ops.numbers(problem), bias_needs_grad
         )
         return dq, dk, dv, dbias if bias_needs_grad else None

@@ -13,17 +13,7 @@ from torch import Tensor
 from transformer_kernels import ops
 from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
 
-_OPTIONS = (
-    ", ".join(f"Tensor? {name}" for name in Extras._fields)
-    + ", float scale, float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, "
-    "int block_size, SymInt alibi_offset, bool from_end, SymInt M, SymInt N"
-)
 _EXTRAS = len(Extras._fields)
-
-
-def numbers(problem: AttentionProblem) -> tuple[float, ...]:
-    """Those of `ops.numbers`, and the lengths, which the shapes of packed sequences do not show."""
-    return (*ops.numbers(problem), problem.M, problem.N)
 
 
 def _problem(
@@ -91,12 +81,12 @@ def _device_of(x: Tensor) -> Any:
 
 _LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
 _LIBRARY.define(
-    f"triton_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
+    f"triton_forward(Tensor q, Tensor k, Tensor v, {ops.OPTIONS}) "
     "-> (Tensor o, Tensor lse, Tensor block_summary)"
 )
 _LIBRARY.define(
     "triton_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-    f"Tensor? block_summary, {_OPTIONS}, bool bias_needs_grad) "
+    f"Tensor? block_summary, {ops.OPTIONS}, bool bias_needs_grad) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
 )
 for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter

@@ -1,0 +1,52 @@
+"""The units of libraries that tests load: CUDA kernels compiled for the CPU, emulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from building.cuda import kernel_units
+from building.host import stable_abi
+from building.tools import Torch
+from building.unit import Unit
+
+FLAGS = (
+    "-DTK_EMULATOR",
+    "-O2",  # half of what -O3 takes to compile, and as fast: switches between threads decide
+    "-g1",  # errors tell lines
+    "-Wno-unknown-pragmas",  # unroll is nvcc's
+)
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """A way to compile the kernels for the emulator."""
+
+    arch: int = 800
+    """Whose tiles: 800, for chips with 163 KiB of shared memory a block, or 860, with 99"""
+    races: bool = False
+    """Whether the emulator sees every access, and reports those that nothing orders"""
+
+    @property
+    def suffix(self) -> str:
+        return ("" if self.arch == 800 else f"_{self.arch}") + ("_races" if self.races else "")
+
+    @property
+    def library(self) -> str:
+        """The namespace of its operators."""
+        return f"transformer_kernels_emulated{self.suffix}"
+
+    def units(self, torch: Torch, root: Path) -> tuple[Unit, ...]:
+        # No library of the sanitizer's is linked: the emulator has what the compiler calls.
+        watched = ("-fsanitize=thread",) if self.races else ()
+        kernels = (*FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *watched, "-x", "c++")
+        operators = (*FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
+        emulator = sorted((root / "csrc/cuda/emulator").glob("*.cpp"))
+        return (
+            *kernel_units("c++", kernels),
+            *(Unit(str(source.relative_to(root)), FLAGS) for source in emulator),
+            Unit("csrc/cuda/operators.cpp", operators),
+            Unit("csrc/cuda/emulated.cpp", operators),
+            Unit("csrc/call.cpp", stable_abi(torch)),
+            Unit("csrc/memory.cpp"),
+        )

@@ -1,0 +1,94 @@
+"""The units that a C++ compiler makes: the module, the operators, and the CPU's kernels."""
+
+from __future__ import annotations
+
+import sysconfig
+from dataclasses import dataclass
+
+from building.tools import MINIMUM_TORCH, Torch
+from building.unit import Unit
+
+# Not -ffast-math: NaN, infinity and the order of sums belong to the operator's contract.
+COMMON_FLAGS = (
+    "-std=c++20",  # the language of the kernels; torch's headers ask for C++17 or later
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",  # nothing of ours is exported but the module's entry point
+    "-ffp-contract=fast",  # multiply-add as one instruction; -std=c++20 alone turns it off
+    "-fno-math-errno",  # nothing reads errno, and setting it keeps sqrt and friends scalar
+    "-fno-trapping-math",  # nothing traps, and vector code may compute lanes it throws away
+    "-Wall",
+    "-Wextra",
+)
+
+EVERY_MACHINE: frozenset[str] = frozenset()
+X86_64 = frozenset({"x86_64", "AMD64"})
+
+
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set for which csrc/cpu/kernels.cpp is compiled; chosen at run time."""
+
+    name: str
+    flags: tuple[str, ...]
+    machines: frozenset[str]
+
+
+# Ascending, and so are the objects on the link line: of an inline function that several of them
+# carry the linker keeps the first, which must run on every machine.
+AVX512_FLAGS = (
+    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
+    "-mprefer-vector-width=512",  # compilers default to 256 bits
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 means its own immintrin.h
+)
+ISAS = (
+    Isa("portable", (), EVERY_MACHINE),
+    Isa("avx2", ("-mavx2", "-mfma", "-mf16c"), X86_64),
+    Isa("avx512", AVX512_FLAGS, X86_64),
+    Isa("amx", (*AVX512_FLAGS, "-mamx-tile", "-mamx-bf16"), X86_64),
+)
+
+
+def isas_for(machine: str) -> tuple[Isa, ...]:
+    return tuple(isa for isa in ISAS if not isa.machines or machine in isa.machines)
+
+
+def stable_abi(torch: Torch) -> tuple[str, ...]:
+    """The flags of a unit that sees torch's headers."""
+    major, minor = MINIMUM_TORCH
+    return (
+        *("-isystem", str(torch.root / "include")),
+        # The oldest torch whose stable ABI may be used: the build runs on any later one.
+        f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000",
+    )
+
+
+def host_units(
+    machine: str, torch: Torch, pybind11_include: str, about_cuda: tuple[str, ...] = ()
+) -> tuple[Unit, ...]:
+    """Every object but CUDA's, in link order. `about_cuda` are definitions for build_info()."""
+    isas = isas_for(machine)
+    minimum = ".".join(map(str, MINIMUM_TORCH))
+    python = ("-isystem", sysconfig.get_path("include"))
+    return (
+        Unit(
+            "csrc/module.cpp",
+            (
+                *(*python, "-isystem", pybind11_include),
+                f'-DTK_TORCH_VERSION="{torch.version}"',
+                f'-DTK_MINIMUM_TORCH_VERSION="{minimum}"',
+                *about_cuda,
+            ),
+        ),
+        Unit("csrc/direct.cpp", python),
+        Unit("csrc/operators.cpp", stable_abi(torch)),
+        Unit("csrc/call.cpp", stable_abi(torch)),
+        Unit("csrc/run.cpp"),
+        Unit("csrc/varlen.cpp"),
+        Unit("csrc/memory.cpp"),
+        Unit("csrc/cpu/dispatch.cpp", tuple(f"-DTK_HAVE_{isa.name.upper()}" for isa in isas)),
+        *(
+            Unit("csrc/cpu/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
+            for isa in isas
+        ),
+    )

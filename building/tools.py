@@ -1,0 +1,87 @@
+"""What a build needs that is not ours: found, or named as missing, with how to get it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import shutil
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from setuptools.errors import PlatformError
+
+MINIMUM_TORCH = (2, 11)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The torch to build against, found without importing it."""
+
+    version: str
+    root: Path
+
+
+def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The C++ compiler's command: CXX if set, else the first of c++, g++, clang++ on PATH.
+
+    Empty if there is none. Raises PlatformError if CXX names a program that is not there.
+    """
+    path = environ.get("PATH", "")
+    if chosen := shlex.split(environ.get("CXX", "")):
+        if shutil.which(chosen[0], path=path) is None:
+            raise PlatformError(f"CXX is {chosen[0]!r}, which is not on PATH")
+        return tuple(chosen)
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name, path=path):
+            return (name,)
+    return ()
+
+
+def missing_tools(environ: Mapping[str, str], python_include: Path) -> list[str]:
+    """What must be installed, outside Python, before the extension can be built."""
+    missing = []
+    if not find_compiler(environ):
+        missing.append(
+            "a C++ compiler (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
+            "macOS: xcode-select --install), or CXX set to one"
+        )
+    if not (python_include / "Python.h").is_file():
+        missing.append(
+            "Python's C headers (Debian, Ubuntu: apt install python3-dev; "
+            "Fedora: dnf install python3-devel)"
+        )
+    return missing
+
+
+def find_torch() -> Torch:
+    """The installed torch; raises PlatformError if there is none or it is too old."""
+    spec = importlib.util.find_spec("torch")
+    minimum = ".".join(map(str, MINIMUM_TORCH))
+    if spec is None or spec.origin is None:
+        raise PlatformError(
+            f"torch is needed to build the extension: pip install 'torch>={minimum}'"
+        )
+    version = importlib.metadata.version("torch")
+    if tuple(map(int, version.split(".")[:2])) < MINIMUM_TORCH:
+        raise PlatformError(f"torch {version} is too old: pip install 'torch>={minimum}'")
+    return Torch(version, Path(spec.origin).parent)
+
+
+def find_pybind11() -> str:
+    """The include folder of pybind11; raises PlatformError if it is not installed."""
+    spec = importlib.util.find_spec("pybind11")
+    if spec is None or spec.origin is None:
+        raise PlatformError("pybind11 is needed to build the extension: pip install pybind11")
+    return str(Path(spec.origin).parent / "include")
+
+
+def find_ninja() -> str:
+    """Ninja on PATH or beside this Python; raises PlatformError if there is none."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), sysconfig.get_path("scripts")])
+    if (ninja := shutil.which("ninja", path=path)) is None:
+        raise PlatformError("ninja is needed to build the extension: pip install ninja")
+    return ninja

@@ -1,0 +1,43 @@
+// Eight 16-bit numbers at once to float. The emulator's own.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "../element.h"
+
+namespace tk::emulator {
+
+typedef float Row __attribute__((vector_size(32)));
+typedef uint32_t Bits __attribute__((vector_size(32)));
+
+// By reference: compilers differ in how they pass vectors that the processor may not have. The
+// upper halves of `halves` are zero.
+inline void to_row(Row& row, const Bits& halves, cuda::BFloat16) {
+  row = reinterpret_cast<Row>(halves << 16);
+}
+
+// Shifted into place the exponent is 112 too small, of subnormal numbers too.
+inline void to_row(Row& row, const Bits& halves, cuda::Half) {
+  const Bits magnitude = halves & 0x7fffu, sign = (halves & 0x8000u) << 16;
+  const Row finite = reinterpret_cast<Row>(magnitude << 13) * 0x1p112f;
+  const Bits special = magnitude << 13 | 0x7f800000u;
+  const Bits is_special = reinterpret_cast<Bits>(magnitude >= 0x7c00u);
+  row = reinterpret_cast<Row>(sign | (special & is_special) |
+                              (reinterpret_cast<Bits>(finite) & ~is_special));
+}
+
+// Of eight numbers in a row.
+inline void load_row(Row& row, const void* eight, bool bfloat16) {
+  uint16_t halves[8];
+  memcpy(halves, eight, sizeof halves);
+  Bits bits;
+  for (int n = 0; n < 8; ++n) bits[n] = halves[n];
+  if (bfloat16) {
+    to_row(row, bits, cuda::BFloat16{});
+  } else {
+    to_row(row, bits, cuda::Half{});
+  }
+}
+
+}  // namespace tk::emulator

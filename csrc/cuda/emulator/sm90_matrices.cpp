@@ -1,0 +1,72 @@
+// stmatrix.
+#include <cstring>
+
+#include "machine.h"
+#include "sm90_ptx.h"
+
+namespace tk::emulator {
+
+namespace {
+
+struct MatrixStore {
+  unsigned char* row;
+  const uint32_t* x;
+  Site site;
+};
+
+// Who holds a number is who writes it.
+void store(void* at, const void* from, size_t bytes, int lane, Site site) {
+  if (races.on) {
+    races.access(at, bytes, Access::kWrite, {site}, current->index / kWarp * kWarp + lane);
+  }
+  memcpy(at, from, bytes);
+}
+
+void run_store(uint32_t, void* const* operands) {
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const auto& mine = *static_cast<MatrixStore*>(operands[lane]);
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      const auto& to = *static_cast<MatrixStore*>(operands[matrix * 8 + lane / 4]);
+      store(to.row + lane % 4 * 4, mine.x + matrix, 4, lane, mine.site);
+    }
+  }
+}
+
+void run_store_transposed(uint32_t, void* const* operands) {
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const auto& mine = *static_cast<MatrixStore*>(operands[lane]);
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      uint16_t pair[2];
+      memcpy(pair, mine.x + matrix, sizeof pair);
+      for (int n = 0; n < 2; ++n) {
+        const auto& to = *static_cast<MatrixStore*>(operands[matrix * 8 + lane % 4 * 2 + n]);
+        store(to.row + lane / 4 * 2, pair + n, 2, lane, mine.site);
+      }
+    }
+  }
+}
+
+const Collective kStore{"stmatrix", run_store, true};
+const Collective kStoreTransposed{"stmatrix.trans", run_store_transposed, true};
+
+void store_matrices(const Collective& what, void* shared_row, const uint32_t* x, Site site) {
+  check_shared(shared_row, 16, 16, what.name, site);
+  MatrixStore operand{static_cast<unsigned char*>(shared_row), x, site};
+  together(what, kAllLanes, &operand, site);
+}
+
+}  // namespace
+
+}  // namespace tk::emulator
+
+namespace tk::cuda {
+
+void store_matrices(void* shared_row, const uint32_t (&x)[4], Site site) {
+  emulator::store_matrices(emulator::kStore, shared_row, x, site);
+}
+
+void store_matrices_transposed(void* shared_row, const uint32_t (&x)[4], Site site) {
+  emulator::store_matrices(emulator::kStoreTransposed, shared_row, x, site);
+}
+
+}  // namespace tk::cuda

@@ -1,0 +1,87 @@
+// The functions of sm90/ptx.h, on the CPU.
+#pragma once
+
+#include "../sm90/tensor_map.h"
+#include "core.h"
+#include "sm80_ptx.h"
+
+namespace tk::cuda {
+
+void mbarrier_init(uint64_t* barrier, uint32_t arrivals, Site site = Site::here());
+void fence_mbarrier_init();
+void mbarrier_arrive(uint64_t* barrier, Site site = Site::here());
+void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes, Site site = Site::here());
+bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity, Site site = Site::here());
+void mbarrier_wait(uint64_t* barrier, uint32_t parity, Site site = Site::here());
+
+void fence_async();
+
+TK_DEVICE void named_barrier_sync(int barrier, int threads, Site site = Site::here()) {
+  emulator::barrier_wait(barrier, static_cast<unsigned>(threads), "bar.sync", site);
+}
+
+TK_DEVICE void named_barrier_arrive(int barrier, int threads, Site site = Site::here()) {
+  emulator::barrier_arrive(barrier, static_cast<unsigned>(threads), "bar.arrive", site);
+}
+
+void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier, const int* at, int rank,
+                 Site site);
+void store_tensor(const TensorMap& map, const void* shared, const int* at, int rank, bool add,
+                  Site site);
+void prefetch_tensor_map(const TensorMap& map, Site site = Site::here());
+
+template <int kRank>
+TK_DEVICE void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier,
+                           const int (&at)[kRank], Site site = Site::here()) {
+  load_tensor(shared, map, barrier, at, kRank, site);
+}
+
+template <int kRank>
+TK_DEVICE void store_tensor(const TensorMap& map, const void* shared, const int (&at)[kRank],
+                            Site site = Site::here()) {
+  store_tensor(map, shared, at, kRank, false, site);
+}
+
+template <int kRank>
+TK_DEVICE void add_tensor(const TensorMap& map, const void* shared, const int (&at)[kRank],
+                          Site site = Site::here()) {
+  store_tensor(map, shared, at, kRank, true, site);
+}
+
+void load_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
+               Site site = Site::here());
+void store_bulk(void* global, const void* shared, uint32_t bytes, Site site = Site::here());
+void add_bulk(float* global, const void* shared, uint32_t bytes, Site site = Site::here());
+
+void commit_stores();
+void wait_stores(int pending, bool only_read, Site site);
+
+template <int kPending>
+TK_DEVICE void wait_stores_read(Site site = Site::here()) {
+  wait_stores(kPending, true, site);
+}
+
+template <int kPending>
+TK_DEVICE void wait_stores(Site site = Site::here()) {
+  wait_stores(kPending, false, site);
+}
+
+bool elect_one(Site site = Site::here());
+void set_registers(int count, bool more, Site site);
+
+template <int kRegisters>
+TK_DEVICE void request_registers(Site site = Site::here()) {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
+  set_registers(kRegisters, true, site);
+}
+
+template <int kRegisters>
+TK_DEVICE void release_registers(Site site = Site::here()) {
+  static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
+  set_registers(kRegisters, false, site);
+}
+
+void store_matrices(void* shared_row, const uint32_t (&x)[4], Site site = Site::here());
+void store_matrices_transposed(void* shared_row, const uint32_t (&x)[4], Site site = Site::here());
+
+}  // namespace tk::cuda

@@ -1,0 +1,104 @@
+// Which kernels take a problem, and what all of them need first.
+#include <stdexcept>
+#include <string>
+
+#include "element.h"
+#include "launch.h"
+#include "sm80/kernels.h"
+#include "sm80/masks.cuh"
+#include "sm80/workspace.h"
+#include "tile_config.h"
+
+namespace tk::cuda {
+
+namespace {
+
+template <typename Element>
+const Kernels& kernels_of_width(int width) {
+  switch (width) {
+    case 32:
+      return kernels<Element, 32>();
+    case 64:
+      return kernels<Element, 64>();
+    case 96:
+      return kernels<Element, 96>();
+    case 128:
+      return kernels<Element, 128>();
+    case 192:
+      return kernels<Element, 192>();
+    case 256:
+      return kernels<Element, 256>();
+    default:
+      throw std::runtime_error("rows of more than 256 elements");
+  }
+}
+
+const Kernels& kernels_for(const Problem& p) {
+  const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
+  const int width = width_for(widest < INT32_MAX ? static_cast<int>(widest) : INT32_MAX);
+  switch (p.dtype) {
+    case DType::kFloat16:
+      return kernels_of_width<Half>(width);
+    case DType::kBFloat16:
+      return kernels_of_width<BFloat16>(width);
+    case DType::kFloat32:
+      return kernels_of_width<float>(width);
+    case DType::kFloat64:
+      break;
+  }
+  throw std::runtime_error("float64: these kernels compute in float32");
+}
+
+int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+// Flags of keys that segments show to some query, and what else the pass needs behind them.
+uint8_t* take_key_use(Layout& layout, const Problem& p) {
+  return p.mask.q_segments ? layout.take<uint8_t>(p.B * p.N) : nullptr;
+}
+
+void find_key_use(Problem& p, uint8_t* used, const Call& call) {
+  p.key_used = used;
+  const int64_t blocks = ceil_of(p.N, kUseThreads);
+  if (!used || blocks * p.B == 0) return;
+  TK_LAUNCH(key_use_kernel, static_cast<unsigned>(blocks * p.B), kUseThreads, 0, call.stream, p,
+            used, static_cast<int>(blocks));
+}
+
+}  // namespace
+
+size_t forward_workspace(const ForwardParams& params, const Call&) {
+  Layout layout(nullptr);
+  take_key_use(layout, params);
+  return layout.bytes();
+}
+
+void forward(const ForwardParams& params, const Call& call, void* workspace) {
+  ForwardParams p = params;
+  Layout layout(workspace);
+  find_key_use(p, take_key_use(layout, p), call);
+  kernels_for(p).forward(p, call);
+}
+
+size_t backward_workspace(const BackwardParams& params, const Call& call) {
+  Layout layout(nullptr);
+  take_key_use(layout, params);
+  return layout.bytes() + kernels_for(params).backward_workspace(params, call);
+}
+
+void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic) {
+  BackwardParams p = params;
+  Layout layout(workspace);
+  find_key_use(p, take_key_use(layout, p), call);
+  kernels_for(p).backward(p, call, static_cast<char*>(workspace) + layout.bytes(), deterministic);
+}
+
+void summarize(const Problem& p, int64_t batches, int64_t heads, const Call& call) {
+  const int64_t row_blocks = ceil_of(p.M, kSummaryBlock),
+                column_blocks = ceil_of(p.N, kSummaryBlock);
+  const int64_t programs = batches * heads * row_blocks * column_blocks;
+  if (programs == 0) return;
+  TK_LAUNCH(summary_kernel, static_cast<unsigned>(programs), kWarp, 0, call.stream, p,
+            static_cast<int>(heads), static_cast<int>(row_blocks), static_cast<int>(column_blocks));
+}
+
+}  // namespace tk::cuda

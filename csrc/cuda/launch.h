@@ -1,0 +1,36 @@
+// What the operators call. Plain C++: no CUDA and no torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../params.h"
+#include "../varlen.h"
+
+namespace tk::cuda {
+
+// What a pass needs beside its params.
+struct Call {
+  // Sequences that lie one behind another, in memory of the device; cu_seqlens_q null: none do. If
+  // they do, the problem's B is 1, and its M and N are all rows.
+  Packing packing;
+  int64_t longest_M, longest_N;  // of a sequence; M and N when not packed
+  const int64_t* seed;           // in memory of the device; null without dropout
+  void* stream;
+};
+
+// Bytes of memory of the device that a pass needs beside its inputs and outputs.
+size_t forward_workspace(const ForwardParams& params, const Call& call);
+size_t backward_workspace(const BackwardParams& params, const Call& call);
+
+// On the current device. Nothing waits for it. Outputs of packed sequences come in as what rows
+// without keys give, so that those behind the last sequence may be left alone. Throws
+// std::runtime_error where CUDA reports one.
+void forward(const ForwardParams& params, const Call& call, void* workspace);
+// `deterministic`: dq is summed in the order of key blocks, which wait for each other.
+void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic);
+
+// Fills the problem's block summary, of so many batch entries and heads.
+void summarize(const Problem& problem, int64_t batches, int64_t heads, const Call& call);
+
+}  // namespace tk::cuda

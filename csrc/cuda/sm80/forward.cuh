@@ -1,0 +1,110 @@
+// The forward pass: a block takes block_m queries of one head and walks over the keys they see.
+//
+//   s = q k^T          scale, softcap, bias; -inf where hidden
+//   m' = max(m, max s), p = 2^(s - m'), l = l 2^(m - m') + sum p
+//   o = o 2^(m - m') + z p v
+//   o / l, lse = m + log l
+//
+// k and v have one tile each. v is copied while q k^T is computed, the next k while p v is; two
+// barriers a turn. docs/attention.md, sections 2 and 5.
+#pragma once
+
+#include "dropout.cuh"
+#include "softmax.cuh"
+#include "visibility.cuh"
+
+namespace tk::cuda {
+
+template <typename Element, int kWidth>
+constexpr ForwardTile kForwardTile = forward_tile(kArch, sizeof(Element), kWidth);
+
+template <typename Element, int kWidth>
+TK_KERNEL((kForwardTile<Element, kWidth>.threads()), 1)
+forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
+  constexpr ForwardTile kTile = kForwardTile<Element, kWidth>;
+  constexpr int kBlockM = kTile.block_m, kBlockN = kTile.block_n, kThreads = kTile.warps * kWarp;
+  constexpr int kRows = kBlockM / kTile.warps;  // of a warp
+  static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
+
+  const ForwardParams& p = a.params;
+  const int H_q = static_cast<int>(p.H_q), blocks = a.blocks;
+  const int program = static_cast<int>(blockIdx.x);
+  const int h = program / blocks % H_q;
+  const int h_kv = h / (H_q / static_cast<int>(p.H_kv));
+  const Sequence seq = sequence_of(a, program / blocks / H_q);
+  const int i0 = (blocks - 1 - program % blocks) * kBlockM;  // causal: the longest first
+  if (i0 >= seq.M) return;
+  const int i1 = min(i0 + kBlockM, seq.M);
+
+  TK_SHARED_MEMORY(memory);
+  const SharedTile<Element, kBlockM, kWidth> q_tile{reinterpret_cast<Element*>(memory)};
+  const SharedTile<Element, kBlockN, kWidth> k_tile{q_tile.data + kBlockM * kWidth};
+  const SharedTile<Element, kBlockN, kWidth> v_tile{k_tile.data + kBlockN * kWidth};
+  const auto q = rows_of<const Element>(p.q, seq.at, h, seq.first_q, p.D);
+  const auto k = rows_of<const Element>(p.k, seq.at, h_kv, seq.first_k, p.D);
+  const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
+  const UsedKeys used = used_keys_of(a, seq);
+  const bool plain = has_plain_scores<Element>(p.score);
+  const float scale = static_cast<float>(p.score.scale);
+  const float unit = plain ? scale * kLog2E : kLog2E;  // of a score, in powers of 2
+
+  const auto visible = [&](int n) {
+    return tile_visible(p, seq, h, i0, i1, n * kBlockN, (n + 1) * kBlockN);
+  };
+  Walk walk(key_blocks(seq, i0, i1, kBlockN), visible);
+  Block block = walk.next();
+  if (block.index >= 0) {
+    start_load<kThreads>(q_tile, q, i0, i0 + kBlockM <= seq.M, [&](int i) { return i < seq.M; });
+    start_load<kThreads>(k_tile, k, block.index * kBlockN, block.full, used);
+  }
+
+  const int row = warp_index() * kRows;
+  Accumulator<kRows / 16, kWidth / 8> o;
+  SoftmaxState<kRows / 16> softmax;
+  o.clear();
+  softmax.clear();
+  while (block.index >= 0) {
+    const int j0 = block.index * kBlockN;
+    wait_copies<0>();
+    __syncthreads();  // k is there, and v read
+    start_load<kThreads>(v_tile, v, j0, block.full, used);
+    Accumulator<kRows / 16, kBlockN / 8> s;
+    s.clear();
+    add_product<Lies::kAsRows, Lies::kAsRows, kWidth>(s, q_tile, row, k_tile, 0);
+
+    wait_copies<0>();
+    __syncthreads();  // v is there, and k read
+    const Block next = walk.next();
+    if (next.index >= 0) start_load<kThreads>(k_tile, k, next.index * kBlockN, next.full, used);
+    if (!plain) apply(s, p, seq, h, i0 + row, j0);
+    if (!block.full) hide(s, p, seq, h, i0 + row, j0);
+    softmax.template take<Element>(s, o, unit);
+    if (a.dropout.seed) drop(s, a.dropout, seq.b, h, i0 + row, j0);
+    add_product<Lies::kAsColumns>(o, s, v_tile);
+    block = next;
+  }
+
+  const auto o_rows = rows_of<Element>(p.o, seq.at, h, seq.first_q, p.D_v);
+  float* const lse = static_cast<float*>(p.lse) + statistics_offset(p, seq, h);
+  const float factor = a.dropout.factor;
+#pragma unroll
+  for (int r = 0; r < kRows / 8; ++r) {
+    const int m16 = r / 2, second = r % 2;
+    const int i = i0 + row + 8 * r + lane_index() / 4;
+    const float l = quad_sum(softmax.l[m16][second]);
+    if (i >= seq.M) continue;
+    const bool empty = softmax.m[m16][second] == -INFINITY && l == 0.0f;
+    const float inverse = empty ? 0.0f : factor / l;
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) {
+      const float* const x = o.x[m16][n] + 2 * second;
+      o_rows.store_pair(i, 8 * n + lane_index() % 4 * 2, x[0] * inverse, x[1] * inverse);
+    }
+    if (lane_index() % 4 == 0) {
+      const float natural = plain ? scale : 1.0f;
+      lse[i] = empty ? -INFINITY : softmax.m[m16][second] * natural + logf(l);
+    }
+  }
+}
+
+}  // namespace tk::cuda

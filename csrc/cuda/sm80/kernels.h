@@ -1,0 +1,18 @@
+// The kernels of one element type and width, as the host calls them; plain C++.
+#pragma once
+
+#include "../launch.h"
+
+namespace tk::cuda {
+
+struct Kernels {
+  void (*forward)(const ForwardParams&, const Call&);
+  size_t (*backward_workspace)(const BackwardParams&, const Call&);
+  void (*backward)(const BackwardParams&, const Call&, void* workspace, bool deterministic);
+};
+
+// Each is compiled by itself, from kernels.cu with -DTK_ELEMENT and -DTK_WIDTH.
+template <typename Element, int kWidth>
+const Kernels& kernels();
+
+}  // namespace tk::cuda

@@ -1,0 +1,147 @@
+// The launches of one element type and width.
+#pragma once
+
+#include <climits>
+#include <stdexcept>
+
+#include "bias_gradient.cuh"
+#include "clear.cuh"
+#include "forward.cuh"
+#include "kernels.h"
+#include "workspace.h"
+
+namespace tk::cuda {
+
+// Whose tiles the code has that is loaded: a function's own architecture tells it.
+template <typename Element, int kWidth>
+int arch_of() {
+#ifdef TK_EMULATOR
+  return kArch;
+#else
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, forward_kernel<Element, kWidth>), "forward_kernel");
+  return attributes.ptxVersion * 10;
+#endif
+}
+
+inline int64_t sequences(const Problem& p, const Call& call) {
+  return call.packing.cu_seqlens_q ? call.packing.B : p.B;
+}
+
+inline int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+inline Dropout dropout_of(const Problem& p, const Call& call) {
+  if (!call.seed) return {nullptr, 0, 1.0f};
+  const double rate = p.dropout.p;
+  return {call.seed, keep_threshold(rate), rate < 1 ? static_cast<float>(1 / (1 - rate)) : 0.0f};
+}
+
+inline unsigned grid(int64_t programs) {
+  if (programs > INT_MAX) throw std::runtime_error("more blocks than a grid of CUDA takes");
+  return static_cast<unsigned>(programs);
+}
+
+template <typename Element, int kWidth>
+void launch_forward(const ForwardParams& p, const Call& call) {
+  const ForwardTile tile = forward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth);
+  const int64_t blocks = ceil_of(call.longest_M, tile.block_m);
+  const int64_t programs = blocks * p.H_q * sequences(p, call);
+  if (programs == 0) return;
+  const Arguments<ForwardParams> a{p, call.packing, dropout_of(p, call), static_cast<int>(blocks)};
+  TK_LAUNCH((forward_kernel<Element, kWidth>), grid(programs), tile.threads(),
+            tile.bytes(sizeof(Element), kWidth), call.stream, a);
+}
+
+template <typename Element, int kWidth>
+struct BackwardSizes {
+  BackwardTile tile;
+  int64_t row_blocks, key_blocks, query_tiles, rows;
+
+  BackwardSizes(const BackwardParams& p, const Call& call)
+      : tile(backward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth)) {
+    row_blocks = ceil_of(call.longest_M, tile.block_m);
+    key_blocks = ceil_of(call.longest_N, tile.block_n);
+    query_tiles = p.H_q * (call.packing.cu_seqlens_q ? p.M / tile.block_m + call.packing.B
+                                                     : p.B * ceil_of(p.M, tile.block_m));
+    rows = p.B * p.H_q * p.lse_stride;
+  }
+};
+
+// Sums and counts, which begin as zeros, come first.
+template <typename Element, int kWidth>
+void lay_out(Layout& layout, const BackwardSizes<Element, kWidth>& sizes, BackwardArguments& a) {
+  a.dq_sums = layout.take<float>(sizes.query_tiles * sizes.tile.block_m * kWidth);
+  a.turns = layout.take<int>(sizes.query_tiles);
+  a.begun = layout.take<int>(1);
+  a.lse = layout.take<float>(sizes.rows);
+  a.delta = layout.take<float>(sizes.rows);
+}
+
+template <typename Element, int kWidth>
+size_t backward_bytes(const BackwardParams& p, const Call& call) {
+  Layout layout(nullptr);
+  BackwardArguments a{};
+  lay_out(layout, BackwardSizes<Element, kWidth>(p, call), a);
+  return layout.bytes();
+}
+
+template <typename Element, int kWidth>
+void launch_bias_gradient(const BackwardArguments& backward,
+                          const BackwardSizes<Element, kWidth>& sizes, const Call& call) {
+  const BackwardParams& p = backward.params;
+  BiasGradientArguments a{backward, static_cast<int>(p.bias_size[0]),
+                          static_cast<int>(p.bias_size[1]), static_cast<int>(p.bias_size[2])};
+  const int64_t own = p.bias_size[0] * p.bias_size[1];
+  if (own * p.bias_size[2] * p.bias_size[3] == 0) return;
+  if (p.bias_size[3] == 1 && p.N != 1) {
+    TK_LAUNCH(bias_column_kernel, grid(own * p.bias_size[2]), kColumnThreads,
+              kColumnThreads / kWarp * sizeof(float), call.stream, a);
+    return;
+  }
+  a.blocks = static_cast<int>(sizes.key_blocks);
+  const int64_t row_blocks = p.bias_size[2] == 1 ? 1 : sizes.row_blocks;
+  TK_LAUNCH((bias_gradient_kernel<Element, kWidth>), grid(own * row_blocks * sizes.key_blocks),
+            sizes.tile.threads(), sizes.tile.bytes(sizeof(Element), kWidth), call.stream, a);
+}
+
+template <typename Element, int kWidth>
+void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
+                     bool deterministic) {
+  const BackwardSizes<Element, kWidth> sizes(p, call);
+  const int64_t B = sequences(p, call);
+  Layout layout(workspace);
+  BackwardArguments a{};
+  a.params = p;
+  a.packing = call.packing;
+  a.dropout = dropout_of(p, call);
+  lay_out(layout, sizes, a);
+  const auto zeros = reinterpret_cast<char*>(a.lse) - static_cast<char*>(workspace);
+  clear(workspace, static_cast<size_t>(zeros), call.stream);
+  if (!deterministic) a.turns = nullptr;
+
+  const int64_t row_programs = ceil_of(call.longest_M, kTermWarps) * p.H_q * B;
+  if (row_programs > 0) {
+    a.blocks = static_cast<int>(ceil_of(call.longest_M, kTermWarps));
+    TK_LAUNCH(row_terms_kernel<Element>, grid(row_programs), kTermWarps * kWarp, 0, call.stream, a);
+  }
+  if (sizes.key_blocks * p.H_kv * B > 0) {
+    a.blocks = static_cast<int>(sizes.key_blocks);
+    TK_LAUNCH((backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
+              sizes.tile.threads(), sizes.tile.bytes(sizeof(Element), kWidth), call.stream, a);
+  }
+  if (sizes.row_blocks * p.H_q * B > 0) {
+    a.blocks = static_cast<int>(sizes.row_blocks);
+    TK_LAUNCH((query_gradients_kernel<Element, kWidth>), grid(sizes.row_blocks * p.H_q * B),
+              sizes.tile.threads(), 0, call.stream, a);
+  }
+  if (p.dbias.data) launch_bias_gradient(a, sizes, call);
+}
+
+template <typename Element, int kWidth>
+const Kernels& kernels() {
+  static constexpr Kernels kAll{&launch_forward<Element, kWidth>, &backward_bytes<Element, kWidth>,
+                                &launch_backward<Element, kWidth>};
+  return kAll;
+}
+
+}  // namespace tk::cuda

@@ -1,0 +1,78 @@
+"""Kernels with one line less: every barrier and wait must be missed by somebody.
+
+A mutant is a library of its own, because an operator can be registered but once in a process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from building.emulated import Emulation
+from building.extension import LINK_FLAGS
+from building.host import COMMON_FLAGS
+from building.tools import find_compiler, find_torch
+from transformer_kernels.testing import emulator
+
+ROOT = Path(__file__).parents[2]
+WATCHED = Emulation(races=True)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one source of csrc/cuda/sm80, and the cases of which one shows it."""
+
+    name: str
+    source: str
+    old: str
+    new: str
+    cases: tuple[str, ...]
+    dtype: str = "float16"
+    variant: str = "half-32"
+    """of the kernels: the one that is compiled anew, and that the cases run"""
+    deterministic: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def build(mutant: Mutant, folder: Path) -> Path:
+    """The library of all kernels, that of one element type and width changed."""
+    shutil.copytree(ROOT / "csrc", folder / "csrc")
+    changed = folder / "csrc/cuda/sm80" / mutant.source
+    text = changed.read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.source} has not one {mutant.old!r}"
+    changed.write_text(text.replace(mutant.old, mutant.new))
+
+    torch, compiler = find_torch(), find_compiler(os.environ)
+    units = WATCHED.units(torch, ROOT)
+    (index,) = (n for n, unit in enumerate(units) if unit.variant == mutant.variant)
+    unchanged = emulator.build(WATCHED).parent
+    objects = [unchanged / unit.object_name for unit in units]
+    source = folder / units[index].source
+    objects[index] = folder / "kernels.o"
+    flags = (*COMMON_FLAGS, *units[index].flags, "-fsanitize=thread", "-c")
+    _run([*compiler, *flags, str(source), "-o", str(objects[index])])
+    library = folder / "mutant.so"
+    link = (f"-L{torch.root / 'lib'}", *LINK_FLAGS, "-ldl")
+    _run([*compiler, *map(str, objects), "-o", str(library), *link])
+    return library
+
+
+def _run(command: Sequence[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def errors(mutant: Mutant, library: Path) -> list[str]:
+    """What its cases lead to, under several schedules: a line each, "right" or what is wrong."""
+    arguments = [str(library), mutant.dtype, str(int(mutant.deterministic)), *mutant.cases]
+    command = [sys.executable, "-m", "tests.cuda.run_mutant", *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()

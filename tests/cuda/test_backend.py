@@ -1,0 +1,153 @@
+"""What the backend "cuda" says it can take, and why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from building.cuda import WIDTHS
+from transformer_kernels import _C, ops
+from transformer_kernels.backends import CudaBackend, cuda
+from transformer_kernels.backends.cuda import _reason_against, _reason_against_chip
+from transformer_kernels.problem import AttentionProblem
+
+BACKEND = CudaBackend()
+ON_GPU = torch.device("cuda")
+H100 = (9, 0)
+BUILT = ("sm_80", "sm_86", "sm_90", "compute_86")
+
+
+def problem(D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16) -> AttentionProblem:
+    return AttentionProblem(1, 2, 2, 3, 3, D, D_v, dtype, ON_GPU, 0.125)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretends that there is one, and kernels for it."""
+
+    def pretend(
+        capability: tuple[int, int] = H100, driver: int = 13000, built: tuple[str, ...] = BUILT
+    ) -> None:
+        info = {"cuda": "13.0", "cuda_architectures": list(built)}
+        monkeypatch.setattr(_C, "build_info", lambda: info)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+
+    cuda.built_for.cache_clear()
+    monkeypatch.setattr(torch.version, "hip", None)
+    return pretend
+
+
+@pytest.fixture(autouse=True)
+def _look_again() -> None:
+    cuda.built_for.cache_clear()
+
+
+def test_it_takes_what_it_is_for(gpu: Callable[..., None]) -> None:
+    gpu()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        assert BACKEND.unsupported_reasons(problem(dtype=dtype)) == []
+    assert BACKEND.unsupported_reasons(problem(D=1, D_v=256)) == []
+
+
+@pytest.mark.parametrize(
+    ("D", "D_v", "width"), [(1, 1, 32), (33, 8, 64), (64, 65, 96), (128, 128, 128), (5, 256, 256)]
+)
+def test_the_kernel_is_named(D: int, D_v: int, width: int, gpu: Callable[..., None]) -> None:
+    gpu()
+    told = BACKEND.kernel(problem(D, D_v))
+    assert told == f"csrc/cuda/sm80, bfloat16, width {width}, sm_90"
+    assert width in WIDTHS
+
+
+def test_widths_are_those_that_are_built() -> None:
+    assert cuda.WIDTHS == WIDTHS
+
+
+def test_every_reason_is_said(gpu: Callable[..., None]) -> None:
+    gpu(capability=(7, 5))
+    wide = problem(D=257, dtype=torch.float64)
+    assert BACKEND.unsupported_reasons(wide) == [
+        "the GPU is sm_75; these kernels need sm_80 or later",
+        "float64: these kernels compute in float32",
+        "rows of 257 elements: tiles are up to 256 wide",
+    ]
+
+
+def test_slopes_that_require_grad(x: Tensor) -> None:
+    slopes = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"backend='cuda' cannot.*: .*ALiBi slopes"):
+        tk.attention(x, x, x, bias=tk.alibi(slopes), backend="cuda")
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(1, 2, 3, 4)
+
+
+def test_other_devices(x: Tensor) -> None:
+    x = x.to("meta")
+    with pytest.raises(ValueError, match="tensors are on meta, these kernels run on a CUDA device"):
+        tk.attention(x, x, x, backend="cuda")
+
+
+def test_an_extension_without_cuda(gpu: Callable[..., None]) -> None:
+    gpu(built=())
+    assert "the extension is built without CUDA kernels" in str(_reason_against(ON_GPU))
+
+
+def test_no_gpu(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _reason_against(ON_GPU) == "there is no GPU here"
+
+
+def test_gpus_of_others(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu()
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert _reason_against(ON_GPU) == "these kernels are for NVIDIA's GPUs"
+
+
+def test_no_extension(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> None:
+    """Also where kernels are emulated: their operators' fakes are the extension's."""
+    monkeypatch.setattr(ops, "why_unavailable", lambda: "no luck")
+    assert _reason_against(ON_GPU) == "no luck"
+    assert tk.explain(x, x, x).reasons["cuda"] == ("no luck",)
+
+
+@pytest.mark.parametrize(("driver", "runs"), [(12080, False), (13000, True), (13010, True)])
+def test_drivers_of_an_earlier_cuda(driver: int, runs: bool, gpu: Callable[..., None]) -> None:
+    gpu(driver=driver)
+    reason = "the driver is for CUDA 12.8, and the kernels are built by CUDA 13.0"
+    assert _reason_against(ON_GPU) == (None if runs else reason)
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((8, 0), BUILT, True),
+        ((8, 9), ("sm_86",), True),
+        ((8, 0), ("sm_86",), False),
+        ((9, 0), ("sm_80", "sm_86"), False),
+        ((10, 0), ("sm_80", "sm_90"), False),
+        ((12, 0), ("sm_80", "compute_86"), True),
+        ((8, 0), ("sm_90", "compute_86"), False),
+        ((12, 1), ("sm_120",), True),
+    ],
+)
+def test_which_chips_code_runs_on(
+    capability: tuple[int, int], architectures: tuple[str, ...], runs: bool
+) -> None:
+    reason = _reason_against_chip(capability, architectures)
+    assert (reason is None) == runs
+    if reason is not None:
+        major, minor = capability
+        assert re.search(
+            rf"is sm_{major}{minor}, .* TORCH_CUDA_ARCH_LIST={major}\.{minor}$", reason
+        )

@@ -1,0 +1,210 @@
+"""building/cuda.py: where nvcc is found, and for which chips it compiles."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from setuptools.errors import PlatformError
+
+from building.cuda import (
+    ELEMENTS,
+    WIDTHS,
+    Chips,
+    CudaBuild,
+    NoCudaError,
+    Toolkit,
+    chips_for,
+    cuda_units,
+    find_cuda,
+    find_toolkit,
+    parse_arch_list,
+)
+from building.extension import ROOT, told
+from building.host import host_units
+from building.tools import Torch
+from building.unit import Unit
+
+TORCH = Torch("2.13.0", Path("torch"))
+CODES = frozenset({"sm_75", "sm_80", "sm_86", "sm_87", "sm_90", "compute_80", "compute_86"})
+FAKE_NVCC = """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release {release}, V{release}.88" ;;
+  --list-gpu-code) printf 'sm_80\\nsm_90\\ncompute_80\\n' ;;
+  --dryrun) echo '#$ TOP={top}' >&2 ;;
+esac
+"""
+
+
+def toolkit_in(folder: Path, release: str = "13.0") -> Path:
+    """A folder that looks like one."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "include").mkdir()
+    (folder / "include/cuda.h").touch()
+    (folder / "lib64").mkdir()
+    (folder / "lib64/libcudart_static.a").touch()
+    nvcc = folder / "bin/nvcc"
+    nvcc.write_text(FAKE_NVCC.format(release=release, top=folder / "bin/.."))
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+def toolkit(codes: frozenset[str] = CODES) -> Toolkit:
+    return Toolkit("nvcc", Path("cuda"), "13.0", codes)
+
+
+def test_cuda_home_comes_before_cuda_path_and_that_before_path(tmp_path: Path) -> None:
+    homes = [tmp_path / name for name in ("home", "path", "onpath")]
+    for home in homes:
+        toolkit_in(home)
+    environ = {"PATH": f"{homes[2] / 'bin'}:/usr/bin:/bin"}
+    assert find_toolkit(environ).home == homes[2]
+    environ["CUDA_PATH"] = str(homes[1])
+    assert find_toolkit(environ).home == homes[1]
+    environ["CUDA_HOME"] = str(homes[0])
+    found = find_toolkit(environ)
+    assert (found.nvcc, found.home) == (str(homes[0] / "bin/nvcc"), homes[0])
+    assert found.version == "13.0"
+    assert found.codes == {"sm_80", "sm_90", "compute_80"}
+    assert found.runtime == homes[0] / "lib64/libcudart_static.a"
+
+
+def test_a_script_on_path_leads_to_the_toolkit_of_the_nvcc_it_calls(tmp_path: Path) -> None:
+    real = toolkit_in(tmp_path / "cuda-13.0")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin/nvcc"
+    script.write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    found = find_toolkit({"PATH": f"{script.parent}:/usr/bin:/bin"})
+    assert (found.nvcc, found.home) == (str(script), tmp_path / "cuda-13.0")
+
+
+def test_a_link_on_path_leads_to_the_toolkit_behind_it(tmp_path: Path) -> None:
+    real = toolkit_in(tmp_path / "cuda")
+    real.write_text(real.read_text().replace("TOP", "BOTTOM"))  # an nvcc that does not tell
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").symlink_to(real)
+    assert find_toolkit({"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}).home == tmp_path / "cuda"
+
+
+def test_without_nvcc_there_are_no_cuda_kernels_and_why_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NoCudaError, match=r"no nvcc on PATH, and neither CUDA_HOME nor CUDA_PATH"):
+        find_cuda({"PATH": str(tmp_path), "CUDA_HOME": ""})
+
+
+def test_an_nvcc_without_its_headers_is_not_used(tmp_path: Path) -> None:
+    nvcc = toolkit_in(tmp_path / "cuda")
+    (tmp_path / "cuda/include/cuda.h").unlink()
+    with pytest.raises(NoCudaError, match=r"not its include/cuda\.h; set CUDA_HOME"):
+        find_toolkit({"PATH": f"{nvcc.parent}:/usr/bin:/bin"})
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_a_variable_that_leads_nowhere_is_an_error(variable: str, tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match=rf"{variable} is '.*', in which there is no bin/nvcc"):
+        find_cuda({"PATH": "/usr/bin:/bin", variable: str(tmp_path)})
+
+
+def test_an_old_cuda_is_passed_over(tmp_path: Path) -> None:
+    toolkit_in(tmp_path / "cuda", release="11.8")
+    with pytest.raises(NoCudaError, match=r"CUDA 11\.8 in .* is too old, 12\.0 is the first"):
+        find_cuda({"PATH": "/usr/bin:/bin", "CUDA_HOME": str(tmp_path / "cuda")})
+
+
+@pytest.mark.parametrize("text", ["none", " None "])
+def test_none_switches_it_off(text: str) -> None:
+    with pytest.raises(NoCudaError, match="TORCH_CUDA_ARCH_LIST is 'none'"):
+        find_cuda({"PATH": "/usr/bin:/bin", "TORCH_CUDA_ARCH_LIST": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "capabilities", "ptx"),
+    [
+        ("8.0", ((8, 0),), False),
+        ("9.0;8.0+PTX", ((8, 0), (9, 0)), True),
+        ("8.0 9.0a", ((8, 0), (9, 0)), False),
+        ("8.6; 10.0f+PTX ;12.0", ((8, 6), (10, 0), (12, 0)), True),
+        ("9.0 9.0a", ((9, 0),), False),
+    ],
+)
+def test_arch_list(text: str, capabilities: tuple[tuple[int, int], ...], ptx: bool) -> None:
+    assert parse_arch_list(text) == (capabilities, ptx)
+
+
+@pytest.mark.parametrize("item", ["Hopper", "90", "sm_90", "9.0x", "8.0,9.0", "9.0+ptx"])
+def test_what_is_no_capability_is_an_error(item: str) -> None:
+    with pytest.raises(PlatformError, match=rf"ARCH_LIST has '{re.escape(item)}'; expected comp"):
+        parse_arch_list(f"8.0 {item}")
+
+
+def test_the_default_is_what_this_nvcc_knows() -> None:
+    for environ in ({}, {"TORCH_CUDA_ARCH_LIST": ""}):
+        chips = chips_for(environ, toolkit())
+        assert chips == Chips(((8, 0), (8, 6), (9, 0)), ptx=True)
+        assert chips.architectures == ("sm_80", "sm_86", "sm_90", "compute_86")
+
+
+def test_chips_that_nvcc_does_not_know_are_an_error() -> None:
+    with pytest.raises(PlatformError, match=r"nvcc of CUDA 13\.0 does not compile for sm_103"):
+        chips_for({"TORCH_CUDA_ARCH_LIST": "8.0 10.3"}, toolkit())
+
+
+def test_chips_that_are_too_old_are_passed_over_and_said() -> None:
+    cuda = CudaBuild(toolkit(), chips_for({"TORCH_CUDA_ARCH_LIST": "7.5 8.0"}, toolkit()))
+    assert cuda.chips == Chips(((8, 0),), ptx=False, passed_over=((7, 5),))
+    assert told("x86_64", cuda, "")[1:] == [
+        "  built:     CUDA kernels for sm_80, by CUDA 13.0 in cuda",
+        "  not built: CUDA kernels for sm_75: they need sm_80 or later",
+    ]
+    with pytest.raises(NoCudaError, match=r"'7\.0;7\.5', and they need compute capability 8\.0"):
+        chips_for({"TORCH_CUDA_ARCH_LIST": "7.0;7.5"}, toolkit())
+
+
+def test_kernels_are_translated_once_for_each_size_of_shared_memory() -> None:
+    assert Chips(((8, 0), (8, 6), (9, 0), (12, 0)), ptx=True).flags == (
+        *("-gencode", "arch=compute_80,code=[sm_80,sm_90]"),
+        *("-gencode", "arch=compute_86,code=[sm_86,sm_120,compute_86]"),
+    )
+    assert Chips(((9, 0),), ptx=False).flags == ("-gencode", "arch=compute_80,code=[sm_90]")
+    assert Chips(((9, 0),), ptx=True).flags[2:] == ("-gencode", "arch=compute_86,code=[compute_86]")
+
+
+def test_nvcc_gives_host_code_to_the_same_compiler() -> None:
+    cuda = CudaBuild(toolkit(), Chips(((9, 0),), ptx=False))
+    assert cuda.nvcc(("g++-12",))[:3] == ("nvcc", "-ccbin", "g++-12")
+    with_flags = cuda.nvcc(("/usr/bin/ccache", "clang++", "-m64", "-g"))
+    assert with_flags[1:5] == ("-ccbin", "clang++", "-Xcompiler", "-m64,-g")
+
+
+def test_object_names_differ() -> None:
+    units: tuple[Unit, ...] = (*host_units("x86_64", TORCH, ""), *cuda_units(TORCH))
+    names = [unit.object_name for unit in units]
+    assert len(set(names)) == len(names)
+
+
+def test_widths_are_those_of_the_tiles() -> None:
+    """Units that nobody asks for cost time, and those that are missing do not link."""
+    text = (ROOT / "csrc/cuda/tile_config.h").read_text()
+    told = re.search(r"kWidths\[\] = \{([\d, ]+)\}", text)
+    assert told is not None
+    assert tuple(map(int, told[1].split(","))) == WIDTHS
+    variants = {unit.variant for unit in cuda_units(TORCH)} - {""}
+    assert len(variants) == len(WIDTHS) * len(ELEMENTS)
+
+
+def test_every_default_chip_compiles(tmp_path: Path) -> None:
+    """The flags are those that this nvcc takes."""
+    try:
+        cuda = find_cuda(os.environ | {"TORCH_CUDA_ARCH_LIST": ""})
+    except NoCudaError as reason:
+        pytest.skip(str(reason))
+    source = tmp_path / "kernel.cu"
+    source.write_text("__global__ void kernel(float* x) { x[threadIdx.x] *= 2; }\n")
+    command = [*cuda.nvcc(("c++",)), "-c", str(source), "-o", str(tmp_path / "kernel.o")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    compiled = set(re.findall(r"for '(sm_\d+)'", result.stdout + result.stderr))
+    assert compiled == set(cuda.chips.architectures) - {"compute_86"}

@@ -1,0 +1,122 @@
+"""The CUDA kernels on CPU tensors: csrc/cuda compiled for the CPU, with threads that are emulated.
+
+Nothing of it is shipped. `install` needs a clone, for the sources, and a C++ compiler; it builds
+what is out of date into build/, and from then on `backend="cuda"` takes CPU tensors.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import transformer_kernels
+from transformer_kernels import ops
+from transformer_kernels.backends import cuda
+
+if TYPE_CHECKING:
+    from building.emulated import Emulation
+
+ROOT = Path(transformer_kernels.__file__).parents[1]
+
+
+def why_impossible() -> str | None:
+    """None where kernels can be emulated."""
+    if (unavailable := ops.why_unavailable()) is not None:
+        return unavailable
+    if importlib.util.find_spec("building") is None or not (ROOT / "csrc").is_dir():
+        return f"no sources in {ROOT}: it needs a clone, and Python started there"
+    from building.tools import find_compiler
+
+    if not find_compiler(os.environ):
+        return "no C++ compiler on PATH"
+    return None
+
+
+def install() -> None:
+    """Builds, loads, and lets the backend "cuda" take CPU tensors. CompileError if it fails."""
+    from building.emulated import Emulation
+
+    cuda.emulate(load(Emulation()))
+
+
+def is_installed() -> bool:
+    return cuda.emulated_by() is not None
+
+
+@contextmanager
+def emulation(way: Emulation) -> Iterator[None]:
+    """Inside it the kernels are those that are compiled in this way."""
+    before = cuda.emulated_by()
+    cuda.emulate(load(way))
+    try:
+        if way.races:
+            _operators().report_races(True)
+        yield
+    finally:
+        cuda.emulate(before)
+
+
+@contextmanager
+def schedule(seed: int) -> Iterator[None]:
+    """Inside it lanes, warps and blocks run in the order of this seed, and copies arrive by it."""
+    operators = _operators()
+    operators.set_schedule(seed)
+    try:
+        yield
+    finally:
+        operators.set_schedule(0)
+
+
+def want_poison(wanted: bool) -> None:
+    """Whether memory that the kernels are given starts out as NaN."""
+    for library in _loaded:
+        getattr(torch.ops, library).want_poison(wanted)
+
+
+def poisoned_bytes() -> int:
+    """How much has started out as NaN so far."""
+    return int(_operators().poisoned_bytes())
+
+
+def _operators() -> Any:
+    library = cuda.emulated_by()
+    assert library is not None, "install() comes first"
+    return getattr(torch.ops, library)
+
+
+_loaded: list[str] = []
+
+
+@functools.cache
+def load(way: Emulation) -> str:
+    """The namespace of the operators, which are there from now on."""
+    torch.ops.load_library(build(way))
+    ops.register_fakes(way.library)
+    _loaded.append(way.library)
+    return way.library
+
+
+def build(way: Emulation) -> Path:
+    """The library, up to date. One process builds at a time: pytest-xdist has several."""
+    from building.extension import LINK_FLAGS
+    from building.host import COMMON_FLAGS
+    from building.ninja import Toolchain, ninja_file, run_ninja
+    from building.tools import find_compiler, find_torch
+
+    found, folder = find_torch(), f"build/emulator{way.suffix}"
+    link_flags = (f"-L{found.root / 'lib'}", *LINK_FLAGS, "-ldl")
+    tools = Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    with (ROOT / folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = ninja_file(way.units(found, ROOT), tools, folder, f"{folder}/emulated.so")
+        run_ninja(ROOT, folder, text)
+    return ROOT / folder / "emulated.so"
