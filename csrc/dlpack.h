@@ -1,5 +1,5 @@
-// The part of DLPack 1.3 that direct.cpp reads: how a Python tensor describes itself to C. A
-// standard ABI, so neither torch's headers nor its version matter.
+// The part of DLPack 1.3 that direct_arguments.cpp reads: how a Python tensor describes itself to
+// C. A standard ABI, so neither torch's headers nor its version matter.
 // https://dmlc.github.io/dlpack/latest/
 #pragma once
 
@@ -9,6 +9,7 @@ namespace tk::dlpack {
 
 constexpr uint32_t kMajorVersion = 1;
 constexpr int32_t kCpu = 1;
+constexpr uint8_t kInt = 0;
 constexpr uint8_t kFloat = 2;
 constexpr uint8_t kBfloat = 4;
 

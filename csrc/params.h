@@ -53,6 +53,10 @@ struct Problem {
   int64_t B, H_q, H_kv, M, N, D, D_v;
   DType dtype;
   Strided q, k, v;
+  // Of one sequence in a cache: its keys j lie in page pages[j / page_size], which takes the place
+  // of the batch entry in k and v. Null = k and v hold them in order.
+  const int32_t* pages = nullptr;
+  int64_t page_size = 0;
   int64_t lse_stride;  // of lse and dlse, from head to head: M, or more for part of a problem
   MaskParams mask;
   ScoreParams score;

@@ -38,7 +38,10 @@ SPLIT = 512
 
 def _sizes() -> list[Case]:
     lengths = (1, 31, 63, 64, 65, 1000, SPLIT - 1, SPLIT, SPLIT + 1, 4099)
-    lanes = ((1, 1), (1, 2), (1, 3), (1, 4), (4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2), (5, 1))
+    lanes = (
+        *((1, 1), (1, 2), (1, 3), (1, 4), (4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2), (5, 1)),
+        *((20, 1), (12, 2), (3, 7), (6, 4), (1, 17), (1, 20), (2, 24), (3, 17), (1, 25)),
+    )
     widths = (
         *((1, 1), (2, 3), (7, 5), (16, 16), (17, 33), (24, 8), (48, 80), (64, 64), (100, 36)),
         *((128, 128), (256, 16), (511, 512)),
@@ -109,6 +112,10 @@ def _options() -> list[Case]:
         Case(name="decode-dropout", H_q=8, M=1, N=600, dropout_p=0.1),
         Case(name="decode-dropout-all", H_q=4, M=2, N=600, dropout_p=1.0, dlse=True),
         Case(name="decode-dropout-queries", H_q=4, M=4, N=600, dropout_p=0.3, mask=padding),
+        Case(name="decode-tiles", H_q=6, M=18, N=600, mask=dense("bhmn"), bias="bhmn",
+             dropout_p=0.2),
+        Case(name="decode-tiles-heads", H_q=14, M=5, N=600, bias="1hmn", dropout_p=0.2, dlse=True,
+             mask=both(mixed_segments, dense("1hmn"))),
         Case(name="decode-sinks", H_q=4, M=1, N=600, sinks=True, mask=padding),
         Case(name="decode-everything", H_q=8, M=2, N=1201, D=24, D_v=17, layout="transposed",
              mask=both(causal_bottom_right, padding), bias="1hmn", softcap=2.0, dropout_p=0.2,

@@ -66,6 +66,20 @@ def direct_backward(
 ) -> bool:
     """Writes dq, dk and dv. False if it declines: then nothing has happened."""
 
+def direct_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    left: int | None,
+    right: int | None,
+    scale: float | None,
+    o: Tensor,
+    /,
+) -> bool:
+    """Writes o; the window counts from the end. False if it declines: then nothing has happened."""
+
 def release_workspace() -> None:
     """Free the scratch memory that is kept from call to call (csrc/memory.h)."""
 

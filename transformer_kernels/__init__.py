@@ -10,6 +10,8 @@ The operator and its contract are described in docs/attention.md.
 
 from transformer_kernels.api import attention
 from transformer_kernels.bias import Alibi, alibi, alibi_slopes
+from transformer_kernels.cache import append_to_cache
+from transformer_kernels.decode import attention_decode
 from transformer_kernels.dispatch import Explanation
 from transformer_kernels.drop_in import disable, enable, enabled, scaled_dot_product_attention
 from transformer_kernels.explain import explain
@@ -25,7 +27,9 @@ __all__ = [
     "__version__",
     "alibi",
     "alibi_slopes",
+    "append_to_cache",
     "attention",
+    "attention_decode",
     "attention_varlen",
     "disable",
     "enable",

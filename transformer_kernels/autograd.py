@@ -7,6 +7,7 @@ differentiates: slower and M x N in memory, but right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from transformer_kernels.backends.base import FusedKernels
-from transformer_kernels.backends.reference import reference_attention
-from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+from transformer_kernels.backends.reference import reference_attention, reference_decode
+from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
 
 
 def fused_attention(
@@ -40,6 +41,18 @@ def fused_attention(
         extras = extras._replace(k_segments=extras.k_segments.view_as(extras.k_segments))
     o, lse = FusedAttention.apply(kernels, problem, q, k, v, *extras)  # type: ignore[no-untyped-call]
     return o, lse
+
+
+Decode = Callable[[Tensor, KeyCache, AttentionProblem], tuple[Tensor, Tensor]]
+
+
+def fused_decode(
+    kernel: Decode, q: Tensor, cache: KeyCache, problem: AttentionProblem
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the kernel; by the reference where a transform needs what a kernel lacks."""
+    if _is_transformed(q, cache.k, cache.v, cache.alibi_slopes):
+        return reference_decode(q, cache, problem)
+    return kernel(q, cache, problem)
 
 
 def _is_transformed(*tensors: Tensor | None) -> bool:

@@ -31,7 +31,7 @@ from transformer_kernels.problem import SavedForBackward
 from transformer_kernels.validate import build_problem
 
 if ops.why_unavailable() is None:
-    from transformer_kernels._C import direct_backward, direct_forward
+    from transformer_kernels._C import direct_backward, direct_decode, direct_forward
 
 _Window = tuple[int | None, int | None, bool]
 _Options = tuple[Mask | None, _Window, float | None]
@@ -63,6 +63,38 @@ def attend(
         return None
     result: Tensor = _apply(q, k, v, (o, lse), (mask, window, scale))  # type: ignore[no-untyped-call]
     return result
+
+
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    mask: Mask | None,
+    scale: float | None,
+) -> Tensor | None:
+    """o of a plain call of `attention_decode`; None for what the general path must take."""
+    if _could_be_intercepted() or ops.why_unavailable() is not None:
+        return None
+    if not (
+        type(q) in _PLAIN_TYPES
+        and type(k_cache) in _PLAIN_TYPES
+        and type(v_cache) in _PLAIN_TYPES
+        and type(lengths) is Tensor
+        and (block_table is None or type(block_table) is Tensor)
+    ):
+        return None
+    window = (None, 0, True) if mask is None else _window(mask)
+    if window is None or not window[2] or not q.is_cpu:
+        return None
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    ):
+        return None
+    o = torch.empty_like(q)
+    given = q, k_cache, v_cache, lengths, block_table
+    return o if direct_decode(*given, *window[:2], scale, o) else None
 
 
 def _could_be_intercepted() -> bool:

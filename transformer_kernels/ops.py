@@ -1,6 +1,7 @@
 """The compiled operators: loading them, and their fakes for torch.compile and torch.export.
 
-csrc/call.h has the schemas of `transformer_kernels::attention_forward` and `attention_backward`.
+csrc/call.h has the schemas of `transformer_kernels::attention_forward` and `attention_backward`,
+csrc/decode_call.h that of `attention_decode`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ def numbers(problem: AttentionProblem) -> Numbers:
 
 _BIAS_NEEDS_GRAD = len(Extras._fields) - 1 + len(get_args(Numbers))
 """behind the bias, the other extras, and the numbers"""
+
+
+def decode_numbers(problem: AttentionProblem) -> tuple[float, float, int, int]:
+    """The scalar arguments of `attention_decode`."""
+    return problem.scale, problem.softcap, problem.diagonal_low, problem.diagonal_high
 
 
 def needs_summary(extras: Extras) -> bool:
@@ -105,6 +111,13 @@ def backward_fake(
     return dq, dk, dv, dbias
 
 
+def decode_fake(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Tensor | float | int | None
+) -> tuple[Tensor, Tensor]:
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_like_layout(q, v_cache.shape[-1]), q.new_empty(q.shape[:-1], dtype=statistics)
+
+
 def empty_like_layout(x: Tensor, width: int) -> Tensor:
     """(B, H, L, width), heads inside the sequence in memory where x has them so."""
     B, H, L, _ = x.shape
@@ -138,6 +151,7 @@ def _load() -> str | None:
     except ImportError as error:
         return f"the compiled extension transformer_kernels._C is not available ({error})"
     register_fakes("transformer_kernels")
+    torch.library.register_fake("transformer_kernels::attention_decode", decode_fake)
     return None
 
 

@@ -34,12 +34,28 @@ class Extras(NamedTuple):
     """The same for k and v; present exactly where cu_seqlens_q is."""
 
 
+class KeyCache(NamedTuple):
+    """Keys and values that a model has kept, with room for more, and what tells where they are."""
+
+    k: Tensor
+    """(B, H_kv, N, D), or in pages: (pages, H_kv, page_size, D)"""
+    v: Tensor
+    """the same, D_v wide"""
+    lengths: Tensor
+    """(B,) int32, contiguous: the positions that are in use; the others may hold anything"""
+    block_table: Tensor | None = None
+    """(B, most pages) int32: position j of b is in page block_table[b, j // page_size]. Entries
+    behind the last one in use may be anything."""
+    alibi_slopes: Tensor | None = None
+    """As in `Extras`"""
+
+
 @dataclass(frozen=True)
 class AttentionProblem:
     """Sizes and numbers of one call. Symbols as in docs/attention.md.
 
     Of packed sequences B is their number, M and N are the lengths of the longest, and every index
-    counts within a sequence.
+    counts within a sequence. Of a cache N is the most keys that it holds of a sequence.
     """
 
     B: int
@@ -62,7 +78,12 @@ class AttentionProblem:
     """d in -slope * |i + d - j|"""
     alibi_slopes_need_grad: bool = False
     from_end: bool = False
-    """Of packed sequences: diagonals and alibi_offset are to be moved by each one's own N - M."""
+    """Of packed sequences and caches: diagonals and alibi_offset are to be moved by each sequence's
+    own N - M."""
+    is_cached: bool = False
+    """Keys and values are a `KeyCache`, of whose N positions each sequence uses its first ones."""
+    page_size: int = 0
+    """Positions in a page of the cache; 0 where it has no pages"""
 
     @property
     def accumulate_dtype(self) -> torch.dtype:

@@ -13,7 +13,12 @@ from transformer_kernels.bound_mask import bind
 from transformer_kernels.constraints import Align, Window
 from transformer_kernels.mask import Mask
 from transformer_kernels.problem import AttentionProblem, Extras
-from transformer_kernels.validate import check_tensors, problem_of_tensors
+from transformer_kernels.validate import (
+    check_alibi_or_none,
+    check_tensors,
+    check_windows,
+    problem_of_tensors,
+)
 
 
 def one_entry(x: Tensor) -> Tensor:
@@ -39,12 +44,8 @@ def build_varlen_problem(
 ) -> tuple[AttentionProblem, Extras]:
     """The call as a problem; or an error that names the argument, its value and the rule."""
     check_tensors(q, k, v, ("length", "heads", "width"))
-    _check_mask(mask)
-    if isinstance(bias, Tensor):
-        raise ValueError(
-            f"bias must be alibi(slopes) or None for packed sequences, got a tensor "
-            f"{tuple(bias.shape)}"
-        )
+    check_windows(mask, "for packed sequences")
+    check_alibi_or_none(bias, "for packed sequences")
     problem, extras = problem_of_tensors(
         one_entry(q), one_entry(k), one_entry(v),
         None, bias, scale, softcap, dropout_p, seed, sinks,
@@ -78,19 +79,6 @@ def build_varlen_problem(
         cu_seqlens_k=cu_seqlens_k.to(torch.int32).contiguous(),
     )
     return problem, extras
-
-
-def _check_mask(mask: Mask | None) -> None:
-    if mask is None:
-        return
-    if not isinstance(mask, Mask):
-        raise TypeError(f"mask must be a Mask or None, got {type(mask).__name__}")
-    for constraint in mask.constraints:
-        if not isinstance(constraint, Window):
-            raise ValueError(
-                "mask must be of Mask.window and Mask.causal for packed sequences, got "
-                f"a constraint {type(constraint).__name__}"
-            )
 
 
 def _align(mask: Mask | None, bias: Alibi | None) -> Align:

@@ -3,14 +3,17 @@
 // queries that share them.
 //
 //   for every split of the keys of a key head, for every block of it that is not hidden:
-//     s = scores(q k^T)              lanes x keys; a lane is one (head, query) of the group
+//     s = scores(q k^T)              lanes x keys; a lane is one (head, query) of the group, of
+//                                    which there may be several tiles
 //     m' = max(m, row max of s)      running maximum
 //     p = exp(s - m')
 //     l = l exp(m - m') + row sum of p
 //     o = o exp(m - m') + dropout(p) v
 //   o, lse = the splits' sums, merged in order
 //
-// Where splits begin depends on N alone, so results do not depend on the number of threads.
+// Splits begin where the first visible key says, whatever the number of threads; so results do not
+// depend on it. Sequences of a cache have each their own number of keys, which may lie in pages:
+// then a block is read in stretches of rows that lie together.
 // Symbols and derivation: docs/attention.md, sections 1 and 5.
 #pragma once
 
@@ -28,17 +31,66 @@ namespace tk::cpu::TK_ISA {
 
 constexpr int64_t kDecodeLanes = 16;  // a whole number of vectors in every instruction set
 constexpr int64_t kSplitKeys = 512;   // many beside one o, few beside what a worker has to do
+constexpr int64_t kStretch = 16;      // rows that lie together come in so many, or are copied
+constexpr int64_t kAhead = 16;        // rows from the one that is read to the one that is fetched
 
-// With more queries packed keys (forward.h) are the faster way. Where tiles multiply bfloat16 they
-// are so with few queries already, but for many heads that share a key head.
+// With more queries of a head packed keys (forward.h) are the faster way: docs/cpu.md, section 5.
+// Heads that share a key head matter less, for packed each has a block of its own.
 TK_INLINE bool is_decoding(const Problem& p) {
+  int64_t most = 24;
 #if defined(__AMX_BF16__)
-  if (p.dtype == DType::kBFloat16 && p.M > 4) return false;
+  if (p.dtype == DType::kBFloat16) most = 4;
+  if (p.dtype == DType::kFloat16) most = p.H_q == p.H_kv ? kDecodeLanes : 8;
+#elif !defined(__F16C__)
+  if (p.dtype == DType::kFloat16) most = 8;  // rows are widened again for every few queries
 #endif
-  return p.M > 0 && p.H_q / p.H_kv * p.M <= kDecodeLanes;
+  return p.M > 0 && p.M <= most;
 }
 
-// What has been summed over one split of the keys.
+// Sequences with the same queries, but keys of their own: entries of one problem, or a problem
+// each.
+struct Sequences {
+  const ForwardParams* problems;
+  int64_t count;
+  bool together;  // in one problem
+
+  const ForwardParams& problem(int64_t n) const { return together ? *problems : problems[n]; }
+  int64_t entry(int64_t n) const { return together ? n : 0; }
+};
+
+// Keys that some query may see; the first one is rounded down to a block's.
+TK_INLINE KeyInterval seen_keys(const Problem& p, int64_t b) {
+  return block_interval(p.mask, p.N, b, 0, p.M);
+}
+
+TK_INLINE int64_t first_block(KeyInterval seen) { return seen.begin / kBlock * kBlock; }
+
+TK_INLINE int64_t count_splits(KeyInterval seen) {
+  const int64_t keys = seen.end - first_block(seen);
+  return keys > 0 ? round_up(keys, kSplitKeys) / kSplitKeys : 1;
+}
+
+// The queries that share a key head, in tiles of at most kDecodeLanes: whole heads, or queries of
+// one.
+struct LaneTiles {
+  int64_t heads, queries;  // of a tile
+  int64_t steps;           // tiles of a head, where those are many
+  int64_t count;
+};
+
+TK_INLINE LaneTiles lane_tiles(const Problem& p) {
+  const auto parts = [](int64_t all, int64_t most) { return (all + most - 1) / most; };
+  const int64_t group = p.H_q / p.H_kv;
+  // Of summary blocks a tile must lie in one: kDecodeLanes divides them.
+  if (p.M > kDecodeLanes) {
+    const int64_t steps = parts(p.M, kDecodeLanes);
+    return {1, kDecodeLanes, steps, group * steps};
+  }
+  const int64_t heads = parts(group, parts(group, kDecodeLanes / p.M));
+  return {heads, p.M, 1, parts(group, heads)};
+}
+
+// What has been summed over one split of the keys for one tile of queries.
 template <typename Real>
 struct Partial {
   SoftmaxState<Real, kDecodeLanes>* state;
@@ -47,25 +99,51 @@ struct Partial {
 
 template <typename Real>
 struct DecodeWorkspace {
-  int64_t lanes;  // queries that share a key head
-  int64_t rows;   // of q and o: lanes, filled up to what is computed together
-  int64_t k_width, v_width, splits;
-  SoftmaxState<Real, kDecodeLanes>* states;  // (B, H_kv, splits)
-  Real* o;                                   // (B, H_kv, splits, rows, v_width)
-  int64_t* unfinished;                       // (B, H_kv): splits that are still to be summed
+  LaneTiles tiles;
+  int64_t rows;  // of q and o: a tile's lanes, filled up to what is computed together
+  int64_t k_width, v_width;
+  int64_t heads;                             // of k
+  int64_t splits;                            // of all sequences' keys
+  int64_t* first_split;                      // (sequences + 1)
+  SoftmaxState<Real, kDecodeLanes>* states;  // (splits, heads, tiles)
+  Real* o;                                   // (splits, heads, tiles, rows, v_width)
+  int64_t* unfinished;                       // (sequences, heads): splits still to be summed
   char* scratch;                             // (workers), see DecodeScratch
   size_t scratch_bytes;
 
-  Partial<Real> partial(int64_t kv_head, int64_t split) const {
-    const int64_t n = kv_head * splits + split;
+  Partial<Real> partial(int64_t split, int64_t head, int64_t tile) const {
+    const int64_t n = (split * heads + head) * tiles.count + tile;
     return {states + n, o + n * rows * v_width};
   }
 };
 
+// One head of k of one sequence.
+struct DecodeHead {
+  const ForwardParams& p;
+  int64_t sequence, b, head;
+  int64_t q_head;  // the first of those that share it
+  KeyInterval seen;
+};
+
+// Lane n is query i0 + n % M of head h + n / M.
+struct LaneTile {
+  int64_t n, h, i0, lanes;
+};
+
+template <typename Visit>
+TK_INLINE void for_each_tile(const DecodeHead& at, const LaneTiles& tiles, Visit&& visit) {
+  const int64_t group = at.p.H_q / at.p.H_kv;
+  for (int64_t n = 0; n < tiles.count; ++n) {
+    const int64_t h = n / tiles.steps * tiles.heads, i0 = n % tiles.steps * tiles.queries;
+    const int64_t heads = std::min(tiles.heads, group - h);
+    visit(LaneTile{n, at.q_head + h, i0, heads * std::min(tiles.queries, at.p.M - i0)});
+  }
+}
+
 // One worker's, small enough to stay in its cache.
 template <typename Real>
 struct DecodeScratch {
-  Real* q;         // (rows, k_width)
+  Real* q;         // (tiles, rows, k_width)
   Real* s;         // (kDecodeLanes, kBlock), of which `rows` are computed
   Real* turned;    // (kBlock, kDecodeLanes): s as finish_scores wants it
   uint64_t* keep;  // (kBlock), with dropout
@@ -88,7 +166,7 @@ DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspac
                                     Arena& arena) {
   constexpr int64_t kTileSize = kBlock * kDecodeLanes;
   DecodeScratch<Real> t;
-  t.q = take<Real>(arena, w.rows * w.k_width);
+  t.q = take<Real>(arena, w.tiles.count * w.rows * w.k_width);
   t.s = take<Real>(arena, kTileSize);
   t.turned = take<Real>(arena, kTileSize);
   t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
@@ -99,17 +177,26 @@ DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspac
 }
 
 template <typename Storage, typename Real = typename Wide<Storage>::Real>
-DecodeWorkspace<Real> lay_out_decode(const ForwardParams& p, int64_t workers, Arena& arena) {
+DecodeWorkspace<Real> lay_out_decode(const Sequences& all, int64_t workers, Arena& arena) {
+  const ForwardParams& p = all.problem(0);
   DecodeWorkspace<Real> w;
-  w.lanes = p.H_q / p.H_kv * p.M;
-  for_each_lanes<Real>(w.lanes, [&](int64_t lane, auto count) { w.rows = lane + count(); });
+  w.tiles = lane_tiles(p);
+  for_each_lanes<Real>(w.tiles.heads * w.tiles.queries,
+                       [&](int64_t lane, auto count) { w.rows = lane + count(); });
   w.k_width = round_up(p.D, kChunk<Storage>);
   w.v_width = round_up(p.D_v, kChunk<Storage>);
-  w.splits = p.N > 0 ? round_up(p.N, kSplitKeys) / kSplitKeys : 1;
-  const int64_t kv_heads = p.B * p.H_kv, partials = kv_heads * w.splits;
+  w.heads = p.H_kv;
+  w.first_split = take<int64_t>(arena, all.count + 1);
+  w.splits = 0;
+  for (int64_t n = 0; n < all.count; ++n) {
+    if (arena.base) w.first_split[n] = w.splits;
+    w.splits += count_splits(seen_keys(all.problem(n), all.entry(n)));
+  }
+  if (arena.base) w.first_split[all.count] = w.splits;
+  const int64_t partials = w.splits * w.heads * w.tiles.count;
   w.states = take<SoftmaxState<Real, kDecodeLanes>>(arena, partials);
   w.o = take<Real>(arena, partials * w.rows * w.v_width);
-  w.unfinished = take<int64_t>(arena, kv_heads);
+  w.unfinished = take<int64_t>(arena, all.count * w.heads);
   Arena one;
   lay_out_scratch(p, w, one);
   w.scratch_bytes = one.used;
@@ -117,12 +204,17 @@ DecodeWorkspace<Real> lay_out_decode(const ForwardParams& p, int64_t workers, Ar
   return w;
 }
 
-// Whether some query may see each of the block's keys, as far as key_used knows.
-TK_INLINE bool all_used(const Problem& p, const Block& block) {
-  if (block.j0 + block.keys > p.N) return false;
+// Whether key j may be read.
+TK_INLINE bool is_used(const DecodeHead& at, int64_t j) {
+  return j >= at.seen.begin && j < at.seen.end &&
+         (!at.p.key_used || at.p.key_used[at.b * at.p.N + j]);
+}
+
+TK_INLINE bool all_used(const DecodeHead& at, const Block& block) {
+  if (block.j0 < at.seen.begin || block.j0 + block.keys > at.seen.end) return false;
   uint8_t used = 1;
-  for (int64_t j = block.j0; p.key_used && j < block.j0 + block.keys; ++j) {
-    used &= p.key_used[block.b * p.N + j];
+  for (int64_t j = block.j0; at.p.key_used && j < block.j0 + block.keys; ++j) {
+    used &= at.p.key_used[at.b * at.p.N + j];
   }
   return used != 0;
 }
@@ -138,22 +230,46 @@ void copy_row(const Storage* from, int64_t stride, int64_t known, int64_t width,
   for (int64_t c = known; c < width; ++c) to[c] = Storage{};
 }
 
-// A block of k or v: where it lies if it can be read in whole chunks and all of it may be read,
-// else a copy, with zeros for what must not be read.
+// A block of k or v with zeros for what must not be read.
 template <typename Storage>
-Rows<Storage> rows_of(const Problem& p, const Slice& x, const Block& block, bool readable,
-                      int64_t width, char* copy) {
-  const Storage* from =
-      static_cast<const Storage*>(x.tensor.data) + row_offset(x.tensor, x.b, x.h, block.j0);
-  const int64_t* stride = x.tensor.stride;
-  if (readable && stride[3] == 1 && x.width == width) return {from, stride[2]};
+Rows<Storage> copy_block(const DecodeHead& at, const Slice& x, const Block& block, int64_t width,
+                         char* copy) {
+  const Storage* from = static_cast<const Storage*>(x.tensor.data);
   Storage* to = reinterpret_cast<Storage*>(copy);
   for (int64_t r = 0; r < block.keys; ++r, to += width) {
     const int64_t j = block.j0 + r;
-    const bool used = j < p.N && (!p.key_used || p.key_used[x.b * p.N + j]);
-    copy_row(from + r * stride[2], stride[3], used ? x.width : 0, width, to);
+    const bool used = is_used(at, j);
+    copy_row(from + (used ? x.offset(j) : 0), x.tensor.stride[3], used ? x.width : 0, width, to);
   }
-  return {reinterpret_cast<Storage*>(copy), width};
+  return {reinterpret_cast<Storage*>(copy), width, 0, block.keys, 0};
+}
+
+// Row j and those that lie together with it; prefetches lead to the next stretch.
+template <typename Storage>
+Rows<Storage> stretch_at(const DecodeHead& at, const Slice& x, int64_t j, int64_t count) {
+  const Storage* const data = static_cast<const Storage*>(x.tensor.data);
+  const Storage* const from = data + x.offset(j);
+  const int64_t stride = x.tensor.stride[2];
+  const int64_t turn = std::max<int64_t>(count - kAhead, 0), next = j + turn + kAhead;
+  const int64_t near = kAhead * stride * static_cast<int64_t>(sizeof(Storage));
+  if (!x.pages || next >= at.seen.end) return {from, stride, near, count, 0};
+  const auto address = [](const Storage* row) { return reinterpret_cast<intptr_t>(row); };
+  return {from, stride, near, turn, address(data + x.offset(next)) - address(from + turn * stride)};
+}
+
+// visit(first row, rows, how many) for all of a block of k or v: where they lie if they can be read
+// in whole chunks and all of them may be read, else from a copy.
+template <typename Storage, typename Visit>
+TK_INLINE void for_each_stretch(const DecodeHead& at, const Slice& x, const Block& block,
+                                bool readable, int64_t width, char* copy, Visit&& visit) {
+  const bool in_stretches = !x.pages || x.page_size % kStretch == 0;
+  if (!readable || !in_stretches || x.tensor.stride[3] != 1 || x.width != width) {
+    return visit(0, copy_block<Storage>(at, x, block, width, copy), block.keys);
+  }
+  for (int64_t r = 0, count; r < block.keys; r += count) {
+    count = x.together(block.j0 + r, block.keys - r);
+    visit(r, stretch_at<Storage>(at, x, block.j0 + r, count), count);
+  }
 }
 
 // A lane's scores become weights 2^(to_log2 s - m); its m and l follow. What was summed with
@@ -191,20 +307,24 @@ void finish_turned(const ForwardParams& p, const Block& block, const DecodeScrat
 }
 
 template <typename Storage, typename Real>
-void decode_block(const ForwardParams& p, const DecodeWorkspace<Real>& w,
-                  const DecodeScratch<Real>& t, const Block& block, const Partial<Real>& sums) {
-  const bool readable = all_used(p, block);
-  const int64_t head = block.h / (p.H_q / p.H_kv);
-  const Slice k_slice{p.dtype, p.k, block.b, head, p.N, p.D};
-  const auto k = rows_of<Storage>(p, k_slice, block, readable, w.k_width, t.copy);
-  for_each_lanes<Real>(w.lanes, [&](int64_t lane, auto queries) {
-    multiply_rows<queries()>(k, block.keys, t.q + lane * w.k_width, w.k_width, t.s + lane * kBlock,
-                             kBlock);
-  });
+void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
+                  const DecodeScratch<Real>& t, const Block& block, int64_t tile,
+                  const Partial<Real>& sums) {
+  const ForwardParams& p = at.p;
+  const bool readable = all_used(at, block);
+  const Real* const q = t.q + tile * w.rows * w.k_width;
+  const auto multiply = [&](int64_t r, const Rows<Storage>& k, int64_t keys) {
+    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
+      multiply_rows<queries()>(k, keys, q + lane * w.k_width, w.k_width, t.s + lane * kBlock + r,
+                               kBlock);
+    });
+  };
+  for_each_stretch<Storage>(at, keys_of(p, p.k, at.b, at.head, p.D), block, readable, w.k_width,
+                            t.copy, multiply);
   if (is_unfinished(p, block)) finish_turned(p, block, t);
 
   const Real to_log2 = static_cast<Real>(score_to_log2(p));
-  for (int64_t lane = 0; lane < w.rows; ++lane) {
+  for (int64_t lane = 0; lane < block.queries; ++lane) {
     const Real shrink =
         weigh(t.s + lane * kBlock, block.keys, to_log2, sums.state->m[lane], sums.state->l[lane]);
     if (shrink == 1) continue;
@@ -213,24 +333,27 @@ void decode_block(const ForwardParams& p, const DecodeWorkspace<Real>& w,
   }
   if (p.dropout.p > 0) {
     dropout_bits<Real, kDecodeLanes>(p, block, t.keep);
-    for (int64_t lane = 0; lane < w.lanes; ++lane) {
+    for (int64_t lane = 0; lane < block.queries; ++lane) {
       for (int64_t r = 0; r < block.keys; ++r) {
         if (!(t.keep[r] >> lane & 1)) t.s[lane * kBlock + r] = 0;
       }
     }
   }
-  const Slice v_slice{p.dtype, p.v, block.b, head, p.N, p.D_v};
-  const auto v = rows_of<Storage>(p, v_slice, block, readable, w.v_width, t.copy);
-  for_each_lanes<Real>(w.lanes, [&](int64_t lane, auto queries) {
-    add_rows<queries()>(v, block.keys, t.s + lane * kBlock, kBlock, sums.o + lane * w.v_width,
-                        w.v_width, w.v_width);
-  });
+  const auto add = [&](int64_t r, const Rows<Storage>& v, int64_t keys) {
+    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
+      add_rows<queries()>(v, keys, t.s + lane * kBlock + r, kBlock, sums.o + lane * w.v_width,
+                          w.v_width, w.v_width);
+    });
+  };
+  for_each_stretch<Storage>(at, keys_of(p, p.v, at.b, at.head, p.D_v), block, readable, w.v_width,
+                            t.copy, add);
 }
 
 // sums += part, of two sets of keys: docs/attention.md, section 5.
 template <typename Real>
-void merge(const DecodeWorkspace<Real>& w, const Partial<Real>& sums, const Partial<Real>& part) {
-  for (int64_t lane = 0; lane < w.lanes; ++lane) {
+void merge(const DecodeWorkspace<Real>& w, int64_t lanes, const Partial<Real>& sums,
+           const Partial<Real>& part) {
+  for (int64_t lane = 0; lane < lanes; ++lane) {
     Real &m = sums.state->m[lane], &l = sums.state->l[lane];
     const Real raised = part.state->m[lane] > m ? part.state->m[lane] : m;
     const Real shift = raised == sums.state->kNothing ? Real{0} : raised;
@@ -244,72 +367,90 @@ void merge(const DecodeWorkspace<Real>& w, const Partial<Real>& sums, const Part
   }
 }
 
-// Writes o and lse of the queries of one key head.
+// Writes o and lse of one tile of queries.
 template <typename Storage, typename Real>
-void finish_head(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t kv_head,
+void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const LaneTile& tile,
                  Real* row) {
-  const Partial<Real> sums = w.partial(kv_head, 0);
-  for (int64_t split = 1; split < w.splits; ++split) merge(w, sums, w.partial(kv_head, split));
-  const int64_t b = kv_head / p.H_kv, group = p.H_q / p.H_kv;
+  const ForwardParams& p = at.p;
+  const int64_t first = w.first_split[at.sequence], last = w.first_split[at.sequence + 1];
+  const Partial<Real> sums = w.partial(first, at.head, tile.n);
+  for (int64_t n = first + 1; n < last; ++n) {
+    merge(w, tile.lanes, sums, w.partial(n, at.head, tile.n));
+  }
   Real lse[kDecodeLanes];
   for (int64_t lane = 0; lane < kDecodeLanes; lane += kLanes<Real>) {
     store(lse + lane, sums.state->lse(lane));
   }
-  for (int64_t lane = 0; lane < w.lanes; ++lane) {
-    const int64_t h = kv_head % p.H_kv * group + lane / p.M, i = lane % p.M;
+  for (int64_t lane = 0; lane < tile.lanes; ++lane) {
+    const int64_t h = tile.h + lane / p.M, i = tile.i0 + lane % p.M;
     const Real l = sums.state->l[lane];
     const Real share = l == 0 ? Real{0} : keep_factor<Real>(p) / l;
     const Real* o = sums.o + lane * w.v_width;
     for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[place<Storage>(c)] * share;
-    write_row(row, p.D_v, p.dtype, p.o.data, row_offset(p.o, b, h, i), p.o.stride[3]);
-    static_cast<Real*>(p.lse)[(b * p.H_q + h) * p.lse_stride + i] = lse[lane];
+    write_row(row, p.D_v, p.dtype, p.o.data, row_offset(p.o, at.b, h, i), p.o.stride[3]);
+    static_cast<Real*>(p.lse)[(at.b * p.H_q + h) * p.lse_stride + i] = lse[lane];
   }
 }
 
-// q (rows x k_width) of one key head's queries, 0 where there is none.
+// q (rows x k_width) of one tile's queries, 0 where there is none.
 template <typename Storage, typename Real>
-void read_queries(const ForwardParams& p, const DecodeWorkspace<Real>& w, int64_t kv_head,
+void read_queries(const DecodeHead& at, const DecodeWorkspace<Real>& w, const LaneTile& tile,
                   Storage* row, Real* q) {
-  const int64_t b = kv_head / p.H_kv, group = p.H_q / p.H_kv;
+  const Strided& from = at.p.q;
   for (int64_t lane = 0; lane < w.rows; ++lane, q += w.k_width) {
-    const int64_t h = kv_head % p.H_kv * group + lane / p.M;
-    const Storage* from = static_cast<const Storage*>(p.q.data) + row_offset(p.q, b, h, lane % p.M);
-    copy_row(from, p.q.stride[3], lane < w.lanes ? p.D : 0, w.k_width, row);
+    const bool known = lane < tile.lanes;
+    const int64_t h = tile.h + lane / at.p.M, i = tile.i0 + lane % at.p.M;
+    copy_row(static_cast<const Storage*>(from.data) + (known ? row_offset(from, at.b, h, i) : 0),
+             from.stride[3], known ? at.p.D : 0, w.k_width, row);
     widen(row, w.k_width, q);
   }
 }
 
 template <typename Storage, typename Real>
-void decode_split(const ForwardParams& p, const DecodeWorkspace<Real>& w,
-                  const DecodeScratch<Real>& t, int64_t kv_head, int64_t split) {
-  const int64_t b = kv_head / p.H_kv, h = kv_head % p.H_kv * (p.H_q / p.H_kv);
-  const Partial<Real> sums = w.partial(kv_head, split);
-  sums.state->clear();
-  for (int64_t c = 0; c < w.rows * w.v_width; ++c) sums.o[c] = 0;
-  read_queries(p, w, kv_head, reinterpret_cast<Storage*>(t.copy), t.q);
-  const int64_t first = split * kSplitKeys;
-  const int64_t last = first + kSplitKeys < p.N ? first + kSplitKeys : p.N;
+void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
+                  const DecodeScratch<Real>& t, int64_t split) {
+  const ForwardParams& p = at.p;
+  for_each_tile(at, w.tiles, [&](const LaneTile& tile) {
+    const Partial<Real> sums = w.partial(split, at.head, tile.n);
+    sums.state->clear();
+    for (int64_t c = 0; c < w.rows * w.v_width; ++c) sums.o[c] = 0;
+    read_queries(at, w, tile, reinterpret_cast<Storage*>(t.copy),
+                 t.q + tile.n * w.rows * w.k_width);
+  });
+  const int64_t first = first_block(at.seen) + (split - w.first_split[at.sequence]) * kSplitKeys;
+  const int64_t last = std::min(first + kSplitKeys, at.seen.end);
   for (int64_t j0 = first; j0 < last; j0 += kBlock) {
-    Block block{b, h, 0, j0, w.lanes, p.M, 0, 0, {}, {}};
-    look(p, block);
-    block.keys += std::exchange(block.first, 0);  // rows of k and v are read from the block's first
-    if (block.visible != Visible::kNone) decode_block<Storage>(p, w, t, block, sums);
+    for_each_tile(at, w.tiles, [&](const LaneTile& tile) {
+      Block block{at.b, tile.h, tile.i0, j0, tile.lanes, p.M, 0, 0, {}, {}};
+      look(p, block);
+      block.keys += std::exchange(block.first, 0);  // rows are read from the block's first
+      if (block.visible == Visible::kNone) return;
+      decode_block<Storage>(at, w, t, block, tile.n, w.partial(split, at.head, tile.n));
+    });
   }
   // Whoever sums a head's last split finishes the head.
-  if (__atomic_sub_fetch(w.unfinished + kv_head, 1, __ATOMIC_ACQ_REL) == 0) {
-    finish_head<Storage>(p, w, kv_head, t.row);
-  }
+  int64_t* const unfinished = w.unfinished + at.sequence * w.heads + at.head;
+  if (__atomic_sub_fetch(unfinished, 1, __ATOMIC_ACQ_REL) != 0) return;
+  for_each_tile(at, w.tiles,
+                [&](const LaneTile& tile) { finish_tile<Storage>(at, w, tile, t.row); });
 }
 
 template <typename Storage>
-void decode(const ForwardParams& p, const Workers& workers, Arena arena) {
-  const auto w = lay_out_decode<Storage>(p, workers.count, arena);
-  const int64_t kv_heads = p.B * p.H_kv;
-  for (int64_t n = 0; n < kv_heads; ++n) w.unfinished[n] = w.splits;
+void decode(const Sequences& all, const Workers& workers, Arena arena) {
+  const auto w = lay_out_decode<Storage>(all, workers.count, arena);
+  for (int64_t n = 0; n < all.count * w.heads; ++n) {
+    w.unfinished[n] = w.first_split[n / w.heads + 1] - w.first_split[n / w.heads];
+  }
   // Heads first: workers that read far apart are faster.
-  for_each(workers, kv_heads * w.splits, [&](int64_t worker, int64_t item) {
+  for_each(workers, w.splits * w.heads, [&](int64_t worker, int64_t item) {
+    const int64_t split = item / w.heads, head = item % w.heads;
+    const int64_t n =
+        std::upper_bound(w.first_split, w.first_split + all.count, split) - w.first_split - 1;
+    const ForwardParams& p = all.problem(n);
+    const int64_t b = all.entry(n);
+    const DecodeHead at{p, n, b, head, head * (p.H_q / p.H_kv), seen_keys(p, b)};
     Arena own{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
-    decode_split<Storage>(p, w, lay_out_scratch(p, w, own), item % kv_heads, item / kv_heads);
+    decode_split<Storage>(at, w, lay_out_scratch(p, w, own), split);
   });
 }
 
@@ -329,16 +470,17 @@ TK_INLINE auto with_storage(DType dtype, Run&& run) {
   return run(double{});
 }
 
-TK_INLINE size_t decode_workspace(const ForwardParams& p, const Workers& workers) {
-  return with_storage(p.dtype, [&](auto element) {
+TK_INLINE size_t decode_workspace(const Sequences& all, const Workers& workers) {
+  return with_storage(all.problem(0).dtype, [&](auto element) {
     Arena arena;
-    lay_out_decode<decltype(element)>(p, workers.count, arena);
+    lay_out_decode<decltype(element)>(all, workers.count, arena);
     return arena.used;
   });
 }
 
-TK_INLINE void run_decode(const ForwardParams& p, const Workers& workers, Arena arena) {
-  with_storage(p.dtype, [&](auto element) { decode<decltype(element)>(p, workers, arena); });
+TK_INLINE void run_decode(const Sequences& all, const Workers& workers, Arena arena) {
+  with_storage(all.problem(0).dtype,
+               [&](auto element) { decode<decltype(element)>(all, workers, arena); });
 }
 
 }  // namespace tk::cpu::TK_ISA

@@ -12,23 +12,23 @@
 
 namespace tk::cpu::TK_ISA {
 
-// Rows that may be read in whole vectors, `stride` elements apart.
+// Rows that may be read in whole vectors, `stride` elements apart. While one is read another is
+// prefetched, `near` bytes on; from row `turn` on, a multiple of 4, what follows lies elsewhere,
+// `leap` bytes on. Either may lie behind the last row.
 template <typename Storage>
 struct Rows {
   const Storage* data;
   int64_t stride;
+  int64_t near, turn, leap;
 
   TK_INLINE_METHOD const Storage* row(int64_t r) const { return data + r * stride; }
-  TK_INLINE_METHOD Rows from(int64_t r) const { return {row(r), stride}; }
-
-  // Asks for the line of `element` kAhead rows on, which may lie behind the last row.
-  TK_INLINE_METHOD void prefetch(const Storage* element) const {
-    constexpr int64_t kAhead = 8;
-    const int64_t distance = kAhead * stride * static_cast<int64_t>(sizeof(Storage));
-    __builtin_prefetch(
-        reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(element) + distance));
-  }
+  TK_INLINE_METHOD Rows from(int64_t r) const { return {row(r), stride, near, turn - r, leap}; }
+  TK_INLINE_METHOD int64_t ahead(int64_t r) const { return r < turn ? near : leap; }
 };
+
+TK_INLINE void prefetch(const void* data, int64_t ahead) {
+  __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(data) + ahead));
+}
 
 // How rows of Storage become vectors: kParts vectors at a time, in an order of its own, which q and
 // o are kept in too.
@@ -126,12 +126,13 @@ void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, 
     Vec<Real> sum[W] = {};
 #pragma GCC unroll 4
     for (int m0 = 0; m0 < kKeys; m0 += kStep) {
+      const int64_t ahead = k.ahead(r + m0);
       for (int64_t d = 0; d < width; d += kParts * W) {
 #pragma GCC unroll 4
         for (int m = m0; m < m0 + kStep; ++m) {
           const Storage* from = k.row(r + m) + d;
           Vec<Real> key[kParts];
-          k.prefetch(from);
+          prefetch(from, ahead);
           Wide<Storage>::load(from, key);
 #pragma GCC unroll 4
           for (int n = 0; n < kQueries; ++n) {
@@ -161,11 +162,12 @@ TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, i
   for (; width >= kColumns; width -= kColumns, v.data += kColumns, o += kColumns) {
     Vec<Real> sum[kQueries][kChunks][kParts] = {};
     for (int64_t r = 0; r < keys; ++r) {
+      const int64_t ahead = v.ahead(r);
       Vec<Real> value[kChunks][kParts];
 #pragma GCC unroll 8
       for (int c = 0; c < kChunks; ++c) {
         const Storage* from = v.row(r) + c * kChunk<Storage>;
-        v.prefetch(from);
+        prefetch(from, ahead);
         Wide<Storage>::load(from, value[c]);
       }
 #pragma GCC unroll 4

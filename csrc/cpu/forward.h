@@ -119,9 +119,9 @@ void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
   const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
   auto* rows = scratch_of(p, w, worker).rows;
-  pack_panel<Engine>(w.k, Slice{p.dtype, p.k, b, h, p.N, p.D}, n * kBlock, used, rows,
+  pack_panel<Engine>(w.k, keys_of(p, p.k, b, h, p.D), n * kBlock, used, rows,
                      keys.k + static_cast<size_t>(n) * w.k.bytes, w.finite);
-  pack_panel<Engine>(w.v, Slice{p.dtype, p.v, b, h, p.N, p.D_v}, n * kBlock, used, rows,
+  pack_panel<Engine>(w.v, keys_of(p, p.v, b, h, p.D_v), n * kBlock, used, rows,
                      keys.v + static_cast<size_t>(n) * w.v.bytes, w.finite);
 }
 

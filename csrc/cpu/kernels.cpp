@@ -68,7 +68,7 @@ size_t workspace(DType dtype, Count&& count) {
 }
 
 size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
-  if (is_decoding(p)) return decode_workspace(p, workers);
+  if (is_decoding(p)) return decode_workspace({&p, p.B, true}, workers);
   return workspace(p.dtype, [&](auto engine) {
     Arena arena;
     lay_out_forward<decltype(engine)>(p, workers.count, arena);
@@ -77,7 +77,9 @@ size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
 }
 
 void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
-  if (is_decoding(p)) return run_decode(p, workers, Arena{static_cast<char*>(memory)});
+  if (is_decoding(p)) {
+    return run_decode({&p, p.B, true}, workers, Arena{static_cast<char*>(memory)});
+  }
   with_engine(p.dtype, [&](auto engine) {
     return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
@@ -98,9 +100,21 @@ void run_backward(const BackwardParams& p, const Workers& workers, void* memory)
   });
 }
 
+bool decodes(const Problem& p) { return is_decoding(p); }
+
+size_t sequences_workspace(const ForwardParams* sequences, int64_t count, const Workers& workers) {
+  return decode_workspace({sequences, count, false}, workers);
+}
+
+void run_sequences(const ForwardParams* sequences, int64_t count, const Workers& workers,
+                   void* memory) {
+  run_decode({sequences, count, false}, workers, Arena{static_cast<char*>(memory)});
+}
+
 }  // namespace
 
-const Kernels kKernels = {TK_NAME(TK_ISA), &summarize,          &forward_workspace,
-                          &run_forward,    &backward_workspace, &run_backward};
+const Kernels kKernels = {TK_NAME(TK_ISA), &summarize,           &forward_workspace,
+                          &run_forward,    &backward_workspace,  &run_backward,
+                          &decodes,        &sequences_workspace, &run_sequences};
 
 }  // namespace tk::cpu::TK_ISA

@@ -18,6 +18,12 @@ struct Kernels {
   void (*forward)(const ForwardParams& params, const Workers& workers, void* workspace);
   size_t (*backward_workspace)(const BackwardParams& params, const Workers& workers);
   void (*backward)(const BackwardParams& params, const Workers& workers, void* workspace);
+  // Whether queries are few enough to read k and v in place, for which these are. Sequences are
+  // problems of one batch entry with the same queries and heads, at least one.
+  bool (*decodes)(const Problem& problem);
+  size_t (*decode_workspace)(const ForwardParams* sequences, int64_t count, const Workers& workers);
+  void (*decode)(const ForwardParams* sequences, int64_t count, const Workers& workers,
+                 void* workspace);
 };
 
 namespace portable {

@@ -3,6 +3,8 @@
 // in them meets no product.
 #pragma once
 
+#include <algorithm>
+
 #include "convert.h"
 #include "operand.h"
 #include "vec.h"
@@ -11,12 +13,29 @@ namespace tk::cpu::TK_ISA {
 
 constexpr int64_t kBlock = 64;  // keys a block, and queries where their number is not the engine's
 
-// One (b, h) slice of a tensor: rows (length, width).
+// One (b, h) slice of a tensor: rows (length, width). Of a cache in pages, see Problem::pages.
 struct Slice {
   DType dtype;
   Strided tensor;
   int64_t b, h, length, width;
+  const int32_t* pages = nullptr;
+  int64_t page_size = 0;
+
+  TK_INLINE_METHOD int64_t offset(int64_t row) const {
+    if (!pages) return row_offset(tensor, b, h, row);
+    return row_offset(tensor, pages[row / page_size], h, row % page_size);
+  }
+
+  // How many of `count` rows from `row` on lie stride[2] apart.
+  TK_INLINE_METHOD int64_t together(int64_t row, int64_t count) const {
+    return pages ? std::min(count, page_size - row % page_size) : count;
+  }
 };
+
+// Head h of k or v, its rows `width` elements.
+TK_INLINE Slice keys_of(const Problem& p, const Strided& x, int64_t b, int64_t h, int64_t width) {
+  return {p.dtype, x, b, h, p.N, width, p.pages, p.page_size};
+}
 
 // rows[r] for `count` rows from row0 on, `padded` elements each; row r is zero where
 // !keep(row0 + r). BFloat16 stays what it is.
@@ -27,10 +46,14 @@ TK_INLINE void unpack_rows(const Slice& from, int64_t row0, int64_t count, int64
     const bool read = row0 + r < from.length && keep(row0 + r);
     const int64_t known = read ? from.width : 0, stride = from.tensor.stride[3];
     if (read) {
-      const int64_t offset = row_offset(from.tensor, from.b, from.h, row0 + r);
+      const int64_t offset = from.offset(row0 + r);
       if constexpr (std::is_same_v<Stored, BFloat16>) {
         const Stored* row = static_cast<const Stored*>(from.tensor.data) + offset;
-        for (int64_t c = 0; c < known; ++c) rows[c] = row[c * stride];
+        if (stride == 1) {
+          __builtin_memcpy(rows, row, static_cast<size_t>(known) * sizeof(Stored));
+        } else {
+          for (int64_t c = 0; c < known; ++c) rows[c] = row[c * stride];
+        }
       } else {
         read_row(from.dtype, from.tensor.data, offset, stride, known, rows);
       }
@@ -69,12 +92,12 @@ void pack_panel(const PanelLayout& layout, const Slice& from, int64_t row0, Keep
   }
   const bool in_place = Engine::kReadsInPlace && kept == layout.rows &&
                         from.width == layout.width && from.tensor.stride[3] == 1 &&
-                        from.dtype == kDTypeOf<Stored>;
+                        from.dtype == kDTypeOf<Stored> &&
+                        from.together(row0, layout.rows) == layout.rows;
   const Stored* rows;
   int64_t stride = layout.width;
   if (in_place) {
-    rows = static_cast<const Stored*>(from.tensor.data) +
-           row_offset(from.tensor, from.b, from.h, row0);
+    rows = static_cast<const Stored*>(from.tensor.data) + from.offset(row0);
     stride = from.tensor.stride[2];
   } else {
     Stored* to = Engine::unpack_to(layout, panel, static_cast<Stored*>(scratch));

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
 
 
 class Backend(Protocol):
@@ -28,6 +28,11 @@ class Backend(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor]:
         """(o, lse), differentiable."""
+
+    def decode(
+        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        """(o, lse) of queries against a cache, where `problem.is_cached`."""
 
 
 class FusedKernels(Protocol):

@@ -8,21 +8,34 @@ import torch
 from torch import Tensor
 
 from transformer_kernels import ops
-from transformer_kernels.autograd import fused_attention
-from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+from transformer_kernels.autograd import fused_attention, fused_decode
+from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
 
 
 class CompiledBackend:
     """Everything but what it can take."""
 
     def operators(self, device: torch.device) -> Any:
-        """The namespace of `attention_forward` and `attention_backward`."""
+        """The namespace of `attention_forward`, `attention_backward` and `attention_decode`."""
         return torch.ops.transformer_kernels
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor]:
         return fused_attention(self, q, k, v, extras, problem)
+
+    def decode(
+        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        return fused_decode(self._decode, q, cache, problem)
+
+    def _decode(
+        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        o, lse = self.operators(q.device).attention_decode.default(
+            q, *cache, *ops.decode_numbers(problem)
+        )
+        return o, lse
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformer_kernels import philox
 from transformer_kernels.bound_mask import UNBOUNDED
 from transformer_kernels.constraints import BlockSparse, KeyRange, Segments, Window
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.problem import AttentionProblem, Extras, KeyCache
 
 
 class ReferenceBackend:
@@ -37,6 +37,11 @@ class ReferenceBackend:
     ) -> tuple[Tensor, Tensor]:
         return reference_attention(q, k, v, extras, problem)
 
+    def decode(
+        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        return reference_decode(q, cache, problem)
+
 
 def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
@@ -46,6 +51,36 @@ def reference_attention(
         starts = extras.cu_seqlens_q.tolist(), extras.cu_seqlens_k.tolist()
         return _packed(q, k, v, *starts, extras, problem)
     return _dense(q, k, v, extras, problem)
+
+
+def reference_decode(
+    q: Tensor, cache: KeyCache, problem: AttentionProblem
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) of a cache, whose keys are gathered first; its lengths stay on their device."""
+    device = problem.device
+    lengths = cache.lengths[:, None, None]
+    i, j = torch.arange(problem.M, device=device)[:, None], torch.arange(problem.N, device=device)
+    distance = j - (i + lengths - problem.M)
+    shown = (j < lengths) & (distance >= problem.diagonal_low) & (distance <= problem.diagonal_high)
+    bias: Tensor | None = None
+    if cache.alibi_slopes is not None:
+        bias = -cache.alibi_slopes[:, None, None] * distance.abs()[:, None]
+    k, v = _in_order(cache.k, cache, problem), _in_order(cache.v, cache, problem)
+    problem = replace(problem, diagonal_low=-UNBOUNDED, diagonal_high=UNBOUNDED)
+    return _dense(q, k, v, Extras(bias=bias, dense=shown[:, None]), problem)
+
+
+def _in_order(x: Tensor, cache: KeyCache, problem: AttentionProblem) -> Tensor:
+    """(B, H_kv, N, width), with any page where a sequence has none."""
+    if cache.block_table is None:
+        return x
+    pages, heads, page_size, width = x.shape
+    if pages == 0:
+        return x.new_zeros(problem.B, heads, problem.N, width)
+    first = torch.arange(cache.block_table.shape[1], device=x.device) * page_size
+    used = first < cache.lengths[:, None]
+    gathered = x[torch.where(used, cache.block_table, 0).long()]
+    return gathered.transpose(1, 2).reshape(problem.B, heads, problem.N, width)
 
 
 def _packed(

@@ -20,6 +20,8 @@ def dtypes_of(backend: str) -> tuple[torch.dtype, ...]:
     return DTYPES[1:] if backend in ("triton", "cuda") else DTYPES
 
 
+DECODING = tuple(name for name in NAMES if name not in ("cuda", "triton"))
+"""of those that have kernels for `attention_decode`"""
 WITH_FLOAT64 = tuple(name for name in NAMES if torch.float64 in dtypes_of(name))
 BACKENDS_AND_DTYPES = tuple((name, dtype) for name in NAMES for dtype in dtypes_of(name))
 

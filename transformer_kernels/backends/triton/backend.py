@@ -8,7 +8,7 @@ from torch import Tensor
 from transformer_kernels import ops
 from transformer_kernels.autograd import fused_attention
 from transformer_kernels.backends.triton import config, interpreter, operators, target
-from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
 
 
 class TritonBackend:
@@ -28,6 +28,8 @@ class TritonBackend:
         unavailable = target.reason_against(problem.device)
         if unavailable is not None:
             return [unavailable]
+        if problem.is_cached:
+            return ["decoding from a cache: there is no Triton kernel for it"]
         reasons = []
         columns, chip = max(problem.D, problem.D_v), target.chip(problem.device)
         if problem.dtype == torch.float64:
@@ -54,6 +56,11 @@ class TritonBackend:
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor]:
         return fused_attention(self, q, k, v, extras, problem)
+
+    def decode(
+        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("see unsupported_reasons")
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
