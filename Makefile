@@ -46,7 +46,7 @@ lint: build
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
-	find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(CLANG_FORMAT) --dry-run --Werror
+	find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(CLANG_FORMAT) --dry-run --Werror
 
 build: extension $(COMMAND)
 

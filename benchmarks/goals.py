@@ -14,7 +14,7 @@ from transformer_kernels.bench import Row
 Columns = Mapping[str, object]
 """Values that columns of a row must have; of a tuple, one of them"""
 
-_PAIRED = ("case", "dtype", "N", "D", "direction", "variant", "threads")
+_PAIRED = ("case", "dtype", "B", "N", "D", "direction", "variant", "threads")
 """Rows of the suite that agree in these are the same measurement."""
 
 
@@ -156,6 +156,8 @@ GOALS: tuple[Goal, ...] = (
     _price("bias and its gradient: with / without", "options: bias and its gradient", most=1.6),
     _decode("(1, 32 / 8, 8192, 128)", N=8192),
     _decode("(8, 8, 4096, 64)", N=4096),
+    _price("decode, a cache in order: over attention", "caches: in order", most=1.15),
+    _price("decode, pages of 64: over attention", "caches: pages of 64", most=1.15),
     _over_sdpa("short, (32, 8, 64, 32)", {"case": "short", "N": 64}, least=1.0),
     _over_sdpa("short, (1, 1, 16, 64)", {"case": "short", "N": 16}, least=1.0),
     _scaling("causal"),

@@ -69,6 +69,16 @@ def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:
     return [gpu_case(name, S, 128, mask=mask, mask_name=kind) for name, kind, mask in masks]
 
 
+def decode_cases() -> list[Case]:
+    """One query a head against the keys of many sequences, or of one."""
+    return [
+        Case(
+            name="decode", B=B, H_q=32, H_kv=8, M=1, N=N, D=128, D_v=128, dtype=torch.bfloat16,
+        )
+        for B, N in ((8, 32768), (1, 32768), (64, 2048))
+    ]  # fmt: skip
+
+
 def ceiling_cases() -> list[Case]:
     """Attention of one head whose operations, or bytes, are those of what is measured for it.
 

@@ -34,6 +34,17 @@ def _mask(ours: str, name: str) -> Iterator[Goal]:
         )
 
 
+def _decode(cache: str, *, least: float) -> Goal:
+    """Of a copy that reads and writes as many bytes as there are keys and values. Every B."""
+    return Goal(
+        what=f"decode, a cache {cache}: share of a copy's bandwidth",
+        over={"variant": "copy", "case": "caches: in order"},
+        under={"variant": "cuda_sm80", "case": f"caches: {cache}"},
+        where={"N": 32768, "B": 8},
+        least=least,
+    )
+
+
 # sdpa_flash has the instructions of cuda_sm80, and sdpa_cudnn those of sm_90: twice as fast.
 GPU_GOALS: tuple[Goal, ...] = (
     _against("triton", "flex", "fwd", least=1.0),
@@ -49,5 +60,6 @@ GPU_GOALS: tuple[Goal, ...] = (
         for mask in ("half padding", "window of S/8", "25% of blocks")
         for goal in _mask(ours, mask)
     ),
+    *(_decode(cache, least=0.8) for cache in ("in order", "pages of 64", "pages of 16")),
 )
 """Means are geometric, over shapes and masks."""

@@ -7,11 +7,14 @@ import torch
 
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.testing.cases import CASES, inputs
+from transformer_kernels.testing.decoding import DECODE_CASES, by_decoding, decode_inputs
 from transformer_kernels.testing.results import by_backend
 
 BACKENDS = ("cuda", "triton")
 WATCHED = ("causal", "padding", "blocks-heads", "bias-tiles", "gqa-everything", "unaligned-causal")
 """Names of cases, which together reach every kind of access: masks, bias, dropout, odd strides"""
+DECODED = ("long", "pages-of-24", "pages-group-8-queries-17")
+"""Likewise, of those for a cache"""
 
 
 def main() -> None:
@@ -24,6 +27,12 @@ def main() -> None:
                 by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran {case.name}", flush=True)
+        if backend == "cuda":
+            for cached in DECODE_CASES:
+                if cached.name in DECODED:
+                    by_decoding(cached, decode_inputs(cached, torch.bfloat16, 0.0, "cuda"), backend)
+                    torch.cuda.synchronize()
+                    print(f"{backend} decoded {cached.name}", flush=True)
 
 
 if __name__ == "__main__":

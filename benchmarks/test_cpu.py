@@ -11,6 +11,7 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks.caches import CacheContenders
 from benchmarks.cpu_cases import (
     decode_cases,
     mask_price_cases,
@@ -157,6 +158,15 @@ def test_decode(
     ready = replace(checked, inputs=checked.inputs._replace(k=k, v=v))
     fused = [variant.name for variant in variants if variant.name != "naive"]
     contenders = [*ready.contenders("fwd", fused), reading]
+    measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
+
+
+@pytest.mark.parametrize("case", decode_cases(), ids=case_id)
+def test_caches(
+    benchmark: BenchmarkFixture, recorder: Recorder, budget: Budget, case: Case
+) -> None:
+    """The same by `attention_decode`, from caches in order and in pages."""
+    contenders = CacheContenders(case).ours("cpu", "cpu")
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
 
 

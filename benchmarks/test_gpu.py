@@ -11,12 +11,20 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.gpu_cases import ceiling_cases, grid_cases, masked_cases
+from benchmarks.caches import CacheContenders
+from benchmarks.gpu_cases import ceiling_cases, decode_cases, grid_cases, masked_cases
 from benchmarks.gpu_check import Trial, try_out
 from benchmarks.measure import CheckedCase, Contender, measure
 from benchmarks.record import Recorder
 from benchmarks.suites import case_id
-from transformer_kernels.bench import Budget, Case, Direction, Variant, usable_variants
+from transformer_kernels.bench import (
+    VARIANTS,
+    Budget,
+    Case,
+    Direction,
+    Variant,
+    usable_variants,
+)
 from transformer_kernels.bench.work import Work
 
 pytestmark = pytest.mark.skipif(
@@ -131,6 +139,26 @@ def large_copy(case: Case) -> Work:
         torch.empty(2 * case.D, dtype=case.dtype, device=case.device).normal_() for _ in range(2)
     )
     return lambda: target.copy_(source)
+
+
+@pytest.mark.parametrize("case", decode_cases(), ids=lambda case: f"{case_id(case)}-B{case.B}")
+def test_decode(
+    recorder: Recorder,
+    benchmark: BenchmarkFixture,
+    budget: Budget,
+    time_left: Callable[[], float],
+    case: Case,
+) -> None:
+    """From caches in order and in pages, beside a copy of as many bytes, and peers without one."""
+    if (reason := VARIANTS["cuda_sm80"].why_unavailable()) is not None:
+        pytest.skip(reason)
+    if time_left() < ONE_CASE:
+        pytest.skip("the suite's time limit leaves none for this")
+    every = CacheContenders(case.to(DEVICE))
+    contenders, left_out = every.peers(VARIANTS[f"sdpa_{name}"] for name in ("flash", "cudnn"))
+    recorder.left_out += [f"{case_id(case)}: {name}: {left_out[name]}" for name in left_out]
+    contenders += [every.copy(), *every.ours("cuda_sm80", "cuda")]
+    measure(benchmark, recorder, suite="gpu", contenders=contenders, budget=budget)
 
 
 @pytest.fixture(scope="module")

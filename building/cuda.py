@@ -38,6 +38,8 @@ WIDTHS = (32, 64, 96, 128, 192, 256)
 ELEMENTS = ("Half", "BFloat16", "float")
 """Types of C++"""
 
+OPERATORS = ("csrc/cuda/operators.cpp", "csrc/cuda/decode_operators.cpp")
+
 NVCC_FLAGS = (
     "-std=c++20",
     "-O3",
@@ -239,7 +241,7 @@ def find_cuda(environ: Mapping[str, str]) -> CudaBuild:
 
 def cuda_units(torch: Torch) -> tuple[Unit, ...]:
     """Every object of csrc/cuda."""
-    return (Unit("csrc/cuda/operators.cpp", stable_abi(torch)), *kernel_units("nvcc"))
+    return (*(Unit(source, stable_abi(torch)) for source in OPERATORS), *kernel_units("nvcc"))
 
 
 def kernel_units(compiler: Literal["c++", "nvcc"], flags: tuple[str, ...] = ()) -> tuple[Unit, ...]:

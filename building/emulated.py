@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from building.cuda import kernel_units
+from building.cuda import OPERATORS, kernel_units
 from building.host import stable_abi
 from building.tools import Torch
 from building.unit import Unit
@@ -45,8 +45,8 @@ class Emulation:
         return (
             *kernel_units("c++", kernels),
             *(Unit(str(source.relative_to(root)), FLAGS) for source in emulator),
-            Unit("csrc/cuda/operators.cpp", operators),
-            Unit("csrc/cuda/emulated.cpp", operators),
+            *(Unit(source, operators) for source in (*OPERATORS, "csrc/cuda/emulated.cpp")),
             Unit("csrc/call.cpp", stable_abi(torch)),
+            Unit("csrc/decode_call.cpp", stable_abi(torch)),
             Unit("csrc/memory.cpp"),
         )

@@ -19,7 +19,15 @@ from torch.autograd import forward_ad, gradcheck
 
 import transformer_kernels as tk
 from transformer_kernels import _C, ops
-from transformer_kernels.testing.backends import DECODING, DTYPES, NAMES
+from transformer_kernels.testing.backends import (
+    COMPILED_AND_DTYPES,
+    COMPILED_BACKENDS,
+    DECODING,
+    DECODING_AND_DTYPES,
+    DTYPES,
+    NAMES,
+    operators_of,
+)
 from transformer_kernels.testing.decoding import (
     DECODE_CASES,
     DecodeCase,
@@ -82,7 +90,7 @@ def decoder(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("decoder", "dtype"), DECODING_AND_DTYPES, ids=str)
 @pytest.mark.parametrize("case", DECODE_CASES, ids=str)
 def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype) -> None:
     assert_decode_case(case, dtype, decoder)
@@ -283,7 +291,7 @@ def test_one_operator_and_no_copy() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", DECODING)
 def test_fullgraph(backend: str, dynamic: bool) -> None:
     """One graph, whatever the lengths are and the table says."""
     sinks = torch.randn(H_q)
@@ -309,46 +317,75 @@ def arguments_of_the_operator(dtype: torch.dtype, **options: Any) -> tuple[Any, 
     return q, *cache, *ops.decode_numbers(problem)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_opcheck(dtype: torch.dtype) -> None:
-    operator = torch.ops.transformer_kernels.attention_decode.default
+@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
+def test_opcheck(backend: str, dtype: torch.dtype) -> None:
+    operator = operators_of(backend).attention_decode.default
     alibi = tk.alibi(torch.ones(H_q), align="bottom_right")
     torch.library.opcheck(operator, arguments_of_the_operator(dtype))
     torch.library.opcheck(operator, arguments_of_the_operator(dtype, bias=alibi, softcap=2.0))
 
 
 LONG = torch.tensor([81, 1, 1], dtype=torch.int32)
+VALUES: list[tuple[int, Tensor]] = [
+    (3, LONG),
+    (3, torch.tensor([-1, 1, 1], dtype=torch.int32)),
+    (4, torch.tensor([[7, 0, 3, 8, 9]] * 3, dtype=torch.int32)),
+    (4, torch.tensor([[7, 0, -3, 8, 1]] * 3, dtype=torch.int32)),
+]
+"""Of lengths and tables, that lead out of the cache; and where they stand among the arguments"""
+FORMS: list[tuple[int, Tensor | None]] = [
+    (3, LENGTHS),
+    (3, LONG[:2]),
+    (3, LONG[None]),
+    (4, torch.zeros(2, 5, dtype=torch.int32)),
+    (4, torch.zeros(3, 5)),
+    (4, None),
+    (2, torch.randn(8, H_kv, PAGE, D)),
+    (2, torch.randn(9, H_kv, PAGE + 1, D)),
+    (1, torch.randn(9, 3, PAGE, D)),
+    (1, torch.randn(9, H_kv, 0, D)),
+    (0, torch.randn(B, H_q, 1, D + 1)),
+    (0, torch.randn(B, H_q, 1, D).double()),
+    (5, torch.ones(H_q + 1)),
+]
 
 
-@pytest.mark.parametrize(
-    ("place", "wrong"),
-    [
-        (3, LONG),
-        (3, torch.tensor([-1, 1, 1], dtype=torch.int32)),
-        (3, LENGTHS),
-        (3, LONG[:2]),
-        (3, LONG[None]),
-        (4, torch.tensor([[7, 0, 3, 8, 9]] * 3, dtype=torch.int32)),
-        (4, torch.tensor([[7, 0, -3, 8, 1]] * 3, dtype=torch.int32)),
-        (4, torch.zeros(3, 4, dtype=torch.int32)),
-        (4, torch.zeros(2, 5, dtype=torch.int32)),
-        (4, torch.zeros(3, 5)),
-        (4, None),
-        (2, torch.randn(8, H_kv, PAGE, D)),
-        (2, torch.randn(9, H_kv, PAGE + 1, D)),
-        (1, torch.randn(9, 3, PAGE, D)),
-        (1, torch.randn(9, H_kv, 0, D)),
-        (0, torch.randn(B, H_q, 1, D + 1)),
-        (0, torch.randn(B, H_q, 1, D).double()),
-        (5, torch.ones(H_q + 1)),
-    ],
-)  # fmt: skip
-def test_the_operator_checks_what_memory_safety_needs(place: int, wrong: Tensor | None) -> None:
-    """Compiled code calls it with values that nobody has seen."""
+@pytest.mark.parametrize(("place", "wrong"), FORMS)
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
+def test_the_operator_checks_what_memory_safety_needs(
+    backend: str, place: int, wrong: Tensor | None
+) -> None:
+    """Compiled code calls it with tensors that nobody has seen."""
     arguments = list(arguments_of_the_operator(torch.float32))
     arguments[place] = wrong
     with pytest.raises(RuntimeError, match=r"lengths|table|cache|slopes"):
+        operators_of(backend).attention_decode(*arguments)
+
+
+@pytest.mark.parametrize(("place", "wrong"), VALUES)
+def test_on_a_cpu_it_checks_their_values_too(place: int, wrong: Tensor) -> None:
+    arguments = list(arguments_of_the_operator(torch.float32))
+    arguments[place] = wrong
+    with pytest.raises(RuntimeError, match="lengths must lie within the cache, and lead only to"):
         torch.ops.transformer_kernels.attention_decode(*arguments)
+
+
+@pytest.mark.parametrize(("place", "wrong"), VALUES)
+def test_elsewhere_wrong_values_lead_nowhere(place: int, wrong: Tensor) -> None:
+    """Nobody reads them first on a GPU: lengths are cut, and pages that do not exist are zeros."""
+    if "cuda" not in DECODING:
+        pytest.skip("needs emulated CUDA kernels")
+    arguments = list(arguments_of_the_operator(torch.float32))
+    arguments[place] = wrong
+    right, there = list(arguments), arguments[1].clone()
+    right[3] = arguments[3].clamp(0, 80)
+    right[4] = torch.where((arguments[4] < 0) | (arguments[4] > 8), 9, arguments[4])
+    right[1], right[2] = (torch.cat([x, torch.zeros_like(x[:1])]) for x in arguments[1:3])
+    o, lse = operators_of("cuda").attention_decode(*arguments)
+    expected_o, expected_lse = torch.ops.transformer_kernels.attention_decode(*right)
+    torch.testing.assert_close(o, expected_o)
+    torch.testing.assert_close(lse, expected_lse)
+    assert torch.equal(arguments[1], there)
 
 
 def test_gradients_are_the_references() -> None:

@@ -151,14 +151,14 @@ def _load() -> str | None:
     except ImportError as error:
         return f"the compiled extension transformer_kernels._C is not available ({error})"
     register_fakes("transformer_kernels")
-    torch.library.register_fake("transformer_kernels::attention_decode", decode_fake)
     return None
 
 
 def register_fakes(namespace: str) -> None:
-    """For operators of csrc/call.h's schemas."""
+    """For operators of the schemas of csrc/call.h and csrc/decode_call.h."""
     torch.library.register_fake(f"{namespace}::attention_forward", forward_fake)
     torch.library.register_fake(f"{namespace}::attention_backward", backward_fake)
+    torch.library.register_fake(f"{namespace}::attention_decode", decode_fake)
 
 
 # Once, at import: torch.compile must find a constant here.

@@ -44,6 +44,24 @@ inline void check(cudaError_t error, const char* what) {
   }
 }
 
+// The current device's.
+struct Multiprocessors {
+  int count;
+  int shared_bytes;  // of each
+};
+
+inline Multiprocessors multiprocessors() {
+  int device;
+  Multiprocessors all;
+  check(cudaGetDevice(&device), "the current device");
+  check(cudaDeviceGetAttribute(&all.count, cudaDevAttrMultiProcessorCount, device),
+        "the number of multiprocessors");
+  check(cudaDeviceGetAttribute(&all.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                               device),
+        "shared memory of a multiprocessor");
+  return all;
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
             size_t shared_bytes, void* stream, Arguments&&... arguments) {

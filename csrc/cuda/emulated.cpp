@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../call.h"
+#include "../decode_call.h"
 #include "../memory.h"
 #include "emulator/core.h"
 
@@ -27,6 +28,7 @@ void report_races(bool wanted) { tk::emulator::options().races = wanted; }
 TK_DEFINE(TK_LIBRARY) {
   m.def(TK_FORWARD_SCHEMA);
   m.def(TK_BACKWARD_SCHEMA);
+  m.def(TK_DECODE_SCHEMA);
   m.def("want_poison(bool wanted) -> ()");
   m.def("poisoned_bytes() -> int");
   m.def("set_schedule(int seed) -> ()");

@@ -92,6 +92,14 @@ void backward(const BackwardParams& params, const Call& call, void* workspace, b
   kernels_for(p).backward(p, call, static_cast<char*>(workspace) + layout.bytes(), deterministic);
 }
 
+size_t decode_workspace(const ForwardParams& params) {
+  return kernels_for(params).decode_workspace(params);
+}
+
+void decode(const ForwardParams& params, const KeyCache& cache, void* workspace, void* stream) {
+  kernels_for(params).decode(params, cache, workspace, stream);
+}
+
 void summarize(const Problem& p, int64_t batches, int64_t heads, const Call& call) {
   const int64_t row_blocks = ceil_of(p.M, kSummaryBlock),
                 column_blocks = ceil_of(p.N, kSummaryBlock);

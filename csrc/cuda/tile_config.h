@@ -82,4 +82,33 @@ constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
   return {32, 32, 4, 2, 2, 2, 1};
 }
 
+// A block of decoding takes block_n keys at a time, of which each warp has 16, or more where
+// queries take several warps; two tiles of keys and two of values are there or on their way. What
+// counts is that bytes are on their way all the time: `blocks` share a multiprocessor at least, two
+// of 64 KiB with 32 to 48 KiB each to come, or three of half that; or one of 128 KiB has it to
+// itself.
+struct DecodeTile {
+  static constexpr int kQueries = 16;  // of a warp: what one instruction multiplies
+  int block_n, warps, blocks;
+
+  constexpr int threads() const { return warps * kWarp; }
+  // 16 `warps_m` queries, and the four tiles
+  constexpr int bytes(int element_bytes, int width, int warps_m) const {
+    return (kQueries * warps_m + 4 * block_n) * width * element_bytes;
+  }
+};
+
+constexpr DecodeTile decode_tile(int arch, int element_bytes, int width) {
+  const bool large = arch == kLargeArch;
+  const int row = width * element_bytes;
+  if (row <= 128) return {64, 4, 3};  // with four registers would not suffice
+  if (row <= 256) return {64, 4, 2};
+  if (row <= 512) return large ? DecodeTile{64, 4, 1} : DecodeTile{32, 2, 1};
+  return large ? DecodeTile{32, 2, 1} : DecodeTile{16, 1, 1};  // 80 KiB at most with its queries
+}
+
+// The least that a block has to do: to begin, and to merge what it leaves, takes as long as about
+// two tiles.
+constexpr int kLeastDecodeTiles = 4;
+
 }  // namespace tk::cuda

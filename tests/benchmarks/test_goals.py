@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.caches import cache_attends
 from benchmarks.cpu_cases import (
     decode_cases,
     mask_price_cases,
@@ -96,9 +97,12 @@ def whole_suite() -> Iterator[Row]:
         yield from rows_of(case, ("cpu",), "fwd+bwd")
     for case in decode_cases():
         yield from rows_of(case, ("sdpa", "cpu", "sum"), "fwd")
+        few = torch.zeros(case.B, 1, case.N, 1)
+        for name in cache_attends(few, few, "cpu"):
+            yield from rows_of(replace(case, name=name), ("cpu",), "fwd")
 
 
 def test_every_goal_finds_its_rows_in_the_suite() -> None:
     rows = list(whole_suite())
     found = [len(goal.figures(rows)) for goal in GOALS]
-    assert found == [6, 6, 6, 6, 12] * 3 + [6] * 4 + [1] * 3 + [3] * 2 + [6] * 2 + [4] * 2
+    assert found == [6, 6, 6, 6, 12] * 3 + [6] * 4 + [1] * 3 + [3] * 2 + [6] * 4 + [4] * 2

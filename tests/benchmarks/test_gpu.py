@@ -18,6 +18,7 @@ from benchmarks.stages import Outcome
 from tests.bench.example import row
 from transformer_kernels.bench import Case
 from transformer_kernels.testing.cases import CASES
+from transformer_kernels.testing.decoding import DECODE_CASES
 
 without_device = pytest.mark.skipif(
     torch.cuda.is_available(), reason="what is said where there is no CUDA device"
@@ -105,6 +106,7 @@ def test_a_summary_has_stages_ceilings_and_goals() -> None:
 
 def test_what_is_sanitized_is_in_the_table_of_cases() -> None:
     assert set(sanitized.WATCHED) <= {case.name for case in CASES}
+    assert set(sanitized.DECODED) <= {case.name for case in DECODE_CASES}
 
 
 def test_a_summary_says_what_is_missing() -> None:

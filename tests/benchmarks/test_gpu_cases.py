@@ -3,11 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
+from benchmarks.caches import cache_attends
 from benchmarks.gpu_cases import (
     TOKENS,
     WIDTH,
     ceiling_cases,
+    decode_cases,
     grid_cases,
     masked_cases,
 )
@@ -74,5 +77,10 @@ def test_every_goal_finds_its_rows_in_the_suite() -> None:
         for direction in directions
         for one in rows_of(case, direction)
     ]
+    for case in decode_cases():
+        few = torch.zeros(case.B, 1, 64, 1)
+        for name in cache_attends(few, few, "cpu"):
+            ours = replace(row(case=replace(case, name=name)), suite="gpu", variant="cuda_sm80")
+            rows += [ours, replace(ours, variant="copy")]
     found = [len(goal.figures(rows)) for goal in GPU_GOALS]
-    assert found == [24] * 7 + [1] * 12
+    assert found == [24] * 7 + [1] * 12 + [1] * 3

@@ -21,6 +21,8 @@ from transformer_kernels.testing import emulator
 
 ROOT = Path(__file__).parents[2]
 WATCHED = Emulation(races=True)
+DECODING = "decoding: "
+"""Before the names of cases that are of attention_decode"""
 
 
 @dataclass(frozen=True)

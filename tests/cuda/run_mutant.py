@@ -6,11 +6,12 @@ import sys
 
 import torch
 
-from tests.cuda.mutants import WATCHED
+from tests.cuda.mutants import DECODING, WATCHED
 from transformer_kernels import ops
 from transformer_kernels.backends import cuda
 from transformer_kernels.testing import emulator
 from transformer_kernels.testing.cases import CASES, Case
+from transformer_kernels.testing.decoding import DECODE_CASES, DecodeCase, assert_decode_case
 from transformer_kernels.testing.results import assert_case
 
 SCHEDULES = (0, 1, 2)
@@ -24,16 +25,20 @@ def main(library: str, dtype: str, deterministic: str, *names: str) -> None:
     operators.report_races(True)
     operators.want_poison(True)
     torch.use_deterministic_algorithms(deterministic == "1")
-    cases = {case.name: case for case in CASES}
+    cases: dict[str, Case | DecodeCase] = {case.name: case for case in CASES}
+    cases |= {DECODING + case.name: case for case in DECODE_CASES}
     for name in names:
         for seed in SCHEDULES:
             with emulator.schedule(seed):
                 print(_outcome(cases[name], getattr(torch, dtype)))
 
 
-def _outcome(case: Case, dtype: torch.dtype) -> str:
+def _outcome(case: Case | DecodeCase, dtype: torch.dtype) -> str:
     try:
-        assert_case(case, dtype, "cuda")
+        if isinstance(case, DecodeCase):
+            assert_decode_case(case, dtype, "cuda")
+        else:
+            assert_case(case, dtype, "cuda")
     except (AssertionError, RuntimeError) as error:
         return " ".join(str(error).split())
     return "right"

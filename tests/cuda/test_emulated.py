@@ -3,6 +3,7 @@ other orders of threads, races, and memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,13 @@ from transformer_kernels import ops
 from transformer_kernels.bound_mask import UNBOUNDED
 from transformer_kernels.testing import emulator
 from transformer_kernels.testing.cases import CASES, Case, inputs
+from transformer_kernels.testing.decoding import (
+    DECODE_CASES,
+    DecodeCase,
+    assert_decode_case,
+    by_decoding,
+    decode_inputs,
+)
 from transformer_kernels.testing.packed import PACKED_CASES, PackedCase, assert_packed_case
 from transformer_kernels.testing.poison import poisoned_memory
 from transformer_kernels.testing.results import assert_case, by_backend
@@ -26,6 +34,12 @@ if NOT_EMULATED is not None:
 LARGE, SMALL, RACES = Emulation(), Emulation(arch=860), Emulation(races=True)
 TAKEN = [case for case in CASES if max(case.D, case.D_v) <= 256]
 SOME = [case for case in CASES if case.name in WATCHED]
+SOME_DECODE = [
+    case
+    for case in DECODE_CASES
+    if case.name
+    in ("plain", "long-pages", "pages-group-8-queries-17", "pages-of-24", "unaligned-16")
+]
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -59,6 +73,37 @@ def test_tiles_for_little_shared_memory(case: Case, dtype: torch.dtype) -> None:
 def test_packed_in_tiles_for_little_shared_memory(case: PackedCase) -> None:
     with emulator.emulation(SMALL):
         assert_packed_case(case, torch.bfloat16, "cuda")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
+def test_decoding_in_tiles_for_little_shared_memory(case: DecodeCase, dtype: torch.dtype) -> None:
+    with emulator.emulation(SMALL):
+        assert_decode_case(case, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", SOME_DECODE, ids=str)
+def test_every_order_of_threads_decodes_the_same_bits(
+    case: DecodeCase, way: Emulation, dtype: torch.dtype
+) -> None:
+    x, runs = decode_inputs(case, dtype, math.nan), []
+    for seed in range(5):
+        with emulator.emulation(way), emulator.schedule(seed):
+            runs.append(by_decoding(case, x, "cuda"))
+    for run in runs[1:]:
+        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SOME_DECODE, ids=str)
+def test_nothing_races_in_decoding(case: DecodeCase, dtype: torch.dtype) -> None:
+    x = decode_inputs(case, dtype, math.nan)
+    for seed in range(3):
+        with emulator.emulation(RACES), emulator.schedule(seed):
+            by_decoding(case, x, "cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

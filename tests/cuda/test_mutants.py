@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.cuda import mutants
-from tests.cuda.mutants import Mutant
+from tests.cuda.mutants import DECODING, Mutant
 from tests.emulated import NOT_EMULATED
 
 if NOT_EMULATED is not None:
     pytest.skip(f"needs the emulator: {NOT_EMULATED}", allow_module_level=True)
 
 FORWARD, BACKWARD, GQA, BIAS = ("many-keys",), ("many-queries",), ("gqa",), ("bias-hides",)
+DECODE, DECODE_MANY = (f"{DECODING}long",), (f"{DECODING}group-8-queries-17",)
 
 
 def _without(
@@ -71,6 +72,73 @@ MUTANTS = (
     _without("backward.cuh", BARRIER, GQA, "everybody has read the number", deterministic=True),
     _without("bias_gradient.cuh", BARRIER, BIAS, "the tiles before are read"),
     _without("bias_gradient.cuh", WAIT, BIAS),
+    _without(
+        "decode.cuh",
+        f"if (!alone || n == 0) {BARRIER}",
+        DECODE_MANY,
+        "q and k are there, and the values before are read",
+    ),
+    _without("decode.cuh", f"if (!alone) {BARRIER}", DECODE_MANY, "v is there, and k read"),
+    Mutant(
+        "decode.cuh: q is not there",
+        "decode.cuh",
+        "if (!alone || n == 0) __syncthreads();",
+        "if (!alone) __syncthreads();",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: no wait for k",
+        "decode.cuh",
+        "wait_copies<2>();\n    __syncwarp();\n    if (!alone ||",
+        "__syncwarp();\n    if (!alone ||",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: too short a wait for k",
+        "decode.cuh",
+        "wait_copies<2>();\n    __syncwarp();\n    if (!alone ||",
+        "wait_copies<3>();\n    __syncwarp();\n    if (!alone ||",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: too short a wait for v",
+        "decode.cuh",
+        "wait_copies<2>();\n    __syncwarp();\n    if (!alone)",
+        "wait_copies<3>();\n    __syncwarp();\n    if (!alone)",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: a warp's lanes do not wait for each other's k",
+        "decode.cuh",
+        "__syncwarp();\n    if (!alone ||",
+        "if (!alone ||",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: a warp's lanes do not wait for each other's v",
+        "decode.cuh",
+        "__syncwarp();\n    if (!alone)",
+        "if (!alone)",
+        DECODE,
+    ),
+    _without("decode.cuh", BARRIER, DECODE, "all tiles are read"),
+    _without("decode.cuh", BARRIER, DECODE, "all sums are there"),
+    _without("decode.cuh", BARRIER, DECODE, "the sums are read"),
+    _without("decode_merge.cuh", BARRIER, DECODE, "all warps' sums are there"),
+    Mutant(
+        "forward.cuh: rows behind the last query",
+        "forward.cuh",
+        "return i < seq.M; });",
+        "return i >= 0; });",
+        FORWARD,
+    ),
+    Mutant(
+        "decode.cuh: rows behind the last query",
+        "decode.cuh",
+        "return at.there ? q.at(s.b, at.i)",
+        "return at.h >= 0 ? q.at(s.b, at.i)",
+        DECODE,
+    ),
     Mutant(
         "softmax.cuh: half of a row",
         "softmax.cuh",
@@ -89,7 +157,10 @@ MUTANTS = (
 
 
 def test_unchanged_kernels_are_right(tmp_path: Path) -> None:
-    line, cases = "Block block = walk.next();", (*FORWARD, *BACKWARD, *GQA, *BIAS)
+    line, cases = (
+        "Block block = walk.next();",
+        (*FORWARD, *BACKWARD, *GQA, *BIAS, *DECODE, *DECODE_MANY),
+    )
     same = Mutant("unchanged", "forward.cuh", line, line, cases)
     assert set(mutants.errors(same, mutants.build(same, tmp_path))) == {"right"}
 

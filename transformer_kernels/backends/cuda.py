@@ -51,8 +51,6 @@ class CudaBackend(CompiledBackend):
         columns = max(problem.D, problem.D_v)
         if columns > WIDTHS[-1]:
             reasons.append(f"rows of {columns} elements: tiles are up to {WIDTHS[-1]} wide")
-        if problem.is_cached:
-            reasons.append("decoding from a cache: there is no CUDA kernel for it")
         if problem.alibi_slopes_need_grad:
             reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
         return reasons

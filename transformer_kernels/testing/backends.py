@@ -20,9 +20,10 @@ def dtypes_of(backend: str) -> tuple[torch.dtype, ...]:
     return DTYPES[1:] if backend in ("triton", "cuda") else DTYPES
 
 
-DECODING = tuple(name for name in NAMES if name not in ("cuda", "triton"))
+DECODING = tuple(name for name in NAMES if name != "triton")
 """of those that have kernels for `attention_decode`"""
 WITH_FLOAT64 = tuple(name for name in NAMES if torch.float64 in dtypes_of(name))
+DECODING_AND_DTYPES = tuple((name, dtype) for name in DECODING for dtype in dtypes_of(name))
 BACKENDS_AND_DTYPES = tuple((name, dtype) for name in NAMES for dtype in dtypes_of(name))
 
 _COMPILED = {backend.name: backend for backend in (CpuBackend(), CudaBackend())}

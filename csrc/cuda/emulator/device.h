@@ -100,6 +100,17 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned
 
 }  // namespace tk::emulator
 
+namespace tk::cuda {
+
+struct Multiprocessors {
+  int count, shared_bytes;
+};
+
+// Few and odd, so that work is split unevenly, with room for one block each.
+inline Multiprocessors multiprocessors() { return {7, 0}; }
+
+}  // namespace tk::cuda
+
 TK_DEVICE void __syncthreads(tk::emulator::Site site = tk::emulator::Site::here()) {
   tk::emulator::barrier_wait(0, blockDim.x, "__syncthreads", site);
 }

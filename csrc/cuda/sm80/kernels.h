@@ -9,6 +9,8 @@ struct Kernels {
   void (*forward)(const ForwardParams&, const Call&);
   size_t (*backward_workspace)(const BackwardParams&, const Call&);
   void (*backward)(const BackwardParams&, const Call&, void* workspace, bool deterministic);
+  size_t (*decode_workspace)(const ForwardParams&);
+  void (*decode)(const ForwardParams&, const KeyCache&, void* workspace, void* stream);
 };
 
 // Each is compiled by itself, from kernels.cu with -DTK_ELEMENT and -DTK_WIDTH.

@@ -1,44 +1,24 @@
 // The launches of one element type and width.
 #pragma once
 
-#include <climits>
-#include <stdexcept>
-
 #include "bias_gradient.cuh"
 #include "clear.cuh"
+#include "decode_launches.cuh"
 #include "forward.cuh"
 #include "kernels.h"
+#include "launch_sizes.cuh"
 #include "workspace.h"
 
 namespace tk::cuda {
-
-// Whose tiles the code has that is loaded: a function's own architecture tells it.
-template <typename Element, int kWidth>
-int arch_of() {
-#ifdef TK_EMULATOR
-  return kArch;
-#else
-  cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, forward_kernel<Element, kWidth>), "forward_kernel");
-  return attributes.ptxVersion * 10;
-#endif
-}
 
 inline int64_t sequences(const Problem& p, const Call& call) {
   return call.packing.cu_seqlens_q ? call.packing.B : p.B;
 }
 
-inline int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
-
 inline Dropout dropout_of(const Problem& p, const Call& call) {
   if (!call.seed) return {nullptr, 0, 1.0f};
   const double rate = p.dropout.p;
   return {call.seed, keep_threshold(rate), rate < 1 ? static_cast<float>(1 / (1 - rate)) : 0.0f};
-}
-
-inline unsigned grid(int64_t programs) {
-  if (programs > INT_MAX) throw std::runtime_error("more blocks than a grid of CUDA takes");
-  return static_cast<unsigned>(programs);
 }
 
 template <typename Element, int kWidth>
@@ -140,7 +120,8 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
 template <typename Element, int kWidth>
 const Kernels& kernels() {
   static constexpr Kernels kAll{&launch_forward<Element, kWidth>, &backward_bytes<Element, kWidth>,
-                                &launch_backward<Element, kWidth>};
+                                &launch_backward<Element, kWidth>, &decode_bytes<Element, kWidth>,
+                                &launch_decode<Element, kWidth>};
   return kAll;
 }
 

@@ -1,0 +1,67 @@
+// The launches of decoding, of one element type and width.
+#pragma once
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "decode.cuh"
+#include "decode_merge.cuh"
+#include "launch_sizes.cuh"
+#include "workspace.h"
+
+namespace tk::cuda {
+
+template <typename Element, int kWidth>
+struct DecodeSizes {
+  DecodeTile tile;
+  int warps_m = 1, row_tiles, blocks, bytes;
+
+  explicit DecodeSizes(const Problem& p)
+      : tile(decode_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth)) {
+    const int64_t rows = p.H_q / p.H_kv * p.M;
+    while (warps_m < tile.warps && warps_m * DecodeTile::kQueries < rows) warps_m *= 2;
+    row_tiles = static_cast<int>(ceil_of(rows, warps_m * DecodeTile::kQueries));
+    bytes = tile.bytes(sizeof(Element), kWidth, warps_m);
+    // As many as run at once; any number gives right results.
+    const Multiprocessors all = multiprocessors();
+    constexpr int kReserved = 1024;  // bytes of shared memory that the system takes of each block
+    blocks = all.count * std::clamp(all.shared_bytes / (bytes + kReserved), 1, tile.blocks);
+  }
+};
+
+template <typename Element, int kWidth>
+void lay_out(Layout& layout, const DecodeSizes<Element, kWidth>& sizes, DecodeArguments& a) {
+  const int64_t rows = int64_t{2} * sizes.blocks * sizes.warps_m * DecodeTile::kQueries;
+  a.o = layout.take<float>(rows * kWidth);
+  a.lse = layout.take<float>(rows);
+}
+
+template <typename Element, int kWidth>
+size_t decode_bytes(const ForwardParams& p) {
+  Layout layout(nullptr);
+  DecodeArguments a{};
+  lay_out(layout, DecodeSizes<Element, kWidth>(p), a);
+  return layout.bytes();
+}
+
+template <typename Element, int kWidth>
+void launch_decode(const ForwardParams& p, const KeyCache& cache, void* workspace, void* stream) {
+  if (p.B * p.H_q * p.M == 0) return;
+  if (p.N > kFar) throw std::runtime_error("a cache with room for more than 2^30 keys");
+  const DecodeSizes<Element, kWidth> sizes(p);
+  DecodeArguments a{};
+  a.params = p;
+  a.cache = cache;
+  a.warps_m = sizes.warps_m;
+  a.row_tiles = sizes.row_tiles;
+  a.block_n = sizes.tile.block_n;
+  a.blocks = sizes.blocks;
+  Layout layout(workspace);
+  lay_out(layout, sizes, a);
+  TK_LAUNCH((decode_kernel<Element, kWidth>), grid(sizes.blocks), sizes.tile.threads(), sizes.bytes,
+            stream, a);
+  TK_LAUNCH((decode_merge_kernel<Element, kWidth>), grid(p.B * p.H_q * p.M), kMergeWarps * kWarp,
+            kMergeWarps * (kWidth + 1) * sizeof(float), stream, a);
+}
+
+}  // namespace tk::cuda

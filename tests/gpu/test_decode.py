@@ -1,0 +1,82 @@
+"""Decoding on a CUDA device: the table of cases, graphs that follow lengths, far addresses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import transformer_kernels as tk
+from tests.gpu.test_graphs import capture
+from tests.gpu.test_offsets import far_apart, need_gib
+from transformer_kernels.backends import CudaBackend
+from transformer_kernels.testing.decoding import (
+    DECODE_CASES,
+    DecodeCase,
+    assert_decode_case,
+    by_decoding,
+    decode_inputs,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        CudaBackend.why_not_built() is not None, reason=CudaBackend.why_not_built() or ""
+    ),
+]
+
+B, H_q, H_kv, D, PAGE, MOST = 5, 8, 2, 128, 64, 40
+"""MOST pages of each sequence"""
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
+def test_case(case: DecodeCase, dtype: torch.dtype) -> None:
+    assert_decode_case(case, dtype, "cuda", "cuda")
+
+
+def test_long_caches_split_over_the_whole_device() -> None:
+    """Uneven ones, so that blocks begin and end within sequences."""
+    lengths = (30001, 1, 0, 17000, 64, 29999, 5)
+    for page_size in (0, 16, 64):
+        case = DecodeCase(
+            name=f"long-{page_size}", lengths=lengths, N=30016, H_q=8, D=128, D_v=128,
+            page_size=page_size,
+        )  # fmt: skip
+        assert_decode_case(case, torch.bfloat16, "cuda", "cuda")
+
+
+def test_the_same_bits_in_every_run() -> None:
+    case = next(case for case in DECODE_CASES if case.name == "long-pages")
+    x = decode_inputs(case, torch.bfloat16, 0.0, "cuda")
+    first, *others = (by_decoding(case, x, "cuda") for _ in range(20))
+    for other in others:
+        assert all(torch.equal(other[name], value) for name, value in first.items())
+
+
+def test_a_replay_follows_lengths_and_table() -> None:
+    """A model captures one step of writing and replays it for each token."""
+    pages = B * MOST
+    q = torch.randn(B, H_q, 1, D, dtype=torch.bfloat16, device="cuda")
+    k, v = (torch.randn(pages, H_kv, PAGE, D, dtype=q.dtype, device="cuda") for _ in range(2))
+    lengths = torch.full((B,), 7, dtype=torch.int32, device="cuda")
+    table = torch.randperm(pages, device="cuda").int().reshape(B, MOST)
+    graph, (o,) = capture(lambda: (tk.attention_decode(q, k, v, lengths, table, backend="cuda"),))
+    for new in ([MOST * PAGE] * B, [1, 0, 64, 65, 2000]):
+        lengths.copy_(torch.tensor(new))
+        table.copy_(torch.randperm(pages).int().reshape(B, MOST))
+        graph.replay()
+        assert torch.equal(o, tk.attention_decode(q, k, v, lengths, table, backend="cuda"))
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2], ids=["page", "head", "row"])
+def test_strides_beyond_32_bits(dim: int) -> None:
+    need_gib(16)
+    q = torch.randn(3, 4, 1, 64, dtype=torch.bfloat16, device="cuda")
+    k, v = (torch.randn(6, 2, PAGE, 64, dtype=q.dtype, device="cuda") for _ in range(2))
+    lengths = torch.tensor([128, 3, 70], device="cuda")
+    table = torch.tensor([[5, 0], [3, 3], [2, 4]], device="cuda")
+    near = tk.attention_decode(q, k, v, lengths, table, backend="cuda")
+    far = far_apart(k, dim), far_apart(v, dim)
+    assert torch.equal(tk.attention_decode(q, *far, lengths, table, backend="cuda"), near)
+    torch.cuda.empty_cache()
