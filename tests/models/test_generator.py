@@ -166,7 +166,7 @@ def test_generation_has_no_dropout_and_leaves_the_mode() -> None:
 @pytest.mark.parametrize(
     ("prompt", "length", "temperature", "message"),
     [
-        (b"", 5, 1.0, "prompt must have at least one byte"),
+        (b"", 5, 1.0, "prompt must have at least one token"),
         (b"x", -1, 1.0, "length must be at least 0, got -1"),
         (b"x", 5, -0.5, "temperature must be at least 0 and finite, got -0.5"),
         (b"x", 5, math.nan, "temperature must be at least 0 and finite, got nan"),
@@ -187,7 +187,7 @@ def test_wrong_requests_are_named_at_once(
         ({"heads": 3}, "width must be a multiple of heads in the narrow form, got 16 and 3"),
         ({"dropout": 2.0}, "dropout must be at least 0 and below 1, got 2.0"),
         ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
-        ({"activation": "no"}, "activation must be one of 'relu', 'gelu', got 'no'"),
+        ({"activation": "no"}, "activation must be one of 'relu', 'gelu', 'gelu_tanh', got 'no'"),
     ],
 )
 def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> None:

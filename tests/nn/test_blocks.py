@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels import Mask
-from transformer_kernels.nn import AttentionPath, FeedForward, Norm, TransformerBlock
+from transformer_kernels.nn import (
+    AttentionPath,
+    DecoderBlock,
+    FeedForward,
+    Norm,
+    Stack,
+    TransformerBlock,
+    recompute_blocks,
+)
 
 
 def assert_same(actual: object, expected: object) -> None:
@@ -105,10 +114,68 @@ def test_relu_is_the_default() -> None:
     ("options", "message"),
     [
         ({"norm": "none"}, "norm must be one of 'post', 'pre', got 'none'"),
-        ({"activation": "tanh"}, "activation must be one of 'relu', 'gelu', got 'tanh'"),
+        (
+            {"activation": "tanh"},
+            "activation must be one of 'relu', 'gelu', 'gelu_tanh', got 'tanh'",
+        ),
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TransformerBlock(12, 3, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+def test_a_decoder_block_is_its_three_layers(order: Norm) -> None:
+    torch.manual_seed(0)
+    block = DecoderBlock(12, 2, norm=order, hidden=20, activation="gelu").double()
+    source = torch.randn(2, 3, 12).double()
+    mask, padding = Mask.causal(), Mask.padding(torch.tensor([3, 1]))
+    memory = block.memory_attention.keys_and_values(source)
+    layers: tuple[tuple[nn.Module, Callable[[Tensor], Tensor]], ...] = (
+        (block.attention_norm, lambda y: block.attention(y, mask=mask)),
+        (block.memory_norm, lambda y: block.memory_attention(y, source, mask=padding)),
+        (block.feed_forward_norm, block.feed_forward),
+    )
+    expected = x()
+    for normalise, layer in layers:
+        if order == "pre":
+            expected = expected + layer(normalise(expected))
+        else:
+            expected = normalise(expected + layer(expected))
+    y = block(x(), memory, mask=mask, memory_mask=padding)
+    assert_same(y, expected)
+    assert block.feed_forward.expand.out_features == 20
+
+
+@pytest.mark.parametrize("attention", get_args(AttentionPath))
+def test_recomputed_blocks_give_the_same_with_dropout_too(attention: AttentionPath) -> None:
+    """Gradients and dropout are those of the plain pass, bit for bit."""
+    results = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        stack = Stack(TransformerBlock(12, 2, dropout=0.3, attention=attention) for _ in range(2))
+        recompute_blocks(nn.Sequential(stack), recompute)
+        y = stack(x().float(), mask=Mask.causal())
+        results.append((y, *torch.autograd.grad(y.square().sum(), list(stack.parameters()))))
+    for plain, recomputed in zip(*results, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
+def test_recomputed_blocks_keep_only_what_goes_into_them() -> None:
+    kept = []
+    for recompute in (False, True):
+        stack = Stack(TransformerBlock(12, 2) for _ in range(3))
+        recompute_blocks(stack, recompute)
+        numbers = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal numbers
+            numbers += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            stack(x().float())
+        kept.append(numbers)
+    assert kept[1] < kept[0] / 5

@@ -54,3 +54,11 @@ def test_a_text_longer_than_the_context_is_named(
         kind(3, 5)(torch.zeros(1, 4, 5))
     with pytest.raises(ValueError, match="whole number of at least 1, got 0"):
         kind(3, 0)
+
+
+@pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
+def test_positions_may_begin_later(kind: type[LearnedPositions | SinusoidalPositions]) -> None:
+    positions, x = kind(7, 4), torch.randn(2, 7, 4)
+    torch.testing.assert_close(positions(x[:, 3:], start=3), positions(x)[:, 3:])
+    with pytest.raises(ValueError, match="at most 7 positions long, the context; got 8"):
+        positions(x[:, :4], start=4)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from transformer_kernels.bench import peak_extra_bytes
-from transformer_kernels.nn.attention import AttentionPath
+from transformer_kernels.nn.options import AttentionPath
 from transformer_kernels.training import (
     Corpus,
     CurveRow,

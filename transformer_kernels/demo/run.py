@@ -18,7 +18,7 @@ from transformer_kernels.demo.pictures import plot_learning
 from transformer_kernels.demo.settings import DemoSettings
 from transformer_kernels.demo.tables import learning_table, speed_table
 from transformer_kernels.info import info
-from transformer_kernels.nn.attention import AttentionPath
+from transformer_kernels.nn.options import AttentionPath
 from transformer_kernels.training import CurveRow, load_corpus
 from transformer_kernels.training.curves import rewrite_curve
 

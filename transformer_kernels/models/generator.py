@@ -13,9 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels.mask import Mask
-from transformer_kernels.nn.attention import AttentionPath, HeadForm, head_size
-from transformer_kernels.nn.blocks import Activation, Norm, TransformerBlock
-from transformer_kernels.nn.options import check_choice, check_positive, check_probability
+from transformer_kernels.models.writing import write
+from transformer_kernels.nn.attention import HeadForm, head_size
+from transformer_kernels.nn.blocks import Activation, Norm, Stack, TransformerBlock
+from transformer_kernels.nn.cache import KeyValueCache
+from transformer_kernels.nn.options import (
+    AttentionPath,
+    check_choice,
+    check_positive,
+    check_probability,
+)
 from transformer_kernels.nn.positions import LearnedPositions
 
 VOCABULARY = 256
@@ -65,7 +72,7 @@ class TextGenerator(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, config.width)
         self.positions = LearnedPositions(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
+        self.blocks = Stack(
             TransformerBlock(
                 config.width,
                 config.heads,
@@ -94,15 +101,28 @@ class TextGenerator(nn.Module):
             if name.endswith(("attention.unify.weight", "feed_forward.contract.weight")):
                 nn.init.normal_(parameter, std=branch_std)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    @property
+    def context(self) -> int:
+        return self.config.context
+
+    def new_cache(self, batch: int) -> KeyValueCache:
+        """For `forward`: of `batch` texts, up to the context."""
+        config, weight = self.config, self.embedding.weight
+        return KeyValueCache(
+            layers=config.layers, batch=batch, heads=config.heads, room=config.context,
+            head_size=head_size(config.width, config.heads, config.form),
+            dtype=weight.dtype, device=weight.device,
+        )  # fmt: skip
+
+    def forward(self, tokens: Tensor, *, cache: KeyValueCache | None = None) -> Tensor:
         """tokens (B, T) int64, T up to the context -> logits (B, T, 256).
 
-        Row t depends on tokens 0 to t and on nothing later.
+        Row t depends on tokens 0 to t and on nothing later. With a cache they follow those that it
+        has, and are added to it.
         """
-        x: Tensor = self.dropout(self.positions(self.embedding(tokens)))
-        mask = Mask.causal()
-        for block in self.blocks:
-            x = block(x, mask=mask)
+        start = 0 if cache is None else cache.extend(tokens.shape[1])
+        x: Tensor = self.dropout(self.positions(self.embedding(tokens), start=start))
+        x = self.blocks(x, mask=Mask.causal() if cache is None else None, cache=cache)
         y: Tensor = self.logits(self.last_norm(x))
         return y
 
@@ -127,40 +147,6 @@ class TextGenerator(nn.Module):
     ) -> Iterator[int]:
         """Yields the bytes that follow `prompt`, one by one.
 
-        Each is drawn by `generator` (torch's own by default, on the CPU) from
-        softmax(logits / temperature), and read back as input; the model sees the last `context`
-        bytes. Temperature 0 takes the likeliest byte. Dropout is off meanwhile.
+        They are drawn as `write` has it; the model sees the last `context` bytes.
         """
-        if not prompt:
-            raise ValueError("prompt must have at least one byte to go on from, got b''")
-        if length < 0:
-            raise ValueError(f"length must be at least 0, got {length}")
-        if not 0.0 <= temperature < float("inf"):
-            raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
-        return self._stream(list(prompt), length, temperature, generator)
-
-    def _stream(
-        self, text: list[int], length: int, temperature: float, generator: torch.Generator | None
-    ) -> Iterator[int]:
-        for _ in range(length):
-            logits = self._next_logits(text[-self.config.context :])
-            text.append(_sample(logits, temperature, generator))
-            yield text[-1]
-
-    @torch.no_grad()
-    def _next_logits(self, text: list[int]) -> Tensor:
-        """(256,) float64 on the CPU."""
-        was_training = self.training
-        self.eval()
-        tokens = torch.tensor([text], device=self.embedding.weight.device)
-        logits: Tensor = self(tokens)[0, -1]
-        self.train(was_training)
-        return logits.to("cpu", torch.float64)
-
-
-def _sample(logits: Tensor, temperature: float, generator: torch.Generator | None) -> int:
-    if temperature == 0.0:
-        return int(logits.argmax())
-    # Relative to the largest, so that a tiny temperature gives -inf, and never inf - inf.
-    weights = ((logits - logits.max()) / temperature).softmax(dim=0)
-    return int(torch.multinomial(weights, 1, generator=generator))
+        return write(self, prompt, length, temperature=temperature, generator=generator)

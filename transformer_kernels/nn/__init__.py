@@ -1,7 +1,6 @@
 """Building blocks of the reference models; attention runs through the operator."""
 
 from transformer_kernels.nn.attention import (
-    AttentionPath,
     HeadForm,
     MultiHeadAttention,
     Scaling,
@@ -9,22 +8,37 @@ from transformer_kernels.nn.attention import (
     basic_self_attention,
     divide_by_fourth_root,
 )
-from transformer_kernels.nn.blocks import Activation, FeedForward, Norm, TransformerBlock
+from transformer_kernels.nn.blocks import (
+    Activation,
+    DecoderBlock,
+    FeedForward,
+    Norm,
+    Stack,
+    TransformerBlock,
+    recompute_blocks,
+)
+from transformer_kernels.nn.cache import KeyValueCache, LayerCache
+from transformer_kernels.nn.options import AttentionPath
 from transformer_kernels.nn.positions import LearnedPositions, SinusoidalPositions, sinusoids
 
 __all__ = [
     "Activation",
     "AttentionPath",
+    "DecoderBlock",
     "FeedForward",
     "HeadForm",
+    "KeyValueCache",
+    "LayerCache",
     "LearnedPositions",
     "MultiHeadAttention",
     "Norm",
     "Scaling",
     "SinusoidalPositions",
+    "Stack",
     "TransformerBlock",
     "attend",
     "basic_self_attention",
     "divide_by_fourth_root",
+    "recompute_blocks",
     "sinusoids",
 ]

@@ -8,10 +8,13 @@ from torch import Tensor, nn
 
 from transformer_kernels.api import attention as attention_operator
 from transformer_kernels.mask import Mask
-from transformer_kernels.nn.options import check_choice, check_positive, check_probability
-
-AttentionPath = Literal["naive", "fused", "torch"]
-"""naive: bmm, softmax, bmm in plain torch. fused: our kernels. torch: torch's own SDPA."""
+from transformer_kernels.nn.cache import LayerCache
+from transformer_kernels.nn.options import (
+    AttentionPath,
+    check_choice,
+    check_positive,
+    check_probability,
+)
 
 HeadForm = Literal["narrow", "wide"]
 """narrow: heads share the width, width // heads each. wide: every head has the full width."""
@@ -110,11 +113,15 @@ class MultiHeadAttention(nn.Module):
         *,
         form: HeadForm = "narrow",
         scaling: Scaling = "scores",
+        bias: bool = False,
         dropout: float = 0.0,
         source_width: int | None = None,
         attention: AttentionPath = "fused",
     ) -> None:
-        """`source_width` is the width of what keys and values come from; `width` by default."""
+        """`source_width` is the width of what keys and values come from; `width` by default.
+
+        `bias` is that of the three projections to heads; the last one always has it.
+        """
         super().__init__()
         check_choice("scaling", scaling, Scaling)
         check_choice("attention", attention, AttentionPath)
@@ -126,28 +133,59 @@ class MultiHeadAttention(nn.Module):
         self.attention = attention
         inner = heads * self.head_size
         source_width = width if source_width is None else source_width
-        self.queries = nn.Linear(width, inner, bias=False)
-        self.keys = nn.Linear(source_width, inner, bias=False)
-        self.values = nn.Linear(source_width, inner, bias=False)
+        self.queries = nn.Linear(width, inner, bias=bias)
+        self.keys = nn.Linear(source_width, inner, bias=bias)
+        self.values = nn.Linear(source_width, inner, bias=bias)
         self.unify = nn.Linear(inner, width)
 
     def forward(
-        self, x: Tensor, source: Tensor | None = None, *, mask: Mask | None = None
+        self,
+        x: Tensor,
+        source: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, M, width) attends to `source` (B, N, source_width), or to itself -> (B, M, width).
 
         A query that the mask hides everything from takes nothing in: its result is the bias of the
-        last projection.
+        last projection. With a cache x follows what that has, to which its keys and values are
+        added, and each position sees all up to its own: `mask` is None then, and nothing is
+        dropped or differentiated.
         """
-        source = x if source is None else source
-        q = self._split(self.queries(x))
+        k, v = self.keys_and_values(x if source is None else source)
+        if cache is None:
+            return self.attend_to(x, k, v, mask=mask)
+        if mask is not None:
+            raise ValueError(f"mask must be None with a cache, which is causal, got {mask}")
+        q = self._queries(x)
+        return self._unify(cache.attend(q, k, v, scale=self._scale, attention=self.attention))
+
+    def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Of `source` (B, N, source_width), each (B, heads, N, head_size), for `attend_to`."""
         k = self._split(self.keys(source))
-        v = self._split(self.values(source))
-        scale: float | None = None
         if self.scaling == "inputs":
-            q, k, scale = divide_by_fourth_root(q), divide_by_fourth_root(k), 1.0
+            k = divide_by_fourth_root(k)
+        return k, self._split(self.values(source))
+
+    def attend_to(self, x: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = None) -> Tensor:
+        """The same as `forward`, where keys and values are there already."""
         dropout_p = self.dropout if self.training else 0.0
-        o = attend(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p, attention=self.attention)
+        o = attend(
+            self._queries(x), k, v,
+            mask=mask, scale=self._scale, dropout_p=dropout_p, attention=self.attention,
+        )  # fmt: skip
+        return self._unify(o)
+
+    @property
+    def _scale(self) -> float | None:
+        return 1.0 if self.scaling == "inputs" else None
+
+    def _queries(self, x: Tensor) -> Tensor:
+        q = self._split(self.queries(x))
+        return divide_by_fourth_root(q) if self.scaling == "inputs" else q
+
+    def _unify(self, o: Tensor) -> Tensor:
         y: Tensor = self.unify(o.transpose(1, 2).flatten(2))
         return y
 

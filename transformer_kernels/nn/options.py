@@ -1,10 +1,14 @@
-"""Checks shared by modules and configs: an error names the argument, its value and the choice."""
+"""Choices and checks shared by modules and configs: an error names the argument, its value and the
+choice."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
+
+AttentionPath = Literal["naive", "fused", "torch"]
+"""naive: bmm, softmax, bmm in plain torch. fused: our kernels. torch: torch's own SDPA."""
 
 
 def check_choice(name: str, value: str, choices: Any) -> None:

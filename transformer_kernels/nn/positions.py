@@ -18,9 +18,10 @@ class LearnedPositions(nn.Module):
         self.table = nn.Parameter(torch.zeros(context, width))
         nn.init.normal_(self.table, std=0.02)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, width) -> the same shape; ValueError if T is above the context."""
-        return x + _first(self.table, x)
+    def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
+        """x (B, T, width), positions `start` and on -> the same shape; ValueError if they go beyond
+        the context."""
+        return x + _rows(self.table, x, start)
 
 
 class SinusoidalPositions(nn.Module):
@@ -32,9 +33,10 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         self.register_buffer("table", sinusoids(context, width), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, width) -> the same shape; ValueError if T is above the context."""
-        return x + _first(self.table, x)
+    def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
+        """x (B, T, width), positions `start` and on -> the same shape; ValueError if they go beyond
+        the context."""
+        return x + _rows(self.table, x, start)
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -52,9 +54,10 @@ def sinusoids(length: int, width: int) -> Tensor:
     return table.to(torch.get_default_dtype())
 
 
-def _first(table: Tensor, x: Tensor) -> Tensor:
-    if x.shape[1] > table.shape[0]:
+def _rows(table: Tensor, x: Tensor, start: int) -> Tensor:
+    end = start + x.shape[1]
+    if end > table.shape[0]:
         raise ValueError(
-            f"x must be at most {table.shape[0]} positions long, the context; got {x.shape[1]}"
+            f"x must be at most {table.shape[0]} positions long, the context; got {end}"
         )
-    return table[: x.shape[1]]
+    return table[start:end]

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from transformer_kernels.models.generator import SIZES, GeneratorConfig
-from transformer_kernels.nn.attention import AttentionPath
-from transformer_kernels.nn.options import check_choice, check_positive, check_seed
+from transformer_kernels.nn.options import AttentionPath, check_choice, check_positive, check_seed
 from transformer_kernels.training.schedule import Schedule
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_kernels.models.generator import TextGenerator
-from transformer_kernels.nn.attention import AttentionPath
-from transformer_kernels.nn.options import check_device
+from transformer_kernels.nn.options import AttentionPath, check_device
 from transformer_kernels.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
