@@ -131,7 +131,8 @@ def test_extension_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) 
 def test_absent_extras_are_missing_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "TRAIN_PACKAGES", ("torch", "no_such_package"))
     assert tk.info().missing[-1] == (
-        "no_such_package, for progress bars and pictures: pip install 'transformer_kernels[train]'"
+        "no_such_package, for progress bars, pictures and published weights: "
+        "pip install 'transformer_kernels[train]'"
     )
 
 

@@ -15,7 +15,7 @@ from transformer_kernels.backends import BACKENDS
 from transformer_kernels.version import __version__
 
 EXTENSION = "transformer_kernels._C"
-TRAIN_PACKAGES = ("rich", "matplotlib")
+TRAIN_PACKAGES = ("rich", "matplotlib", "safetensors")
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -189,6 +189,6 @@ def _missing_packages() -> list[str]:
     if not absent:
         return []
     return [
-        f"{' and '.join(absent)}, for progress bars and pictures: "
+        f"{' and '.join(absent)}, for progress bars, pictures and published weights: "
         "pip install 'transformer_kernels[train]'"
     ]

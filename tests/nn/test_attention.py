@@ -227,6 +227,15 @@ def test_cross_attention_reads_keys_and_values_from_the_source() -> None:
     assert_same(module(x, padded, mask=Mask.padding(torch.tensor([6, 6]))), y)
 
 
+def test_002_heads_divide_what_is_split_and_nothing_else() -> None:
+    """What keys and values are made of need not be a multiple of the heads; the width must be."""
+    module = MultiHeadAttention(12, 3, source_width=7).double()
+    assert module(randn(2, 4, 12), randn(2, 6, 7)).shape == (2, 4, 12)
+    assert MultiHeadAttention(10, 3, form="wide").double()(randn(2, 4, 10)).shape == (2, 4, 10)
+    with pytest.raises(ValueError, match=r"width must be a multiple of heads.*got 10 and 3"):
+        MultiHeadAttention(10, 3, source_width=12)
+
+
 def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> None:
     strides: list[tuple[int, ...]] = []
 

@@ -63,6 +63,16 @@ def test_003_the_pre_norm_block_normalises_before_each_layer() -> None:
     assert_same(block(x()), expected)
 
 
+def test_003_layers_are_normalised_as_torch_does_it() -> None:
+    """By the biased variance, which is 1 for 3 and 5, and with eps inside the root: 1 / sqrt(1 + 3)
+    is 0.5. Eps outside would make it 1 / 4, the unbiased variance 1 / sqrt(2 + 3)."""
+    for block in (TransformerBlock(2, 1, eps=3.0), DecoderBlock(2, 1, eps=3.0)):
+        for name, layer in block.named_children():
+            if name.endswith("_norm"):
+                y = layer(torch.tensor([[3.0, 5.0], [3.0, 3.0]]))
+                torch.testing.assert_close(y, torch.tensor([[-0.5, 0.5], [0.0, 0.0]]))
+
+
 @pytest.mark.parametrize("order", get_args(Norm))
 @pytest.mark.parametrize("path", get_args(AttentionPath))
 def test_a_block_is_causal_and_differentiable(path: AttentionPath, order: Norm) -> None:

@@ -106,3 +106,17 @@ def test_half_precision_keeps_its_dtype() -> None:
     y = layer(x()[:, :1].bfloat16(), cache=kept.layer(0))
     assert y.dtype == torch.bfloat16
     assert isinstance(layer.keys, nn.Linear)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_autocast_may_be_narrower_than_the_cache(path: AttentionPath) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(WIDTH, HEADS, attention=path)
+    kept = KeyValueCache(layers=1, batch=B, heads=HEADS, room=T, head_size=6)
+    parts = []
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for part in x().float().split(PARTS, dim=1):
+            kept.extend(part.shape[1])
+            parts.append(layer(part, cache=kept.layer(0)))
+    whole = layer(x().float(), mask=Mask.causal())
+    torch.testing.assert_close(torch.cat(parts, dim=1).float(), whole, rtol=0, atol=0.03)

@@ -1,5 +1,45 @@
-"""Reference models, each in one file that opens with its config."""
+"""Reference models, each in one file that opens with its config and its named sizes."""
 
+from transformer_kernels.models.bert import SIZES as BERT_SIZES
+from transformer_kernels.models.bert import (
+    Bert,
+    BertConfig,
+    BertForClassification,
+    BertForPreTraining,
+    PreTrainingLogits,
+)
+from transformer_kernels.models.classifier import SIZES as CLASSIFIER_SIZES
+from transformer_kernels.models.classifier import Classifier, ClassifierConfig
+from transformer_kernels.models.fact_table import FactTable, FactTableConfig
 from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGenerator
+from transformer_kernels.models.gpt2 import GPT2, GPT2Config
+from transformer_kernels.models.gpt2 import SIZES as GPT2_SIZES
+from transformer_kernels.models.lookup import Lookup, LookupConfig
+from transformer_kernels.models.translator import SIZES as TRANSLATOR_SIZES
+from transformer_kernels.models.translator import Memory, Translator, TranslatorConfig
 
-__all__ = ["SIZES", "GeneratorConfig", "TextGenerator"]
+__all__ = [
+    "BERT_SIZES",
+    "CLASSIFIER_SIZES",
+    "GPT2",
+    "GPT2_SIZES",
+    "SIZES",
+    "TRANSLATOR_SIZES",
+    "Bert",
+    "BertConfig",
+    "BertForClassification",
+    "BertForPreTraining",
+    "Classifier",
+    "ClassifierConfig",
+    "FactTable",
+    "FactTableConfig",
+    "GPT2Config",
+    "GeneratorConfig",
+    "Lookup",
+    "LookupConfig",
+    "Memory",
+    "PreTrainingLogits",
+    "TextGenerator",
+    "Translator",
+    "TranslatorConfig",
+]

@@ -17,6 +17,7 @@ from transformer_kernels.models.writing import write
 from transformer_kernels.nn.attention import HeadForm, head_size
 from transformer_kernels.nn.blocks import Activation, Norm, Stack, TransformerBlock
 from transformer_kernels.nn.cache import KeyValueCache
+from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import (
     AttentionPath,
     check_choice,
@@ -86,20 +87,8 @@ class TextGenerator(nn.Module):
         )
         self.last_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.logits = nn.Linear(config.width, VOCABULARY)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Normal, deviation 0.02; layers that end a residual branch smaller, as GPT-2 has it, so
-        that the sum over the branches does not grow with depth."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        branch_std = 0.02 / (2 * self.config.layers) ** 0.5
-        for name, parameter in self.named_parameters():
-            if name.endswith(("attention.unify.weight", "feed_forward.contract.weight")):
-                nn.init.normal_(parameter, std=branch_std)
+        normal_weights(self)
+        smaller_branch_ends(self, layers=config.layers)
 
     @property
     def context(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformer_kernels.nn.cache import KeyValueCache
 
 
+@runtime_checkable
 class LanguageModel(Protocol):
     """What `write` asks of a model, which is an `nn.Module`."""
 

@@ -18,6 +18,7 @@ from transformer_kernels.nn.blocks import (
     recompute_blocks,
 )
 from transformer_kernels.nn.cache import KeyValueCache, LayerCache
+from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import AttentionPath
 from transformer_kernels.nn.positions import LearnedPositions, SinusoidalPositions, sinusoids
 
@@ -39,6 +40,8 @@ __all__ = [
     "attend",
     "basic_self_attention",
     "divide_by_fourth_root",
+    "normal_weights",
     "recompute_blocks",
     "sinusoids",
+    "smaller_branch_ends",
 ]

@@ -77,7 +77,9 @@ class LayerCache:
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, attention: AttentionPath
     ) -> Tensor:
         """Adds k and v (B, heads, M, head_size) at the end, to which all positions up to its own
-        are shown to each query of q -> (B, heads, M, head_size)."""
+        are shown to each query of q -> (B, heads, M, head_size), in the dtype of the cache, to
+        which all three are converted: autocast may have made them narrower."""
+        q, k, v = (x.to(self.keys.dtype) for x in (q, k, v))
         append_to_cache(self.keys, self.values, k, v, self.lengths)
         if attention == "torch":
             return self._by_torch(q, scale)

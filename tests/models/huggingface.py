@@ -1,0 +1,105 @@
+"""HuggingFace's models, small and with random weights, to hold ours against. No downloads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers", reason="transformers is an extra")
+safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is an extra")
+
+FILE = "model.safetensors"
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def gpt2(dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """GPT2LMHeadModel: two layers, two heads of 64, context 20, 61 tokens."""
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 128, "n_positions": 20, "vocab_size": 61}
+    config = transformers.GPT2Config(**sizes | {"bos_token_id": 1, "eos_token_id": 1} | changes)
+    return _random(transformers.GPT2LMHeadModel(config), dtype)
+
+
+def bert(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """A model of class `kind`: two layers, two heads of 64, hidden 72, context 20, 61 tokens."""
+    sizes = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_size": 128,
+        "intermediate_size": 72,
+        "max_position_embeddings": 20,
+        "vocab_size": 61,
+    }
+    return _random(getattr(transformers, kind)(transformers.BertConfig(**sizes | changes)), dtype)
+
+
+def _random(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Every parameter is drawn anew, wide enough for a mix-up of any two to show."""
+    generator = torch.Generator().manual_seed(3)
+    model = model.to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator).to(dtype))
+    return model
+
+
+def saved(model: Any, folder: Path) -> Path:
+    """The file that the library itself writes."""
+    model.save_pretrained(folder)
+    return folder / FILE
+
+
+def saved_gradients(model: nn.Module, folder: Path) -> Path:
+    """A file as `saved` writes it, with gradients in the place of weights, 0 where there is none:
+    read as weights, they are those of our parameters."""
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+    return write({name: gradient.contiguous() for name, gradient in gradients.items()}, folder)
+
+
+def write(tensors: dict[str, Tensor], folder: Path) -> Path:
+    """A safetensors file of these tensors."""
+    folder.mkdir(exist_ok=True)
+    safetensors.save_file(tensors, folder / FILE)
+    return folder / FILE
+
+
+def read(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    tensors: dict[str, Tensor] = safetensors.load_file(file)
+    return tensors
+
+
+def assert_same(actual: Tensor, expected: Tensor, *, tolerance: float, name: str = "") -> None:
+    """To `tolerance`, relative to the largest value (or 0.001, for what is 0 but for rounding)."""
+    assert actual.dtype == expected.dtype
+    error = (actual - expected).abs().max().item()
+    assert error <= tolerance * max(expected.abs().max().item(), 1e-3), f"{name} is {error} off"
+
+
+def assert_same_gradients(actual: nn.Module, expected: nn.Module, *, tolerance: float) -> None:
+    """Those of `actual` are the weights of `expected`."""
+    wanted = dict(expected.named_parameters())
+    assert [name for name, _ in actual.named_parameters()] == list(wanted)
+    for name, parameter in actual.named_parameters():
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert_same(found, wanted[name], tolerance=tolerance, name=name)

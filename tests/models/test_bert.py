@@ -1,0 +1,320 @@
+"""BERT: the same as HuggingFace's on the same weights, on every path; padding never matters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models import huggingface
+from transformer_kernels.models import (
+    BERT_SIZES,
+    Bert,
+    BertConfig,
+    BertForClassification,
+    BertForPreTraining,
+    PreTrainingLogits,
+)
+from transformer_kernels.nn import AttentionPath, MultiHeadAttention, Stack, TransformerBlock
+
+TINY = BertConfig(
+    layers=2, heads=2, width=16, hidden=24, vocabulary=31, context=12, segments=3, dropout=0.0
+)
+PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+LENGTHS = torch.tensor([12, 7, 1])
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str
+)
+
+
+def widen(model: nn.Module) -> None:
+    """A new model's attention is all but even, and its biases are 0: a mix-up would not show."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+
+
+def bert(config: BertConfig = TINY, attention: AttentionPath = "fused") -> Bert:
+    model = Bert(config, attention=attention).double()
+    widen(model)
+    return model
+
+
+def pre_training(attention: AttentionPath = "fused") -> BertForPreTraining:
+    model = BertForPreTraining(TINY, attention=attention).double()
+    widen(model)
+    return model
+
+
+def tokens(batch: int = 3, length: int = 12, vocabulary: int = 31) -> Tensor:
+    """Never 0, which is padding to HuggingFace's embedding, and gets no gradient there."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(1, vocabulary, (batch, length), generator=generator)
+
+
+def two_segments(length: int = 12) -> Tensor:
+    """The second text begins at another place in each row."""
+    return (torch.arange(length) >= torch.tensor([[3], [5], [9]])).long()
+
+
+def real(lengths: Tensor, length: int = 12) -> Tensor:
+    """(B, T) bool, true where there is no padding."""
+    return torch.arange(length) < lengths[:, None]
+
+
+def loss_of(logits: PreTrainingLogits, shown: Tensor) -> Tensor:
+    targets = tokens(3, shown.shape[1]).roll(1, dims=1)
+    masked = nn.functional.cross_entropy(logits.tokens[shown], targets[shown])
+    return masked + nn.functional.cross_entropy(logits.next_sentence, torch.tensor([0, 1, 1]))
+
+
+# The same as HuggingFace's
+
+
+@PRECISIONS
+@pytest.mark.parametrize("path", PATHS)
+def test_pre_training_is_that_of_huggingface(
+    path: AttentionPath, dtype: torch.dtype, tolerance: float, tmp_path: Path
+) -> None:
+    theirs = huggingface.bert("BertForPreTraining", dtype)
+    text, segments, lengths = tokens(3, 20, 61), two_segments(20), torch.tensor([20, 9, 1])
+    shown = real(lengths, 20)
+    outputs = theirs(text, attention_mask=shown.long(), token_type_ids=segments)
+    expected = PreTrainingLogits(outputs.prediction_logits, outputs.seq_relationship_logits)
+    loss_of(expected, shown).backward()
+    with huggingface.default_dtype(dtype):
+        file = huggingface.saved(theirs, tmp_path)
+        ours = BertForPreTraining.from_safetensors(file, attention=path)
+        gradients = BertForPreTraining.from_safetensors(
+            huggingface.saved_gradients(theirs, tmp_path)
+        )
+    logits = ours(text, segments=segments, lengths=lengths)
+    loss_of(logits, shown).backward()
+    huggingface.assert_same(logits.tokens[shown], expected.tokens[shown], tolerance=tolerance)
+    huggingface.assert_same(logits.next_sentence, expected.next_sentence, tolerance=tolerance)
+    huggingface.assert_same_gradients(ours, gradients, tolerance=tolerance)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("path", PATHS)
+def test_classification_is_that_of_huggingface(
+    path: AttentionPath, dtype: torch.dtype, tolerance: float, tmp_path: Path
+) -> None:
+    theirs = huggingface.bert("BertForSequenceClassification", dtype, num_labels=5)
+    text, lengths, classes = tokens(3, 20, 61), torch.tensor([20, 9, 1]), torch.tensor([4, 0, 2])
+    expected = theirs(text, attention_mask=real(lengths, 20).long()).logits
+    nn.functional.cross_entropy(expected, classes).backward()
+    with huggingface.default_dtype(dtype):
+        file = huggingface.saved(theirs, tmp_path)
+        ours = BertForClassification.from_safetensors(file, attention=path)
+        gradients = BertForClassification.from_safetensors(
+            huggingface.saved_gradients(theirs, tmp_path)
+        )
+    logits = ours(text, lengths=lengths)
+    nn.functional.cross_entropy(logits, classes).backward()
+    huggingface.assert_same(logits, expected, tolerance=tolerance)
+    huggingface.assert_same_gradients(ours, gradients, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["BertModel", "BertForPreTraining"])
+def test_the_encoder_is_that_of_huggingface(kind: str, tmp_path: Path) -> None:
+    """Of a file with heads as of one without, whose names have no prefix."""
+    theirs = huggingface.bert(kind)
+    encoder = theirs if kind == "BertModel" else theirs.bert
+    with huggingface.default_dtype(torch.float64):
+        ours = Bert.from_safetensors(huggingface.saved(theirs, tmp_path))
+    expected = encoder(tokens(), token_type_ids=two_segments())
+    x = ours(tokens(), segments=two_segments())
+    huggingface.assert_same(x, expected.last_hidden_state, tolerance=1e-11)
+    huggingface.assert_same(ours.pooled(x), expected.pooler_output, tolerance=1e-11)
+
+
+# The same on every path
+
+
+def test_paths_agree_in_logits_and_gradients() -> None:
+    results = []
+    for path in PATHS:
+        model = pre_training(path)
+        logits = model(tokens(), segments=two_segments(), lengths=LENGTHS)
+        loss = loss_of(logits, real(LENGTHS))
+        shown = (logits.tokens[real(LENGTHS)], logits.next_sentence)
+        results.append((shown, torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_block_takes_the_path(path: AttentionPath) -> None:
+    for model in (pre_training(path), BertForClassification(TINY, 2, attention=path)):
+        modules = model.modules()
+        paths = [each.attention for each in modules if isinstance(each, MultiHeadAttention)]
+        assert paths == [path, path]
+
+
+# Padding
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_000_padding_changes_nothing(path: AttentionPath) -> None:
+    """Each row gives what it gives alone, whatever token fills it up."""
+    model, text, segments = pre_training(path), tokens(), two_segments()
+    other = torch.where(real(LENGTHS), text, 30 - text)
+    for padded in (text, other):
+        logits = model(padded, segments=segments, lengths=LENGTHS)
+        for row, length in enumerate(LENGTHS.tolist()):
+            alone = model(text[row, None, :length], segments=segments[row, None, :length])
+            for together, expected in (
+                (logits.tokens[row, :length], alone.tokens[0]),
+                (logits.next_sentence[row], alone.next_sentence[0]),
+            ):
+                torch.testing.assert_close(together, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_000_padding_of_nan_reaches_nothing(path: AttentionPath) -> None:
+    """Neither a result, nor the gradient of any parameter."""
+    model = pre_training(path)
+    text = tokens().masked_fill(~real(LENGTHS), 0)
+    results = []
+    for poison in (0.0, float("nan")):
+        with torch.no_grad():
+            model.encoder.embedding.weight[0] = poison
+        x = model.encoder(text, lengths=LENGTHS)
+        loss = x[real(LENGTHS)].square().sum() + model.encoder.pooled(x).sum()
+        results.append((x, torch.autograd.grad(loss, list(model.encoder.parameters()))))
+    assert results[0][0].isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in results[0][1])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+def test_without_lengths_every_token_counts() -> None:
+    model, text = bert(), tokens()
+    full = model(text, lengths=torch.full((3,), 12))
+    torch.testing.assert_close(model(text), full, rtol=1e-10, atol=1e-12)
+    changed = text.clone()
+    changed[:, -1] = text[:, -1] % 30 + 1
+    assert not torch.isclose(model(changed)[:, 0], full[:, 0]).all(dim=-1).any()
+
+
+# What a text is made of
+
+
+def test_segments_and_order_matter_and_the_first_segment_is_the_default() -> None:
+    model, text = bert(), tokens()
+    x = model(text)
+    torch.testing.assert_close(model(text, segments=torch.zeros_like(text)), x)
+    assert not torch.isclose(model(text, segments=two_segments()), x).all(dim=-1).any()
+    swapped = text[:, [0, 2, 1, *range(3, 12)]]
+    assert not torch.isclose(model(swapped)[:, 0], x[:, 0]).all(dim=-1).any()
+
+
+def test_003_the_embedding_and_the_projection_are_one_parameter() -> None:
+    """And it has the gradients of both uses."""
+    model, text, shown = pre_training(), tokens(), real(LENGTHS)
+    names = ["token_bias", "encoder.embedding.weight"]
+    assert [name for name, p in model.named_parameters() if 31 in p.shape] == names
+    assert [name for name, p in model.state_dict().items() if 31 in p.shape] == names
+    weight = model.encoder.embedding.weight
+    (together,) = torch.autograd.grad(loss_of(model(text), shown), weight)
+
+    projection = weight.detach().clone().requires_grad_()
+    x = model.encoder(text)
+    y = model.transform_norm(nn.functional.gelu(model.transform(x)))
+    logits = y @ projection.T + model.token_bias
+    next_sentence = model.next_sentence(model.encoder.pooled(x))
+    apart = torch.autograd.grad(
+        loss_of(PreTrainingLogits(logits, next_sentence), shown), (weight, projection)
+    )
+    assert all(gradient.abs().max() > 1e-3 for gradient in apart)
+    torch.testing.assert_close(together, apart[0] + apart[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("bert-base", 109_482_240), ("bert-large", 335_141_888)]
+)
+def test_named_sizes_have_as_many_parameters_as_were_published(name: str, count: int) -> None:
+    config = BERT_SIZES[name]
+    with torch.device("meta"):
+        encoder, both = Bert(config), BertForPreTraining(config)
+    assert sum(parameter.numel() for parameter in encoder.parameters()) == count
+    heads = config.width * (config.width + 1) + 2 * config.width + config.vocabulary
+    heads += 2 * (config.width + 1)
+    assert sum(parameter.numel() for parameter in both.parameters()) == count + heads
+    assert config.width == 64 * config.heads
+
+
+def test_weights_start_small() -> None:
+    torch.manual_seed(0)
+    config = BertConfig(layers=2, heads=2, width=128, hidden=256, vocabulary=500, context=64)
+    for model in (BertForPreTraining(config), BertForClassification(config, 200)):
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding) and module.weight.numel() > 1000:
+                assert module.weight.std().item() == pytest.approx(0.02, rel=0.05), name
+            if isinstance(module, nn.Linear):
+                assert (module.bias == 0).all(), name
+        table = model.encoder.positions.table
+        assert table.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    model = BertForClassification(replace(TINY, dropout=0.5), 4).double()
+    widen(model)
+    assert not torch.allclose(model(tokens()), model(tokens()))
+    model.encoder.eval()
+    assert not torch.allclose(model(tokens()), model(tokens()))
+    model.eval()
+    torch.testing.assert_close(model(tokens()), model(tokens()), rtol=0, atol=0)
+
+
+def test_dropout_acts_on_embeddings_and_in_every_block() -> None:
+    model = bert(replace(TINY, dropout=0.5))
+    for block in model.blocks:
+        assert isinstance(block, TransformerBlock)
+        assert block.dropout.p == block.attention.dropout == 0.5
+    model.blocks = Stack()
+    assert not torch.allclose(model(tokens()), model(tokens()))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": torch.ones(3, 13, dtype=torch.long)}, "at most 12 positions long, .* got 13"),
+        ({"segments": torch.zeros(1, 12).long()}, r"shape of tokens, \(3, 12\), got \(1, 12\)"),
+        ({"lengths": torch.tensor([5])}, r"lengths must be \(batch,\) = \(3,\), got \(1,\)"),
+    ],
+)
+def test_wrong_inputs_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bert()(**{"tokens": tokens()} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
+        ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
+        ({"vocabulary": 0}, "vocabulary must be a whole number of at least 1, got 0"),
+        ({"context": -3}, "context must be a whole number of at least 1, got -3"),
+        ({"segments": 0}, "segments must be a whole number of at least 1, got 0"),
+        ({"heads": 3}, "width must be a multiple of heads in the narrow form, got 16 and 3"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"eps": 0.0}, "eps must be above 0, got 0.0"),
+    ],
+)
+def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **changes)  # type: ignore[arg-type]
+
+
+def test_a_wrong_number_of_classes_is_named() -> None:
+    with pytest.raises(ValueError, match="classes must be a whole number of at least 1, got 0"):
+        BertForClassification(TINY, 0)

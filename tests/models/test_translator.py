@@ -1,0 +1,373 @@
+"""The encoder-decoder Transformer: what sees what, one matrix for three uses, its sizes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels import Mask
+from transformer_kernels.models import TRANSLATOR_SIZES, Translator, TranslatorConfig
+from transformer_kernels.nn import (
+    AttentionPath,
+    DecoderBlock,
+    MultiHeadAttention,
+    Norm,
+    TransformerBlock,
+    recompute_blocks,
+    sinusoids,
+)
+from transformer_kernels.training.losses import smoothed_cross_entropy
+
+TINY = TranslatorConfig(
+    source_vocabulary=17,
+    target_vocabulary=17,
+    layers=2,
+    width=12,
+    hidden=20,
+    heads=2,
+    context=9,
+    dropout=0.0,
+)
+PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PAD, BEGIN, END = 0, 1, 2
+LENGTHS = torch.tensor([5, 1, 3])
+TARGET_LENGTHS = torch.tensor([3, 7, 1])
+
+
+def model(config: TranslatorConfig = TINY, attention: AttentionPath = "fused") -> Translator:
+    """Biases and norms are not 0 and 1, so that every mistake shows."""
+    torch.manual_seed(0)
+    translator = Translator(config, attention=attention).double()
+    with torch.no_grad():
+        for parameter in translator.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return translator
+
+
+def texts(lengths: Tensor, seed: int) -> Tensor:
+    """(3, longest), padded by 0 behind each length."""
+    longest = int(lengths.max())
+    text = torch.randint(3, 17, (3, longest), generator=torch.Generator().manual_seed(seed))
+    return text.where(torch.arange(longest) < lengths[:, None], PAD)
+
+
+SOURCE, TARGET = texts(LENGTHS, 1), texts(TARGET_LENGTHS, 2)
+
+
+def loss(logits: Tensor) -> Tensor:
+    """Of a model that was shown TARGET's tokens but the last, and is to say the following ones."""
+    total, _ = smoothed_cross_entropy(logits, TARGET[:, 1:], smoothing=0.1, pad=PAD)
+    return total
+
+
+def gradients(translator: Translator, logits: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss(logits), list(translator.parameters()))
+
+
+def assert_same(actual: object, expected: object) -> None:
+    """To rounding, in float64."""
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "padded"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "apart"])
+@pytest.mark.parametrize("order", get_args(Norm))
+def test_paths_agree_in_logits_and_gradients(
+    order: Norm, shared: bool, lengths: Tensor | None
+) -> None:
+    results = []
+    for path in PATHS:
+        translator = model(replace(TINY, norm=order, shared=shared), path)
+        logits = translator(SOURCE, TARGET[:, :-1], lengths)
+        results.append((logits, *gradients(translator, logits)))
+    assert results[0][0].shape == (3, 6, 17)
+    assert_same(results[1], results[0])
+    assert_same(results[2], results[0])
+
+
+# What sees what
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_004_a_later_target_token_never_changes_an_earlier_row(path: AttentionPath) -> None:
+    translator = model(attention=path)
+    changed = TARGET.clone()
+    changed[:, 4:] = 16 - changed[:, 4:]
+    before, after = (translator(SOURCE, target, LENGTHS) for target in (TARGET, changed))
+    assert_same(before[:, :4], after[:, :4])
+    assert not torch.isclose(before[:, 4:], after[:, 4:]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_row_sees_all_of_the_source(path: AttentionPath) -> None:
+    translator = model(attention=path)
+    changed = SOURCE.clone()
+    changed[torch.arange(3), LENGTHS - 1] = 2
+    before, after = (translator(source, TARGET, LENGTHS) for source in (SOURCE, changed))
+    assert not torch.isclose(before, after).all(dim=-1).any()
+    before, after = (translator.encode(source, LENGTHS) for source in (SOURCE, changed))
+    assert not torch.isclose(before[:, 0], after[:, 0]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+@pytest.mark.parametrize("path", PATHS)
+def test_000_padding_of_the_source_is_not_attended_to(path: AttentionPath, order: Norm) -> None:
+    """A padded source gives what it gives alone, in logits and gradients, whatever its padding."""
+    translator = model(replace(TINY, norm=order), path)
+    padded = translator(SOURCE, TARGET[:, :-1], LENGTHS)
+    alone = torch.cat(
+        [
+            translator(SOURCE[b : b + 1, :length], TARGET[b : b + 1, :-1])
+            for b, length in enumerate(LENGTHS.tolist())
+        ]
+    )
+    assert_same(padded, alone)
+    assert_same(gradients(translator, padded), gradients(translator, alone))
+    other = SOURCE.where(torch.arange(5) < LENGTHS[:, None], 7)
+    assert torch.equal(translator(other, TARGET[:, :-1], LENGTHS), padded)
+    assert not torch.isclose(translator(SOURCE, TARGET[:, :-1])[1:], padded[1:]).any()
+
+
+def test_000_only_real_source_tokens_are_remembered() -> None:
+    """The padding of the memory is its own: what the encoder has there changes no logit."""
+    translator = model()
+    memory = translator.memory(SOURCE, LENGTHS)
+    expected = translator._decode(TARGET, memory)
+    padding = (torch.arange(5) >= LENGTHS[:, None])[:, None, :, None]
+    poisoned = tuple(
+        (k.masked_fill(padding, math.nan), v.masked_fill(padding, math.nan))
+        for k, v in memory.keys_and_values
+    )
+    assert torch.equal(
+        translator._decode(TARGET, replace(memory, keys_and_values=poisoned)), expected
+    )
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+@pytest.mark.parametrize("path", PATHS)
+def test_000_nan_in_padding_of_the_source_reaches_nothing(path: AttentionPath, order: Norm) -> None:
+    translator = model(replace(TINY, shared=False, norm=order), path)
+    clean = translator(SOURCE, TARGET[:, :-1], LENGTHS)
+    expected = (clean, *gradients(translator, clean))
+    assert translator.source_embedding is not None
+    with torch.no_grad():
+        translator.source_embedding.weight[PAD] = math.nan
+    poisoned = translator(SOURCE, TARGET[:, :-1], LENGTHS)
+    assert_same((poisoned, *gradients(translator, poisoned)), expected)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_pads_a_target_changes_neither_loss_nor_gradients(path: AttentionPath) -> None:
+    translator = model(attention=path)
+    shown = TARGET[:, :-1]
+    other = shown.where(torch.arange(6) < TARGET_LENGTHS[:, None], 9)
+    results = []
+    for target_in in (shown, other):
+        logits = translator(SOURCE, target_in, LENGTHS)
+        results.append((loss(logits), *gradients(translator, logits)))
+    assert not torch.equal(shown, other)
+    assert_same(results[1], results[0])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_source_of_length_0_gives_numbers(path: AttentionPath) -> None:
+    translator = model(attention=path)
+    logits = translator(SOURCE, TARGET[:, :-1], torch.tensor([5, 0, 3]))
+    assert logits.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(translator, logits))
+    assert_same(translator(SOURCE[1:2, :0], TARGET[1:2, :-1]), logits[1:2])
+
+
+# Embeddings and the last projection
+
+
+def test_003_shared_weights_are_one_parameter() -> None:
+    """Its gradient is the sum of what its three uses have apart, and nothing pulls them apart."""
+    shared, apart = model(), model(replace(TINY, shared=False))
+    assert apart.source_embedding is not None
+    assert apart.projection is not None
+    weights = shared.state_dict()
+    apart.load_state_dict(
+        weights
+        | {
+            f"{name}.weight": weights["embedding.weight"]
+            for name in ("source_embedding", "projection")
+        }
+    )
+    logits = [translator(SOURCE, TARGET[:, :-1], LENGTHS) for translator in (shared, apart)]
+    assert_same(logits[0], logits[1])
+    loss(logits[0]).backward()
+    loss(logits[1]).backward()
+    uses = [
+        apart.embedding.weight.grad,
+        apart.source_embedding.weight.grad,
+        apart.projection.weight.grad,
+    ]
+    assert all(use is not None and use.any() for use in uses)
+    assert_same(shared.embedding.weight.grad, sum(use for use in uses if use is not None))
+
+    for translator in (copy.deepcopy(shared), shared.float(), shared.to("meta")):
+        of_vocabulary = [p for p in translator.parameters() if p.shape == (17, 12)]
+        assert len(of_vocabulary) == 1
+        assert [name for name, p in translator.state_dict().items() if p.shape == (17, 12)] == [
+            "embedding.weight"
+        ]
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+def test_it_is_its_parts_one_after_the_other(order: Norm) -> None:
+    translator = model(replace(TINY, norm=order))
+    positions = sinusoids(9, 12).double()
+    weight = translator.embedding.weight
+    encoded = weight[SOURCE] * math.sqrt(12) + positions[:5]
+    for block in translator.encoder:
+        encoder = TransformerBlock(12, 2, norm=order, hidden=20).double()
+        encoder.load_state_dict(block.state_dict())
+        encoded = encoder(encoded)
+    encoded = translator.encoder_norm(encoded)
+    x = weight[TARGET] * math.sqrt(12) + positions[:7]
+    for block in translator.decoder:
+        decoder = DecoderBlock(12, 2, norm=order, hidden=20).double()
+        decoder.load_state_dict(block.state_dict())
+        x = decoder(x, decoder.memory_attention.keys_and_values(encoded), mask=Mask.causal())
+    assert_same(translator.encode(SOURCE), encoded)
+    assert_same(translator(SOURCE, TARGET), translator.decoder_norm(x) @ weight.T)
+
+
+def test_dropout_is_for_training_on_embeddings_and_in_every_block() -> None:
+    translator = model(replace(TINY, dropout=0.5))
+    rates = [each.p for each in translator.modules() if isinstance(each, nn.Dropout)]
+    assert rates == [0.5] * 5
+    seen: list[Tensor] = []
+    for stack in (translator.encoder, translator.decoder):
+        stack[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert not torch.allclose(translator(SOURCE, TARGET), translator(SOURCE, TARGET))
+    assert all(0.3 < (x == 0).double().mean() < 0.7 for x in seen)
+    translator.eval()
+    assert torch.equal(translator(SOURCE, TARGET), translator(SOURCE, TARGET))
+
+
+def test_vocabularies_may_differ() -> None:
+    translator = model(replace(TINY, shared=False, target_vocabulary=23))
+    assert translator(SOURCE, TARGET).shape == (3, 7, 23)
+
+
+def test_003_an_odd_width() -> None:
+    translator = model(replace(TINY, width=15, heads=3))
+    assert translator(SOURCE, TARGET, LENGTHS).isfinite().all()
+
+
+# The model of the paper
+
+
+def test_003_the_base_model_is_that_of_the_text() -> None:
+    """Post-norm, without a normalisation at the end; the text's numbers."""
+    base = TRANSLATOR_SIZES["base"]
+    assert (base.layers, base.width, base.hidden, base.heads) == (6, 512, 2048, 8)
+    assert (base.dropout, base.norm, base.shared) == (0.1, "post", True)
+    with torch.device("meta"):
+        translator = Translator(base)
+    assert isinstance(translator.encoder_norm, nn.Identity)
+    assert isinstance(translator.decoder_norm, nn.Identity)
+    attention, norm = 4 * 512**2 + 512, 2 * 512
+    feed_forward = 2 * 512 * 2048 + 2048 + 512
+    layer = 3 * attention + 2 * feed_forward + 5 * norm
+    assert sum(p.numel() for p in translator.parameters()) == 37_000 * 512 + 6 * layer
+
+
+def test_003_pre_norm_stacks_end_in_a_normalisation() -> None:
+    translator = model(replace(TINY, norm="pre"))
+    assert isinstance(translator.decoder_norm, nn.LayerNorm)
+    x = translator.encode(SOURCE)
+    before = translator.encoder(translator._embed(SOURCE, translator.embedding))
+    assert_same(x, translator.encoder_norm(before))
+    assert not torch.allclose(x, before)
+
+
+def test_matrices_begin_as_xavier_has_them() -> None:
+    translator = Translator(replace(TINY, width=64, hidden=200, shared=False))
+    for name, parameter in translator.named_parameters():
+        if parameter.dim() > 1:
+            bound = math.sqrt(6 / sum(parameter.shape))
+            assert parameter.abs().max().item() == pytest.approx(bound, rel=0.02), name
+            assert parameter.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+        else:
+            assert (parameter == (1.0 if "norm.weight" in name else 0.0)).all(), name
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_block_takes_the_path(path: AttentionPath) -> None:
+    modules = model(attention=path).modules()
+    paths = [each.attention for each in modules if isinstance(each, MultiHeadAttention)]
+    assert paths == [path] * 6
+
+
+def test_weights_of_one_path_run_on_another() -> None:
+    trained, other = model(attention="naive"), Translator(TINY, attention="fused").double()
+    other.load_state_dict(trained.state_dict())
+    assert_same(other(SOURCE, TARGET, LENGTHS), trained(SOURCE, TARGET, LENGTHS))
+
+
+def test_recomputed_blocks_give_the_same_and_keep_less() -> None:
+    results, kept = [], []
+    for recompute in (False, True):
+        translator = model(replace(TINY, dropout=0.3))
+        recompute_blocks(translator, recompute)
+        torch.manual_seed(3)
+        numbers = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal numbers
+            numbers += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            logits = translator(SOURCE, TARGET[:, :-1], LENGTHS)
+        kept.append(numbers)
+        results.append((logits, *gradients(translator, logits)))
+    for plain, recomputed in zip(*results, strict=True):
+        assert torch.equal(plain, recomputed)
+    assert kept[1] < kept[0] / 2
+
+
+def test_wrong_texts_are_named() -> None:
+    translator = model()
+    long = torch.zeros(3, 10, dtype=torch.int64)
+    for source, target in ((long, TARGET), (SOURCE, long)):
+        with pytest.raises(ValueError, match="at most 9 positions long, the context; got 10"):
+            translator(source, target)
+    with pytest.raises(ValueError, match=r"source_lengths must be \(batch,\) = \(3,\), got shape"):
+        translator(SOURCE, TARGET, LENGTHS[:1])
+    with pytest.raises(ValueError, match=r"source_lengths must be from 0 to 5, .* got 6 at 0"):
+        translator(SOURCE, TARGET, torch.tensor([6, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source_vocabulary": 0}, "source_vocabulary must be a whole number of at least 1, got 0"),
+        ({"target_vocabulary": 0}, "target_vocabulary must be a whole number of at least 1, got 0"),
+        ({"target_vocabulary": 18}, "must be equal to be shared, got 17 and 18"),
+        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
+        ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
+        ({"context": 0}, "context must be a whole number of at least 1, got 0"),
+        ({"heads": 5}, "width must be a multiple of heads in the narrow form, got 12 and 5"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
+    ],
+)
+def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **changes)  # type: ignore[arg-type]
+
+
+def test_an_unknown_path_is_named() -> None:
+    with pytest.raises(ValueError, match=r"attention must be one of 'naive'.*got 'flash'"):
+        Translator(TINY, attention="flash")  # type: ignore[arg-type]

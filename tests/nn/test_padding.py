@@ -1,0 +1,80 @@
+"""Padding: cleared, left out of means, and lengths that are none."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_kernels.nn.padding import check_lengths, clear_padding, mean_of_text
+
+
+def x() -> Tensor:
+    return torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).double()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_000_padding_is_not_pooled(dtype: torch.dtype) -> None:
+    lengths = torch.tensor([5, 1, 3], dtype=dtype)
+    expected = torch.stack([x()[b, :length].mean(dim=0) for b, length in enumerate([5, 1, 3])])
+    torch.testing.assert_close(mean_of_text(x(), lengths), expected)
+    assert not torch.allclose(x().mean(dim=1), expected)
+
+
+def test_without_lengths_nothing_is_padding() -> None:
+    torch.testing.assert_close(mean_of_text(x(), None), x().mean(dim=1))
+    assert torch.equal(clear_padding(x(), None), x())
+
+
+def test_the_mean_of_nothing_is_zero() -> None:
+    lengths = torch.tensor([0, 5, 0])
+    assert mean_of_text(x(), lengths)[[0, 2]].tolist() == [[0.0] * 4] * 2
+    assert mean_of_text(x()[:, :0], None).tolist() == [[0.0] * 4] * 3
+
+
+def test_nan_in_padding_reaches_no_result_and_no_gradient() -> None:
+    lengths = torch.tensor([5, 1, 3])
+    inputs = x()
+    inputs[1, 1:] = inputs[2, 3:] = math.nan
+    inputs.requires_grad_()
+    weight = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    y = clear_padding(inputs, lengths) * weight
+    gradients = torch.autograd.grad(
+        y.square().sum() + mean_of_text(y, lengths).sum(), [inputs, weight]
+    )
+    assert y.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert gradients[0][1, 1:].tolist() == [[0.0] * 4] * 4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([1, 2, 3], TypeError, "it must be a tensor of int32 or int64, got list"),
+        (torch.ones(3), TypeError, "it must be a tensor of int32 or int64, got torch.float32"),
+        (torch.ones(3).bool(), TypeError, "it must be a tensor of int32 or int64, got torch.bool"),
+        (torch.tensor([1, 2]), ValueError, "it must be (batch,) = (3,), got shape (2,)"),
+        (torch.tensor([[1, 2, 3]]), ValueError, "it must be (batch,) = (3,), got shape (1, 3)"),
+        (
+            torch.tensor([1, 6, 3]),
+            ValueError,
+            "it must be from 0 to 5, the tokens there are, got 6 at 1",
+        ),
+        (
+            torch.tensor([1, 5, -1]),
+            ValueError,
+            "it must be from 0 to 5, the tokens there are, got -1 at 2",
+        ),
+    ],
+)
+def test_wrong_lengths_are_named(lengths: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        check_lengths("it", lengths, batch=3, room=5)
+
+
+def test_right_lengths_pass() -> None:
+    check_lengths("it", None, batch=3, room=5)
+    check_lengths("it", torch.tensor([0, 5, 1], dtype=torch.int32), batch=3, room=5)

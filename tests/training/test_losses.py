@@ -1,0 +1,205 @@
+"""Label smoothing, against the distribution that it stands for."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels.training.losses import cross_entropy_sum, smoothed_cross_entropy
+
+V, PAD = 11, 3
+TARGETS = torch.tensor([[0, 10, 3, 4], [5, 3, 3, 3], [1, 2, 9, 0]])
+COUNT = 8
+
+
+def logits() -> Tensor:
+    draws = torch.Generator().manual_seed(0)
+    return (3.0 * torch.randn(3, 4, V, generator=draws).double()).requires_grad_()
+
+
+def distribution(smoothing: float) -> Tensor:
+    """(3, 4, V), written out; 0 where the target is padding."""
+    q = torch.full((3, 4, V), smoothing / (V - 2), dtype=torch.float64)
+    q.scatter_(-1, TARGETS[..., None], 1.0 - smoothing)
+    q[..., PAD] = 0.0
+    return q.masked_fill((TARGETS == PAD)[..., None], 0.0)
+
+
+def loss(logits: Tensor, targets: Tensor = TARGETS, smoothing: float = 0.1) -> Tensor:
+    total, _ = smoothed_cross_entropy(logits, targets, smoothing=smoothing, pad=PAD)
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_it_is_the_cross_entropy_against_the_smoothed_distribution(smoothing: float) -> None:
+    z = logits()
+    total, count = smoothed_cross_entropy(z, TARGETS, smoothing=smoothing, pad=PAD)
+    expected = -(distribution(smoothing) * z.log_softmax(dim=-1)).sum()
+    assert (count.item(), count.dtype, total.dim()) == (COUNT, torch.int64, 0)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(torch.autograd.grad(total, z), torch.autograd.grad(expected, z))
+
+
+def test_without_smoothing_it_is_torchs() -> None:
+    z = logits()
+    expected = nn.functional.cross_entropy(
+        z.flatten(0, 1), TARGETS.flatten(), ignore_index=PAD, reduction="sum"
+    )
+    torch.testing.assert_close(loss(z, smoothing=0.0), expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(loss(z, smoothing=0.0), z), torch.autograd.grad(expected, z)
+    )
+    hidden = z.detach().clone()
+    hidden[..., 6] = -math.inf
+    assert loss(hidden, smoothing=0.0).isfinite()
+
+
+def test_003_smoothing_spreads_over_the_vocabulary_less_two() -> None:
+    """The gradient of a target's loss by its logits is softmax - q, from which q is read."""
+    z = logits()
+    (dz,) = torch.autograd.grad(loss(z), z)
+    q = (z.softmax(dim=-1) - dz)[TARGETS != PAD]
+    targets = TARGETS[TARGETS != PAD]
+    rows = torch.arange(COUNT)
+    torch.testing.assert_close(q.sum(dim=-1), torch.ones(COUNT).double())
+    torch.testing.assert_close(q[rows, targets], torch.full((COUNT,), 0.9).double())
+    assert q[:, PAD].abs().max() < 1e-12
+    q[rows, targets] = q[:, PAD] = 0.1 / (V - 2)
+    torch.testing.assert_close(q, torch.full((COUNT, V), 0.1 / (V - 2)).double())
+
+
+def test_it_exceeds_the_divergence_by_the_entropy_of_the_targets() -> None:
+    z = logits()
+    divergence = nn.functional.kl_div(z.log_softmax(dim=-1), distribution(0.1), reduction="sum")
+    entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (V - 2))
+    torch.testing.assert_close(loss(z), divergence + COUNT * entropy)
+
+
+def test_padding_counts_for_nothing() -> None:
+    z = logits()
+    (dz,) = torch.autograd.grad(loss(z), z)
+    assert (dz[TARGETS == PAD] == 0).all()
+    assert (dz[TARGETS != PAD] != 0).all()
+    other = z.detach().clone()
+    other[TARGETS == PAD] = 100.0
+    assert torch.equal(loss(other), loss(z))
+
+
+def test_nothing_but_padding() -> None:
+    z = logits()
+    total, count = smoothed_cross_entropy(z, torch.full((3, 4), PAD), smoothing=0.1, pad=PAD)
+    assert (total.item(), count.item()) == (0.0, 0)
+    assert not torch.autograd.grad(total, z)[0].any()
+    empty = smoothed_cross_entropy(z[:0], TARGETS[:0], smoothing=0.1, pad=PAD)
+    assert [x.item() for x in empty] == [0.0, 0]
+
+
+def test_the_parts_of_a_batch_add_up() -> None:
+    """Sums divided by the number of the whole: parts with more padding weigh less."""
+    z = logits()
+    parts = [
+        smoothed_cross_entropy(z[b], TARGETS[b], smoothing=0.1, pad=PAD) for b in range(len(z))
+    ]
+    count = sum(part.item() for _, part in parts)
+    accumulated = sum(torch.autograd.grad(total / count, z)[0] for total, _ in parts)
+    torch.testing.assert_close(accumulated, torch.autograd.grad(loss(z) / COUNT, z)[0])
+
+
+def test_one_target_needs_no_dimension() -> None:
+    z = logits()
+    one = smoothed_cross_entropy(z[0, 0], TARGETS[0, 0], smoothing=0.1, pad=PAD)
+    torch.testing.assert_close(one[0], loss(z[:1, :1], TARGETS[:1, :1]))
+    assert one[1] == 1
+
+
+def test_gradients_are_right() -> None:
+    assert torch.autograd.gradcheck(loss, (logits(),))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_is_computed_and_summed_in_float32(
+    dtype: torch.dtype, autocast: bool
+) -> None:
+    """4000 targets with logits far from 0: neither their sum nor their offset costs digits."""
+    draws = torch.Generator().manual_seed(0)
+    z = (torch.randn(4000, V, generator=draws) + 300.0).to(dtype).requires_grad_()
+    targets = torch.randint(V, (4000,), generator=draws)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        total = loss(z, targets)
+    expected = loss(z.double(), targets)
+    assert total.dtype == torch.float32
+    torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=0)
+    (dz,) = torch.autograd.grad(total, z)
+    assert dz.dtype == dtype
+    torch.testing.assert_close(
+        dz.double(), torch.autograd.grad(expected, z)[0].double(), rtol=1e-2, atol=1e-4
+    )
+
+
+def test_it_keeps_one_number_a_logit() -> None:
+    """No target is written out as a distribution."""
+    kept: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    z = torch.randn(50, 1000, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        total = loss(z, torch.full((50,), 7))
+    assert sum(kept.values()) == 4 * z.numel()
+    assert total.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("z", "targets", "options", "error", "message"),
+    [
+        (torch.zeros(2, 5), [0, 1], {"smoothing": 1.0}, ValueError,
+         "smoothing must be at least 0 and below 1, got 1.0"),
+        (torch.zeros(2, 5), [0, 1], {"smoothing": -0.1}, ValueError,
+         "smoothing must be at least 0 and below 1, got -0.1"),
+        (torch.zeros(2, 5, dtype=torch.int64), [0, 1], {}, TypeError,
+         "logits must be of a floating dtype, got torch.int64"),
+        (torch.zeros(2, 5), [0.0, 1.0], {}, TypeError, "targets must be int64, got torch.float32"),
+        (torch.zeros(2, 5), [0, 1, 2], {}, ValueError,
+         "logits must be (..., V) and targets (...), got shapes (2, 5) and (3,)"),
+        (torch.tensor(0.0), 1, {}, ValueError,
+         "logits must be (..., V) and targets (...), got shapes () and ()"),
+        (torch.zeros(2, 2), [0, 1], {}, ValueError,
+         "logits must have at least 3 tokens to smooth over, got 2"),
+        (torch.zeros(2, 5), [0, 1], {"pad": 5}, ValueError,
+         "pad must be a token from 0 to 4, got 5"),
+        (torch.zeros(2, 5), [0, 1], {"pad": -100}, ValueError,
+         "pad must be a token from 0 to 4, got -100"),
+        (torch.zeros(2, 5), [0, 5], {}, ValueError, "targets must be tokens from 0 to 4, got 5"),
+        (torch.zeros(2, 5), [-1, 5], {}, ValueError, "targets must be tokens from 0 to 4, got -1"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(
+    z: Tensor,
+    targets: list[float] | float,
+    options: dict[str, float],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        smoothed_cross_entropy(z, torch.tensor(targets), **({"smoothing": 0.1, "pad": 0} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_sum_of_cross_entropies_is_of_what_is_not_ignored(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 5, 7).to(dtype)
+    targets = torch.randint(7, (3, 5))
+    targets[0, 1] = targets[2] = -100
+    log_p = logits.double().log_softmax(dim=-1)
+    rows = (targets != -100).nonzero().tolist()
+    expected = -sum(float(log_p[b, t, targets[b, t]]) for b, t in rows)
+    loss = cross_entropy_sum(logits, targets)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,339 @@
+"""BERT: an encoder that reads text both ways, and what is trained on top of it.
+
+Source: BERT: Pre-training of Deep Bidirectional Transformers (Devlin et al., 2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels.mask import Mask
+from transformer_kernels.models.published import (
+    Layout,
+    PublishedWeights,
+    open_weights,
+    with_weights,
+)
+from transformer_kernels.nn.attention import head_size
+from transformer_kernels.nn.blocks import Stack, TransformerBlock
+from transformer_kernels.nn.initial import STD, normal_weights
+from transformer_kernels.nn.options import (
+    AttentionPath,
+    check_choice,
+    check_positive,
+    check_probability,
+)
+from transformer_kernels.nn.positions import LearnedPositions
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """What decides the weights and the function of a `Bert`; defaults are those of its source."""
+
+    layers: int
+    heads: int
+    width: int
+    hidden: int
+    """The width between the layers of a feed-forward."""
+    vocabulary: int = 30522
+    context: int = 512
+    segments: int = 2
+    dropout: float = 0.1
+    eps: float = 1e-12
+    """Of the normalisations."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "vocabulary", "context", "segments"):
+            check_positive(name, getattr(self, name))
+        head_size(self.width, self.heads, "narrow")
+        check_probability("dropout", self.dropout)
+        if not self.eps > 0:
+            raise ValueError(f"eps must be above 0, got {self.eps}")
+
+
+SIZES = {
+    "bert-base": BertConfig(layers=12, heads=12, width=768, hidden=3072),
+    "bert-large": BertConfig(layers=24, heads=16, width=1024, hidden=4096),
+}
+"""By the names that they are published under."""
+
+
+class Bert(nn.Module):
+    """A vector for every token of a text, from all of the text.
+
+    `attention` chooses how attention is computed, not what: the weights of one path run on another.
+    """
+
+    def __init__(self, config: BertConfig, *, attention: AttentionPath = "fused") -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = LearnedPositions(config.context, config.width)
+        self.segments = nn.Embedding(config.segments, config.width)
+        self.embedding_norm = nn.LayerNorm(config.width, eps=config.eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = Stack(
+            TransformerBlock(
+                config.width,
+                config.heads,
+                norm="post",
+                hidden=config.hidden,
+                activation="gelu",
+                bias=True,
+                dropout=config.dropout,
+                eps=config.eps,
+                attention=attention,
+            )
+            for _ in range(config.layers)
+        )
+        self.pooler = nn.Linear(config.width, config.width)
+        normal_weights(self)
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: Path | str,
+        *,
+        heads: int | None = None,
+        dropout: float = 0.1,
+        attention: AttentionPath = "fused",
+    ) -> Bert:
+        """The encoder with the weights of a file as HuggingFace publishes them, model.safetensors,
+        whatever heads that has besides.
+
+        The file's shapes decide the config but for `heads`, width / 64 unless given, and
+        `dropout`. Weights get torch's default dtype. The model is in evaluation mode. Errors are
+        those of `open_weights`, and a ValueError that names the tensor where one is missing, has a
+        wrong shape or has no place here.
+        """
+        check_choice("attention", attention, AttentionPath)
+        with open_weights(path, _layout("cls", "classifier")) as weights:
+            config, state = _published_encoder(weights, heads, dropout)
+            weights.check_all_taken()
+        return with_weights(lambda: cls(config, attention=attention), state)
+
+    def forward(
+        self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Tensor:
+        """tokens (B, T) int64, T up to the context -> (B, T, width).
+
+        `segments` (B, T) int64 says which of the texts each token is of; all are of the first
+        unless given. `lengths` (B,), integers, are how many tokens of each row there are, all
+        unless given: what follows them is padding, which changes nothing, and whose own result
+        means nothing.
+        """
+        B, T = tokens.shape
+        if segments is not None and segments.shape != tokens.shape:
+            raise ValueError(
+                f"segments must have the shape of tokens, ({B}, {T}), got {tuple(segments.shape)}"
+            )
+        x = self.embedding(tokens)
+        x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        x = self.positions(x)
+        mask = None
+        if lengths is not None:
+            mask = Mask.padding(lengths)
+            x = x.masked_fill(_padding(lengths, B, T)[:, :, None], 0.0)
+        y: Tensor = self.blocks(self.dropout(self.embedding_norm(x)), mask=mask)
+        return y
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """What `forward` gave, (B, T, width) -> (B, width) for the whole text, from its first
+        token, the class token."""
+        y: Tensor = self.pooler(x[:, 0])
+        return y.tanh()
+
+
+def _padding(lengths: Tensor, B: int, T: int) -> Tensor:
+    """(B, T) bool, true behind the lengths."""
+    if lengths.shape != (B,):
+        raise ValueError(f"lengths must be (batch,) = ({B},), got {tuple(lengths.shape)}")
+    return torch.arange(T, device=lengths.device) >= lengths[:, None]
+
+
+class PreTrainingLogits(NamedTuple):
+    """What `BertForPreTraining` predicts."""
+
+    tokens: Tensor
+    """(B, T, vocabulary), of the token that was at each position before it was masked"""
+    next_sentence: Tensor
+    """(B, 2): whether the second text follows the first (0) or is any other (1)"""
+
+
+class BertForPreTraining(nn.Module):
+    """Masked tokens, and whether one text follows another.
+
+    The embedding of tokens is also the projection to their logits: one parameter.
+    """
+
+    def __init__(self, config: BertConfig, *, attention: AttentionPath = "fused") -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Bert(config, attention=attention)
+        self.transform = nn.Linear(config.width, config.width)
+        self.activation = nn.GELU()
+        self.transform_norm = nn.LayerNorm(config.width, eps=config.eps)
+        self.token_bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.next_sentence = nn.Linear(config.width, 2)
+        normal_weights(self.transform)
+        normal_weights(self.next_sentence)
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: Path | str,
+        *,
+        heads: int | None = None,
+        dropout: float = 0.1,
+        attention: AttentionPath = "fused",
+    ) -> BertForPreTraining:
+        """As `Bert.from_safetensors`, of a file that has both heads of the pre-training."""
+        check_choice("attention", attention, AttentionPath)
+        with open_weights(path, _layout("classifier")) as weights:
+            config, encoder = _published_encoder(weights, heads, dropout)
+            state = {f"encoder.{name}": tensor for name, tensor in encoder.items()}
+            state |= _published_predictions(weights, config)
+            weights.check_tied("cls.predictions.decoder.weight", encoder["embedding.weight"])
+            weights.check_tied("cls.predictions.decoder.bias", state["token_bias"])
+            weights.check_all_taken()
+        return with_weights(lambda: cls(config, attention=attention), state)
+
+    def forward(
+        self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
+    ) -> PreTrainingLogits:
+        """Arguments are those of `Bert`; logits at padding mean nothing."""
+        x = self.encoder(tokens, segments=segments, lengths=lengths)
+        y = self.transform_norm(self.activation(self.transform(x)))
+        return PreTrainingLogits(
+            nn.functional.linear(y, self.encoder.embedding.weight, self.token_bias),
+            self.next_sentence(self.encoder.pooled(x)),
+        )
+
+
+class BertForClassification(nn.Module):
+    """Which of some classes a text is of."""
+
+    def __init__(
+        self, config: BertConfig, classes: int, *, attention: AttentionPath = "fused"
+    ) -> None:
+        super().__init__()
+        check_positive("classes", classes)
+        self.config = config
+        self.encoder = Bert(config, attention=attention)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.width, classes)
+        normal_weights(self.classifier)
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: Path | str,
+        *,
+        classes: int | None = None,
+        heads: int | None = None,
+        dropout: float = 0.1,
+        attention: AttentionPath = "fused",
+    ) -> BertForClassification:
+        """As `Bert.from_safetensors`. With `classes` the last layer is a new one, to be trained;
+        without, the file's own, which it must have."""
+        check_choice("attention", attention, AttentionPath)
+        if classes is not None:
+            check_positive("classes", classes)
+        unused = ("cls",) if classes is None else ("cls", "classifier")
+        with open_weights(path, _layout(*unused)) as weights:
+            config, encoder = _published_encoder(weights, heads, dropout)
+            state = {f"encoder.{name}": tensor for name, tensor in encoder.items()}
+            if classes is None:
+                classes, _ = weights.matrix("classifier.weight")
+                state |= weights.linear("classifier", "classifier", config.width, classes)
+            else:
+                state["classifier.weight"] = STD * torch.randn(classes, config.width)
+                state["classifier.bias"] = torch.zeros(classes)
+            weights.check_all_taken()
+        return with_weights(lambda: cls(config, classes, attention=attention), state)
+
+    def forward(
+        self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Tensor:
+        """Arguments are those of `Bert` -> logits (B, classes)."""
+        x = self.encoder(tokens, segments=segments, lengths=lengths)
+        y: Tensor = self.classifier(self.dropout(self.encoder.pooled(x)))
+        return y
+
+
+def _layout(*unused_heads: str) -> Layout:
+    return Layout(
+        prefix="bert.",
+        ignored="|".join([r"embeddings\.position_ids", *(rf"{head}\..*" for head in unused_heads)]),
+        old_endings=(
+            ("LayerNorm.gamma", "LayerNorm.weight"),
+            ("LayerNorm.beta", "LayerNorm.bias"),
+        ),
+    )
+
+
+def _published_encoder(
+    weights: PublishedWeights, heads: int | None, dropout: float
+) -> tuple[BertConfig, dict[str, Tensor]]:
+    vocabulary, width = weights.matrix("embeddings.word_embeddings.weight")
+    context, _ = weights.matrix("embeddings.position_embeddings.weight")
+    segments, _ = weights.matrix("embeddings.token_type_embeddings.weight")
+    hidden, _ = weights.matrix("encoder.layer.0.intermediate.dense.weight")
+    config = BertConfig(
+        layers=weights.layers("encoder.layer."),
+        heads=weights.heads(width, heads),
+        width=width,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        context=context,
+        segments=segments,
+        dropout=dropout,
+    )
+    state = {
+        ours: weights.take(f"embeddings.{theirs}_embeddings.weight", (rows, width))
+        for ours, theirs, rows in (
+            ("embedding.weight", "word", vocabulary),
+            ("positions.table", "position", context),
+            ("segments.weight", "token_type", segments),
+        )
+    }
+    state |= weights.norm("embeddings.LayerNorm", "embedding_norm", width)
+    state |= weights.linear("pooler.dense", "pooler", width, width)
+    for n in range(config.layers):
+        state |= _published_block(weights, f"encoder.layer.{n}.", f"blocks.{n}.", config)
+    return config, state
+
+
+def _published_block(
+    weights: PublishedWeights, theirs: str, ours: str, config: BertConfig
+) -> dict[str, Tensor]:
+    width, hidden = config.width, config.hidden
+    state: dict[str, Tensor] = {}
+    for name, layer, inputs, outputs in (
+        ("attention.self.query", "attention.queries", width, width),
+        ("attention.self.key", "attention.keys", width, width),
+        ("attention.self.value", "attention.values", width, width),
+        ("attention.output.dense", "attention.unify", width, width),
+        ("intermediate.dense", "feed_forward.expand", width, hidden),
+        ("output.dense", "feed_forward.contract", hidden, width),
+    ):
+        state |= weights.linear(theirs + name, ours + layer, inputs, outputs)
+    state |= weights.norm(theirs + "attention.output.LayerNorm", ours + "attention_norm", width)
+    state |= weights.norm(theirs + "output.LayerNorm", ours + "feed_forward_norm", width)
+    return state
+
+
+def _published_predictions(weights: PublishedWeights, config: BertConfig) -> dict[str, Tensor]:
+    width = config.width
+    theirs = "cls.predictions."
+    return (
+        weights.linear(theirs + "transform.dense", "transform", width, width)
+        | weights.norm(theirs + "transform.LayerNorm", "transform_norm", width)
+        | {"token_bias": weights.take(theirs + "bias", (config.vocabulary,))}
+        | weights.linear("cls.seq_relationship", "next_sentence", width, 2)
+    )

@@ -1,0 +1,186 @@
+"""GPT-2: a transformer that continues text, of 124 million to 1.6 billion parameters.
+
+Source: Language Models are Unsupervised Multitask Learners (Radford et al., 2019).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from transformer_kernels.mask import Mask
+from transformer_kernels.models.published import (
+    Layout,
+    PublishedWeights,
+    open_weights,
+    with_weights,
+)
+from transformer_kernels.nn.attention import head_size
+from transformer_kernels.nn.blocks import Stack, TransformerBlock
+from transformer_kernels.nn.cache import KeyValueCache
+from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
+from transformer_kernels.nn.options import (
+    AttentionPath,
+    check_choice,
+    check_positive,
+    check_probability,
+)
+from transformer_kernels.nn.positions import LearnedPositions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """What decides the weights and the function of a `GPT2`; defaults are those of its source."""
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int = 50257
+    context: int = 1024
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("layers", self.layers)
+        check_positive("vocabulary", self.vocabulary)
+        check_positive("context", self.context)
+        head_size(self.width, self.heads, "narrow")
+        check_probability("dropout", self.dropout)
+
+
+SIZES = {
+    "gpt2": GPT2Config(layers=12, heads=12, width=768),
+    "gpt2-medium": GPT2Config(layers=24, heads=16, width=1024),
+    "gpt2-large": GPT2Config(layers=36, heads=20, width=1280),
+    "gpt2-xl": GPT2Config(layers=48, heads=25, width=1600),
+}
+"""By the names that they are published under."""
+
+
+class GPT2(nn.Module):
+    """Logits of the next token at every position of a text.
+
+    The embedding of tokens is also the projection to logits: one parameter. `attention` chooses
+    how attention is computed, not what: the weights of one path run on another. `models.writing`
+    has `write`, which continues a text.
+    """
+
+    def __init__(self, config: GPT2Config, *, attention: AttentionPath = "fused") -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = LearnedPositions(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = Stack(
+            TransformerBlock(
+                config.width,
+                config.heads,
+                norm="pre",
+                activation="gelu_tanh",
+                bias=True,
+                dropout=config.dropout,
+                attention=attention,
+            )
+            for _ in range(config.layers)
+        )
+        self.last_norm = nn.LayerNorm(config.width)
+        normal_weights(self)
+        smaller_branch_ends(self, layers=config.layers)
+        nn.init.normal_(self.positions.table, std=0.01)
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: Path | str,
+        *,
+        heads: int | None = None,
+        dropout: float = 0.1,
+        attention: AttentionPath = "fused",
+    ) -> GPT2:
+        """The model with the weights of a file as HuggingFace publishes them, model.safetensors.
+
+        The file's shapes decide the config but for `heads`, width / 64 unless given, and
+        `dropout`. Weights get torch's default dtype. The model is in evaluation mode. Errors are
+        those of `open_weights`, and a ValueError that names the tensor where one is missing, has a
+        wrong shape or has no place here.
+        """
+        check_choice("attention", attention, AttentionPath)
+        with open_weights(path, _LAYOUT) as weights:
+            config = _published_config(weights, heads, dropout)
+            state = _published_state(weights, config)
+            weights.check_all_taken()
+        return with_weights(lambda: cls(config, attention=attention), state)
+
+    @property
+    def context(self) -> int:
+        return self.config.context
+
+    def new_cache(self, batch: int) -> KeyValueCache:
+        """For `forward`: of `batch` texts, up to the context."""
+        config, weight = self.config, self.embedding.weight
+        return KeyValueCache(
+            layers=config.layers, batch=batch, heads=config.heads, room=config.context,
+            head_size=config.width // config.heads, dtype=weight.dtype, device=weight.device,
+        )  # fmt: skip
+
+    def forward(self, tokens: Tensor, *, cache: KeyValueCache | None = None) -> Tensor:
+        """tokens (B, T) int64, T up to the context -> logits (B, T, vocabulary).
+
+        Row t depends on tokens 0 to t and on nothing later. With a cache they follow those that it
+        has, and are added to it.
+        """
+        start = 0 if cache is None else cache.extend(tokens.shape[1])
+        x: Tensor = self.dropout(self.positions(self.embedding(tokens), start=start))
+        x = self.blocks(x, mask=Mask.causal() if cache is None else None, cache=cache)
+        return nn.functional.linear(self.last_norm(x), self.embedding.weight)
+
+
+_LAYOUT = Layout(prefix="transformer.", ignored=r"h\.\d+\.attn\.(bias|masked_bias)")
+
+
+def _published_config(weights: PublishedWeights, heads: int | None, dropout: float) -> GPT2Config:
+    vocabulary, width = weights.matrix("wte.weight")
+    context, _ = weights.matrix("wpe.weight")
+    return GPT2Config(
+        layers=weights.layers("h."),
+        heads=weights.heads(width, heads),
+        width=width,
+        vocabulary=vocabulary,
+        context=context,
+        dropout=dropout,
+    )
+
+
+def _published_state(weights: PublishedWeights, config: GPT2Config) -> dict[str, Tensor]:
+    width = config.width
+    state = {
+        "embedding.weight": weights.take("wte.weight", (config.vocabulary, width)),
+        "positions.table": weights.take("wpe.weight", (config.context, width)),
+    } | weights.norm("ln_f", "last_norm", width)
+    weights.check_tied("lm_head.weight", state["embedding.weight"])
+    for n in range(config.layers):
+        state |= _published_block(weights, f"h.{n}.", f"blocks.{n}.", width)
+    return state
+
+
+def _published_block(
+    weights: PublishedWeights, theirs: str, ours: str, width: int
+) -> dict[str, Tensor]:
+    """Their linear layers keep weights as (inputs, outputs), and one makes queries, keys and
+    values, in this order."""
+    state = weights.norm(theirs + "ln_1", ours + "attention_norm", width)
+    state |= weights.norm(theirs + "ln_2", ours + "feed_forward_norm", width)
+    for name, layers, inputs, outputs in (
+        ("attn.c_attn", ("attention.queries", "attention.keys", "attention.values"), width, width),
+        ("attn.c_proj", ("attention.unify",), width, width),
+        ("mlp.c_fc", ("feed_forward.expand",), width, 4 * width),
+        ("mlp.c_proj", ("feed_forward.contract",), 4 * width, width),
+    ):
+        together = len(layers) * outputs
+        weight = weights.take(f"{theirs}{name}.weight", (inputs, together)).split(outputs, dim=1)
+        bias = weights.take(f"{theirs}{name}.bias", (together,)).split(outputs)
+        for layer, layer_weight, layer_bias in zip(layers, weight, bias, strict=True):
+            state[f"{ours}{layer}.weight"] = layer_weight.t().contiguous()
+            state[f"{ours}{layer}.bias"] = layer_bias.clone()
+    return state
