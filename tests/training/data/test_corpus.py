@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from transformer_kernels.training import (
+    Corpus,
     corpus_from_bytes,
     draw_batch,
     even_batch,
     load_corpus,
     standard_library_text,
 )
+from transformer_kernels.training.data import ByteWindows, bytes_of
 
 
 def test_the_last_tenth_is_held_out() -> None:
@@ -124,3 +126,47 @@ def test_the_shortest_text_that_will_do() -> None:
     corpus_from_bytes(bytes(130), "notes.txt").check_length(12)
     with pytest.raises(ValueError, match="the training part has 0"):
         corpus_from_bytes(b"", "empty.txt").check_length(1)
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "enwik8").touch()
+    with pytest.raises(ValueError, match="enwik8 is empty: a text to train on was expected"):
+        load_corpus(tmp_path / "enwik8")
+
+
+def test_the_bytes_of_a_part_come_back() -> None:
+    text = bytes(range(256)) * 2
+    corpus = corpus_from_bytes(text, "bytes")
+    assert bytes_of(corpus.train) + bytes_of(corpus.validation) == text
+    assert bytes_of(torch.empty(0, dtype=torch.uint8)) == b""
+
+
+def test_windows_are_those_of_draw_batch(corpus: Corpus) -> None:
+    """A run that was trained on `draw_batch` goes on with the same batches."""
+    windows = ByteWindows(corpus, 12)
+    ours, theirs = (torch.Generator().manual_seed(5) for _ in range(2))
+    for _ in range(3):
+        tokens = windows.draw(4, ours)["tokens"]
+        inputs, targets = draw_batch(corpus.train, batch=4, context=12, generator=theirs)
+        assert torch.equal(tokens[:, :-1], inputs)
+        assert torch.equal(tokens[:, 1:], targets)
+    assert torch.equal(ours.get_state(), theirs.get_state())
+    tokens = windows.held_out(9)["tokens"]
+    inputs, targets = even_batch(corpus.validation, batch=9, context=12)
+    assert torch.equal(tokens[:, :-1], inputs)
+    assert torch.equal(tokens[:, 1:], targets)
+
+
+def test_draws_are_those_of_old_runs() -> None:
+    """Window starts of a given seed, written down."""
+    text = torch.arange(200, dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(3)
+    inputs, _ = draw_batch(text, batch=6, context=7, generator=generator)
+    assert inputs[:, 0].tolist() == [86, 85, 177, 176, 137, 157]
+
+
+def test_windows_of_a_text_too_short_are_refused(corpus: Corpus) -> None:
+    with pytest.raises(ValueError, match="a fox is too short: a context of 180 needs 181 bytes"):
+        ByteWindows(corpus, 180)
+    with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
+        ByteWindows(corpus, 0)
