@@ -11,10 +11,12 @@ from tests.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.models import GeneratorConfig, TextGenerator
 from transformer_kernels.training import (
+    ByteWindows,
+    GeneratorTask,
     Schedule,
     TrainConfig,
     corpus_from_bytes,
-    train_generator,
+    train,
 )
 
 
@@ -23,15 +25,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TextGenerat
     """A model that has learned one line by heart."""
     out = tmp_path_factory.mktemp("run")
     config = TrainConfig(
-        model=GeneratorConfig(layers=1, width=32, heads=2, context=16),
+        task=GeneratorTask(model=GeneratorConfig(layers=1, width=32, heads=2, context=16)),
         steps=60,
         batch=8,
         schedule=Schedule(peak=2e-2, warmup=5),
         eval_every=60,
     )
-    corpus = corpus_from_bytes("né à Paris, ".encode() * 60, "a line")
+    text = "né à Paris, ".encode() * 60
     with one_thread():
-        result = train_generator(config, corpus, out=out)
+        result = train(config, ByteWindows(corpus_from_bytes(text, "a line"), 16), out=out)
+    assert isinstance(result.model, TextGenerator)
     return out / "checkpoint.pt", result.model
 
 
@@ -81,7 +84,7 @@ def test_checkpoints_that_cannot_be_read(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--prompt", "", "prompt must have at least one byte"),
+        ("--prompt", "", "prompt must have at least one token"),
         ("--length", "-1", "length must be at least 0, got -1"),
         ("--temperature", "-1", "temperature must be at least 0 and finite, got -1.0"),
         ("--seed", "-1", "seed must be at least 0 and below 2**63, got -1"),

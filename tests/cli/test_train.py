@@ -17,8 +17,9 @@ from tests.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
 from transformer_kernels.nn import AttentionPath
-from transformer_kernels.training import PRESETS, GeneratorTrainer, load_checkpoint, read_curve
-from transformer_kernels.training.run import KIND
+from transformer_kernels.training import Trainer, load_checkpoint, read_curve
+from transformer_kernels.training.presets import GENERATOR
+from transformer_kernels.training.trainer import Step
 
 TINY = "--layers 1 --width 8 --heads 2 --context 12 --batch 2 --steps 6 --eval-every 3 --threads 1"
 
@@ -59,7 +60,7 @@ def test_a_run_writes_checkpoint_curve_and_picture(
     assert run(TINY, "--data", text, "--out", out) == 0
     assert len(read_curve(out / "curve.csv")) == 6
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert load_checkpoint(out / "checkpoint.pt", kind=KIND)["steps_done"] == 6
+    assert load_checkpoint(out / "checkpoint.pt", kind="generator")["steps_done"] == 6
     said = capsys.readouterr()
     assert "bits/byte" in said.out
     for name in ("checkpoint.pt", "curve.csv", "curve.png"):
@@ -72,18 +73,18 @@ def test_options_change_the_preset() -> None:
     train.add_parser(parser.add_subparsers())
 
     def config(words: str) -> object:
-        return train._config(parser.parse_args(["train", "generator", *words.split()]))
+        return train.configured(parser.parse_args(["train", "generator", *words.split()]))
 
-    assert config("") == PRESETS["nanogpt-cpu"]
-    assert config("--preset seed") == PRESETS["seed"]
+    assert config("") == GENERATOR["nanogpt-cpu"]
+    assert config("--preset seed") == GENERATOR["seed"]
     from dataclasses import replace
 
-    demo = PRESETS["demo"]
+    demo = GENERATOR["demo"]
     assert config(
         "--preset demo --layers 3 --dropout 0.1 --batch 7 --lr 0.5 --steps 100"
     ) == replace(
         demo,
-        model=replace(demo.model, layers=3, dropout=0.1),
+        task=replace(demo.task, model=replace(demo.task.model, layers=3, dropout=0.1)),
         batch=7,
         steps=100,
         schedule=replace(demo.schedule, peak=0.5, warmup=10),
@@ -94,7 +95,7 @@ def test_the_choices_offered_are_those_there_are(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         run("--help")
     said = capsys.readouterr().out
-    assert f"--preset {{{','.join(PRESETS)}}}" in said
+    assert f"--preset {{{','.join(GENERATOR)}}}" in said
     assert f"--attention {{{','.join(get_args(AttentionPath))}}}" in said
 
 
@@ -107,15 +108,15 @@ def test_an_interrupt_saves_and_resuming_goes_on_exactly(
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run(TINY, "--dropout 0.1 --data", text, "--out", whole) == 0
 
-    step = GeneratorTrainer.step
+    step = Trainer.step
 
-    def step_and_interrupt(trainer: GeneratorTrainer) -> float:
+    def step_and_interrupt(trainer: Trainer) -> Step:
         if trainer.steps_done == 1:
             signal.raise_signal(signal.SIGINT)
         return step(trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(GeneratorTrainer, "step", step_and_interrupt)
+        patch.setattr(Trainer, "step", step_and_interrupt)
         assert run(TINY, "--dropout 0.1 --data", text, "--out", broken) == 130
     assert f"--resume {broken / 'checkpoint.pt'}" in capsys.readouterr().out
     assert len(read_curve(broken / "curve.csv")) == 2
@@ -195,7 +196,7 @@ def test_resuming_keeps_the_settings(
     other = tmp_path / "other.txt"
     other.write_bytes(bytes(2000))
     line = refused(capsys, "--data", other, "--resume", out / "checkpoint.pt")
-    assert "was trained on another text" in line
+    assert "was trained on other data" in line
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_a_run_that_diverges_says_so(
 def test_missing_packages_are_named(
     text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("transformer_kernels.training.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
     assert "pip install transformer_kernels[train]" in refused(capsys, TINY, "--data", text)
 
 

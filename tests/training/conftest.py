@@ -8,7 +8,14 @@ import pytest
 
 from tests.threads import one_thread
 from transformer_kernels.models import GeneratorConfig
-from transformer_kernels.training import Corpus, Schedule, TrainConfig, corpus_from_bytes
+from transformer_kernels.training import (
+    ByteWindows,
+    Corpus,
+    GeneratorTask,
+    Schedule,
+    TrainConfig,
+    corpus_from_bytes,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +27,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture
 def config() -> TrainConfig:
     return TrainConfig(
-        model=GeneratorConfig(layers=2, width=16, heads=2, context=12),
+        task=GeneratorTask(model=GeneratorConfig(layers=2, width=16, heads=2, context=12)),
         steps=8,
         batch=4,
         schedule=Schedule(peak=1e-2, warmup=2),
@@ -32,3 +39,8 @@ def config() -> TrainConfig:
 @pytest.fixture
 def corpus() -> Corpus:
     return corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 40, "a fox")
+
+
+@pytest.fixture
+def data(corpus: Corpus) -> ByteWindows:
+    return ByteWindows(corpus, 12)

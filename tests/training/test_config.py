@@ -7,26 +7,29 @@ from dataclasses import replace
 import pytest
 
 from transformer_kernels.models import SIZES
-from transformer_kernels.training import PRESETS, GeneratorTrainer, TrainConfig, corpus_from_bytes
+from transformer_kernels.training import PRESETS, Dataset, TrainConfig, Trainer
+from transformer_kernels.training.presets import GENERATOR
 
 
 def test_presets_go_with_the_sizes() -> None:
-    assert {name: preset.model for name, preset in PRESETS.items()} == SIZES
+    assert {name: preset.task.model for name, preset in GENERATOR.items()} == SIZES
 
 
 def test_nanogpt_cpu_is_nanogpts_setting() -> None:
-    preset = PRESETS["nanogpt-cpu"]
-    assert (preset.batch, preset.steps, preset.model.dropout) == (12, 2000, 0.0)
+    preset = GENERATOR["nanogpt-cpu"]
+    assert (preset.batch, preset.steps, preset.task.model.dropout) == (12, 2000, 0.0)
     assert preset.schedule.learning_rate(99, 2000) == 1e-3
     assert preset.schedule.learning_rate(1999, 2000) == pytest.approx(1e-4)
     assert (preset.clip, preset.weight_decay, preset.betas) == (1.0, 0.1, (0.9, 0.99))
 
 
 def test_the_seeds_run_is_as_long_as_its_source_says() -> None:
-    assert (PRESETS["seed"].batch, PRESETS["seed"].steps) == (32, 170_000)
+    assert (GENERATOR["seed"].batch, GENERATOR["seed"].steps) == (32, 170_000)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS.keys())
+@pytest.mark.parametrize(
+    "preset", [preset for named in PRESETS.values() for preset in named.values()]
+)
 def test_a_config_goes_through_plain_values(preset: TrainConfig) -> None:
     assert TrainConfig.from_dict(preset.to_dict()) == preset
 
@@ -35,6 +38,10 @@ def test_a_config_goes_through_plain_values(preset: TrainConfig) -> None:
     ("changes", "message"),
     [
         ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ({"accumulate": 0}, "accumulate must be a whole number of at least 1, got 0"),
+        ({"accumulate": 5}, "accumulate must be at most batch, got 5 and 4"),
+        ({"precision": "int8"}, "precision must be one of 'float32', 'bfloat16', 'float16', got"),
+        ({"eps": 0.0}, "eps must be above 0, got 0.0"),
         ({"batch": -1}, "batch must be a whole number of at least 1, got -1"),
         ({"eval_every": 0}, "eval_every must be a whole number of at least 1, got 0"),
         ({"clip": 0.0}, "clip must be above 0, got 0.0"),
@@ -51,7 +58,8 @@ def test_wrong_settings_are_named(
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus"])
-def test_a_device_that_is_not_there_is_named(config: TrainConfig, device: str) -> None:
-    corpus = corpus_from_bytes(bytes(1000), "zeros")
+def test_a_device_that_is_not_there_is_named(
+    config: TrainConfig, data: Dataset, device: str
+) -> None:
     with pytest.raises(ValueError, match=f"device '{device}' cannot be used: "):
-        GeneratorTrainer(replace(config, device=device), corpus)
+        Trainer(replace(config, device=device), data)

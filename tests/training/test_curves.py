@@ -28,7 +28,7 @@ def test_csv_keeps_every_digit(tmp_path: Path) -> None:
         append_to_curve(path, row)
     assert read_curve(path) == ROWS
     header = path.read_text().splitlines()[0]
-    assert header == "step,tokens,seconds,train_loss,val_loss,bits_per_byte,tokens_per_s"
+    assert header == "step,tokens,seconds,train_loss,val_loss,score,tokens_per_s"
     rewrite_curve(path, ROWS[:1])
     assert read_curve(path) == ROWS[:1]
 
@@ -56,6 +56,6 @@ def test_curves_are_drawn(tmp_path: Path, ending: str, magic: bytes) -> None:
 def test_a_missing_matplotlib_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_kernels.training.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"pip install transformer_kernels\[train\]"):
         curves.plot_curves({}, tmp_path / "curve.png")

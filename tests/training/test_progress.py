@@ -8,19 +8,19 @@ from transformer_kernels.training import CurveRow, progress_bar
 
 
 def test_a_validation_is_shown_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(2, label="fused") as on_row:
+    with progress_bar(2, label="fused", unit="bytes", score="bits/byte") as on_row:
         on_row(CurveRow(1, 48, 0.1, 5.0, None, None, 480.0))
         on_row(CurveRow(2, 96, 12.2, 4.5, 4.25, 6.131, 12345.0))
     out, err = capsys.readouterr()
     assert out == ""
     for figure in ("fused: step      2", "held-out loss 4.250", "6.131 bits/byte", "12 s"):
         assert figure in err
-    for figure in ("2/2", "loss 4.500", "6.492 bits/byte", "12,345 tokens/s"):
+    for figure in ("2/2", "loss 4.500", "12,345 bytes/s"):
         assert figure in err
 
 
 def test_a_missing_rich_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.training.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
     refused = pytest.raises(ImportError, match=r"rich is not installed: pip install .*\[train\]")
     with refused, progress_bar(1):
         pass

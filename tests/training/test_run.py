@@ -13,23 +13,32 @@ import torch
 
 from transformer_kernels.nn import AttentionPath, MultiHeadAttention
 from transformer_kernels.training import (
+    ByteWindows,
     CheckpointError,
-    Corpus,
     CurveRow,
-    GeneratorTrainer,
+    Dataset,
     Schedule,
     TrainConfig,
+    Trainer,
     corpus_from_bytes,
     load_checkpoint,
     load_generator,
     read_curve,
-    resume_generator,
+    resume,
     save_checkpoint,
-    train_generator,
+    train,
 )
-from transformer_kernels.training.run import KIND
 
 PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+
+
+def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
+    model = replace(config.task.model, dropout=share)
+    return replace(config, task=replace(config.task, model=model))
+
+
+def windows(text: bytes, name: str) -> ByteWindows:
+    return ByteWindows(corpus_from_bytes(text, name), 12)
 
 
 @pytest.fixture
@@ -39,19 +48,19 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def test_a_generator_learns(config: TrainConfig, corpus: Corpus) -> None:
-    result = train_generator(replace(config, steps=60), corpus)
+def test_a_generator_learns(config: TrainConfig, data: Dataset) -> None:
+    result = train(replace(config, steps=60), data)
     assert result.losses[0] == pytest.approx(math.log(256), abs=0.3)
     assert result.losses[-1] < 3.0
     assert result.finished
-    assert result.bits_per_byte is not None
-    assert result.bits_per_byte < 3.0 / math.log(2)
+    assert result.score is not None
+    assert result.score < 3.0 / math.log(2)
 
 
-def curves_of(config: TrainConfig, corpus: Corpus) -> dict[AttentionPath, list[float]]:
+def curves_of(config: TrainConfig, data: Dataset) -> dict[AttentionPath, list[float]]:
     curves: dict[AttentionPath, list[float]] = {}
     for path in PATHS:
-        result = train_generator(replace(config, attention=path), corpus)
+        result = train(replace(config, attention=path), data)
         modules = result.model.modules()
         taken = {each.attention for each in modules if isinstance(each, MultiHeadAttention)}
         assert taken == {path}
@@ -61,25 +70,25 @@ def curves_of(config: TrainConfig, corpus: Corpus) -> dict[AttentionPath, list[f
     return curves
 
 
-def test_every_path_gives_the_same_curve(config: TrainConfig, corpus: Corpus) -> None:
-    curves = curves_of(replace(config, steps=20), corpus)
+def test_every_path_gives_the_same_curve(config: TrainConfig, data: Dataset) -> None:
+    curves = curves_of(replace(config, steps=20), data)
     assert curves["fused"] == pytest.approx(curves["naive"], rel=2e-5)
     assert curves["torch"] == pytest.approx(curves["naive"], rel=2e-5)
 
 
 @pytest.mark.usefixtures("float64")
-def test_every_path_gives_the_same_curve_in_float64(config: TrainConfig, corpus: Corpus) -> None:
-    curves = curves_of(replace(config, steps=20), corpus)
+def test_every_path_gives_the_same_curve_in_float64(config: TrainConfig, data: Dataset) -> None:
+    curves = curves_of(replace(config, steps=20), data)
     assert curves["fused"] == pytest.approx(curves["naive"], rel=1e-11)
     assert curves["torch"] == pytest.approx(curves["naive"], rel=1e-11)
 
 
 def test_naive_and_fused_give_the_same_curve_with_dropout(
-    config: TrainConfig, corpus: Corpus
+    config: TrainConfig, data: Dataset
 ) -> None:
-    config = replace(config, model=replace(config.model, dropout=0.2))
-    naive = train_generator(replace(config, attention="naive"), corpus)
-    fused = train_generator(replace(config, attention="fused"), corpus)
+    config = with_dropout(config, 0.2)
+    naive = train(replace(config, attention="naive"), data)
+    fused = train(replace(config, attention="fused"), data)
     assert fused.losses == pytest.approx(naive.losses, rel=2e-5)
 
 
@@ -89,18 +98,18 @@ def without_times(rows: list[CurveRow]) -> list[CurveRow]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stopped_run_resumes_exactly(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path, path: AttentionPath
+    config: TrainConfig, data: Dataset, tmp_path: Path, path: AttentionPath
 ) -> None:
     """Dropout draws from torch's generator, so this holds its state too."""
-    config = replace(config, attention=path, model=replace(config.model, dropout=0.2))
-    whole = train_generator(config, corpus)
+    config = with_dropout(replace(config, attention=path), 0.2)
+    whole = train(config, data)
     steps = iter(range(1, 4))
-    stopped = train_generator(config, corpus, out=tmp_path, should_stop=lambda: next(steps) == 3)
+    stopped = train(config, data, out=tmp_path, should_stop=lambda: next(steps) == 3)
     assert not stopped.finished
     assert len(stopped.rows) == 3
     torch.manual_seed(999)
 
-    resumed = resume_generator(tmp_path / "checkpoint.pt", corpus=corpus)
+    resumed = resume(tmp_path / "checkpoint.pt", data=data)
 
     assert without_times(resumed.rows) == without_times(whole.rows)
     assert read_curve(tmp_path / "curve.csv") == resumed.rows
@@ -109,72 +118,70 @@ def test_a_stopped_run_resumes_exactly(
 
 
 def test_a_run_that_dies_resumes_from_its_last_checkpoint(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
-    whole = train_generator(config, corpus)
+    whole = train(config, data)
 
     def die(row: CurveRow) -> None:
         if row.step == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_generator(config, corpus, out=tmp_path, on_row=die)
+        train(config, data, out=tmp_path, on_row=die)
     assert len(read_curve(tmp_path / "curve.csv")) == 6
-    assert load_checkpoint(tmp_path / "checkpoint.pt", kind=KIND)["steps_done"] == 4
+    assert load_checkpoint(tmp_path / "checkpoint.pt", kind="generator")["steps_done"] == 4
 
-    resumed = resume_generator(tmp_path / "checkpoint.pt", corpus=corpus)
+    resumed = resume(tmp_path / "checkpoint.pt", data=data)
     assert without_times(resumed.rows) == without_times(whole.rows)
     assert [row.step for row in read_curve(tmp_path / "curve.csv")] == list(range(1, 9))
     assert resumed.seconds > 0
 
 
 def test_a_finished_run_has_nothing_left_to_do(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
-    first = train_generator(config, corpus, out=tmp_path)
-    again = resume_generator(tmp_path / "checkpoint.pt", corpus=corpus)
+    first = train(config, data, out=tmp_path)
+    again = resume(tmp_path / "checkpoint.pt", data=data)
     assert again.rows == first.rows
 
 
 def test_resuming_reads_the_text_from_where_it_came(config: TrainConfig, tmp_path: Path) -> None:
-    from transformer_kernels.training import load_corpus
-
     text = tmp_path / "text.txt"
     text.write_bytes(b"to be or not to be, " * 50)
     out = tmp_path / "run"
-    train_generator(config, load_corpus(text), out=out, should_stop=lambda: True)
-    assert resume_generator(out / "checkpoint.pt").finished
+    train(config, config.task.data(text), out=out, should_stop=lambda: True)
+    assert resume(out / "checkpoint.pt").finished
 
 
 def test_resuming_on_another_text_is_refused(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
-    train_generator(config, corpus, out=tmp_path, should_stop=lambda: True)
+    train(config, data, out=tmp_path, should_stop=lambda: True)
     curve = (tmp_path / "curve.csv").read_bytes()
-    other = corpus_from_bytes(b"something else " * 90, "other.txt")
-    with pytest.raises(CheckpointError, match=r"another text, a fox, than other\.txt"):
-        resume_generator(tmp_path / "checkpoint.pt", corpus=other)
+    other = windows(b"something else " * 90, "other.txt")
+    with pytest.raises(CheckpointError, match=r"other data, a fox, than other\.txt"):
+        resume(tmp_path / "checkpoint.pt", data=other)
     assert (tmp_path / "curve.csv").read_bytes() == curve
 
 
-def test_rows_say_what_was_done(config: TrainConfig, corpus: Corpus, tmp_path: Path) -> None:
+def test_rows_say_what_was_done(config: TrainConfig, data: Dataset, tmp_path: Path) -> None:
     seen: list[CurveRow] = []
-    result = train_generator(config, corpus, out=tmp_path, on_row=seen.append)
+    result = train(config, data, out=tmp_path, on_row=seen.append)
     assert seen == result.rows == read_curve(tmp_path / "curve.csv")
     assert [row.step for row in seen] == list(range(1, 9))
     assert [row.tokens for row in seen] == [48 * step for step in range(1, 9)]
     assert [row.val_loss is not None for row in seen] == [step in (4, 8) for step in range(1, 9)]
     last = seen[-1]
     assert last.val_loss is not None
-    assert last.bits_per_byte == last.val_loss / math.log(2)
+    assert last.score == last.val_loss / math.log(2)
     assert last.seconds == pytest.approx(sum(48 / row.tokens_per_s for row in seen))
     assert result.tokens_per_s == pytest.approx(last.tokens / last.seconds)
 
 
 def test_the_last_step_is_validated_and_saved(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
-    result = train_generator(replace(config, steps=3), corpus, out=tmp_path)
+    result = train(replace(config, steps=3), data, out=tmp_path)
     assert [row.val_loss is not None for row in result.rows] == [False, False, True]
     loaded = load_generator(tmp_path / "checkpoint.pt", attention="naive")
     assert not loaded.training
@@ -184,50 +191,50 @@ def test_the_last_step_is_validated_and_saved(
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "curve.csv", "curve.png"])
 def test_a_folder_with_a_run_is_left_alone(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path, name: str
+    config: TrainConfig, data: Dataset, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_bytes(b"precious")
     with pytest.raises(FileExistsError, match="holds a run already"):
-        train_generator(config, corpus, out=tmp_path)
+        train(config, data, out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes() == b"precious"
 
 
 def test_a_folder_that_cannot_be_made_is_an_oserror(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
-        train_generator(config, corpus, out=tmp_path / "file" / "run")
+        train(config, data, out=tmp_path / "file" / "run")
 
 
 def test_a_text_too_short_leaves_no_folder(config: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="notes is too short"):
-        train_generator(config, corpus_from_bytes(b"short", "notes"), out=tmp_path / "run")
+        train(config, windows(b"short", "notes"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     wild = replace(config, schedule=Schedule(peak=1e30, warmup=0))
     with pytest.raises(FloatingPointError, match=r"the loss is nan after step \d: try a lower"):
-        train_generator(wild, corpus, out=tmp_path)
+        train(wild, data, out=tmp_path)
 
 
 def test_a_validation_that_is_not_finite_is_not_saved(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     wild = replace(config, schedule=Schedule(peak=1e30, warmup=0), eval_every=1)
     with pytest.raises(FloatingPointError, match="the held-out loss is nan after step 1"):
-        train_generator(wild, corpus, out=tmp_path)
+        train(wild, data, out=tmp_path)
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(config: TrainConfig, corpus: Corpus) -> None:
-    trainer = GeneratorTrainer(config, corpus)
+def test_a_gradient_that_is_not_finite_changes_nothing(config: TrainConfig, data: Dataset) -> None:
+    trainer = Trainer(config, data)
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
-    trainer.model.logits.weight.register_hook(lambda gradient: gradient / 0.0)
+    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
     with pytest.raises(FloatingPointError, match=r"the gradient's norm is (inf|nan) after step 0"):
         trainer.step()
     assert trainer.steps_done == 0
@@ -235,22 +242,22 @@ def test_a_gradient_that_is_not_finite_changes_nothing(config: TrainConfig, corp
         assert torch.equal(weight, before[name]), name
 
 
-def test_validation_changes_nothing(config: TrainConfig, corpus: Corpus) -> None:
-    config = replace(config, model=replace(config.model, dropout=0.3))
-    rare = train_generator(replace(config, eval_every=8), corpus)
-    often = train_generator(replace(config, eval_every=1), corpus)
+def test_validation_changes_nothing(config: TrainConfig, data: Dataset) -> None:
+    config = with_dropout(config, 0.3)
+    rare = train(replace(config, eval_every=8), data)
+    often = train(replace(config, eval_every=1), data)
     assert rare.losses == often.losses
 
 
-def test_the_validation_loss_is_the_mean_over_bytes(config: TrainConfig, corpus: Corpus) -> None:
-    trainer = GeneratorTrainer(replace(config, batch=5, eval_batches=2), corpus)
-    whole = GeneratorTrainer(replace(config, batch=10, eval_batches=1), corpus)
-    assert trainer.validate() == pytest.approx(whole.validate(), rel=1e-6)
+def test_the_validation_loss_is_the_mean_over_bytes(config: TrainConfig, data: Dataset) -> None:
+    trainer = Trainer(replace(config, batch=5, eval_batches=2), data)
+    whole = Trainer(replace(config, batch=10, eval_batches=1), data)
+    assert trainer.validate().loss == pytest.approx(whole.validate().loss, rel=1e-6)
     assert trainer.validate() == trainer.validate()
 
 
-def test_the_schedule_and_the_clip_reach_the_optimizer(config: TrainConfig, corpus: Corpus) -> None:
-    trainer = GeneratorTrainer(replace(config, clip=1e-3), corpus)
+def test_the_schedule_and_the_clip_reach_the_optimizer(config: TrainConfig, data: Dataset) -> None:
+    trainer = Trainer(replace(config, clip=1e-3), data)
     for step in range(3):
         trainer.step()
         rate = config.schedule.learning_rate(step, config.steps)
@@ -260,23 +267,23 @@ def test_the_schedule_and_the_clip_reach_the_optimizer(config: TrainConfig, corp
     assert norm.item() == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_only_matrices_decay(config: TrainConfig, corpus: Corpus) -> None:
-    decayed, spared = GeneratorTrainer(config, corpus).optimizer.param_groups
+def test_only_matrices_decay(config: TrainConfig, data: Dataset) -> None:
+    decayed, spared = Trainer(config, data).optimizer.param_groups
     assert decayed["weight_decay"] == config.weight_decay
     assert spared["weight_decay"] == 0
     assert {p.dim() for p in decayed["params"]} == {2}
     assert {p.dim() for p in spared["params"]} == {1}
 
 
-def test_a_seed_decides_the_run(config: TrainConfig, corpus: Corpus) -> None:
-    first, again = (train_generator(config, corpus).losses for _ in range(2))
+def test_a_seed_decides_the_run(config: TrainConfig, data: Dataset) -> None:
+    first, again = (train(config, data).losses for _ in range(2))
     assert first == again
-    assert train_generator(replace(config, seed=1), corpus).losses != first
+    assert train(replace(config, seed=1), data).losses != first
 
 
-def test_a_seed_decides_weights_and_batches(config: TrainConfig, corpus: Corpus) -> None:
-    trainers = [GeneratorTrainer(replace(config, seed=seed), corpus) for seed in (0, 1, 1)]
-    weights = [trainer.model.logits.weight for trainer in trainers]
+def test_a_seed_decides_weights_and_batches(config: TrainConfig, data: Dataset) -> None:
+    trainers = [Trainer(replace(config, seed=seed), data) for seed in (0, 1, 1)]
+    weights = [trainer.model.get_parameter("logits.weight") for trainer in trainers]
     states = [trainer.batches.get_state() for trainer in trainers]
     for first, second, third in (weights, states):
         assert not torch.equal(first, second)
@@ -284,11 +291,11 @@ def test_a_seed_decides_weights_and_batches(config: TrainConfig, corpus: Corpus)
 
 
 def test_a_config_of_another_version_is_refused(
-    config: TrainConfig, corpus: Corpus, tmp_path: Path
+    config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoint.pt"
-    state = GeneratorTrainer(config, corpus).state()
+    state = Trainer(config, data).state()
     state["config"]["moon_phase"] = 3
-    save_checkpoint(state, path, kind=KIND)
+    save_checkpoint(state, path, kind="generator")
     with pytest.raises(CheckpointError, match=r"config in .* is not one of this version.*moon"):
         load_generator(path)

@@ -10,7 +10,17 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from transformer_kernels.cli import demo, generate, info, tiles, train, tune
+from transformer_kernels.cli import (
+    classify,
+    demo,
+    generate,
+    info,
+    lookup,
+    tiles,
+    train,
+    translate,
+    tune,
+)
 from transformer_kernels.cli.errors import UserError
 from transformer_kernels.version import __version__
 
@@ -23,7 +33,11 @@ class Command(Protocol):
     ) -> None: ...
 
 
-COMMANDS: tuple[Command, ...] = (info, train, generate, demo, tiles, tune)
+COMMANDS: tuple[Command, ...] = (
+    *(info, demo),
+    *(train, generate, classify, translate, lookup),
+    *(tiles, tune),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

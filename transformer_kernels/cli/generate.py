@@ -1,19 +1,17 @@
-"""The command `generate`: text from a trained generator."""
+"""The command `generate`: text from a trained model."""
 
 from __future__ import annotations
 
 import argparse
 import codecs
-from pathlib import Path
 
 from transformer_kernels.cli.conversion import as_user_error
+from transformer_kernels.cli.using import add_attention, add_checkpoint
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("generate", help="write text with a trained generator")
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", required=True, help="what training saved"
-    )
+    parser = subparsers.add_parser("generate", help="write text with a trained generator or GPT-2")
+    add_checkpoint(parser, "generator", "gpt2")
     parser.add_argument(
         "--prompt",
         default="\n",
@@ -22,47 +20,50 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(default: a line break)",
     )
     parser.add_argument(
-        "--length", type=int, default=500, metavar="N", help="bytes to write (default: 500)"
+        "--length",
+        type=int,
+        default=500,
+        metavar="N",
+        help="tokens to write, which are bytes of a generator (default: 500)",
     )
     parser.add_argument(
         "--temperature",
         type=float,
         default=0.5,
         metavar="T",
-        help="0 takes the likeliest byte, 1 the model's own odds (default: 0.5)",
+        help="0 takes the likeliest token, 1 the model's own odds (default: 0.5)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="decides the draws (default: 0)"
     )
-    parser.add_argument(
-        "--attention",
-        choices=("naive", "fused", "torch"),
-        default="fused",
-        help="how attention is computed (default: fused)",
-    )
+    add_attention(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     import torch
 
+    from transformer_kernels.models.writing import LanguageModel, write
     from transformer_kernels.nn.options import check_seed
-    from transformer_kernels.training import load_generator
+    from transformer_kernels.training import Tokens, load_model
 
-    with as_user_error(OSError, ValueError):
+    with as_user_error(OSError, ValueError, ImportError):
         check_seed(args.seed)
-        generator = torch.Generator().manual_seed(args.seed)
-        model = load_generator(args.checkpoint, attention=args.attention)
-        following = model.stream(
-            args.prompt.encode("utf-8", "surrogateescape"),
+        trained = load_model(args.checkpoint, "generator", "gpt2", attention=args.attention)
+        model = trained.model
+        assert isinstance(model, LanguageModel)
+        tokens = Tokens.from_json(trained.extra["tokens"]) if trained.extra else Tokens()
+        following = write(
+            model,
+            tokens.encode(args.prompt.encode("utf-8", "surrogateescape")).tolist(),
             args.length,
             temperature=args.temperature,
-            generator=generator,
+            generator=torch.Generator().manual_seed(args.seed),
         )
-    # A character may span several bytes, and a model may write bytes that are none.
+    # A character may span several tokens, and a model may write bytes that are none.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     print(args.prompt, end="", flush=True)
-    for byte in following:
-        print(decoder.decode(bytes([byte])), end="", flush=True)
+    for token in following:
+        print(decoder.decode(tokens.decode([token])), end="", flush=True)
     print(decoder.decode(b"", final=True))
     return 0

@@ -1,4 +1,4 @@
-"""The command `train`: trains a reference model on text."""
+"""The command `train`: trains a reference model."""
 
 from __future__ import annotations
 
@@ -12,49 +12,55 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_kernels.cli.conversion import as_user_error
 from transformer_kernels.cli.errors import UserError
+from transformer_kernels.cli.trainings import TRAININGS, Training
 
 if TYPE_CHECKING:
-    from transformer_kernels.models import GeneratorConfig
-    from transformer_kernels.training import GeneratorRun, TrainConfig, TrainResult
-
-_DEFAULT_OUT = Path("runs/generator")
-_DEFAULT_PRESET = "nanogpt-cpu"
-
-_MODEL_SETTINGS = ("context", "width", "layers", "heads", "dropout")
-_RUN_SETTINGS = ("attention", "steps", "batch", "eval_every", "seed", "device")
-_FIXED_BY_CHECKPOINT = ("preset", "lr", "out", *_MODEL_SETTINGS, *_RUN_SETTINGS)
+    from transformer_kernels.training import TrainConfig, TrainingRun, TrainResult
+    from transformer_kernels.training.ranks import Ranks
 
 _INTERRUPTED = 130
 
+_RUN_SETTINGS = (
+    ("attention", str, "how attention is computed: bmm and softmax, our kernels, or torch's SDPA"),
+    ("steps", int, "batches to train on"),
+    ("batch", int, "examples in a batch, of all processes together"),
+    ("accumulate", int, "parts that a batch is cut into, to save memory"),
+    ("precision", str, "what products are computed in; weights stay in float32"),
+    ("eval-every", int, "steps between validations and checkpoints"),
+    ("seed", int, "decides weights, batches and dropout"),
+    ("device", str, "torch device; under torchrun, each process takes its own GPU of `cuda`"),
+)
+_CHOICES = {
+    "attention": ("naive", "fused", "torch"),
+    "precision": ("float32", "bfloat16", "float16"),
+}
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("train", help="train a reference model on text")
+    parser = subparsers.add_parser("train", help="train a reference model")
     models = parser.add_subparsers(metavar="model", required=True)
-    generator = models.add_parser(
-        "generator",
-        help="a transformer that writes text, byte by byte",
-        description=(
-            "Trains a text generator. A preset gives every setting; the options change some. "
-            "Ctrl-C saves a checkpoint and stops."
-        ),
-    )
-    _add_files(generator)
-    _add_settings(generator)
-    generator.set_defaults(run=run_generator)
+    for training in TRAININGS:
+        one = models.add_parser(
+            training.kind,
+            help=training.help,
+            description=(
+                f"Trains {training.help}. A preset gives every setting; the options change some. "
+                "Ctrl-C saves a checkpoint and stops. Several processes: torchrun --nproc-per-node "
+                f"N -m transformer_kernels train {training.kind} ..."
+            ),
+        )
+        _add_files(one, training)
+        _add_settings(one, training)
+        one.set_defaults(run=run_training, training=training)
 
 
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="FILE",
-        help="text to learn, any file (default: the sources of Python's standard library)",
-    )
+def _add_files(parser: argparse.ArgumentParser, training: Training) -> None:
+    parser.add_argument("--data", type=Path, metavar="PATH", help=training.data)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"folder for checkpoint, curve and picture (default: {_DEFAULT_OUT})",
+        help=f"folder for checkpoint, curve and picture (default: {training.out})",
     )
     parser.add_argument(
         "--resume",
@@ -64,43 +70,34 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser, training: Training) -> None:
     parser.add_argument(
         "--preset",
-        choices=("demo", "nanogpt-cpu", "seed"),
-        help=f"settings to start from (default: {_DEFAULT_PRESET})",
+        choices=training.presets,
+        help=f"settings to start from (default: {training.presets[0]})",
     )
+    for name, kind, meaning in (*training.model_settings, *training.task_settings, *_RUN_SETTINGS):
+        choices = _CHOICES.get(name)
+        metavar = None if choices else "NAME" if kind is str else "N"
+        parser.add_argument(f"--{name}", type=kind, choices=choices, metavar=metavar, help=meaning)
+    parser.add_argument("--lr", type=float, metavar="N", help="highest learning rate")
     parser.add_argument(
-        "--attention",
-        choices=("naive", "fused", "torch"),
-        help="how attention is computed: bmm and softmax, our kernels, or torch's SDPA "
-        "(default: fused)",
+        "--recompute",
+        action="store_const",
+        const=True,
+        help="keep only what goes into each block, and compute the rest again",
     )
-    for name, kind, meaning in (
-        ("steps", int, "batches to train on"),
-        ("batch", int, "windows in a batch"),
-        ("context", int, "bytes in a window"),
-        ("width", int, "width of the model"),
-        ("layers", int, "transformer blocks"),
-        ("heads", int, "attention heads"),
-        ("dropout", float, "share of values dropped in training"),
-        ("lr", float, "highest learning rate"),
-        ("eval-every", int, "steps between validations and checkpoints"),
-        ("seed", int, "decides weights, batches and dropout"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, metavar="N", help=meaning)
-    parser.add_argument("--device", metavar="NAME", help="torch device (default: cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
     parser.add_argument(
         "--deterministic", action="store_true", help="only algorithms that repeat bit for bit"
     )
 
 
-def run_generator(args: argparse.Namespace) -> int:
+def run_training(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.training import progress_bar
-    from transformer_kernels.training.extras import require
+    from transformer_kernels.extras import require
+    from transformer_kernels.training.ranks import joined
 
     with as_user_error(ImportError):
         require("rich", extra="train")
@@ -111,54 +108,81 @@ def run_generator(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     if args.deterministic:
         torch.use_deterministic_algorithms(True)
-    with as_user_error(OSError, ValueError):
-        run = _resumed_run(args) if args.resume is not None else _new_run(args)
-    with (
-        _stop_on_interrupt() as should_stop,
-        progress_bar(run.config.steps, label=run.config.attention) as on_row,
-        as_user_error(OSError, FloatingPointError),
-    ):
-        result = run.train(on_row=on_row, should_stop=should_stop)
-    return _report(run, result)
+    with joined() as ranks:
+        with as_user_error(OSError, ValueError, ImportError):
+            run = _resumed_run(args, ranks) if args.resume is not None else _new_run(args, ranks)
+        with (
+            _stop_on_interrupt() as should_stop,
+            _progress(run) as on_row,
+            as_user_error(OSError, FloatingPointError),
+        ):
+            result = run.train(on_row=on_row, should_stop=should_stop)
+        return _report(run, result) if ranks.is_first else 0
 
 
-def _new_run(args: argparse.Namespace) -> GeneratorRun:
-    from transformer_kernels.training import GeneratorRun, load_corpus
+def _new_run(args: argparse.Namespace, ranks: Ranks) -> TrainingRun:
+    from transformer_kernels.training import TrainingRun
 
-    config = _config(args)
-    corpus = load_corpus(args.data)
-    return GeneratorRun.start(config, corpus, out=args.out or _DEFAULT_OUT)
+    config = configured(args)
+    data = config.task.data(args.data)
+    out = args.out or Path(args.training.out)
+    return TrainingRun.start(config, data, out=out, ranks=ranks)
 
 
-def _resumed_run(args: argparse.Namespace) -> GeneratorRun:
-    from transformer_kernels.training import GeneratorRun, load_corpus
+def _resumed_run(args: argparse.Namespace, ranks: Ranks) -> TrainingRun:
+    from transformer_kernels.training import TrainingRun
 
-    for name in _FIXED_BY_CHECKPOINT:
+    for name in ("preset", "lr", "out", "recompute", *_names(args.training)):
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
             raise UserError(f"--{option} cannot be given with --resume: the checkpoint fixes it")
-    corpus = None if args.data is None else load_corpus(args.data)
-    return GeneratorRun.resume(args.resume, corpus=corpus)
+    return TrainingRun.resume(args.resume, source=args.data, kind=args.training.kind, ranks=ranks)
 
 
-def _config(args: argparse.Namespace) -> TrainConfig:
+def configured(args: argparse.Namespace) -> TrainConfig:
     """The preset with the options put in; ValueError where one is out of range."""
     from dataclasses import replace
 
     from transformer_kernels.training import PRESETS
 
-    preset = PRESETS[args.preset or _DEFAULT_PRESET]
-    model: GeneratorConfig = replace(preset.model, **_given(args, _MODEL_SETTINGS))
+    training: Training = args.training
+    preset = PRESETS[training.kind][args.preset or training.presets[0]]
+    model = replace(preset.task.model, **_given(args, _python(training.model_settings)))
+    task = replace(preset.task, model=model, **_given(args, _python(training.task_settings)))
     schedule = preset.schedule
     if args.lr is not None:
         schedule = replace(schedule, peak=args.lr)
     if args.steps is not None:
-        schedule = replace(schedule, warmup=min(schedule.warmup, max(args.steps, 0) // 10))
-    return replace(preset, model=model, schedule=schedule, **_given(args, _RUN_SETTINGS))
+        schedule = replace(schedule, warmup=min(schedule.warmup, max(args.steps, 1) // 10 or 1))
+    run = _given(args, (*_python(_RUN_SETTINGS), "recompute"))
+    return replace(preset, task=task, schedule=schedule, **run)
+
+
+def _names(training: Training) -> tuple[str, ...]:
+    return _python((*training.model_settings, *training.task_settings, *_RUN_SETTINGS))
+
+
+def _python(settings: tuple[tuple[str, type, str], ...]) -> tuple[str, ...]:
+    return tuple(name.replace("-", "_") for name, *_ in settings)
 
 
 def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+@contextmanager
+def _progress(run: TrainingRun) -> Iterator[Any]:
+    """Of the first process."""
+    from transformer_kernels.training import progress_bar
+
+    if not run.trainer.ranks.is_first:
+        yield None
+        return
+    config = run.config
+    with progress_bar(
+        config.steps, label=config.attention, unit=config.task.unit, score=config.task.score_name
+    ) as on_row:
+        yield on_row
 
 
 @contextmanager
@@ -178,24 +202,32 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _report(run: GeneratorRun, result: TrainResult) -> int:
+def _report(run: TrainingRun, result: TrainResult) -> int:
     from transformer_kernels.training import plot_curves
     from transformer_kernels.training.run import CHECKPOINT, CURVE, PICTURE
 
     assert run.folder is not None
+    task = result.config.task
     checkpoint = run.folder / CHECKPOINT
     with as_user_error(OSError):
-        plot_curves({result.config.attention: result.rows}, run.folder / PICTURE)
+        picture = run.folder / PICTURE
+        plot_curves({result.config.attention: result.rows}, picture, score=task.score_name)
     command = "python -m transformer_kernels"
     if not result.finished:
         print(f"stopped after step {result.rows[-1].step} of {result.config.steps}; go on with")
-        print(f"  {command} train generator --resume {checkpoint}")
+        print(f"  {command} train {task.kind} --resume {checkpoint}")
         return _INTERRUPTED
     print(
         f"{result.config.steps} steps in {result.seconds:.0f} s, "
-        f"{result.tokens_per_s:,.0f} tokens/s; held-out text: {result.bits_per_byte:.3f} bits/byte"
+        f"{result.tokens_per_s:,.0f} {task.unit}/s; held-out data: "
+        f"{result.score:.3f} {task.score_name}"
     )
     for name in (CHECKPOINT, CURVE, PICTURE):
         print(f"  {run.folder / name}")
-    print(f"  {command} generate --checkpoint {checkpoint}")
+    for use in _training_of(task.kind).uses:
+        print(f"  {command} {use} --checkpoint {checkpoint}")
     return 0
+
+
+def _training_of(kind: str) -> Training:
+    return next(training for training in TRAININGS if training.kind == kind)

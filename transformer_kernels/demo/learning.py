@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from transformer_kernels.bench import peak_extra_bytes
 from transformer_kernels.nn.options import AttentionPath
 from transformer_kernels.training import (
-    Corpus,
     CurveRow,
-    GeneratorRun,
-    GeneratorTrainer,
+    Dataset,
     TrainConfig,
+    Trainer,
+    TrainingRun,
     TrainResult,
 )
 
@@ -30,7 +30,7 @@ class Learned:
 
 def train_side_by_side(
     config: TrainConfig,
-    corpus: Corpus,
+    data: Dataset,
     paths: tuple[AttentionPath, ...],
     *,
     seconds: float,
@@ -44,8 +44,8 @@ def train_side_by_side(
     """
     deadline = time.perf_counter() + seconds
     configs = {path: replace(config, attention=path) for path in paths}
-    peaks = {path: step_peak_bytes(one, corpus) for path, one in configs.items()}
-    runs = {path: GeneratorRun.start(one, corpus) for path, one in configs.items()}
+    peaks = {path: step_peak_bytes(one, data) for path, one in configs.items()}
+    runs = {path: TrainingRun.start(one, data) for path, one in configs.items()}
     for _ in range(config.steps):
         results = {path: run.train(should_stop=lambda: True) for path, run in runs.items()}
         on_step({path: result.rows[-1] for path, result in results.items()})
@@ -54,7 +54,7 @@ def train_side_by_side(
     return {path: Learned(results[path], peaks[path]) for path in paths}
 
 
-def step_peak_bytes(config: TrainConfig, corpus: Corpus) -> int | None:
+def step_peak_bytes(config: TrainConfig, data: Dataset) -> int | None:
     """The most that a training step holds beyond the model, its gradients and its optimizer."""
-    trainer = GeneratorTrainer(config, corpus)
+    trainer = Trainer(config, data)
     return peak_extra_bytes(lambda: trainer.step)

@@ -18,8 +18,9 @@ from transformer_kernels.demo.pictures import plot_learning
 from transformer_kernels.demo.settings import DemoSettings
 from transformer_kernels.demo.tables import learning_table, speed_table
 from transformer_kernels.info import info
+from transformer_kernels.models import TextGenerator
 from transformer_kernels.nn.options import AttentionPath
-from transformer_kernels.training import CurveRow, load_corpus
+from transformer_kernels.training import CurveRow
 from transformer_kernels.training.curves import rewrite_curve
 
 SPEED_ROWS = "attention.csv"
@@ -81,8 +82,8 @@ def _show_learning(
     settings: DemoSettings, out: Path, console: Console, paths: tuple[AttentionPath, ...]
 ) -> None:
     config = settings.training
-    corpus = load_corpus()
-    console.rule(f"a small generator, context {config.model.context}, on {corpus.name}")
+    data = config.task.data()
+    console.rule(f"a small generator, context {config.task.model.context}, on {data.name}")
     with _progress(console) as progress:
         task = progress.add_task("training", total=config.steps, now="")
 
@@ -90,14 +91,14 @@ def _show_learning(
             losses = "  ".join(f"{path} {row.train_loss:.3f}" for path, row in rows.items())
             progress.update(task, advance=1, now=f"loss: {losses}")
             for path, row in rows.items():
-                if row.bits_per_byte is not None:
+                if row.score is not None:
                     console.print(
                         f"{path}: step {row.step:>5} after {row.seconds:.1f} s, "
-                        f"{row.bits_per_byte:.4f} bits/byte on held-out text"
+                        f"{row.score:.4f} bits/byte on held-out text"
                     )
 
         learned = train_side_by_side(
-            config, corpus, paths, seconds=settings.training_seconds, on_step=on_step
+            config, data, paths, seconds=settings.training_seconds, on_step=on_step
         )
     done = len(learned["naive"].result.rows)
     if done < config.steps:
@@ -105,7 +106,7 @@ def _show_learning(
             f"Stopped after {done} of {config.steps} steps, to end within minutes: other work, or "
             "few cores, slow this machine down."
         )
-    title = f"{done} steps of {config.batch} x {config.model.context} bytes, the same seed"
+    title = f"{done} steps of {config.batch} x {config.task.model.context} bytes, the same seed"
     console.print(learning_table(learned, title))
     _compare(learned, console)
     for path, run in learned.items():
@@ -129,7 +130,9 @@ def _compare(learned: Mapping[str, Learned], console: Console) -> None:
 
 def _write_sample(settings: DemoSettings, run: Learned, out: Path, console: Console) -> None:
     generator = torch.Generator().manual_seed(settings.training.seed)
-    written = run.result.model.generate(
+    model = run.result.model
+    assert isinstance(model, TextGenerator)
+    written = model.generate(
         settings.prompt,
         settings.sample_bytes,
         temperature=settings.temperature,

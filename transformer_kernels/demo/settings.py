@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from transformer_kernels.bench import Budget
 from transformer_kernels.models.generator import GeneratorConfig
-from transformer_kernels.training import PRESETS, TrainConfig
+from transformer_kernels.training import PRESETS, GeneratorTask, TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ FULL = DemoSettings(
     width=64,
     budget=Budget(seconds=3.0, most=30),
     speed_seconds=120.0,
-    training=replace(PRESETS["demo"], steps=500, eval_every=100),
+    training=replace(PRESETS["generator"]["demo"], steps=500, eval_every=100),
     training_seconds=140.0,
     prompt=b"def ",
     sample_bytes=400,
@@ -51,8 +51,8 @@ QUICK = DemoSettings(
     budget=Budget(seconds=0.1, fewest=2, most=3),
     speed_seconds=60.0,
     training=replace(
-        PRESETS["demo"],
-        model=GeneratorConfig(layers=1, width=16, heads=2, context=32),
+        PRESETS["generator"]["demo"],
+        task=GeneratorTask(model=GeneratorConfig(layers=1, width=16, heads=2, context=32)),
         steps=4,
         batch=2,
         eval_every=2,

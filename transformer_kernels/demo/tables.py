@@ -56,7 +56,7 @@ def learning_table(learned: Mapping[str, Learned], title: str) -> Table:
             f"{result.seconds:.1f}",
             f"{1e3 * result.seconds / len(result.rows):.1f}",
             UNKNOWN if run.peak_bytes is None else f"{run.peak_bytes / 2**20:.0f}",
-            UNKNOWN if result.bits_per_byte is None else f"{result.bits_per_byte:.4f}",
+            UNKNOWN if result.score is None else f"{result.score:.4f}",
         )
     return table
 

@@ -1,52 +1,71 @@
-"""Training of the reference models: text, schedules, checkpoints, curves, and whole runs."""
+"""Training of the reference models: data, tasks, schedules, checkpoints, curves, and whole runs."""
 
 from transformer_kernels.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_kernels.training.config import PRESETS, TrainConfig
+from transformer_kernels.training.config import Precision, TrainConfig
 from transformer_kernels.training.curves import CurveRow, plot_curves, read_curve
 from transformer_kernels.training.data import (
+    Batch,
+    ByteWindows,
     Corpus,
+    Dataset,
+    Tokens,
     corpus_from_bytes,
     draw_batch,
     even_batch,
     load_corpus,
     standard_library_text,
 )
+from transformer_kernels.training.presets import PRESETS
 from transformer_kernels.training.progress import progress_bar
 from transformer_kernels.training.run import (
-    GeneratorRun,
+    Trained,
+    TrainingRun,
     TrainResult,
     load_generator,
-    resume_generator,
-    train_generator,
+    load_model,
+    resume,
+    train,
 )
 from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.trainer import GeneratorTrainer
+from transformer_kernels.training.task import Task
+from transformer_kernels.training.tasks import TASKS, GeneratorTask
+from transformer_kernels.training.trainer import Trainer
 
 __all__ = [
     "PRESETS",
+    "TASKS",
+    "Batch",
+    "ByteWindows",
     "CheckpointError",
     "Corpus",
     "CurveRow",
-    "GeneratorRun",
-    "GeneratorTrainer",
+    "Dataset",
+    "GeneratorTask",
+    "Precision",
     "Schedule",
+    "Task",
+    "Tokens",
     "TrainConfig",
     "TrainResult",
+    "Trained",
+    "Trainer",
+    "TrainingRun",
     "corpus_from_bytes",
     "draw_batch",
     "even_batch",
     "load_checkpoint",
     "load_corpus",
     "load_generator",
+    "load_model",
     "plot_curves",
     "progress_bar",
     "read_curve",
-    "resume_generator",
+    "resume",
     "save_checkpoint",
     "standard_library_text",
-    "train_generator",
+    "train",
 ]

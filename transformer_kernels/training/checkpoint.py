@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +24,7 @@ class CheckpointError(ValueError):
 def save_checkpoint(state: dict[str, Any], path: Path, *, kind: str) -> None:
     """Writes `state` (tensors, numbers, strings and containers of them) to `path`.
 
-    `kind` says what it is a checkpoint of ("text generator"), for `load_checkpoint` to check.
+    `kind` says what it is a checkpoint of ("generator"), for `load_checkpoint` to check.
 
     A file of that name is replaced in one go, once the new one is on disk: a crash leaves the old
     one or the new one, never a part.
@@ -39,8 +40,9 @@ def save_checkpoint(state: dict[str, Any], path: Path, *, kind: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load_checkpoint(path: Path | str, *, kind: str) -> dict[str, Any]:
-    """The state that `save_checkpoint` was given with that kind, on the CPU.
+def load_checkpoint(path: Path | str, *, kind: str | Sequence[str] = ()) -> dict[str, Any]:
+    """The state that `save_checkpoint` was given, with one of these kinds if any is named, on the
+    CPU.
 
     OSError where the file cannot be read, CheckpointError where it is not such a checkpoint.
     Nothing in it is executed: only tensors and plain containers are accepted.
@@ -55,8 +57,10 @@ def load_checkpoint(path: Path | str, *, kind: str) -> dict[str, Any]:
             raise CheckpointError(f"{path} is not a checkpoint of ours") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of ours")
-    if state.get("kind") != kind:
-        raise CheckpointError(f"{path} is a checkpoint of a {state.get('kind')}, not of a {kind}")
+    kinds = [kind] if isinstance(kind, str) else kind
+    if kinds and state.get("kind") not in kinds:
+        wanted = " or ".join(kinds)
+        raise CheckpointError(f"{path} is a checkpoint of a {state.get('kind')}, not of a {wanted}")
     return state
 
 

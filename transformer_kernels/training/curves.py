@@ -6,29 +6,29 @@ import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from transformer_kernels.training.extras import require
+from transformer_kernels.extras import require
 
 
 class CurveRow(NamedTuple):
-    """One training step. Losses are means over bytes, in nats."""
+    """One training step. Losses are means, in nats."""
 
     step: int
     """Steps done, this one included"""
     tokens: int
-    """Bytes trained on until now"""
+    """What was read until now (`Task.unit`)"""
     seconds: float
     """Time spent in training steps until now; validation and checkpoints are not counted"""
     train_loss: float
     """On this step's batch"""
     val_loss: float | None
-    """On held-out text; None where the step had no validation"""
-    bits_per_byte: float | None
-    """The same, val_loss / ln 2"""
+    """On held-out data; None where the step had no validation"""
+    score: float | None
+    """Likewise (`Task.score_name`)"""
     tokens_per_s: float
     """Of this step"""
 
@@ -63,7 +63,7 @@ def read_curve(path: Path | str) -> list[CurveRow]:
                 seconds=float(row["seconds"]),
                 train_loss=float(row["train_loss"]),
                 val_loss=_optional(row["val_loss"]),
-                bits_per_byte=_optional(row["bits_per_byte"]),
+                score=_optional(row["score"]),
                 tokens_per_s=float(row["tokens_per_s"]),
             )
             for row in csv.DictReader(file)
@@ -79,7 +79,7 @@ def rows_to_tensor(rows: Sequence[CurveRow]) -> Tensor:
 def rows_from_tensor(table: Tensor) -> list[CurveRow]:
     """The rows that `rows_to_tensor` was given."""
     rows: list[CurveRow] = []
-    for step, tokens, seconds, train_loss, val_loss, bits, speed in table.tolist():
+    for step, tokens, seconds, train_loss, val_loss, score, speed in table.tolist():
         validated = not math.isnan(val_loss)
         rows.append(
             CurveRow(
@@ -88,47 +88,49 @@ def rows_from_tensor(table: Tensor) -> list[CurveRow]:
                 seconds=seconds,
                 train_loss=train_loss,
                 val_loss=val_loss if validated else None,
-                bits_per_byte=bits if validated else None,
+                score=score if validated else None,
                 tokens_per_s=speed,
             )
         )
     return rows
 
 
-def plot_curves(curves: Mapping[str, Sequence[CurveRow]], path: Path | str) -> None:
-    """Draws runs by name into one picture: bits per byte over steps, and over seconds.
+def plot_curves(
+    curves: Mapping[str, Sequence[CurveRow]], path: Path | str, *, score: str = "score"
+) -> None:
+    """Draws runs by name into one picture: losses over steps and over seconds, and the score.
 
-    Thin lines are training batches, dots held-out text. The file's ending chooses its format.
+    Thin lines are training batches, dots held-out data. The file's ending chooses its format.
     ImportError where matplotlib is missing.
     """
     require("matplotlib", extra="train")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    by_step, by_time = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=(14, 4), layout="constrained")
+    by_step, by_time, scores = figure.subplots(1, 3)
     for index, (name, rows) in enumerate(curves.items()):
-        validated = [row for row in rows if row.bits_per_byte is not None]
+        validated = [row for row in rows if row.val_loss is not None]
+        dots: dict[str, Any] = {"color": f"C{index}", "marker": "o", "markersize": 4, "label": name}
         for axes, field in ((by_step, "step"), (by_time, "seconds")):
             axes.plot(
                 [getattr(row, field) for row in rows],
-                [row.train_loss / math.log(2) for row in rows],
+                [row.train_loss for row in rows],
                 color=f"C{index}",
                 linewidth=0.6,
                 alpha=0.5,
             )
             axes.plot(
                 [getattr(row, field) for row in validated],
-                [row.bits_per_byte for row in validated],
-                color=f"C{index}",
-                marker="o",
-                markersize=4,
-                label=name,
+                [row.val_loss for row in validated],
+                **dots,
             )
-    by_step.set(xlabel="step", ylabel="bits per byte")
-    by_time.set(xlabel="seconds of training")
-    for axes in (by_step, by_time):
+        scores.plot([row.step for row in validated], [row.score for row in validated], **dots)
+    by_step.set(xlabel="step", ylabel="loss (nats)")
+    by_time.set(xlabel="seconds of training", ylabel="loss (nats)")
+    scores.set(xlabel="step", ylabel=score)
+    for axes in (by_step, by_time, scores):
         axes.grid(alpha=0.3)
-    by_step.legend(title="held-out text; thin: batches")
+    by_step.legend(title="held-out data; thin: batches")
     figure.savefig(path, dpi=120)
 
 

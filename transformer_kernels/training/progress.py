@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from transformer_kernels.extras import require
 from transformer_kernels.training.curves import CurveRow
-from transformer_kernels.training.extras import require
 
 
 @contextmanager
-def progress_bar(steps: int, *, label: str = "training") -> Iterator[Callable[[CurveRow], None]]:
+def progress_bar(
+    steps: int, *, label: str = "training", unit: str = "tokens", score: str = "score"
+) -> Iterator[Callable[[CurveRow], None]]:
     """Shows a bar on stderr while it is open; give what it yields to a run as `on_row`.
 
-    The bar has loss, bits per byte and tokens/s of the last step; every validation prints a line.
-    ImportError where rich is missing.
+    The bar has loss and speed of the last step; every validation prints a line. `unit` and `score`
+    are those of the task. ImportError where rich is missing.
     """
     require("rich", extra="train")
     from rich.console import Console
@@ -39,15 +40,12 @@ def progress_bar(steps: int, *, label: str = "training") -> Iterator[Callable[[C
         task = progress.add_task(label, total=steps, now="")
 
         def on_row(row: CurveRow) -> None:
-            now = (
-                f"loss {row.train_loss:.3f}  {row.train_loss / math.log(2):.3f} bits/byte  "
-                f"{row.tokens_per_s:,.0f} tokens/s"
-            )
+            now = f"loss {row.train_loss:.3f}  {row.tokens_per_s:,.0f} {unit}/s"
             progress.update(task, completed=row.step, now=now)
             if row.val_loss is not None:
                 progress.console.print(
                     f"{label}: step {row.step:>6}  held-out loss {row.val_loss:.3f}  "
-                    f"{row.bits_per_byte:.3f} bits/byte  {row.seconds:.0f} s"
+                    f"{row.score:.3f} {score}  {row.seconds:.0f} s"
                 )
 
         yield on_row

@@ -1,13 +1,14 @@
-"""Whole runs: train a generator from the start, go on from a checkpoint, or take its model."""
+"""Whole runs: train a model from the start, go on from a checkpoint, or take its model."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from transformer_kernels.models.generator import TextGenerator
 from transformer_kernels.nn.options import AttentionPath, check_device
@@ -25,10 +26,11 @@ from transformer_kernels.training.curves import (
     rows_to_tensor,
     start_curve,
 )
-from transformer_kernels.training.data import Corpus, load_corpus
-from transformer_kernels.training.trainer import GeneratorTrainer
+from transformer_kernels.training.data import Dataset
+from transformer_kernels.training.ranks import ALONE, Ranks
+from transformer_kernels.training.task import Extra, Task
+from transformer_kernels.training.trainer import Trainer
 
-KIND = "text generator"
 CHECKPOINT = "checkpoint.pt"
 CURVE = "curve.csv"
 PICTURE = "curve.png"
@@ -42,12 +44,12 @@ class TrainResult:
     """What a run gave: the trained model and its curve, one row a step."""
 
     config: TrainConfig
-    model: TextGenerator
+    model: nn.Module
     rows: list[CurveRow]
 
     @property
     def losses(self) -> list[float]:
-        """Training loss of each step, nats a byte."""
+        """Training loss of each step, nats."""
         return [row.train_loss for row in self.rows]
 
     @property
@@ -61,9 +63,9 @@ class TrainResult:
         return self.rows[-1].tokens / self.rows[-1].seconds
 
     @property
-    def bits_per_byte(self) -> float | None:
-        """On held-out text, at the last validation; None where there was none."""
-        return next((b for *_, b, _ in reversed(self.rows) if b is not None), None)
+    def score(self) -> float | None:
+        """On held-out data, at the last validation (`Task.score_name`); None if there was none."""
+        return next((row.score for row in reversed(self.rows) if row.score is not None), None)
 
     @property
     def finished(self) -> bool:
@@ -71,12 +73,10 @@ class TrainResult:
         return self.rows[-1].step == self.config.steps
 
 
-class GeneratorRun:
+class TrainingRun:
     """A run that is set up, and has yet to be trained."""
 
-    def __init__(
-        self, trainer: GeneratorTrainer, *, rows: list[CurveRow], folder: Path | None
-    ) -> None:
+    def __init__(self, trainer: Trainer, *, rows: list[CurveRow], folder: Path | None) -> None:
         """`rows` are those of the steps done; see `start` and `resume` for the ways to make one."""
         self.trainer = trainer
         self.rows = rows
@@ -88,11 +88,16 @@ class GeneratorRun:
 
     @classmethod
     def start(
-        cls, config: TrainConfig, corpus: Corpus, *, out: Path | str | None = None
-    ) -> GeneratorRun:
-        """See `train_generator`."""
-        trainer = GeneratorTrainer(config, corpus)
-        if out is None:
+        cls,
+        config: TrainConfig,
+        data: Dataset,
+        *,
+        out: Path | str | None = None,
+        ranks: Ranks = ALONE,
+    ) -> TrainingRun:
+        """See `train`. The first of several processes writes, for all."""
+        trainer = Trainer(config, data, ranks)
+        if out is None or not ranks.is_first:
             return cls(trainer, rows=[], folder=None)
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,108 +110,146 @@ class GeneratorRun:
         return cls(trainer, rows=[], folder=folder)
 
     @classmethod
-    def resume(cls, checkpoint: Path | str, *, corpus: Corpus | None = None) -> GeneratorRun:
-        """See `resume_generator`."""
+    def resume(
+        cls,
+        checkpoint: Path | str,
+        *,
+        data: Dataset | None = None,
+        source: Path | None = None,
+        kind: str | Sequence[str] = (),
+        ranks: Ranks = ALONE,
+    ) -> TrainingRun:
+        """See `resume`; `source` is where the data lies now, and `kind` what the run has to be."""
         path = Path(checkpoint)
-        state = load_checkpoint(path, kind=KIND)
+        state = load_checkpoint(path, kind=kind)
         config = _config(state, path)
-        if corpus is None:
-            corpus = load_corpus(state["corpus"]["source"])
-        trainer = GeneratorTrainer(config, corpus)
+        if data is None:
+            if source is None and state["data"]["source"] is not None:
+                source = Path(state["data"]["source"])
+            data = config.task.data(source, state["extra"])
+        trainer = Trainer(config, data, ranks)
         trainer.restore(state)
         rows = rows_from_tensor(state["rows"])
+        if not ranks.is_first:
+            return cls(trainer, rows=rows, folder=None)
         rewrite_curve(path.parent / CURVE, rows)
         return cls(trainer, rows=rows, folder=path.parent)
 
     def train(
         self, *, on_row: OnRow | None = None, should_stop: ShouldStop | None = None
     ) -> TrainResult:
-        """Does the steps that are left; see `train_generator`."""
+        """Does the steps that are left; see `train`."""
         stopped = False
         while self.trainer.steps_done < self.config.steps and not stopped:
             row = self._step()
             self.rows.append(row)
-            stopped = should_stop is not None and should_stop()
+            stopped = self.trainer.ranks.any(should_stop is not None and should_stop())
+            state = self.trainer.state() if stopped or self._is_due(row.step) else None
             if self.folder is not None:
                 append_to_curve(self.folder / CURVE, row)
-                if stopped or row.val_loss is not None:
-                    self._save(self.folder / CHECKPOINT)
+                if state is not None:
+                    rows = rows_to_tensor(self.rows)
+                    save_checkpoint(
+                        state | {"rows": rows}, self.folder / CHECKPOINT, kind=self.config.task.kind
+                    )
             if on_row is not None:
                 on_row(row)
         return TrainResult(self.config, self.trainer.model, self.rows)
 
     def _step(self) -> CurveRow:
         """One step, and a validation where one is due."""
-        seconds = self.rows[-1].seconds if self.rows else 0.0
+        before = self.rows[-1] if self.rows else None
         start = time.perf_counter()
-        train_loss = self.trainer.step()
+        done = self.trainer.step()
         elapsed = time.perf_counter() - start
         step = self.trainer.steps_done
-        due = step % self.config.eval_every == 0 or step == self.config.steps
-        val_loss = self.trainer.validate() if due else None
+        validated = None
+        if self._is_due(step) and self.trainer.ranks.is_first:
+            validated = self.trainer.validate()
         return CurveRow(
             step=step,
-            tokens=step * self.config.tokens_per_step,
-            seconds=seconds + elapsed,
-            train_loss=train_loss,
-            val_loss=val_loss,
-            bits_per_byte=None if val_loss is None else val_loss / math.log(2),
-            tokens_per_s=self.config.tokens_per_step / elapsed,
+            tokens=done.tokens + (0 if before is None else before.tokens),
+            seconds=elapsed + (0.0 if before is None else before.seconds),
+            train_loss=done.loss,
+            val_loss=None if validated is None else validated.loss,
+            score=None if validated is None else validated.score,
+            tokens_per_s=done.tokens / elapsed,
         )
 
-    def _save(self, path: Path) -> None:
-        state = self.trainer.state() | {"rows": rows_to_tensor(self.rows)}
-        save_checkpoint(state, path, kind=KIND)
+    def _is_due(self, step: int) -> bool:
+        return step % self.config.eval_every == 0 or step == self.config.steps
 
 
-def train_generator(
+def train(
     config: TrainConfig,
-    corpus: Corpus,
+    data: Dataset,
     *,
     out: Path | str | None = None,
     on_row: OnRow | None = None,
     should_stop: ShouldStop | None = None,
 ) -> TrainResult:
-    """Trains a text generator from the start; seeds torch's generators with the config's seed.
+    """Trains a model from the start; seeds torch's generators with the config's seed.
 
     `out` is a folder for the checkpoint and the curve (CSV), made where it is missing; without it
     nothing is written. `on_row` is called after each step. `should_stop` is asked after each step;
     where it says so, the run saves its checkpoint and ends early.
 
-    ValueError where the corpus is too short; OSError where the folder cannot be written, or holds a
+    ValueError where something does not fit; OSError where the folder cannot be written, or holds a
     run already (FileExistsError: nothing is overwritten); FloatingPointError where a loss or a
     gradient is not finite, before anything of it is saved.
     """
-    run = GeneratorRun.start(config, corpus, out=out)
+    run = TrainingRun.start(config, data, out=out)
     return run.train(on_row=on_row, should_stop=should_stop)
 
 
-def resume_generator(
+def resume(
     checkpoint: Path | str,
     *,
-    corpus: Corpus | None = None,
+    data: Dataset | None = None,
     on_row: OnRow | None = None,
     should_stop: ShouldStop | None = None,
 ) -> TrainResult:
     """Goes on from a checkpoint, in its folder, to the end of the run it belongs to.
 
     On the same machine, with the same number of threads, every loss is the one, bit for bit, that
-    the run would have had without the break. The corpus is read anew from where it came from,
-    unless given. Errors as in `train_generator`, and CheckpointError.
+    the run would have had without the break. The data is read anew from where it came from, unless
+    given. Errors as in `train`, and CheckpointError.
     """
-    run = GeneratorRun.resume(checkpoint, corpus=corpus)
+    run = TrainingRun.resume(checkpoint, data=data)
     return run.train(on_row=on_row, should_stop=should_stop)
+
+
+class Trained(NamedTuple):
+    """What a checkpoint is read for when nothing more is to be trained."""
+
+    model: nn.Module
+    """In evaluation mode"""
+    task: Task
+    extra: Extra
+
+
+def load_model(
+    checkpoint: Path | str,
+    *kinds: str,
+    attention: AttentionPath = "fused",
+    device: str = "cpu",
+) -> Trained:
+    """The model of a checkpoint of one of these kinds (`Task.kind`). OSError or CheckpointError."""
+    check_device(device)
+    state = load_checkpoint(checkpoint, kind=kinds)
+    task = _config(state, checkpoint).task
+    model = task.build(attention)
+    model.load_state_dict(state["model"])
+    return Trained(model.to(device).eval(), task, state["extra"])
 
 
 def load_generator(
     checkpoint: Path | str, *, attention: AttentionPath = "fused", device: str = "cpu"
 ) -> TextGenerator:
-    """The model of a checkpoint, ready to generate. OSError or CheckpointError."""
-    check_device(device)
-    state = load_checkpoint(checkpoint, kind=KIND)
-    model = TextGenerator(_config(state, checkpoint).model, attention=attention)
-    model.load_state_dict(state["model"])
-    return model.to(device).eval()
+    """The text generator of a checkpoint, ready to write; see `load_model`."""
+    model = load_model(checkpoint, "generator", attention=attention, device=device).model
+    assert isinstance(model, TextGenerator)
+    return model
 
 
 def _config(state: dict[str, Any], path: Path | str) -> TrainConfig:

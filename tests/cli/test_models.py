@@ -1,0 +1,211 @@
+"""Every model from the command line: trained on a few lines, then used."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.threads import one_thread
+from transformer_kernels import cli
+from transformer_kernels.cli import train
+from transformer_kernels.cli.trainings import TRAININGS, Training
+from transformer_kernels.training import PRESETS, TASKS, read_curve
+
+Words = list[str]
+
+TINY = "--layers 1 --width 8 --heads 2 --batch 2 --steps 4 --eval-every 2 --threads 1"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def run(words: str, *others: object) -> int:
+    return cli.main([*words.split(), *map(str, others)])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"row, row, row your boat number {n}\n" for n in range(300)))
+    return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, text: Path) -> Callable[[str, str], Path]:
+    """Of a kind, trained with these options more."""
+
+    def trained(kind: str, options: str) -> Path:
+        out = tmp_path / kind
+        with one_thread():
+            assert run(f"train {kind} {options} --out", out) == 0
+        return out / "checkpoint.pt"
+
+    return trained
+
+
+def test_every_task_has_its_command_with_its_presets() -> None:
+    assert [training.kind for training in TRAININGS] == list(TASKS) == list(PRESETS)
+    for training in TRAININGS:
+        assert training.presets == tuple(PRESETS[training.kind])
+        task = TASKS[training.kind]
+        model = type(next(iter(PRESETS[training.kind].values())).task.model)
+        assert task.config_type is model
+        assert {name for name, *_ in training.model_settings} <= {f.name for f in fields(model)}
+        assert {name for name, *_ in training.task_settings} <= {f.name for f in fields(task)}
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.kind)
+def test_presets_are_what_a_run_gets_unless_options_say_otherwise(training: Training) -> None:
+    parser = argparse.ArgumentParser()
+    train.add_parser(parser.add_subparsers())
+    for name in training.presets:
+        args = parser.parse_args(["train", training.kind, "--preset", name])
+        assert train.configured(args) == PRESETS[training.kind][name]
+    args = parser.parse_args(
+        f"train {training.kind} --width 240 --accumulate 2 --precision bfloat16 --recompute".split()
+    )
+    config = train.configured(args)
+    assert config.task.model.width == 240
+    assert (config.accumulate, config.precision, config.recompute) == (2, "bfloat16", True)
+
+
+def test_gpt2_writes_in_tokens(
+    checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint("gpt2", f"{TINY} --vocabulary 300 --context 16 --data {text}")
+    assert len(read_curve(path.parent / "curve.csv")) == 4
+    capsys.readouterr()
+    words = ["--prompt", "row your", "--length", "5", "--temperature", "0"]
+    written = set()
+    for attention in ("naive", "fused", "torch"):
+        assert (
+            cli.main(["generate", "--checkpoint", str(path), *words, "--attention", attention]) == 0
+        )
+        written.add(capsys.readouterr().out)
+    (only,) = written
+    assert only.startswith("row your")
+    assert len(only) > len("row your\n")
+
+
+def test_a_classifier_names_a_class_for_each_file(
+    checkpoint: Callable[[str, str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for part in ("train", "test"):
+        for name, word in (("pos", "good"), ("neg", "bad")):
+            place = tmp_path / "reviews" / part / name
+            place.mkdir(parents=True)
+            for n in range(9):
+                (place / f"{n}.txt").write_text(f"so {word}, " * (n + 1))
+    path = checkpoint(
+        "classifier",
+        f"{TINY} --steps 60 --lr 0.02 --batch 8 --dropout 0 --vocabulary 300 --context 32 "
+        f"--data {tmp_path / 'reviews'}",
+    )
+    files = [tmp_path / "reviews/test/pos/3.txt", tmp_path / "reviews/test/neg/4.txt"]
+    capsys.readouterr()
+    assert run("classify --checkpoint", path, *files) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-2] for line in lines] == ["positive", "negative"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"so good, so good")))
+    assert run("classify --checkpoint", path) == 0
+    assert capsys.readouterr().out.startswith("standard input: positive (")
+
+
+def test_a_translator_translates_each_line(
+    checkpoint: Callable[[str, str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A batch of all it is ever shown, by heart."""
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    for part in ("train", "val"):
+        (pairs / f"{part}.de").write_text("eins\nzwei\n")
+        (pairs / f"{part}.en").write_text("one\ntwo\n")
+    path = checkpoint(
+        "translator",
+        f"{TINY} --width 32 --steps 80 --lr 0.02 --batch 8 --dropout 0 --hidden 32 --context 16 "
+        f"--smoothing 0 --data {pairs}",
+    )
+    capsys.readouterr()
+    assert run("translate --checkpoint", path, "zwei", "eins") == 0
+    assert capsys.readouterr().out == "two\none\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("eins\nzwei\n"))
+    assert run("translate --attention naive --checkpoint", path) == 0
+    assert capsys.readouterr().out == "one\ntwo\n"
+    assert run("translate --checkpoint", path, "zwei " * 10) == 2
+    assert "at most 16 positions long" in capsys.readouterr().err
+
+
+def test_a_table_is_asked(
+    checkpoint: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "facts.tsv"
+    table.write_text("the largest ocean\tthe Pacific\nthe red planet\tMars\n")
+    path = checkpoint("lookup", f"--steps 40 --batch 8 --eval-every 20 --threads 1 --data {table}")
+    capsys.readouterr()
+    assert run("lookup --rows 9 --checkpoint", path, "which", "Planet", "is", "red?") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Mars"
+    assert [line.split(maxsplit=1)[1] for line in lines[1:]] == ["Mars", "the Pacific"]
+    assert run("lookup --rows 0 --checkpoint", path, "planet") == 2
+    assert "rows must be a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_bert_is_trained(checkpoint: Callable[[str, str], Path], text: Path) -> None:
+    path = checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
+    rows = read_curve(path.parent / "curve.csv")
+    assert [row.score is not None for row in rows] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("command", ["classify", "translate x", "lookup x", "generate"])
+def test_a_checkpoint_of_another_kind_is_refused(
+    checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:  # fmt: skip
+    path = checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
+    capsys.readouterr()
+    assert run(f"{command} --checkpoint", path) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "is a checkpoint of a bert, not of a " in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train gpt2 --vocabulary 20", "vocabulary must be at least 256"),
+        ("train classifier --data nowhere", "nowhere"),
+        ("train translator --data nowhere", "nowhere"),
+        ("train translator --smoothing 1", "smoothing must be at least 0 and below 1, got 1.0"),
+        ("train lookup --data nowhere", "nowhere: No such file or directory"),
+        ("train bert --context 3", "context must be at least"),
+        ("train gpt2 --batch 2 --accumulate 3", "accumulate must be at most batch, got 3 and 2"),
+        ("classify --checkpoint nowhere", "nowhere: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert run(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,73 @@
+"""Reference models trained on a CUDA device: every path, every precision, and exact resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_kernels.models import GeneratorConfig, TextGenerator
+from transformer_kernels.models.writing import write
+from transformer_kernels.training import (
+    ByteWindows,
+    GeneratorTask,
+    Precision,
+    Schedule,
+    TrainConfig,
+    corpus_from_bytes,
+    resume,
+    train,
+)
+
+pytestmark = pytest.mark.gpu
+
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
+MODEL = GeneratorConfig(layers=2, width=64, heads=2, context=48)
+CONFIG = TrainConfig(
+    task=GeneratorTask(model=MODEL), steps=30, batch=8, schedule=Schedule(peak=1e-2, warmup=3),
+    eval_every=15, eval_batches=2, device="cuda",
+)  # fmt: skip
+
+
+def data() -> ByteWindows:
+    return ByteWindows(corpus_from_bytes(TEXT, "a fox"), 48)
+
+
+def test_every_path_gives_the_same_curve() -> None:
+    naive, fused, by_torch = (
+        train(replace(CONFIG, attention=path), data()).losses
+        for path in ("naive", "fused", "torch")
+    )
+    assert fused[:10] == pytest.approx(naive[:10], rel=1e-3)
+    assert by_torch[:10] == pytest.approx(naive[:10], rel=1e-3)
+    assert fused[-1] < 0.7 * fused[0]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_learns_the_same(precision: Precision) -> None:
+    full = train(CONFIG, data()).losses
+    half = train(replace(CONFIG, precision=precision), data()).losses
+    assert half[:10] == pytest.approx(full[:10], rel=0.05)
+
+
+def test_a_run_with_every_switch_resumes(tmp_path: Path) -> None:
+    model = replace(MODEL, dropout=0.2)
+    config = replace(
+        CONFIG, task=GeneratorTask(model=model), precision="bfloat16", accumulate=2, recompute=True
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        whole = train(config, data()).losses
+        stop = iter((False, True))
+        train(config, data(), out=tmp_path, should_stop=lambda: next(stop))
+        assert resume(tmp_path / "checkpoint.pt", data=data()).losses == whole
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_cache_changes_no_token() -> None:
+    model = TextGenerator(MODEL).cuda()
+    written = [list(write(model, b"the", 60, temperature=0.0, cached=how)) for how in (True, False)]
+    assert written[0] == written[1]

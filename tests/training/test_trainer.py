@@ -1,0 +1,194 @@
+"""The trainer's switches: parts, precision, recomputation and processes change cost alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_kernels.nn import Stack
+from transformer_kernels.training import (
+    CheckpointError,
+    CurveRow,
+    Dataset,
+    Precision,
+    TrainConfig,
+    Trainer,
+    read_curve,
+    resume,
+    train,
+)
+from transformer_kernels.training.ranks import Ranks
+from transformer_kernels.training.trainer import LEAST_SCALE, split
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
+    model = replace(config.task.model, dropout=share)
+    return replace(config, task=replace(config.task, model=model))
+
+
+def gradients(trainer: Trainer) -> list[Tensor]:
+    trainer.step()
+    return [p.grad for p in trainer.model.parameters() if p.grad is not None]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_gradients_of_parts_are_those_of_the_whole_batch(
+    config: TrainConfig, data: Dataset, parts: int
+) -> None:
+    config = replace(config, batch=7)
+    whole = Trainer(config, data)
+    cut = Trainer(replace(config, accumulate=parts), data)
+    for _ in range(3):
+        torch.testing.assert_close(gradients(cut), gradients(whole), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.usefixtures("float64")
+def test_the_loss_of_parts_is_that_of_the_whole_batch(config: TrainConfig, data: Dataset) -> None:
+    config = replace(config, batch=7)
+    losses = train(config, data).losses
+    assert train(replace(config, accumulate=3), data).losses == pytest.approx(losses, rel=1e-10)
+
+
+def test_a_recomputed_run_is_the_same_dropout_included(config: TrainConfig, data: Dataset) -> None:
+    config = with_dropout(config, 0.3)
+    plain, again = (train(replace(config, recompute=how), data) for how in (False, True))
+    assert again.losses == plain.losses
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], weight), name
+    assert [module.recompute for module in again.model.modules() if isinstance(module, Stack)]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("attention", ["naive", "fused"])
+def test_half_precision_learns_the_same(
+    config: TrainConfig, data: Dataset, precision: Precision, attention: Any
+) -> None:
+    """Its products are in half precision; weights, gradients and losses are not."""
+    config = replace(config, attention=attention, steps=30, eval_every=30)
+    full = train(config, data)
+    half = train(replace(config, precision=precision), data)
+    assert half.losses != full.losses
+    assert half.losses == pytest.approx(full.losses, rel=0.05)
+    assert {p.dtype for p in half.model.parameters()} == {torch.float32}
+    trainer = Trainer(replace(config, precision=precision), data)
+    with trainer._autocast():
+        tokens = data.held_out(1)["tokens"][:, :-1]
+        assert trainer.model(tokens).dtype == getattr(torch, precision)
+
+
+def test_a_scale_too_large_is_halved_and_changes_nothing_else(
+    config: TrainConfig, data: Dataset
+) -> None:
+    trainer = Trainer(replace(config, precision="float16"), data)
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    scale = trainer.scaler.get_scale()
+    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    trainer.step()
+    assert trainer.scaler.get_scale() == scale / 2
+    assert trainer.steps_done == 1
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_gradients_that_no_scale_makes_finite_stop_the_run(
+    config: TrainConfig, data: Dataset
+) -> None:
+    trainer = Trainer(replace(config, precision="float16", steps=100), data)
+    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": LEAST_SCALE * 2})
+    trainer.step()
+    trainer.step()
+    with pytest.raises(FloatingPointError, match=r"the gradient's norm is (inf|nan) after step 2"):
+        trainer.step()
+
+
+def without_times(rows: list[CurveRow]) -> list[CurveRow]:
+    return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
+
+
+def test_a_run_with_every_switch_resumes_exactly(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
+    config = with_dropout(replace(config, precision="float16", accumulate=2, recompute=True), 0.2)
+    whole = train(config, data)
+    stop = iter((False, False, True))
+    train(config, data, out=tmp_path, should_stop=lambda: next(stop))
+    resumed = resume(tmp_path / "checkpoint.pt", data=data)
+    assert without_times(resumed.rows) == without_times(whole.rows)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_batches_are_cut_as_equally_as_can_be() -> None:
+    batch = {"tokens": torch.arange(14).reshape(7, 2), "lengths": torch.arange(7)}
+    parts = split(batch, 3)
+    assert [len(part["lengths"]) for part in parts] == [3, 2, 2]
+    for name, x in batch.items():
+        assert torch.equal(torch.cat([part[name] for part in parts]), x)
+
+
+def test_a_batch_too_small_for_all_is_refused(config: TrainConfig, data: Dataset) -> None:
+    ranks = Ranks(0, 3)
+    with pytest.raises(ValueError, match="the number of processes, 2 x 3, got 4"):
+        Trainer(replace(config, accumulate=2), data, ranks)
+
+
+def test_processes_share_a_batch_without_a_rest() -> None:
+    batch = {"tokens": torch.arange(5)}
+    assert Ranks(0, 2).share(batch)["tokens"].tolist() == [0, 2, 4]
+    assert Ranks(1, 2).share(batch)["tokens"].tolist() == [1, 3]
+
+
+def by_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:
+    started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    return subprocess.run(
+        [sys.executable, *started, "-m", "transformer_kernels", "train", "generator", *words],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
+    """Of batches that do not divide, in parts; then stopped, resumed, and not by one alone."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
+    tiny = (
+        "--layers 1 --width 8 --heads 2 --context 12 --batch 5 --accumulate 2 --threads 1 "
+        "--steps 6 --eval-every 3 --data"
+    )
+    options = [*tiny.split(), str(text), "--out"]
+    done = by_processes(2, *options, str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("bits/byte") == 1
+
+    alone = [sys.executable, "-m", "transformer_kernels", "train", "generator", *options]
+    subprocess.run([*alone, str(tmp_path / "one")], capture_output=True, check=True)
+    one, two = (read_curve(tmp_path / name / "curve.csv") for name in ("one", "two"))
+    assert [row.tokens for row in two] == [row.tokens for row in one]
+    losses = [[(row.train_loss, row.val_loss) for row in rows] for rows in (one, two)]
+    torch.testing.assert_close(
+        *(torch.tensor([[x, y or 0.0] for x, y in pairs]) for pairs in losses),
+        rtol=1e-5, atol=0.0,
+    )  # fmt: skip
+
+    checkpoint = tmp_path / "two" / "checkpoint.pt"
+    with pytest.raises(CheckpointError, match="trained by 2 processes, and there are 1"):
+        resume(checkpoint)
+    again = by_processes(2, "--resume", str(checkpoint), "--threads", "1")
+    assert again.returncode == 0, again.stderr

@@ -1,0 +1,45 @@
+"""The command `lookup`: the fact that answers a question."""
+
+from __future__ import annotations
+
+import argparse
+
+from transformer_kernels.cli.using import add_attention, add_checkpoint
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "lookup",
+        help="find the fact that answers a question",
+        description="The first line is the answer, the hard way; below are the rows that the soft "
+        "way weighs most.",
+    )
+    parser.add_argument("question", nargs="+", help="in words")
+    add_checkpoint(parser, "lookup")
+    parser.add_argument("--rows", type=int, default=3, metavar="N", help="to show (default: 3)")
+    add_attention(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    from transformer_kernels.cli.conversion import as_user_error
+    from transformer_kernels.models import Lookup
+    from transformer_kernels.nn.options import check_positive
+    from transformer_kernels.training import load_model
+    from transformer_kernels.training.tasks.lookup import facts_of
+
+    with as_user_error(OSError, ValueError):
+        check_positive("rows", args.rows)
+        trained = load_model(args.checkpoint, "lookup", attention=args.attention)
+        facts = facts_of(trained.extra)
+    model = trained.model
+    assert isinstance(model, Lookup)
+    words = facts.words(" ".join(args.question))[None]
+    print(facts.facts[int(model.answer(words))].value)
+    with torch.no_grad():
+        odds = model(words)[0].exp()
+    for weight, row in zip(*odds.topk(min(args.rows, len(odds))), strict=True):
+        print(f"  {weight:.2f}  {facts.facts[int(row)].value}")
+    return 0

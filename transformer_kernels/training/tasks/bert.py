@@ -1,0 +1,77 @@
+"""BERT's pre-training: masked tokens, and whether one text follows another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from transformer_kernels.models.bert import BertConfig, BertForPreTraining
+from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.training.data import (
+    NOT_ASKED,
+    Batch,
+    Dataset,
+    MaskedSentences,
+    Tokens,
+    bytes_of,
+    load_corpus,
+    train_tokens,
+)
+from transformer_kernels.training.losses import cross_entropy_sum
+from transformer_kernels.training.task import Extra, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertTask(Task):
+    """Any text, by default the standard library's sources, in tokens trained on it."""
+
+    kind = "bert"
+    unit = "tokens"
+    score_name = "of the masked tokens right"
+    config_type = BertConfig
+
+    model: BertConfig
+
+    def data(self, source: Path | None = None, extra: Extra | None = None) -> MaskedSentences:
+        corpus = load_corpus(source)
+        if extra is None:
+            tokens = train_tokens(bytes_of(corpus.train), self.model.vocabulary, special=True)
+        else:
+            tokens = Tokens.from_json(extra["tokens"])
+        return MaskedSentences(corpus, tokens, self.model.context)
+
+    def extra(self, data: Dataset) -> Extra:
+        assert isinstance(data, MaskedSentences)
+        return {"tokens": data.tokens.to_json()}
+
+    def build(self, attention: AttentionPath) -> BertForPreTraining:
+        return BertForPreTraining(self.model, attention=attention)
+
+    def tokens(self, batch: Batch) -> int:
+        return int(batch["lengths"].sum())
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {
+            "masked tokens": int((batch["labels"] != NOT_ASKED).sum()),
+            "next sentence": len(batch["is_next"]),
+        }
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        logits = model(batch["tokens"], segments=batch["segments"], lengths=batch["lengths"])
+        masked = cross_entropy_sum(logits.tokens, batch["labels"], ignored=NOT_ASKED)
+        follows = cross_entropy_sum(logits.next_sentence, 1 - batch["is_next"])
+        return {"masked tokens": masked, "next sentence": follows}
+
+    def score(
+        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
+    ) -> float:
+        right = count = 0
+        for batch in batches:
+            logits = model(batch["tokens"], segments=batch["segments"], lengths=batch["lengths"])
+            asked = batch["labels"] != NOT_ASKED
+            right += int((logits.tokens.argmax(dim=-1) == batch["labels"])[asked].sum())
+            count += int(asked.sum())
+        return right / count

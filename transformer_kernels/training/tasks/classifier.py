@@ -1,0 +1,79 @@
+"""Telling which class a text belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from transformer_kernels.models.classifier import Classifier, ClassifierConfig
+from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.training.data import (
+    Batch,
+    Dataset,
+    LabelledTexts,
+    Tokens,
+    bytes_of,
+    load_corpus,
+    load_reviews,
+    load_snippets,
+    review_text,
+    train_tokens,
+)
+from transformer_kernels.training.task import Extra, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierTask(Task):
+    """Film reviews in a folder like aclImdb; by default, which part of the standard library a
+    snippet of source comes from. The data says how many classes there are."""
+
+    kind = "classifier"
+    unit = "tokens"
+    score_name = "accuracy"
+    config_type = ClassifierConfig
+
+    model: ClassifierConfig
+
+    def data(self, source: Path | None = None, extra: Extra | None = None) -> LabelledTexts:
+        tokens = self._tokens(source) if extra is None else Tokens.from_json(extra["tokens"])
+        if source is None:
+            return load_snippets(self.model.context, tokens=tokens)
+        return load_reviews(source, self.model.context, tokens=tokens)
+
+    def _tokens(self, source: Path | None) -> Tokens:
+        text = bytes_of(load_corpus().train) if source is None else review_text(source)
+        return train_tokens(text, self.model.vocabulary)
+
+    def fitted(self, data: Dataset) -> ClassifierTask:
+        assert isinstance(data, LabelledTexts)
+        return replace(self, model=replace(self.model, classes=len(data.classes)))
+
+    def extra(self, data: Dataset) -> Extra:
+        assert isinstance(data, LabelledTexts)
+        return {"tokens": data.tokens.to_json(), "classes": list(data.classes)}
+
+    def build(self, attention: AttentionPath) -> Classifier:
+        return Classifier(self.model, attention=attention)
+
+    def tokens(self, batch: Batch) -> int:
+        return int(batch["lengths"].sum())
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"class": len(batch["labels"])}
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        log_p = model(batch["tokens"], batch["lengths"])
+        return {"class": nn.functional.nll_loss(log_p, batch["labels"], reduction="sum")}
+
+    def score(
+        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
+    ) -> float:
+        right = count = 0
+        for batch in batches:
+            chosen = model(batch["tokens"], batch["lengths"]).argmax(dim=-1)
+            right += int((chosen == batch["labels"]).sum())
+            count += len(chosen)
+        return right / count

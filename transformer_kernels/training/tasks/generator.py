@@ -1,0 +1,53 @@
+"""Writing text byte by byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from transformer_kernels.models.generator import GeneratorConfig, TextGenerator
+from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.training.data import Batch, ByteWindows, Dataset, load_corpus
+from transformer_kernels.training.losses import cross_entropy_sum
+from transformer_kernels.training.task import Extra, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorTask(Task):
+    """The next byte of any text, by default of the standard library's sources."""
+
+    kind = "generator"
+    unit = "bytes"
+    score_name = "bits/byte"
+    config_type = GeneratorConfig
+
+    model: GeneratorConfig
+
+    def data(self, source: Path | None = None, extra: Extra | None = None) -> ByteWindows:
+        return ByteWindows(load_corpus(source), self.model.context)
+
+    def build(self, attention: AttentionPath) -> TextGenerator:
+        return TextGenerator(self.model, attention=attention)
+
+    def tokens(self, batch: Batch) -> int:
+        return batch["tokens"][:, 1:].numel()
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"next byte": self.tokens(batch)}
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"next byte": next_token_loss(model, batch["tokens"])}
+
+    def score(
+        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
+    ) -> float:
+        return loss / math.log(2)
+
+
+def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The sum over tokens (B, T + 1) from the second on, each predicted from those before it."""
+    return cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:])

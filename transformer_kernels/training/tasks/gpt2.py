@@ -1,0 +1,67 @@
+"""Writing text in tokens of byte pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from transformer_kernels.models.gpt2 import GPT2, GPT2Config
+from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.training.data import (
+    Batch,
+    Dataset,
+    Tokens,
+    TokenWindows,
+    bytes_of,
+    load_corpus,
+    train_tokens,
+)
+from transformer_kernels.training.task import Extra, Task
+from transformer_kernels.training.tasks.generator import next_token_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Task(Task):
+    """The next token of any text, by default of the standard library's sources. Tokens are trained
+    on the part of it that is not held out, up to the model's vocabulary."""
+
+    kind = "gpt2"
+    unit = "tokens"
+    score_name = "bits/byte"
+    config_type = GPT2Config
+
+    model: GPT2Config
+
+    def data(self, source: Path | None = None, extra: Extra | None = None) -> TokenWindows:
+        corpus = load_corpus(source)
+        if extra is None:
+            tokens = train_tokens(bytes_of(corpus.train), self.model.vocabulary)
+        else:
+            tokens = Tokens.from_json(extra["tokens"])
+        return TokenWindows(corpus, tokens, self.model.context)
+
+    def extra(self, data: Dataset) -> Extra:
+        assert isinstance(data, TokenWindows)
+        return {"tokens": data.tokens.to_json()}
+
+    def build(self, attention: AttentionPath) -> GPT2:
+        return GPT2(self.model, attention=attention)
+
+    def tokens(self, batch: Batch) -> int:
+        return batch["tokens"][:, 1:].numel()
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"next token": self.tokens(batch)}
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"next token": next_token_loss(model, batch["tokens"])}
+
+    def score(
+        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
+    ) -> float:
+        assert isinstance(data, TokenWindows)
+        return loss / math.log(2) / data.bytes_per_token

@@ -1,0 +1,70 @@
+"""Finding the fact that answers a question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from transformer_kernels.models.lookup import Lookup, LookupConfig
+from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.training.data import Batch, Dataset, Fact, Facts, as_facts, load_facts
+from transformer_kernels.training.task import Extra, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupTask(Task):
+    """A table of two columns; by default the modules of the standard library, and what each is for.
+
+    Keys and embeddings learn by the soft way; the score is that of the hard one.
+    """
+
+    kind = "lookup"
+    unit = "words"
+    score_name = "accuracy"
+    config_type = LookupConfig
+
+    model: LookupConfig
+
+    def data(self, source: Path | None = None, extra: Extra | None = None) -> Facts:
+        return load_facts(source)
+
+    def fitted(self, data: Dataset) -> LookupTask:
+        assert isinstance(data, Facts)
+        sizes = {"vocabulary": len(data.vocabulary), "rows": len(data.facts)}
+        return replace(self, model=replace(self.model, **sizes))
+
+    def extra(self, data: Dataset) -> Extra:
+        assert isinstance(data, Facts)
+        return {"facts": [[fact.key, fact.value] for fact in data.facts]}
+
+    def build(self, attention: AttentionPath) -> Lookup:
+        return Lookup(self.model, attention=attention)
+
+    def tokens(self, batch: Batch) -> int:
+        return int(batch["lengths"].sum())
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"row": len(batch["rows"])}
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        log_odds = model(batch["words"], batch["lengths"])
+        return {"row": nn.functional.nll_loss(log_odds, batch["rows"], reduction="sum")}
+
+    def score(
+        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
+    ) -> float:
+        assert isinstance(model, Lookup)
+        right = count = 0
+        for batch in batches:
+            answers = model.answer(batch["words"], batch["lengths"])
+            right += int((answers == batch["rows"]).sum())
+            count += len(answers)
+        return right / count
+
+
+def facts_of(extra: Extra) -> Facts:
+    """What a checkpoint's lookup can answer."""
+    return as_facts([Fact(key, value) for key, value in extra["facts"]], "the checkpoint")

@@ -1,0 +1,89 @@
+"""Making one text from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from transformer_kernels.models.translator import Translator, TranslatorConfig
+from transformer_kernels.nn.options import AttentionPath, check_probability
+from transformer_kernels.training.data import (
+    BEGIN,
+    END,
+    PAD,
+    Batch,
+    Dataset,
+    Pairs,
+    Tokens,
+    load_pairs,
+    spoken_pairs,
+)
+from transformer_kernels.training.losses import smoothed_cross_entropy
+from transformer_kernels.training.task import Extra, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorTask(Task):
+    """Translations in a folder like Multi30k; by default numbers and dates in words and in figures.
+
+    Held-out losses are smoothed too; what counts is how many translations are exactly right.
+    """
+
+    kind = "translator"
+    unit = "tokens"
+    score_name = "exact"
+    config_type = TranslatorConfig
+
+    model: TranslatorConfig
+    smoothing: float = 0.1
+    """The share of a target's weight that all other tokens get"""
+
+    def __post_init__(self) -> None:
+        check_probability("smoothing", self.smoothing)
+
+    def data(self, source: Path | None = None, extra: Extra | None = None) -> Pairs:
+        if source is None:
+            return spoken_pairs()
+        tokens = None if extra is None else Tokens.from_json(extra["tokens"])
+        vocabulary, longest = self.model.target_vocabulary, self.model.context - 2
+        return load_pairs(source, vocabulary=vocabulary, tokens=tokens, longest=longest)
+
+    def extra(self, data: Dataset) -> Extra:
+        assert isinstance(data, Pairs)
+        return {"tokens": data.tokens.to_json()}
+
+    def build(self, attention: AttentionPath) -> Translator:
+        return Translator(self.model, attention=attention)
+
+    def tokens(self, batch: Batch) -> int:
+        return int(batch["source_lengths"].sum() + batch["target_lengths"].sum())
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return {"next token": int((batch["target_lengths"] - 1).sum())}
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        target = batch["target"]
+        logits = model(batch["source"], target[:, :-1], batch["source_lengths"])
+        loss, _ = smoothed_cross_entropy(
+            logits, target[:, 1:].contiguous(), smoothing=self.smoothing, pad=PAD
+        )
+        return {"next token": loss}
+
+    def score(
+        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
+    ) -> float:
+        assert isinstance(model, Translator)
+        right = count = 0
+        for batch in batches:
+            most = min(batch["target"].shape[1], model.context)
+            written = model.translate(
+                batch["source"], batch["source_lengths"], begin=BEGIN, end=END, most=most
+            )
+            targets = zip(batch["target"].tolist(), batch["target_lengths"].tolist(), strict=True)
+            for text, (target, length) in zip(written, targets, strict=True):
+                right += text == target[1 : length - 1]
+                count += 1
+        return right / count
