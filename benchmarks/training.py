@@ -53,6 +53,7 @@ class StepRow:
     p20_ms: float
     p80_ms: float
     tokens_per_s: float
+    """Of a batch of held-out examples; those of padded ones differ from batch to batch"""
     peak_mib: float | None
     """Of a step, beyond what is there between steps; None where the system cannot tell"""
 

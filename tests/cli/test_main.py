@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +72,15 @@ def test_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "transformer_kernels", "--version"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout == f"{tk.__version__}\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """The pipe is closed before anything is written to it."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "transformer_kernels", "info"],
+        stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

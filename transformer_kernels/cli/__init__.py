@@ -6,6 +6,7 @@ Each command is a module with `add_parser`, which sets `run`; heavy imports stan
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -40,8 +41,13 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
+_BROKEN_PIPE = 141
+"""128 and the number of the signal SIGPIPE"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, or 2 where the user has to change something.
+    """Runs one command and returns its exit status: 0, 2 where the user has to change something, or
+    141, as of other programs, where nobody reads the output to its end.
 
     Args:
         argv: the arguments after the program's name; `sys.argv[1:]` if None.
@@ -49,9 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         status: int = args.run(args)
+        sys.stdout.flush()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output has gone, as `head` does; Python would try to write the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
     return status
 
 

@@ -117,7 +117,7 @@ def run_training(args: argparse.Namespace) -> int:
             as_user_error(OSError, FloatingPointError),
         ):
             result = run.train(on_row=on_row, should_stop=should_stop)
-        return _report(run, result) if ranks.is_first else 0
+        return _report(run, result, args.training.uses) if ranks.is_first else 0
 
 
 def _new_run(args: argparse.Namespace, ranks: Ranks) -> TrainingRun:
@@ -202,7 +202,7 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _report(run: TrainingRun, result: TrainResult) -> int:
+def _report(run: TrainingRun, result: TrainResult, uses: tuple[str, ...]) -> int:
     from transformer_kernels.training import plot_curves
     from transformer_kernels.training.run import CHECKPOINT, CURVE, PICTURE
 
@@ -224,10 +224,6 @@ def _report(run: TrainingRun, result: TrainResult) -> int:
     )
     for name in (CHECKPOINT, CURVE, PICTURE):
         print(f"  {run.folder / name}")
-    for use in _training_of(task.kind).uses:
+    for use in uses:
         print(f"  {command} {use} --checkpoint {checkpoint}")
     return 0
-
-
-def _training_of(kind: str) -> Training:
-    return next(training for training in TRAININGS if training.kind == kind)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.cache import append_to_cache
 from transformer_kernels.decode import attention_decode
 from transformer_kernels.nn.options import AttentionPath, check_positive
 
@@ -61,26 +60,29 @@ class KeyValueCache:
 
     def layer(self, n: int) -> LayerCache:
         """The part of layer n, a view."""
-        return LayerCache(self.keys[n], self.values[n], self.lengths)
+        return LayerCache(self.keys[n], self.values[n], self.lengths, self.written)
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Of one attention: keys and values (B, heads, room, head_size), lengths (B,)."""
+    """Of one attention: keys and values (B, heads, room, head_size), lengths (B,) of `written`."""
 
     keys: Tensor
     values: Tensor
     lengths: Tensor
+    written: int
 
     @torch.no_grad()
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, attention: AttentionPath
     ) -> Tensor:
-        """Adds k and v (B, heads, M, head_size) at the end, to which all positions up to its own
+        """Puts k and v (B, heads, M, head_size) at the end, to which all positions up to its own
         are shown to each query of q -> (B, heads, M, head_size), in the dtype of the cache, to
         which all three are converted: autocast may have made them narrower."""
-        q, k, v = (x.to(self.keys.dtype) for x in (q, k, v))
-        append_to_cache(self.keys, self.values, k, v, self.lengths)
+        M = k.shape[2]
+        self.keys[:, :, self.written - M : self.written] = k
+        self.values[:, :, self.written - M : self.written] = v
+        q = q.to(self.keys.dtype)
         if attention == "torch":
             return self._by_torch(q, scale)
         backend = "reference" if attention == "naive" else "auto"
@@ -89,10 +91,9 @@ class LayerCache:
         )
 
     def _by_torch(self, q: Tensor, scale: float | None) -> Tensor:
-        """It knows no lengths, and takes a mask for them."""
-        M, room = q.shape[2], self.keys.shape[2]
-        position = self.lengths[:, None] - M + torch.arange(M, device=q.device)
-        shown = torch.arange(room, device=q.device) <= position[:, None, :, None]
+        keys, values = (x[:, :, : self.written] for x in (self.keys, self.values))
+        shown = torch.ones(q.shape[2], self.written, dtype=torch.bool, device=q.device)
+        shown = shown.tril(self.written - q.shape[2])
         return nn.functional.scaled_dot_product_attention(
-            q, self.keys, self.values, attn_mask=shown, scale=scale
+            q, keys, values, attn_mask=shown, scale=scale
         )

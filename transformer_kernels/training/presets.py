@@ -50,8 +50,6 @@ GENERATOR = {
 (config/train_shakespeare_char with its CPU overrides); seed has the batches and steps of the
 model's source."""
 
-_GPT2_SCHEDULE = Schedule(peak=6e-4, warmup=2000)
-
 GPT2 = {
     "demo": TrainConfig(
         task=GPT2Task(
@@ -69,7 +67,7 @@ GPT2 = {
             steps=600_000,
             batch=480,
             accumulate=40,
-            schedule=_GPT2_SCHEDULE,
+            schedule=Schedule(peak=6e-4, warmup=2000),
             betas=(0.9, 0.95),
             eval_every=1000,
         )

@@ -35,7 +35,8 @@ class Facts:
     """A dataset of questions: {"words": (B, W), "lengths": (B,), "rows": (B,)}.
 
     A question has half of the different words of a key, and at least two if there are as many; they
-    are in no order. All facts are learned: held-out examples are other questions about them.
+    are in no order. All facts are learned, and held-out questions are drawn as the others are, by a
+    generator of their own: of a short key the same ones.
     """
 
     name: str
