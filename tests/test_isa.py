@@ -54,6 +54,18 @@ def test_other_dtypes(case: Case, dtype: torch.dtype, isa: str) -> None:
     assert_case(case, dtype, "cpu")
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", ["1hmn", "11mn"])
+def test_a_gradient_too_large_for_caches(bias: str, dtype: torch.dtype, isa: str) -> None:
+    """It is streamed to memory: every other row of halves is aligned to a vector of 64 bytes."""
+    case = Case(
+        name="large-bias", B=1, M=1030, N=1040 if bias == "1hmn" else 2080, bias=bias,
+        mask=lambda _: tk.Mask.window(700, 0),
+    )  # fmt: skip
+    assert_case(case, dtype, "cpu")
+
+
 def test_dropout_bits_are_the_same(isa: str) -> None:
     q, k, v = torch.zeros(1, 1, 65, 1), torch.zeros(1, 1, 200, 1), torch.eye(200)[None, None]
     kept = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="cpu") != 0

@@ -28,12 +28,12 @@ TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
   }
 }
 
-// Writes the block's tile of dbias from t.ds.
+// Zeros in t.ds where the block has keys that it does not compute.
 template <typename Engine>
-void write_ds(const BackwardParams& p, const BackwardScratch<Engine>& t, const Block& block) {
-  auto* const turned = t.ds + kBlock * kBlock;
-  transpose_tile<kBlock, kBlock>(t.ds, turned);
-  write_tile(p, {}, block.b, block.h, block.i0, block.j0, turned);
+void clear_rest(const BackwardScratch<Engine>& t, const Block& block) {
+  const int64_t end = block.first + block.keys;
+  clear(t.ds, block.first * kBlock);
+  clear(t.ds + end * kBlock, (kBlock - end) * kBlock);
 }
 
 // What one tile of the square contributes to the three gradients.
@@ -54,12 +54,13 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
   const auto number = static_cast<size_t>(tile);
   const typename Scratch::Weights weights(t.s, t.weights + number * Scratch::Weights::kBytes);
   const typename Scratch::Gradient gradient(t.dp, t.gradient + number * Scratch::Gradient::kBytes);
-  const bool capped = p.score.softcap != 0, wants_ds = writes_ds(p);
-  if (wants_ds) clear(t.ds, kBlock * kBlock);
+  const bool capped = p.score.softcap != 0;
+  Real* const tile_of_ds = writes_ds(p) ? t.ds + block.first * kBlock : nullptr;
+  if (tile_of_ds) clear_rest(t, block);
   score_gradient(p, w, t, place, n, m, block,
                  [&](int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
                      Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
-                   if (wants_ds) add_to_tile(block, row, lane, ds, t.ds);
+                   if (tile_of_ds) put_in_tile(row, lane, ds, tile_of_ds, Into::kFresh);
                    if (capped) multiply_by_slope<Engine::kPass>(t.slope, row, lane, ds);
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
@@ -132,7 +133,7 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
       } else if (writes_ds(p)) {
         clear(t.ds, kBlock * kBlock);
       }
-      if (writes_ds(p)) write_ds(p, t, block);
+      if (writes_ds(p)) write_ds(p, block.b, block.h, block.i0, block.j0, t.ds);
     }
     if (columns[m - m0].count > 0) add_to_dq(w, columns[m - m0], dq + m * w.k.width * kBlock);
   }
@@ -188,6 +189,7 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     write_rows(p.dtype, p.dv, head / p.H_kv, head % p.H_kv, n0 * kBlock, keys, p.D_v, w.v.width,
                keep_factor<Real>(p), w.dv + row * w.v.width);
   });
+  if (writes_ds(p)) end_streams();
 }
 
 // Adds the splits' dq and writes block m of the queries that share head `head`.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "score_gradient.h"
+#include "turn.h"
 
 namespace tk::cpu::TK_ISA {
 
@@ -12,7 +13,9 @@ template <typename Real>
 struct BiasGradient {
   int64_t rows, columns;  // of the partial sums: M or query_blocks, N or key_blocks
   bool sum_rows, sum_columns;
-  Real* partial;  // (bias B, bias H, rows, columns)
+  Real* partial;  // (bias B, bias H, rows, columns), if it folds
+
+  bool folds() const { return sum_rows || sum_columns; }
 };
 
 template <typename Engine>
@@ -24,22 +27,37 @@ auto lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engi
   g.sum_columns = p.bias_size[3] == 1;
   g.rows = g.sum_rows ? w.head_blocks : p.M;
   g.columns = g.sum_columns ? w.key_blocks : p.N;
-  const bool direct = !g.sum_rows && !g.sum_columns;
   const int64_t slices = p.bias_size[0] * p.bias_size[1];
-  g.partial = take<Real>(arena, direct ? 0 : slices * g.rows * g.columns);
+  g.partial = take<Real>(arena, g.folds() ? slices * g.rows * g.columns : 0);
   return g;
 }
 
-// Adds ds of rows r and r + 16 of a block to a tile of kBlock keys by kBlock queries.
+// Takes ds of rows r and r + 16 of a block into a tile of kBlock keys by kBlock queries.
 template <typename Real>
-TK_INLINE void add_to_tile(const Block& block, int64_t r, int64_t lane, const Vec<Real> (&ds)[2][2],
-                           Real* tile) {
+TK_INLINE void put_in_tile(int64_t r, int64_t lane, const Vec<Real> (&ds)[2][2], Real* tile,
+                           Into into) {
   for (int half = 0; half < 2; ++half) {
     for (int n = 0; n < 2; ++n) {
-      Real* to = tile + (block.first + r + half * kKeyGroup / 2) * kBlock + lane + n * kLanes<Real>;
-      store(to, load(to) + ds[half][n]);
+      Real* to = tile + (r + half * kKeyGroup / 2) * kBlock + lane + n * kLanes<Real>;
+      store(to, into == Into::kSum ? load(to) + ds[half][n] : ds[half][n]);
     }
   }
+}
+
+// Writes a tile (keys x queries) of dbias, with space for another one behind it, where the bias
+// broadcasts along neither. A gradient that the caches would not hold anyway is streamed.
+template <typename Real>
+void write_ds(const BackwardParams& p, int64_t bias_b, int64_t bias_h, int64_t i0, int64_t j0,
+              Real* tile) {
+  constexpr int64_t kLarge = 1 << 21;  // elements
+  const int64_t* size = p.bias_size;
+  const bool large = size[0] * size[1] * size[2] * size[3] >= kLarge;
+  Real ones[kBlock];
+  for (Real& x : ones) x = 1;
+  write_turned<kBlock>(
+      {p.score.bias_dtype, p.dbias, bias_b, bias_h, i0, std::min(p.M - i0, kBlock),
+       std::min(p.N - j0, kBlock), j0, large ? Stores::kStreamed : Stores::kCached},
+      tile, kBlock, ones, tile + kBlock * kBlock);
 }
 
 // tile (keys x queries): the sum of ds over every (b, h) that reads this tile of the bias.
@@ -57,10 +75,11 @@ void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine
       if (block.visible == Visible::kNone) continue;
       const int64_t sharing = p.H_q / p.H_kv, place = b * p.H_kv + h / sharing;
       const int64_t query_block = h % sharing * w.head_blocks + i0 / kBlock;
-      score_gradient(
-          p, w, t, place, j0 / kBlock, query_block, block,
-          [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2], const Vec<Real>(&ds)[2][2])
-              TK_INLINE_LAMBDA { add_to_tile(block, row, lane, ds, tile); });
+      score_gradient(p, w, t, place, j0 / kBlock, query_block, block,
+                     [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2],
+                         const Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
+                       put_in_tile(row, lane, ds, tile + block.first * kBlock, Into::kSum);
+                     });
     }
   }
 }
@@ -80,22 +99,16 @@ void fold_tile(const BiasGradient<Real>& g, Real* tile) {
   }
 }
 
+// tile (queries x keys), folded, to the partial sums of slice `slice` of the bias.
 template <typename Real>
-void write_tile(const BackwardParams& p, const BiasGradient<Real>& g, int64_t bias_b,
-                int64_t bias_h, int64_t i0, int64_t j0, const Real* tile) {
+void write_partial(const BackwardParams& p, const BiasGradient<Real>& g, int64_t slice, int64_t i0,
+                   int64_t j0, const Real* tile) {
   const int64_t row0 = g.sum_rows ? i0 / kBlock : i0, column0 = g.sum_columns ? j0 / kBlock : j0;
-  const int64_t rows = g.sum_rows ? 1 : (p.M - i0 < kBlock ? p.M - i0 : kBlock);
-  const int64_t columns = g.sum_columns ? 1 : (p.N - j0 < kBlock ? p.N - j0 : kBlock);
+  const int64_t rows = g.sum_rows ? 1 : std::min(p.M - i0, kBlock);
+  const int64_t columns = g.sum_columns ? 1 : std::min(p.N - j0, kBlock);
   for (int64_t r = 0; r < rows; ++r, tile += kBlock) {
-    if (g.sum_rows || g.sum_columns) {
-      const int64_t slice = bias_b * p.bias_size[1] + bias_h;
-      Real* to = g.partial + (slice * g.rows + row0 + r) * g.columns + column0;
-      for (int64_t c = 0; c < columns; ++c) to[c] = tile[c];
-    } else {
-      write_row(tile, columns, p.score.bias_dtype, p.dbias.data,
-                row_offset(p.dbias, bias_b, bias_h, row0 + r) + column0 * p.dbias.stride[3],
-                p.dbias.stride[3]);
-    }
+    Real* to = g.partial + (slice * g.rows + row0 + r) * g.columns + column0;
+    for (int64_t c = 0; c < columns; ++c) to[c] = tile[c];
   }
 }
 
@@ -128,12 +141,17 @@ void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     const int64_t slice = item / tiles, m = item % tiles / w.key_blocks, n = item % w.key_blocks;
     const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
     sum_score_gradients(p, w, t, b, h, m * kBlock, n * kBlock, t.ds);
-    auto* const turned = t.ds + kBlock * kBlock;
-    transpose_tile<kBlock, kBlock>(t.ds, turned);
-    fold_tile(g, turned);
-    write_tile(p, g, b, h, m * kBlock, n * kBlock, turned);
+    if (g.folds()) {
+      auto* const turned = t.ds + kBlock * kBlock;
+      transpose_tile<kBlock, kBlock>(t.ds, turned);
+      fold_tile(g, turned);
+      write_partial(p, g, slice, m * kBlock, n * kBlock, turned);
+    } else {
+      write_ds(p, b, h, m * kBlock, n * kBlock, t.ds);
+      end_streams();
+    }
   });
-  if (!g.sum_rows && !g.sum_columns) return;
+  if (!g.folds()) return;
   for_each(workers, slices * p.bias_size[2], [&](int64_t, int64_t item) {
     for (int64_t c = 0; c < p.bias_size[3]; ++c) {
       write_folded(p, g, item / p.bias_size[2], item % p.bias_size[2], c);

@@ -21,6 +21,12 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+template <typename Stored>
+constexpr DType kDTypeOf = std::is_same_v<Stored, Float16>    ? DType::kFloat16
+                           : std::is_same_v<Stored, BFloat16> ? DType::kBFloat16
+                           : std::is_same_v<Stored, float>    ? DType::kFloat32
+                                                              : DType::kFloat64;
+
 template <typename To, typename From>
 TK_INLINE To bit_cast(From x) {
   To y;

@@ -73,11 +73,6 @@ TK_INLINE bool all_finite(const float* x, int64_t count) {
   return largest < kTooLarge;
 }
 
-template <typename Stored>
-constexpr DType kDTypeOf = std::is_same_v<Stored, BFloat16> ? DType::kBFloat16
-                           : std::is_same_v<Stored, float>  ? DType::kFloat32
-                                                            : DType::kFloat64;
-
 // Fills one panel. `finite` becomes false where the engine would split an infinity into parts,
 // whose products with zeros are NaN: see kernels.cpp. `scratch` holds the panel's rows, if need be.
 template <typename Engine, typename Keep>

@@ -1,6 +1,10 @@
 // The vector type: as wide as the instruction set's registers, arithmetic by the compiler.
 #pragma once
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -47,6 +51,27 @@ TK_INLINE void store(Real* p, Vec<Real> x) {
 template <typename Real>
 TK_INLINE Vec<Real> broadcast(Real x) {
   return x - Vec<Real>{};
+}
+
+// Where p is aligned to a vector, x goes to memory past the caches: a line that is written as a
+// whole need not be read before, and drives nothing out. end_streams() before others may look.
+template <typename T>
+TK_INLINE void stream(void* p, Vec<T> x) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(static_cast<__m512i*>(p), reinterpret_cast<__m512i>(x));
+#elif defined(__AVX2__)
+  _mm256_stream_si256(static_cast<__m256i*>(p), reinterpret_cast<__m256i>(x));
+#elif defined(__SSE2__)
+  _mm_stream_si128(static_cast<__m128i*>(p), reinterpret_cast<__m128i>(x));
+#else
+  __builtin_memcpy(p, &x, sizeof(x));
+#endif
+}
+
+TK_INLINE void end_streams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 // NaN in b is kept out, as in std::max: a NaN score shows up in the exponential instead.
