@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "block.h"
+#include "wide.h"
 
 namespace tk::cpu::TK_ISA {
 
@@ -24,11 +25,34 @@ TK_INLINE void read_bias(const Problem& p, const Block& block, int64_t lane, Rea
   for (int64_t c = known; c < block.keys; ++c) row[c] = 0;
 }
 
+// The rows of bias of the tile that is likely to follow. They lie far apart, which no processor
+// foresees, and are prefetched one by one while others are computed with: all at once they would
+// wait for each other. They go to the second-level cache: rows of a power of two bytes would all
+// want one set of the first level.
+struct BiasAhead {
+  const char* data = nullptr;
+  int64_t stride = 0, rows = 0, bytes = 0;
+
+  TK_INLINE_METHOD void fetch(int64_t row) const {
+    if (row >= rows) return;
+    for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(data + row * stride + n, 0, 2);
+  }
+};
+
+TK_INLINE BiasAhead bias_ahead(const Problem& p, const Block& block) {
+  const Strided& bias = p.score.bias;
+  if (!bias.data || bias.stride[2] == 0 || bias.stride[3] != 1) return {};
+  const int64_t size = size_of(p.score.bias_dtype);
+  const int64_t ahead = block.next_i * bias.stride[2] + block.next_j;
+  return {static_cast<const char*>(bias.data) + (bias_offset(p, block, 0) + ahead) * size,
+          bias.stride[2] * size, block.queries, block.keys * size};
+}
+
 // s = scale s + bias for the queries of one vector of lanes. Pairs of bfloat16 are transposed as
-// one. While a row is read, its columns `ahead` are prefetched.
+// one.
 template <typename Stored, typename Real, int64_t kQueries>
-TK_INLINE void add_rows(const Stored* const (&rows)[kLanes<Real>], int64_t ahead, int64_t keys,
-                        Real scale, Real* s) {
+TK_INLINE void add_rows(const Stored* const (&rows)[kLanes<Real>], int64_t keys, Real scale,
+                        Real* s) {
   constexpr bool kPairs = std::is_same_v<Stored, BFloat16>;
   using Element = std::conditional_t<kPairs, uint32_t, Real>;
   constexpr int64_t W = kLanes<Real>, kKeys = kPairs ? 2 : 1;  // keys of an Element
@@ -36,9 +60,13 @@ TK_INLINE void add_rows(const Stored* const (&rows)[kLanes<Real>], int64_t ahead
     Vec<Element> square[W];
 #pragma GCC unroll 16
     for (int64_t lane = 0; lane < W; ++lane) {
-      const Stored* from = rows[lane] + r0;
-      __builtin_prefetch(from + ahead);
-      __builtin_memcpy(&square[lane], from, kVectorBytes);
+      if constexpr (kPairs) {
+        square[lane] = load(reinterpret_cast<const uint32_t*>(rows[lane] + r0));
+      } else {
+        Vec<Real> row[1];
+        Wide<Stored>::load(rows[lane] + r0, row);
+        square[lane] = row[0];
+      }
     }
     transpose<Element>(square);
 #pragma GCC unroll 16
@@ -60,15 +88,13 @@ TK_INLINE void add_rows(const Stored* const (&rows)[kLanes<Real>], int64_t ahead
 template <typename Stored, typename Real, int64_t kQueries>
 void add_bias_in_place(const Problem& p, const Block& block, Real scale, Real* s) {
   constexpr int64_t W = kLanes<Real>;
-  const int64_t* stride = p.score.bias.stride;
-  const int64_t ahead = block.next_i * stride[2] + block.next_j;
   for (int64_t lane0 = 0; lane0 < block.queries; lane0 += W) {
     const Stored* rows[W];
     for (int64_t n = 0; n < W; ++n) {
       rows[n] = static_cast<const Stored*>(p.score.bias.data) +
                 bias_offset(p, block, std::min(lane0 + n, block.queries - 1));
     }
-    add_rows<Stored, Real, kQueries>(rows, ahead, block.keys, scale, s + lane0);
+    add_rows<Stored, Real, kQueries>(rows, block.keys, scale, s + lane0);
   }
 }
 
@@ -82,7 +108,7 @@ void add_bias_of_any_kind(const Problem& p, const Block& block, Real scale, Real
       read_bias(p, block, std::min(lane0 + n, block.queries - 1), copies[n]);
       rows[n] = copies[n];
     }
-    add_rows<Real, Real, kQueries>(rows, 0, block.keys, scale, s + lane0);
+    add_rows<Real, Real, kQueries>(rows, block.keys, scale, s + lane0);
   }
 }
 
@@ -104,6 +130,9 @@ void add_bias(const Problem& p, const Block& block, Real scale, Real* s) {
   if constexpr (sizeof(Real) == 4) {
     if (in_place && dtype == DType::kBFloat16) {
       return add_bias_in_place<BFloat16, Real, kQueries>(p, block, scale, s);
+    }
+    if (in_place && dtype == DType::kFloat16) {
+      return add_bias_in_place<Float16, Real, kQueries>(p, block, scale, s);
     }
   }
   if (in_place && dtype == kDTypeOf<Real>) {

@@ -27,6 +27,10 @@ constexpr DType kDTypeOf = std::is_same_v<Stored, Float16>    ? DType::kFloat16
                            : std::is_same_v<Stored, float>    ? DType::kFloat32
                                                               : DType::kFloat64;
 
+TK_INLINE int64_t size_of(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
+}
+
 template <typename To, typename From>
 TK_INLINE To bit_cast(From x) {
   To y;

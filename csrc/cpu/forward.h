@@ -148,7 +148,7 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   Real* o = t.o + member * w.v.width * kQueries;
   online_softmax<Engine>(t.s, block.keys, static_cast<Real>(score_to_log2(p)), keep,
                          t.state[member], o, w.v.width, weights,
-                         {v_panel, static_cast<int64_t>(w.v.bytes)});
+                         {v_panel, static_cast<int64_t>(w.v.bytes)}, bias_ahead(p, block));
   const Product values{Engine::left_t(w.v, v_panel, block.first), weights.right(), block.keys};
   Engine::template multiply<Exact::kMostly>(w.v.width, kQueries, &values, 1, o, kQueries,
                                             Into::kSum);

@@ -45,6 +45,8 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const int64_t query_item = place * w.query_blocks + query_block;
   const Real to_log2 = static_cast<Real>(score_to_log2(p)), kept = keep_factor<Real>(p);
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
+  BiasAhead bias;
+  int64_t step = 0;
   for (int64_t lane = 0; lane < block.computed_queries(); lane += 2 * W) {
     Vec<Real> lse[2], lse_rest[2], delta[2];
     for (int n = 0; n < 2; ++n) {
@@ -58,9 +60,12 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       pass.i0 += lane;
       pass.queries = std::min(block.queries - lane, kPass);
       multiply_pass(p, w, t, place, key_block, query_block, pass, lane);
+      bias = bias_ahead(p, pass);
+      step = 0;
     }
     for (int64_t group = 0; group < block.keys; group += kKeyGroup) {
       for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
+        bias.fetch(step++);
         Vec<Real> weight[2][2], ds[2][2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {

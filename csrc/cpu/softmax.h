@@ -98,13 +98,14 @@ struct Soon {
 
 // s (rows x kQueries, rows a multiple of 32) becomes weights 2^(to_log2 s - m), of which dropout
 // keeps some, if `keep` is not null, on the way to the next product's tile. That product's other
-// operand is brought into the first-level cache meanwhile.
+// operand is brought into the first-level cache meanwhile, and the bias that follows.
 template <typename Engine, typename Real, int64_t kQueries, typename Tile>
 void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* keep,
                     SoftmaxState<Real, kQueries>& state, Real* o, int64_t width, const Tile& tile,
-                    Soon operand) {
+                    Soon operand, const BiasAhead& bias) {
   constexpr int64_t W = kLanes<Real>, kLine = 64;
   const int64_t steps = rows / 2 * (kQueries / (2 * W)), lines = operand.bytes / kLine / steps;
+  int64_t step = 0;
   for (int64_t lane = 0; lane < kQueries; lane += 2 * W) {
     Vec<Real> largest[2], m[2], sum[2] = {};
     column_maxima<Real, kQueries>(s + lane, rows, largest);
@@ -115,6 +116,7 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* k
       for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
         for (int64_t n = 0; n < lines; ++n) __builtin_prefetch(operand.data + n * kLine);
         operand.data += lines * kLine;
+        bias.fetch(step++);
         Vec<Real> weight[2][2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
