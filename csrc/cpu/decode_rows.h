@@ -8,7 +8,7 @@
 namespace tk::cpu::TK_ISA {
 
 // Rows that may be read in whole vectors, `stride` elements apart. While one is read another is
-// prefetched, `near` bytes on; from row `turn` on, a multiple of 4, what follows lies elsewhere,
+// prefetched, `near` bytes on; from row `turn` on, a multiple of 16, what follows lies elsewhere,
 // `leap` bytes on. Either may lie behind the last row.
 template <typename Storage>
 struct Rows {
@@ -107,16 +107,17 @@ void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, 
   }
 }
 
-// o[n] += the sum over r of weights[n][r] v[r], kChunks chunks of columns at a time.
+// o[n] += the sum over r of weights[n][r] v[r], kChunks chunks of columns at a time. All rows lie
+// on one side of the turn: to ask row by row would be a tenth of the loop.
 template <int kQueries, int kChunks, typename Storage, typename Real>
 TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o,
                            int64_t ldo, int64_t width) {
   constexpr int W = kLanes<Real>, kParts = Wide<Storage>::kParts;
   constexpr int64_t kColumns = kChunks * kChunk<Storage>;
+  const int64_t ahead = v.ahead(0);
   for (; width >= kColumns; width -= kColumns, v.data += kColumns, o += kColumns) {
     Vec<Real> sum[kQueries][kChunks][kParts] = {};
     for (int64_t r = 0; r < keys; ++r) {
-      const int64_t ahead = v.ahead(r);
       Vec<Real> value[kChunks][kParts];
 #pragma GCC unroll 8
       for (int c = 0; c < kChunks; ++c) {
