@@ -38,6 +38,20 @@ class Figure:
         )
 
 
+@dataclass(frozen=True)
+class Throughput(Figure):
+    """TFLOP/s of a row, which is both."""
+
+    @property
+    def ratio(self) -> float:
+        return self.over.tflops
+
+    def __str__(self) -> str:
+        row = self.over
+        shape = f"S = {row.N}, D = {row.D}"
+        return f"{row.dtype}, {shape}, {row.case}, {row.direction}: {_time(row.median_ms)}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """A bound on ratios of rows that are alike but for what `over` and `under` say."""
@@ -74,6 +88,17 @@ class Goal:
     @property
     def bound(self) -> str:
         return f">= {self.least:g}" if self.most == math.inf else f"<= {self.most:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedGoal(Goal):
+    """A bound on the TFLOP/s of rows that are as `over` and `where` say; `under` has no part."""
+
+    under: Columns = field(default_factory=dict)
+
+    def figures(self, rows: Iterable[Row]) -> list[Figure]:
+        found = [Throughput(row, row) for row in rows if _has(row, {**self.where, **self.over})]
+        return sorted(found, key=lambda figure: figure.ratio)
 
 
 def _has(row: Row, columns: Columns) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.goals import Columns, Goal
+from benchmarks.goals import Columns, Goal, SpeedGoal
 from transformer_kernels.bench import Direction
 
-OURS = ("triton", "cuda_sm80")
+OURS = {"triton": 1.15, "cuda_sm80": 1.15, "cuda_sm90": 1.10}
+"""And what a mask may cost: a share of the time over the share of it that is shown"""
 _GRID: Columns = {"dtype": "bfloat16", "case": ("full", "causal"), "D": (64, 128)}
 _TITLES: dict[Direction, str] = {"fwd": "forward", "bwd": "backward"}
 
@@ -23,14 +24,35 @@ def _against(ours: str, peer: str, direction: Direction, *, least: float) -> Goa
     )
 
 
-def _mask(ours: str, name: str) -> Iterator[Goal]:
+def _over_cudnn(direction: Direction, D: int, *, least: float) -> Goal:
+    """At every length from 1024 on, with and without a causal mask."""
+    return Goal(
+        what=f"{_TITLES[direction]}, D = {D}: sdpa_cudnn / cuda_sm90, worst",
+        over={"variant": "sdpa_cudnn"},
+        under={"variant": "cuda_sm90"},
+        where={**_GRID, "direction": direction, "D": D, "N": (1024, 2048, 4096, 8192, 16384)},
+        least=least,
+    )
+
+
+def _speeds(direction: Direction, D: int, *, full: float, causal: float) -> Iterator[Goal]:
+    for case, least in (("full", full), ("causal", causal)):
+        yield SpeedGoal(
+            what=f"{_TITLES[direction]}, {case}, S = 16384, D = {D}: TFLOP/s of cuda_sm90",
+            over={"variant": "cuda_sm90"},
+            where={**_GRID, "case": case, "direction": direction, "N": 16384, "D": D},
+            least=least,
+        )
+
+
+def _mask(ours: str, name: str, *, most: float) -> Iterator[Goal]:
     for direction, title in _TITLES.items():
         yield Goal(
             what=f"{ours}, {name}, {title}: share of time / share shown",
             over={"case": f"masks: {name}"},
             under={"case": "masks: none"},
             where={"variant": ours, "direction": direction},
-            most=1.15,
+            most=most,
         )
 
 
@@ -45,7 +67,8 @@ def _decode(cache: str, *, least: float) -> Goal:
     )
 
 
-# sdpa_flash has the instructions of cuda_sm80, and sdpa_cudnn those of sm_90: twice as fast.
+# sdpa_flash has the instructions of cuda_sm80, and sdpa_cudnn those of sm_90: twice as fast. On
+# Hopper cuda_sm80 is measured where TRANSFORMER_KERNELS_HOPPER=0.
 GPU_GOALS: tuple[Goal, ...] = (
     _against("triton", "flex", "fwd", least=1.0),
     _against("triton", "sdpa_flash", "fwd", least=1.15),
@@ -54,11 +77,18 @@ GPU_GOALS: tuple[Goal, ...] = (
     _against("triton", "sdpa_flash", "bwd", least=1.0),
     _against("cuda_sm80", "sdpa_flash", "fwd", least=1.0),
     _against("cuda_sm80", "sdpa_flash", "bwd", least=1.0),
+    _over_cudnn("fwd", 128, least=1.05),
+    *_speeds("fwd", 128, full=720, causal=690),
+    *_speeds("fwd", 64, full=520, causal=490),
+    *_speeds("fwd", 256, full=760, causal=650),
+    _over_cudnn("bwd", 128, least=1.05),
+    *_speeds("bwd", 128, full=620, causal=590),
+    *_speeds("bwd", 64, full=490, causal=450),
     *(
         goal
-        for ours in OURS
+        for ours, most in OURS.items()
         for mask in ("half padding", "window of S/8", "25% of blocks")
-        for goal in _mask(ours, mask)
+        for goal in _mask(ours, mask, most=most)
     ),
     *(_decode(cache, least=0.8) for cache in ("in order", "pages of 64", "pages of 16")),
 )

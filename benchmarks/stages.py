@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.record import ROOT
@@ -80,6 +81,8 @@ def run(stage: Stage, seconds: float) -> Outcome:
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **stage.environment},
             start_new_session=True,  # so that its own processes can be ended with it
+            # Who runs in the background ignores interrupts, and so would it.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         code: int | None
         try:

@@ -17,6 +17,7 @@ from benchmarks.gpu_check import Trial, try_out
 from benchmarks.measure import CheckedCase, Contender, measure
 from benchmarks.record import Recorder
 from benchmarks.suites import case_id
+from transformer_kernels.backends import CudaBackend
 from transformer_kernels.bench import (
     VARIANTS,
     Budget,
@@ -150,7 +151,7 @@ def test_decode(
     case: Case,
 ) -> None:
     """From caches in order and in pages, beside a copy of as many bytes, and peers without one."""
-    if (reason := VARIANTS["cuda_sm80"].why_unavailable()) is not None:
+    if (reason := CudaBackend().why_unavailable()) is not None:
         pytest.skip(reason)
     if time_left() < ONE_CASE:
         pytest.skip("the suite's time limit leaves none for this")

@@ -38,6 +38,16 @@ WIDTHS = (32, 64, 96, 128, 192, 256)
 ELEMENTS = ("Half", "BFloat16", "float")
 """Types of C++"""
 
+HOPPER: Capability = (9, 0)
+HOPPER_CODE = "sm_90a"
+"""For instructions that only chips of 9.0 have; code for sm_90 runs there too, without them. Every
+nvcc that knows the one knows the other, and lists the one alone."""
+
+HOPPER_WIDTHS = ((64, 64), (128, 128), (192, 128), (256, 256))
+"""Of q and k, and of v; csrc/cuda/sm90/kernels_for.cpp has the same."""
+
+HOPPER_ELEMENTS = ("Half", "BFloat16")
+
 OPERATORS = ("csrc/cuda/operators.cpp", "csrc/cuda/decode_operators.cpp")
 
 NVCC_FLAGS = (
@@ -83,16 +93,19 @@ class Chips:
     """Also code that drivers compile for chips yet to come"""
     passed_over: tuple[Capability, ...] = ()
     """Asked for, but too old"""
+    hopper: bool = False
+    """Also the kernels of csrc/cuda/sm90"""
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """As build_info() names them."""
-        codes = (f"sm_{major}{minor}" for major, minor in self.capabilities)
-        return (*codes, *(("compute_86",) if self.ptx else ()))
+        codes = map(code, self.capabilities)
+        hopper = (HOPPER_CODE,) if self.hopper else ()
+        return (*codes, *hopper, *(("compute_86",) if self.ptx else ()))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Kernels are translated twice: with tiles for 163 KiB of shared memory, and for 99.
+        """Kernels of sm80 are translated twice: with tiles for 163 KiB of shared memory, and 99.
 
         PTX is of the second kind whatever the chips, for it must run on any.
         """
@@ -100,6 +113,10 @@ class Chips:
         small = [code(one) for one in self.capabilities if one not in LARGE_SHARED]
         small += ["compute_86"] if self.ptx else []
         return (*_gencode("compute_80", large), *_gencode("compute_86", small))
+
+    @property
+    def hopper_flags(self) -> tuple[str, ...]:
+        return _gencode("compute_90a", [HOPPER_CODE] if self.hopper else [])
 
 
 def code(capability: Capability) -> str:
@@ -164,7 +181,7 @@ def chips_for(environ: Mapping[str, str], toolkit: Toolkit) -> Chips:
     text = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if not text:
         known = tuple(one for one in DEFAULT_CHIPS if code(one) in toolkit.codes)
-        return Chips(known, ptx=True)
+        return Chips(known, ptx=True, hopper=HOPPER in known)
     asked, ptx = parse_arch_list(text)
     passed_over = tuple(one for one in asked if one < MINIMUM_CAPABILITY)
     wanted = tuple(one for one in asked if one >= MINIMUM_CAPABILITY)
@@ -179,13 +196,13 @@ def chips_for(environ: Mapping[str, str], toolkit: Toolkit) -> Chips:
             f"TORCH_CUDA_ARCH_LIST is {text!r}, and they need compute capability "
             "{}.{} or later".format(*MINIMUM_CAPABILITY)
         )
-    return Chips(wanted, ptx, passed_over)
+    return Chips(wanted, ptx, passed_over, hopper=HOPPER in wanted)
 
 
 def parse_arch_list(text: str) -> tuple[tuple[Capability, ...], bool]:
     """What is asked for, ascending, and whether PTX is.
 
-    The a and f of "9.0a" and "10.0f" are for instructions that no kernel uses yet.
+    "9.0a" is "9.0": what the a stands for is used where it is. The f of "10.0f" is not used yet.
     """
     capabilities, ptx = set(), False
     for item in text.replace(";", " ").split():
@@ -207,7 +224,7 @@ class CudaBuild:
 
     def nvcc(self, cxx: Sequence[str]) -> tuple[str, ...]:
         """The command, which compiles host code by the same C++ compiler as everything else."""
-        return (self.toolkit.nvcc, *_host_compiler(cxx), *NVCC_FLAGS, *self.chips.flags)
+        return (self.toolkit.nvcc, *_host_compiler(cxx), *NVCC_FLAGS)
 
     @property
     def definitions(self) -> tuple[str, ...]:
@@ -239,15 +256,22 @@ def find_cuda(environ: Mapping[str, str]) -> CudaBuild:
     return CudaBuild(toolkit, chips_for(environ, toolkit))
 
 
-def cuda_units(torch: Torch) -> tuple[Unit, ...]:
+def cuda_units(torch: Torch, chips: Chips) -> tuple[Unit, ...]:
     """Every object of csrc/cuda."""
-    return (*(Unit(source, stable_abi(torch)) for source in OPERATORS), *kernel_units("nvcc"))
-
-
-def kernel_units(compiler: Literal["c++", "nvcc"], flags: tuple[str, ...] = ()) -> tuple[Unit, ...]:
-    """The kernels, and what launches them."""
     return (
-        Unit("csrc/cuda/launch.cu", flags, compiler=compiler),
+        *(Unit(source, stable_abi(torch)) for source in OPERATORS),
+        *kernel_units("nvcc", chips.flags, chips.hopper),
+        *(hopper_units("nvcc", chips.hopper_flags) if chips.hopper else ()),
+    )
+
+
+Compiler = Literal["c++", "nvcc"]
+
+
+def kernel_units(compiler: Compiler, flags: tuple[str, ...], hopper: bool) -> tuple[Unit, ...]:
+    """The kernels for any chip, and what launches all of them, Hopper's too if there are."""
+    return (
+        Unit("csrc/cuda/launch.cu", (*flags, *(("-DTK_SM90",) if hopper else ())), "", compiler),
         *(
             Unit(
                 "csrc/cuda/sm80/kernels.cu",
@@ -257,5 +281,25 @@ def kernel_units(compiler: Literal["c++", "nvcc"], flags: tuple[str, ...] = ()) 
             )
             for element in ELEMENTS
             for width in WIDTHS
+        ),
+    )
+
+
+def hopper_units(compiler: Compiler, flags: tuple[str, ...]) -> tuple[Unit, ...]:
+    """The kernels of csrc/cuda/sm90."""
+    return (
+        Unit("csrc/cuda/sm90/kernels_for.cpp"),
+        *(
+            Unit(
+                "csrc/cuda/sm90/kernels.cu",
+                (
+                    *(*flags, f"-DTK_ELEMENT={element}"),
+                    *(f"-DTK_WIDTH={width}", f"-DTK_V_WIDTH={v_width}"),
+                ),
+                f"{element.lower()}-{width}-{v_width}",
+                compiler,
+            )
+            for element in HOPPER_ELEMENTS
+            for width, v_width in HOPPER_WIDTHS
         ),
     )

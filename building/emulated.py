@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from building.cuda import OPERATORS, kernel_units
+from building.cuda import OPERATORS, hopper_units, kernel_units
 from building.host import stable_abi
 from building.tools import Torch
 from building.unit import Unit
@@ -23,7 +23,8 @@ class Emulation:
     """A way to compile the kernels for the emulator."""
 
     arch: int = 800
-    """Whose tiles: 800, for chips with 163 KiB of shared memory a block, or 860, with 99"""
+    """Whose tiles: 800, for chips with 163 KiB of shared memory a block, or 860, with 99. The first
+    also has the kernels for Hopper, which run where a test asks for that chip."""
     races: bool = False
     """Whether the emulator sees every access, and reports those that nothing orders"""
 
@@ -36,6 +37,10 @@ class Emulation:
         """The namespace of its operators."""
         return f"transformer_kernels_emulated{self.suffix}"
 
+    @property
+    def has_hopper(self) -> bool:
+        return self.arch == 800
+
     def units(self, torch: Torch, root: Path) -> tuple[Unit, ...]:
         # No library of the sanitizer's is linked: the emulator has what the compiler calls.
         watched = ("-fsanitize=thread",) if self.races else ()
@@ -43,8 +48,11 @@ class Emulation:
         operators = (*FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
         emulator = sorted((root / "csrc/cuda/emulator").glob("*.cpp"))
         return (
-            *kernel_units("c++", kernels),
+            # First, for of an inline function that several have the linker keeps the first, and the
+            # emulator's must not be watched.
             *(Unit(str(source.relative_to(root)), FLAGS) for source in emulator),
+            *kernel_units("c++", kernels, self.has_hopper),
+            *(hopper_units("c++", kernels) if self.has_hopper else ()),
             *(Unit(source, operators) for source in (*OPERATORS, "csrc/cuda/emulated.cpp")),
             Unit("csrc/call.cpp", stable_abi(torch)),
             Unit("csrc/decode_call.cpp", stable_abi(torch)),

@@ -54,7 +54,7 @@ def units(machine: str, torch: Torch, pybind11: str, cuda: CudaBuild | None) -> 
     """Every object of the extension, in link order."""
     if cuda is None:
         return host_units(machine, torch, pybind11)
-    return (*host_units(machine, torch, pybind11, cuda.definitions), *cuda_units(torch))
+    return (*host_units(machine, torch, pybind11, cuda.definitions), *cuda_units(torch, cuda.chips))
 
 
 def toolchain(compiler: tuple[str, ...], torch: Torch, cuda: CudaBuild | None) -> Toolchain:

@@ -3,12 +3,16 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <iterator>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/dispatch.h"
+#include "cuda/sm90/takes.h"
 #include "direct.h"
 #include "memory.h"
 
@@ -55,6 +59,34 @@ py::dict cpu_features() {
   return features;
 }
 
+// Where rows of a tensor begin, and its strides.
+using Rows = std::pair<uintptr_t, std::array<int64_t, 4>>;
+
+tk::Strided strided(const Rows& rows) {
+  tk::Strided x{reinterpret_cast<void*>(rows.first)};
+  std::copy(rows.second.begin(), rows.second.end(), x.stride);
+  return x;
+}
+
+using Widths = std::pair<int, int>;
+
+// Of the forward and of the backward pass; do lies as o.
+std::pair<Widths, Widths> hopper_widths(int dtype, const std::array<int64_t, 7>& sizes, bool simple,
+                                        const Rows& q, const Rows& k, const Rows& v, const Rows& o,
+                                        const Rows& dk, const Rows& dv) {
+  tk::Problem p{};
+  const auto& [B, H_q, H_kv, M, N, D, D_v] = sizes;
+  p.B = B, p.H_q = H_q, p.H_kv = H_kv, p.M = M, p.N = N, p.D = D, p.D_v = D_v;
+  p.dtype = static_cast<tk::DType>(dtype);
+  p.q = strided(q), p.k = strided(k), p.v = strided(v);
+  p.dropout.p = simple ? 0 : 1;
+  const auto forward = tk::cuda::sm90::forward_widths({p, strided(o), nullptr});
+  tk::BackwardParams gradients{p};
+  gradients.d_o = strided(o), gradients.dk = strided(dk), gradients.dv = strided(dv);
+  const auto backward = tk::cuda::sm90::backward_widths(gradients);
+  return {{forward.width, forward.v_width}, {backward.width, backward.v_width}};
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -64,6 +96,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("built_isas", &tk::cpu::built_isas);
   module.def("isa", &tk::cpu::isa);
   module.def("force_isa", &tk::cpu::force_isa, py::arg("name"), py::pos_only());
+  module.def("hopper_widths", &hopper_widths);
   module.def("release_workspace", &tk::Workspace::release);
   module.def("want_poison", &tk::want_poison, py::arg("wanted"), py::pos_only());
   module.def("poisoned_bytes", &tk::poisoned_bytes);

@@ -12,6 +12,8 @@ from setuptools.errors import PlatformError
 
 from building.cuda import (
     ELEMENTS,
+    HOPPER_ELEMENTS,
+    HOPPER_WIDTHS,
     WIDTHS,
     Chips,
     CudaBuild,
@@ -21,6 +23,7 @@ from building.cuda import (
     cuda_units,
     find_cuda,
     find_toolkit,
+    hopper_units,
     parse_arch_list,
 )
 from building.extension import ROOT, told
@@ -30,6 +33,7 @@ from building.unit import Unit
 
 TORCH = Torch("2.13.0", Path("torch"))
 CODES = frozenset({"sm_75", "sm_80", "sm_86", "sm_87", "sm_90", "compute_80", "compute_86"})
+ALL = Chips(((8, 0), (9, 0), (12, 0)), ptx=True, hopper=True)
 FAKE_NVCC = """#!/bin/sh
 case "$1" in
   --version) echo "Cuda compilation tools, release {release}, V{release}.88" ;;
@@ -143,8 +147,26 @@ def test_what_is_no_capability_is_an_error(item: str) -> None:
 def test_the_default_is_what_this_nvcc_knows() -> None:
     for environ in ({}, {"TORCH_CUDA_ARCH_LIST": ""}):
         chips = chips_for(environ, toolkit())
-        assert chips == Chips(((8, 0), (8, 6), (9, 0)), ptx=True)
-        assert chips.architectures == ("sm_80", "sm_86", "sm_90", "compute_86")
+        assert chips == Chips(((8, 0), (8, 6), (9, 0)), ptx=True, hopper=True)
+        assert chips.architectures == ("sm_80", "sm_86", "sm_90", "sm_90a", "compute_86")
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"),
+    [("", True), ("9.0", True), ("9.0a", True), ("8.0 9.0+PTX", True), ("8.0", False)],
+)
+def test_hoppers_own_kernels_come_with_its_chip(asked: str, has: bool) -> None:
+    """nvcc lists sm_90 alone."""
+    chips = chips_for({"TORCH_CUDA_ARCH_LIST": asked}, toolkit())
+    assert chips.hopper == has
+    assert ("sm_90a" in chips.architectures) == has
+    assert has <= ("sm_90" in chips.architectures)
+
+
+def test_architectures_are_told_in_order() -> None:
+    assert ALL.architectures == ("sm_80", "sm_90", "sm_120", "sm_90a", "compute_86")
+    built = f"CUDA kernels for {', '.join(ALL.architectures)}, by CUDA 13.0 in cuda"
+    assert told("x86_64", CudaBuild(toolkit(), ALL), "")[1] == f"  built:     {built}"
 
 
 def test_chips_that_nvcc_does_not_know_are_an_error() -> None:
@@ -172,6 +194,22 @@ def test_kernels_are_translated_once_for_each_size_of_shared_memory() -> None:
     assert Chips(((9, 0),), ptx=True).flags[2:] == ("-gencode", "arch=compute_86,code=[compute_86]")
 
 
+def test_each_unit_is_compiled_for_its_chips() -> None:
+    """Hopper's for Hopper alone; and the unit that launches them knows whether they are there."""
+    of_nvcc = [unit for unit in cuda_units(TORCH, ALL) if unit.compiler == "nvcc"]
+    for unit in of_nvcc:
+        is_hoppers = unit.source == "csrc/cuda/sm90/kernels.cu"
+        hopper = ("-gencode", "arch=compute_90a,code=[sm_90a]")
+        expected = hopper if is_hoppers else ALL.flags
+        assert unit.flags[: len(expected)] == expected
+        assert ("sm_90a" in " ".join(unit.flags)) == is_hoppers
+        assert ("-DTK_SM90" in unit.flags) == (unit.source == "csrc/cuda/launch.cu")
+    without = Chips(((8, 0), (9, 0)), ptx=True)
+    for unit in cuda_units(TORCH, without):
+        assert "sm90" not in unit.source
+        assert "-DTK_SM90" not in unit.flags
+
+
 def test_nvcc_gives_host_code_to_the_same_compiler() -> None:
     cuda = CudaBuild(toolkit(), Chips(((9, 0),), ptx=False))
     assert cuda.nvcc(("g++-12",))[:3] == ("nvcc", "-ccbin", "g++-12")
@@ -180,7 +218,7 @@ def test_nvcc_gives_host_code_to_the_same_compiler() -> None:
 
 
 def test_object_names_differ() -> None:
-    units: tuple[Unit, ...] = (*host_units("x86_64", TORCH, ""), *cuda_units(TORCH))
+    units: tuple[Unit, ...] = (*host_units("x86_64", TORCH, ""), *cuda_units(TORCH, ALL))
     names = [unit.object_name for unit in units]
     assert len(set(names)) == len(names)
 
@@ -191,8 +229,17 @@ def test_widths_are_those_of_the_tiles() -> None:
     told = re.search(r"kWidths\[\] = \{([\d, ]+)\}", text)
     assert told is not None
     assert tuple(map(int, told[1].split(","))) == WIDTHS
-    variants = {unit.variant for unit in cuda_units(TORCH)} - {""}
+    chips = Chips(((9, 0),), ptx=False)
+    variants = {unit.variant for unit in cuda_units(TORCH, chips)} - {""}
     assert len(variants) == len(WIDTHS) * len(ELEMENTS)
+
+
+def test_widths_for_hopper_are_those_that_are_asked_for() -> None:
+    text = (ROOT / "csrc/cuda/sm90/kernels_for.cpp").read_text()
+    told = re.findall(r"&kernels<Element, (\d+), (\d+)>\(\)", text)
+    assert tuple((int(width), int(v_width)) for width, v_width in told) == HOPPER_WIDTHS
+    variants = {unit.variant for unit in hopper_units("nvcc", ())} - {""}
+    assert len(variants) == len(HOPPER_WIDTHS) * len(HOPPER_ELEMENTS)
 
 
 def test_every_default_chip_compiles(tmp_path: Path) -> None:
@@ -203,8 +250,9 @@ def test_every_default_chip_compiles(tmp_path: Path) -> None:
         pytest.skip(str(reason))
     source = tmp_path / "kernel.cu"
     source.write_text("__global__ void kernel(float* x) { x[threadIdx.x] *= 2; }\n")
-    command = [*cuda.nvcc(("c++",)), "-c", str(source), "-o", str(tmp_path / "kernel.o")]
+    flags = (*cuda.chips.flags, *cuda.chips.hopper_flags)
+    command = [*cuda.nvcc(("c++",)), *flags, "-c", str(source), "-o", str(tmp_path / "kernel.o")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    compiled = set(re.findall(r"for '(sm_\d+)'", result.stdout + result.stderr))
+    compiled = set(re.findall(r"for '(sm_\d+a?)'", result.stdout + result.stderr))
     assert compiled == set(cuda.chips.architectures) - {"compute_86"}

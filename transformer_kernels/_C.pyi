@@ -1,8 +1,12 @@
 """The compiled extension. Its operators are torch.ops.transformer_kernels.*; these are the rest."""
 
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from torch import Tensor
+
+Rows = tuple[int, Sequence[int]]
+"""The address and the strides of a tensor whose elements lie side by side"""
 
 class BuildInfo(TypedDict):
     compiler: str
@@ -13,7 +17,8 @@ class BuildInfo(TypedDict):
     cuda: str
     """The version of CUDA; empty where there are no CUDA kernels."""
     cuda_architectures: list[str]
-    """Such as sm_90; compute_86 is code that drivers compile for later chips."""
+    """Such as sm_90; sm_90a are the kernels of csrc/cuda/sm90, and compute_86 is code that drivers
+    compile for later chips."""
 
 def build_info() -> BuildInfo:
     """How this extension was built."""
@@ -31,6 +36,24 @@ def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> N
     """Use one instruction set, or "auto" for the best.
 
     Raises ValueError if it was not built or this CPU lacks it.
+    """
+
+def hopper_widths(
+    dtype: int,
+    sizes: Sequence[int],
+    simple: bool,
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    o: Rows,
+    dk: Rows,
+    dv: Rows,
+    /,
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of the tiles of q and k, and of v, that csrc/cuda/sm90 has forward and backward.
+
+    For a problem of these sizes (B, H_q, H_kv, M, N, D, D_v), `simple` without a bias, ALiBi and
+    dropout; (0, 0) where it does not take the pass. dtype counts as in csrc/params.h.
     """
 
 def direct_forward(

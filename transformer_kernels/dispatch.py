@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from transformer_kernels.backends import BACKENDS, Backend
-from transformer_kernels.problem import AttentionProblem
+from transformer_kernels.problem import AttentionProblem, Extras
 
 
 def names() -> tuple[str, ...]:
@@ -23,7 +25,7 @@ def choose(problem: AttentionProblem, name: str) -> Backend:
         for backend in BACKENDS:
             if not backend.unsupported_reasons(problem):
                 return backend
-        raise ValueError(str(explanation(problem, name)))
+        raise ValueError(str(Explanation(problem, None, None, _reasons(problem))))
     backend = _named(name)
     reasons = backend.unsupported_reasons(problem)
     if reasons:
@@ -62,14 +64,20 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explanation(problem: AttentionProblem, name: str) -> Explanation:
+def explanation(
+    problem: AttentionProblem, name: str, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> Explanation:
     """The same choice as `choose`, told instead of made."""
     candidates = BACKENDS if name == "auto" else (_named(name),)
-    reasons = {b.name: tuple(b.unsupported_reasons(problem)) for b in BACKENDS}
+    reasons = _reasons(problem)
     chosen = next((b for b in candidates if not reasons[b.name]), None)
     return Explanation(
         problem,
         None if chosen is None else chosen.name,
-        None if chosen is None else chosen.kernel(problem),
+        None if chosen is None else chosen.kernel(problem, q, k, v, extras),
         reasons,
     )
+
+
+def _reasons(problem: AttentionProblem) -> dict[str, tuple[str, ...]]:
+    return {b.name: tuple(b.unsupported_reasons(problem)) for b in BACKENDS}

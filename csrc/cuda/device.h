@@ -62,6 +62,15 @@ inline Multiprocessors multiprocessors() {
   return all;
 }
 
+// Of the current device: 90 for 9.0.
+inline int compute_capability() {
+  int device, major, minor;
+  check(cudaGetDevice(&device), "the current device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its chip");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "its chip");
+  return 10 * major + minor;
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
             size_t shared_bytes, void* stream, Arguments&&... arguments) {

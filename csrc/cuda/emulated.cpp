@@ -2,10 +2,13 @@
 // tests may set. transformer_kernels/testing/emulator.py builds and loads it.
 #include <torch/csrc/stable/library.h>
 
+#include <string>
+
 #include "../call.h"
 #include "../decode_call.h"
 #include "../memory.h"
 #include "emulator/core.h"
+#include "launch.h"
 
 namespace {
 
@@ -15,6 +18,15 @@ int64_t poisoned_bytes() { return static_cast<int64_t>(tk::poisoned_bytes()); }
 
 // In which order lanes and warps run; every order must give the same.
 void set_schedule(int64_t seed) { tk::emulator::options().seed = static_cast<uint64_t>(seed); }
+
+// The chip that kernels are chosen for: 80 or 90.
+void set_chip(int64_t capability) {
+  tk::emulator::options().capability = static_cast<int>(capability);
+}
+
+bool runs_hopper() { return tk::cuda::runs_hopper(); }
+
+std::string latest_launch() { return tk::emulator::latest_launch(); }
 
 // Of kernels that are compiled with -fsanitize=thread.
 void report_races(bool wanted) { tk::emulator::options().races = wanted; }
@@ -33,6 +45,9 @@ TK_DEFINE(TK_LIBRARY) {
   m.def("poisoned_bytes() -> int");
   m.def("set_schedule(int seed) -> ()");
   m.def("report_races(bool wanted) -> ()");
+  m.def("set_chip(int capability) -> ()");
+  m.def("runs_hopper() -> bool");
+  m.def("latest_launch() -> str");
 }
 
 TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd) {
@@ -40,4 +55,7 @@ TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd) {
   m.impl("poisoned_bytes", TORCH_BOX(&poisoned_bytes));
   m.impl("set_schedule", TORCH_BOX(&set_schedule));
   m.impl("report_races", TORCH_BOX(&report_races));
+  m.impl("set_chip", TORCH_BOX(&set_chip));
+  m.impl("runs_hopper", TORCH_BOX(&runs_hopper));
+  m.impl("latest_launch", TORCH_BOX(&latest_launch));
 }

@@ -7,6 +7,9 @@
 #include "sm80/kernels.h"
 #include "sm80/masks.cuh"
 #include "sm80/workspace.h"
+#ifdef TK_SM90
+#include "sm90/kernels.h"
+#endif
 #include "tile_config.h"
 
 namespace tk::cuda {
@@ -64,7 +67,23 @@ void find_key_use(Problem& p, uint8_t* used, const Call& call) {
             used, static_cast<int>(blocks));
 }
 
+#ifdef TK_SM90
+// Null where sm80's kernels are to be taken.
+template <typename Params>
+const sm90::Kernels* hopper_kernels_for(const Params& params) {
+  return runs_hopper() ? sm90::kernels_for(params) : nullptr;
+}
+#endif
+
 }  // namespace
+
+bool runs_hopper() {
+#ifdef TK_SM90
+  return sm90::is_wanted() && compute_capability() == 90;
+#else
+  return false;
+#endif
+}
 
 size_t forward_workspace(const ForwardParams& params, const Call&) {
   Layout layout(nullptr);
@@ -76,12 +95,20 @@ void forward(const ForwardParams& params, const Call& call, void* workspace) {
   ForwardParams p = params;
   Layout layout(workspace);
   find_key_use(p, take_key_use(layout, p), call);
+#ifdef TK_SM90
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) return hopper->forward(p, call);
+#endif
   kernels_for(p).forward(p, call);
 }
 
 size_t backward_workspace(const BackwardParams& params, const Call& call) {
   Layout layout(nullptr);
   take_key_use(layout, params);
+#ifdef TK_SM90
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
+    return layout.bytes() + hopper->backward_workspace(params, call);
+  }
+#endif
   return layout.bytes() + kernels_for(params).backward_workspace(params, call);
 }
 
@@ -89,6 +116,11 @@ void backward(const BackwardParams& params, const Call& call, void* workspace, b
   BackwardParams p = params;
   Layout layout(workspace);
   find_key_use(p, take_key_use(layout, p), call);
+#ifdef TK_SM90
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
+    return hopper->backward(p, call, static_cast<char*>(workspace) + layout.bytes(), deterministic);
+  }
+#endif
   kernels_for(p).backward(p, call, static_cast<char*>(workspace) + layout.bytes(), deterministic);
 }
 

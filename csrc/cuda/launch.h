@@ -20,6 +20,10 @@ struct Call {
   void* stream;
 };
 
+// Whether the kernels of sm90 run what they take: they are built, the current device is Hopper, and
+// TRANSFORMER_KERNELS_HOPPER, in the environment, is not 0.
+bool runs_hopper();
+
 // Bytes of memory of the device that a pass needs beside its inputs and outputs.
 size_t forward_workspace(const ForwardParams& params, const Call& call);
 size_t backward_workspace(const BackwardParams& params, const Call& call);

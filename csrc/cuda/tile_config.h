@@ -44,6 +44,55 @@ constexpr ForwardTile forward_tile(int arch, int element_bytes, int width) {
   return {64, 64, 4};                     // 96 KiB at width 256
 }
 
+// On Hopper (csrc/cuda/sm90) a block has a warpgroup that loads and `groups` that each own 64 rows
+// of scores and of o. All of a multiprocessor's shared memory, 227 KiB, is one block's: `stages`
+// tiles of k and of v, and a second one of q where it fits, so that the next rows' are there early.
+struct HopperForwardTile {
+  int groups, block_n, stages, q_stages;
+  int loader_registers, registers;  // a thread; those of all groups make 64 K
+
+  constexpr int block_m() const { return 64 * groups; }
+  constexpr int threads() const { return 128 * (1 + groups); }
+  constexpr int tile_bytes(int width, int v_width) const {
+    return 2 * (q_stages * block_m() * width + stages * block_n * (width + v_width));
+  }
+  // Swizzled tiles begin at a multiple of 1024. Two barriers and a note go with each.
+  constexpr int bytes(int width, int v_width) const {
+    return 1024 + tile_bytes(width, v_width) + 40 * (q_stages + 2 * stages);
+  }
+};
+
+// Rows of q and k of at most `width`, of v of at most `v_width`. A thread has width / 2 numbers of
+// o, block_n / 2 of scores and half as many registers of weights.
+constexpr HopperForwardTile hopper_forward_tile(int width) {
+  if (width <= 64) return {3, 128, 2, 2, 32, 160};   // 113 KiB
+  if (width <= 128) return {2, 128, 2, 2, 40, 232};  // 193 KiB
+  if (width <= 192) return {2, 128, 2, 1, 40, 232};  // 209 KiB, with v of 128
+  return {2, 64, 2, 1, 40, 232};                     // 193 KiB
+}
+
+// Two groups own 64 keys each, and dk and dv of them; queries pass by, `stages` tiles of q and of
+// do at a time. A thread has `width` numbers of dk and dv, block_m of s and dp, and 32 of dq.
+struct HopperBackwardTile {
+  int block_m, stages, loader_registers, registers;
+
+  static constexpr int kBlockN = 128, kGroups = 2;
+
+  constexpr int threads() const { return 128 * (1 + kGroups); }
+  // k and v; q and do; ds; sums of dq on their way, and what rows bring along, in float32
+  constexpr int tile_bytes(int width) const {
+    return 2 * (2 * kBlockN * width + 2 * stages * block_m * width + kBlockN * block_m) +
+           4 * (block_m * width + 2 * stages * block_m);
+  }
+  constexpr int bytes(int width) const { return 1024 + tile_bytes(width) + 40 * (2 + 3 * stages); }
+};
+
+// Beyond 128 dk and dv would take all registers: the kernels of sm80 have them.
+constexpr HopperBackwardTile hopper_backward_tile(int width) {
+  if (width <= 64) return {128, 2, 40, 232};  // 163 KiB
+  return {64, 2, 40, 232};                    // 178 KiB
+}
+
 // A tile of scores is split over warps_m x (warps / warps_m) warps, the gradients of keys over
 // warps_n x (warps / warps_n), those of queries over warps_q x (warps / warps_q). Every part has a
 // multiple of 16 rows and columns; the squarer it is, the less is read from shared memory.

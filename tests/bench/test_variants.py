@@ -5,6 +5,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from transformer_kernels.backends import CudaBackend
 from transformer_kernels.bench import (
     VARIANTS,
     Case,
@@ -14,6 +15,7 @@ from transformer_kernels.bench import (
     prepare_work,
     run_once,
     usable_variants,
+    variants,
 )
 from transformer_kernels.bench.cases import Inputs
 from transformer_kernels.mask import Mask
@@ -63,10 +65,22 @@ def test_a_variant_is_usable_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> N
     on_cpu = [variant.name for variant in usable_variants()]
     assert on_cpu == ["naive", "sdpa", "cpu"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     assert [variant.name for variant in usable_variants()] == on_cpu
     on_cuda = [variant.name for variant in usable_variants(device=torch.device("cuda"))]
     assert on_cuda[:6] == ["naive", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"]
     assert "cpu" not in on_cuda
+
+
+@pytest.mark.parametrize("is_hopper", [False, True])
+def test_a_gpu_has_one_of_the_cuda_variants(
+    is_hopper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(CudaBackend, "why_unavailable", lambda self: None)
+    monkeypatch.setattr(variants, "has_hopper_kernels", lambda device: is_hopper)
+    usable = {variant.name for variant in usable_variants(device=torch.device("cuda"))}
+    assert ("cuda_sm80" in usable, "cuda_sm90" in usable) == (not is_hopper, is_hopper)
 
 
 def test_what_needs_a_cuda_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

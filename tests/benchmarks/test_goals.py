@@ -15,7 +15,7 @@ from benchmarks.cpu_cases import (
     sdpa_cases,
     short_cases,
 )
-from benchmarks.goals import GOALS, Goal
+from benchmarks.goals import GOALS, Goal, SpeedGoal
 from benchmarks.suites import DTYPES
 from benchmarks.without_amx import SUFFIX
 from tests.bench.example import row
@@ -69,6 +69,16 @@ def test_a_price_is_of_what_is_shown_and_the_dearest_is_worst() -> None:
 def test_bounds_are_inclusive(goal: Goal, measured: float, reached: bool) -> None:
     assert goal.reached(measured) == reached
     assert goal.bound == (">= 2" if goal is OVER_SDPA else "<= 1.5")
+
+
+def test_speeds_are_of_rows_alone_and_the_slowest_is_worst() -> None:
+    goal = SpeedGoal(what="", over={"variant": "cpu"}, where={"N": (1, 2)}, least=700)
+    rows = [timed(1.0, N=n, tflops=speed) for n, speed in ((1, 690.0), (2, 720.0), (3, 1.0))]
+    figures = goal.figures([*rows, timed(1.0, N=1, variant="sdpa", tflops=2.0)])
+    assert [figure.ratio for figure in figures] == [690.0, 720.0]
+    assert "S = 1, D = 64" in str(figures[0])
+    assert not goal.reached(goal.measured(figures))
+    assert goal.bound == ">= 700"
 
 
 def rows_of(

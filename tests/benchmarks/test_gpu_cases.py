@@ -65,7 +65,7 @@ def test_ceilings_are_cases_with_their_operations_and_bytes() -> None:
 def rows_of(case: Case, direction: Direction) -> list[Row]:
     shape = replace(case, mask=None)  # at full size a mask's share takes seconds
     made = replace(row(case=shape), suite="gpu", direction=direction)
-    variants = ("naive", "sdpa_flash", "sdpa_cudnn", "flex", "cuda_sm80", "triton")
+    variants = ("naive", "sdpa_flash", "sdpa_cudnn", "flex", "cuda_sm80", "cuda_sm90", "triton")
     return [replace(made, variant=variant) for variant in variants]
 
 
@@ -83,4 +83,6 @@ def test_every_goal_finds_its_rows_in_the_suite() -> None:
             ours = replace(row(case=replace(case, name=name)), suite="gpu", variant="cuda_sm80")
             rows += [ours, replace(ours, variant="copy")]
     found = [len(goal.figures(rows)) for goal in GPU_GOALS]
-    assert found == [24] * 7 + [1] * 12 + [1] * 3
+    against_cudnn, speeds = [10], [1] * 6
+    hopper = against_cudnn + speeds + against_cudnn + speeds[:4]
+    assert found == [24] * 7 + hopper + [1] * 18 + [1] * 3

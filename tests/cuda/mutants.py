@@ -5,10 +5,10 @@ A mutant is a library of its own, because an operator can be registered but once
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,16 @@ from transformer_kernels.testing import emulator
 
 ROOT = Path(__file__).parents[2]
 WATCHED = Emulation(races=True)
-DECODING = "decoding: "
-"""Before the names of cases that are of attention_decode"""
+_PROCESSES = multiprocessing.get_context("forkserver")
+"""They are forked from one that has imported torch, which takes longer than to run a mutant."""
+_PROCESSES.set_forkserver_preload(["tests.cuda.run_mutant"])
+DECODING, PACKED = "decoding: ", "packed: "
+"""Before the names of cases that are of attention_decode, and of attention_varlen"""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one source of csrc/cuda/sm80, and the cases of which one shows it."""
+    """A change of one source of csrc/cuda, and the cases of which one shows it."""
 
     name: str
     source: str
@@ -38,6 +41,8 @@ class Mutant:
     variant: str = "half-32"
     """of the kernels: the one that is compiled anew, and that the cases run"""
     deterministic: bool = False
+    chip: int = 80
+    """whose source it is, in csrc/cuda/sm80 or sm90, and whose kernels the cases run"""
 
     def __str__(self) -> str:
         return self.name
@@ -46,7 +51,7 @@ class Mutant:
 def build(mutant: Mutant, folder: Path) -> Path:
     """The library of all kernels, that of one element type and width changed."""
     shutil.copytree(ROOT / "csrc", folder / "csrc")
-    changed = folder / "csrc/cuda/sm80" / mutant.source
+    changed = folder / f"csrc/cuda/sm{mutant.chip}" / mutant.source
     text = changed.read_text()
     assert text.count(mutant.old) == 1, f"{mutant.source} has not one {mutant.old!r}"
     changed.write_text(text.replace(mutant.old, mutant.new))
@@ -73,8 +78,16 @@ def _run(command: Sequence[str]) -> None:
 
 def errors(mutant: Mutant, library: Path) -> list[str]:
     """What its cases lead to, under several schedules: a line each, "right" or what is wrong."""
-    arguments = [str(library), mutant.dtype, str(int(mutant.deterministic)), *mutant.cases]
-    command = [sys.executable, "-m", "tests.cuda.run_mutant", *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
+    from tests.cuda.run_mutant import send_outcomes
+
+    receiver, sender = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=send_outcomes, args=(sender, str(library), mutant))
+    process.start()
+    sender.close()
+    try:
+        lines: list[str] = receiver.recv()
+    except EOFError:
+        lines = []
+    process.join()
+    assert lines, f"its process ends with {process.exitcode}"
+    return lines

@@ -13,8 +13,8 @@ _ENTRY = re.compile(
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
-_KERNEL = re.compile(r"tk4cudaL?\d+(\w+?_kernel)")
-_UNIT = re.compile(r"kernels-(\w+)-(\d+)\.o\.ptxas")
+_KERNEL = re.compile(r"tk4cuda(?:4sm90)?L?\d+(\w+?_kernel)")
+_UNIT = re.compile(r"kernels-(\w+?)-(\d+)(?:-(\d+))?\.o\.ptxas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,8 @@ class Resources:
     architecture: str
     element: str
     width: int
+    v_width: int
+    """0 where it is the same kernel for every one"""
     registers: int
     stack: int
     spilled: int
@@ -32,12 +34,16 @@ class Resources:
 
     def __str__(self) -> str:
         return (
-            f"{self.kernel}, {self.element} {self.width}, {self.architecture}: {self.registers} "
+            f"{self.kernel}, {self.element} {self._widths}, {self.architecture}: {self.registers} "
             f"registers, {self.stack} bytes of stack, {self.spilled} bytes spilled"
         )
 
+    @property
+    def _widths(self) -> str:
+        return f"{self.width}/{self.v_width}" if self.v_width else f"{self.width}"
 
-def parse(report: str, element: str = "", width: int = 0) -> Iterator[Resources]:
+
+def parse(report: str, element: str = "", width: int = 0, v_width: int = 0) -> Iterator[Resources]:
     for entry in _ENTRY.finditer(report):
         kernel = _KERNEL.search(entry["symbol"])
         yield Resources(
@@ -45,6 +51,7 @@ def parse(report: str, element: str = "", width: int = 0) -> Iterator[Resources]
             architecture=entry["architecture"],
             element=element,
             width=width,
+            v_width=v_width,
             registers=int(entry["registers"]),
             stack=int(entry["stack"]),
             spilled=int(entry["stores"]) + int(entry["loads"]),
@@ -56,6 +63,17 @@ def reports(folder: Path) -> list[Resources]:
     found: list[Resources] = []
     for path in sorted(folder.rglob("*.ptxas")):
         unit = _UNIT.fullmatch(path.name)
-        element, width = (unit[1], int(unit[2])) if unit else ("", 0)
-        found += parse(path.read_text(), element, width)
+        variant = (unit[1], int(unit[2]), int(unit[3] or 0)) if unit else ()
+        found += parse(path.read_text(), *variant)
     return found
+
+
+def complaints(folder: Path) -> list[str]:
+    """What ptxas said beyond its figures: warnings, and advice such as C7510, which tells that
+    products by wgmma wait for each other."""
+    lines = [
+        f"{path.name}: {line}"
+        for path in sorted(folder.rglob("*.ptxas"))
+        for line in path.read_text().splitlines()
+    ]
+    return [line for line in lines if re.search(r"warning|\bC\d{4}\b", line, re.IGNORECASE)]

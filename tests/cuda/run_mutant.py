@@ -1,48 +1,53 @@
-"""`run_mutant LIBRARY DTYPE DETERMINISTIC CASE...`: a line for each case and schedule."""
+"""What the cases of a mutant lead to."""
 
 from __future__ import annotations
 
-import sys
+from multiprocessing.connection import Connection
 
 import torch
 
-from tests.cuda.mutants import DECODING, WATCHED
+from tests.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
+from tests.cuda.mutants import DECODING, PACKED, WATCHED, Mutant
 from transformer_kernels import ops
 from transformer_kernels.backends import cuda
 from transformer_kernels.testing import emulator
 from transformer_kernels.testing.cases import CASES, Case
 from transformer_kernels.testing.decoding import DECODE_CASES, DecodeCase, assert_decode_case
+from transformer_kernels.testing.packed import PACKED_CASES, PackedCase, assert_packed_case
 from transformer_kernels.testing.results import assert_case
 
+AnyCase = Case | DecodeCase | PackedCase
 SCHEDULES = (0, 1, 2)
 
 
-def main(library: str, dtype: str, deterministic: str, *names: str) -> None:
+def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
+    """In a process of its own: a line for each case and schedule."""
     torch.ops.load_library(library)
     ops.register_fakes(WATCHED.library)
     cuda.emulate(WATCHED.library)
     operators = getattr(torch.ops, WATCHED.library)
     operators.report_races(True)
     operators.want_poison(True)
-    torch.use_deterministic_algorithms(deterministic == "1")
-    cases: dict[str, Case | DecodeCase] = {case.name: case for case in CASES}
+    torch.use_deterministic_algorithms(mutant.deterministic)
+    cases: dict[str, AnyCase] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
     cases |= {DECODING + case.name: case for case in DECODE_CASES}
-    for name in names:
+    cases |= {PACKED + case.name: case for case in (*PACKED_CASES, *HOPPER_PACKED)}
+    lines = []
+    for name in mutant.cases:
         for seed in SCHEDULES:
-            with emulator.schedule(seed):
-                print(_outcome(cases[name], getattr(torch, dtype)))
+            with emulator.schedule(seed), emulator.chip(mutant.chip):
+                lines.append(_outcome(cases[name], getattr(torch, mutant.dtype)))
+    sender.send(lines)
 
 
-def _outcome(case: Case | DecodeCase, dtype: torch.dtype) -> str:
+def _outcome(case: AnyCase, dtype: torch.dtype) -> str:
     try:
         if isinstance(case, DecodeCase):
             assert_decode_case(case, dtype, "cuda")
+        elif isinstance(case, PackedCase):
+            assert_packed_case(case, dtype, "cuda")
         else:
             assert_case(case, dtype, "cuda")
     except (AssertionError, RuntimeError) as error:
         return " ".join(str(error).split())
     return "right"
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -14,12 +14,13 @@ from building.cuda import WIDTHS
 from transformer_kernels import _C, ops
 from transformer_kernels.backends import CudaBackend, cuda
 from transformer_kernels.backends.cuda import _reason_against, _reason_against_chip
-from transformer_kernels.problem import AttentionProblem
+from transformer_kernels.problem import AttentionProblem, Extras
 
 BACKEND = CudaBackend()
 ON_GPU = torch.device("cuda")
 H100 = (9, 0)
 BUILT = ("sm_80", "sm_86", "sm_90", "compute_86")
+WITH_HOPPER = ("sm_80", "sm_86", "sm_90", "sm_90a", "compute_86")
 
 
 def problem(D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16) -> AttentionProblem:
@@ -61,9 +62,44 @@ def test_it_takes_what_it_is_for(gpu: Callable[..., None]) -> None:
 )
 def test_the_kernel_is_named(D: int, D_v: int, width: int, gpu: Callable[..., None]) -> None:
     gpu()
-    told = BACKEND.kernel(problem(D, D_v))
-    assert told == f"csrc/cuda/sm80, bfloat16, width {width}, sm_90"
+    assert kernel(problem(D, D_v)) == f"csrc/cuda/sm80, bfloat16, width {width}, sm_90"
     assert width in WIDTHS
+
+
+def kernel(p: AttentionProblem) -> str:
+    q, k = torch.empty(p.B, p.H_q, p.M, p.D, dtype=p.dtype), torch.empty(p.B, p.H_kv, p.N, p.D)
+    return BACKEND.kernel(p, q, k, torch.empty(p.B, p.H_kv, p.N, p.D_v), Extras())
+
+
+@pytest.mark.parametrize(
+    ("D", "D_v", "dtype", "widths"),
+    [
+        (64, 64, torch.float16, "64/64"),
+        (64, 72, torch.bfloat16, "128/128"),
+        (192, 128, torch.bfloat16, "192/128"),
+        (8, 256, torch.bfloat16, "256/256"),
+        (33, 64, torch.bfloat16, None),
+        (64, 33, torch.bfloat16, None),
+        (64, 64, torch.float32, None),
+    ],
+)
+def test_the_kernel_of_hopper_is_named(
+    D: int, D_v: int, dtype: torch.dtype, widths: str | None, gpu: Callable[..., None]
+) -> None:
+    """tests/cuda/test_hopper.py holds it against what runs."""
+    gpu(built=WITH_HOPPER)
+    told, name = kernel(problem(D, D_v, dtype)), str(dtype).removeprefix("torch.")
+    both = widths in ("64/64", "128/128")
+    files = "csrc/cuda/sm90" if both else "csrc/cuda/sm90 forward, csrc/cuda/sm80 backward"
+    if widths is None:
+        assert told.startswith(f"csrc/cuda/sm80, {name}, width ")
+    else:
+        assert told == f"{files}, {name}, width {widths}, sm_90"
+
+
+def test_other_chips_have_no_kernel_of_hopper(gpu: Callable[..., None]) -> None:
+    gpu(capability=(10, 0), built=(*WITH_HOPPER, "sm_100"))
+    assert kernel(problem()) == "csrc/cuda/sm80, bfloat16, width 64, sm_100"
 
 
 def test_widths_are_those_that_are_built() -> None:
@@ -136,6 +172,10 @@ def test_drivers_of_an_earlier_cuda(driver: int, runs: bool, gpu: Callable[..., 
         ((8, 0), ("sm_86",), False),
         ((9, 0), ("sm_80", "sm_86"), False),
         ((10, 0), ("sm_80", "sm_90"), False),
+        ((9, 0), WITH_HOPPER, True),
+        ((9, 0), ("sm_80", "sm_90a"), False),
+        ((10, 0), WITH_HOPPER, True),
+        ((10, 0), ("sm_90", "sm_90a"), False),
         ((12, 0), ("sm_80", "compute_86"), True),
         ((8, 0), ("sm_90", "compute_86"), False),
         ((12, 1), ("sm_120",), True),

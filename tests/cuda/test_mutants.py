@@ -69,7 +69,7 @@ MUTANTS = (
         "the head before has read its tiles",
         in_float32=True,
     ),
-    _without("backward.cuh", BARRIER, GQA, "everybody has read the number", deterministic=True),
+    _without("gradients.cuh", BARRIER, GQA, "everybody has read the number", deterministic=True),
     _without("bias_gradient.cuh", BARRIER, BIAS, "the tiles before are read"),
     _without("bias_gradient.cuh", WAIT, BIAS),
     _without(

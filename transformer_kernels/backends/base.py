@@ -21,8 +21,10 @@ class Backend(Protocol):
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         """Why this backend cannot take the problem; empty when it can."""
 
-    def kernel(self, problem: AttentionProblem) -> str:
-        """The kernel that would run, for people."""
+    def kernel(
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    ) -> str:
+        """The kernel that would run, for people. It may depend on how q, k and v lie in memory."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from transformer_kernels import ops
 from transformer_kernels.backends.compiled import CompiledBackend
-from transformer_kernels.problem import AttentionProblem
+from transformer_kernels.problem import AttentionProblem, Extras
 
 
 class CpuBackend(CompiledBackend):
@@ -26,7 +28,9 @@ class CpuBackend(CompiledBackend):
             reasons.append(unavailable)
         return reasons
 
-    def kernel(self, problem: AttentionProblem) -> str:
+    def kernel(
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    ) -> str:
         from transformer_kernels import _C
 
         accumulate = str(problem.accumulate_dtype).removeprefix("torch.")

@@ -1,15 +1,18 @@
-"""The compiled CUDA kernels (csrc/cuda/): sm80/ for every NVIDIA GPU from Ampere on."""
+"""The compiled CUDA kernels (csrc/cuda/): sm80/ for every NVIDIA GPU from Ampere on, sm90/ for
+Hopper."""
 
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from transformer_kernels import ops
 from transformer_kernels.backends.compiled import CompiledBackend
-from transformer_kernels.problem import AttentionProblem
+from transformer_kernels.problem import AttentionProblem, Extras
 
 Capability = tuple[int, int]
 
@@ -17,6 +20,15 @@ _NOT_BUILT = "the extension is built without CUDA kernels; `make build` says why
 
 WIDTHS = (32, 64, 96, 128, 192, 256)
 """Rows are filled up to one of them; kWidths in csrc/cuda/tile_config.h."""
+
+HOPPER: Capability = (9, 0)
+HOPPER_CODE = "sm_90a"
+"""What build_info() has where csrc/cuda/sm90 is built"""
+HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
+"""An environment variable: 0 leaves all to sm80/, to compare or to go round a fault"""
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""As csrc/params.h counts them"""
 
 
 class CudaBackend(CompiledBackend):
@@ -55,10 +67,18 @@ class CudaBackend(CompiledBackend):
             reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
         return reasons
 
-    def kernel(self, problem: AttentionProblem) -> str:
+    def kernel(
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    ) -> str:
+        dtype, where = str(problem.dtype).removeprefix("torch."), _where(problem.device)
+        if has_hopper_kernels(problem.device):
+            (width, v_width), backward = _hopper_widths(problem, q, k, v, extras)
+            if width:
+                both = backward == (width, v_width)
+                files = "sm90" if both else "sm90 forward, csrc/cuda/sm80 backward"
+                return f"csrc/cuda/{files}, {dtype}, width {width}/{v_width}, {where}"
         width = next(width for width in WIDTHS if width >= max(problem.D, problem.D_v))
-        dtype = str(problem.dtype).removeprefix("torch.")
-        return f"csrc/cuda/sm80, {dtype}, width {width}, {_where(problem.device)}"
+        return f"csrc/cuda/sm80, {dtype}, width {width}, {where}"
 
 
 _emulated_by: str | None = None
@@ -73,6 +93,43 @@ def emulate(namespace: str | None) -> None:
 def emulated_by() -> str | None:
     """The namespace of the operators that take CPU tensors; None if none do."""
     return _emulated_by
+
+
+def has_hopper_kernels(device: torch.device) -> bool:
+    """Whether csrc/cuda/sm90 runs there what it takes."""
+    if device.type == "cuda":
+        _, architectures = built_for()
+        built = HOPPER_CODE in architectures and os.environ.get(HOPPER_SWITCH) != "0"
+        return built and torch.cuda.get_device_capability(device) == HOPPER
+    runs_hopper = None if _emulated_by is None else getattr(torch.ops, _emulated_by).runs_hopper
+    return runs_hopper is not None and bool(runs_hopper())
+
+
+def _hopper_widths(
+    problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of tiles of q and k, and of v; (0, 0) where csrc/cuda/sm90 does not take the pass."""
+    from transformer_kernels import _C
+
+    p = problem
+    sizes = (p.B, p.H_q, p.H_kv, p.M, p.N, p.D, p.D_v)
+    simple = extras.bias is None and extras.alibi_slopes is None and p.dropout_p == 0
+    results = (_new_rows(q, p.D_v), _new_rows(k, p.D), _new_rows(v, p.D_v))
+    rows = (_rows(q), _rows(k), _rows(v), *results)
+    return _C.hopper_widths(_DTYPES.index(p.dtype), sizes, simple, *rows)
+
+
+def _new_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:
+    """Those of a result, which lies as its input."""
+    x = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    return 0, ops.empty_like_layout(x, width).stride()
+
+
+def _rows(x: Tensor) -> tuple[int, tuple[int, ...]]:
+    """Address and strides of what kernels read: a copy, where elements do not lie side by side."""
+    if x.stride(3) == 1 or x.shape[3] == 1:
+        return x.data_ptr(), x.stride()
+    return 0, torch.empty(x.shape, device="meta").stride()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -116,12 +173,15 @@ def _reason_against_driver(built: str) -> str | None:
 
 
 def _reason_against_chip(capability: Capability, architectures: tuple[str, ...]) -> str | None:
-    """Binary code runs on chips of its generation that are not older, PTX on all that are not."""
+    """Binary code runs on chips of its generation that are not older, PTX on all that are not. Code
+    for sm_90a comes beside that for sm_90, and has some kernels only."""
     major, minor = capability
     if capability < (8, 0):
         return f"the GPU is sm_{major}{minor}; these kernels need sm_80 or later"
     for name in architectures:
         kind, _, number = name.partition("_")
+        if not number.isdecimal():
+            continue
         built = (int(number[:-1]), int(number[-1]))
         if built <= capability and (kind == "compute" or built[0] == major):
             return None

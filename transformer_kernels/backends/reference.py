@@ -29,7 +29,9 @@ class ReferenceBackend:
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         return []
 
-    def kernel(self, problem: AttentionProblem) -> str:
+    def kernel(
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    ) -> str:
         return "torch.matmul, softmax, torch.matmul"
 
     def attend(

@@ -24,6 +24,7 @@ COLOURS = {
     "cpu": "#4c72b0",
     "triton": "#64b5cd",
     "cuda_sm80": "#ccb974",
+    "cuda_sm90": "#da8bc3",
 }
 """One a variant, the same in every picture."""
 

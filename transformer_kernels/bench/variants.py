@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformer_kernels import ops, philox
 from transformer_kernels.api import attention
 from transformer_kernels.backends import CudaBackend, TritonBackend
+from transformer_kernels.backends.cuda import HOPPER_SWITCH, has_hopper_kernels
 from transformer_kernels.bench.cases import SEED, Attend, Case, refuse_options
 from transformer_kernels.bench.flex import flex
 from transformer_kernels.bench.provenance import CPU
@@ -136,6 +137,21 @@ def _why_no_cuda_kernels() -> str | None:
     return _why_no_cuda() or CudaBackend().why_unavailable()
 
 
+def _why_not_sm80() -> str | None:
+    if (reason := _why_no_cuda_kernels()) is not None:
+        return reason
+    if has_hopper_kernels(torch.device("cuda")):
+        return f"this GPU has cuda_sm90, unless {HOPPER_SWITCH}=0"
+    return None
+
+
+def _why_not_sm90() -> str | None:
+    if (reason := _why_no_cuda_kernels()) is not None:
+        return reason
+    has = has_hopper_kernels(torch.device("cuda"))
+    return None if has else "the GPU is not Hopper's, or the kernels for it are not built"
+
+
 def _why_no_triton() -> str | None:
     return _why_no_cuda() or TritonBackend().why_unavailable()
 
@@ -158,9 +174,10 @@ VARIANTS = {
         ),
         Variant("flex", "FlexAttention", flex, _why_no_cuda, CUDA),
         Variant("cpu", "fused (cpu)", ours("cpu"), ops.why_unavailable, is_peer=False),
-        Variant(
-            "cuda_sm80", "fused (cuda, sm80)", ours("cuda"), _why_no_cuda_kernels, CUDA,
-            is_peer=False,
+        # One backend: which of its kernels run depends on the GPU, and little on the case.
+        *(
+            Variant(f"cuda_{name}", f"fused (cuda, {name})", ours("cuda"), why, CUDA, is_peer=False)
+            for name, why in (("sm80", _why_not_sm80), ("sm90", _why_not_sm90))
         ),
         Variant("triton", "fused (triton)", ours("triton"), _why_no_triton, CUDA, is_peer=False),
     )

@@ -75,6 +75,22 @@ def schedule(seed: int) -> Iterator[None]:
         operators.set_schedule(0)
 
 
+@contextmanager
+def chip(capability: int) -> Iterator[None]:
+    """Inside it kernels are chosen as on a chip of this compute capability: 80, or 90."""
+    operators = _operators()
+    operators.set_chip(capability)
+    try:
+        yield
+    finally:
+        operators.set_chip(80)
+
+
+def latest_launch() -> str:
+    """The kernel that was launched last."""
+    return str(_operators().latest_launch())
+
+
 def want_poison(wanted: bool) -> None:
     """Whether memory that the kernels are given starts out as NaN."""
     for library in _loaded:

@@ -36,6 +36,8 @@ struct Options {
   bool ordered_sums = false;
   // With them accesses of global memory outside of these; none: anywhere.
   std::vector<Extent> global = {};
+  // The chip that kernels are chosen for: 80 or 90.
+  int capability = 80;
   // Processor time after which a thread that never lets another run is taken to hang.
   int patience_seconds = 20;
   // Dynamic shared memory that a launch may ask for; sm_90 has 227 KiB.
@@ -98,5 +100,8 @@ struct Launch {
 };
 // Throws Error.
 void launch(const Launch& what);
+
+// The kernel of the latest launch.
+const char* latest_launch();
 
 }  // namespace tk::emulator

@@ -109,6 +109,8 @@ struct Multiprocessors {
 // Few and odd, so that work is split unevenly, with room for one block each.
 inline Multiprocessors multiprocessors() { return {7, 0}; }
 
+inline int compute_capability() { return emulator::options().capability; }
+
 }  // namespace tk::cuda
 
 TK_DEVICE void __syncthreads(tk::emulator::Site site = tk::emulator::Site::here()) {

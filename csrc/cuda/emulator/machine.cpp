@@ -278,10 +278,15 @@ std::string Machine::stuck() {
   return text;
 }
 
+static const char* latest = "";
+
 void launch(const Launch& what) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
+  latest = what.name;
   machine.run(what);
 }
+
+const char* latest_launch() { return latest; }
 
 }  // namespace tk::emulator

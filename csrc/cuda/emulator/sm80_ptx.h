@@ -86,6 +86,7 @@ TK_DEVICE uint32_t pack(float low, float high, BFloat16) {
 TK_DEVICE float exp2_approx(float x) { return x < -126 ? 0 : exp2f(x); }
 
 TK_DEVICE int opaque(int x) { return x; }
+TK_DEVICE uint64_t opaque(uint64_t x) { return x; }
 
 TK_DEVICE void add_to(float* global, float value, Site site = Site::here()) {
   atomicAdd(global, value, site);

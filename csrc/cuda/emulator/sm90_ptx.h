@@ -15,6 +15,7 @@ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity, Site site = Site::her
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, Site site = Site::here());
 
 void fence_async();
+TK_DEVICE void fence_async_global() {}  // global memory has no copy of its own here
 
 TK_DEVICE void named_barrier_sync(int barrier, int threads, Site site = Site::here()) {
   emulator::barrier_wait(barrier, static_cast<unsigned>(threads), "bar.sync", site);

@@ -42,17 +42,6 @@ TK_DEVICE int64_t query_tile(const BackwardArguments& a, const Sequence& s, int 
   return h * (p.M / kBlockM + a.packing.B) + s.first_q / kBlockM + s.b + block;
 }
 
-// The number of a block, the same for all its threads.
-TK_DEVICE int program_of(const BackwardArguments& a, unsigned char* memory) {
-  if (!a.turns) return static_cast<int>(blockIdx.x);
-  int* const shared = reinterpret_cast<int*>(memory);
-  if (threadIdx.x == 0) *shared = atomicAdd(a.begun, 1);
-  __syncthreads();
-  const int program = *shared;
-  __syncthreads();  // everybody has read the number
-  return program;
-}
-
 template <typename Element, int kWidth>
 TK_KERNEL((BackwardParts<Element, kWidth>::kThreads), 1)
 backward_kernel(const __grid_constant__ BackwardArguments a) {
@@ -64,7 +53,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
   const BackwardParams& p = a.params;
   const int H_kv = static_cast<int>(p.H_kv), group = static_cast<int>(p.H_q) / H_kv;
   TK_SHARED_MEMORY(memory);
-  const int program = program_of(a, memory);
+  const int program = program_of(a.turns ? a.begun : nullptr, memory);
   const int h_kv = program / a.blocks % H_kv;
   const Sequence seq = sequence_of(a, program / a.blocks / H_kv);
   const int n = program % a.blocks, j0 = n * kBlockN, j1 = j0 + kBlockN;

@@ -7,6 +7,7 @@
 #include "decode.cuh"
 #include "decode_merge.cuh"
 #include "launch_sizes.cuh"
+#include "loaded_arch.cuh"
 #include "workspace.h"
 
 namespace tk::cuda {

@@ -86,25 +86,15 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
 
   const auto o_rows = rows_of<Element>(p.o, seq.at, h, seq.first_q, p.D_v);
   float* const lse = static_cast<float*>(p.lse) + statistics_offset(p, seq, h);
-  const float factor = a.dropout.factor;
-#pragma unroll
-  for (int r = 0; r < kRows / 8; ++r) {
-    const int m16 = r / 2, second = r % 2;
-    const int i = i0 + row + 8 * r + lane_index() / 4;
-    const float l = quad_sum(softmax.l[m16][second]);
-    if (i >= seq.M) continue;
-    const bool empty = softmax.m[m16][second] == -INFINITY && l == 0.0f;
-    const float inverse = empty ? 0.0f : factor / l;
-#pragma unroll
-    for (int n = 0; n < kWidth / 8; ++n) {
-      const float* const x = o.x[m16][n] + 2 * second;
-      o_rows.store_pair(i, 8 * n + lane_index() % 4 * 2, x[0] * inverse, x[1] * inverse);
-    }
-    if (lane_index() % 4 == 0) {
-      const float natural = plain ? scale : 1.0f;
-      lse[i] = empty ? -INFINITY : softmax.m[m16][second] * natural + logf(l);
-    }
-  }
+  softmax.finish(a.dropout.factor, plain ? scale : 1.0f,
+                 [&](int k, int half, float share, float x) {
+                   const int i = i0 + row + 16 * k + row_of(2 * half);
+                   if (i >= seq.M) return;
+                   o.for_each_pair_of(k, half, [&](int column, float first, float second) {
+                     o_rows.store_pair(i, column, first * share, second * share);
+                   });
+                   if (lane_index() % 4 == 0) lse[i] = x;
+                 });
 }
 
 }  // namespace tk::cuda

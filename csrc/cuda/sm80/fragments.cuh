@@ -58,6 +58,15 @@ struct Accumulator {
         [&](int m, int n, int e) { visit(16 * m + row_of(e), 8 * n + column_of(e), x[m][n][e]); });
   }
 
+  // visit(column, first, second), for neighbours in row 16 k + row_of(2 half).
+  template <typename Visit>
+  TK_DEVICE_METHOD void for_each_pair_of(int k, int half, const Visit& visit) const {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      visit(8 * n + column_of(0), x[k][n][2 * half], x[k][n][2 * half + 1]);
+    }
+  }
+
   // visit(row, column, first, second), for neighbours in a row.
   template <typename Visit>
   TK_DEVICE_METHOD void for_each_pair(const Visit& visit) const {

@@ -20,6 +20,18 @@ struct BackwardArguments : Arguments<BackwardParams> {
   int* begun;      // how many blocks have begun
 };
 
+// The number of a block, the same for all its threads; in the order in which blocks begin where
+// that is counted.
+TK_DEVICE int program_of(int* begun, unsigned char* memory) {
+  if (!begun) return static_cast<int>(blockIdx.x);
+  int* const shared = reinterpret_cast<int*>(memory);
+  if (threadIdx.x == 0) *shared = atomicAdd(begun, 1);
+  __syncthreads();
+  const int program = *shared;
+  __syncthreads();  // everybody has read the number
+  return program;
+}
+
 constexpr int kTermWarps = 4;  // of a block; a row each
 
 // lse and delta of every row.

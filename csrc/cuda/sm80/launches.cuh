@@ -7,19 +7,10 @@
 #include "forward.cuh"
 #include "kernels.h"
 #include "launch_sizes.cuh"
+#include "loaded_arch.cuh"
 #include "workspace.h"
 
 namespace tk::cuda {
-
-inline int64_t sequences(const Problem& p, const Call& call) {
-  return call.packing.cu_seqlens_q ? call.packing.B : p.B;
-}
-
-inline Dropout dropout_of(const Problem& p, const Call& call) {
-  if (!call.seed) return {nullptr, 0, 1.0f};
-  const double rate = p.dropout.p;
-  return {call.seed, keep_threshold(rate), rate < 1 ? static_cast<float>(1 / (1 - rate)) : 0.0f};
-}
 
 template <typename Element, int kWidth>
 void launch_forward(const ForwardParams& p, const Call& call) {

@@ -127,6 +127,10 @@ TK_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+TK_DEVICE uint64_t opaque(uint64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 
 TK_DEVICE void add_to(float* global, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)),

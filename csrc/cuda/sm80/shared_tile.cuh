@@ -9,8 +9,9 @@
 
 namespace tk::cuda {
 
-template <typename Element, int kRows, int kWidth>
+template <typename Element, int kRows_, int kWidth_>
 struct SharedTile {
+  static constexpr int kRows = kRows_, kWidth = kWidth_;
   static constexpr int kPerChunk = 16 / sizeof(Element);
   static constexpr int kPanelBytes = kWidth * sizeof(Element) % 128 == 0 ? 128 : 64;
   static constexpr int kPanel = kPanelBytes / sizeof(Element);

@@ -36,6 +36,14 @@ struct SoftmaxState {
   // Scores become weights relative to m, and o and l are brought to it.
   template <typename Element, int kN, int kColumns>
   TK_DEVICE_METHOD void take(Accumulator<kM, kN>& s, Accumulator<kM, kColumns>& o, float unit) {
+    raise<Element>(s, unit, [&](int k, int half, float factor) { multiply(o, k, half, factor); });
+    weigh<Element>(s, unit);
+  }
+
+  // Raises m where scores of the warp are too far above it, and brings l to it. Then what was
+  // summed with weights is to be multiplied: rescale(k, half, factor), for every row.
+  template <typename Element, int kN, typename Rescale>
+  TK_DEVICE_METHOD void raise(const Accumulator<kM, kN>& s, float unit, const Rescale& rescale) {
     float largest[kM][2];
     bool is_far = false;
     for_each_row([&](int k, int half) {
@@ -47,19 +55,19 @@ struct SoftmaxState {
       largest[k][half] = quad_max(x);
       is_far |= (largest[k][half] - m[k][half]) * unit > kLag;
     });
-    if (__any_sync(~0u, is_far)) {
-      for_each_row([&](int k, int half) {
-        const float before = m[k][half];
-        m[k][half] = fmaxf(before, largest[k][half]);
-        const float rescale = weight<Element>(before, base(k, half), unit);
-        l[k][half] *= rescale;
-#pragma unroll
-        for (int n = 0; n < kColumns; ++n) {
-          o.x[k][n][2 * half] *= rescale;
-          o.x[k][n][2 * half + 1] *= rescale;
-        }
-      });
-    }
+    if (!__any_sync(~0u, is_far)) return;
+    for_each_row([&](int k, int half) {
+      const float before = m[k][half];
+      m[k][half] = fmaxf(before, largest[k][half]);
+      const float factor = weight<Element>(before, base(k, half), unit);
+      l[k][half] *= factor;
+      rescale(k, half, factor);
+    });
+  }
+
+  // Scores become weights relative to m, and are added to l.
+  template <typename Element, int kN>
+  TK_DEVICE_METHOD void weigh(Accumulator<kM, kN>& s, float unit) {
     for_each_row([&](int k, int half) {
       const float from = base(k, half);
 #pragma unroll
@@ -71,6 +79,28 @@ struct SoftmaxState {
         }
       }
     });
+  }
+
+  // When all keys are summed: visit(k, half, share, lse), for every row. o is to be multiplied by
+  // the share, which includes `factor`; `unit` is a score's, in natural logarithms.
+  template <typename Visit>
+  TK_DEVICE_METHOD void finish(float factor, float unit, const Visit& visit) const {
+    for_each_row([&](int k, int half) {
+      const float sum = quad_sum(l[k][half]);
+      const bool empty = m[k][half] == -INFINITY && sum == 0.0f;
+      const float lse = empty ? -INFINITY : m[k][half] * unit + logf(sum);
+      visit(k, half, empty ? 0.0f : factor / sum, lse);
+    });
+  }
+
+  template <int kColumns>
+  TK_DEVICE_METHOD static void multiply(Accumulator<kM, kColumns>& o, int k, int half,
+                                        float factor) {
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      o.x[k][n][2 * half] *= factor;
+      o.x[k][n][2 * half + 1] *= factor;
+    }
   }
 
  private:

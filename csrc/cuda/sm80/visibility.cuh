@@ -62,12 +62,18 @@ template <typename VisibleAt>
 class Walk {
  public:
   TK_DEVICE_METHOD Walk(Span span, const VisibleAt& visible)
-      : last_(span.last), window_(span.first - kWarp), visible_(visible) {}
+      : span_(span), window_(span.first - kWarp), visible_(visible) {}
+
+  // From the first block on, of what is visible now.
+  TK_DEVICE_METHOD void restart() {
+    window_ = span_.first - kWarp;
+    some_ = 0;
+  }
 
   TK_DEVICE_METHOD Block next() {
     while (!some_) {
       window_ += kWarp;
-      if (window_ >= last_) return {-1, false};
+      if (window_ >= span_.last) return {-1, false};
       look();
     }
     const int bit = __ffs(static_cast<int>(some_)) - 1;
@@ -78,7 +84,7 @@ class Walk {
   // How many come before block n.
   TK_DEVICE_METHOD int before(int n) {
     int count = 0;
-    while ((window_ += kWarp) < min(last_, n)) {
+    while ((window_ += kWarp) < min(span_.last, n)) {
       look();
       const int bits = min(n - window_, kWarp);
       count += __popc(static_cast<int>(some_ & ~0u >> (kWarp - bits)));
@@ -89,27 +95,38 @@ class Walk {
  private:
   TK_DEVICE_METHOD void look() {
     const int n = window_ + lane_index();
-    const Visible visible = n < last_ ? visible_(n) : Visible::kNone;
+    const Visible visible = n < span_.last ? visible_(n) : Visible::kNone;
     some_ = __ballot_sync(~0u, visible != Visible::kNone);
     full_ = __ballot_sync(~0u, visible == Visible::kAll);
   }
 
-  int last_, window_;
+  Span span_;
+  int window_;
   uint32_t some_ = 0, full_ = 0;
   VisibleAt visible_;
 };
 
+// Whether query i sees key j.
+TK_DEVICE bool is_visible(const Problem& p, const Sequence& s, int h, int i, int j) {
+  if (j < s.row_begin(i) || j >= s.row_end(i)) return false;
+  return !needs_flags(p.mask) || flag(p.mask, p.M, p.N, s.b, h, i, j);
+}
+
+// What the rows of an accumulator are; its columns are the other.
+enum class RowsAre { kQueries, kKeys };
+
 // Sets scores that are hidden to -inf. The accumulator's first element is (i0, j0).
-template <int kM, int kN>
+template <RowsAre kRows = RowsAre::kQueries, int kM, int kN>
 TK_DEVICE void hide(Accumulator<kM, kN>& scores, const Problem& p, const Sequence& s, int h, int i0,
                     int j0) {
+  constexpr bool kQueries = kRows == RowsAre::kQueries;
   scores.for_each([&](int row, int column, float& x) {
-    const int i = i0 + row, j = j0 + column;
+    const int i = i0 + (kQueries ? row : column), j = j0 + (kQueries ? column : row);
     if (j < s.row_begin(i) || j >= s.row_end(i)) x = -INFINITY;
   });
   if (!needs_flags(p.mask)) return;
   const auto hide_flagged = [&](int row, int column, float& x) {
-    const int i = i0 + row, j = j0 + column;
+    const int i = i0 + (kQueries ? row : column), j = j0 + (kQueries ? column : row);
     if (i < s.M && j < s.N && !flag(p.mask, p.M, p.N, s.b, h, i, j)) x = -INFINITY;
   };
   for_each_in_memory(hide_flagged, scores);

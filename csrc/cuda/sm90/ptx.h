@@ -64,6 +64,9 @@ TK_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 // ---- What this thread sees in shared memory, TMA and wgmma see from now on.
 TK_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same for global memory, in both directions.
+TK_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // ---- Barriers 1 to 15 of the block, for a multiple of 32 threads.
 
 TK_DEVICE void named_barrier_sync(int barrier, int threads) {

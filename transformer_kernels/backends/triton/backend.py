@@ -45,7 +45,9 @@ class TritonBackend:
             reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
         return reasons
 
-    def kernel(self, problem: AttentionProblem) -> str:
+    def kernel(
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    ) -> str:
         chip, columns = target.chip(problem.device), max(problem.D, problem.D_v)
         tile = config.tile("forward", chip, problem.dtype.itemsize, columns)
         assert tile is not None

@@ -1,0 +1,146 @@
+// The launches of one element type and its widths.
+#pragma once
+
+#include <algorithm>
+
+#include "../sm80/clear.cuh"
+#include "../sm80/launch_sizes.cuh"
+#include "../sm80/workspace.h"
+#include "backward.cuh"
+#include "forward.cuh"
+#include "kernels.h"
+
+namespace tk::cuda::sm90 {
+
+template <typename Element>
+constexpr TensorType kTensorType = TensorType::kHalf;
+template <>
+inline constexpr TensorType kTensorType<BFloat16> = TensorType::kBFloat16;
+
+// (entries, heads, length, width), of which a copy takes `rows` rows of a panel.
+template <typename Element>
+TensorMap map_of(const Strided& x, int64_t entries, int64_t heads, int64_t length, int64_t width,
+                 int rows) {
+  constexpr int kPanel = 128 / sizeof(Element);
+  TensorBox tensor{x.data, kTensorType<Element>, 4, {}, {sizeof(Element)}, {}, Swizzle::k128};
+  const int64_t sizes[] = {width, length, heads, entries};
+  for (int n = 0; n < 4; ++n) {
+    tensor.size[n] = static_cast<uint64_t>(sizes[n]);
+    tensor.box[n] = n == 0 ? kPanel : n == 1 ? static_cast<uint32_t>(rows) : 1;
+    // The stride of what there is one of is never used, and may be anything.
+    const int64_t stride = sizes[n] == 1 ? kPanel : x.stride[3 - n];
+    if (n > 0) tensor.stride[n] = static_cast<uint64_t>(stride) * sizeof(Element);
+  }
+  return encode(tensor);
+}
+
+// So many heads that their keys and values take at most half of a second-level cache of 50 MB.
+inline int section_of(const Problem& p, int64_t keys, int64_t heads) {
+  constexpr int64_t kCacheBytes = int64_t{24} << 20;
+  const int64_t sharing = p.H_q / p.H_kv, bytes = std::max<int64_t>(keys, 1) * (p.D + p.D_v) * 2;
+  return static_cast<int>(std::clamp(kCacheBytes / bytes * sharing, sharing, heads));
+}
+
+template <typename Element, int kWidth, int kVWidth>
+void launch_forward(const ForwardParams& p, const Call& call) {
+  constexpr HopperForwardTile kTile = hopper_forward_tile(kWidth);
+  const int64_t blocks = ceil_of(call.longest_M, kTile.block_m());
+  const int64_t heads = sequences(p, call) * p.H_q;
+  if (blocks * heads == 0) return;
+  ForwardArguments a{
+      {p, call.packing, dropout_of(p, call), static_cast<int>(blocks)},
+      {static_cast<int>(heads), static_cast<int>(blocks), section_of(p, call.longest_N, heads)},
+      map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
+      map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
+      map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
+      map_of<Element>(p.o, p.B, p.H_q, p.M, p.D_v, kGroupRows)};
+  const unsigned at_once = static_cast<unsigned>(multiprocessors().count);
+  TK_LAUNCH((sm90::forward_kernel<Element, kWidth, kVWidth>),
+            std::min(grid(blocks * heads), at_once), kTile.threads(), kTile.bytes(kWidth, kVWidth),
+            call.stream, a);
+}
+
+template <int kWidth>
+struct BackwardSizes {
+  static constexpr HopperBackwardTile kTile = hopper_backward_tile(kWidth);
+  static constexpr int kM = kTile.block_m;
+  int64_t row_tiles, key_blocks, all_tiles;
+
+  BackwardSizes(const BackwardParams& p, const Call& call)
+      : row_tiles(ceil_of(call.longest_M, kM)), key_blocks(ceil_of(call.longest_N, kTile.kBlockN)) {
+    all_tiles =
+        p.H_q * (call.packing.cu_seqlens_q ? p.M / kM + call.packing.B : p.B * ceil_of(p.M, kM));
+  }
+};
+
+// Sums and counts, which begin as zeros, come first.
+template <int kWidth>
+void lay_out(Layout& layout, const BackwardSizes<kWidth>& sizes, BackwardArguments& a) {
+  constexpr int kM = sizes.kM, kGroups = sizes.kTile.kGroups;
+  a.dq_sums = layout.take<float>(sizes.all_tiles * kM * kWidth);
+  a.turns = layout.take<int>(sizes.all_tiles * kGroups);
+  a.begun = layout.take<int>(1);
+  a.terms = layout.take<float>(sizes.all_tiles * 2 * kM);
+}
+
+template <int kWidth>
+size_t backward_bytes(const BackwardParams& p, const Call& call) {
+  Layout layout(nullptr);
+  BackwardArguments a{};
+  lay_out(layout, BackwardSizes<kWidth>(p, call), a);
+  return layout.bytes();
+}
+
+template <typename Element, int kWidth>
+void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
+                     bool deterministic) {
+  const BackwardSizes<kWidth> sizes(p, call);
+  constexpr HopperBackwardTile kTile = sizes.kTile;
+  constexpr int kM = sizes.kM;
+  const int64_t B = sequences(p, call);
+  Layout layout(workspace);
+  BackwardArguments a{};
+  a.params = p;
+  a.packing = call.packing;
+  a.dropout = dropout_of(p, call);
+  a.blocks = static_cast<int>(sizes.key_blocks);
+  a.row_tiles = static_cast<int>(sizes.row_tiles);
+  lay_out(layout, sizes, a);
+  const auto zeros = reinterpret_cast<char*>(a.terms) - static_cast<char*>(workspace);
+  clear(workspace, static_cast<size_t>(zeros), call.stream);
+  if (!deterministic) a.turns = nullptr;
+  a.q = map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kM);
+  a.d_o = map_of<Element>(p.d_o, p.B, p.H_q, p.M, p.D_v, kM);
+  a.k = map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.kBlockN);
+  a.v = map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.kBlockN);
+  a.dk = map_of<Element>(p.dk, p.B, p.H_kv, p.N, p.D, kGroupRows);
+  a.dv = map_of<Element>(p.dv, p.B, p.H_kv, p.N, p.D_v, kGroupRows);
+
+  const int64_t row_programs = sizes.row_tiles * p.H_q * B;
+  if (row_programs > 0) {
+    TK_LAUNCH((sm90::row_terms_kernel<Element, kM>), grid(row_programs * (kM / kTermWarps)),
+              kTermWarps * kWarp, 0, call.stream, a);
+  }
+  if (sizes.key_blocks * p.H_kv * B > 0) {
+    TK_LAUNCH((sm90::backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
+              kTile.threads(), kTile.bytes(kWidth), call.stream, a);
+  }
+  if (row_programs > 0) {
+    TK_LAUNCH((sm90::query_gradients_kernel<Element, kWidth>), grid(row_programs),
+              kTile.kGroups * kGroupThreads, 0, call.stream, a);
+  }
+}
+
+template <typename Element, int kWidth, int kVWidth>
+const Kernels& kernels() {
+  if constexpr (kWidth == kVWidth && kWidth <= 128) {
+    static constexpr Kernels kAll{&launch_forward<Element, kWidth, kVWidth>,
+                                  &backward_bytes<kWidth>, &launch_backward<Element, kWidth>};
+    return kAll;
+  } else {
+    static constexpr Kernels kAll{&launch_forward<Element, kWidth, kVWidth>, nullptr, nullptr};
+    return kAll;
+  }
+}
+
+}  // namespace tk::cuda::sm90

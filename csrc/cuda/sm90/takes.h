@@ -1,0 +1,59 @@
+// Which problems the kernels for Hopper take, and with which tiles. Plain C++: the host asks it
+// before a launch, and the module tells Python.
+#pragma once
+
+#include <cstdint>
+
+#include "../../params.h"
+
+namespace tk::cuda::sm90 {
+
+// Of a tile's rows of q and k, and of v; 0 where no kernel takes the problem.
+struct Widths {
+  int width, v_width;
+};
+
+// What TMA asks of a tensor of halves, (entries, heads, length, width) in rows.
+inline bool has_map(const Strided& x, int64_t entries, int64_t heads, int64_t length) {
+  constexpr int64_t kMostRows = int64_t{1} << 31, kFarthest = int64_t{1} << 39;
+  const int64_t sizes[] = {entries, heads, length};
+  if (reinterpret_cast<uintptr_t>(x.data) % 16 != 0 || length > kMostRows) return false;
+  for (int n = 0; n < 3; ++n) {
+    if (sizes[n] == 0) return false;
+    const bool steps = x.stride[n] > 0 && x.stride[n] < kFarthest && x.stride[n] % 8 == 0;
+    if (sizes[n] > 1 && !steps) return false;
+  }
+  return true;
+}
+
+inline bool have_maps(const Problem& p) {
+  const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
+  return halves && has_map(p.q, p.B, p.H_q, p.M) && has_map(p.k, p.B, p.H_kv, p.N) &&
+         has_map(p.v, p.B, p.H_kv, p.N);
+}
+
+inline Widths forward_widths(const ForwardParams& p) {
+  if (!have_maps(p) || !has_map(p.o, p.B, p.H_q, p.M)) return {};
+  const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
+  if (widest <= 64) return {64, 64};
+  if (widest <= 128) return {128, 128};
+  if (p.D <= 192 && p.D_v <= 128) return {192, 128};
+  if (widest <= 256) return {256, 256};
+  return {};
+}
+
+// Scores that take more than a scale and a softcap, dropout, and what is wider are left to sm80: dk
+// and dv of a wider row would take all registers.
+inline Widths backward_widths(const BackwardParams& p) {
+  const bool simple = p.dropout.p == 0 && !p.score.bias.data && !p.score.alibi_slopes;
+  if (!simple || !have_maps(p) || !has_map(p.d_o, p.B, p.H_q, p.M) ||
+      !has_map(p.dk, p.B, p.H_kv, p.N) || !has_map(p.dv, p.B, p.H_kv, p.N)) {
+    return {};
+  }
+  const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
+  if (widest <= 64) return {64, 64};
+  if (widest <= 128) return {128, 128};
+  return {};
+}
+
+}  // namespace tk::cuda::sm90

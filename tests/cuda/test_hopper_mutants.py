@@ -1,0 +1,174 @@
+"""Every barrier, wait and fence that is taken out of Hopper's kernels is missed by the emulator."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import mutants
+from tests.cuda.mutants import PACKED, Mutant
+from tests.emulated import NOT_EMULATED
+
+if NOT_EMULATED is not None:
+    pytest.skip(f"needs the emulator: {NOT_EMULATED}", allow_module_level=True)
+
+KEYS, WORKS, SHORT = ("many-keys",), ("works",), ("short-works",)
+CAUSAL, HIDDEN, NO_KEYS = ("causal",), ("lengths-nan",), (f"{PACKED}without-keys",)
+QUERIES, BEHIND = ("many-queries",), (f"{PACKED}plain",)
+
+
+def _forward(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
+    return _mutant("forward.cuh", name, old, new, cases)
+
+
+def _backward(name: str, old: str, new: str, cases: tuple[str, ...], turns: bool = False) -> Mutant:
+    return _mutant("backward.cuh", name, old, new, cases, turns)
+
+
+def _ring(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
+    return _mutant("ring.cuh", name, old, new, cases)
+
+
+def _mutant(
+    source: str, name: str, old: str, new: str, cases: tuple[str, ...], turns: bool = False
+) -> Mutant:
+    """`turns`: in deterministic mode, where blocks of keys add to dq in turn."""
+    return Mutant(
+        f"{source}: {name}",
+        source,
+        old,
+        new,
+        cases,
+        variant="half-64-64",
+        deterministic=turns,
+        chip=90,
+    )
+
+
+_STORE = "    commit_stores();\n    wait_stores_read<0>();\n"
+_PUBLISH = "fence_async();\n  group_sync();\n"
+_BY_HAND = "  wait_copies<0>();\n  fence_async();\n  __syncwarp();\n"
+_DS_THERE = "named_barrier_sync(kAllGroups, kAll);  // ds is there"
+_DQ_THERE = "fence_async();\n    named_barrier_sync(kAllGroups, kAll);  // dq is there"
+
+MUTANTS = (
+    # What the loader waits for.
+    _forward("v is overwritten", "shared.v.wait_empty(at.v);", "", KEYS),
+    _forward("q is overwritten", "shared.q.wait_empty(at.q);", "", SHORT),
+    _backward("q or do is overwritten", "ring.wait_empty(at);", "", QUERIES),
+    _backward("terms are overwritten", "shared.terms.wait_empty(at);", "", QUERIES),
+    # What groups wait for.
+    _forward("no first k", "shared.k.wait_full(at.k);\n  Note block", "Note block", WORKS),
+    _forward("no last v", "shared.v.wait_full(at.v);\n  start_sum", "start_sum", WORKS),
+    _backward("no terms", "shared.terms.wait_full(at);", "", QUERIES),
+    _backward("no do", "shared.d_o.wait_full(at);", "", QUERIES),
+    # What they release.
+    _forward(
+        "k is kept", "release(shared.k, at.k);\n    finish", "at.k.next();\n    finish", KEYS
+    ),
+    _forward(
+        "v is released before it is read",
+        "wait_product<0>(sums.o);\n    release(shared.v, at.v);",
+        "release(shared.v, at.v);\n    wait_product<0>(sums.o);",
+        KEYS,
+    ),
+    _forward(
+        "q is released before o has left it",
+        "write(a, shared, at, work, row, i0, sums);\n"
+        "      if (is_first_of_group()) shared.q.release(at.q);",
+        "if (is_first_of_group()) shared.q.release(at.q);\n"
+        "      write(a, shared, at, work, row, i0, sums);",
+        SHORT,
+    ),
+    _forward("lanes have not read the note", "__syncwarp();  // all lanes", "// all lanes", KEYS),
+    _backward("lanes have not read terms", "__syncwarp();  // all lanes", "// all lanes", QUERIES),
+    _backward("q is kept", "release(shared.q, at);", "", QUERIES),
+    # Products under way.
+    _forward("scores are not there", "wait_product<1>(s);", "", KEYS),
+    _forward("o is not there", "wait_product<0>(sums.o);\n    release", "release", KEYS),
+    _backward("scores are not there", "wait_product<1>(s);", "", QUERIES),
+    _backward("do v is not there", "wait_product<0>(dp);", "", QUERIES),
+    _backward("gradients are not there", "wait_product<0>(dv);", "", QUERIES),
+    _mutant(
+        "products.cuh",
+        "a sum begins while registers change",
+        "b = as_columns(b_tile, 0);\n  wgmma_fence();",
+        "b = as_columns(b_tile, 0);",
+        KEYS,
+    ),
+    # o, dk and dv by way of tiles; ds and dq by way of theirs.
+    _mutant("results.cuh", "stores do not see o", _PUBLISH, "group_sync();\n", WORKS),
+    _mutant("results.cuh", "o is stored before all have it", _PUBLISH, "fence_async();\n", WORKS),
+    _mutant("results.cuh", "nobody waits for stores", _STORE, "    commit_stores();\n", WORKS),
+    _mutant(
+        "results.cuh",
+        "rows behind a packed sequence",
+        "to + kGroupRows > result.end",
+        "to > result.end",
+        NO_KEYS,
+    ),
+    _mutant(
+        "results.cuh",
+        "a warp runs ahead of those that write by hand",
+        "    group_sync();\n    return;",
+        "    return;",
+        NO_KEYS,
+    ),
+    _backward("products do not see ds", "fence_async();\n    if (is", "if (is", QUERIES),
+    _backward("ds is not there", _DS_THERE, "// ds is there", QUERIES),
+    _backward("dq before has not left", "if (is_first_of_group()) wait_stores_read<0>();\n    na",
+              "na", QUERIES),
+    _backward("dq is not there, and ds not read", _DQ_THERE, "fence_async();  //", QUERIES),
+    _backward("sums do not see dq", _DQ_THERE, _DQ_THERE.replace("fence_async();", ""), QUERIES),
+    # In turn.
+    _backward(
+        "nobody waits for the turn",
+        "while (load_acquire(a.turns + part) != note.turn) {\n    }",
+        "",
+        KEYS,
+        turns=True,
+    ),
+    _backward("the turn passes before dq is there", "    wait_stores<0>();\n", "", KEYS,
+              turns=True),
+    # Notes.
+    _forward("the second is the last", "load_k(next, after.index < 0)", "load_k(next, true)", KEYS),
+    _forward("all is visible", "block.full, last}", "true, last}", CAUSAL),
+    _backward("all is visible", "{block.index, h, block.full,", "{block.index, h, true,", CAUSAL),
+    # What nobody sees.
+    _forward("values that nobody sees", "!block.full && has_hidden_rows(used, j0, j1)", "false",
+             HIDDEN),
+    _backward("keys that nobody sees", "const bool hidden = has_hidden_rows(used, j0, packed ? j1 "
+              ": min(j1, seq.N));", "const bool hidden = false;", HIDDEN),
+    _backward("queries that see nothing", "by_hand = !(", "by_hand = false && !(",
+              BEHIND),
+    _ring("copies by hand are not there", _BY_HAND, _BY_HAND.replace("wait_copies<0>();", ""),
+          HIDDEN),
+    _ring("products do not see copies by hand", _BY_HAND, _BY_HAND.replace("fence_async();", ""),
+          HIDDEN),
+    # Barriers begin.
+    _forward("TMA does not see barriers", "fence_mbarrier_init();", "", WORKS),
+    _backward("barriers are not there", "  }\n  __syncthreads();", "  }", QUERIES),
+    _forward(
+        "too few readers of k", "k.init(kTile.groups * kGroupWarps)", "k.init(kTile.groups)", KEYS
+    ),
+    _ring("rounds are not told apart", "if (stage == 0) parity ^= 1;", "", KEYS),
+    # Turns are for speed, but must not stop anybody.
+    _forward("nobody passes the turn", "turns.pass();", "", KEYS),
+)  # fmt: skip
+
+
+def test_unchanged_kernels_are_right(tmp_path: Path) -> None:
+    line = "shared.q.wait_full(at.q);"
+    cases = (*KEYS, *WORKS, *NO_KEYS, *HIDDEN, *QUERIES, *BEHIND)
+    same = _forward("unchanged", line, line, cases)
+    assert set(mutants.errors(same, mutants.build(same, tmp_path))) == {"right"}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutant_is_noticed_under_every_schedule(mutant: Mutant, tmp_path: Path) -> None:
+    lines = mutants.errors(mutant, mutants.build(mutant, tmp_path))
+    shutil.rmtree(tmp_path)
+    print(*lines, sep="\n")
+    assert "right" not in lines

@@ -1,0 +1,74 @@
+"""The kernels for Hopper (csrc/cuda/sm90) on a GPU: that they run there, and in many pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import transformer_kernels as tk
+from tests.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
+from tests.gpu.on_device import tensors
+from transformer_kernels.backends import CudaBackend
+from transformer_kernels.backends.cuda import has_hopper_kernels
+from transformer_kernels.explain import explain
+from transformer_kernels.testing.cases import Case
+from transformer_kernels.testing.packed import PackedCase, assert_packed_case
+from transformer_kernels.testing.results import assert_case
+
+pytestmark = pytest.mark.gpu
+
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if (reason := CudaBackend.why_not_built()) is not None:
+        pytest.skip(reason)
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the GPU is not Hopper's")
+
+
+@HALVES
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=str)
+def test_case(case: Case, dtype: torch.dtype) -> None:
+    assert_case(case, dtype, "cuda", "cuda")
+
+
+@HALVES
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", HOPPER_PACKED, ids=str)
+def test_packed(case: PackedCase, dtype: torch.dtype) -> None:
+    assert_packed_case(case, dtype, "cuda", "cuda")
+
+
+@HALVES
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_they_run(D: int, dtype: torch.dtype) -> None:
+    """By the names of what the device ran."""
+    assert has_hopper_kernels(torch.device("cuda"))
+    x = tensors(D=D, dtype=dtype)
+    told = explain(*x[:3], backend="cuda").kernel
+    assert told is not None
+    assert ("sm80 backward" in told) == (D == 256)
+    with profile(activities=[ProfilerActivity.CUDA]) as ran:
+        tk.attention(*x[:3], backend="cuda").sum().backward()
+        torch.cuda.synchronize()
+    keys = [event.key for event in ran.key_averages()]
+    assert any("sm90::forward_kernel" in key for key in keys)
+    assert any("sm90::backward_kernel" in key for key in keys) == (D != 256)
+
+
+@pytest.mark.parametrize("D", [64, 128, 192, 256])
+def test_more_work_than_multiprocessors(D: int) -> None:
+    """Heads are alike, so each block's second and third piece must be what its first is."""
+    x = tensors(B=1, H=1, M=1000, N=777, D=D)
+    q, k, v = (one.detach().expand(4, 40, -1, -1).contiguous() for one in x[:3])
+    o = tk.attention(q, k, v, mask=tk.Mask.causal(align="bottom_right"), backend="cuda")
+    assert torch.equal(o, o[:1, :1].expand_as(o))
+    exact = tk.attention(
+        *(one.detach().double() for one in x[:3]), mask=tk.Mask.causal(align="bottom_right"),
+        backend="reference",
+    )  # fmt: skip
+    torch.testing.assert_close(o[:1, :1].double(), exact, atol=0.02, rtol=0.02)
