@@ -56,9 +56,12 @@ inline TensorMap encode(const TensorBox& tensor) {
   static const auto driver_encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                           cudaEnableDefault, &found),
-          "cuTensorMapEncodeTiled");
+    constexpr char kName[] = "cuTensorMapEncodeTiled";
+#if CUDART_VERSION >= 12050
+    check(cudaGetDriverEntryPointByVersion(kName, &entry, 12000, cudaEnableDefault, &found), kName);
+#else
+    check(cudaGetDriverEntryPoint(kName, &entry, cudaEnableDefault, &found), kName);
+#endif
     if (found != cudaDriverEntryPointSuccess) {
       throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: it is older than 12.0");
     }
