@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <string>
+#include <utility>
 
 #include "../call.h"
 #include "../decode_call.h"
@@ -19,9 +20,9 @@ int64_t poisoned_bytes() { return static_cast<int64_t>(tk::poisoned_bytes()); }
 // In which order lanes and warps run; every order must give the same.
 void set_schedule(int64_t seed) { tk::emulator::options().seed = static_cast<uint64_t>(seed); }
 
-// The chip that kernels are chosen for: 80 or 90.
-void set_chip(int64_t capability) {
-  tk::emulator::options().capability = static_cast<int>(capability);
+// The chip that kernels are chosen for from now on, 80 or 90; returns the one before.
+int64_t set_chip(int64_t capability) {
+  return std::exchange(tk::emulator::options().capability, static_cast<int>(capability));
 }
 
 bool runs_hopper() { return tk::cuda::runs_hopper(); }
@@ -45,7 +46,7 @@ TK_DEFINE(TK_LIBRARY) {
   m.def("poisoned_bytes() -> int");
   m.def("set_schedule(int seed) -> ()");
   m.def("report_races(bool wanted) -> ()");
-  m.def("set_chip(int capability) -> ()");
+  m.def("set_chip(int capability) -> int");
   m.def("runs_hopper() -> bool");
   m.def("latest_launch() -> str");
 }

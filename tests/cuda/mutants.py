@@ -76,6 +76,18 @@ def _run(command: Sequence[str]) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def assert_right(same: Mutant, folder: Path) -> None:
+    """Of one that changes nothing."""
+    assert set(errors(same, build(same, folder))) == {"right"}
+
+
+def assert_noticed(mutant: Mutant, folder: Path) -> None:
+    lines = errors(mutant, build(mutant, folder))
+    shutil.rmtree(folder)
+    print(*lines, sep="\n")
+    assert "right" not in lines
+
+
 def errors(mutant: Mutant, library: Path) -> list[str]:
     """What its cases lead to, under several schedules: a line each, "right" or what is wrong."""
     from tests.cuda.run_mutant import send_outcomes

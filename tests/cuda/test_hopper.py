@@ -288,6 +288,7 @@ def test_work_without_keys_under_other_orders(case: PackedCase, seed: int) -> No
 
 @pytest.mark.parametrize("case", [*SOME, *SOME_RACES], ids=str)
 def test_nothing_races(case: Case) -> None:
+    """The emulator reports accesses that nothing orders, as errors."""
     for seed in range(2):
         with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(seed):
             by_backend(case, inputs(case, torch.bfloat16), "cuda")
@@ -295,6 +296,7 @@ def test_nothing_races(case: Case) -> None:
 
 @pytest.mark.parametrize("case", HOPPER_PACKED[:1], ids=str)
 def test_nothing_races_in_packed_sequences(case: PackedCase) -> None:
+    """Reported as errors, too."""
     x = packed_inputs(case, torch.bfloat16, 0.0)
     with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(1):
         packed_by_backend(case, x, "cuda")

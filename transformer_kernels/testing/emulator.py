@@ -79,11 +79,11 @@ def schedule(seed: int) -> Iterator[None]:
 def chip(capability: int) -> Iterator[None]:
     """Inside it kernels are chosen as on a chip of this compute capability: 80, or 90."""
     operators = _operators()
-    operators.set_chip(capability)
+    before = operators.set_chip(capability)
     try:
         yield
     finally:
-        operators.set_chip(80)
+        operators.set_chip(before)
 
 
 def latest_launch() -> str:

@@ -1,3 +1,5 @@
+// What TMA is told of a tensor. Not in the header: kernels' units may be watched for races, and the
+// emulator's own strings must not be.
 #include <stdexcept>
 #include <string>
 

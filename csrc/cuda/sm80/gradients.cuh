@@ -34,6 +34,21 @@ TK_DEVICE int program_of(int* begun, unsigned char* memory) {
 
 constexpr int kTermWarps = 4;  // of a block; a row each
 
+// rowsum(do o) - dlse of query i, by a warp; `at` is where its statistics are.
+template <typename Element>
+TK_DEVICE float delta_of(const BackwardParams& p, const Sequence& seq, int h, int i, int64_t at) {
+  const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
+  const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
+  float sum = 0.0f;
+  for (int c = lane_index(); c < o.width; c += kWarp) {
+    sum += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
+  }
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  return p.dlse ? sum - static_cast<const float*>(p.dlse)[at] : sum;
+}
+
 // lse and delta of every row.
 template <typename Element>
 TK_KERNEL(kTermWarps* kWarp, 1)
@@ -44,21 +59,12 @@ row_terms_kernel(const __grid_constant__ BackwardArguments a) {
   const Sequence seq = sequence_of(a, program / a.blocks / H_q);
   const int i = program % a.blocks * kTermWarps + warp_index();
   if (i >= seq.M) return;
-  const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
-  const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
-  float sum = 0.0f;
-  for (int c = lane_index(); c < o.width; c += kWarp) {
-    sum += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
-  }
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-  }
-  if (lane_index() != 0) return;
   const int64_t at = statistics_offset(p, seq, h) + i;
+  const float delta = delta_of<Element>(p, seq, h, i, at);
+  if (lane_index() != 0) return;
   const float lse = static_cast<const float*>(p.lse)[at];
-  const float* const dlse = static_cast<const float*>(p.dlse);
   a.lse[at] = lse == -INFINITY ? INFINITY : lse;
-  a.delta[at] = dlse ? sum - dlse[at] : sum;
+  a.delta[at] = delta;
 }
 
 // Queries that are there and, unless `lse` is null, see something. The others may be NaN.

@@ -10,7 +10,6 @@
 // In deterministic mode blocks of keys add in their order, as in sm80/backward.cuh. docs/hopper.md.
 #pragma once
 
-#include "../sm80/gradients.cuh"
 #include "../sm80/visibility.cuh"
 #include "results.cuh"
 #include "row_terms.cuh"
@@ -52,6 +51,9 @@ struct BackwardShape {
   static constexpr int kDs = kDo + QueryRing::kTileBytes, kDq = kDs + DsTile::kBytes;
   static constexpr int kTerms = kDq + kGroups * kDqBytes;
   static constexpr int kOthers = kTerms + TermsRing::kTileBytes;
+  static constexpr int kBytes = kPatternBytes + kOthers + 2 * KeyRing::kOtherBytes +
+                                2 * QueryRing::kOtherBytes + TermsRing::kOtherBytes;
+  static_assert(kBytes == kTile.bytes(kWidth));
 };
 
 // A weight of 0 that tells itself from one that is too small for a float.

@@ -35,6 +35,9 @@ struct ForwardShape {
   using VRing = Ring<SharedTile<Element, kN, kVWidth>, kTile.stages>;
   using OTile = SharedTile<Element, kM, kVWidth>;
   static constexpr int kTileBytes = QRing::kTileBytes + KRing::kTileBytes + VRing::kTileBytes;
+  static constexpr int kBytes =
+      kPatternBytes + kTileBytes + QRing::kOtherBytes + KRing::kOtherBytes + VRing::kOtherBytes;
+  static_assert(kBytes == kTile.bytes(kWidth, kVWidth));
 
   QRing q;
   KRing k;

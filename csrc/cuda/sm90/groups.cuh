@@ -17,7 +17,7 @@ TK_DEVICE int uniform_group_index() { return __shfl_sync(~0u, group_index(), 0);
 TK_DEVICE int group_warp() { return warp_index() % kGroupWarps; }
 TK_DEVICE bool is_first_of_group() { return threadIdx.x % kGroupThreads == 0; }
 
-// Named barriers: three for turns, three for the threads of each group, two for all that compute.
+// Named barriers: one for each group's turn, one for its threads, one for all that compute.
 constexpr int kTurn = 1, kGroup = 4, kAllGroups = 7;
 
 TK_DEVICE void group_sync() { named_barrier_sync(kGroup + group_index(), kGroupThreads); }

@@ -102,7 +102,6 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   BackwardArguments a{};
   a.params = p;
   a.packing = call.packing;
-  a.dropout = dropout_of(p, call);
   a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
   lay_out(layout, sizes, a);

@@ -2,8 +2,7 @@
 // side by side, so that one copy brings both.
 #pragma once
 
-#include "../sm80/dropout.cuh"
-#include "../sm80/scores.cuh"
+#include "../sm80/gradients.cuh"
 #include "ring.cuh"
 
 namespace tk::cuda::sm90 {
@@ -38,8 +37,6 @@ struct Terms {
   TK_DEVICE_METHOD const float* delta() const { return data + kM; }
 };
 
-constexpr int kTermWarps = 4;  // of a block; a row each
-
 // A warp for each row of all tiles.
 template <typename Element, int kM>
 TK_KERNEL(kTermWarps* kWarp, 1)
@@ -53,18 +50,10 @@ row_terms_kernel(const __grid_constant__ BackwardArguments a) {
   if (i / kM * kM >= seq.M) return;
   float lse = INFINITY, delta = 0.0f;
   if (i < seq.M) {
-    const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
-    const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
-    for (int c = lane_index(); c < o.width; c += kWarp) {
-      delta += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
-    }
-    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-      delta += __shfl_xor_sync(~0u, delta, distance);
-    }
     const int64_t at = statistics_offset(p, seq, h) + i;
     const float natural = static_cast<const float*>(p.lse)[at];
     if (natural != -INFINITY) lse = natural * kLog2E;
-    if (p.dlse) delta -= static_cast<const float*>(p.dlse)[at];
+    delta = delta_of<Element>(p, seq, h, i, at);
   }
   if (lane_index() != 0) return;
   float* const to = a.terms + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 2 * kM + i % kM;
