@@ -81,7 +81,8 @@ std::pair<Widths, Widths> hopper_widths(int dtype, const std::array<int64_t, 7>&
   p.q = strided(q), p.k = strided(k), p.v = strided(v);
   p.dropout.p = simple ? 0 : 1;
   const auto forward = tk::cuda::sm90::forward_widths({p, strided(o), nullptr});
-  tk::BackwardParams gradients{p};
+  tk::BackwardParams gradients{};
+  static_cast<tk::Problem&>(gradients) = p;
   gradients.d_o = strided(o), gradients.dk = strided(dk), gradients.dv = strided(dv);
   const auto backward = tk::cuda::sm90::backward_widths(gradients);
   return {{forward.width, forward.v_width}, {backward.width, backward.v_width}};

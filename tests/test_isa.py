@@ -66,6 +66,37 @@ def test_a_gradient_too_large_for_caches(bias: str, dtype: torch.dtype, isa: str
     assert_case(case, dtype, "cpu")
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_maxima_that_rise(dtype: torch.dtype, isa: str) -> None:
+    """With every block of keys in the first heads, with every second or third one in the others:
+    what o has not taken yet goes by the old maximum, what it has is scaled to the new one."""
+    case = Case(name="rising", B=1, H_q=4, H_kv=2, M=70, N=645, D=40, D_v=72, alibi="bottom_right")
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_several_chunks_of_queries(dtype: torch.dtype, isa: str) -> None:
+    """Each is packed where the one before was, and its dq summed where that one's was."""
+    case = Case(
+        name="chunks", M=330, N=70, D=200, D_v=136, dlse=True,
+        mask=lambda _: tk.Mask.window(280, 20),
+    )  # fmt: skip
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_cotangent_that_lies_across(dtype: torch.dtype, isa: str) -> None:
+    """Its rows are no vectors in memory; as a copy they are."""
+    leaves = [torch.randn(1, 2, 64, 64).to(dtype).requires_grad_() for _ in range(3)]
+    do = torch.randn(1, 2, 64, 64).to(dtype).mT
+    o = tk.attention(*leaves, backend="cpu")
+    across = torch.autograd.grad(o, leaves, do, retain_graph=True)
+    along = torch.autograd.grad(o, leaves, do.contiguous())
+    torch.testing.assert_close(across, along)
+
+
 def test_dropout_bits_are_the_same(isa: str) -> None:
     q, k, v = torch.zeros(1, 1, 65, 1), torch.zeros(1, 1, 200, 1), torch.eye(200)[None, None]
     kept = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="cpu") != 0

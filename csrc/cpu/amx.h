@@ -17,6 +17,7 @@
 
 #include "convert.h"
 #include "operand.h"
+#include "prefetch.h"
 #include "vec_math.h"
 
 namespace tk::cpu::TK_ISA {
@@ -76,6 +77,11 @@ template <int kNumber>
 TK_INLINE void load_tile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kNumber) : "memory");
 }
+// Past the first-level cache, where there is no second reader: what lies there stays there.
+template <int kNumber>
+TK_INLINE void load_tile_once(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kNumber) : "memory");
+}
 template <int kNumber>
 TK_INLINE void store_tile(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kNumber) : "memory");
@@ -91,6 +97,8 @@ TK_INLINE void multiply_tile() {
 
 // A square of 2 x 2 tiles of c, in tiles 0 to 3; a is in 4 and 5, b in 6 and 7. Four stores in a
 // row would stall the loads that follow: a square is stored tile by tile where the next one begins.
+// kOnce: no other square reads the same tiles of a.
+template <bool kOnce>
 struct AmxSquares {
   float* before = nullptr;  // the square that is still to be stored
   float* now = nullptr;
@@ -104,18 +112,23 @@ struct AmxSquares {
     into == Into::kSum ? load_tile<kNumber>(now + at, ldc * 4) : clear_tile<kNumber>();
   }
 
+  template <int kNumber>
+  TK_INLINE_METHOD static void load_a(const char* from) {
+    kOnce ? load_tile_once<kNumber>(from, 64) : load_tile<kNumber>(from, 64);
+  }
+
   // The next parts of a and b, where they change; c is begun at a square's first step.
   template <bool kFirst, bool kNewA, bool kNewB>
   TK_INLINE_METHOD void step(const char* a, int64_t a_stride, const char* b,
                              int64_t b_stride) const {
-    if constexpr (kNewA) load_tile<4>(a, 64);
+    if constexpr (kNewA) load_a<4>(a);
     if constexpr (kNewB) load_tile<6>(b, 64);
     if constexpr (kFirst) begin_tile<0>();
     multiply_tile<0, 4, 6>();
     if constexpr (kNewB) load_tile<7>(b + b_stride, 64);
     if constexpr (kFirst) begin_tile<1>();
     multiply_tile<1, 4, 7>();
-    if constexpr (kNewA) load_tile<5>(a + a_stride, 64);
+    if constexpr (kNewA) load_a<5>(a + a_stride);
     if constexpr (kFirst) begin_tile<2>();
     multiply_tile<2, 5, 6>();
     if constexpr (kFirst) begin_tile<3>();
@@ -161,12 +174,17 @@ struct Amx {
   using Right = AmxOperand;
   using Product = Term<Left, Right>;
   static constexpr int64_t kQueries = kParts < 3 ? 32 : 64;
+  static constexpr int64_t kGroup = kParts == 1 ? 16 : 8;
+  static constexpr int kPending = kParts == 1 ? 4 : kParts == 2 ? 2 : 1;
   static constexpr int64_t kPass = 32;
   static constexpr int64_t kSquare = 2;
   static constexpr int64_t kWidth = 32;
+  // Three parts are read twice: once for the small products.
+  static constexpr bool kReadsOnce = kParts < 3;
   static constexpr Precision kPrecision = kParts < 3 ? Precision::kHalf : Precision::kReal;
   static constexpr bool kSplits = kParts > 1;
   static constexpr int64_t kPairBytes = kParts * kTileBytes;  // of one depth of a tile, all parts
+  static constexpr int64_t kElementBytes = 2 * kParts;        // of an operand
 
   using Session = AmxSession;
 
@@ -223,6 +241,7 @@ struct Amx {
   // A tile between two products: split anew, as a left operand, a right one, or both.
   template <unsigned kUses, int64_t kRows, int64_t kColumns>
   struct Tile {
+    static constexpr bool kOverwrites = false;  // the scores
     static constexpr int64_t kForm = kRows * kColumns * 2 * kParts;
     static constexpr int64_t kLeftStride = kColumns / kTileDepth * kPairBytes;
     static constexpr int64_t kRightStride = kRows / kTileDepth * kPairBytes;
@@ -268,8 +287,19 @@ struct Amx {
   // multiples of 32; depth is filled up with zeros to one.
   template <Exact kExact>
   static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, float* c,
-                       int64_t ldc, Into into) {
-    AmxSquares squares{.ldc = ldc, .into = into};
+                       int64_t ldc, Into into, Reads reads = Reads::kAgain) {
+    if (kReadsOnce && reads == Reads::kOnce && columns == 2 * kTile) {
+      multiply_squares<kExact, true>(rows, columns, terms, count, c, ldc, into);
+    } else {
+      multiply_squares<kExact, false>(rows, columns, terms, count, c, ldc, into);
+    }
+  }
+
+ private:
+  template <Exact kExact, bool kOnce>
+  TK_INLINE_METHOD static void multiply_squares(int64_t rows, int64_t columns, const Product* terms,
+                                                int count, float* c, int64_t ldc, Into into) {
+    AmxSquares<kOnce> squares{.ldc = ldc, .into = into};
     for (int64_t r = 0; r < rows; r += 2 * kTile) {
       for (int64_t n = 0; n < columns; n += 2 * kTile) {
         squares.before = squares.now;
@@ -291,7 +321,13 @@ struct Amx {
     squares.store_last();
   }
 
- private:
+  // The same 32 elements of the panel that is likely to be packed next, `ahead` elements on. Rows
+  // of float16 are not packed where they lie.
+  TK_INLINE_METHOD static void fetch(const Stored* row, int64_t ahead) {
+    constexpr int64_t kSize = sizeof(Stored);
+    if constexpr (kParts != 2) prefetch(row, ahead * kSize, kTileDepth * kSize);
+  }
+
   // The pairs of 32 elements of one row.
   TK_INLINE_METHOD static void pairs_in_row(const Stored* row, __m512i (&parts)[kParts]) {
     if constexpr (kParts == 1) {
@@ -345,8 +381,10 @@ struct Amx {
       for (int64_t g = 0; g < groups; ++g) {
         __m512i pairs[kParts][kTile];
         for (int64_t t = 0; t < kTile; ++t) {
+          const Stored* row = rows + (r + t) * stride + g * kTileDepth;
+          fetch(row, panel.rows * stride);
           __m512i parts[kParts];
-          pairs_in_row(rows + (r + t) * stride + g * kTileDepth, parts);
+          pairs_in_row(row, parts);
           for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
         }
         const int64_t at = (r / kTile * groups + g) * kPairBytes;
@@ -364,8 +402,11 @@ struct Amx {
         __m512i pairs[2][kParts][kTile];
         for (int64_t t = 0; t < kTile; ++t) {
           const Stored* upper = rows + (g * kTileDepth + t) * stride + c;
+          const Stored* lower = upper + kTile * stride;
+          fetch(upper, panel.rows * stride);
+          fetch(lower, panel.rows * stride);
           __m512i parts[2][kParts];
-          pairs_of_rows(upper, upper + kTile * stride, parts);
+          pairs_of_rows(upper, lower, parts);
           for (int n = 0; n < 2; ++n) {
             for (int part = 0; part < kParts; ++part) pairs[n][part][t] = parts[n][part];
           }

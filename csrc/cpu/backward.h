@@ -112,11 +112,10 @@ void add_to_dk_dv(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& li
 }
 
 // Blocks n0 .. n1 - 1 of keys and m0 .. m1 - 1 of queries of head `head`, counted over the batch.
-// dq is that of the split.
 template <typename Engine>
 void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                      const BackwardScratch<Engine>& t, int64_t place, int64_t head, int64_t n0,
-                     int64_t n1, int64_t m0, int64_t m1, typename Engine::Real* dq) {
+                     int64_t n1, int64_t m0, int64_t m1, int64_t split) {
   constexpr int64_t kSquare = Engine::kSquare;
   TileTerms<Engine> tiles[kSquare * kSquare];
   TileLine<Engine> rows[kSquare], columns[kSquare];
@@ -135,7 +134,7 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
       }
       if (writes_ds(p)) write_ds(p, block.b, block.h, block.i0, block.j0, t.ds);
     }
-    if (columns[m - m0].count > 0) add_to_dq(w, columns[m - m0], dq + m * w.k.width * kBlock);
+    if (columns[m - m0].count > 0) add_to_dq(w, columns[m - m0], w.dq_of(place, split, m));
   }
   for (int64_t n = n0; n < n1; ++n) {
     const int64_t row = (place * w.key_blocks + n) * kBlock;
@@ -143,26 +142,28 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
   }
 }
 
+// Rows of dk or dv, which lie as they are computed; `padded` is how far apart.
 template <typename Real>
 void write_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t row0, int64_t rows,
-                int64_t width, int64_t padded, Real scale, Real* from) {
+                int64_t width, int64_t padded, Real factor, const Real* from) {
+  if (width == padded && to.stride[3] == 1 && to.stride[2] == width) width *= rows, rows = 1;
   for (int64_t r = 0; r < rows; ++r, from += padded) {
-    for (int64_t c = 0; c < width; ++c) from[c] *= scale;
-    write_row(from, width, dtype, to.data, row_offset(to, b, h, row0 + r), to.stride[3]);
+    const int64_t offset = row_offset(to, b, h, row0 + r);
+    write_row(from, width, factor, dtype, to.data, offset, to.stride[3]);
   }
 }
 
-// The split's stripes of keys are every `splits`-th, so that causal work divides evenly.
-template <typename Engine>
+// The split's stripes of keys are every `splits`-th, so that causal work divides evenly. Calls
+// begin_chunk(m0, m1) and end_chunk(m0, m1) around the work on blocks m0 .. m1 - 1 of queries.
+template <typename Engine, typename BeginChunk, typename EndChunk>
 void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
-                    int64_t place, int64_t head, int64_t split) {
+                    int64_t place, int64_t head, int64_t split, BeginChunk&& begin_chunk,
+                    EndChunk&& end_chunk) {
   using Real = typename Engine::Real;
   constexpr int64_t kSquare = Engine::kSquare;
   [[maybe_unused]] const typename Engine::Session session;
   const BackwardScratch<Engine> t = scratch_of(p, w, worker);
   const int64_t first_row = place * w.key_blocks * kBlock, step = w.splits * kSquare;
-  Real* const dq = w.dq + (place * w.splits + split) * w.query_blocks * kBlock * w.k.width;
-  clear(dq, w.query_blocks * kBlock * w.k.width);
   const auto for_each_stripe = [&](auto&& visit) {
     for (int64_t n0 = split * kSquare; n0 < w.key_blocks; n0 += step) {
       visit(n0, std::min(n0 + kSquare, w.key_blocks));
@@ -176,11 +177,14 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   });
   for (int64_t begin = 0; begin < w.query_blocks; begin += w.chunk) {
     const int64_t end = std::min(begin + w.chunk, w.query_blocks);
+    begin_chunk(begin, end);
+    clear(w.dq_of(place, split, begin), (end - begin) * kBlock * w.k.width);
     for_each_stripe([&](int64_t n0, int64_t n1) {
       for (int64_t m0 = begin; m0 < end; m0 += kSquare) {
-        backward_square(p, w, t, place, head, n0, n1, m0, std::min(m0 + kSquare, end), dq);
+        backward_square(p, w, t, place, head, n0, n1, m0, std::min(m0 + kSquare, end), split);
       }
     });
+    end_chunk(begin, end);
   }
   for_each_stripe([&](int64_t n0, int64_t n1) {
     const int64_t row = first_row + n0 * kBlock, keys = std::min(n1 * kBlock, p.N) - n0 * kBlock;
@@ -199,10 +203,10 @@ void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64
   using Real = typename Engine::Real;
   const int64_t i0 = m % w.head_blocks * kBlock;
   const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
-  const int64_t size = kBlock * w.k.width, stride = w.query_blocks * size;
-  Real* dq = w.dq + place * w.splits * stride + m * size;
+  Real* const dq = w.dq_of(place, 0, m);
   for (int64_t split = 1; split < w.splits; ++split) {
-    for (int64_t c = 0; c < size; ++c) dq[c] += dq[c + split * stride];
+    const Real* other = w.dq_of(place, split, m);
+    for (int64_t c = 0; c < kBlock * w.k.width; ++c) dq[c] += other[c];
   }
   Real scale[kBlock];
   for (Real& x : scale) x = static_cast<Real>(p.score.scale);
@@ -219,11 +223,14 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   if (w.own_heads) {
     for_each(workers, heads, [&](int64_t worker, int64_t head) {
       for (int64_t n = 0; n < w.key_blocks; ++n) pack_keys_backward(p, w, worker, worker, head, n);
-      for (int64_t m = 0; m < w.query_blocks; ++m) {
-        pack_queries_backward(p, w, worker, worker, head, m);
-      }
-      backward_split(p, w, worker, worker, head, 0);
-      for (int64_t m = 0; m < w.query_blocks; ++m) write_dq(p, w, worker, worker, head, m);
+      backward_split(
+          p, w, worker, worker, head, 0,
+          [&](int64_t m0, int64_t m1) {
+            for (int64_t m = m0; m < m1; ++m) pack_queries_backward(p, w, worker, worker, head, m);
+          },
+          [&](int64_t m0, int64_t m1) {
+            for (int64_t m = m0; m < m1; ++m) write_dq(p, w, worker, worker, head, m);
+          });
     });
     return *w.finite;
   }
@@ -239,7 +246,8 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   });
   if (!*w.finite) return false;
   for_each_block(w.splits, [&](int64_t worker, int64_t head, int64_t split) {
-    backward_split(p, w, worker, head, head, split);
+    const auto nothing = [](int64_t, int64_t) {};
+    backward_split(p, w, worker, head, head, split, nothing, nothing);
   });
   for_each_block(w.query_blocks, [&](int64_t worker, int64_t head, int64_t m) {
     write_dq(p, w, worker, head, head, m);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "arena.h"
+#include "delta.h"
 #include "scores.h"
 #include "workers.h"
 
@@ -23,20 +24,29 @@ struct BackwardWorkspace {
   int64_t query_blocks;  // of all heads of q that share a head of k
   int64_t head_blocks;   // of one of them
   int64_t splits, chunk;
-  bool own_heads;   // a worker takes whole heads of k, and has a place for one
-  char* k_panels;   // (places, key_blocks)
-  char* v_panels;   // (places, key_blocks)
-  char* q_panels;   // (places, query_blocks)
-  char* do_panels;  // (places, query_blocks)
-  Real* lse;      // (places, query_blocks, 2, kBlock): in powers of two, and what was rounded away;
+  bool own_heads;       // a worker takes whole heads of k, and has a place for one
+  int64_t query_rooms;  // blocks of queries of a head that are there at a time: a chunk, or all
+  char* k_panels;       // (places, key_blocks)
+  char* v_panels;       // (places, key_blocks)
+  char* q_panels;       // (places, query_rooms)
+  char* do_panels;      // (places, query_rooms)
+  Real* lse;      // (places, query_rooms, 2, kBlock): in powers of two, and what was rounded away;
                   // 0 for rows without one
-  Real* delta;    // (places, query_blocks, kBlock): delta - dlse
-  Real* dq;       // (places, splits, query_blocks, D, kBlock)
+  Real* delta;    // (places, query_rooms, kBlock): delta - dlse
+  Real* dq;       // (places, splits, query_rooms, D, kBlock)
   Real* dk;       // (places, key_blocks, kBlock, D)
   Real* dv;       // (places, key_blocks, kBlock, D_v)
   char* scratch;  // (workers), see BackwardScratch
   size_t scratch_bytes;
   bool* finite;
+
+  // Where block m of a place's queries is, and its dq of one split.
+  int64_t query_room(int64_t place, int64_t m) const {
+    return place * query_rooms + m % query_rooms;
+  }
+  Real* dq_of(int64_t place, int64_t split, int64_t m) const {
+    return dq + query_room(place * splits + split, m) * kBlock * k.width;
+  }
 
   const char* k_panel(int64_t place, int64_t n) const {
     return at(k_panels, k, place * key_blocks + n);
@@ -45,10 +55,10 @@ struct BackwardWorkspace {
     return at(v_panels, v, place * key_blocks + n);
   }
   const char* q_panel(int64_t place, int64_t m) const {
-    return at(q_panels, q, place * query_blocks + m);
+    return at(q_panels, q, query_room(place, m));
   }
   const char* do_panel(int64_t place, int64_t m) const {
-    return at(do_panels, d_o, place * query_blocks + m);
+    return at(do_panels, d_o, query_room(place, m));
   }
 
   static char* at(char* panels, const PanelLayout& layout, int64_t n) {
@@ -127,10 +137,11 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
                          : choose_splits(heads, workers,
                                          round_up(w.key_blocks, Engine::kSquare) / Engine::kSquare);
   const int64_t places = w.own_heads ? workers : heads;
-  const int64_t queries = places * w.query_blocks, keys = places * w.key_blocks;
   const size_t dq_bytes = static_cast<size_t>(kBlock * w.k.width) * sizeof(Real);
   w.chunk =
       std::max<int64_t>(Engine::kSquare, kQueryChunkBytes / (w.q.bytes + w.d_o.bytes + dq_bytes));
+  w.query_rooms = w.own_heads ? std::min(w.chunk, w.query_blocks) : w.query_blocks;
+  const int64_t queries = places * w.query_rooms, keys = places * w.key_blocks;
   w.k_panels = take<char>(arena, keys * static_cast<int64_t>(w.k.bytes));
   w.v_panels = take<char>(arena, keys * static_cast<int64_t>(w.v.bytes));
   w.q_panels = take<char>(arena, queries * static_cast<int64_t>(w.q.bytes));
@@ -168,23 +179,6 @@ void pack_keys_backward(const BackwardParams& p, const BackwardWorkspace<Engine>
                      w.at(w.v_panels, w.v, item), w.finite);
 }
 
-// sums[r] = a_r b_r, of `rows` rows of `width`; rows is a multiple of kLanes.
-template <typename Real>
-void row_sums(const Real* a, const Real* b, int64_t rows, int64_t width, Real* sums) {
-  constexpr int64_t W = kLanes<Real>;
-  for (int64_t r0 = 0; r0 < rows; r0 += W) {
-    Vec<Real> square[W] = {}, sum{};
-    for (int64_t r = 0; r < W; ++r) {
-      for (int64_t c = 0; c < width; c += W) {
-        square[r] += load(a + (r0 + r) * width + c) * load(b + (r0 + r) * width + c);
-      }
-    }
-    transpose<Real>(square);
-    for (int64_t c = 0; c < W; ++c) sum += square[c];
-    store(sums + r0, sum);
-  }
-}
-
 // to[0] + to[kBlock] = lse in powers of two: large scores leave no digits for its fraction.
 template <typename Real>
 TK_INLINE void lse_to_log2(Real lse, Real* to) {
@@ -203,7 +197,7 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   constexpr Real kNothing = -static_cast<Real>(__builtin_inf());
   const int64_t b = head / p.H_kv, i0 = m % w.head_blocks * kBlock;
   const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
-  const int64_t row0 = (b * p.H_q + h) * p.lse_stride, item = place * w.query_blocks + m;
+  const int64_t row0 = (b * p.H_q + h) * p.lse_stride, item = w.query_room(place, m);
   const Real* lse = static_cast<const Real*>(p.lse) + row0;
   const Real* dlse = p.dlse ? static_cast<const Real*>(p.dlse) + row0 : nullptr;
   const auto sees = [&](int64_t i) { return lse[i] != kNothing; };
@@ -212,9 +206,7 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
                      w.at(w.q_panels, w.q, item), w.finite);
   const Slice o{p.dtype, p.o, b, h, p.M, p.D_v}, d_o{p.dtype, p.d_o, b, h, p.M, p.D_v};
   pack_panel<Engine>(w.d_o, d_o, i0, sees, t.rows, w.at(w.do_panels, w.d_o, item), w.finite);
-  unpack_rows(d_o, i0, w.d_o.rows, w.d_o.width, sees, t.rows);
-  unpack_rows(o, i0, w.d_o.rows, w.d_o.width, sees, t.o_rows);
-  row_sums(t.rows, t.o_rows, w.d_o.rows, w.d_o.width, w.delta + item * kBlock);
+  row_dots(d_o, o, i0, w.d_o.rows, w.d_o.width, sees, t.rows, t.o_rows, w.delta + item * kBlock);
   for (int64_t r = 0; r < w.q.rows; ++r) {
     const bool known = i0 + r < p.M && sees(i0 + r);
     if (dlse && known) w.delta[item * kBlock + r] -= dlse[i0 + r];

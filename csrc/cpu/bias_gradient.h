@@ -125,7 +125,7 @@ void write_folded(const BackwardParams& p, const BiasGradient<Real>& g, int64_t 
     }
   }
   const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
-  write_row(&sum, 1, p.score.bias_dtype, p.dbias.data,
+  write_row(&sum, 1, Real{1}, p.score.bias_dtype, p.dbias.data,
             row_offset(p.dbias, b, h, r) + c * p.dbias.stride[3], 1);
 }
 

@@ -106,15 +106,19 @@ TK_INLINE void read_as(const Storage* from, int64_t stride, int64_t count, Real*
 }
 
 template <typename Storage, typename Real>
-TK_INLINE void write_as(const Real* from, int64_t count, Storage* to, int64_t stride) {
+TK_INLINE void write_as(const Real* from, int64_t count, Real factor, Storage* to, int64_t stride) {
   if (stride == 1) {
     int64_t c = 0;
     if constexpr (std::is_same_v<Storage, Float16> && sizeof(Real) == 4) {
-      for (; c + kHalves <= count; c += kHalves) write_halves(from + c, to + c);
+      for (; c + kHalves <= count; c += kHalves) {
+        Real scaled[kHalves];
+        for (int64_t n = 0; n < kHalves; ++n) scaled[n] = from[c + n] * factor;
+        write_halves(scaled, to + c);
+      }
     }
-    for (; c < count; ++c) from_real(from[c], to[c]);
+    for (; c < count; ++c) from_real(from[c] * factor, to[c]);
   } else {
-    for (int64_t c = 0; c < count; ++c) from_real(from[c], to[c * stride]);
+    for (int64_t c = 0; c < count; ++c) from_real(from[c] * factor, to[c * stride]);
   }
 }
 
@@ -134,18 +138,19 @@ void read_row(DType dtype, const void* base, int64_t offset, int64_t stride, int
   }
 }
 
+// Times `factor`.
 template <typename Real>
-void write_row(const Real* from, int64_t count, DType dtype, void* base, int64_t offset,
-               int64_t stride) {
+void write_row(const Real* from, int64_t count, Real factor, DType dtype, void* base,
+               int64_t offset, int64_t stride) {
   switch (dtype) {
     case DType::kFloat16:
-      return write_as(from, count, static_cast<Float16*>(base) + offset, stride);
+      return write_as(from, count, factor, static_cast<Float16*>(base) + offset, stride);
     case DType::kBFloat16:
-      return write_as(from, count, static_cast<BFloat16*>(base) + offset, stride);
+      return write_as(from, count, factor, static_cast<BFloat16*>(base) + offset, stride);
     case DType::kFloat32:
-      return write_as(from, count, static_cast<float*>(base) + offset, stride);
+      return write_as(from, count, factor, static_cast<float*>(base) + offset, stride);
     case DType::kFloat64:
-      return write_as(from, count, static_cast<double*>(base) + offset, stride);
+      return write_as(from, count, factor, static_cast<double*>(base) + offset, stride);
   }
 }
 

@@ -387,7 +387,7 @@ void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Lan
     const Real share = l == 0 ? Real{0} : keep_factor<Real>(p) / l;
     const Real* o = sums.o + lane * w.v_width;
     for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[place<Storage>(c)] * share;
-    write_row(row, p.D_v, p.dtype, p.o.data, row_offset(p.o, at.b, h, i), p.o.stride[3]);
+    write_row(row, p.D_v, Real{1}, p.dtype, p.o.data, row_offset(p.o, at.b, h, i), p.o.stride[3]);
     static_cast<Real*>(p.lse)[(at.b * p.H_q + h) * p.lse_stride + i] = lse[lane];
   }
 }

@@ -3,6 +3,7 @@
 // read another is prefetched: arithmetic hides behind memory only if lines arrive all the time.
 #pragma once
 
+#include "prefetch.h"
 #include "wide.h"
 
 namespace tk::cpu::TK_ISA {
@@ -21,14 +22,6 @@ struct Rows {
   TK_INLINE_METHOD int64_t ahead(int64_t r) const { return r < turn ? near : leap; }
 };
 
-TK_INLINE void prefetch(const void* data, int64_t ahead) {
-  __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(data) + ahead));
-}
-
-// Elements that are loaded at a time.
-template <typename Storage>
-constexpr int64_t kChunk = Wide<Storage>::kParts * kLanes<typename Wide<Storage>::Real>;
-
 // to: the row, width a multiple of kChunk.
 template <typename Storage, typename Real>
 TK_INLINE void widen(const Storage* row, int64_t width, Real* to) {
@@ -45,27 +38,6 @@ template <typename Storage>
 TK_INLINE int64_t place(int64_t c) {
   constexpr int64_t kParts = Wide<Storage>::kParts, kSize = kChunk<Storage>;
   return c / kSize * kSize + c % kParts * (kSize / kParts) + c % kSize / kParts;
-}
-
-// Lane r of the result is the sum of rows[r]: a transpose that adds as soon as two rows have
-// changed places.
-template <typename Real, int kSquare, int... kLane>
-TK_INLINE Vec<Real> add_squares(Vec<Real>* rows, std::integer_sequence<int, kLane...> lanes) {
-  constexpr int W = kLanes<Real>;
-#pragma GCC unroll 8
-  for (int r = 0; r < kSquare; ++r) {
-    const Vec<Real> upper = rows[r], lower = rows[r + kSquare];
-    rows[r] =
-        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane - kSquare : kLane)...) +
-        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane : kLane + kSquare)...);
-  }
-  if constexpr (kSquare > 1) return add_squares<Real, kSquare / 2>(rows, lanes);
-  return rows[0];
-}
-
-template <typename Real>
-TK_INLINE Vec<Real> sum_each(Vec<Real>* rows) {
-  return add_squares<Real, kLanes<Real> / 2>(rows, std::make_integer_sequence<int, kLanes<Real>>());
 }
 
 // s[n][r] = k[r] . q[n] for kQueries of q (kQueries x width); rows of s are lds apart. keys is a

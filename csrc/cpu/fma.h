@@ -91,11 +91,15 @@ struct Fma {
   using Right = FmaRight<Real>;
   using Product = Term<Left, Right>;
   static constexpr int64_t kQueries = 64;  // a block of the forward pass
+  static constexpr int64_t kGroup = 8;     // blocks that pass over a chunk of keys together
+  static constexpr int kPending = 1;       // products that an update of o may wait for
   static constexpr int64_t kPass = 64;     // queries whose scores the backward pass holds
   static constexpr int64_t kSquare = 1;    // blocks a side that share an update of dq, dk, dv
   static constexpr int64_t kWidth = kLanes<Real>;
+  static constexpr bool kReadsOnce = false;  // left operands, past the first-level cache
   static constexpr Precision kPrecision = Precision::kReal;
   static constexpr bool kSplits = false;
+  static constexpr int64_t kElementBytes = sizeof(Real);
 
   struct Session {};  // nothing to set up
 
@@ -145,6 +149,7 @@ struct Fma {
   // A tile between two products: written over the scores it comes from.
   template <unsigned kUses, int64_t kRows, int64_t kColumns>
   struct Tile {
+    static constexpr bool kOverwrites = true;
     static constexpr size_t kBytes = 0;
     Real* values;
 
@@ -166,7 +171,7 @@ struct Fma {
   // of kWidth.
   template <Exact>
   static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, Real* c,
-                       int64_t ldc, Into into) {
+                       int64_t ldc, Into into, Reads = Reads::kAgain) {
     for (int n = 0; n < count; ++n, into = Into::kSum) {
       multiply_columns<Real>(rows, columns, terms[n].a, terms[n].b.data, terms[n].b.ld, c, ldc,
                              terms[n].depth, into);

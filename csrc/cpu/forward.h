@@ -24,7 +24,6 @@ namespace tk::cpu::TK_ISA {
 
 // Keys and values are read a chunk at a time, which stays in the second-level cache while a group
 // of blocks of queries passes over it.
-constexpr int64_t kGroup = 8;
 constexpr size_t kChunkBytes = 512 << 10;
 
 template <typename Engine>
@@ -56,7 +55,7 @@ struct ForwardScratch {
   Real* o;         // (kGroup, D_v, kQueries)
   char* q_panels;  // (kGroup)
   Real* s;         // (kBlock, kQueries)
-  char* weights;   // of Weights
+  char* weights;   // (kPending) of Weights
   uint64_t* keep;  // (kBlock), with dropout
   Real* rows;      // (kBlock, D or D_v), for packing and for writing o
 };
@@ -69,10 +68,10 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   constexpr int64_t kTileSize = kBlock * Scratch::kQueries;
   Scratch t;
   t.s = take<Real>(arena, kTileSize);
-  t.weights = take<char>(arena, static_cast<int64_t>(Scratch::Weights::kBytes));
-  t.state = take<typename Scratch::State>(arena, kGroup);
-  t.o = take<Real>(arena, kGroup * w.v.width * Scratch::kQueries);
-  t.q_panels = take<char>(arena, kGroup * static_cast<int64_t>(w.q.bytes));
+  t.weights = take<char>(arena, Engine::kPending * static_cast<int64_t>(Scratch::Weights::kBytes));
+  t.state = take<typename Scratch::State>(arena, Engine::kGroup);
+  t.o = take<Real>(arena, Engine::kGroup * w.v.width * Scratch::kQueries);
+  t.q_panels = take<char>(arena, Engine::kGroup * static_cast<int64_t>(w.q.bytes));
   t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
   t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
   return t;
@@ -125,13 +124,34 @@ void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w
                      keys.v + static_cast<size_t>(n) * w.v.bytes, w.finite);
 }
 
-// Takes a block of keys into o and the softmax's state of the group's block `member`.
+// Products v^T p that o still has to take: it is read and written once for several of them.
+template <typename Engine>
+struct Pending {
+  using Real = typename Engine::Real;
+  typename Engine::Product terms[Engine::kPending];
+  int count = 0, taken = 0;  // terms, and weights' places ever taken
+
+  // Where the next term's weights go: not where those of another one still lie.
+  size_t next_place() { return static_cast<size_t>(taken++ % Engine::kPending); }
+  bool full() const { return count == Engine::kPending; }
+
+  void add_to(Real* o, int64_t width) {
+    if (count == 0) return;
+    Engine::template multiply<Exact::kMostly>(width, Engine::kQueries, terms, count, o,
+                                              Engine::kQueries, Into::kSum, Reads::kOnce);
+    count = 0;
+  }
+};
+
+// Takes a block of keys into the softmax's state of the group's block `member`, and its values into
+// `pending`, or with all that is pending into o.
 template <typename Engine>
 void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const HeadPanels& keys, const ForwardScratch<Engine>& t, int64_t member,
-                   const Block& block) {
+                   const Block& block, Pending<Engine>& pending) {
   using Real = typename Engine::Real;
   using Product = typename Engine::Product;
+  using Weights = typename ForwardScratch<Engine>::Weights;
   constexpr int64_t kQueries = Engine::kQueries;
   const auto panel = static_cast<size_t>(block.j0 / kBlock);
   const char* q_panel = t.q_panels + static_cast<size_t>(member) * w.q.bytes;
@@ -139,19 +159,26 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
                        Engine::right_t(w.q, q_panel, 0), p.D};
   Engine::template multiply<Exact::kFully>(block.keys, kQueries, &scores, 1, t.s, kQueries,
-                                           Into::kFresh);
+                                           Into::kFresh, Reads::kOnce);
   finish_scores<Real, kQueries>(p, block, t.s, nullptr);
 
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
   if (keep) dropout_bits<Real, kQueries>(p, block, t.keep);
-  const typename ForwardScratch<Engine>::Weights weights(t.s, t.weights);
+  const Weights weights(t.s, t.weights + pending.next_place() * Weights::kBytes);
   Real* o = t.o + member * w.v.width * kQueries;
+  // Weights of before are relative to the maximum of before.
+  const auto shrink_o = [&](int64_t lane, Vec<Real> factor) {
+    pending.add_to(o, w.v.width);
+    for (Real* to = o + lane; to < o + w.v.width * kQueries; to += kQueries) {
+      store(to, load(to) * factor);
+    }
+  };
+  const Soon values = Engine::kReadsOnce ? Soon{} : Soon{v_panel, static_cast<int64_t>(w.v.bytes)};
   online_softmax<Engine>(t.s, block.keys, static_cast<Real>(score_to_log2(p)), keep,
-                         t.state[member], o, w.v.width, weights,
-                         {v_panel, static_cast<int64_t>(w.v.bytes)}, bias_ahead(p, block));
-  const Product values{Engine::left_t(w.v, v_panel, block.first), weights.right(), block.keys};
-  Engine::template multiply<Exact::kMostly>(w.v.width, kQueries, &values, 1, o, kQueries,
-                                            Into::kSum);
+                         t.state[member], shrink_o, weights, values, bias_ahead(p, block));
+  pending.terms[pending.count++] = {Engine::left_t(w.v, v_panel, block.first), weights.right(),
+                                    block.keys};
+  if (pending.full()) pending.add_to(o, w.v.width);
 }
 
 // Takes those of the blocks `first` .. `last` - 1 of keys that are not hidden into the group's
@@ -163,11 +190,13 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const int64_t i1 = std::min(i0 + Engine::kQueries, p.M);
   const KeyInterval seen = block_interval(p.mask, p.N, b, i0, i1);
   const int64_t end = std::min(last, (seen.end + kBlock - 1) / kBlock);
+  Pending<Engine> pending;
   for (int64_t n = std::max(first, seen.begin / kBlock); n < end; ++n) {
     Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
     block.next_j = kBlock;
-    if (block.visible != Visible::kNone) forward_block(p, w, keys, t, member, block);
+    if (block.visible != Visible::kNone) forward_block(p, w, keys, t, member, block, pending);
   }
+  pending.add_to(t.o + member * w.v.width * Engine::kQueries, w.v.width);
 }
 
 template <typename Engine>
@@ -228,7 +257,7 @@ template <typename Engine>
 bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
   const ForwardWorkspace<Engine> w = lay_out_forward<Engine>(p, workers.count, arena);
   const int64_t query_blocks = round_up(p.M, Engine::kQueries) / Engine::kQueries;
-  const int64_t members = w.key_blocks > w.chunk ? kGroup : 1;
+  const int64_t members = w.key_blocks > w.chunk ? Engine::kGroup : 1;
   const int64_t groups = round_up(query_blocks, members) / members;
   const int64_t sharing = p.H_q / p.H_kv;  // heads of q that share one of k
   const auto attend = [&](const HeadPanels& keys, int64_t worker, int64_t head, int64_t group) {

@@ -22,6 +22,10 @@ struct PanelLayout {
 
 enum class Into : uint8_t { kFresh, kSum };
 
+// Whether a left operand is wanted again while it is in the first-level cache. If not, it need not
+// drive out others there.
+enum class Reads : uint8_t { kOnce, kAgain };
+
 // How exact a product is: to the operands' last bits, or as exact as a right operand that was
 // rounded to its parts between two products.
 enum class Exact : uint8_t { kFully, kMostly };

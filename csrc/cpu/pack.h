@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "operand.h"
+#include "prefetch.h"
 #include "vec.h"
 
 namespace tk::cpu::TK_ISA {
@@ -37,6 +38,14 @@ TK_INLINE Slice keys_of(const Problem& p, const Strided& x, int64_t b, int64_t h
   return {p.dtype, x, b, h, p.N, width, p.pages, p.page_size};
 }
 
+// Asks for the row `ahead` rows behind row `row`.
+TK_INLINE void fetch_row(const Slice& from, int64_t row, int64_t ahead) {
+  if (from.pages || from.tensor.stride[3] != 1) return;
+  const int64_t size = size_of(from.dtype);
+  const int64_t offset = from.offset(row) + ahead * from.tensor.stride[2];
+  prefetch(from.tensor.data, offset * size, from.width * size);
+}
+
 // rows[r] for `count` rows from row0 on, `padded` elements each; row r is zero where
 // !keep(row0 + r). BFloat16 stays what it is.
 template <typename Stored, typename Keep>
@@ -46,6 +55,7 @@ TK_INLINE void unpack_rows(const Slice& from, int64_t row0, int64_t count, int64
     const bool read = row0 + r < from.length && keep(row0 + r);
     const int64_t known = read ? from.width : 0, stride = from.tensor.stride[3];
     if (read) {
+      fetch_row(from, row0 + r, count);
       const int64_t offset = from.offset(row0 + r);
       if constexpr (std::is_same_v<Stored, BFloat16>) {
         const Stored* row = static_cast<const Stored*>(from.tensor.data) + offset;

@@ -24,12 +24,17 @@ void multiply_pass(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const Product scores{Engine::left(w.k, w.k_panel(place, key_block), block.first),
                        Engine::right_t(w.q, w.q_panel(place, query_block), lane), p.D};
   const int64_t queries = block.computed_queries();
+  // Every pass reads k and v, but finds them in the first-level cache only if both are small.
+  constexpr int64_t kSmall = 16 << 10;
+  const int64_t bytes = block.keys * (w.k.width + w.v.width) * Engine::kElementBytes;
+  const Reads reads = bytes <= kSmall ? Reads::kAgain : Reads::kOnce;
   Engine::template multiply<Exact::kFully>(block.keys, queries, &scores, 1, t.s, kPass,
-                                           Into::kFresh);
+                                           Into::kFresh, reads);
   finish_scores<Real, kPass>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
   const Product dp{Engine::left(w.v, w.v_panel(place, key_block), block.first),
                    Engine::right_t(w.d_o, w.do_panel(place, query_block), lane), p.D_v};
-  Engine::template multiply<Exact::kFully>(block.keys, queries, &dp, 1, t.dp, kPass, Into::kFresh);
+  Engine::template multiply<Exact::kFully>(block.keys, queries, &dp, 1, t.dp, kPass, Into::kFresh,
+                                           reads);
   if (p.dropout.p > 0) dropout_bits<Real, kPass>(p, block, t.keep);
 }
 
@@ -42,7 +47,7 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                     int64_t query_block, const Block& block, Visit&& visit) {
   using Real = typename Engine::Real;
   constexpr int64_t W = kLanes<Real>, kPass = Engine::kPass;
-  const int64_t query_item = place * w.query_blocks + query_block;
+  const int64_t query_item = w.query_room(place, query_block);
   const Real to_log2 = static_cast<Real>(score_to_log2(p)), kept = keep_factor<Real>(p);
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
   BiasAhead bias;

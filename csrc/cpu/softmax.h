@@ -2,12 +2,16 @@
 #pragma once
 
 #include "dropout.h"
+#include "prefetch.h"
 
 namespace tk::cpu::TK_ISA {
 
 // The maximum that weights are relative to may lag behind the true one by this power of two, so
 // that o is seldom rescaled.
 constexpr int kLag = 8;
+
+// What a block's weights may sum up to before the maximum is looked for: none is larger then.
+constexpr int kMostWeight = 1 << kLag;
 
 // m: in powers of two, -inf before the first visible key. l: the sum of 2^(score - m).
 template <typename Real, int64_t kQueries>
@@ -67,27 +71,21 @@ TK_INLINE bool any(Vec<IntOf<Real>> condition) {
   return sum != 0;
 }
 
-// Raises the maxima of one vector of columns where they lag too far; o (width x kQueries) and l
-// follow. Returns what to subtract from scores in powers of two.
-template <typename Real, int64_t kQueries>
-TK_INLINE Vec<Real> raise_maxima(SoftmaxState<Real, kQueries>& state, int64_t lane,
-                                 Vec<Real> largest, Real* o, int64_t width) {
-  using State = SoftmaxState<Real, kQueries>;
+// Raises the maxima of one vector of columns where they lag by more than `lag`; l follows, and o by
+// shrink_o(lane, factors).
+template <typename Real, int64_t kQueries, typename Shrink>
+TK_INLINE void raise_maxima(SoftmaxState<Real, kQueries>& state, int64_t lane, Vec<Real> largest,
+                            Real lag, Shrink&& shrink_o) {
   const Vec<Real> m = load(state.m + lane);
-  const auto lags = largest > m + Real{kLag};
+  const auto lags = largest > m + lag;
   if (any<Real>(lags)) {
     const Vec<Real> raised = lags ? largest : m;
     // Nothing was summed yet where m = -inf: any factor will do for zeros.
     const Vec<Real> shrink = exp2<Real, Precision::kReal>(lags ? m - raised : Vec<Real>{});
     store(state.m + lane, raised);
     store(state.l + lane, load(state.l + lane) * shrink);
-    for (int64_t c = 0; c < width; ++c) {
-      Real* to = o + c * kQueries + lane;
-      store(to, load(to) * shrink);
-    }
+    shrink_o(lane, shrink);
   }
-  const Vec<Real> raised = load(state.m + lane);
-  return raised == State::kNothing ? Vec<Real>{} : raised;
 }
 
 // Memory that will be read soon.
@@ -97,26 +95,39 @@ struct Soon {
 };
 
 // s (rows x kQueries, rows a multiple of 32) becomes weights 2^(to_log2 s - m), of which dropout
-// keeps some, if `keep` is not null, on the way to the next product's tile. That product's other
-// operand is brought into the first-level cache meanwhile, and the bias that follows.
-template <typename Engine, typename Real, int64_t kQueries, typename Tile>
+// keeps some, if `keep` is not null, on the way to the next product's tile. What follows, that
+// product's other operand or a bias, is brought into the first-level cache meanwhile.
+//
+// Where the tile leaves s as it is, maxima are only looked for in a query's first block, and where
+// the sum of a block's weights says that they lag: its weights are then computed again.
+template <typename Engine, typename Real, int64_t kQueries, typename Tile, typename Shrink>
 void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* keep,
-                    SoftmaxState<Real, kQueries>& state, Real* o, int64_t width, const Tile& tile,
+                    SoftmaxState<Real, kQueries>& state, Shrink&& shrink_o, const Tile& tile,
                     Soon operand, const BiasAhead& bias) {
-  constexpr int64_t W = kLanes<Real>, kLine = 64;
-  const int64_t steps = rows / 2 * (kQueries / (2 * W)), lines = operand.bytes / kLine / steps;
-  int64_t step = 0;
-  for (int64_t lane = 0; lane < kQueries; lane += 2 * W) {
-    Vec<Real> largest[2], m[2], sum[2] = {};
+  using State = SoftmaxState<Real, kQueries>;
+  constexpr int64_t W = kLanes<Real>;
+  const int64_t steps = rows / 2 * (kQueries / (2 * W)), ahead = operand.bytes / steps;
+
+  const auto raise = [&](int64_t lane, Real lag) TK_INLINE_LAMBDA {
+    Vec<Real> largest[2];
     column_maxima<Real, kQueries>(s + lane, rows, largest);
     for (int n = 0; n < 2; ++n) {
-      m[n] = raise_maxima(state, lane + n * W, largest[n] * to_log2, o, width);
+      raise_maxima(state, lane + n * W, largest[n] * to_log2, lag, shrink_o);
+    }
+  };
+  // To the tile, and the sums of two vectors of columns to `sum`.
+  const auto weigh = [&](int64_t lane, Vec<Real>(&sum)[2]) TK_INLINE_LAMBDA {
+    int64_t step = lane / (2 * W) * (rows / 2);
+    Vec<Real> m[2];
+    for (int n = 0; n < 2; ++n) {
+      m[n] = load(state.m + lane + n * W);
+      m[n] = m[n] == State::kNothing ? Vec<Real>{} : m[n];
+      sum[n] = Vec<Real>{};
     }
     for (int64_t group = 0; group < rows; group += kKeyGroup) {
-      for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
-        for (int64_t n = 0; n < lines; ++n) __builtin_prefetch(operand.data + n * kLine);
-        operand.data += lines * kLine;
-        bias.fetch(step++);
+      for (int64_t row = group; row < group + kKeyGroup / 2; ++row, ++step) {
+        prefetch(operand.data, step * ahead, ahead);
+        bias.fetch(step);
         Vec<Real> weight[2][2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
@@ -131,6 +142,18 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* k
         }
         tile.put(row, lane, weight);
       }
+    }
+  };
+
+  for (int64_t lane = 0; lane < kQueries; lane += 2 * W) {
+    Vec<Real> sum[2];
+    const bool begins = any<Real>((load(state.m + lane) == State::kNothing) |
+                                  (load(state.m + lane + W) == State::kNothing));
+    if (Tile::kOverwrites || begins) raise(lane, kLag);
+    weigh(lane, sum);
+    if (!Tile::kOverwrites && any<Real>((sum[0] > kMostWeight) | (sum[1] > kMostWeight))) {
+      raise(lane, 0);
+      weigh(lane, sum);
     }
     for (int n = 0; n < 2; ++n) {
       store(state.l + lane + n * W, load(state.l + lane + n * W) + sum[n]);

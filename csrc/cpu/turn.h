@@ -127,8 +127,8 @@ void write_turned(const Target& rows, const Real* from, int64_t padded, const Re
       for (int64_t n = 0; n < W; ++n) store(scratch + n * padded + c, square[n]);
     }
     for (int64_t n = 0; n < W && r + n < rows.count; ++n) {
-      write_row(scratch + n * padded, rows.width, rows.dtype, rows.to.data, rows.offset(r + n),
-                rows.to.stride[3]);
+      write_row(scratch + n * padded, rows.width, Real{1}, rows.dtype, rows.to.data,
+                rows.offset(r + n), rows.to.stride[3]);
     }
   }
 }

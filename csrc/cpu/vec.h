@@ -124,6 +124,27 @@ TK_INLINE void transpose(Vec<T>* rows) {
   swap_squares<T, kLanes<T> / 2>(rows, std::make_integer_sequence<int, kLanes<T>>());
 }
 
+// Lane r of the result is the sum of rows[r]: a transpose that adds as soon as two rows have
+// changed places.
+template <typename Real, int kSquare, int... kLane>
+TK_INLINE Vec<Real> add_squares(Vec<Real>* rows, std::integer_sequence<int, kLane...> lanes) {
+  constexpr int W = kLanes<Real>;
+#pragma GCC unroll 8
+  for (int r = 0; r < kSquare; ++r) {
+    const Vec<Real> upper = rows[r], lower = rows[r + kSquare];
+    rows[r] =
+        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane - kSquare : kLane)...) +
+        __builtin_shufflevector(upper, lower, (kLane & kSquare ? W + kLane : kLane + kSquare)...);
+  }
+  if constexpr (kSquare > 1) return add_squares<Real, kSquare / 2>(rows, lanes);
+  return rows[0];
+}
+
+template <typename Real>
+TK_INLINE Vec<Real> sum_each(Vec<Real>* rows) {
+  return add_squares<Real, kLanes<Real> / 2>(rows, std::make_integer_sequence<int, kLanes<Real>>());
+}
+
 // to (kColumns x kRows) = from (kRows x kColumns), transposed; both are multiples of kLanes.
 template <int64_t kRows, int64_t kColumns, typename T>
 void transpose_tile(const T* from, T* to) {

@@ -50,4 +50,8 @@ struct Wide<Float16> {
   }
 };
 
+// Elements that are loaded at a time.
+template <typename Storage>
+constexpr int64_t kChunk = Wide<Storage>::kParts * kLanes<typename Wide<Storage>::Real>;
+
 }  // namespace tk::cpu::TK_ISA
