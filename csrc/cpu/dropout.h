@@ -56,16 +56,16 @@ struct PhiloxCounter {
   }
 };
 
-struct PhiloxLane {
-  uint32_t x[3];  // what the query contributes to words 0, 2 and 3
+struct PhiloxLanes {
+  Words x[3];  // what heads h and queries i contribute to words 0, 2 and 3
 
-  PhiloxLane(const PhiloxKey (&keys)[kPhiloxRounds], uint32_t h, uint32_t i) {
-    const uint64_t first = uint64_t{kPhiloxMultiplier[1]} * h;
-    const uint32_t word0 = static_cast<uint32_t>(first >> 32) ^ i ^ keys[0].word[0];
-    const uint64_t second = uint64_t{kPhiloxMultiplier[0]} * word0;
-    x[0] = static_cast<uint32_t>(first);
-    x[1] = static_cast<uint32_t>(second >> 32);
-    x[2] = static_cast<uint32_t>(second);
+  PhiloxLanes(const PhiloxKey (&keys)[kPhiloxRounds], Words h, Words i) {
+    const Words first = multiply_words(h, kPhiloxMultiplier[1]);
+    const Words word0 = (first >> 32) ^ i ^ uint64_t{keys[0].word[0]};
+    const Words second = multiply_words(word0, kPhiloxMultiplier[0]);
+    x[0] = first;
+    x[1] = second >> 32;
+    x[2] = second;
   }
 };
 
@@ -93,6 +93,28 @@ TK_INLINE uint64_t at_least(Vec<Bits> x, Vec<Bits> threshold) {
   }
   return bits;
 #endif
+}
+
+// The bits of a vector of lanes are read and written alone where they are whole bytes.
+template <typename Real>
+using LaneBits = std::conditional_t<kLanes<Real> == 16, uint16_t, uint8_t>;
+
+template <typename Real>
+TK_INLINE uint64_t bits_of(const uint64_t& keep, int64_t lane) {
+  if constexpr (kLanes<Real> < 8) return keep >> lane;
+  LaneBits<Real> bits;
+  __builtin_memcpy(&bits, reinterpret_cast<const char*>(&keep) + lane / 8, sizeof(bits));
+  return bits;
+}
+
+template <typename Real>
+TK_INLINE void put_bits(uint64_t& keep, int64_t lane, uint64_t bits) {
+  if constexpr (kLanes<Real> < 8) {
+    keep = (lane == 0 ? 0 : keep) | bits << lane;
+  } else {
+    const auto piece = static_cast<LaneBits<Real>>(bits);
+    __builtin_memcpy(reinterpret_cast<char*>(&keep) + lane / 8, &piece, sizeof(piece));
+  }
 }
 
 // x where the lane's bit is set, else 0.
@@ -127,13 +149,24 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
   for (int round = 2; round < kPhiloxRounds; ++round) {
     for (int n = 0; n < 2; ++n) round_keys[round][n] = broadcast<uint64_t>(keys[round].word[n]);
   }
-  uint64_t lanes[3][kSets][kQueries / kSets];
-  for (int64_t lane = 0; lane < kQueries; ++lane) {
-    const PhiloxLane part(keys, static_cast<uint32_t>(p.dropout.first_head + block.head(lane)),
-                          static_cast<uint32_t>(block.query(lane)));
-    for (int n = 0; n < 3; ++n) lanes[n][lane % kSets][lane / kSets] = part.x[n];
+  constexpr int64_t kWords = kLanes<uint64_t>, kVectors = kQueries / kSets / kWords;
+  Words lanes[3][kSets][kVectors];
+  for (int set = 0; set < kSets; ++set) {
+    for (int64_t n = 0; n < kVectors; ++n) {
+      const Words lane = (iota<uint64_t>() + static_cast<uint64_t>(n * kWords)) * kSets + set;
+      Words h = broadcast(static_cast<uint64_t>(p.dropout.first_head + block.h));
+      Words i = lane + static_cast<uint64_t>(block.i0);
+      if (block.per_head < kQueries) {  // heads share the tile
+        for (int64_t c = 0; c < kWords; ++c) {
+          const int64_t at = static_cast<int64_t>(lane[c]);
+          h[c] = static_cast<uint64_t>(p.dropout.first_head + block.head(at));
+          i[c] = static_cast<uint64_t>(block.query(at));
+        }
+      }
+      const PhiloxLanes part(keys, h, i);
+      for (int word = 0; word < 3; ++word) lanes[word][set][n] = part.x[word];
+    }
   }
-  for (int64_t r = 0; r < block.keys; ++r) keep[r] = 0;
   for (int64_t counter = 0; counter < kPhiloxCounters; ++counter) {
     const int64_t first = block.j0 / kBlock * kPhiloxCounters;
     const PhiloxCounter part(keys, static_cast<uint32_t>(first + counter),
@@ -142,10 +175,11 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
       Words x[kSets][4];
 #pragma GCC unroll 2
       for (int set = 0; set < kSets; ++set) {
-        x[set][0] = load(lanes[0][set] + lane / kSets) ^ uint64_t { part.x[0] };
+        const int64_t n = lane / W;
+        x[set][0] = lanes[0][set][n] ^ uint64_t { part.x[0] };
         x[set][1] = broadcast<uint64_t>(part.x[1]);
-        x[set][2] = load(lanes[1][set] + lane / kSets) ^ uint64_t { part.x[2] };
-        x[set][3] = load(lanes[2][set] + lane / kSets);
+        x[set][2] = lanes[1][set][n] ^ uint64_t { part.x[2] };
+        x[set][3] = lanes[2][set][n];
       }
 #pragma GCC unroll 5
       for (int round = 2; round < kPhiloxRounds; ++round) {
@@ -160,8 +194,8 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
         if constexpr (kSets == 2) words |= x[kSets - 1][word] << 32;
         const Vec<Bits> upper = reinterpret_cast<Vec<Bits>>(words);
         const Vec<Bits> lower = (upper << 16) & Bits{0xffffffffu};
-        keep[r] |= at_least<Bits>(lower, threshold) << lane;
-        keep[r + kPhiloxCounters] |= at_least<Bits>(upper, threshold) << lane;
+        put_bits<Real>(keep[r], lane, at_least<Bits>(lower, threshold));
+        put_bits<Real>(keep[r + kPhiloxCounters], lane, at_least<Bits>(upper, threshold));
       }
     }
   }

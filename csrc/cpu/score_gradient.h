@@ -84,8 +84,9 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
             Vec<Real> dp_kept = load(t.dp + at);
             const Vec<Real> p_all = weight[half][n];
             if (keep) {
-              dp_kept = kept * keep_bits<Real>(keep[r] >> column, dp_kept);
-              weight[half][n] = keep_bits<Real>(keep[r] >> column, p_all);
+              const uint64_t bits = bits_of<Real>(keep[r], column);
+              dp_kept = kept * keep_bits<Real>(bits, dp_kept);
+              weight[half][n] = keep_bits<Real>(bits, p_all);
             }
             ds[half][n] = p_all * (dp_kept - delta[n]);
           }

@@ -137,7 +137,9 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* k
             const int64_t at = r * kQueries + column;
             weight[half][n] = exp2<Real, Engine::kPrecision>(load(s + at) * to_log2 - m[n]);
             sum[n] += weight[half][n];
-            if (keep) weight[half][n] = keep_bits<Real>(keep[r] >> column, weight[half][n]);
+            if (keep) {
+              weight[half][n] = keep_bits<Real>(bits_of<Real>(keep[r], column), weight[half][n]);
+            }
           }
         }
         tile.put(row, lane, weight);
