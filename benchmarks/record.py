@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from transformer_kernels.bench import Budget, Provenance, Row, append_rows, write_rows
+from transformer_kernels.bench.provenance import ROWS
 
 ROOT = Path(__file__).parents[1]
-RECORDED = ROOT / "benchmarks" / "results"
+RECORDED = ROOT / ROWS
 UNRECORDED = ROOT / "build" / "benchmarks"
 
 

@@ -56,6 +56,7 @@ struct PhiloxCounter {
   }
 };
 
+// One in each lane.
 struct PhiloxLanes {
   Words x[3];  // what heads h and queries i contribute to words 0, 2 and 3
 
@@ -95,7 +96,8 @@ TK_INLINE uint64_t at_least(Vec<Bits> x, Vec<Bits> threshold) {
 #endif
 }
 
-// The bits of a vector of lanes are read and written alone where they are whole bytes.
+// The bits of a vector of lanes are read and written alone where they are whole bytes. Lanes are
+// written in order: the first ones make a word of bits, whatever was there.
 template <typename Real>
 using LaneBits = std::conditional_t<kLanes<Real> == 16, uint16_t, uint8_t>;
 

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from transformer_kernels.bench.provenance import Provenance, device_slug, slug_of
+from transformer_kernels.bench.provenance import (
+    ROWS,
+    Provenance,
+    commit_of,
+    device_slug,
+    slug_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +54,27 @@ def test_a_gpu_s_slug_is_its_driver_s_name(
     now = Provenance.now()
     assert now.on(device) == replace(now, device=slug)
     assert now.on(torch.device("cpu")) == now
+
+
+def test_a_commit_is_marked_where_files_changed_but_not_by_recorded_rows(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
+
+    source, rows = tmp_path / "source.py", tmp_path / ROWS / "device" / "cpu.csv"
+    rows.parent.mkdir(parents=True)
+    source.touch()
+    rows.touch()
+    assert commit_of(tmp_path) == ""
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    commit = commit_of(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    rows.write_text("a row")
+    assert commit_of(tmp_path) == commit
+    source.write_text("a change")
+    assert commit_of(tmp_path) == commit + "+"
 
 
 def test_now_describes_this_process() -> None:

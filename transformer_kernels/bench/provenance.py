@@ -16,6 +16,9 @@ import torch
 Device = torch.device
 CPU = Device("cpu")
 
+ROWS = "benchmarks/results"
+"""Where rows are kept, below the root of a clone"""
+
 _CPUINFO = Path("/proc/cpuinfo")
 _WIDEST_FIRST = (("amx_bf16", "amx"), ("avx512f", "avx512"), ("avx2", "avx2"))
 """Flags of /proc/cpuinfo, and what a device's name says of them."""
@@ -42,7 +45,7 @@ class Provenance:
     def now() -> Provenance:
         return Provenance(
             date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            commit=_commit(Path(__file__).parents[2]),
+            commit=commit_of(Path(__file__).parents[2]),
             device=device_slug(),
             torch=torch.__version__,
             triton=_installed("triton"),
@@ -93,15 +96,19 @@ def _installed(package: str) -> str:
         return ""
 
 
-def _commit(root: Path) -> str:
-    """Of the clone whose root this is; an installed package inside another repository has none."""
+def commit_of(root: Path) -> str:
+    """Of the clone whose root this is; an installed package inside another repository has none.
+
+    "+" behind it: tracked files have changed since. Recorded rows do not count: those of one
+    suite would mark those of the next.
+    """
     if shutil.which("git") is None or not (root / ".git").exists():
         return ""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip()
+    commit = _git(root, "describe", "--always", "--exclude=*")
+    changed = _git(root, "status", "--porcelain", "-uno", "--", ".", f":!{ROWS}")
+    return commit + ("+" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    return run.stdout.strip()
