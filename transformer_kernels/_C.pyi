@@ -41,7 +41,8 @@ def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> N
 def hopper_widths(
     dtype: int,
     sizes: Sequence[int],
-    simple: bool,
+    dropout_p: float,
+    bias_needs_grad: bool,
     q: Rows,
     k: Rows,
     v: Rows,
@@ -52,8 +53,8 @@ def hopper_widths(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Of the tiles of q and k, and of v, that csrc/cuda/sm90 has forward and backward.
 
-    For a problem of these sizes (B, H_q, H_kv, M, N, D, D_v), `simple` without a bias, ALiBi and
-    dropout; (0, 0) where it does not take the pass. dtype counts as in csrc/params.h.
+    For a problem of these sizes (B, H_q, H_kv, M, N, D, D_v); (0, 0) where it does not take the
+    pass. dtype counts as in csrc/params.h.
     """
 
 def direct_forward(

@@ -71,26 +71,39 @@ constexpr HopperForwardTile hopper_forward_tile(int width) {
   return {2, 64, 2, 1, 40, 232};                     // 193 KiB
 }
 
-// Two groups own 64 keys each, and dk and dv of them; queries pass by, `stages` tiles of q and of
-// do at a time. A thread has `width` numbers of dk and dv, block_m of s and dp, and 32 of dq.
+// Two groups have block_n keys, and dk and dv of them; queries pass by, `stages` tiles of q and of
+// do at a time. `square_tiles` are of weights and of ds, on their way from one product to another.
 struct HopperBackwardTile {
-  int block_m, stages, loader_registers, registers;
+  int block_m, block_n, stages, square_tiles;
+  bool dq_in_shared;  // on its way to its sums
+  int loader_registers, registers;
 
-  static constexpr int kBlockN = 128, kGroups = 2;
+  static constexpr int kGroups = 2;
 
   constexpr int threads() const { return 128 * (1 + kGroups); }
-  // k and v; q and do; ds; sums of dq on their way, and what rows bring along, in float32
-  constexpr int tile_bytes(int width) const {
-    return 2 * (2 * kBlockN * width + 2 * stages * block_m * width + kBlockN * block_m) +
-           4 * (block_m * width + 2 * stages * block_m);
+  // k and v, q and do; squares; sums of dq and what rows bring along, in float32
+  constexpr int tile_bytes(int width, int v_width) const {
+    return 2 * ((block_n + stages * block_m) * (width + v_width) +
+                square_tiles * block_n * block_m) +
+           4 * block_m * ((dq_in_shared ? width : 0) + 2 * stages);
   }
-  constexpr int bytes(int width) const { return 1024 + tile_bytes(width) + 40 * (2 + 3 * stages); }
+  constexpr int bytes(int width, int v_width) const {
+    return 1024 + tile_bytes(width, v_width) + 40 * (2 + 3 * stages);
+  }
 };
 
-// Beyond 128 dk and dv would take all registers: the kernels of sm80 have them.
+// Of rows of at most 128 each group owns 64 keys: a thread has `width` numbers of dk and dv,
+// block_m of s and dp, and 32 of dq. Of longer ones dk and dv of as many would take all registers,
+// so that the groups share 64 keys and each has half of the columns.
 constexpr HopperBackwardTile hopper_backward_tile(int width) {
-  if (width <= 64) return {128, 2, 40, 232};  // 163 KiB
-  return {64, 2, 40, 232};                    // 178 KiB
+  if (width <= 64) return {128, 128, 2, 1, true, 40, 232};  // 163 KiB
+  if (width <= 128) return {64, 128, 2, 1, true, 40, 232};  // 178 KiB
+  return {64, 64, 2, 4, false, 40, 232};                    // 226 KiB, with v of 128 178
+}
+
+// What q, k or v is filled up to: columns are halved between groups, and come in panels of 64.
+constexpr int hopper_backward_width(int width) {
+  return width <= 128 ? width : (width + 127) / 128 * 128;
 }
 
 // A tile of scores is split over warps_m x (warps / warps_m) warps, the gradients of keys over

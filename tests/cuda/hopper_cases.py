@@ -57,6 +57,7 @@ HOPPER_CASES = (
     Case(name="rows-of-64", B=1, H_q=1, H_kv=1, M=192, N=128, D=64, D_v=64),
     Case(name="wide-keys-192", M=71, N=200, D=192, D_v=104),
     Case(name="wide-keys-256", M=71, N=131, D=200, D_v=136),
+    Case(name="queries-256", B=1, H_q=2, H_kv=1, M=140, N=70, D=256, D_v=256, dlse=True),
     Case(name="wide-values-128", M=71, N=131, D=40, D_v=120),
     Case(name="wide-values-256", M=71, N=131, D=64, D_v=256),
     Case(name="lengths-nan", B=4, M=67, N=330, D=24, D_v=40, mask=_lengths, hidden=math.nan),
@@ -66,6 +67,8 @@ HOPPER_CASES = (
     Case(name="documents-nan", M=200, N=270, D=64, D_v=64, mask=_documents, hidden=math.nan),
     Case(name="documents-inf", M=270, N=270, D=128, D_v=128, mask=both(_documents, causal),
          hidden=-math.inf),
+    Case(name="wide-everything", H_q=4, H_kv=2, M=150, N=200, D=192, D_v=128,
+         mask=both(_lengths, dense("1hmn")), softcap=2.0, dlse=True),
     Case(name="persistent-everything", H_q=4, H_kv=2, M=210, N=270, D=64, D_v=40, dropout_p=0.2,
          mask=both(_lengths, dense("1hmn")), bias="1hmn", softcap=2.0, dlse=True),
 )  # fmt: skip

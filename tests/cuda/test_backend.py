@@ -89,12 +89,10 @@ def test_the_kernel_of_hopper_is_named(
     """tests/cuda/test_hopper.py holds it against what runs."""
     gpu(built=WITH_HOPPER)
     told, name = kernel(problem(D, D_v, dtype)), str(dtype).removeprefix("torch.")
-    both = widths in ("64/64", "128/128")
-    files = "csrc/cuda/sm90" if both else "csrc/cuda/sm90 forward, csrc/cuda/sm80 backward"
     if widths is None:
         assert told.startswith(f"csrc/cuda/sm80, {name}, width ")
     else:
-        assert told == f"{files}, {name}, width {widths}, sm_90"
+        assert told == f"csrc/cuda/sm90, {name}, width {widths}, sm_90"
 
 
 def test_other_chips_have_no_kernel_of_hopper(gpu: Callable[..., None]) -> None:

@@ -47,9 +47,21 @@ SOME = [case for case in TAKEN if case.name in WATCHED]
 SOME_HOPPER = [
     case
     for case in HOPPER_CASES
-    if case.name in ("persistent", "persistent-128", "range-nan", "documents-nan", "wide-keys-192")
+    if case.name
+    in (
+        "persistent",
+        "persistent-128",
+        "range-nan",
+        "documents-nan",
+        "wide-keys-192",
+        "queries-256",
+    )
 ]
-SOME_RACES = [case for case in HOPPER_CASES if case.name in ("works", "short-works", "lengths-nan")]
+SOME_RACES = [
+    case
+    for case in HOPPER_CASES
+    if case.name in ("works", "short-works", "lengths-nan", "queries-256")
+]
 LAUNCHED = "(sm90::forward_kernel<Element, kWidth, kVWidth>)"
 
 
@@ -182,10 +194,8 @@ def test_widths(D: int, D_v: int, widths: str | None) -> None:
     v = torch.randn(1, 2, 3, D_v).to(torch.float16)
     assert is_hoppers(q, q, v) == (widths is not None)
     told = explain(q, q, v, backend="cuda").kernel
-    both = widths in ("64/64", "128/128")
-    files = "csrc/cuda/sm90" if both else "csrc/cuda/sm90 forward, csrc/cuda/sm80 backward"
     if widths is not None:
-        assert told == f"{files}, float16, width {widths}, emulated"
+        assert told == f"csrc/cuda/sm90, float16, width {widths}, emulated"
 
 
 SLOPES = torch.tensor([0.5, 0.25])
@@ -196,21 +206,21 @@ OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
     "mask": (True, {"mask": tk.Mask.causal() & tk.Mask.padding(torch.tensor([50]))}),
     "sinks": (True, {"sinks": torch.zeros(2)}),
     "dropout": (False, {"dropout_p": 0.1}),
-    "bias": (False, {"bias": torch.zeros(67, 67)}),
-    "alibi": (False, {"bias": tk.Alibi(SLOPES)}),
+    "bias": (True, {"bias": torch.zeros(67, 67)}),
+    "bias that requires grad": (False, {"bias": torch.zeros(67, 67, requires_grad=True)}),
+    "alibi": (True, {"bias": tk.Alibi(SLOPES)}),
 }
 
 
 @pytest.mark.parametrize("D", [24, 64, 128, 136])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients(name: str, D: int) -> None:
-    """Beyond 128 and with the others sm80's kernels take them."""
-    is_simple, options = OPTIONS[name]
+    """That of a bias, and dropout, sm80's kernels take."""
+    is_taken, options = OPTIONS[name]
     x = [torch.randn(1, 2, 67, D).to(torch.bfloat16).requires_grad_() for _ in range(3)]
     tk.attention(*x, backend="cuda", **options).sum().backward()
     told = explain(*x, backend="cuda", **options).kernel
     assert told is not None
-    is_taken = is_simple and D <= 128
     assert emulator.latest_launch().startswith("(sm90::query") == is_taken
     assert ("sm80 backward" in told) != is_taken
 

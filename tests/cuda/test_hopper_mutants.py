@@ -15,15 +15,23 @@ if NOT_EMULATED is not None:
 
 KEYS, WORKS, SHORT = ("many-keys",), ("works",), ("short-works",)
 CAUSAL, HIDDEN, NO_KEYS = ("causal",), ("lengths-nan",), (f"{PACKED}without-keys",)
-QUERIES, BEHIND = ("many-queries",), (f"{PACKED}plain",)
+QUERIES, BEHIND, WIDE = ("many-queries",), (f"{PACKED}plain",), ("queries-256",)
 
 
 def _forward(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
     return _mutant("forward.cuh", name, old, new, cases)
 
 
-def _backward(name: str, old: str, new: str, cases: tuple[str, ...], turns: bool = False) -> Mutant:
-    return _mutant("backward.cuh", name, old, new, cases, turns)
+def _parts(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
+    return _mutant("backward_parts.cuh", name, old, new, cases)
+
+
+def _rows(name: str, old: str, new: str, cases: tuple[str, ...], turns: bool = False) -> Mutant:
+    return _mutant("backward_by_rows.cuh", name, old, new, cases, turns)
+
+
+def _columns(name: str, old: str, new: str, turns: bool = False) -> Mutant:
+    return _mutant("backward_by_columns.cuh", name, old, new, WIDE, turns, "half-256-256")
 
 
 def _ring(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
@@ -31,7 +39,13 @@ def _ring(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
 
 
 def _mutant(
-    source: str, name: str, old: str, new: str, cases: tuple[str, ...], turns: bool = False
+    source: str,
+    name: str,
+    old: str,
+    new: str,
+    cases: tuple[str, ...],
+    turns: bool = False,
+    variant: str = "half-64-64",
 ) -> Mutant:
     """`turns`: in deterministic mode, where blocks of keys add to dq in turn."""
     return Mutant(
@@ -40,7 +54,7 @@ def _mutant(
         old,
         new,
         cases,
-        variant="half-64-64",
+        variant=variant,
         deterministic=turns,
         chip=90,
     )
@@ -56,13 +70,13 @@ MUTANTS = (
     # What the loader waits for.
     _forward("v is overwritten", "shared.v.wait_empty(at.v);", "", KEYS),
     _forward("q is overwritten", "shared.q.wait_empty(at.q);", "", SHORT),
-    _backward("q or do is overwritten", "ring.wait_empty(at);", "", QUERIES),
-    _backward("terms are overwritten", "shared.terms.wait_empty(at);", "", QUERIES),
+    _parts("q or do is overwritten", "ring.wait_empty(at);", "", QUERIES),
+    _parts("terms are overwritten", "shared.terms.wait_empty(at);", "", QUERIES),
     # What groups wait for.
     _forward("no first k", "shared.k.wait_full(at.k);\n  Note block", "Note block", WORKS),
     _forward("no last v", "shared.v.wait_full(at.v);\n  start_sum", "start_sum", WORKS),
-    _backward("no terms", "shared.terms.wait_full(at);", "", QUERIES),
-    _backward("no do", "shared.d_o.wait_full(at);", "", QUERIES),
+    _rows("no terms", "shared.terms.wait_full(at);", "", QUERIES),
+    _rows("no do", "shared.d_o.wait_full(at);", "", QUERIES),
     # What they release.
     _forward(
         "k is kept", "release(shared.k, at.k);\n    finish", "at.k.next();\n    finish", KEYS
@@ -82,14 +96,14 @@ MUTANTS = (
         SHORT,
     ),
     _forward("lanes have not read the note", "__syncwarp();  // all lanes", "// all lanes", KEYS),
-    _backward("lanes have not read terms", "__syncwarp();  // all lanes", "// all lanes", QUERIES),
-    _backward("q is kept", "release(shared.q, at);", "", QUERIES),
+    _parts("lanes have not read terms", "__syncwarp();  // all lanes", "// all lanes", QUERIES),
+    _rows("q is kept", "release(shared.q, at);", "", QUERIES),
     # Products under way.
     _forward("scores are not there", "wait_product<1>(s);", "", KEYS),
     _forward("o is not there", "wait_product<0>(sums.o);\n    release", "release", KEYS),
-    _backward("scores are not there", "wait_product<1>(s);", "", QUERIES),
-    _backward("do v is not there", "wait_product<0>(dp);", "", QUERIES),
-    _backward("gradients are not there", "wait_product<0>(dv);", "", QUERIES),
+    _parts("scores are not there", "wait_product<1>(s);", "", QUERIES),
+    _parts("do v is not there", "wait_product<0>(dp);", "", QUERIES),
+    _rows("gradients are not there", "wait_product<0>(dv);", "", QUERIES),
     _mutant(
         "products.cuh",
         "a sum begins while registers change",
@@ -115,32 +129,49 @@ MUTANTS = (
         "    return;",
         NO_KEYS,
     ),
-    _backward("products do not see ds", "fence_async();\n    if (is", "if (is", QUERIES),
-    _backward("ds is not there", _DS_THERE, "// ds is there", QUERIES),
-    _backward("dq before has not left", "if (is_first_of_group()) wait_stores_read<0>();\n    na",
+    _rows("products do not see ds", "fence_async();\n    if (is", "if (is", QUERIES),
+    _rows("ds is not there", _DS_THERE, "// ds is there", QUERIES),
+    _rows("dq before has not left", "if (is_first_of_group()) wait_stores_read<0>();\n    na",
               "na", QUERIES),
-    _backward("dq is not there, and ds not read", _DQ_THERE, "fence_async();  //", QUERIES),
-    _backward("sums do not see dq", _DQ_THERE, _DQ_THERE.replace("fence_async();", ""), QUERIES),
+    _rows("dq is not there, and ds not read", _DQ_THERE, "fence_async();  //", QUERIES),
+    _rows("sums do not see dq", _DQ_THERE, _DQ_THERE.replace("fence_async();", ""), QUERIES),
     # In turn.
-    _backward(
+    _rows(
         "nobody waits for the turn",
         "while (load_acquire(a.turns + part) != note.turn) {\n    }",
         "",
         KEYS,
         turns=True,
     ),
-    _backward("the turn passes before dq is there", "    wait_stores<0>();\n", "", KEYS,
+    _rows("the turn passes before dq is there", "    wait_stores<0>();\n", "", KEYS,
               turns=True),
+    # Groups that share keys, and own columns.
+    _columns("no q", "shared.q.wait_full(at);", ""),
+    _columns("no do", "shared.d_o.wait_full(at);", ""),
+    _columns("no v", "shared.v.wait_full(only);", ""),
+    _columns("products do not see p", "fence_async();", ""),
+    _columns("p and ds are not there", "named_barrier_sync(kAllGroups, kAll);  // p", "// p"),
+    _columns("p and ds are overwritten", "second = !second;", ""),
+    _columns("gradients are not there", "wait_product<0>(dv);", ""),
+    _columns("do is kept", "release(shared.d_o, at);", ""),
+    _columns("q is released before it is read", "wait_product<0>(dv);",
+             "release(shared.q, at);\n    wait_product<0>(dv);"),
+    _columns("nobody waits for the turn", "while (load_acquire(a.turns + part) != note.turn) {\n"
+             "      }", "", turns=True),
+    _columns("one thread waits for the turn", "      }\n    }\n    group_sync();", "      }\n    }",
+             turns=True),
+    _columns("the turn passes before dq is there", "__threadfence();\n    group_sync();", "",
+             turns=True),
     # Notes.
     _forward("the second is the last", "load_k(next, after.index < 0)", "load_k(next, true)", KEYS),
     _forward("all is visible", "block.full, last}", "true, last}", CAUSAL),
-    _backward("all is visible", "{block.index, h, block.full,", "{block.index, h, true,", CAUSAL),
+    _parts("all is visible", "{block.index, h, block.full,", "{block.index, h, true,", CAUSAL),
     # What nobody sees.
     _forward("values that nobody sees", "!block.full && has_hidden_rows(used, j0, j1)", "false",
              HIDDEN),
-    _backward("keys that nobody sees", "const bool hidden = has_hidden_rows(used, j0, packed ? j1 "
+    _parts("keys that nobody sees", "const bool hidden = has_hidden_rows(used, j0, packed ? j1 "
               ": min(j1, seq.N));", "const bool hidden = false;", HIDDEN),
-    _backward("queries that see nothing", "by_hand = !(", "by_hand = false && !(",
+    _parts("queries that see nothing", "by_hand = !(", "by_hand = false && !(",
               BEHIND),
     _ring("copies by hand are not there", _BY_HAND, _BY_HAND.replace("wait_copies<0>();", ""),
           HIDDEN),
@@ -148,7 +179,7 @@ MUTANTS = (
           HIDDEN),
     # Barriers begin.
     _forward("TMA does not see barriers", "fence_mbarrier_init();", "", WORKS),
-    _backward("barriers are not there", "  }\n  __syncthreads();", "  }", QUERIES),
+    _mutant("backward.cuh", "barriers are not there", "  }\n  __syncthreads();", "  }", QUERIES),
     _forward(
         "too few readers of k", "k.init(kTile.groups * kGroupWarps)", "k.init(kTile.groups)", KEYS
     ),
@@ -163,6 +194,11 @@ def test_unchanged_kernels_are_right(tmp_path: Path) -> None:
     cases = (*KEYS, *WORKS, *NO_KEYS, *HIDDEN, *QUERIES, *BEHIND)
     same = _forward("unchanged", line, line, cases)
     mutants.assert_right(same, tmp_path)
+
+
+def test_unchanged_kernels_of_wide_rows_are_right(tmp_path: Path) -> None:
+    line = "shared.q.wait_full(at);"
+    mutants.assert_right(_columns("unchanged", line, line), tmp_path)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)

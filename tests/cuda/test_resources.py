@@ -18,8 +18,8 @@ CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HO
 MOST_SPILLED = {64: 0, 128: 272}
 """bytes, for widths of heads that models have; at 128 registers do not suffice (docs/cuda.md)"""
 
-MOST_SPILLED_ON_HOPPER = 40
-"""bytes: a value or two that the backward pass needs when its loop has ended (docs/hopper.md)"""
+MOST_SPILLED_ON_HOPPER = 12
+"""bytes: a value that the backward pass needs when its loop has ended (docs/hopper.md)"""
 
 EXAMPLE = """
 ptxas info    : 0 bytes gmem
@@ -93,12 +93,11 @@ def hopper(built: list[Resources]) -> list[Resources]:
 def test_hopper_has_every_kernel_of_its_own(hopper: list[Resources]) -> None:
     assert {one.architecture for one in hopper} == {HOPPER_CODE}
     assert {(one.kernel, one.element, one.width, one.v_width) for one in hopper} >= {
-        ("forward_kernel", element.lower(), *widths)
+        (kernel, element.lower(), *widths)
+        for kernel in ("forward_kernel", "backward_kernel", "query_gradients_kernel")
         for element in HOPPER_ELEMENTS
         for widths in HOPPER_WIDTHS
     }
-    backward = {(one.element, one.width) for one in hopper if one.kernel == "backward_kernel"}
-    assert backward == {(e.lower(), width) for e in HOPPER_ELEMENTS for width in (64, 128)}
 
 
 def test_registers_suffice_for_hopper(hopper: list[Resources]) -> None:

@@ -44,20 +44,20 @@ def test_packed(case: PackedCase, dtype: torch.dtype) -> None:
 
 
 @HALVES
-@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("D", [64, 128, 192, 256])
 def test_they_run(D: int, dtype: torch.dtype) -> None:
     """By the names of what the device ran."""
     assert has_hopper_kernels(torch.device("cuda"))
     x = tensors(D=D, dtype=dtype)
     told = explain(*x[:3], backend="cuda").kernel
     assert told is not None
-    assert ("sm80 backward" in told) == (D == 256)
+    assert "sm80" not in told
     with profile(activities=[ProfilerActivity.CUDA]) as ran:
         tk.attention(*x[:3], backend="cuda").sum().backward()
         torch.cuda.synchronize()
     keys = [event.key for event in ran.key_averages()]
     assert any("sm90::forward_kernel" in key for key in keys)
-    assert any("sm90::backward_kernel" in key for key in keys) == (D != 256)
+    assert any("sm90::backward_kernel" in key for key in keys)
 
 
 @pytest.mark.parametrize("D", [64, 128, 192, 256])

@@ -113,10 +113,10 @@ def _hopper_widths(
 
     p = problem
     sizes = (p.B, p.H_q, p.H_kv, p.M, p.N, p.D, p.D_v)
-    simple = extras.bias is None and extras.alibi_slopes is None and p.dropout_p == 0
+    bias_needs_grad = extras.bias is not None and extras.bias.requires_grad
     results = (_new_rows(q, p.D_v), _new_rows(k, p.D), _new_rows(v, p.D_v))
     rows = (_rows(q), _rows(k), _rows(v), *results)
-    return _C.hopper_widths(_DTYPES.index(p.dtype), sizes, simple, *rows)
+    return _C.hopper_widths(_DTYPES.index(p.dtype), sizes, p.dropout_p, bias_needs_grad, *rows)
 
 
 def _new_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:

@@ -54,6 +54,11 @@ void load_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barri
 void store_bulk(void* global, const void* shared, uint32_t bytes, Site site = Site::here());
 void add_bulk(float* global, const void* shared, uint32_t bytes, Site site = Site::here());
 
+TK_DEVICE void add_to(float* global, const float4& x, Site site = Site::here()) {
+  const float numbers[] = {x.x, x.y, x.z, x.w};
+  for (int n = 0; n < 4; ++n) add_to(global + n, numbers[n], site);
+}
+
 void commit_stores();
 void wait_stores(int pending, bool only_read, Site site);
 

@@ -44,10 +44,11 @@ struct ForwardShape {
   VRing v;
 
   TK_DEVICE_METHOD explicit ForwardShape(unsigned char* shared)
-      : q(shared, shared + kTileBytes),
-        k(shared + QRing::kTileBytes, shared + kTileBytes + QRing::kOtherBytes),
-        v(shared + QRing::kTileBytes + KRing::kTileBytes,
-          shared + kTileBytes + QRing::kOtherBytes + KRing::kOtherBytes) {}
+      : ForwardShape(SharedCursor{shared, shared + kTileBytes}) {}
+
+ private:
+  TK_DEVICE_METHOD explicit ForwardShape(SharedCursor at)
+      : q(at.ring<QRing>()), k(at.ring<KRing>()), v(at.ring<VRing>()) {}
 };
 
 // Where a thread is in the rings.

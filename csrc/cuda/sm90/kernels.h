@@ -7,7 +7,6 @@ namespace tk::cuda::sm90 {
 
 struct Kernels {
   void (*forward)(const ForwardParams&, const Call&);
-  // Null where sm80's are to be taken.
   size_t (*backward_workspace)(const BackwardParams&, const Call&);
   void (*backward)(const BackwardParams&, const Call&, void* workspace, bool deterministic);
 };

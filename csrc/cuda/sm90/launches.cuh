@@ -60,43 +60,41 @@ void launch_forward(const ForwardParams& p, const Call& call) {
             call.stream, a);
 }
 
-template <int kWidth>
+template <typename Shape>
 struct BackwardSizes {
-  static constexpr HopperBackwardTile kTile = hopper_backward_tile(kWidth);
-  static constexpr int kM = kTile.block_m;
+  static constexpr int kM = Shape::kM;
   int64_t row_tiles, key_blocks, all_tiles;
 
   BackwardSizes(const BackwardParams& p, const Call& call)
-      : row_tiles(ceil_of(call.longest_M, kM)), key_blocks(ceil_of(call.longest_N, kTile.kBlockN)) {
+      : row_tiles(ceil_of(call.longest_M, kM)), key_blocks(ceil_of(call.longest_N, Shape::kN)) {
     all_tiles =
         p.H_q * (call.packing.cu_seqlens_q ? p.M / kM + call.packing.B : p.B * ceil_of(p.M, kM));
   }
 };
 
 // Sums and counts, which begin as zeros, come first.
-template <int kWidth>
-void lay_out(Layout& layout, const BackwardSizes<kWidth>& sizes, BackwardArguments& a) {
-  constexpr int kM = sizes.kM, kGroups = sizes.kTile.kGroups;
-  a.dq_sums = layout.take<float>(sizes.all_tiles * kM * kWidth);
-  a.turns = layout.take<int>(sizes.all_tiles * kGroups);
+template <typename Shape>
+void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
+  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kGroups * Shape::kDqNumbers);
+  a.turns = layout.take<int>(sizes.all_tiles * Shape::kGroups);
   a.begun = layout.take<int>(1);
-  a.terms = layout.take<float>(sizes.all_tiles * 2 * kM);
+  a.terms = layout.take<float>(sizes.all_tiles * 2 * Shape::kM);
 }
 
-template <int kWidth>
+template <typename Shape>
 size_t backward_bytes(const BackwardParams& p, const Call& call) {
   Layout layout(nullptr);
   BackwardArguments a{};
-  lay_out(layout, BackwardSizes<kWidth>(p, call), a);
+  lay_out(layout, BackwardSizes<Shape>(p, call), a);
   return layout.bytes();
 }
 
-template <typename Element, int kWidth>
+template <typename Element, int kWidth, int kVWidth>
 void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
                      bool deterministic) {
-  const BackwardSizes<kWidth> sizes(p, call);
-  constexpr HopperBackwardTile kTile = sizes.kTile;
-  constexpr int kM = sizes.kM;
+  using Shape = BackwardShape<Element, kWidth, kVWidth>;
+  constexpr int kM = Shape::kM, kN = Shape::kN;
+  const BackwardSizes<Shape> sizes(p, call);
   const int64_t B = sequences(p, call);
   Layout layout(workspace);
   BackwardArguments a{};
@@ -110,8 +108,8 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   if (!deterministic) a.turns = nullptr;
   a.q = map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kM);
   a.d_o = map_of<Element>(p.d_o, p.B, p.H_q, p.M, p.D_v, kM);
-  a.k = map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.kBlockN);
-  a.v = map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.kBlockN);
+  a.k = map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kN);
+  a.v = map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kN);
   a.dk = map_of<Element>(p.dk, p.B, p.H_kv, p.N, p.D, kGroupRows);
   a.dv = map_of<Element>(p.dv, p.B, p.H_kv, p.N, p.D_v, kGroupRows);
 
@@ -121,25 +119,22 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
               kTermWarps * kWarp, 0, call.stream, a);
   }
   if (sizes.key_blocks * p.H_kv * B > 0) {
-    TK_LAUNCH((sm90::backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
-              kTile.threads(), kTile.bytes(kWidth), call.stream, a);
+    TK_LAUNCH((sm90::backward_kernel<Element, kWidth, kVWidth>),
+              grid(sizes.key_blocks * p.H_kv * B), Shape::kTile.threads(), Shape::kBytes,
+              call.stream, a);
   }
   if (row_programs > 0) {
-    TK_LAUNCH((sm90::query_gradients_kernel<Element, kWidth>), grid(row_programs),
-              kTile.kGroups * kGroupThreads, 0, call.stream, a);
+    TK_LAUNCH((sm90::query_gradients_kernel<Element, kWidth, kVWidth>), grid(row_programs),
+              Shape::kGroups * kGroupThreads, 0, call.stream, a);
   }
 }
 
 template <typename Element, int kWidth, int kVWidth>
 const Kernels& kernels() {
-  if constexpr (kWidth == kVWidth && kWidth <= 128) {
-    static constexpr Kernels kAll{&launch_forward<Element, kWidth, kVWidth>,
-                                  &backward_bytes<kWidth>, &launch_backward<Element, kWidth>};
-    return kAll;
-  } else {
-    static constexpr Kernels kAll{&launch_forward<Element, kWidth, kVWidth>, nullptr, nullptr};
-    return kAll;
-  }
+  static constexpr Kernels kAll{&launch_forward<Element, kWidth, kVWidth>,
+                                &backward_bytes<BackwardShape<Element, kWidth, kVWidth>>,
+                                &launch_backward<Element, kWidth, kVWidth>};
+  return kAll;
 }
 
 }  // namespace tk::cuda::sm90

@@ -48,13 +48,13 @@ TK_DEVICE int step_in_columns(int k) {
   return k * Tile::kPanelBytes;
 }
 
-// c = a b^T, of 64 rows of a. Under way until it is waited for, like the others.
+// c = a b^T, of 64 rows of a and 8 kN of b. Under way until it is waited for, like the others.
 template <typename TileA, typename TileB, int kN>
 TK_DEVICE void start_scores(Accumulator<1, kN>& c, const TileA& a_tile, int row,
-                            const TileB& b_tile) {
+                            const TileB& b_tile, int b_row = 0) {
   using Element = ElementOf<TileA>;
-  static_assert(TileB::kRows == 8 * kN && TileA::kWidth == TileB::kWidth);
-  const uint64_t a = opaque(as_rows(a_tile, row)), b = as_rows(b_tile, 0);
+  static_assert(TileB::kRows % (8 * kN) == 0 && TileA::kWidth == TileB::kWidth);
+  const uint64_t a = opaque(as_rows(a_tile, row)), b = as_rows(b_tile, b_row);
   wgmma_fence();
 #pragma unroll
   for (int d = 0; d < TileA::kWidth; d += 16) {
@@ -75,6 +75,22 @@ TK_DEVICE void start_sum(Accumulator<1, kN>& c, const Fragment<Element> (&a)[kSt
   for (int k = 0; k < kSteps; ++k) {
     wgmma<Major::kMN>(numbers(c), a[k].x[0], advance(b, step_in_columns<TileB>(16 * k)), Element{},
                       true);
+  }
+  wgmma_commit();
+}
+
+// The same with all of a, 64 rows, in shared memory, and 8 kN columns of b from `column` on.
+template <typename TileA, typename TileB, int kN>
+TK_DEVICE void start_sum(Accumulator<1, kN>& c, const TileA& a_tile, const TileB& b_tile,
+                         int column) {
+  using Element = ElementOf<TileA>;
+  static_assert(TileA::kRows == 64 && TileA::kWidth == TileB::kRows);
+  const uint64_t a = as_rows(a_tile, 0), b = as_columns(b_tile, column);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < TileA::kWidth; k += 16) {
+    wgmma<Major::kK, Major::kMN>(numbers(c), advance(a, step_in_rows<TileA>(k)),
+                                 advance(b, step_in_columns<TileB>(k)), Element{}, true);
   }
   wgmma_commit();
 }
@@ -102,14 +118,16 @@ TK_DEVICE void wait_product(Accumulator<1, kN>& c) {
   wgmma_hold(numbers(c));
 }
 
-// A warp's 16 rows of a tile, from `row` on: fragment(k) is of columns 16 k .. 16 k + 15. Before
-// wgmma or TMA read them all threads that wrote call fence_async, and then there is a barrier.
-template <typename Tile, typename FragmentOf>
-TK_DEVICE void stage(const Tile& tile, int row, const FragmentOf& fragment) {
+// A warp's 16 rows of a tile, from `row` on, and its columns from `column` on: fragment(k) is of 16
+// k
+// .. 16 k + 15 of them. They do not begin within one panel and end in another. Before wgmma or TMA
+// read them all threads that wrote call fence_async, and then there is a barrier.
+template <int kFragments, typename Tile, typename FragmentOf>
+TK_DEVICE void stage(const Tile& tile, int row, int column, const FragmentOf& fragment) {
   const int lane = opaque(lane_index());  // so that no address is kept in a register for a loop
-  const int lane_offset = opaque(tile.offset(row + lane % 16, lane / 16 * 8));
+  const int lane_offset = opaque(tile.offset(row + lane % 16, column + lane / 16 * 8));
 #pragma unroll
-  for (int k = 0; k < Tile::kWidth / 16; ++k) {
+  for (int k = 0; k < kFragments; ++k) {
     const Fragment<ElementOf<Tile>> x = fragment(k);
     store_matrices(tile.moved(lane_offset, 0, 16 * k), x.x[0]);
   }

@@ -29,23 +29,25 @@ TK_DEVICE Result<Element> result_of(const Arguments<Params>& a, const TensorMap&
           a.packing.cu_seqlens_q != nullptr};
 }
 
-// By a group: its accumulator is rows `to` .. to + 63 of the result. It goes through shared memory,
-// rows `at` .. at + 63 of a tile that nobody reads any more, and from there by TMA, which leaves
-// out what is behind the tensor. Behind the last row of one of packed sequences is the next one's.
+// By a group: its accumulator is rows `to` .. to + 63 of the result, columns from `column` on, the
+// first of a panel. It goes through shared memory, rows `at` .. at + 63 of a tile that nobody reads
+// any more, and from there by TMA, which leaves out what is behind the tensor. Behind the last row
+// of one of packed sequences is the next one's.
 template <typename Element, int kN, typename Tile>
 TK_DEVICE void store(const Accumulator<1, kN>& x, const Result<Element>& result, int to,
-                     const Tile& tile, int at) {
-  static_assert(Tile::kWidth == 8 * kN);
+                     const Tile& tile, int at, int column = 0) {
+  constexpr int kColumns = 8 * kN;
+  static_assert(kColumns % Tile::kPanel == 0 && kColumns <= Tile::kWidth);
   const int row = group_warp() * 16;
   if (result.packed && to + kGroupRows > result.end) {
-    x.for_each_pair([&](int r, int column, float first, float second) {
+    x.for_each_pair([&](int r, int c, float first, float second) {
       const int i = to + row + r;
-      if (i < result.end) result.rows.store_pair(i, column, first, second);
+      if (i < result.end) result.rows.store_pair(i, column + c, first, second);
     });
     group_sync();
     return;
   }
-  stage(tile, at + row, [&](int k) {
+  stage<kColumns / 16>(tile, at + row, column, [&](int k) {
     Fragment<Element> rounded;
     to_a(rounded, x, 0, k);
     return rounded;
@@ -54,9 +56,9 @@ TK_DEVICE void store(const Accumulator<1, kN>& x, const Result<Element>& result,
   group_sync();
   if (is_first_of_group()) {
 #pragma unroll
-    for (int column = 0; column < Tile::kWidth; column += Tile::kPanel) {
-      store_tensor(result.map, tile.at(at, column),
-                   {column, result.first + to, result.head, result.entry});
+    for (int c = 0; c < kColumns; c += Tile::kPanel) {
+      store_tensor(result.map, tile.at(at, column + c),
+                   {column + c, result.first + to, result.head, result.entry});
     }
     commit_stores();
     wait_stores_read<0>();

@@ -74,6 +74,30 @@ class Ring {
   uint64_t* barriers_;
 };
 
+// Hands out what a block shares: tiles, and behind all of them what else belongs to rings.
+struct SharedCursor {
+  unsigned char *tiles, *others;
+
+  template <typename Ring>
+  TK_DEVICE_METHOD Ring ring() {
+    const Ring ring(tiles, others);
+    tiles += Ring::kTileBytes;
+    others += Ring::kOtherBytes;
+    return ring;
+  }
+  template <typename Tile>
+  TK_DEVICE_METHOD Tile tile() {
+    const Tile tile{reinterpret_cast<decltype(Tile::data)>(tiles)};
+    tiles += Tile::kBytes;
+    return tile;
+  }
+  TK_DEVICE_METHOD float* floats(int count) {
+    float* const first = reinterpret_cast<float*>(tiles);
+    tiles += count * sizeof(float);
+    return first;
+  }
+};
+
 // By one thread: rows from `row` on of a head, a panel at a time. Beyond the tensor are zeros.
 template <typename Ring>
 TK_DEVICE void fill(const Ring& ring, const typename Ring::At& at, const TensorMap& map, int row,

@@ -10,7 +10,7 @@ namespace tk::cuda::sm90 {
 struct BackwardArguments : Arguments<BackwardParams> {
   float* terms;    // (tiles, 2, block_m): lse in powers of 2, +inf for rows that see nothing or are
                    // not there; delta = rowsum(do o) - dlse
-  float* dq_sums;  // (tiles, groups, 32, 128): as a group's threads hold them
+  float* dq_sums;  // (tiles, groups, numbers / 4, 128, 4): as a group's threads hold them
   int* turns;      // (tiles, groups): how many blocks of keys have added; null: in any order
   int* begun;      // how many blocks have begun
   int row_tiles;   // of the longest sequence

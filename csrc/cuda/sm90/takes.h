@@ -32,8 +32,7 @@ inline bool have_maps(const Problem& p) {
          has_map(p.v, p.B, p.H_kv, p.N);
 }
 
-inline Widths forward_widths(const ForwardParams& p) {
-  if (!have_maps(p) || !has_map(p.o, p.B, p.H_q, p.M)) return {};
+inline Widths widths_of(const Problem& p) {
   const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
   if (widest <= 64) return {64, 64};
   if (widest <= 128) return {128, 128};
@@ -42,18 +41,16 @@ inline Widths forward_widths(const ForwardParams& p) {
   return {};
 }
 
-// Scores that take more than a scale and a softcap, dropout, and what is wider are left to sm80: dk
-// and dv of a wider row would take all registers.
+inline Widths forward_widths(const ForwardParams& p) {
+  return have_maps(p) && has_map(p.o, p.B, p.H_q, p.M) ? widths_of(p) : Widths{};
+}
+
+// Dropout and a bias's gradient are left to sm80, and all that goes with them.
 inline Widths backward_widths(const BackwardParams& p) {
-  const bool simple = p.dropout.p == 0 && !p.score.bias.data && !p.score.alibi_slopes;
-  if (!simple || !have_maps(p) || !has_map(p.d_o, p.B, p.H_q, p.M) ||
-      !has_map(p.dk, p.B, p.H_kv, p.N) || !has_map(p.dv, p.B, p.H_kv, p.N)) {
-    return {};
-  }
-  const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
-  if (widest <= 64) return {64, 64};
-  if (widest <= 128) return {128, 128};
-  return {};
+  const bool simple = p.dropout.p == 0 && !p.dbias.data;
+  const bool mapped = have_maps(p) && has_map(p.d_o, p.B, p.H_q, p.M) &&
+                      has_map(p.dk, p.B, p.H_kv, p.N) && has_map(p.dv, p.B, p.H_kv, p.N);
+  return simple && mapped ? widths_of(p) : Widths{};
 }
 
 }  // namespace tk::cuda::sm90
