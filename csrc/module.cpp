@@ -72,15 +72,14 @@ using Widths = std::pair<int, int>;
 
 // Of the forward and of the backward pass; do lies as o.
 std::pair<Widths, Widths> hopper_widths(int dtype, const std::array<int64_t, 7>& sizes,
-                                        double dropout_p, bool bias_needs_grad, const Rows& q,
-                                        const Rows& k, const Rows& v, const Rows& o, const Rows& dk,
+                                        bool bias_needs_grad, const Rows& q, const Rows& k,
+                                        const Rows& v, const Rows& o, const Rows& dk,
                                         const Rows& dv) {
   tk::Problem p{};
   const auto& [B, H_q, H_kv, M, N, D, D_v] = sizes;
   p.B = B, p.H_q = H_q, p.H_kv = H_kv, p.M = M, p.N = N, p.D = D, p.D_v = D_v;
   p.dtype = static_cast<tk::DType>(dtype);
   p.q = strided(q), p.k = strided(k), p.v = strided(v);
-  p.dropout.p = dropout_p;
   const auto forward = tk::cuda::sm90::forward_widths({p, strided(o), nullptr});
   tk::BackwardParams gradients{};
   static_cast<tk::Problem&>(gradients) = p;

@@ -69,6 +69,13 @@ HOPPER_CASES = (
          hidden=-math.inf),
     Case(name="wide-everything", H_q=4, H_kv=2, M=150, N=200, D=192, D_v=128,
          mask=both(_lengths, dense("1hmn")), softcap=2.0, dlse=True),
+    Case(name="dropout-queries", B=1, H_q=1, H_kv=1, M=600, N=130, D=16, D_v=16, dropout_p=0.1),
+    Case(name="dropout-128", B=1, H_q=4, H_kv=2, M=200, N=270, D=128, D_v=128, dropout_p=0.2,
+         mask=causal_bottom_right),
+    Case(name="dropout-192", H_q=2, H_kv=2, M=140, N=150, D=192, D_v=104, dropout_p=0.5,
+         softcap=2.0),
+    Case(name="dropout-256", B=2, H_q=2, H_kv=1, M=140, N=200, D=256, D_v=256, dropout_p=0.1,
+         mask=window(100, 3)),
     Case(name="persistent-everything", H_q=4, H_kv=2, M=210, N=270, D=64, D_v=40, dropout_p=0.2,
          mask=both(_lengths, dense("1hmn")), bias="1hmn", softcap=2.0, dlse=True),
 )  # fmt: skip

@@ -60,7 +60,7 @@ SOME_HOPPER = [
 SOME_RACES = [
     case
     for case in HOPPER_CASES
-    if case.name in ("works", "short-works", "lengths-nan", "queries-256")
+    if case.name in ("works", "short-works", "lengths-nan", "queries-256", "dropout-queries")
 ]
 LAUNCHED = "(sm90::forward_kernel<Element, kWidth, kVWidth>)"
 
@@ -205,7 +205,7 @@ OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
     "scale": (True, {"scale": -0.3}),
     "mask": (True, {"mask": tk.Mask.causal() & tk.Mask.padding(torch.tensor([50]))}),
     "sinks": (True, {"sinks": torch.zeros(2)}),
-    "dropout": (False, {"dropout_p": 0.1}),
+    "dropout": (True, {"dropout_p": 0.1}),
     "bias": (True, {"bias": torch.zeros(67, 67)}),
     "bias that requires grad": (False, {"bias": torch.zeros(67, 67, requires_grad=True)}),
     "alibi": (True, {"bias": tk.Alibi(SLOPES)}),
@@ -215,7 +215,7 @@ OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
 @pytest.mark.parametrize("D", [24, 64, 128, 136])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients(name: str, D: int) -> None:
-    """That of a bias, and dropout, sm80's kernels take."""
+    """That of a bias sm80's kernels take."""
     is_taken, options = OPTIONS[name]
     x = [torch.randn(1, 2, 67, D).to(torch.bfloat16).requires_grad_() for _ in range(3)]
     tk.attention(*x, backend="cuda", **options).sum().backward()

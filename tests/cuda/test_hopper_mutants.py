@@ -16,6 +16,7 @@ if NOT_EMULATED is not None:
 KEYS, WORKS, SHORT = ("many-keys",), ("works",), ("short-works",)
 CAUSAL, HIDDEN, NO_KEYS = ("causal",), ("lengths-nan",), (f"{PACKED}without-keys",)
 QUERIES, BEHIND, WIDE = ("many-queries",), (f"{PACKED}plain",), ("queries-256",)
+DROPOUT = ("dropout-queries",)
 
 
 def _forward(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
@@ -28,6 +29,10 @@ def _parts(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
 
 def _rows(name: str, old: str, new: str, cases: tuple[str, ...], turns: bool = False) -> Mutant:
     return _mutant("backward_by_rows.cuh", name, old, new, cases, turns)
+
+
+def _kept(name: str, old: str, new: str) -> Mutant:
+    return _mutant("kept.cuh", name, old, new, DROPOUT)
 
 
 def _columns(name: str, old: str, new: str, turns: bool = False) -> Mutant:
@@ -96,7 +101,7 @@ MUTANTS = (
         SHORT,
     ),
     _forward("lanes have not read the note", "__syncwarp();  // all lanes", "// all lanes", KEYS),
-    _parts("lanes have not read terms", "__syncwarp();  // all lanes", "// all lanes", QUERIES),
+    _ring("lanes have not read terms", "__syncwarp();  // all lanes", "// all lanes", QUERIES),
     _rows("q is kept", "release(shared.q, at);", "", QUERIES),
     # Products under way.
     _forward("scores are not there", "wait_product<1>(s);", "", KEYS),
@@ -162,6 +167,14 @@ MUTANTS = (
              turns=True),
     _columns("the turn passes before dq is there", "__threadfence();\n    group_sync();", "",
              turns=True),
+    # Warps that draw for dropout.
+    _kept("there is no block of keys", "shared.k.wait_full(only);", ""),
+    _kept("there are no terms", "shared.terms.wait_full(terms);", ""),
+    _kept("terms are kept", "release(shared.terms, terms);", ""),
+    _kept("bits are overwritten", "ring.wait_empty(at);", ""),
+    _kept("bits are not there", "ring.wait_full(at);", ""),
+    _kept("bits are kept", "release(ring, at);", ""),
+    _kept("lanes have not drawn", "__syncwarp();", ""),
     # Notes.
     _forward("the second is the last", "load_k(next, after.index < 0)", "load_k(next, true)", KEYS),
     _forward("all is visible", "block.full, last}", "true, last}", CAUSAL),
@@ -191,7 +204,7 @@ MUTANTS = (
 
 def test_unchanged_kernels_are_right(tmp_path: Path) -> None:
     line = "shared.q.wait_full(at.q);"
-    cases = (*KEYS, *WORKS, *NO_KEYS, *HIDDEN, *QUERIES, *BEHIND)
+    cases = (*KEYS, *WORKS, *NO_KEYS, *HIDDEN, *QUERIES, *BEHIND, *DROPOUT)
     same = _forward("unchanged", line, line, cases)
     mutants.assert_right(same, tmp_path)
 

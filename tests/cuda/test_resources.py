@@ -18,8 +18,9 @@ CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HO
 MOST_SPILLED = {64: 0, 128: 272}
 """bytes, for widths of heads that models have; at 128 registers do not suffice (docs/cuda.md)"""
 
-MOST_SPILLED_ON_HOPPER = 12
-"""bytes: a value that the backward pass needs when its loop has ended (docs/hopper.md)"""
+MOST_SPILLED_ON_HOPPER = {"backward_kernel": 12, "dropout_backward_kernel": 650}
+"""bytes: a value that is needed when a loop has ended; with dropout most are the loader's, which
+has 40 registers (docs/hopper.md)"""
 
 EXAMPLE = """
 ptxas info    : 0 bytes gmem
@@ -94,14 +95,14 @@ def test_hopper_has_every_kernel_of_its_own(hopper: list[Resources]) -> None:
     assert {one.architecture for one in hopper} == {HOPPER_CODE}
     assert {(one.kernel, one.element, one.width, one.v_width) for one in hopper} >= {
         (kernel, element.lower(), *widths)
-        for kernel in ("forward_kernel", "backward_kernel", "query_gradients_kernel")
+        for kernel in ("forward_kernel", *MOST_SPILLED_ON_HOPPER, "query_gradients_kernel")
         for element in HOPPER_ELEMENTS
         for widths in HOPPER_WIDTHS
     }
 
 
 def test_registers_suffice_for_hopper(hopper: list[Resources]) -> None:
-    most = {"backward_kernel": MOST_SPILLED_ON_HOPPER}
+    most = MOST_SPILLED_ON_HOPPER
     assert [str(one) for one in hopper if one.spilled > most.get(one.kernel, 0)] == []
 
 

@@ -116,7 +116,7 @@ def _hopper_widths(
     bias_needs_grad = extras.bias is not None and extras.bias.requires_grad
     results = (_new_rows(q, p.D_v), _new_rows(k, p.D), _new_rows(v, p.D_v))
     rows = (_rows(q), _rows(k), _rows(v), *results)
-    return _C.hopper_widths(_DTYPES.index(p.dtype), sizes, p.dropout_p, bias_needs_grad, *rows)
+    return _C.hopper_widths(_DTYPES.index(p.dtype), sizes, bias_needs_grad, *rows)
 
 
 def _new_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:

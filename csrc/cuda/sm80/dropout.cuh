@@ -28,6 +28,21 @@ TK_DEVICE Words philox(uint64_t seed, uint32_t counter, uint32_t i, uint32_t h, 
   return w;
 }
 
+// Which of a counter's 8 numbers keep their weight, in as many bits.
+TK_DEVICE uint32_t kept_of(const Dropout& dropout, int counter, int i, int h, int b) {
+  const Words w =
+      philox(static_cast<uint64_t>(*dropout.seed), static_cast<uint32_t>(counter),
+             static_cast<uint32_t>(i), static_cast<uint32_t>(h), static_cast<uint32_t>(b));
+  uint32_t kept = 0;
+#pragma unroll
+  for (int half = 0; half < 8; ++half) {
+    const uint32_t word = w.x[half / 2];
+    const uint32_t number = half % 2 ? word >> 16 : word & 0xffff;
+    kept |= static_cast<uint32_t>(number >= dropout.threshold) << half;
+  }
+  return kept;
+}
+
 // Bit 8 (4 (m groups + g) + e) + n of the result: whether element e of tile (m, g kGroup + n) of an
 // accumulator is kept, of which the first element is (i0, j0); j0 is a multiple of 16.
 template <int kM, int kN>
@@ -44,16 +59,7 @@ struct Kept {
     for (int n = 0; n < kM * kGroups * 4; ++n) {
       const int group = n / 4 % kGroups, m = n / 4 / kGroups, e = n % 4;
       const int counter = (j0 / 8 + group * kGroup) / 8 * 8 + lane_index() % 4 * 2 + e % 2;
-      const Words w = philox(static_cast<uint64_t>(*dropout.seed), static_cast<uint32_t>(counter),
-                             static_cast<uint32_t>(row + 16 * m + e / 2 * 8),
-                             static_cast<uint32_t>(h), static_cast<uint32_t>(b));
-      uint32_t kept = 0;
-#pragma unroll
-      for (int half = 0; half < 8; ++half) {
-        const uint32_t word = w.x[half / 2];
-        const uint32_t number = half % 2 ? word >> 16 : word & 0xffff;
-        kept |= static_cast<uint32_t>(number >= dropout.threshold) << half;
-      }
+      const uint32_t kept = kept_of(dropout, counter, row + 16 * m + e / 2 * 8, h, b);
       bits |= static_cast<uint64_t>((kept >> (kGroup < 8 ? first_tile : 0)) & 0xff) << 8 * n;
     }
   }

@@ -15,13 +15,12 @@ template <typename Element, int kWidth, int kVWidth>
 using BackwardShape = std::conditional_t<kWidth <= 128, ShapeByRows<Element, kWidth>,
                                          ShapeByColumns<Element, kWidth, kVWidth>>;
 
-template <typename Element, int kWidth, int kVWidth>
-TK_KERNEL(hopper_backward_tile(kWidth).threads(), 1)
-backward_kernel(const __grid_constant__ BackwardArguments a) {
-  using Shape = BackwardShape<Element, kWidth, kVWidth>;
+template <typename Shape, typename Drops>
+TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   constexpr HopperBackwardTile kTile = Shape::kTile;
-  TK_SHARED_MEMORY(memory);
-  const Shape shared(memory + (-shared_address(memory) & (kPatternBytes - 1)));
+  memory += -shared_address(memory) & (kPatternBytes - 1);
+  const Shape shared(memory);
+  Drops drops(memory + Shape::kBytes - kPatternBytes);
   // Not where TMA writes, which would have to be told of it.
   auto* const number = reinterpret_cast<unsigned char*>(&shared.k.note({}));
   const int program = program_of(a.turns ? a.begun : nullptr, number);
@@ -34,18 +33,40 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
     shared.v.init(kReaders);
     shared.q.init(kReaders);
     shared.d_o.init(kReaders);
-    shared.terms.init(kReaders);
+    shared.terms.init(kReaders + Drops::kReadersOfTerms);
+    drops.init();
     fence_mbarrier_init();
   }
   __syncthreads();
 
   if (threadIdx.x < kGroupThreads) {
     release_registers<kTile.loader_registers>();
-    if (warp_index() == 0) load(a, shared, work);
+    if (warp_index() == 0) {
+      load(a, shared, work);
+    } else {
+      drops.draw(a, shared, work);
+    }
   } else {
     request_registers<kTile.registers>();
-    differentiate_keys(a, shared, work);
+    differentiate_keys(a, shared, work, drops);
   }
+}
+
+template <typename Element, int kWidth, int kVWidth>
+TK_KERNEL(hopper_backward_tile(kWidth).threads(), 1)
+backward_kernel(const __grid_constant__ BackwardArguments a) {
+  using Shape = BackwardShape<Element, kWidth, kVWidth>;
+  TK_SHARED_MEMORY(memory);
+  backward<Shape, DropsNothing<Shape>>(a, memory);
+}
+
+// With dropout: a kernel of its own, because a branch would cost registers where there is none.
+template <typename Element, int kWidth, int kVWidth>
+TK_KERNEL(hopper_backward_tile(kWidth).threads(), 1)
+dropout_backward_kernel(const __grid_constant__ BackwardArguments a) {
+  using Shape = BackwardShape<Element, kWidth, kVWidth>;
+  TK_SHARED_MEMORY(memory);
+  backward<Shape, Drops<Shape>>(a, memory);
 }
 
 // dq from its sums: a tile of queries of one head.

@@ -70,10 +70,10 @@ TK_DEVICE void add_dq(const BackwardArguments& a, const Note& note, const Accumu
   }
 }
 
-template <typename Element, int kRowWidth, int kRowVWidth>
+template <typename Element, int kRowWidth, int kRowVWidth, typename Drops>
 TK_DEVICE void differentiate_keys(const BackwardArguments& a,
                                   const ShapeByColumns<Element, kRowWidth, kRowVWidth>& shared,
-                                  const KeyWork& work) {
+                                  const KeyWork& work, Drops& drops) {
   using Shape = ShapeByColumns<Element, kRowWidth, kRowVWidth>;
   constexpr int kAll = Shape::kGroups * kGroupThreads, kQueries = Shape::kM / Shape::kGroups;
   const int group = uniform_group_index(), warp_row = group_warp() * 16;
@@ -100,7 +100,8 @@ TK_DEVICE void differentiate_keys(const BackwardArguments& a,
     start_scores(s, k, 0, shared.q.tile(at), query);
     shared.d_o.wait_full(at);
     start_scores(dp, v, 0, shared.d_o.tile(at), query);
-    differentiate<Shape>(a, work, note, shared.terms.tile(at), query, j0 + warp_row, s, dp);
+    const auto kept = drops.template next<kQueries / 8>(0, query);
+    differentiate<Shape>(a, work, note, shared.terms.tile(at), query, j0 + warp_row, kept, s, dp);
     release(shared.terms, at);
     const auto [p_tile, ds_tile] = shared.squares(second);
     const auto put = [&](const auto& tile, auto& x) {

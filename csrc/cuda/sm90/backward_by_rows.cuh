@@ -59,9 +59,10 @@ TK_DEVICE void add_dq(const BackwardArguments& a, const Note& note, const float*
   }
 }
 
-template <typename Element, int kWidth>
+template <typename Element, int kWidth, typename Drops>
 TK_DEVICE void differentiate_keys(const BackwardArguments& a,
-                                  const ShapeByRows<Element, kWidth>& shared, const KeyWork& work) {
+                                  const ShapeByRows<Element, kWidth>& shared, const KeyWork& work,
+                                  Drops& drops) {
   using Shape = ShapeByRows<Element, kWidth>;
   constexpr int kM = Shape::kM, kAll = Shape::kGroups * kGroupThreads;
   const int group = uniform_group_index(), row = group * kGroupRows,
@@ -87,7 +88,8 @@ TK_DEVICE void differentiate_keys(const BackwardArguments& a,
     start_scores(s, k, row, shared.q.tile(at));
     shared.d_o.wait_full(at);
     start_scores(dp, v, row, shared.d_o.tile(at));
-    differentiate<Shape>(a, work, note, shared.terms.tile(at), 0, j0 + warp_row, s, dp);
+    const auto kept = drops.template next<kM / 8>(group, 0);
+    differentiate<Shape>(a, work, note, shared.terms.tile(at), 0, j0 + warp_row, kept, s, dp);
     release(shared.terms, at);
     Fragment<Element> weights[kM / 16], ds[kM / 16];
 #pragma unroll

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../sm80/visibility.cuh"
+#include "kept.cuh"
 #include "results.cuh"
-#include "row_terms.cuh"
 
 namespace tk::cuda::sm90 {
 
@@ -49,11 +49,6 @@ struct BackwardRings {
 // A weight of 0 that tells itself from one that is too small for a float.
 constexpr float kHiddenWeight = -0.0f;
 TK_DEVICE bool is_hidden_weight(float weight) { return __float_as_uint(weight) == 1u << 31; }
-
-// Which keys a block of threads has.
-struct KeyWork {
-  int b, h_kv, n;  // n: number of the block of keys
-};
 
 // How many blocks of keys before these see something of a tile of queries. By a warp.
 template <typename Shape>
@@ -140,12 +135,14 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyWo
   }
 }
 
-// Of a warp's 16 keys: products become p, and do v, which may still be under way, da. The
-// accumulators' first element is that of key j0 and of the tile's query `column`.
-template <typename Shape, int kN>
+// Of a warp's 16 keys: products become z p, but for dropout's factor, and do v, which may still be
+// under way, da. The accumulators' first element is that of key j0 and of the tile's query
+// `column`.
+template <typename Shape, int kN, typename Kept>
 TK_DEVICE void differentiate(const BackwardArguments& a, const KeyWork& work, const Note& note,
-                             const Terms<Shape::kM>& terms, int column, int j0,
+                             const Terms<Shape::kM>& terms, int column, int j0, const Kept& kept,
                              Accumulator<1, kN>& s, Accumulator<1, kN>& dp) {
+  constexpr bool kDrops = std::is_same_v<Kept, KeptWeights<kN>>;
   const BackwardParams& p = a.params;
   const bool plain = has_plain_scores<typename Shape::Element>(p.score);
   const float unit = plain ? static_cast<float>(p.score.scale) * kLog2E : kLog2E;
@@ -161,7 +158,11 @@ TK_DEVICE void differentiate(const BackwardArguments& a, const KeyWork& work, co
     });
   }
   wait_product<0>(dp);
-  dp.for_each([&](int, int query, float& x) { x -= delta[query]; });
+  for_each_element<1, kN>([&](int m, int n, int e) {
+    float& x = dp.x[m][n][e];
+    if constexpr (kDrops) x = kept(n, e) ? x * a.dropout.factor : 0.0f;
+    x -= delta[8 * n + column_of(e)];
+  });
   if (!plain) {
     const Sequence seq = sequence_of(a, work.b);
     const Scores scores = scores_of(p, seq, note.h);
@@ -178,6 +179,9 @@ TK_DEVICE void differentiate(const BackwardArguments& a, const KeyWork& work, co
     // do may be NaN where nobody sees it.
     const bool hidden = !note.full && is_hidden_weight(s.x[m][n][e]);
     dp.x[m][n][e] = hidden ? 0.0f : s.x[m][n][e] * dp.x[m][n][e];
+    if constexpr (kDrops) {
+      if (!kept(n, e)) s.x[m][n][e] = 0.0f;  // as a choice of two it would take registers
+    }
   });
 }
 
@@ -185,13 +189,14 @@ TK_DEVICE void differentiate(const BackwardArguments& a, const KeyWork& work, co
 // the tiles where k and v were.
 template <typename Shape, int kN, int kVN>
 TK_DEVICE void write(const BackwardArguments& a, const Shape& shared, const KeyWork& work,
-                     Accumulator<1, kN>& dk, const Accumulator<1, kVN>& dv, int row,
-                     int k_column = 0, int v_column = 0) {
+                     Accumulator<1, kN>& dk, Accumulator<1, kVN>& dv, int row, int k_column = 0,
+                     int v_column = 0) {
   using Element = typename Shape::Element;
   const BackwardParams& p = a.params;
   const Sequence seq = sequence_of(a, work.b);
   const float scale = static_cast<float>(p.score.scale);
   for_each_element<1, kN>([&](int m, int n, int e) { dk.x[m][n][e] *= scale; });
+  for_each_element<1, kVN>([&](int m, int n, int e) { dv.x[m][n][e] *= a.dropout.factor; });
   const int j0 = work.n * Shape::kN + row;
   const auto dk_rows =
       result_of<Element>(a, a.dk, p.dk, seq.at, work.h_kv, seq.first_k, seq.N, p.D);
@@ -215,13 +220,6 @@ TK_DEVICE void for_each_four(const Accumulator<1, kN>& dq, const Visit& visit) {
     const float (&x)[4] = dq.x[0][n];
     visit(offset_of_four(n), make_float4(x[0], x[1], x[2], x[3]));
   }
-}
-
-// Of a ring's tile, by a warp whose lanes have all read what is not wgmma's.
-template <typename Ring>
-TK_DEVICE void release(const Ring& ring, const typename Ring::At& at) {
-  __syncwarp();  // all lanes
-  if (lane_index() == 0) ring.release(at);
 }
 
 }  // namespace tk::cuda::sm90

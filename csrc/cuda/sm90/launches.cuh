@@ -100,6 +100,7 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   BackwardArguments a{};
   a.params = p;
   a.packing = call.packing;
+  a.dropout = dropout_of(p, call);
   a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
   lay_out(layout, sizes, a);
@@ -118,10 +119,13 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
     TK_LAUNCH((sm90::row_terms_kernel<Element, kM>), grid(row_programs * (kM / kTermWarps)),
               kTermWarps * kWarp, 0, call.stream, a);
   }
-  if (sizes.key_blocks * p.H_kv * B > 0) {
-    TK_LAUNCH((sm90::backward_kernel<Element, kWidth, kVWidth>),
-              grid(sizes.key_blocks * p.H_kv * B), Shape::kTile.threads(), Shape::kBytes,
-              call.stream, a);
+  const int64_t key_programs = sizes.key_blocks * p.H_kv * B;
+  if (key_programs > 0 && a.dropout.seed) {
+    TK_LAUNCH((sm90::dropout_backward_kernel<Element, kWidth, kVWidth>), grid(key_programs),
+              Shape::kTile.threads(), Shape::kBytes + Drops<Shape>::kBytes, call.stream, a);
+  } else if (key_programs > 0) {
+    TK_LAUNCH((sm90::backward_kernel<Element, kWidth, kVWidth>), grid(key_programs),
+              Shape::kTile.threads(), Shape::kBytes, call.stream, a);
   }
   if (row_programs > 0) {
     TK_LAUNCH((sm90::query_gradients_kernel<Element, kWidth, kVWidth>), grid(row_programs),

@@ -44,9 +44,9 @@ class Ring {
       : tiles_(tiles), barriers_(reinterpret_cast<uint64_t*>(others)) {}
 
   // By one thread, before others use the ring.
-  TK_DEVICE_METHOD void init(int readers) const {
+  TK_DEVICE_METHOD void init(int readers, int writers = 1) const {
     for (int n = 0; n < kStages; ++n) {
-      mbarrier_init(barriers_ + n, 1);
+      mbarrier_init(barriers_ + n, static_cast<uint32_t>(writers));
       mbarrier_init(barriers_ + kStages + n, static_cast<uint32_t>(readers));
     }
   }
@@ -97,6 +97,13 @@ struct SharedCursor {
     return first;
   }
 };
+
+// Of a ring's tile, by a warp whose lanes have all read what is not wgmma's.
+template <typename Ring>
+TK_DEVICE void release(const Ring& ring, const typename Ring::At& at) {
+  __syncwarp();  // all lanes
+  if (lane_index() == 0) ring.release(at);
+}
 
 // By one thread: rows from `row` on of a head, a panel at a time. Beyond the tensor are zeros.
 template <typename Ring>

@@ -17,6 +17,11 @@ struct BackwardArguments : Arguments<BackwardParams> {
   TensorMap q, k, v, d_o, dk, dv;
 };
 
+// Which keys a block of threads has.
+struct KeyWork {
+  int b, h_kv, n;  // n: number of the block of keys
+};
+
 // Number of a tile of queries. Packed sequences share a head's tiles; each has one more than its
 // rows fill.
 template <int kM>

@@ -45,12 +45,11 @@ inline Widths forward_widths(const ForwardParams& p) {
   return have_maps(p) && has_map(p.o, p.B, p.H_q, p.M) ? widths_of(p) : Widths{};
 }
 
-// Dropout and a bias's gradient are left to sm80, and all that goes with them.
+// A bias's gradient is left to sm80, and all that goes with it.
 inline Widths backward_widths(const BackwardParams& p) {
-  const bool simple = p.dropout.p == 0 && !p.dbias.data;
   const bool mapped = have_maps(p) && has_map(p.d_o, p.B, p.H_q, p.M) &&
                       has_map(p.dk, p.B, p.H_kv, p.N) && has_map(p.dv, p.B, p.H_kv, p.N);
-  return simple && mapped ? widths_of(p) : Widths{};
+  return mapped && !p.dbias.data ? widths_of(p) : Widths{};
 }
 
 }  // namespace tk::cuda::sm90
