@@ -198,6 +198,7 @@ TK_KERNEL(32, 1) bulk_kernel(const __grid_constant__ BulkParams p) {
     wait_stores_read<1>();
     wait_stores_read<0>();
   }
+  add_to(p.sum + 4 * threadIdx.x, make_float4(1, 2, 3, 4));
 }
 
 void bulk_copies() {
@@ -208,7 +209,7 @@ void bulk_copies() {
   for (size_t n = 0; n < 128; ++n) {
     const float value = static_cast<float>(n == 5 ? 105 : n);
     expect_equal(to[n], n < 64 ? value : -1, "stored");
-    expect_equal(sum[n], 3 + 2 * value, "added");
+    expect_equal(sum[n], 3 + 2 * (value + static_cast<float>(n % 4 + 1)), "added");
   }
 }
 
