@@ -72,9 +72,8 @@ using Widths = std::pair<int, int>;
 
 // Of the forward and of the backward pass; do lies as o.
 std::pair<Widths, Widths> hopper_widths(int dtype, const std::array<int64_t, 7>& sizes,
-                                        bool bias_needs_grad, const Rows& q, const Rows& k,
-                                        const Rows& v, const Rows& o, const Rows& dk,
-                                        const Rows& dv) {
+                                        const Rows& q, const Rows& k, const Rows& v, const Rows& o,
+                                        const Rows& dk, const Rows& dv) {
   tk::Problem p{};
   const auto& [B, H_q, H_kv, M, N, D, D_v] = sizes;
   p.B = B, p.H_q = H_q, p.H_kv = H_kv, p.M = M, p.N = N, p.D = D, p.D_v = D_v;
@@ -84,7 +83,6 @@ std::pair<Widths, Widths> hopper_widths(int dtype, const std::array<int64_t, 7>&
   tk::BackwardParams gradients{};
   static_cast<tk::Problem&>(gradients) = p;
   gradients.d_o = strided(o), gradients.dk = strided(dk), gradients.dv = strided(dv);
-  gradients.dbias.data = bias_needs_grad ? &gradients : nullptr;
   const auto backward = tk::cuda::sm90::backward_widths(gradients);
   return {{forward.width, forward.v_width}, {backward.width, backward.v_width}};
 }

@@ -41,7 +41,6 @@ def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> N
 def hopper_widths(
     dtype: int,
     sizes: Sequence[int],
-    bias_needs_grad: bool,
     q: Rows,
     k: Rows,
     v: Rows,

@@ -1,4 +1,5 @@
 // Which kernels take a problem, and what all of them need first.
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -106,7 +107,10 @@ size_t backward_workspace(const BackwardParams& params, const Call& call) {
   take_key_use(layout, params);
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
-    return layout.bytes() + hopper->backward_workspace(params, call);
+    const size_t bytes = hopper->backward_workspace(params, call);
+    if (!params.dbias.data) return layout.bytes() + bytes;
+    const size_t of_bias = kernels_for(params).bias_gradient_workspace(params, call);
+    return layout.bytes() + std::max(bytes, of_bias);
   }
 #endif
   return layout.bytes() + kernels_for(params).backward_workspace(params, call);
@@ -116,12 +120,14 @@ void backward(const BackwardParams& params, const Call& call, void* workspace, b
   BackwardParams p = params;
   Layout layout(workspace);
   find_key_use(p, take_key_use(layout, p), call);
+  void* const rest = static_cast<char*>(workspace) + layout.bytes();
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
-    return hopper->backward(p, call, static_cast<char*>(workspace) + layout.bytes(), deterministic);
+    if (p.dbias.data) kernels_for(p).bias_gradient(p, call, rest);
+    return hopper->backward(p, call, rest, deterministic);
   }
 #endif
-  kernels_for(p).backward(p, call, static_cast<char*>(workspace) + layout.bytes(), deterministic);
+  kernels_for(p).backward(p, call, rest, deterministic);
 }
 
 size_t decode_workspace(const ForwardParams& params) {

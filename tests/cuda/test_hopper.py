@@ -199,30 +199,41 @@ def test_widths(D: int, D_v: int, widths: str | None) -> None:
 
 
 SLOPES = torch.tensor([0.5, 0.25])
-OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
-    "nothing": (True, {}),
-    "softcap": (True, {"softcap": 2.0}),
-    "scale": (True, {"scale": -0.3}),
-    "mask": (True, {"mask": tk.Mask.causal() & tk.Mask.padding(torch.tensor([50]))}),
-    "sinks": (True, {"sinks": torch.zeros(2)}),
-    "dropout": (True, {"dropout_p": 0.1}),
-    "bias": (True, {"bias": torch.zeros(67, 67)}),
-    "bias that requires grad": (False, {"bias": torch.zeros(67, 67, requires_grad=True)}),
-    "alibi": (True, {"bias": tk.Alibi(SLOPES)}),
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "softcap": {"softcap": 2.0},
+    "scale": {"scale": -0.3},
+    "mask": {"mask": tk.Mask.causal() & tk.Mask.padding(torch.tensor([50]))},
+    "sinks": {"sinks": torch.zeros(2)},
+    "dropout": {"dropout_p": 0.1},
+    "bias": {"bias": torch.zeros(67, 67)},
+    "bias that requires grad": {"bias": torch.zeros(67, 67, requires_grad=True)},
+    "alibi": {"bias": tk.Alibi(SLOPES)},
 }
 
 
 @pytest.mark.parametrize("D", [24, 64, 128, 136])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients(name: str, D: int) -> None:
-    """That of a bias sm80's kernels take."""
-    is_taken, options = OPTIONS[name]
+    """Of whatever option; but that of a bias is sm80's, as it is told."""
+    options = OPTIONS[name]
     x = [torch.randn(1, 2, 67, D).to(torch.bfloat16).requires_grad_() for _ in range(3)]
     tk.attention(*x, backend="cuda", **options).sum().backward()
     told = explain(*x, backend="cuda", **options).kernel
     assert told is not None
-    assert emulator.latest_launch().startswith("(sm90::query") == is_taken
-    assert ("sm80 backward" in told) != is_taken
+    assert emulator.latest_launch().startswith("(sm90::query")
+    assert told.startswith("csrc/cuda/sm90") and "sm80 backward" not in told
+    assert ("sm80 for dbias" in told) == (name == "bias that requires grad")
+
+
+def test_gradients_that_tma_cannot_write() -> None:
+    """Rows of 60 bytes: sm80's kernels have the backward pass, as it is told."""
+    rows = torch.randn(1, 2, 67, 32).to(torch.bfloat16)
+    x = [rows[..., :30].requires_grad_(), rows[..., :30], rows[..., :24]]
+    tk.attention(*x, backend="cuda").sum().backward()
+    told = explain(*x, backend="cuda").kernel
+    assert told is not None and told.startswith("csrc/cuda/sm90 forward, csrc/cuda/sm80 backward")
+    assert emulator.latest_launch().startswith("(query_gradients_kernel")
 
 
 def test_wider_rows_are_refused() -> None:

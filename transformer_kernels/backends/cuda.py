@@ -74,8 +74,12 @@ class CudaBackend(CompiledBackend):
         if has_hopper_kernels(problem.device):
             (width, v_width), backward = _hopper_widths(problem, q, k, v, extras)
             if width:
-                both = backward == (width, v_width)
-                files = "sm90" if both else "sm90 forward, csrc/cuda/sm80 backward"
+                bias_needs_grad = extras.bias is not None and extras.bias.requires_grad
+                files = "sm90"
+                if backward != (width, v_width):
+                    files += " forward, csrc/cuda/sm80 backward"
+                elif bias_needs_grad:
+                    files += ", csrc/cuda/sm80 for dbias"
                 return f"csrc/cuda/{files}, {dtype}, width {width}/{v_width}, {where}"
         width = next(width for width in WIDTHS if width >= max(problem.D, problem.D_v))
         return f"csrc/cuda/sm80, {dtype}, width {width}, {where}"
@@ -113,10 +117,9 @@ def _hopper_widths(
 
     p = problem
     sizes = (p.B, p.H_q, p.H_kv, p.M, p.N, p.D, p.D_v)
-    bias_needs_grad = extras.bias is not None and extras.bias.requires_grad
     results = (_new_rows(q, p.D_v), _new_rows(k, p.D), _new_rows(v, p.D_v))
     rows = (_rows(q), _rows(k), _rows(v), *results)
-    return _C.hopper_widths(_DTYPES.index(p.dtype), sizes, bias_needs_grad, *rows)
+    return _C.hopper_widths(_DTYPES.index(p.dtype), sizes, *rows)
 
 
 def _new_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:

@@ -9,6 +9,9 @@ struct Kernels {
   void (*forward)(const ForwardParams&, const Call&);
   size_t (*backward_workspace)(const BackwardParams&, const Call&);
   void (*backward)(const BackwardParams&, const Call&, void* workspace, bool deterministic);
+  // dbias alone, beside a backward pass of other kernels.
+  size_t (*bias_gradient_workspace)(const BackwardParams&, const Call&);
+  void (*bias_gradient)(const BackwardParams&, const Call&, void* workspace);
   size_t (*decode_workspace)(const ForwardParams&);
   void (*decode)(const ForwardParams&, const KeyCache&, void* workspace, void* stream);
 };

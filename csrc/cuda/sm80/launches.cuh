@@ -38,14 +38,19 @@ struct BackwardSizes {
   }
 };
 
+template <typename Sizes>
+void lay_out_terms(Layout& layout, const Sizes& sizes, BackwardArguments& a) {
+  a.lse = layout.take<float>(sizes.rows);
+  a.delta = layout.take<float>(sizes.rows);
+}
+
 // Sums and counts, which begin as zeros, come first.
 template <typename Element, int kWidth>
 void lay_out(Layout& layout, const BackwardSizes<Element, kWidth>& sizes, BackwardArguments& a) {
   a.dq_sums = layout.take<float>(sizes.query_tiles * sizes.tile.block_m * kWidth);
   a.turns = layout.take<int>(sizes.query_tiles);
   a.begun = layout.take<int>(1);
-  a.lse = layout.take<float>(sizes.rows);
-  a.delta = layout.take<float>(sizes.rows);
+  lay_out_terms(layout, sizes, a);
 }
 
 template <typename Element, int kWidth>
@@ -56,6 +61,24 @@ size_t backward_bytes(const BackwardParams& p, const Call& call) {
   return layout.bytes();
 }
 
+inline BackwardArguments backward_arguments(const BackwardParams& p, const Call& call) {
+  BackwardArguments a{};
+  a.params = p;
+  a.packing = call.packing;
+  a.dropout = dropout_of(p, call);
+  return a;
+}
+
+template <typename Element>
+void launch_row_terms(BackwardArguments a, const Call& call) {
+  const int64_t blocks = ceil_of(call.longest_M, kTermWarps);
+  const int64_t programs = blocks * a.params.H_q * sequences(a.params, call);
+  if (programs == 0) return;
+  a.blocks = static_cast<int>(blocks);
+  TK_LAUNCH(row_terms_kernel<Element>, grid(programs), kTermWarps * kWarp, 0, call.stream, a);
+}
+
+// When row terms are there.
 template <typename Element, int kWidth>
 void launch_bias_gradient(const BackwardArguments& backward,
                           const BackwardSizes<Element, kWidth>& sizes, const Call& call) {
@@ -81,20 +104,13 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   const BackwardSizes<Element, kWidth> sizes(p, call);
   const int64_t B = sequences(p, call);
   Layout layout(workspace);
-  BackwardArguments a{};
-  a.params = p;
-  a.packing = call.packing;
-  a.dropout = dropout_of(p, call);
+  BackwardArguments a = backward_arguments(p, call);
   lay_out(layout, sizes, a);
   const auto zeros = reinterpret_cast<char*>(a.lse) - static_cast<char*>(workspace);
   clear(workspace, static_cast<size_t>(zeros), call.stream);
   if (!deterministic) a.turns = nullptr;
 
-  const int64_t row_programs = ceil_of(call.longest_M, kTermWarps) * p.H_q * B;
-  if (row_programs > 0) {
-    a.blocks = static_cast<int>(ceil_of(call.longest_M, kTermWarps));
-    TK_LAUNCH(row_terms_kernel<Element>, grid(row_programs), kTermWarps * kWarp, 0, call.stream, a);
-  }
+  launch_row_terms<Element>(a, call);
   if (sizes.key_blocks * p.H_kv * B > 0) {
     a.blocks = static_cast<int>(sizes.key_blocks);
     TK_LAUNCH((backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
@@ -109,9 +125,31 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
 }
 
 template <typename Element, int kWidth>
+size_t bias_gradient_bytes(const BackwardParams& p, const Call& call) {
+  Layout layout(nullptr);
+  BackwardArguments a{};
+  lay_out_terms(layout, BackwardSizes<Element, kWidth>(p, call), a);
+  return layout.bytes();
+}
+
+template <typename Element, int kWidth>
+void launch_bias_gradient_alone(const BackwardParams& p, const Call& call, void* workspace) {
+  const BackwardSizes<Element, kWidth> sizes(p, call);
+  Layout layout(workspace);
+  BackwardArguments a = backward_arguments(p, call);
+  lay_out_terms(layout, sizes, a);
+  launch_row_terms<Element>(a, call);
+  launch_bias_gradient(a, sizes, call);
+}
+
+template <typename Element, int kWidth>
 const Kernels& kernels() {
-  static constexpr Kernels kAll{&launch_forward<Element, kWidth>, &backward_bytes<Element, kWidth>,
-                                &launch_backward<Element, kWidth>, &decode_bytes<Element, kWidth>,
+  static constexpr Kernels kAll{&launch_forward<Element, kWidth>,
+                                &backward_bytes<Element, kWidth>,
+                                &launch_backward<Element, kWidth>,
+                                &bias_gradient_bytes<Element, kWidth>,
+                                &launch_bias_gradient_alone<Element, kWidth>,
+                                &decode_bytes<Element, kWidth>,
                                 &launch_decode<Element, kWidth>};
   return kAll;
 }

@@ -45,11 +45,11 @@ inline Widths forward_widths(const ForwardParams& p) {
   return have_maps(p) && has_map(p.o, p.B, p.H_q, p.M) ? widths_of(p) : Widths{};
 }
 
-// A bias's gradient is left to sm80, and all that goes with it.
+// dbias is left to sm80 in any case.
 inline Widths backward_widths(const BackwardParams& p) {
   const bool mapped = have_maps(p) && has_map(p.d_o, p.B, p.H_q, p.M) &&
                       has_map(p.dk, p.B, p.H_kv, p.N) && has_map(p.dv, p.B, p.H_kv, p.N);
-  return mapped && !p.dbias.data ? widths_of(p) : Widths{};
+  return mapped ? widths_of(p) : Widths{};
 }
 
 }  // namespace tk::cuda::sm90
