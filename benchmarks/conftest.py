@@ -100,7 +100,7 @@ def pytest_terminal_summary(
         for line in recorder.left_out:
             terminalreporter.write_line(line)
         terminalreporter.write_line("")
-    for path in recorder.write():
+    for path in recorder.paths:
         terminalreporter.write_line(f"rows: {os.path.relpath(path)}")
 
 

@@ -1,4 +1,4 @@
-"""Whether the variants of a case on a GPU are right, and which of torch's cannot run it."""
+"""Which variants of a case on a GPU are right, and why others are not measured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
 from benchmarks.measure import CheckedCase, Truth, assert_right
@@ -25,8 +26,8 @@ HEADS = (0, -1)
 """Those that are checked. Every head has the same mask, and float64 scores of all would not fit."""
 
 REFUSALS = (RuntimeError, ValueError, AssertionError)
-"""What a peer may answer to a case: torch's errors, out of memory among them; ours, for options and
-masks that it is not measured with; and an error larger than the tests allow."""
+"""What a variant may answer to a case: torch's errors, out of memory among them; for options and
+masks that it is not measured with, ours; and an error larger than the tests allow."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Trial:
     checked: CheckedCase
     left_out: dict[str, str]
     """Peers that cannot run it, and why"""
+    broken: dict[str, str]
+    """Ours that cannot, or err"""
     seconds: dict[str, float]
     """What each one's first call took, forward and backward; compiling is most of it"""
 
@@ -43,7 +46,7 @@ class Trial:
 def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
     """Runs every variant once, on all heads, and holds those of HEADS against float64.
 
-    A peer that cannot is left out; any error of ours is raised.
+    One that cannot is not measured, and the others are: a fault of ours costs no peer its rows.
     """
     inputs = case.inputs()
     part, few = replace(case, H_q=len(HEADS), H_kv=len(HEADS)), Inputs(*map(_some_heads, inputs))
@@ -52,6 +55,7 @@ def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
     attends: dict[str, Attend] = {}
     outputs: dict[str, Outputs] = {}
     left_out: dict[str, str] = {}
+    broken: dict[str, str] = {}
     seconds: dict[str, float] = {}
     for variant in variants:
 
@@ -62,14 +66,11 @@ def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
             attends[variant.name], outputs[variant.name] = attend, got
 
         start = time.perf_counter()
-        if variant.is_peer:
-            reason = why_refused(attempt)
-            if reason is not None:
-                left_out[variant.name] = reason
-        else:
-            attempt()
+        reason = why_refused(attempt)
+        if reason is not None:
+            (left_out if variant.is_peer else broken)[variant.name] = reason
         seconds[variant.name] = time.perf_counter() - start
-    return Trial(CheckedCase(case, inputs, attends, outputs, truth), left_out, seconds)
+    return Trial(CheckedCase(case, inputs, attends, outputs, truth), left_out, broken, seconds)
 
 
 def _some_heads(x: torch.Tensor | None) -> torch.Tensor:
@@ -88,8 +89,17 @@ def why_refused(attempt: Callable[[], None]) -> str | None:
         else:
             return None
     if torch.cuda.is_available():
+        end_if_device_is_lost()
         torch.cuda.empty_cache()  # what ran out of memory has left it in pieces
     return "; ".join(dict.fromkeys(filter(None, map(_essence, said))))
+
+
+def end_if_device_is_lost() -> None:
+    """After a fault of a kernel every call fails: then the run ends, with what it has."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        pytest.exit(f"the device is lost to this process: {_essence(str(error))}", returncode=3)
 
 
 def _essence(text: str) -> str:

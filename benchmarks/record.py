@@ -14,7 +14,8 @@ UNRECORDED = ROOT / "build" / "benchmarks"
 
 
 class Recorder:
-    """Collects rows, and writes each suite's to a file of its own."""
+    """Collects rows, and writes each suite's to a file of its own as they come: a run that is cut
+    off keeps what it has measured."""
 
     def __init__(self, provenance: Provenance, budget: Budget, *, folder: Path, keep: bool) -> None:
         """With `keep`, rows are added to the files in the folder's folder for their device; else
@@ -28,18 +29,27 @@ class Recorder:
         """Who was not measured at what, and why"""
 
     def add(self, rows: Iterable[Row]) -> None:
-        self.rows.extend(rows)
+        """Makes or extends one file a suite."""
+        new = list(rows)
+        self.rows += new
+        for path, of_path in self._by_path(new).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self._keep:
+                append_rows(path, of_path)
+            else:
+                write_rows(path, self._by_path(self.rows)[path])
 
-    def write(self) -> list[Path]:
-        """Makes or extends one file a suite, and returns the files."""
+    @property
+    def paths(self) -> list[Path]:
+        """The files that have the rows."""
+        return list(self._by_path(self.rows))
+
+    def _by_path(self, rows: Iterable[Row]) -> dict[Path, list[Row]]:
         by_path: dict[Path, list[Row]] = {}
-        for row in self.rows:
+        for row in rows:
             folder = self._folder / row.device if self._keep else self._folder
             by_path.setdefault(folder / f"{row.suite}.csv", []).append(row)
-        for path, rows in by_path.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            (append_rows if self._keep else write_rows)(path, rows)
-        return list(by_path)
+        return by_path
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from benchmarks.record import ROOT
 
-GRACE = 10.0
-"""Seconds from the interrupt of a stage that is out of time to its end by force"""
+GRACE = 20.0
+"""Seconds from the interrupt of a stage that is out of time to its end by force. pytest-xdist takes
+10 to give up a worker that hangs, and then says what the others found"""
 
 TAIL = 30
 """Lines that an outcome keeps of a log"""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check import try_out, why_refused
+from benchmarks.gpu_check import end_if_device_is_lost, try_out, why_refused
 from transformer_kernels.bench import Attend, Case, Variant, usable_variants
 from transformer_kernels.mask import Mask
 
@@ -66,9 +66,20 @@ def test_a_peer_is_left_out_with_its_reason(bind: Callable[[Case], Attend], reas
 
 
 @pytest.mark.parametrize("bind", [refuse, fail, err])
-def test_ours_is_never_left_out(bind: Callable[[Case], Attend]) -> None:
-    with pytest.raises((ValueError, RuntimeError, AssertionError)):
-        try_out(CASE, [variant("wrong", bind, is_peer=False)])
+def test_ours_is_broken_and_others_are_measured(bind: Callable[[Case], Attend]) -> None:
+    trial = try_out(CASE, [variant("wrong", bind, is_peer=False), *usable_variants(["sdpa"])])
+    assert list(trial.checked.attends) == ["sdpa"]
+    assert trial.left_out == {}
+    assert list(trial.broken) == ["wrong"]
+
+
+def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(pytest.exit.Exception, match=r"lost to this process: .* encountered$"):
+        end_if_device_is_lost()
 
 
 def test_a_reason_is_told_without_what_is_beside_it() -> None:

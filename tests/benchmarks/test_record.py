@@ -15,15 +15,24 @@ def test_rows_are_added_or_replaced_in_a_file_a_suite(
     keep: bool, after_two_runs: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "new" / "folder"
-    recorder = Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep)
     gpu = replace(row(), suite="gpu", device="nvidia-h200")
-    recorder.add([row(), replace(row(), suite="masks"), gpu])
     names = ["xeon-amx/attention.csv", "xeon-amx/masks.csv", "nvidia-h200/gpu.csv"]
     paths = [folder / (name if keep else Path(name).name) for name in names]
     for _ in range(2):
-        assert recorder.write() == paths
+        recorder = Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep)
+        recorder.add([row(), replace(row(), suite="masks"), gpu])
+        assert recorder.paths == paths
     for path in paths:
         assert len(read_rows(path)) == after_two_runs
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_rows_are_there_as_soon_as_they_are_measured(keep: bool, tmp_path: Path) -> None:
+    recorder = Recorder(PROVENANCE, Budget(1.0), folder=tmp_path, keep=keep)
+    for count in range(1, 4):
+        recorder.add([replace(row(), N=count)])
+        (path,) = recorder.paths
+        assert [one.N for one in read_rows(path)] == list(range(1, count + 1))
 
 
 def test_latest_keeps_the_last_run_of_each_case() -> None:

@@ -125,5 +125,6 @@ def test_a_gpu_computes_what_the_emulator_does(program: str, tmp_path: Path) -> 
     binary = str(tmp_path / program)
     nvcc(f"-gencode=arch=compute_{number},code=sm_{number}", source(program), "-o", binary)
     for case in CASES[program]:
-        result = subprocess.run([binary, case, "0"], capture_output=True, text=True, check=False)
+        command = [binary, case, "0"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
         assert result.stdout == "ok\n", f"{case}: {result.stdout}{result.stderr}"

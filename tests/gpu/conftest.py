@@ -1,11 +1,31 @@
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from transformer_kernels.backends import CudaBackend
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a limited time should reach comes first: Triton compiles for seconds a test."""
+    items.sort(key=lambda item: "triton" in item.nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _the_device_is_not_lost() -> Iterator[None]:
+    """After a fault of a kernel every call of its process fails, which would hide whose it was."""
+    yield
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            pytest.exit(f"the device is lost to this process: {error}", returncode=3)
+        time.sleep(1)  # the test's own report is on its way
+        os._exit(3)  # pytest-xdist says which test it was, and goes on with a new process
 
 
 @pytest.fixture(params=["cuda", "triton"])

@@ -57,13 +57,20 @@ def test_a_wrong_tile_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return dq if shipped != Tile(16, 16, 4, 1) else dq * 1.01
 
     monkeypatch.setattr(launch, "query_gradients", broken)
-    with pytest.raises(ValueError, match="query_gradients with Tile"):
-        list(
-            tune.tune(
-                "query_gradients", torch.float32, SMALL, CPU, tiles=[Tile(16, 16, 4, 1)],
-                seconds=0.01,
-            )
-        )  # fmt: skip
+    tiles = [Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
+    wrong, right = tune.tune(
+        "query_gradients", torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01
+    )
+    assert isinstance(wrong, Refused)
+    assert wrong.tile == tiles[0]
+    assert wrong.reason.startswith("WRONG: errs by ")
+    assert isinstance(right, Timed)
+
+
+def test_compiling_ahead_outlives_a_tile_that_fails() -> None:
+    needs_the_interpreter()
+    tiles = [Tile(16, 16, 4, 1), Tile(24, 16, 4, 1), Tile(32, 32, 4, 1)]
+    tune.compile_ahead("forward", torch.float32, SMALL, CPU, tiles)
 
 
 def test_a_tile_that_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import product
 
@@ -45,7 +48,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Refused:
-    """A tile that cannot run, and why."""
+    """A tile that cannot run, or whose results are wrong, and why."""
 
     tile: Tile
     reason: str
@@ -96,13 +99,16 @@ def tune(
 ) -> Iterator[Timed | Refused]:
     """Refusals as they come, then the tiles that run, fastest first.
 
-    Each is first compared with the shipped one (ValueError where it differs by more than rounding),
+    Each is first compared with the shipped one, and refused where it differs by more than rounding;
     then all take turns; the faster half of them takes turns once more.
     """
     run = _kernel_alone(kernel, dtype, shape, device)
     expected = run()
     able: dict[Tile, Run] = {}
-    for tile in tiles or candidates(kernel, device, dtype.itemsize, shape.D):
+    tiles = tiles or candidates(kernel, device, dtype.itemsize, shape.D)
+    if device.type == "cuda":
+        compile_ahead(kernel, dtype, shape, device, tiles)
+    for tile in tiles:
         attempt = _attempt(kernel, tile, run, expected)
         if isinstance(attempt, Refused):
             yield attempt
@@ -126,14 +132,36 @@ def _attempt(kernel: Kernel, tile: Tile, run: Run, expected: Results) -> Run | R
 
     try:
         results = run_with_tile()
-    except (CompilationError, OutOfResources, PTXASError) as error:
+    except (CompilationError, OutOfResources, PTXASError, RuntimeError) as error:
         return Refused(tile, f"{type(error).__name__}: {str(error).splitlines()[0]}")
     for got, other in zip(results, expected, strict=True):
         largest = float(other.abs().max())
         error_size = float((got.float() - other.float()).abs().max())
         if not error_size <= 8 * torch.finfo(other.dtype).eps * largest:
-            raise ValueError(f"{kernel} with {tile} errs by {error_size:.3g} of {largest:.3g}")
+            return Refused(tile, f"WRONG: errs by {error_size:.3g} of {largest:.3g}")
     return run_with_tile
+
+
+def compile_ahead(
+    kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torch.device, tiles: Sequence[Tile]
+) -> None:
+    """Fills Triton's cache on disk by all processors: a tile takes seconds to compile.
+
+    What fails there fails again where it is timed, and is told then.
+    """
+    workers = min(os.cpu_count() or 1, len(tiles))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        shares = [tiles[first::workers] for first in range(workers)]
+        wait([pool.submit(_compile, kernel, dtype, shape, device, share) for share in shares])
+
+
+def _compile(
+    kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torch.device, tiles: Sequence[Tile]
+) -> None:
+    run = _kernel_alone(kernel, dtype, shape, device)
+    expected = run()
+    for tile in tiles:
+        _attempt(kernel, tile, run, expected)
 
 
 def _times(runs: dict[Tile, Run], device: torch.device, seconds: float) -> dict[Tile, float]:
