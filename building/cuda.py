@@ -19,8 +19,8 @@ from building.unit import Unit
 
 Capability = tuple[int, int]
 
-MINIMUM_CUDA = (12, 0)
-"""The first whose nvcc compiles C++20"""
+MINIMUM_CUDA = (12, 1)
+"""The first whose nvcc compiles C++20, and whose PTX has red of four floats"""
 
 MINIMUM_CAPABILITY: Capability = (8, 0)
 """mma.sync of bfloat16, cp.async"""

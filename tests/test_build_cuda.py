@@ -114,7 +114,7 @@ def test_a_variable_that_leads_nowhere_is_an_error(variable: str, tmp_path: Path
 
 def test_an_old_cuda_is_passed_over(tmp_path: Path) -> None:
     toolkit_in(tmp_path / "cuda", release="11.8")
-    with pytest.raises(NoCudaError, match=r"CUDA 11\.8 in .* is too old, 12\.0 is the first"):
+    with pytest.raises(NoCudaError, match=r"CUDA 11\.8 in .* is too old, 12\.1 is the first"):
         find_cuda({"PATH": "/usr/bin:/bin", "CUDA_HOME": str(tmp_path / "cuda")})
 
 

@@ -259,4 +259,7 @@ def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> 
         return None
     if seed is None:
         return torch.randint(1 << 62, (), dtype=torch.int64, device=device)
-    return seed if isinstance(seed, Tensor) else torch.tensor(seed, device=device)
+    if isinstance(seed, Tensor):
+        return seed
+    # torch.tensor would wait for the device, and a CUDA graph cannot hold its copy.
+    return torch.full((), seed, dtype=torch.int64, device=device)

@@ -21,8 +21,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #define TK_DEVICE static __device__ __forceinline__
 #define TK_DEVICE_METHOD __device__ __forceinline__
@@ -40,6 +43,7 @@ namespace tk::cuda {
 
 inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // so that the next launch is not blamed for it
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
   }
 }
@@ -71,15 +75,28 @@ inline int compute_capability() {
   return 10 * major + minor;
 }
 
+// Lets a kernel ask for so much shared memory on the current device. It is never lowered: another
+// thread may be about to launch the same kernel with more.
+inline void allow_shared_bytes(const char* name, const void* kernel, size_t bytes) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  if (bytes <= kWithoutAsking) return;
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, size_t> allowed;
+  int device;
+  check(cudaGetDevice(&device), "the current device");
+  const std::lock_guard<std::mutex> lock(mutex);
+  size_t& now = allowed[{device, kernel}];
+  if (bytes <= now) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        name);
+  now = bytes;
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
             size_t shared_bytes, void* stream, Arguments&&... arguments) {
-  constexpr size_t kWithoutAsking = 48 * 1024;
-  if (shared_bytes > kWithoutAsking) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shared_bytes)),
-          name);
-  }
+  allow_shared_bytes(name, reinterpret_cast<const void*>(kernel), shared_bytes);
   kernel<<<grid, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
       static_cast<Arguments&&>(arguments)...);
   check(cudaGetLastError(), name);

@@ -6,6 +6,7 @@
 #include "element.h"
 #include "launch.h"
 #include "sm80/kernels.h"
+#include "sm80/launch_sizes.cuh"
 #include "sm80/masks.cuh"
 #include "sm80/workspace.h"
 #ifdef TK_SM90
@@ -53,7 +54,10 @@ const Kernels& kernels_for(const Problem& p) {
   throw std::runtime_error("float64: these kernels compute in float32");
 }
 
-int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
+// Diagonals and indices are ints.
+void check_lengths(const Problem& p) {
+  if (p.M > kFar || p.N > kFar) throw std::runtime_error("more than 2^30 queries or keys");
+}
 
 // Flags of keys that segments show to some query, and what else the pass needs behind them.
 uint8_t* take_key_use(Layout& layout, const Problem& p) {
@@ -64,8 +68,8 @@ void find_key_use(Problem& p, uint8_t* used, const Call& call) {
   p.key_used = used;
   const int64_t blocks = ceil_of(p.N, kUseThreads);
   if (!used || blocks * p.B == 0) return;
-  TK_LAUNCH(key_use_kernel, static_cast<unsigned>(blocks * p.B), kUseThreads, 0, call.stream, p,
-            used, static_cast<int>(blocks));
+  TK_LAUNCH(key_use_kernel, grid(blocks * p.B), kUseThreads, 0, call.stream, p, used,
+            static_cast<int>(blocks));
 }
 
 #ifdef TK_SM90
@@ -77,6 +81,10 @@ const sm90::Kernels* hopper_kernels_for(const Params& params) {
 #endif
 
 }  // namespace
+
+#ifndef TK_EMULATOR
+void use_device(int device) { check(cudaSetDevice(device), "the device"); }
+#endif
 
 bool runs_hopper() {
 #ifdef TK_SM90
@@ -93,6 +101,7 @@ size_t forward_workspace(const ForwardParams& params, const Call&) {
 }
 
 void forward(const ForwardParams& params, const Call& call, void* workspace) {
+  check_lengths(params);
   ForwardParams p = params;
   Layout layout(workspace);
   find_key_use(p, take_key_use(layout, p), call);
@@ -117,6 +126,7 @@ size_t backward_workspace(const BackwardParams& params, const Call& call) {
 }
 
 void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic) {
+  check_lengths(params);
   BackwardParams p = params;
   Layout layout(workspace);
   find_key_use(p, take_key_use(layout, p), call);
@@ -143,8 +153,8 @@ void summarize(const Problem& p, int64_t batches, int64_t heads, const Call& cal
                 column_blocks = ceil_of(p.N, kSummaryBlock);
   const int64_t programs = batches * heads * row_blocks * column_blocks;
   if (programs == 0) return;
-  TK_LAUNCH(summary_kernel, static_cast<unsigned>(programs), kWarp, 0, call.stream, p,
-            static_cast<int>(heads), static_cast<int>(row_blocks), static_cast<int>(column_blocks));
+  TK_LAUNCH(summary_kernel, grid(programs), kWarp, 0, call.stream, p, static_cast<int>(heads),
+            static_cast<int>(row_blocks), static_cast<int>(column_blocks));
 }
 
 }  // namespace tk::cuda

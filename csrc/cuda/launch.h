@@ -20,6 +20,10 @@ struct Call {
   void* stream;
 };
 
+// Makes the device the current one, with a context: torch's guard does nothing where the device is
+// the thread's current one, and a thread that is new to CUDA has no context yet.
+void use_device(int device);
+
 // Whether the kernels of sm90 run what they take: they are built, the current device is Hopper, and
 // TRANSFORMER_KERNELS_HOPPER, in the environment, is not 0.
 bool runs_hopper();

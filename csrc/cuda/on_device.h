@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../call.h"
+#include "launch.h"
 
 #ifdef TK_EMULATOR
 #include "emulator/core.h"
@@ -67,6 +68,7 @@ class OnDevice {
 class OnDevice {
  public:
   explicit OnDevice(const Device& device) : guard_(checked(device).index) {
+    use_device(device.index);
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   }
 

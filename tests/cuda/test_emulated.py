@@ -27,6 +27,7 @@ from transformer_kernels.testing.decoding import (
 from transformer_kernels.testing.packed import PACKED_CASES, PackedCase, assert_packed_case
 from transformer_kernels.testing.poison import poisoned_memory
 from transformer_kernels.testing.results import assert_case, by_backend
+from transformer_kernels.testing.tolerance import assert_within_rule
 
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
@@ -58,6 +59,16 @@ def test_some_cases_are_there() -> None:
 def test_auto_never_chooses_it_on_a_cpu(case: Case) -> None:
     x = inputs(case, torch.float32)
     assert tk.explain(x.q, x.k, x.v, mask=case.bound_mask(), bias=x.bias).chosen == "cpu"
+
+
+def test_long_sums_of_float32_do_not_drift() -> None:
+    """Tensor cores cut what they sum towards zero; here every term has one sign."""
+    q, k = torch.randn(1, 1, 16, 32), torch.randn(1, 1, 4096, 32)
+    v = 1 + torch.rand(1, 1, 4096, 32)
+    o = tk.attention(q, k, v, backend="cuda")
+    exact = tk.attention(*(x.double() for x in (q, k, v)), backend="reference")
+    plain = tk.attention(q, k, v, backend="reference")
+    assert_within_rule("o", o, exact, plain)
 
 
 @pytest.mark.usefixtures("poisoned")

@@ -99,6 +99,8 @@ MISUSES = {
     "misaligned_box": r"tensor: byte \d+ of shared memory; must be a multiple of 128",
     "box_behind": r"tensor: bytes \d+ to \d+ of shared memory, which has 9224",
     "other_rank": r"3 coordinates of a tensor of rank 2",
+    "column_of_8_bytes": r"column 2 does not begin at a multiple of 16 bytes",
+    "store_of_ragged_rows": r"stores 16 bytes at a time, also behind rows of 120",
     "no_tensor_map": r"not a tensor map",
     "bulk_of_12_bytes": r"12 bytes of 0x\w+; must be multiples of 16",
     "exit_before_load": r"exits before the copy at sm90_misuse\.cpp:\d+ is there|"

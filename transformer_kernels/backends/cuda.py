@@ -22,6 +22,8 @@ WIDTHS = (32, 64, 96, 128, 192, 256)
 """Rows are filled up to one of them; kWidths in csrc/cuda/tile_config.h."""
 
 HOPPER: Capability = (9, 0)
+LARGE_AMPERE: frozenset[Capability] = frozenset({(8, 0), (8, 7)})
+"""Chips of the generation 8 whose blocks may have 163 KiB of shared memory"""
 HOPPER_CODE = "sm_90a"
 """What build_info() has where csrc/cuda/sm90 is built"""
 HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
@@ -177,17 +179,26 @@ def _reason_against_driver(built: str) -> str | None:
 
 def _reason_against_chip(capability: Capability, architectures: tuple[str, ...]) -> str | None:
     """Binary code runs on chips of its generation that are not older, PTX on all that are not. Code
-    for sm_90a comes beside that for sm_90, and has some kernels only."""
+    for sm_90a comes beside that for sm_90, and has some kernels only.
+
+    The driver takes the latest binary code that runs. If that is for 8.0 or 8.7, its tiles need
+    163 KiB of shared memory, where other chips of the generation have 99.
+    """
     major, minor = capability
     if capability < (8, 0):
         return f"the GPU is sm_{major}{minor}; these kernels need sm_80 or later"
-    for name in architectures:
-        kind, _, number = name.partition("_")
-        if not number.isdecimal():
-            continue
-        built = (int(number[:-1]), int(number[-1]))
-        if built <= capability and (kind == "compute" or built[0] == major):
+    built = [
+        (kind, (int(number[:-1]), int(number[-1])))
+        for kind, _, number in (name.partition("_") for name in architectures)
+        if number.isdecimal()
+    ]
+    binary = [one for kind, one in built if kind == "sm" and (major, 0) <= one <= capability]
+    if binary:
+        taken = max(binary)
+        if taken not in LARGE_AMPERE or capability in LARGE_AMPERE:
             return None
+    elif any(kind == "compute" and one <= capability for kind, one in built):
+        return None
     return (
         f"the GPU is sm_{major}{minor}, and the kernels are built for {', '.join(architectures)}: "
         f"build again with TORCH_CUDA_ARCH_LIST={major}.{minor}"

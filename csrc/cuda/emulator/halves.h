@@ -27,6 +27,19 @@ inline void to_row(Row& row, const Bits& halves, cuda::Half) {
                               (reinterpret_cast<Bits>(finite) & ~is_special));
 }
 
+// What an accumulator becomes: tensor cores cut it towards zero.
+inline float accumulated(float c, float terms) {
+  const double exact = double{c} + double{terms};
+  const float rounded = static_cast<float>(exact);
+  const double beyond = rounded < 0 ? exact - rounded : rounded - exact;
+  uint32_t bits;
+  memcpy(&bits, &rounded, sizeof bits);
+  bits -= beyond > 0;
+  float cut;
+  memcpy(&cut, &bits, sizeof cut);
+  return cut;
+}
+
 // Of eight numbers in a row.
 inline void load_row(Row& row, const void* eight, bool bfloat16) {
   uint16_t halves[8];

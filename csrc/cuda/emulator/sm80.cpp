@@ -83,7 +83,9 @@ void run_product(uint32_t, void* const* operands) {
   }
   for (int lane = 0; lane < kWarp; ++lane) {
     float* mine = static_cast<Product*>(operands[lane])->c;
-    for (int r = 0; r < 4; ++r) mine[r] += c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2];
+    for (int r = 0; r < 4; ++r) {
+      mine[r] = accumulated(mine[r], c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2]);
+    }
   }
 }
 

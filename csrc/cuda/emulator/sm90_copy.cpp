@@ -84,6 +84,9 @@ Transfer tensor_transfer(const cuda::TensorMap& map, const void* shared, const i
     fail(site, "%s: %d coordinates of a tensor of rank %d", name, rank, transfer.tensor.rank);
   }
   for (int n = 0; n < rank; ++n) transfer.at[n] = at[n];
+  if (at[0] * static_cast<int>(cuda::element_bytes(transfer.tensor.type)) % int{kChunk} != 0) {
+    fail(site, "%s: column %d does not begin at a multiple of 16 bytes", name, at[0]);
+  }
   transfer.bytes = row_bytes(transfer) * row_count(transfer);
   const unsigned chunks = cuda::swizzle_chunks(transfer.tensor.swizzle);
   check_shared(shared, transfer.bytes, 128, name, site);
@@ -258,7 +261,13 @@ void load_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barri
 
 void store_tensor(const TensorMap& map, const void* shared, const int* at, int rank, bool add,
                   Site site) {
-  issue_store(tensor_transfer(map, shared, at, rank, "cp.async.bulk.tensor", site), add);
+  const Transfer transfer = tensor_transfer(map, shared, at, rank, "cp.async.bulk.tensor", site);
+  const uint64_t row = transfer.tensor.size[0] * cuda::element_bytes(transfer.tensor.type);
+  if (row % kChunk != 0) {
+    fail(site, "cp.async.bulk.tensor: stores 16 bytes at a time, also behind rows of %d",
+         static_cast<int>(row));
+  }
+  issue_store(transfer, add);
 }
 
 void store_bulk(void* global, const void* shared, uint32_t bytes, Site site) {

@@ -241,7 +241,7 @@ void run_product(const WarpProduct& product, const Operands& operands, Accumulat
     float* const values = accumulator.values.data() + lane * accumulator.count;
     for (int i = 0; i < accumulator.count; ++i) {
       const float term = c[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
-      values[i] = product.accumulate ? values[i] + term : term;
+      values[i] = product.accumulate ? accumulated(values[i], term) : term;
     }
   }
 }

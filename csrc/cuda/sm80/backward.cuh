@@ -165,6 +165,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
       stage ^= kStages - 1;
     }
   }
+  wait_copies<0>();  // of k and v, where no query sees them
 
   const auto dk_rows = rows_of<Element>(p.dk, seq.at, h_kv, seq.first_k, p.D);
   const auto dv_rows = rows_of<Element>(p.dv, seq.at, h_kv, seq.first_k, p.D_v);

@@ -171,7 +171,7 @@ TK_DEVICE void hide(Accumulator<1, 2>& scores, const DecodeScores& x, const Deco
 // What warps have summed, brought together in shared memory.
 template <int kWidth>
 struct DecodeSums {
-  static constexpr int kRow = kWidth + 8;  // no two of a warp's rows begin in the same bank
+  static constexpr int kRow = kWidth + 8;  // neighbours begin in different banks
   float* o;                                // (warps, 16, kRow)
   float* m;                                // (warps, 16)
   float* l;                                // (warps, 16)

@@ -207,13 +207,17 @@ TK_DEVICE void multiply(float (&c)[4], const Fragment<Element>& a, const Fragmen
   if constexpr (kParts<Element> == 1) {
     multiply_accumulate(c, a.x[0], b.x[0][2 * half], b.x[0][2 * half + 1], Element{});
   } else {
-    // Small ones first.
+    // Small ones first. Tensor cores cut what they sum towards zero, and a long sum drifts: so it
+    // is no sum of theirs, but one of additions, which round.
+    float sum[4] = {};
     constexpr int kA[] = {2, 1, 0, 1, 0, 0}, kB[] = {0, 1, 2, 0, 1, 0};
 #pragma unroll
     for (int n = 0; n < 6; ++n) {
       const uint32_t (&part)[4] = b.x[kB[n]];
-      multiply_accumulate(c, a.x[kA[n]], part[2 * half], part[2 * half + 1], BFloat16{});
+      multiply_accumulate(sum, a.x[kA[n]], part[2 * half], part[2 * half + 1], BFloat16{});
     }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) c[n] += sum[n];
   }
 }
 

@@ -130,7 +130,9 @@ TK_DEVICE void differentiate_keys(const BackwardArguments& a,
     second = !second;
   }
 
-  // Of k the other group may still read its own columns.
+  // dk will be where k is, of which the other group may still read its own columns. A wait for a
+  // product is not said to be one for the other warps' part of it.
+  group_sync();
   write(a, shared, work, dk, dv, 0, k_column, v_column);
 }
 

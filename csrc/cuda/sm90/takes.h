@@ -26,6 +26,12 @@ inline bool has_map(const Strided& x, int64_t entries, int64_t heads, int64_t le
   return true;
 }
 
+// TMA stores 16 bytes at a time, also behind the last element of a row.
+inline bool has_map_to_store(const Strided& x, int64_t entries, int64_t heads, int64_t length,
+                             int64_t width) {
+  return width % 8 == 0 && has_map(x, entries, heads, length);
+}
+
 inline bool have_maps(const Problem& p) {
   const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
   return halves && has_map(p.q, p.B, p.H_q, p.M) && has_map(p.k, p.B, p.H_kv, p.N) &&
@@ -42,13 +48,15 @@ inline Widths widths_of(const Problem& p) {
 }
 
 inline Widths forward_widths(const ForwardParams& p) {
-  return have_maps(p) && has_map(p.o, p.B, p.H_q, p.M) ? widths_of(p) : Widths{};
+  const bool mapped = have_maps(p) && has_map_to_store(p.o, p.B, p.H_q, p.M, p.D_v);
+  return mapped ? widths_of(p) : Widths{};
 }
 
 // dbias is left to sm80 in any case.
 inline Widths backward_widths(const BackwardParams& p) {
   const bool mapped = have_maps(p) && has_map(p.d_o, p.B, p.H_q, p.M) &&
-                      has_map(p.dk, p.B, p.H_kv, p.N) && has_map(p.dv, p.B, p.H_kv, p.N);
+                      has_map_to_store(p.dk, p.B, p.H_kv, p.N, p.D) &&
+                      has_map_to_store(p.dv, p.B, p.H_kv, p.N, p.D_v);
   return mapped ? widths_of(p) : Widths{};
 }
 

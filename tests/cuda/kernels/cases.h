@@ -21,40 +21,80 @@
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <map>
 #endif
 
-// Memory that kernels may use, aligned for every copy.
+#ifdef TK_EMULATOR
+
+// Aligned for every copy.
 template <typename T>
 struct Memory {
   using value_type = T;
   Memory() = default;
   template <typename Other>
   Memory(const Memory<Other>&) {}
-#ifdef TK_EMULATOR
   T* allocate(size_t count) {
     return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{128}));
   }
   void deallocate(T* data, size_t) { ::operator delete(data, std::align_val_t{128}); }
-#else
-  T* allocate(size_t count) {
-    void* data;
-    tk::cuda::check(cudaMallocManaged(&data, count * sizeof(T)), "cudaMallocManaged");
-    return static_cast<T*>(data);
-  }
-  void deallocate(T* data, size_t) { cudaFree(data); }
-#endif
   bool operator==(const Memory&) const { return true; }
 };
 
+// Numbers for kernels, which are told on_device(), and from them, which are there after finish().
 template <typename T>
-using Array = std::vector<T, Memory<T>>;
+class Array : public std::vector<T, Memory<T>> {
+ public:
+  using std::vector<T, Memory<T>>::vector;
+  T* on_device() { return this->data(); }
+};
+
+inline void finish() {}
+
+#else
+
+struct Copy {
+  void *device, *host;
+  size_t bytes;
+};
+
+// By the arrays.
+inline std::map<const void*, Copy>& copies() {
+  static std::map<const void*, Copy> all;
+  return all;
+}
+
+template <typename T>
+class Array : public std::vector<T> {
+ public:
+  using std::vector<T>::vector;
+  Array(const Array&) = default;
+  ~Array() {
+    if (copies().count(this)) cudaFree(copies()[this].device);
+    copies().erase(this);
+  }
+
+  T* on_device() {
+    const auto [at, is_new] = copies().try_emplace(this);
+    Copy& copy = at->second;
+    copy.host = this->data(), copy.bytes = this->size() * sizeof(T);
+    if (is_new) tk::cuda::check(cudaMalloc(&copy.device, copy.bytes), "cudaMalloc");
+    const auto error = cudaMemcpy(copy.device, copy.host, copy.bytes, cudaMemcpyHostToDevice);
+    tk::cuda::check(error, "the copy to the device");
+    return static_cast<T*>(copy.device);
+  }
+};
 
 // After a launch, before its results are looked at.
 inline void finish() {
-#ifndef TK_EMULATOR
   tk::cuda::check(cudaDeviceSynchronize(), "the kernel");
-#endif
+  for (const auto& [array, copy] : copies()) {
+    const auto error = cudaMemcpy(copy.host, copy.device, copy.bytes, cudaMemcpyDeviceToHost);
+    tk::cuda::check(error, "the copy from the device");
+  }
 }
+
+#endif
 
 // Conversions of the host.
 #ifdef TK_EMULATOR

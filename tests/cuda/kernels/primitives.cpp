@@ -34,7 +34,7 @@ void shuffles() {
   Numbers numbers;
   Array<float> x(64), y(64 * 8);
   for (float& value : x) value = numbers.next();
-  TK_LAUNCH(shuffle_kernel, dim3(1), 64, 0, nullptr, Buffers{x.data(), y.data()});
+  TK_LAUNCH(shuffle_kernel, dim3(1), 64, 0, nullptr, Buffers{x.on_device(), y.on_device()});
   finish();
   for (int t = 0; t < 64; ++t) {
     const int warp = t & -32, lane = t % 32;
@@ -75,7 +75,7 @@ void barriers_and_atomics() {
   Array<int> count(1);
   for (size_t n = 0; n < x.size(); ++n) x[n] = static_cast<float>(n % 37);
   TK_LAUNCH(barrier_kernel, dim3(kBlocks), 128, 512, nullptr,
-            Buffers{x.data(), y.data(), count.data()});
+            Buffers{x.on_device(), y.on_device(), count.on_device()});
   finish();
   for (size_t block = 0; block < kBlocks; ++block) {
     float sum = 0;
@@ -92,7 +92,7 @@ TK_KERNEL(32, 1) grid_kernel(const __grid_constant__ Buffers p) {
 
 void grids() {
   Array<float> y(2 * 3 * 4);
-  TK_LAUNCH(grid_kernel, dim3(2, 3, 4), 32, 0, nullptr, Buffers{nullptr, y.data()});
+  TK_LAUNCH(grid_kernel, dim3(2, 3, 4), 32, 0, nullptr, Buffers{nullptr, y.on_device()});
   finish();
   for (size_t n = 0; n < y.size(); ++n) {
     expect_equal(y[n], static_cast<double>(n * 1000 + 3 + 32), "block");
@@ -115,7 +115,8 @@ TK_KERNEL(32, 1) turn_kernel(const __grid_constant__ Buffers p) {
 void turns() {
   Array<float> y(32);
   Array<int> count(1);
-  TK_LAUNCH(turn_kernel, dim3(6), 32, 0, nullptr, Buffers{nullptr, y.data(), count.data()});
+  TK_LAUNCH(turn_kernel, dim3(6), 32, 0, nullptr,
+            Buffers{nullptr, y.on_device(), count.on_device()});
   finish();
   float expected = 0;
   for (int block = 5; block >= 0; --block) expected = expected * 2 + static_cast<float>(block);
@@ -152,7 +153,8 @@ void matrix_loads() {
   Array<uint16_t> x(32 * 8);
   Array<uint32_t> y(128);
   for (size_t n = 0; n < 256; ++n) x[n] = static_cast<uint16_t>(n * 257);
-  TK_LAUNCH(load_kernel<kTransposed>, dim3(1), 32, 512, nullptr, Tile{x.data(), y.data()});
+  TK_LAUNCH(load_kernel<kTransposed>, dim3(1), 32, 512, nullptr,
+            Tile{x.on_device(), y.on_device()});
   finish();
   memset(&x[13 * 8], 0, 16);
   for (size_t lane = 0; lane < 32; ++lane) {
@@ -216,7 +218,7 @@ void products() {
     }
   }
   TK_LAUNCH(product_kernel<Element>, dim3(1), 32, 0, nullptr,
-            Products{a_lanes.data(), b_lanes.data(), c_lanes.data()});
+            Products{a_lanes.on_device(), b_lanes.on_device(), c_lanes.on_device()});
   finish();
   for (size_t lane = 0; lane < 32; ++lane) {
     for (size_t i = 0; i < 4; ++i) {

@@ -129,7 +129,7 @@ void product() {
   }
   Array<float> c(kRows * kRows, NAN), sums(kRows, NAN);
   TK_LAUNCH(product_kernel, dim3(1), 128, kRows * kPitch * sizeof(float), nullptr,
-            Params{a.data(), b.data(), c.data(), sums.data(), K, kBroken});
+            Params{a.on_device(), b.on_device(), c.on_device(), sums.on_device(), K, kBroken});
   finish();
   for (size_t row = 0; row < kRows; ++row) {
     double total = 0;

@@ -9,7 +9,8 @@ namespace {
 constexpr int kBytes = 8192;
 
 struct Params {
-  TensorMap map;  // (64, 32) floats, boxes of (8, 32)
+  TensorMap map;     // (64, 32) floats, boxes of (8, 32)
+  TensorMap ragged;  // of the same, columns 0 to 29
   float* data;
 };
 
@@ -43,9 +44,12 @@ struct alignas(16) Four {
 template <Body kBody>
 void launch() {
   std::vector<Four> data(64 * 32 / 4, Four{});
-  const TensorMap map =
-      encode({data.data(), TensorType::kFloat, 2, {32, 64}, {4, 128}, {32, 8}, Swizzle::kNone});
-  TK_LAUNCH(kernel<kBody>, dim3(2), 128, kBytes + 1024 + 8, nullptr, Params{map, data[0].x});
+  const auto map = [&](uint64_t columns) {
+    return encode(
+        {data.data(), TensorType::kFloat, 2, {columns, 64}, {4, 128}, {32, 8}, Swizzle::kNone});
+  };
+  TK_LAUNCH(kernel<kBody>, dim3(2), 128, kBytes + 1024 + 8, nullptr,
+            Params{map(32), map(30), data[0].x});
   expect(!std::isnan(data.back().x[3]), "NaN was read");
 }
 
@@ -100,6 +104,14 @@ TK_DEVICE void box_behind(const Params& p, const Block& block) {
 
 TK_DEVICE void other_rank(const Params& p, const Block& block) {
   if (block.t == 0) load_tensor(block.shared, p.map, block.barrier, {0, 0, 0});
+}
+
+TK_DEVICE void column_of_8_bytes(const Params& p, const Block& block) {
+  if (block.t == 0) load_tensor(block.shared, p.map, block.barrier, {2, 0});
+}
+
+TK_DEVICE void store_of_ragged_rows(const Params& p, const Block& block) {
+  if (block.t == 0) store_tensor(p.ragged, block.shared, {0, 0});
 }
 
 TK_DEVICE void no_tensor_map(const Params& p, const Block& block) {
@@ -247,6 +259,8 @@ int main(int count, char** arguments) {
                     TK_CASE(misaligned_box),
                     TK_CASE(box_behind),
                     TK_CASE(other_rank),
+                    TK_CASE(column_of_8_bytes),
+                    TK_CASE(store_of_ragged_rows),
                     TK_CASE(no_tensor_map),
                     TK_CASE(bulk_of_12_bytes),
                     TK_CASE(exit_before_load),

@@ -70,13 +70,13 @@ T number(int n) {
   }
 }
 
-// Loads a box that hangs over on both sides, and stores it to another tensor and adds it to a
-// third.
+// Loads a box that hangs over on one side or the other, and stores it to another tensor and adds it
+// to a third.
 template <typename T>
 void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
   const int inner = swizzle == Swizzle::kNone ? 16 : row_chunks(swizzle) * 16 / int{sizeof(T)};
   const int sizes[5] = {inner + 8, 5, 4, 3, 3}, boxes[5] = {inner, 4, 3, 2, 2};
-  const int starts[5] = {-3, 2, -1, 2, 1};
+  const int starts[5] = {rank % 2 ? -8 : 16, 2, -1, 2, 1};
   TensorBox box{};
   box.type = type, box.rank = rank, box.swizzle = swizzle;
   size_t stride = sizeof(T), box_count = 1;
@@ -100,12 +100,12 @@ void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
   }
   p.box_bytes = static_cast<int>(box_count * sizeof(T));
   Array<T> bytes(box_count);
-  p.bytes = reinterpret_cast<unsigned char*>(bytes.data());
+  p.bytes = reinterpret_cast<unsigned char*>(bytes.on_device());
   const auto map = [&box](void* data) {
     box.data = data;
     return encode(box);
   };
-  p.from = map(from.data()), p.to = map(to.data()), p.sum = map(sum.data());
+  p.from = map(from.on_device()), p.to = map(to.on_device()), p.sum = map(sum.on_device());
   TK_LAUNCH(tensor_kernel, dim3(1), 64, static_cast<size_t>(p.box_bytes) + 1024 + 8, nullptr, p);
   finish();
 
@@ -204,7 +204,8 @@ TK_KERNEL(32, 1) bulk_kernel(const __grid_constant__ BulkParams p) {
 void bulk_copies() {
   Array<float> from(128), to(128, -1.f), sum(128, 3.f);
   for (size_t n = 0; n < 128; ++n) from[n] = static_cast<float>(n);
-  TK_LAUNCH(bulk_kernel, dim3(2), 32, 520, nullptr, BulkParams{from.data(), to.data(), sum.data()});
+  TK_LAUNCH(bulk_kernel, dim3(2), 32, 520, nullptr,
+            BulkParams{from.on_device(), to.on_device(), sum.on_device()});
   finish();
   for (size_t n = 0; n < 128; ++n) {
     const float value = static_cast<float>(n == 5 ? 105 : n);
@@ -260,7 +261,7 @@ TK_KERNEL(128, 1) phase_kernel(const __grid_constant__ Output p) {
 void phases() {
   Array<float> y(1);
   float expected = 1;
-  TK_LAUNCH(phase_kernel, dim3(1), 128, 128, nullptr, Output{y.data()});
+  TK_LAUNCH(phase_kernel, dim3(1), 128, 128, nullptr, Output{y.on_device()});
   finish();
   for (int round = 0; round < 6; ++round) expected = expected * 2 + 1;
   expect_equal(y[0], expected, "number");
@@ -277,7 +278,7 @@ TK_KERNEL(384, 1) register_kernel(const __grid_constant__ Output p) {
 
 void registers_and_elect() {
   Array<float> y(1);
-  TK_LAUNCH(register_kernel, dim3(2), 384, 0, nullptr, Output{y.data()});
+  TK_LAUNCH(register_kernel, dim3(2), 384, 0, nullptr, Output{y.on_device()});
   finish();
   expect_equal(y[0], 24, "elected lanes");
 }
@@ -305,9 +306,9 @@ void matrix_stores() {
   for (const bool transposed : {false, true}) {
     Array<float> y(128);
     if (transposed) {
-      TK_LAUNCH(store_kernel<true>, dim3(1), 32, 512, nullptr, Output{y.data()});
+      TK_LAUNCH(store_kernel<true>, dim3(1), 32, 512, nullptr, Output{y.on_device()});
     } else {
-      TK_LAUNCH(store_kernel<false>, dim3(1), 32, 512, nullptr, Output{y.data()});
+      TK_LAUNCH(store_kernel<false>, dim3(1), 32, 512, nullptr, Output{y.on_device()});
     }
     finish();
     for (const float same : y) expect_equal(same, 1, "there and back");

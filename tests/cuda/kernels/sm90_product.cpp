@@ -187,10 +187,15 @@ void product() {
   for (Half& x : b) x = rounded<Half>(numbers.next());
   Array<float> c(kRows * kColumns, NAN);
   const auto halves = [](Array<Half>& x, uint32_t rows) {
-    return encode(
-        {x.data(), TensorType::kHalf, 2, {K, rows}, {2, 2 * K}, {kDepth, rows}, Swizzle::k128});
+    return encode({x.on_device(),
+                   TensorType::kHalf,
+                   2,
+                   {K, rows},
+                   {2, 2 * K},
+                   {kDepth, rows},
+                   Swizzle::k128});
   };
-  const TensorMap c_map = encode({c.data(),
+  const TensorMap c_map = encode({c.on_device(),
                                   TensorType::kFloat,
                                   2,
                                   {kColumns, kRows},

@@ -114,8 +114,8 @@ void wgmma_with(Swizzle a_swizzle, Swizzle b_swizzle) {
   for (size_t n = 0; n < c.size(); ++n) c[n] = static_cast<float>(n % 7);
   TK_LAUNCH((wgmma_kernel<Element, kN, kA, kB, kRegisters>), dim3(1), 128, 2 * kMatrixBytes + 1024,
             nullptr,
-            WgmmaParams{a_bytes.data(), b_bytes.data(), a_registers.data(), c.data(), a_layout,
-                        b_layout});
+            WgmmaParams{a_bytes.on_device(), b_bytes.on_device(), a_registers.on_device(),
+                        c.on_device(), a_layout, b_layout});
   finish();
   for (int t = 0; t < 128; ++t) {
     for (int i = 0; i < kN / 2; ++i) {
