@@ -13,7 +13,7 @@ from transformer_kernels.mask import Mask
 TOKENS = 16384
 """B x S of every case"""
 WIDTH = 2048
-"""H x D of every case"""
+"""H x D_v of every case"""
 
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
 MASKED_LENGTH = 8192
@@ -25,14 +25,16 @@ def gpu_case(
     S: int,
     D: int,
     *,
+    D_v: int | None = None,
     mask: Mask | None = None,
     mask_name: str = "none",
     dtype: torch.dtype = torch.bfloat16,
 ) -> Case:
-    """B and H follow from the sizes."""
-    H = WIDTH // D
+    """B and H follow from the sizes. `D_v` is D where it is not given."""
+    columns = D if D_v is None else D_v
+    H = WIDTH // columns
     return Case(
-        name=name, B=TOKENS // S, H_q=H, H_kv=H, M=S, N=S, D=D, D_v=D,
+        name=name, B=TOKENS // S, H_q=H, H_kv=H, M=S, N=S, D=D, D_v=columns,
         dtype=dtype, mask=mask, mask_name=mask_name,
     )  # fmt: skip
 
@@ -42,11 +44,12 @@ def causal(S: int, D: int, dtype: torch.dtype = torch.bfloat16) -> Case:
 
 
 def grid_cases() -> list[Case]:
-    """What the goals are for; then wide heads and the other dtypes."""
+    """What the goals are for; then wide heads, those of latent attention, and the other dtypes."""
     grid = [case(S, D) for S in LENGTHS for D in (128, 64) for case in (causal, _full)]
     wide = [case(S, 256) for S in (4096, 16384) for case in (causal, _full)]
+    latent = gpu_case("causal", 4096, 192, D_v=128, mask=Mask.causal(), mask_name="causal")
     others = [causal(4096, 128, dtype) for dtype in (torch.float16, torch.float32)]
-    return [*grid, *wide, *others]
+    return [*grid, *wide, latent, *others]
 
 
 def _full(S: int, D: int) -> Case:

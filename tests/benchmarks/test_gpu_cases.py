@@ -27,7 +27,7 @@ SMALL = 1024
 def test_every_case_has_the_same_tokens_and_width(case: Case) -> None:
     assert case.B * case.M == TOKENS
     assert case.M == case.N
-    assert case.H_q * case.D == case.H_kv * case.D_v == WIDTH
+    assert case.H_q * case.D_v == case.H_kv * case.D_v == WIDTH
 
 
 def test_the_grid_is_whole_and_its_names_are_unique() -> None:
