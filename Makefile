@@ -14,12 +14,16 @@ else
   COMMAND := $(VENV)/bin/transformer-kernels
 endif
 
+# One process a core, where pytest-xdist is installed.
+PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench gpu lint build extension clean
+.PHONY: help demo test oldest bench gpu lint build extension clean
 
 help:
 	@echo "make demo    tables, pictures and a small trained generator, in build/demo"
 	@echo "make test    the tests"
+	@echo "make oldest  the Triton kernels, compiled by the oldest Triton that is supported"
 	@echo "make bench   the benchmarks"
 	@echo "make gpu     on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
 	@echo "make lint    ruff, mypy and clang-format"
@@ -30,9 +34,12 @@ help:
 demo: build
 	$(RUN) -m transformer_kernels demo --out build/demo
 
-# One process a core, where pytest-xdist is installed.
 test: build
-	$(RUN) -m pytest tests $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
+	$(PYTEST) tests
+
+# Beside the environment: GPUs live with older versions than the tests are run with.
+oldest: build build/oldest
+	PYTHONPATH=build/oldest $(PYTEST) tests/triton/test_compilation.py
 
 bench: build
 	$(RUN) -m pytest benchmarks
@@ -62,6 +69,12 @@ $(VENV)/.packages: requirements/dev.txt
 	  f"Python 3.11 or later is needed, and this is {sys.version}: make PYTHON=python3.12")'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --requirement requirements/dev.txt
+	@touch $@
+
+build/oldest: requirements/oldest.txt
+	@echo "== $@, with the packages of $<"
+	@rm -rf $@
+	$(PYTHON) -m pip install --no-deps --target $@ --requirement $<
 	@touch $@
 
 # An editable install, for `transformer-kernels` and for imports from other folders.

@@ -1,4 +1,7 @@
-"""What Triton makes of the kernels without a GPU: they compile with every option, and once."""
+"""What Triton makes of the kernels without a GPU: they compile with every option, fit, and once.
+
+`make oldest` runs this file with the oldest Triton that the package supports.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from transformer_kernels.backends.triton.config import CHIPS
 
 SCRIPT = Path(__file__).parent / "compile_options.py"
 ALWAYS = {"forward_kernel", "row_terms_kernel", "key_gradients_kernel", "query_gradients_kernel"}
@@ -23,13 +28,15 @@ KERNELS = {
     "softcap": ALWAYS,
     "alibi": ALWAYS,
     "bias": ALWAYS | {"tile_sums_kernel"},
+    "bias-float32": ALWAYS | {"tile_sums_kernel"},
     "bias-keys": ALWAYS | {"column_sums_kernel"},
+    "everything": ALWAYS | LISTS | {"tile_sums_kernel"},
     "packed": ALWAYS,
 }
 
 
-@pytest.mark.parametrize("chip", ["sm90", "gfx9"])
-def test_every_option_compiles_and_lengths_make_no_new_kernels(chip: str) -> None:
+@pytest.mark.parametrize("chip", ["sm86", "sm90", "gfx9"])
+def test_every_option_compiles_and_fits_and_lengths_make_no_new_kernels(chip: str) -> None:
     """In a process in which Triton's interpreter is off."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
@@ -38,5 +45,8 @@ def test_every_option_compiles_and_lengths_make_no_new_kernels(chip: str) -> Non
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     found = json.loads(run.stdout)
-    assert {case: set(kernels) for case, kernels in found["compiled"].items()} == KERNELS
+    assert {case: set(kernels) for case, kernels in found["shared_kib"].items()} == KERNELS
+    for case, kernels in found["shared_kib"].items():
+        for kernel, kib in kernels.items():
+            assert kib <= CHIPS[chip].shared_kib, (case, kernel)
     assert found["keys"] == dict.fromkeys(ALWAYS, 1)

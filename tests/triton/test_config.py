@@ -36,6 +36,25 @@ def test_blocks_of_keys_hold_whole_draws_of_dropout(chip: config.Chip, element_s
             assert tile.block_m in (16, 32, 64, 128)
 
 
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+@pytest.mark.parametrize("score_bytes", [1, 2, 4, 6])
+def test_tiles_leave_room_for_what_is_loaded_for_each_score(
+    chip: config.Chip, score_bytes: int
+) -> None:
+    """Of float32 the compiler keeps parts where it likes, and of wide rows a turned copy: what
+    compiles is another test's."""
+    for kernel in ("forward", "key_gradients", "query_gradients"):
+        for columns in (64, 128):
+            tile = config.tile(kernel, chip, 2, columns, score_bytes)
+            plain = config.tile(kernel, chip, 2, columns)
+            assert tile is not None
+            assert plain is not None
+            taken = config.shared_bytes(kernel, chip, tile, 2, columns, score_bytes)
+            assert taken <= 1024 * chip.shared_kib
+            assert tile.block_m * tile.block_n >= 32 * 64
+            assert tile.block_m * tile.block_n <= plain.block_m * plain.block_n
+
+
 def test_a_width_takes_the_next_row_of_the_table() -> None:
     sm90 = CHIPS["sm90"]
     for columns in range(1, 513):
@@ -73,5 +92,10 @@ def test_explain_names_chip_and_tile(device: torch.device) -> None:
     told = str(tk.explain(x, x, x, backend="triton"))
     assert "runs: triton (backends/triton, " in told
     tile = config.tile("forward", target.chip(device), 4, 64)
+    assert tile is not None
+    assert f"forward tile {tile.block_m} x {tile.block_n}" in told
+    mask = tk.Mask.dense(torch.ones(2, 2, dtype=torch.bool, device=device))
+    told = str(tk.explain(x.half(), x.half(), x.half(), mask=mask, backend="triton"))
+    tile = config.tile("forward", target.chip(device), 2, 64, score_bytes=1)
     assert tile is not None
     assert f"forward tile {tile.block_m} x {tile.block_n}" in told

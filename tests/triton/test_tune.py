@@ -24,7 +24,7 @@ def test_candidates_fit_the_chip(kernel: config.Kernel, chip: config.Chip) -> No
     assert tiles[0] == shipped
     assert len(set(tiles)) == len(tiles) > 20
     for tile in tiles[1:]:
-        assert config.shared_bytes(kernel, tile, 2, 128) <= 1024 * chip.shared_kib
+        assert config.shared_bytes(kernel, chip, tile, 2, 128) <= 1024 * chip.shared_kib
 
 
 def needs_the_interpreter() -> None:

@@ -75,7 +75,7 @@ def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) 
     sides, warps, stages = (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)
     found = [] if shipped is None else [shipped]
     for tile in (Tile(*numbers) for numbers in product(sides, sides, warps, stages)):
-        kib = config.shared_bytes(kernel, tile, element_size, columns) / 1024
+        kib = config.shared_bytes(kernel, chip, tile, element_size, columns) / 1024
         if kib <= chip.shared_kib and _fits_registers(kernel, tile, columns) and tile not in found:
             found.append(tile)
     return found

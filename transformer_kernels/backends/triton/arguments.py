@@ -2,10 +2,13 @@
 
 Triton passes a tuple field by field and compiles a kernel for which fields are None. Everything
 here is a plain number or tensor, so kernels read `mask.dense` where C++ would read a params struct.
+No tuple holds another: Triton 3.6 then loses fields that are None or 1.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +16,8 @@ from torch import Tensor
 
 from transformer_kernels import philox
 from transformer_kernels.problem import AttentionProblem, Extras
+
+LOG2E = 1.0 / math.log(2.0)
 
 
 class Rows(NamedTuple):
@@ -63,19 +68,35 @@ class MaskTensors(NamedTuple):
     q_segments: Tensor | None
     k_segments: Tensor | None
     dense: Tensor | None
-    dense_strides: tuple[int, ...]
+    dense_b: int | None
+    """strides, also below: 0 where a dimension is 1, None where the tensor is"""
+    dense_h: int | None
+    dense_i: int | None
+    dense_j: int | None
     layout: Tensor | None
-    layout_strides: tuple[int, ...]
+    layout_h: int | None
+    layout_i: int | None
+    layout_j: int | None
     block_size: int
+    columns: int | None
+    """N, if there are dense flags: here Triton compiles for whether it divides by 16, and then
+    loads 16 bytes at a time"""
 
 
 class Scores(NamedTuple):
     """How a product of q and k becomes a score."""
 
     scale: float
+    plain_scale: float | None
+    """log2(e) times the scale, where scores are products times the scale and nothing else"""
     softcap: float | None
     bias: Tensor | None
-    bias_strides: tuple[int, ...]
+    bias_b: int | None
+    bias_h: int | None
+    bias_i: int | None
+    bias_j: int | None
+    columns: int | None
+    """N, if there is a bias: see `MaskTensors`"""
     slopes: Tensor | None
 
 
@@ -120,25 +141,40 @@ def numbers(q: Tensor, problem: AttentionProblem) -> Numbers:
 
 def mask_tensors(extras: Extras, problem: AttentionProblem) -> MaskTensors:
     dense, layout = _bytes(extras.dense), _bytes(extras.layout)
+    dense_b, dense_h, dense_i, dense_j = _strides(dense, 4)
+    layout_h, layout_i, layout_j = _strides(layout, 3)
     return MaskTensors(
         key_start=_contiguous(extras.key_start),
         key_end=_contiguous(extras.key_end),
         q_segments=_contiguous(extras.q_segments),
         k_segments=_contiguous(extras.k_segments),
         dense=dense,
-        dense_strides=broadcast_strides(dense),
+        dense_b=dense_b,
+        dense_h=dense_h,
+        dense_i=dense_i,
+        dense_j=dense_j,
         layout=layout,
-        layout_strides=broadcast_strides(layout),
+        layout_h=layout_h,
+        layout_i=layout_i,
+        layout_j=layout_j,
         block_size=problem.block_size,
+        columns=None if dense is None else problem.N,
     )
 
 
-def scores(extras: Extras, problem: AttentionProblem) -> Scores:
+def scores(extras: Extras, problem: AttentionProblem, scale: float) -> Scores:
+    plain = not problem.softcap and extras.bias is None and extras.alibi_slopes is None
+    bias_b, bias_h, bias_i, bias_j = _strides(extras.bias, 4)
     return Scores(
-        scale=problem.scale,
+        scale=scale,
+        plain_scale=scale * LOG2E if plain else None,
         softcap=problem.softcap or None,
         bias=extras.bias,
-        bias_strides=broadcast_strides(extras.bias),
+        bias_b=bias_b,
+        bias_h=bias_h,
+        bias_i=bias_i,
+        bias_j=bias_j,
+        columns=None if extras.bias is None else problem.N,
         slopes=_contiguous(extras.alibi_slopes),
     )
 
@@ -150,13 +186,21 @@ def dropout(extras: Extras, problem: AttentionProblem) -> Dropout:
     return Dropout(extras.seed, philox.keep_threshold(p), 1.0 / (1.0 - p) if p < 1.0 else 0.0)
 
 
-def broadcast_strides(x: Tensor | None) -> tuple[int, ...]:
-    """x's strides, 0 where a dimension is 1; () for None."""
-    if x is None:
-        return ()
+def score_bytes(extras: Extras) -> int:
+    """What a tile loads for each of its scores, besides rows of q, k and v."""
+    tensors = (extras.bias, extras.dense, extras.layout)
+    return sum(x.element_size() for x in tensors if x is not None)
+
+
+def broadcast_strides(x: Tensor) -> tuple[int, ...]:
+    """x's strides, 0 where a dimension is 1."""
     return tuple(
         0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)
     )
+
+
+def _strides(x: Tensor | None, dimensions: int) -> Sequence[int | None]:
+    return [None] * dimensions if x is None else broadcast_strides(x)
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from transformer_kernels import ops
 from transformer_kernels.autograd import fused_attention
-from transformer_kernels.backends.triton import config, interpreter, operators, target
+from transformer_kernels.backends.triton import arguments, config, interpreter, operators, target
 from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
 
 
@@ -49,7 +49,9 @@ class TritonBackend:
         self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
     ) -> str:
         chip, columns = target.chip(problem.device), max(problem.D, problem.D_v)
-        tile = config.tile("forward", chip, problem.dtype.itemsize, columns)
+        tile = config.tile(
+            "forward", chip, problem.dtype.itemsize, columns, arguments.score_bytes(extras)
+        )
         assert tile is not None
         how = "interpreted by numpy" if self.is_interpreted else chip.name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"

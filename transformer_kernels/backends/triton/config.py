@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kernel = Literal["forward", "key_gradients", "query_gradients", "bias_gradient"]
@@ -37,13 +37,15 @@ class Chip:
     name: str
     shared_kib: int
     """for one program"""
+    warp_groups: bool = False
+    """products read their operands from shared memory"""
 
 
 CHIPS = {
     "sm80": Chip("sm80", 163),
     "sm86": Chip("sm86", 99),  # also 8.9 and 12.0: consumer chips have less shared memory
-    "sm90": Chip("sm90", 227),
-    "sm100": Chip("sm100", 227),
+    "sm90": Chip("sm90", 227, warp_groups=True),
+    "sm100": Chip("sm100", 227, warp_groups=True),
     "gfx9": Chip("gfx9", 64),
 }
 
@@ -67,15 +69,42 @@ def precision(chip: Chip, columns: int) -> str:
     return "ieee" if chip.name == "gfx9" or columns > 256 else "bf16x6"
 
 
-def tile(kernel: Kernel, chip: Chip, element_size: int, columns: int) -> Tile | None:
+def tile(
+    kernel: Kernel, chip: Chip, element_size: int, columns: int, score_bytes: int = 0
+) -> Tile | None:
     """The tile that runs, for rows of `columns` elements of `element_size` bytes; None where none
-    fits the chip's shared memory."""
+    fits the chip's shared memory. `score_bytes` is what a tile also loads for each score: of a
+    dense bias, a dense mask, a layout."""
     if _tried is not None and _tried[0] == kernel:
         return _tried[1]
     rows = (_HALVES if element_size == 2 else _FLOATS)[kernel]
     at = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
     row = rows[chip.name][at]
-    return None if row is None else Tile(*row)
+    if row is None:
+        return None
+    shipped = Tile(*row)
+    if score_bytes == 0 or kernel == "bias_gradient":  # whose tiles are for a bias as they are
+        return shipped
+    return _beside_loads(kernel, chip, shipped, element_size, columns, score_bytes)
+
+
+def _beside_loads(
+    kernel: Kernel, chip: Chip, tile: Tile, element_size: int, columns: int, score_bytes: int
+) -> Tile:
+    """Half the rows of a pass over them, as what is loaded for each score takes registers; and
+    fewer loads in flight where those of the tile leave no room."""
+    least = 64 if kernel == "forward" and chip.warp_groups else 32
+    if kernel == "key_gradients":
+        tile = replace(tile, block_m=min(tile.block_m, max(tile.block_m // 2, least)))
+    else:
+        tile = replace(tile, block_n=min(tile.block_n, max(tile.block_n // 2, least)))
+    room = 1024 * chip.shared_kib
+    while (
+        tile.stages > 1
+        and shared_bytes(kernel, chip, tile, element_size, columns, score_bytes) > room
+    ):
+        tile = replace(tile, stages=tile.stages - 1)
+    return tile
 
 
 _tried: tuple[Kernel, Tile] | None = None
@@ -92,17 +121,26 @@ def trying(kernel: Kernel, tile: Tile) -> Iterator[None]:
         _tried = before
 
 
-def shared_bytes(kernel: Kernel, tile: Tile, element_size: int, columns: int) -> int:
+def shared_bytes(
+    kernel: Kernel, chip: Chip, tile: Tile, element_size: int, columns: int, score_bytes: int = 0
+) -> int:
     """The shared memory that a tile may take, at most: rows it keeps (q; or k and v, or q and do),
-    pairs of rows in flight, and one tile of weights on its way between products."""
+    which AMD holds in registers; pairs of rows in flight; what it loads for each score; and one
+    tile of weights on its way between products where warps share its rows."""
     row = columns * element_size
     kept, streamed = 2 * tile.block_m, 2 * tile.block_n
     if kernel == "key_gradients":
         kept, streamed = streamed, kept
     elif kernel == "forward":
         kept = tile.block_m
-    weights = tile.block_m * tile.block_n * element_size
-    return (kept + tile.stages * streamed) * row + weights
+    if chip.name == "gfx9":
+        kept = 0
+    ahead = max(1, tile.stages - 1)
+    in_flight = tile.stages if chip.warp_groups else ahead  # older chips read a tile to registers
+    scores = tile.block_m * tile.block_n
+    rows = tile.block_n if kernel == "key_gradients" else tile.block_m
+    weights = scores * element_size if 16 * tile.warps > rows else 0
+    return (kept + in_flight * streamed) * row + ahead * scores * score_bytes + weights
 
 
 _Rows = dict[str, tuple[tuple[int, int, int, int] | None, ...]]

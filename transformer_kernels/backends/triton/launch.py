@@ -85,7 +85,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionP
         problem,
         arguments.numbers(q, problem),
         arguments.mask_tensors(extras, problem),
-        arguments.scores(extras, problem),
+        arguments.scores(extras, problem, problem.scale),
         arguments.dropout(extras, problem),
     )
 
@@ -100,7 +100,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     summary = summarize(call)
     q, scores = call.q, call.scores
     if p.scale < 0.0:  # the kernel takes a row's maximum before it scales
-        q, scores = -q, scores._replace(scale=-p.scale)
+        q, scores = -q, arguments.scores(call.extras, p, -p.scale)
     tile, meta = tiling("forward", call)
     launch(
         forward_kernel,
@@ -315,7 +315,9 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
     block_d, block_dv = config.width(p.D), config.width(p.D_v)
     chip = target.chip(p.device)
     columns = max(block_d, block_dv)
-    tile = config.tile(kernel, chip, call.q.element_size(), columns)
+    tile = config.tile(
+        kernel, chip, call.q.element_size(), columns, arguments.score_bytes(call.extras)
+    )
     assert tile is not None  # the backend has said no where there is none
     return tile, {
         "D": p.D,

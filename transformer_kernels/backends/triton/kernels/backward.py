@@ -21,6 +21,7 @@ from transformer_kernels.backends.triton.kernels.gradients import (
 from transformer_kernels.backends.triton.kernels.primitives import (
     NUMBERS,
     from_start,
+    load_bias,
     load_rows,
     matrix,
     sequence,
@@ -166,12 +167,14 @@ def add_queries(
     sees = base < float("inf")
     q_tile = load_rows(q_head, q_stride, i0, sees, BLOCK_M, D, BLOCK_D, IN_PART)
     do_tile = load_rows(do_head, do_stride, i0, sees, BLOCK_M, D_V, BLOCK_DV, IN_PART)
-    products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
-    shown = None
+    bias, shown = None, None
+    if scores.bias is not None:
+        bias = load_bias(scores, b, h, i_row, j_column, M, N)
     if IN_PART:
         shown = visible(mask, low, high, begin, end, b, h, i_row, j_column, M, N)
+    products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
     p = weights(
-        products, base[None, :], shown, mask, scores, offset, b, h, i_row, j_column, M, N,
+        products, base[None, :], bias, shown, mask, scores, offset, h, i_row, j_column,
         EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=True)
@@ -305,12 +308,14 @@ def add_keys(
     used = is_used(j, low, high, begin, end, M)
     k_tile = load_rows(k_head, k_stride, j0, used, BLOCK_N, D, BLOCK_D, IN_PART)
     v_tile = load_rows(v_head, v_stride, j0, used, BLOCK_N, D_V, BLOCK_DV, IN_PART)
-    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    shown = None
+    bias, shown = None, None
+    if scores.bias is not None:
+        bias = load_bias(scores, b, h, i_column, j_row, M, N)
     if IN_PART:
         shown = visible(mask, low, high, begin, end, b, h, i_column, j_row, M, N)
+    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     p = weights(
-        products, base[:, None], shown, mask, scores, offset, b, h, i_column, j_row, M, N,
+        products, base[:, None], bias, shown, mask, scores, offset, h, i_column, j_row,
         EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=False)

@@ -17,6 +17,7 @@ from transformer_kernels.backends.triton.kernels.gradients import (
 )
 from transformer_kernels.backends.triton.kernels.primitives import (
     NUMBERS,
+    load_bias,
     load_rows,
     matrix,
     vector,
@@ -71,10 +72,11 @@ def tile_gradients(
     sees = base_i < float("inf")
     q_tile = load_rows(q_head, q.stride_l, i0, sees, BLOCK_M, D, BLOCK_D, True)
     k_tile = load_rows(k_head, k.stride_l, j0, used, BLOCK_N, D, BLOCK_D, True)
-    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+    bias = load_bias(scores, b, h, i[:, None], j[None, :], M, N)
     shown = visible(mask, low, high, begin, end, b, h, i[:, None], j[None, :], M, N)
+    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     p = weights(
-        products, base_i[:, None], shown, mask, scores, offset, b, h, i[:, None], j[None, :], M, N,
+        products, base_i[:, None], bias, shown, mask, scores, offset, h, i[:, None], j[None, :],
         EXACT=q_tile.dtype == tl.float32,
     )  # fmt: skip
     do_tile = load_rows(do_head, do.stride_l, i0, sees, BLOCK_M, D_V, BLOCK_DV, True)

@@ -16,7 +16,7 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     NUMBERS,
     exponents,
     from_start,
-    is_plain,
+    load_bias,
     load_rows,
     logarithm,
     matrix,
@@ -156,18 +156,23 @@ def attend(
     i_column, j_row = (i0 + tl.arange(0, BLOCK_M))[:, None], j[None, :]
     used = is_used(j, low, high, begin, end, M)
     k_tile = load_rows(k_head, k_stride, j0, used, BLOCK_N, D, BLOCK_D, IN_PART)
-    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    s = exponents(products, scores, offset, b, h, i_column, j_row, M, N, EXACT)
-    if is_plain(scores) and not IN_PART:
-        # One product a row instead of one a score: the scale is not negative (launch.py).
-        largest = exponents(tl.max(products, 1), scores, offset, b, h, 0, 0, M, N, EXACT)
-    v_tile = load_rows(v_head, v_stride, j0, used, BLOCK_N, D_V, BLOCK_DV, IN_PART)
+    # Loads of scores' shape come before the product: see section 4 of docs/triton.md.
+    bias, shown = None, None
+    if scores.bias is not None:
+        bias = load_bias(scores, b, h, i_column, j_row, M, N)
     if IN_PART:
         shown = visible(mask, low, high, begin, end, b, h, i_column, j_row, M, N)
+    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+    s = exponents(products, bias, scores, offset, h, i_column, j_row, EXACT)
+    if scores.plain_scale is not None and not IN_PART:
+        # One product a row instead of one a score: the scale is not negative (launch.py).
+        largest = exponents(tl.max(products, 1), None, scores, offset, h, 0, 0, EXACT)
+    v_tile = load_rows(v_head, v_stride, j0, used, BLOCK_N, D_V, BLOCK_DV, IN_PART)
+    if IN_PART:
         s = tl.where(shown, s, float("-inf"))
         v_tile = without_unseen(v_tile, shown, mask)
 
-    if not is_plain(scores) or IN_PART:
+    if scores.plain_scale is None or IN_PART:
         largest = tl.max(s, 1)
     m_new = tl.maximum(m_i, largest)
     if IN_PART or scores.bias is not None:

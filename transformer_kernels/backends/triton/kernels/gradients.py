@@ -36,14 +36,15 @@ def load_statistics(base_rows, delta_rows, i, M, CHECKED: tl.constexpr):
 
 
 @triton.jit
-def weights(products, base, shown, mask, scores, offset, b, h, i, j, M, N, EXACT: tl.constexpr):
+def weights(products, base, bias, shown, mask, scores, offset, h, i, j, EXACT: tl.constexpr):
     """p of a tile, 0 where not `shown` (None: all is)"""
     if shown is not None:
         # Not the weights: AMD's compiler cannot turn a tile of flags into an operand's layout.
         base = tl.where(shown, base, float("inf"))
-    p = power(exponents(products, scores, offset, b, h, i, j, M, N, EXACT) - base, EXACT)
+    p = power(exponents(products, bias, scores, offset, h, i, j, EXACT) - base, EXACT)
     if shown is not None and mask.q_segments is not None:
-        p = tl.where(shown, p, 0.0)  # a key of a segment that no query is of may be NaN
+        # A key of a segment that no query is of may be NaN.
+        p = tl.where(base != float("inf"), p, 0.0)
     return p
 
 
@@ -66,7 +67,7 @@ def score_gradients(p, dp, delta, shown, mask):
     """ds of a tile"""
     ds = p * (dp - delta)
     if shown is not None and mask.q_segments is not None:
-        ds = tl.where(shown, ds, 0.0)  # a value of a segment that no query is of may be NaN
+        ds = tl.where(p != 0.0, ds, 0.0)  # a value of such a segment may be NaN
     return ds
 
 

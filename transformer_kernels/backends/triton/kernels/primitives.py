@@ -116,36 +116,37 @@ def scaled(products, scores):
 
 
 @triton.jit
-def natural_scores(products, scores, offset, b, h, i, j, M, N):
+def load_bias(scores, b, h, i, j, M, N):
+    """The tile of a bias there is, 0 outside M x N"""
+    by_b, by_h = tl.cast(b, tl.int64) * scores.bias_b, tl.cast(h, tl.int64) * scores.bias_h
+    by_i, by_j = i.to(tl.int64) * scores.bias_i, j.to(tl.int64) * scores.bias_j
+    at = scores.bias + by_b + by_h + by_i + by_j
+    return tl.load(at, mask=(i < M) & (j < scores.columns), other=0.0)
+
+
+@triton.jit
+def natural_scores(products, bias, scores, offset, h, i, j):
     """s of docs/attention.md, not masked"""
     s = scaled(products, scores)
-    if scores.bias is not None:
-        stride = scores.bias_strides
-        first = scores.bias + tl.cast(b, tl.int64) * stride[0] + tl.cast(h, tl.int64) * stride[1]
-        at = first + i.to(tl.int64) * stride[2] + j.to(tl.int64) * stride[3]
-        s += tl.load(at, mask=(i < M) & (j < N), other=0.0).to(tl.float32)
+    if bias is not None:
+        s += bias.to(tl.float32)
     if scores.slopes is not None:
         s -= tl.load(scores.slopes + h) * tl.abs(i + offset - j).to(tl.float32)
     return s
 
 
 @triton.jit
-def is_plain(scores):
-    """Scores are products times the scale, and nothing else: log2(e) can join the scale"""
-    return scores.softcap is None and scores.bias is None and scores.slopes is None
-
-
-@triton.jit
-def exponents(products, scores, offset, b, h, i, j, M, N, EXACT: tl.constexpr):
-    """Scores in the unit of exponents: natural if EXACT, else times log2(e).
+def exponents(products, bias, scores, offset, h, i, j, EXACT: tl.constexpr):
+    """Scores in the unit of exponents: natural if EXACT, else times log2(e). `bias` is their tile
+    of it, or None.
 
     The latter saves a product an element. Where scores are 100 it costs 1e-5 of a weight, which
     float32 would show and halves do not.
     """
-    if is_plain(scores) and not EXACT:
-        return products * (scores.scale * LOG2E)
+    if scores.plain_scale is not None and not EXACT:
+        return products * scores.plain_scale
     else:
-        return unit(natural_scores(products, scores, offset, b, h, i, j, M, N), EXACT)
+        return unit(natural_scores(products, bias, scores, offset, h, i, j), EXACT)
 
 
 @triton.jit

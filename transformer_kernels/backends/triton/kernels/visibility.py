@@ -53,14 +53,14 @@ def flagged(mask, b, h, i, j, M, N):
         k_id = tl.load(mask.k_segments + tl.cast(b, tl.int64) * N + j, mask=j < N, other=0)
         shown = shown & (q_id == k_id)
     if mask.dense is not None:
-        stride = mask.dense_strides
-        first = mask.dense + tl.cast(b, tl.int64) * stride[0] + tl.cast(h, tl.int64) * stride[1]
-        at = first + i.to(tl.int64) * stride[2] + j.to(tl.int64) * stride[3]
-        shown = shown & (tl.load(at, mask=inside, other=0) != 0)
+        by_b, by_h = tl.cast(b, tl.int64) * mask.dense_b, tl.cast(h, tl.int64) * mask.dense_h
+        by_i, by_j = i.to(tl.int64) * mask.dense_i, j.to(tl.int64) * mask.dense_j
+        at = mask.dense + by_b + by_h + by_i + by_j
+        shown = shown & (tl.load(at, mask=(i < M) & (j < mask.columns), other=0) != 0)
     if mask.layout is not None:
-        stride = mask.layout_strides
         row, column = i // mask.block_size, j // mask.block_size
-        at = mask.layout + tl.cast(h, tl.int64) * stride[0] + row * stride[1] + column * stride[2]
+        by_h = tl.cast(h, tl.int64) * mask.layout_h
+        at = mask.layout + by_h + row * mask.layout_i + column * mask.layout_j
         shown = shown & (tl.load(at, mask=inside, other=0) != 0)
     return shown
 
