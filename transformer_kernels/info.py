@@ -179,7 +179,7 @@ def _missing_cuda(build: Build | None) -> list[str]:
     if build is None or build.cuda_architectures or not torch.cuda.is_available():
         return []
     return [
-        "the CUDA kernels: install a CUDA toolkit, 12.0 or later, or set CUDA_HOME to one, and "
+        "the CUDA kernels: install a CUDA toolkit, 12.1 or later, or set CUDA_HOME to one, and "
         "install transformer_kernels again (in a clone: make build)"
     ]
 
