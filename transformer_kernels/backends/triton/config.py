@@ -125,8 +125,9 @@ def shared_bytes(
     kernel: Kernel, chip: Chip, tile: Tile, element_size: int, columns: int, score_bytes: int = 0
 ) -> int:
     """The shared memory that a tile may take, at most: rows it keeps (q; or k and v, or q and do),
-    which AMD holds in registers; pairs of rows in flight; what it loads for each score; and one
-    tile of weights on its way between products where warps share its rows."""
+    which AMD holds in registers; pairs of rows in flight; what it loads for each score; and tiles
+    on their way between products, weights and for dk also ds, which chips up to sm_90 hold in
+    registers where each warp has rows of its own."""
     row = columns * element_size
     kept, streamed = 2 * tile.block_m, 2 * tile.block_n
     if kernel == "key_gradients":
@@ -139,8 +140,10 @@ def shared_bytes(
     in_flight = tile.stages if chip.warp_groups else ahead  # older chips read a tile to registers
     scores = tile.block_m * tile.block_n
     rows = tile.block_n if kernel == "key_gradients" else tile.block_m
-    weights = scores * element_size if 16 * tile.warps > rows else 0
-    return (kept + in_flight * streamed) * row + ahead * scores * score_bytes + weights
+    between = scores * element_size * (2 if kernel == "key_gradients" else 1)
+    if chip.name in ("sm80", "sm86", "sm90") and 16 * tile.warps <= rows:
+        between = 0
+    return (kept + in_flight * streamed) * row + ahead * scores * score_bytes + between
 
 
 _Rows = dict[str, tuple[tuple[int, int, int, int] | None, ...]]
