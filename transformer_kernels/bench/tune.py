@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 
@@ -144,15 +144,17 @@ def _attempt(kernel: Kernel, tile: Tile, run: Run, expected: Results) -> Run | R
 
 def compile_ahead(
     kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torch.device, tiles: Sequence[Tile]
-) -> None:
+) -> list[BaseException]:
     """Fills Triton's cache on disk by all processors: a tile takes seconds to compile.
 
-    What fails there fails again where it is timed, and is told then.
+    What fails there fails again where it is timed, and is told then; what ended a whole process
+    early is returned.
     """
     workers = min(os.cpu_count() or 1, len(tiles))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         shares = [tiles[first::workers] for first in range(workers)]
-        wait([pool.submit(_compile, kernel, dtype, shape, device, share) for share in shares])
+        runs = [pool.submit(_compile, kernel, dtype, shape, device, share) for share in shares]
+        return [error for run in runs if (error := run.exception()) is not None]
 
 
 def _compile(
