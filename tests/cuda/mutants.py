@@ -63,7 +63,8 @@ def build(mutant: Mutant, folder: Path) -> Path:
     objects = [unchanged / unit.object_name for unit in units]
     source = folder / units[index].source
     objects[index] = folder / "kernels.o"
-    flags = (*COMMON_FLAGS, *units[index].flags, "-fsanitize=thread", "-c")
+    # A mutant runs for a second or two, which no optimisation is worth.
+    flags = (*COMMON_FLAGS, *units[index].flags, "-fsanitize=thread", "-O0", "-c")
     _run([*compiler, *flags, str(source), "-o", str(objects[index])])
     library = folder / "mutant.so"
     link = (f"-L{torch.root / 'lib'}", *LINK_FLAGS, "-ldl")

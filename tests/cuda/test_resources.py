@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from building.cuda import ELEMENTS, HOPPER_CODE, HOPPER_ELEMENTS, HOPPER_WIDTHS, WIDTHS
+from building.cuda import (
+    ELEMENTS,
+    HOPPER_CODE,
+    HOPPER_ELEMENTS,
+    HOPPER_WIDTHS,
+    WIDTHS,
+    NoCudaError,
+    code,
+    find_cuda,
+    kernel_units,
+)
 from building.extension import ROOT
 from tests.cuda.ptxas import Resources, complaints, parse, reports
 from transformer_kernels import _C
@@ -117,3 +130,24 @@ def test_registers_suffice_for_common_widths(built: list[Resources]) -> None:
     common = [one for one in halves if one.width in MOST_SPILLED and one.architecture in CHIPS]
     assert {one.kernel for one in common} >= {"forward_kernel", "backward_kernel"}
     assert [str(one) for one in common if one.spilled > MOST_SPILLED[one.width]] == []
+
+
+def test_chips_that_are_left_out_have_them_too(tmp_path: Path) -> None:
+    """Where TORCH_CUDA_ARCH_LIST asks for few: one unit for the rest of the default."""
+    try:
+        cuda = find_cuda(os.environ | {"TORCH_CUDA_ARCH_LIST": ""})
+    except NoCudaError as reason:
+        pytest.skip(str(reason))
+    others = tuple(one for one in cuda.chips.capabilities if code(one) not in CHIPS)
+    if not others:
+        pytest.skip("every default chip is built, and the tests above look at them")
+    flags = replace(cuda.chips, capabilities=others, ptx=False).flags
+    (unit,) = (one for one in kernel_units("nvcc", flags, False) if one.variant == "bfloat16-64")
+    target = ("-c", str(ROOT / unit.source), "-o", str(tmp_path / "kernels.o"))
+    command = [*cuda.nvcc(("c++",)), *unit.flags, *target]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found = list(parse(result.stdout + result.stderr, "bfloat16", 64))
+    assert {one.architecture for one in found} == set(map(code, others))
+    assert {one.kernel for one in found} >= {"forward_kernel", "backward_kernel", "decode_kernel"}
+    assert [str(one) for one in found if one.spilled > MOST_SPILLED[64]] == []
