@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import transformer_kernels as tk
 from transformer_kernels.backends.reference import visible
@@ -70,6 +71,13 @@ def test_all_at_once() -> None:
         if name != "crossed":
             mask = mask & MASKS[name]
     assert torch.equal(bound_shows(mask), mask.materialize(B, H, M, N))
+
+
+def test_no_number_is_waited_for() -> None:
+    """Fake tensors have none, as those of a device that is still computing."""
+    for a, b in itertools.combinations(MASKS.values(), 2):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            bind(a & b, B, H, M, N)
 
 
 def test_nothing_is_bound_to_nothing() -> None:

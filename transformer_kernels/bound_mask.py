@@ -93,11 +93,16 @@ def _merge_segments(segments: list[Segments]) -> tuple[Tensor | None, Tensor | N
 
 
 def _pair_ids(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Ids that are equal exactly where both pairs' ids are: each is renumbered from 0 first."""
+    """Ids that are equal exactly where both pairs' ids are.
+
+    Each is first replaced by its place among all of them in order, for ids may be of any size. The
+    shapes depend on no number, so that no device is waited for, and CUDA graphs can hold it.
+    """
     M = a[0].shape[1]
-    ranks = [torch.unique(torch.cat(pair, dim=1), return_inverse=True)[1] for pair in (a, b)]
-    both = ranks[0] * ranks[1].numel() + ranks[1]
-    return both[:, :M], both[:, M:]
+    both = [torch.cat(pair, dim=1) for pair in (a, b)]
+    places = [torch.searchsorted(ids.flatten().sort().values, ids) for ids in both]
+    joined = places[0] * places[1].numel() + places[1]
+    return joined[:, :M], joined[:, M:]
 
 
 def _merge_blocks(blocks: list[BlockSparse], M: int, N: int) -> tuple[Tensor | None, int]:

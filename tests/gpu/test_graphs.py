@@ -39,6 +39,7 @@ def masks() -> dict[str, tk.Mask]:
         "causal": tk.Mask.causal(),
         "padding": tk.Mask.padding(torch.tensor([S, 60])),
         "segments": tk.Mask.segments(ids),
+        "two segments": tk.Mask.segments(ids) & tk.Mask.segments(ids % 2),
         "dense": tk.Mask.dense(shown),
         "block_sparse": tk.Mask.block_sparse(torch.rand(7, 7) < 0.7, 32),
     }
