@@ -13,7 +13,7 @@ import transformer_kernels as tk
 from building.cuda import WIDTHS
 from transformer_kernels import _C, ops
 from transformer_kernels.backends import CudaBackend, cuda
-from transformer_kernels.backends.cuda import _reason_against, _reason_against_chip
+from transformer_kernels.backends.cuda import _reason_against, _reason_against_chip, built_for
 from transformer_kernels.problem import AttentionProblem, Extras
 
 BACKEND = CudaBackend()
@@ -32,22 +32,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Pretends that there is one, and kernels for it."""
 
     def pretend(
-        capability: tuple[int, int] = H100, driver: int = 13000, built: tuple[str, ...] = BUILT
+        capability: tuple[int, int] = H100,
+        driver: int = 13000,
+        built: tuple[str, ...] = BUILT,
+        cuda: str = "13.0",
     ) -> None:
-        info = {"cuda": "13.0", "cuda_architectures": list(built)}
+        built_for.cache_clear()
+        info = {"cuda": cuda, "cuda_architectures": list(built)}
         monkeypatch.setattr(_C, "build_info", lambda: info)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
 
-    cuda.built_for.cache_clear()
     monkeypatch.setattr(torch.version, "hip", None)
     return pretend
 
 
 @pytest.fixture(autouse=True)
 def _look_again() -> None:
-    cuda.built_for.cache_clear()
+    built_for.cache_clear()
 
 
 def test_it_takes_what_it_is_for(gpu: Callable[..., None]) -> None:
@@ -159,6 +162,18 @@ def test_no_extension(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> None:
 def test_drivers_of_an_earlier_cuda(driver: int, runs: bool, gpu: Callable[..., None]) -> None:
     gpu(driver=driver)
     reason = "the driver is for CUDA 12.8, and the kernels are built by CUDA 13.0"
+    assert _reason_against(ON_GPU) == (None if runs else reason)
+
+
+@pytest.mark.parametrize(("driver", "runs"), [(13000, False), (13020, True), (14000, True)])
+def test_drivers_of_an_earlier_cuda_and_ptx(
+    driver: int, runs: bool, gpu: Callable[..., None]
+) -> None:
+    """They take later binary code of their major version, but not what they would compile."""
+    gpu(driver=driver, built=("sm_90", "compute_86"), cuda="13.2")
+    assert _reason_against(ON_GPU) is None
+    gpu(capability=(12, 0), driver=driver, built=("sm_90", "compute_86"), cuda="13.2")
+    reason = "the driver is for CUDA 13.0, and the kernels' PTX is built by CUDA 13.2"
     assert _reason_against(ON_GPU) == (None if runs else reason)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -154,7 +154,9 @@ def _reason_against(device: torch.device) -> str | None:
     if torch.version.hip is not None:
         return "these kernels are for NVIDIA's GPUs"
     capability = torch.cuda.get_device_capability(device)
-    return _reason_against_driver(version) or _reason_against_chip(capability, architectures)
+    return _reason_against_chip(capability, architectures) or _reason_against_driver(
+        version, _code_for(capability, architectures)
+    )
 
 
 @functools.cache
@@ -166,43 +168,52 @@ def built_for() -> tuple[str, tuple[str, ...]]:
     return built["cuda"], tuple(built["cuda_architectures"])
 
 
-def _reason_against_driver(built: str) -> str | None:
-    """Code of a later CUDA does not run under a driver of an earlier one."""
-    driver: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-    if driver // 1000 >= int(built.partition(".")[0]):
-        return None
-    return (
-        f"the driver is for CUDA {driver // 1000}.{driver % 1000 // 10}, and the kernels are built "
-        f"by CUDA {built}"
-    )
+Code = Literal["binary", "PTX"]
 
 
-def _reason_against_chip(capability: Capability, architectures: tuple[str, ...]) -> str | None:
-    """Binary code runs on chips of its generation that are not older, PTX on all that are not. Code
-    for sm_90a comes beside that for sm_90, and has some kernels only.
+def _code_for(capability: Capability, architectures: tuple[str, ...]) -> Code | None:
+    """What the driver takes for a chip; None where nothing of what is built runs on it.
 
-    The driver takes the latest binary code that runs. If that is for 8.0 or 8.7, its tiles need
-    163 KiB of shared memory, where other chips of the generation have 99.
+    Binary code runs on chips of its generation that are not older, PTX on all that are not. Code
+    for sm_90a comes beside that for sm_90, and has some kernels only. The driver takes the latest
+    binary code that runs: if that is for 8.0 or 8.7, its tiles need 163 KiB of shared memory, where
+    other chips of the generation have 99.
     """
-    major, minor = capability
-    if capability < (8, 0):
-        return f"the GPU is sm_{major}{minor}; these kernels need sm_80 or later"
     built = [
         (kind, (int(number[:-1]), int(number[-1])))
         for kind, _, number in (name.partition("_") for name in architectures)
         if number.isdecimal()
     ]
+    major = capability[0]
     binary = [one for kind, one in built if kind == "sm" and (major, 0) <= one <= capability]
     if binary:
-        taken = max(binary)
-        if taken not in LARGE_AMPERE or capability in LARGE_AMPERE:
-            return None
-    elif any(kind == "compute" and one <= capability for kind, one in built):
+        fits = max(binary) not in LARGE_AMPERE or capability in LARGE_AMPERE
+        return "binary" if fits else None
+    return "PTX" if any(kind == "compute" and one <= capability for kind, one in built) else None
+
+
+def _reason_against_chip(capability: Capability, architectures: tuple[str, ...]) -> str | None:
+    major, minor = capability
+    if capability < (8, 0):
+        return f"the GPU is sm_{major}{minor}; these kernels need sm_80 or later"
+    if _code_for(capability, architectures) is not None:
         return None
     return (
         f"the GPU is sm_{major}{minor}, and the kernels are built for {', '.join(architectures)}: "
         f"build again with TORCH_CUDA_ARCH_LIST={major}.{minor}"
     )
+
+
+def _reason_against_driver(built: str, code: Code | None) -> str | None:
+    """Binary code of a later CUDA runs under drivers of the same major version; its PTX must be
+    compiled by the driver, and under an earlier one cannot."""
+    version: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+    driver = (version // 1000, version % 1000 // 10)
+    needed = tuple(map(int, built.split(".")))
+    if driver >= needed or (code == "binary" and driver[0] == needed[0]):
+        return None
+    what = "the kernels are" if code == "binary" else "the kernels' PTX is"
+    return f"the driver is for CUDA {driver[0]}.{driver[1]}, and {what} built by CUDA {built}"
 
 
 def _where(device: torch.device) -> str:
