@@ -34,12 +34,15 @@ using BFloat16Engine = Fma<float>;
 using Float32Engine = Fma<float>;
 #endif
 
-// run(engine) with the dtype's engine. Those that split numbers into parts return false when they
+// Float's three parts take longer to split and to pack than so few keys and queries to multiply.
+bool is_short(const Problem& p) { return p.M <= kKeyGroup && p.N <= kKeyGroup; }
+
+// run(engine) with the problem's engine. Those that split numbers into parts return false when they
 // meet an infinity; then multiply-adds do it again.
 template <typename Run>
-void with_engine(DType dtype, Run&& run) {
+void with_engine(const Problem& p, Run&& run) {
   bool done = false;
-  switch (dtype) {
+  switch (p.dtype) {
     case DType::kFloat16:
       done = run(Float16Engine{});
       break;
@@ -47,7 +50,7 @@ void with_engine(DType dtype, Run&& run) {
       done = run(BFloat16Engine{});
       break;
     case DType::kFloat32:
-      done = run(Float32Engine{});
+      done = !is_short(p) && run(Float32Engine{});
       break;
     case DType::kFloat64:
       done = run(Fma<double>{});
@@ -58,9 +61,9 @@ void with_engine(DType dtype, Run&& run) {
 
 // The most that any engine which may run takes.
 template <typename Count>
-size_t workspace(DType dtype, Count&& count) {
+size_t workspace(const Problem& p, Count&& count) {
   size_t bytes = 0;
-  with_engine(dtype, [&](auto engine) {
+  with_engine(p, [&](auto engine) {
     bytes = std::max(bytes, count(engine));
     return !decltype(engine)::kSplits;
   });
@@ -69,7 +72,7 @@ size_t workspace(DType dtype, Count&& count) {
 
 size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
   if (is_decoding(p)) return decode_workspace({&p, p.B, true}, workers);
-  return workspace(p.dtype, [&](auto engine) {
+  return workspace(p, [&](auto engine) {
     Arena arena;
     lay_out_forward<decltype(engine)>(p, workers.count, arena);
     return arena.used;
@@ -80,13 +83,13 @@ void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
   if (is_decoding(p)) {
     return run_decode({&p, p.B, true}, workers, Arena{static_cast<char*>(memory)});
   }
-  with_engine(p.dtype, [&](auto engine) {
+  with_engine(p, [&](auto engine) {
     return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
 }
 
 size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
-  return workspace(p.dtype, [&](auto engine) {
+  return workspace(p, [&](auto engine) {
     Arena arena;
     const auto w = lay_out_backward<decltype(engine)>(p, workers.count, arena);
     if (p.dbias.data) lay_out_bias_gradient(p, w, arena);
@@ -95,7 +98,7 @@ size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
 }
 
 void run_backward(const BackwardParams& p, const Workers& workers, void* memory) {
-  with_engine(p.dtype, [&](auto engine) {
+  with_engine(p, [&](auto engine) {
     return backward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
 }
