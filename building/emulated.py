@@ -12,7 +12,7 @@ from building.unit import Unit
 
 FLAGS = (
     "-DTK_EMULATOR",
-    "-O1",  # a third less to compile than -O2, and as fast: switches between threads decide
+    "-O1",  # a third less to compile than -O2, and 5% slower: switches between threads decide
     "-g1",  # errors tell lines
     "-Wno-unknown-pragmas",  # unroll is nvcc's
 )
