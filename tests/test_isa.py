@@ -141,7 +141,8 @@ def test_every_half_goes_through_unchanged(bits: int, queries: int, isa: str) ->
 
 @pytest.mark.parametrize("largest", [3.0e38, 3.4e38, float("inf")])
 def test_the_largest_floats_go_through_unchanged(largest: float, isa: str) -> None:
-    """Of 3.4e38 the first bfloat16 part would be infinite, and the rest NaN."""
+    """Of 3.4e38 the first bfloat16 part would be infinite, and the rest NaN. Fewer queries are not
+    split into parts."""
     v = torch.tensor([largest, -largest, 1.0, 0.0]).reshape(1, 1, 1, 4)
     q, k = torch.zeros(1, 1, 40, 4), torch.zeros(1, 1, 1, 4)
     o = tk.attention(q, k, v, backend="cpu")
