@@ -20,6 +20,12 @@ struct KeyInterval {
   int64_t end;
 };
 
+// Queries begin <= i < end.
+struct QueryInterval {
+  int64_t begin;
+  int64_t end;
+};
+
 // The keys that the diagonals, the key range and N leave to query i.
 TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i) {
   int64_t begin = i + mask.diagonal_low, end = i + mask.diagonal_high + 1;
@@ -52,6 +58,12 @@ TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, in
 TK_INLINE KeyInterval block_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i0,
                                      int64_t i1) {
   return {row_interval(mask, N, b, i0).begin, row_interval(mask, N, b, i1 - 1).end};
+}
+
+// Queries that may see one of the keys j0 <= j < j1, as far as diagonals tell; both ends may lie
+// outside of 0 .. M.
+TK_INLINE QueryInterval block_queries(const MaskParams& mask, int64_t j0, int64_t j1) {
+  return {j0 - mask.diagonal_high, j1 - mask.diagonal_low};
 }
 
 TK_INLINE bool needs_flags(const MaskParams& mask) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -82,6 +83,18 @@ def test_gradients_of_several_chunks_of_queries(dtype: torch.dtype, isa: str) ->
     case = Case(
         name="chunks", M=330, N=70, D=200, D_v=136, dlse=True,
         mask=lambda _: tk.Mask.window(280, 20),
+    )  # fmt: skip
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_blocks_that_are_left_out(dtype: torch.dtype, isa: str) -> None:
+    """Keys that nothing sees, at both ends; and heads of three blocks of queries that share a head
+    of k, so that every other pair of blocks is of two heads."""
+    case = Case(
+        name="left-out", B=1, H_q=4, H_kv=2, M=190, N=620,
+        mask=lambda _: tk.Mask.window(200, -150, align="bottom_right"), hidden=math.nan,
     )  # fmt: skip
     assert_case(case, dtype, "cpu")
 

@@ -33,20 +33,17 @@ struct AmxOperand {
   int64_t stride;
 };
 
+struct alignas(64) AmxConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
+};
+constexpr AmxConfig kAllTiles;
+
 // All eight tiles are 16 x 64 bytes while a Session lives.
 class AmxSession {
  public:
-  AmxSession() {
-    alignas(64) struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    for (int n = 0; n < 8; ++n) config.row_bytes[n] = 64, config.rows[n] = kTile;
-    // GCC 12 takes only the first 8 bytes for an input of the instruction.
-    asm volatile("" ::"r"(&config) : "memory");
-    _tile_loadconfig(&config);
-  }
+  AmxSession() { _tile_loadconfig(&kAllTiles); }
   ~AmxSession() { _tile_release(); }
   AmxSession(const AmxSession&) = delete;
   AmxSession& operator=(const AmxSession&) = delete;

@@ -111,11 +111,20 @@ void add_to_dk_dv(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& li
   }
 }
 
-// Blocks n0 .. n1 - 1 of keys and m0 .. m1 - 1 of queries of head `head`, counted over the batch.
+// Blocks n0 .. n1 - 1 of keys of head `head`, counted over the batch.
+struct Stripe {
+  int64_t place, head, n0, n1;
+
+  int64_t first_key() const { return n0 * kBlock; }
+  int64_t keys(int64_t N) const { return std::min(n1 * kBlock, N) - first_key(); }
+};
+
+// A stripe's keys and blocks m0 .. m1 - 1 of queries.
 template <typename Engine>
 void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
-                     const BackwardScratch<Engine>& t, int64_t place, int64_t head, int64_t n0,
-                     int64_t n1, int64_t m0, int64_t m1, int64_t split) {
+                     const BackwardScratch<Engine>& t, const Stripe& at, int64_t m0, int64_t m1,
+                     int64_t split) {
+  const auto [place, head, n0, n1] = at;
   constexpr int64_t kSquare = Engine::kSquare;
   TileTerms<Engine> tiles[kSquare * kSquare];
   TileLine<Engine> rows[kSquare], columns[kSquare];
@@ -153,46 +162,85 @@ void write_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t ro
   }
 }
 
+// Zeros in rows of dk or dv: in every dtype all bits are 0.
+TK_INLINE void clear_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t row0,
+                          int64_t rows, int64_t width) {
+  const int64_t size = size_of(dtype);
+  for (int64_t r = row0; r < row0 + rows; ++r) {
+    char* const row = static_cast<char*>(to.data) + row_offset(to, b, h, r) * size;
+    if (to.stride[3] == 1) {
+      clear(row, width * size);
+    } else {
+      for (int64_t c = 0; c < width; ++c) clear(row + c * to.stride[3] * size, size);
+    }
+  }
+}
+
+// dk and dv are cleared just before they are added to, and written just after: so they are in the
+// second-level cache.
+template <typename Engine>
+void begin_stripe(const BackwardParams& p, const BackwardWorkspace<Engine>& w, const Stripe& at) {
+  const int64_t row = at.place * w.key_blocks * kBlock + at.first_key();
+  const int64_t rows = at.keys(round_up(p.N, kKeyGroup));
+  clear(w.dk + row * w.k.width, rows * w.k.width);
+  clear(w.dv + row * w.v.width, rows * w.v.width);
+}
+
+template <typename Engine>
+void end_stripe(const BackwardParams& p, const BackwardWorkspace<Engine>& w, const Stripe& at) {
+  using Real = typename Engine::Real;
+  const int64_t b = at.head / p.H_kv, h = at.head % p.H_kv, keys = at.keys(p.N);
+  const int64_t row = at.place * w.key_blocks * kBlock + at.first_key();
+  write_rows(p.dtype, p.dk, b, h, at.first_key(), keys, p.D, w.k.width,
+             static_cast<Real>(p.score.scale), w.dk + row * w.k.width);
+  write_rows(p.dtype, p.dv, b, h, at.first_key(), keys, p.D_v, w.v.width, keep_factor<Real>(p),
+             w.dv + row * w.v.width);
+}
+
+// Of keys that no query sees.
+TK_INLINE void skip_stripe(const BackwardParams& p, const Stripe& at) {
+  const int64_t b = at.head / p.H_kv, h = at.head % p.H_kv;
+  clear_rows(p.dtype, p.dk, b, h, at.first_key(), at.keys(p.N), p.D);
+  clear_rows(p.dtype, p.dv, b, h, at.first_key(), at.keys(p.N), p.D_v);
+}
+
 // The split's stripes of keys are every `splits`-th, so that causal work divides evenly. Calls
 // begin_chunk(m0, m1) and end_chunk(m0, m1) around the work on blocks m0 .. m1 - 1 of queries.
 template <typename Engine, typename BeginChunk, typename EndChunk>
 void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
                     int64_t place, int64_t head, int64_t split, BeginChunk&& begin_chunk,
                     EndChunk&& end_chunk) {
-  using Real = typename Engine::Real;
   constexpr int64_t kSquare = Engine::kSquare;
   [[maybe_unused]] const typename Engine::Session session;
   const BackwardScratch<Engine> t = scratch_of(p, w, worker);
-  const int64_t first_row = place * w.key_blocks * kBlock, step = w.splits * kSquare;
-  const auto for_each_stripe = [&](auto&& visit) {
-    for (int64_t n0 = split * kSquare; n0 < w.key_blocks; n0 += step) {
-      visit(n0, std::min(n0 + kSquare, w.key_blocks));
+  // A bias has a gradient, if only of zeros, where nothing is seen.
+  const bool everywhere = writes_ds(p) && p.M > 0;
+  const KeyInterval seen = everywhere ? KeyInterval{0, p.N} : seen_keys(p, head / p.H_kv);
+  const auto for_each_stripe = [&](bool of_seen, auto&& visit) {
+    for (int64_t n0 = split * kSquare; n0 < w.key_blocks; n0 += w.splits * kSquare) {
+      const int64_t n1 = std::min(n0 + kSquare, w.key_blocks);
+      if (is_seen(seen, n0, n1 - n0) == of_seen) visit(Stripe{place, head, n0, n1});
     }
   };
-  for_each_stripe([&](int64_t n0, int64_t n1) {
-    const int64_t end = std::min(n1 * kBlock, round_up(p.N, kKeyGroup));
-    const int64_t row = first_row + n0 * kBlock, rows = end - n0 * kBlock;
-    clear(w.dk + row * w.k.width, rows * w.k.width);
-    clear(w.dv + row * w.v.width, rows * w.v.width);
-  });
+  for_each_stripe(false, [&](const Stripe& at) { skip_stripe(p, at); });
   for (int64_t begin = 0; begin < w.query_blocks; begin += w.chunk) {
     const int64_t end = std::min(begin + w.chunk, w.query_blocks);
     begin_chunk(begin, end);
     clear(w.dq_of(place, split, begin), (end - begin) * kBlock * w.k.width);
-    for_each_stripe([&](int64_t n0, int64_t n1) {
+    for_each_stripe(true, [&](const Stripe& at) {
+      const QueryInterval queries = everywhere
+                                        ? QueryInterval{0, p.M}
+                                        : block_queries(p.mask, at.n0 * kBlock, at.n1 * kBlock);
+      const auto [first, last] = w.span(queries);
+      if (begin <= first && first < end) begin_stripe(p, w, at);
       for (int64_t m0 = begin; m0 < end; m0 += kSquare) {
-        backward_square(p, w, t, place, head, n0, n1, m0, std::min(m0 + kSquare, end), split);
+        const int64_t m1 = std::min(m0 + kSquare, end);
+        if (w.meets(queries, m0, m1)) backward_square(p, w, t, at, m0, m1, split);
       }
+      if (begin <= last && last < end) end_stripe(p, w, at);
     });
     end_chunk(begin, end);
   }
-  for_each_stripe([&](int64_t n0, int64_t n1) {
-    const int64_t row = first_row + n0 * kBlock, keys = std::min(n1 * kBlock, p.N) - n0 * kBlock;
-    write_rows(p.dtype, p.dk, head / p.H_kv, head % p.H_kv, n0 * kBlock, keys, p.D, w.k.width,
-               static_cast<Real>(p.score.scale), w.dk + row * w.k.width);
-    write_rows(p.dtype, p.dv, head / p.H_kv, head % p.H_kv, n0 * kBlock, keys, p.D_v, w.v.width,
-               keep_factor<Real>(p), w.dv + row * w.v.width);
-  });
   if (writes_ds(p)) end_streams();
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "arena.h"
 #include "delta.h"
@@ -46,6 +47,21 @@ struct BackwardWorkspace {
   }
   Real* dq_of(int64_t place, int64_t split, int64_t m) const {
     return dq + query_room(place * splits + split, m) * kBlock * k.width;
+  }
+
+  // The first and the last block of a place's queries that hold some of these, or would.
+  std::pair<int64_t, int64_t> span(QueryInterval queries) const {
+    const auto block = [&](int64_t i) {
+      return std::clamp<int64_t>(i / kBlock, 0, head_blocks - 1);
+    };
+    const int64_t first = block(queries.begin);
+    const int64_t last = query_blocks - head_blocks + block(queries.end - 1);
+    return {first, std::max(first, last)};
+  }
+  // Whether blocks m0 .. m1 - 1 of a place's queries, of one head or of two, hold some of these.
+  bool meets(QueryInterval queries, int64_t m0, int64_t m1) const {
+    const int64_t first = m0 % head_blocks, last = (m1 - 1) % head_blocks;
+    return first > last || (first * kBlock < queries.end && (last + 1) * kBlock > queries.begin);
   }
 
   const char* k_panel(int64_t place, int64_t n) const {
@@ -166,11 +182,12 @@ BackwardScratch<Engine> scratch_of(const BackwardParams& p, const BackwardWorksp
   return lay_out_scratch(p, w, arena);
 }
 
-// Packs block n of keys and values of head `head`, counted over the batch.
+// Packs block n of keys and values of head `head`, counted over the batch, if a query may see it.
 template <typename Engine>
 void pack_keys_backward(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
                         int64_t place, int64_t head, int64_t n) {
   const int64_t b = head / p.H_kv, h = head % p.H_kv, item = place * w.key_blocks + n;
+  if (!is_seen(seen_keys(p, b), n)) return;
   const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
   auto* rows = scratch_of(p, w, worker).rows;
   pack_panel<Engine>(w.k, Slice{p.dtype, p.k, b, h, p.N, p.D}, n * kBlock, used, rows,

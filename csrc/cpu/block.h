@@ -13,6 +13,17 @@ namespace tk::cpu::TK_ISA {
 
 static_assert(kBlock == kSummaryBlock);
 
+// Keys that some query may see, as far as diagonals and the key range tell.
+TK_INLINE KeyInterval seen_keys(const Problem& p, int64_t b) {
+  if (p.M == 0) return {0, 0};
+  return block_interval(p.mask, p.N, b, 0, p.M);
+}
+
+// Whether block n of keys, or one of `count` from there on, has any of them.
+TK_INLINE bool is_seen(KeyInterval seen, int64_t n, int64_t count = 1) {
+  return seen.begin < (n + count) * kBlock && seen.end > n * kBlock;
+}
+
 // A block's keys are computed in groups of so many; its queries too, in the backward pass.
 constexpr int64_t kKeyGroup = 32;
 

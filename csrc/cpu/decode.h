@@ -58,11 +58,7 @@ struct Sequences {
   int64_t entry(int64_t n) const { return together ? n : 0; }
 };
 
-// Keys that some query may see; the first one is rounded down to a block's.
-TK_INLINE KeyInterval seen_keys(const Problem& p, int64_t b) {
-  return block_interval(p.mask, p.N, b, 0, p.M);
-}
-
+// The first key that is seen, rounded down to a block's.
 TK_INLINE int64_t first_block(KeyInterval seen) { return seen.begin / kBlock * kBlock; }
 
 TK_INLINE int64_t count_splits(KeyInterval seen) {

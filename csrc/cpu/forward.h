@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "arena.h"
 #include "dropout.h"
@@ -53,6 +54,7 @@ struct ForwardScratch {
   using State = SoftmaxState<Real, kQueries>;
   State* state;    // (kGroup)
   Real* o;         // (kGroup, D_v, kQueries)
+  bool* begun;     // (kGroup): whether anything was added to o, which is not cleared before
   char* q_panels;  // (kGroup)
   Real* s;         // (kBlock, kQueries)
   char* weights;   // (kPending) of Weights
@@ -71,6 +73,7 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   t.weights = take<char>(arena, Engine::kPending * static_cast<int64_t>(Scratch::Weights::kBytes));
   t.state = take<typename Scratch::State>(arena, Engine::kGroup);
   t.o = take<Real>(arena, Engine::kGroup * w.v.width * Scratch::kQueries);
+  t.begun = take<bool>(arena, Engine::kGroup);
   t.q_panels = take<char>(arena, Engine::kGroup * static_cast<int64_t>(w.q.bytes));
   t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
   t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
@@ -111,11 +114,12 @@ ForwardScratch<Engine> scratch_of(const ForwardParams& p, const ForwardWorkspace
   return lay_out_scratch(p, w, arena);
 }
 
-// Packs block n of keys and values of head `head`, counted over the batch.
+// Packs block n of keys and values of head `head`, counted over the batch, if a query may see it.
 template <typename Engine>
 void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                        const HeadPanels& keys, int64_t worker, int64_t head, int64_t n) {
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
+  if (!is_seen(seen_keys(p, b), n)) return;
   const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
   auto* rows = scratch_of(p, w, worker).rows;
   pack_panel<Engine>(w.k, keys_of(p, p.k, b, h, p.D), n * kBlock, used, rows,
@@ -124,12 +128,16 @@ void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w
                      keys.v + static_cast<size_t>(n) * w.v.bytes, w.finite);
 }
 
-// Products v^T p that o still has to take: it is read and written once for several of them.
+// Products v^T p that o still has to take: it is read and written once for several of them. The
+// first ones begin it.
 template <typename Engine>
 struct Pending {
   using Real = typename Engine::Real;
+  bool& begun;
   typename Engine::Product terms[Engine::kPending];
   int count = 0, taken = 0;  // terms, and weights' places ever taken
+
+  explicit Pending(bool& begun) : begun(begun) {}
 
   // Where the next term's weights go: not where those of another one still lie.
   size_t next_place() { return static_cast<size_t>(taken++ % Engine::kPending); }
@@ -137,8 +145,9 @@ struct Pending {
 
   void add_to(Real* o, int64_t width) {
     if (count == 0) return;
+    const Into into = std::exchange(begun, true) ? Into::kSum : Into::kFresh;
     Engine::template multiply<Exact::kMostly>(width, Engine::kQueries, terms, count, o,
-                                              Engine::kQueries, Into::kSum, Reads::kOnce);
+                                              Engine::kQueries, into, Reads::kOnce);
     count = 0;
   }
 };
@@ -169,6 +178,7 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   // Weights of before are relative to the maximum of before.
   const auto shrink_o = [&](int64_t lane, Vec<Real> factor) {
     pending.add_to(o, w.v.width);
+    if (!pending.begun) return;
     for (Real* to = o + lane; to < o + w.v.width * kQueries; to += kQueries) {
       store(to, load(to) * factor);
     }
@@ -190,7 +200,7 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const int64_t i1 = std::min(i0 + Engine::kQueries, p.M);
   const KeyInterval seen = block_interval(p.mask, p.N, b, i0, i1);
   const int64_t end = std::min(last, (seen.end + kBlock - 1) / kBlock);
-  Pending<Engine> pending;
+  Pending<Engine> pending(t.begun[member]);
   for (int64_t n = std::max(first, seen.begin / kBlock); n < end; ++n) {
     Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
     block.next_j = kBlock;
@@ -203,12 +213,10 @@ template <typename Engine>
 void begin_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const ForwardScratch<Engine>& t, int64_t member, int64_t b, int64_t h,
                    int64_t i0) {
-  constexpr int64_t kQueries = Engine::kQueries;
   pack_panel<Engine>(
       w.q, Slice{p.dtype, p.q, b, h, p.M, p.D}, i0, [](int64_t) { return true; }, t.rows,
       t.q_panels + static_cast<size_t>(member) * w.q.bytes, w.finite);
-  auto* o = t.o + member * w.v.width * kQueries;
-  for (int64_t c = 0; c < w.v.width * kQueries; ++c) o[c] = 0;
+  t.begun[member] = false;
   t.state[member].clear();
 }
 
@@ -219,6 +227,8 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   using Real = typename Engine::Real;
   constexpr int64_t kQueries = Engine::kQueries;
   const auto& state = t.state[member];
+  Real* const o = t.o + member * w.v.width * kQueries;
+  if (!t.begun[member]) clear(o, w.v.width * kQueries);
   Real share[kQueries], lse[kQueries];
   for (int64_t lane = 0; lane < kQueries; lane += kLanes<Real>) {
     const Vec<Real> l = load(state.l + lane);
@@ -226,8 +236,7 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
     store(lse + lane, state.lse(lane));
   }
   const int64_t queries = std::min(p.M - i0, kQueries);
-  write_turned<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v},
-                         t.o + member * w.v.width * kQueries, w.v.width, share, t.rows);
+  write_turned<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v}, o, w.v.width, share, t.rows);
   Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.lse_stride + i0;
   for (int64_t lane = 0; lane < queries; ++lane) to[lane] = lse[lane];
 }
@@ -237,7 +246,6 @@ template <typename Engine>
 void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const HeadPanels& keys, int64_t worker, int64_t b, int64_t h, int64_t first,
                    int64_t last) {
-  [[maybe_unused]] const typename Engine::Session session;
   const ForwardScratch<Engine> t = scratch_of(p, w, worker);
   const auto for_each_member = [&](auto&& visit) {
     for (int64_t m = first; m < last; ++m) visit(m - first, m * Engine::kQueries);
@@ -269,6 +277,7 @@ bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
   const int64_t heads = p.B * p.H_kv;
   if (w.own_heads) {
     for_each(workers, heads, [&](int64_t worker, int64_t head) {
+      [[maybe_unused]] const typename Engine::Session session;
       const HeadPanels keys = head_panels(w, worker);
       for (int64_t n = 0; n < w.key_blocks; ++n) pack_keys_forward(p, w, keys, worker, head, n);
       for (int64_t n = 0; n < sharing * groups; ++n) attend(keys, worker, head, n);
@@ -279,6 +288,7 @@ bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
       pack_keys_forward(p, w, head_panels(w, head), worker, head, item % w.key_blocks);
     });
     for_each(workers, heads * sharing * groups, [&](int64_t worker, int64_t item) {
+      [[maybe_unused]] const typename Engine::Session session;
       const int64_t head = item / (sharing * groups);
       attend(head_panels(w, head), worker, head, item % (sharing * groups));
     });
