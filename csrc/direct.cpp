@@ -35,13 +35,27 @@ bool read_window(PyObject* const* args, Problem& p) {
   return true;
 }
 
-// q, k, v, left, right, bottom_right, scale
-constexpr Py_ssize_t kProblemArguments = 7;
+// A field of a `constraints.KeyRange`: None, or an int64 for each batch entry.
+bool read_bound(PyObject* object, const Problem& p, const int64_t*& to) {
+  if (object == Py_None) return true;
+  dlpack::Tensor x;
+  if (!read(object, 1, x) || x.dtype.code != dlpack::kInt || x.dtype.bits != 64 ||
+      x.shape[0] != p.B || (x.strides[0] != 1 && p.B != 1)) {
+    return false;
+  }
+  to = static_cast<const int64_t*>(x.data);
+  return true;
+}
+
+// q, k, v, left, right, bottom_right, key_start, key_end, scale
+constexpr Py_ssize_t kProblemArguments = 9;
 
 bool read_problem(PyObject* const* args, Problem& p) {
   View q, k, v;
   return read_input(args[0], q) && read_input(args[1], k) && read_input(args[2], v) &&
-         set_tensors(p, q, k, v) && read_window(args + 3, p) && read_scale(args[6], p);
+         set_tensors(p, q, k, v) && read_window(args + 3, p) &&
+         read_bound(args[6], p, p.mask.key_start) && read_bound(args[7], p, p.mask.key_end) &&
+         read_scale(args[8], p);
 }
 
 // After the problem's arguments: grouped, o, lse or None.

@@ -31,6 +31,9 @@ MASKS = {
     "bottom-right-window": tk.Mask.window(9, 3, align="bottom_right"),
     "unseen-keys": tk.Mask.window(5, -60),
     "far": tk.Mask.window(1 << 61, -(1 << 61)),
+    "padding": tk.Mask.padding(torch.tensor([N, 5])),
+    "key-range": tk.Mask.key_range(torch.tensor([3, 70]), torch.tensor([60, 2])),
+    "padded-causal": tk.Mask.padding(torch.tensor([0, 33])) & tk.Mask.causal(),
 }
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -210,13 +213,21 @@ def test_traces_hold_the_operator(calls: list[bool]) -> None:
 def declined() -> dict[str, Any]:
     """Calls that are right and not plain: (q, k, v, options)."""
     q, k, v = (x.detach() for x in qkv())
+    ids = (torch.arange(N) // 9)[None].expand(B, N)
+
+    def lengths(of: list[int], **options: Any) -> tk.Mask:
+        return tk.Mask.padding(torch.tensor(of, **options))
+
     return {
         "subclass": (q.as_subclass(Labelled), k, v, {}),
         "lazy-negation": (torch._neg_view(q), k, v, {}),
         "no-queries": (q[:, :, :0], k, v, {}),
         "narrow-values": (q, k, v[..., :3], {}),
         "two-windows": (q, k, v, {"mask": tk.Mask.window(9, 3) & tk.Mask.causal()}),
-        "padding": (q, k, v, {"mask": tk.Mask.padding(torch.tensor([5, 9]))}),
+        "two-paddings": (q, k, v, {"mask": lengths([5, 9]) & lengths([9, 5])}),
+        "short-lengths": (q, k, v, {"mask": lengths([5, 9], dtype=torch.int32)}),
+        "far-lengths": (q, k, v, {"mask": tk.Mask.padding(torch.tensor([5, 0, 9, 0])[::2])}),
+        "segments": (q, k, v, {"mask": tk.Mask.segments(torch.zeros(B, M).long(), ids)}),
         "wide-window": (q, k, v, {"mask": tk.Mask.window(2**62 + 1, -1)}),
         "lse": (q, k, v, {"return_lse": True}),
         "softcap": (q, k, v, {"softcap": 3.0}),
@@ -269,15 +280,17 @@ def test_second_order() -> None:
     assert gradgradcheck(lambda *x: tk.attention(*x, mask=tk.Mask.causal()), (q, k, v))
 
 
+@pytest.mark.parametrize("mask", ["full", "key-range"])
 @pytest.mark.parametrize("inside", [True, False])
-def test_checkpointing_may_be_intercepted_in_one_pass_only(inside: bool) -> None:
+def test_checkpointing_may_be_intercepted_in_one_pass_only(inside: bool, mask: str) -> None:
     """Both passes save the same tensors, by whichever path they go."""
     q, k, v = qkv()
+    options: dict[str, Any] = {"mask": MASKS[mask]}
     with Following() if inside else nullcontext():
-        o = checkpoint(tk.attention, q, k, v, use_reentrant=False)
+        o = checkpoint(tk.attention, q, k, v, use_reentrant=False, **options)
     with nullcontext() if inside else Following():
         have = torch.autograd.grad(o.square().sum(), (q, k, v))
-    assert_same([o, *have], step(q, k, v))
+    assert_same([o, *have], step(q, k, v, **options))
 
 
 def test_saved_tensors_pass_through_hooks_and_are_guarded() -> None:
@@ -290,6 +303,21 @@ def test_saved_tensors_pass_through_hooks_and_are_guarded() -> None:
         k.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()
+
+
+def test_lengths_may_not_change_before_the_backward_pass() -> None:
+    lengths = torch.tensor([5, 9])
+    o = tk.attention(*qkv(), mask=tk.Mask.padding(lengths))
+    lengths.fill_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+@pytest.mark.parametrize("lengths", [[5], [5, 9, 9]])
+def test_lengths_that_do_not_fit(lengths: list[int], calls: list[bool]) -> None:
+    with pytest.raises(ValueError, match=r"end .* must be \(batch,\)"):
+        tk.attention(*qkv(), mask=tk.Mask.padding(torch.tensor(lengths)))
+    assert calls == [False]
 
 
 def test_nothing_outlives_the_output() -> None:

@@ -112,8 +112,9 @@ def _merge_blocks(blocks: list[BlockSparse], M: int, N: int) -> tuple[Tensor | N
     rows, columns = _ceil_div(M, size), _ceil_div(N, size)
     layout: Tensor | None = None
     for block in blocks:
-        fine = BlockSparse(block.layout, block.block_size // size).visible(
-            rows, columns, block.layout.device
-        )[0]
+        fine = block.layout
+        if block.block_size > size:
+            finer = BlockSparse(block.layout, block.block_size // size)
+            fine = finer.visible(rows, columns, fine.device)[0]
         layout = fine if layout is None else layout & fine
     return layout, size

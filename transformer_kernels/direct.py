@@ -25,7 +25,7 @@ from torch.nn import Parameter
 
 from transformer_kernels import backends, ops
 from transformer_kernels.autograd import first_order
-from transformer_kernels.constraints import Window
+from transformer_kernels.constraints import KeyRange, Window
 from transformer_kernels.mask import Mask
 from transformer_kernels.problem import SavedForBackward
 from transformer_kernels.validate import build_problem
@@ -34,7 +34,11 @@ if ops.why_unavailable() is None:
     from transformer_kernels._C import direct_backward, direct_decode, direct_forward
 
 _Window = tuple[int | None, int | None, bool]
+_KeyRange = tuple[Tensor | None, Tensor | None]
 _Options = tuple[Mask | None, _Window, float | None]
+
+_NO_WINDOW: _Window = (None, None, False)
+_ALL_KEYS: _KeyRange = (None, None)
 
 _CPU = backends.CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
@@ -45,23 +49,24 @@ def attend(
 ) -> Tensor | None:
     """o of a plain call, differentiable to any order; None for what the general path must take.
 
-    Plain are CPU tensors of no subclass, with D = D_v, and no mask or one window. `grouped` says
-    whether k and v may have fewer heads than q.
+    Plain are CPU tensors of no subclass, with D = D_v, and a mask of at most one window and one
+    key range. `grouped` says whether k and v may have fewer heads than q.
     """
     if _could_be_intercepted() or ops.why_unavailable() is not None:
         return None
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
         return None
-    window = _window(mask)
-    if window is None or not q.is_cpu:
+    plain = _plain(mask)
+    if plain is None or not q.is_cpu:
         return None
+    window, keys = plain
     o = torch.empty_like(q)
     if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        return o if direct_forward(q, k, v, *window, scale, grouped, o, None) else None
+        return o if direct_forward(q, k, v, *window, *keys, scale, grouped, o, None) else None
     lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q))
-    if not direct_forward(q, k, v, *window, scale, grouped, o, lse):
+    if not direct_forward(q, k, v, *window, *keys, scale, grouped, o, lse):
         return None
-    result: Tensor = _apply(q, k, v, (o, lse), (mask, window, scale))  # type: ignore[no-untyped-call]
+    result: Tensor = _apply(q, k, v, keys, (o, lse), (mask, window, scale))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -85,8 +90,11 @@ def decode(
         and (block_table is None or type(block_table) is Tensor)
     ):
         return None
-    window = (None, 0, True) if mask is None else _window(mask)
-    if window is None or not window[2] or not q.is_cpu:
+    plain = _plain(mask)
+    if plain is None or plain[1] is not _ALL_KEYS or not q.is_cpu:
+        return None
+    window = (None, 0, True) if mask is None else plain[0]
+    if not window[2]:
         return None
     if torch.is_grad_enabled() and (
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
@@ -111,15 +119,22 @@ def _could_be_intercepted() -> bool:
     )
 
 
-def _window(mask: Mask | None) -> _Window | None:
-    """left, right and whether they count from the bottom right; None for any other mask."""
+def _plain(mask: Mask | None) -> tuple[_Window, _KeyRange] | None:
+    """A window: left, right and whether they count from the bottom right; and a key range: start
+    and end. None for any other mask."""
+    window, keys = _NO_WINDOW, _ALL_KEYS
     if mask is None:
-        return None, None, False
-    if type(mask) is Mask and len(mask.constraints) == 1:
-        constraint = mask.constraints[0]
-        if type(constraint) is Window:
-            return constraint.left, constraint.right, constraint.align == "bottom_right"
-    return None
+        return window, keys
+    if type(mask) is not Mask:
+        return None
+    for one in mask.constraints:
+        if type(one) is Window and window is _NO_WINDOW:
+            window = one.left, one.right, one.align == "bottom_right"
+        elif type(one) is KeyRange and keys is _ALL_KEYS:
+            keys = one.start, one.end
+        else:
+            return None
+    return window, keys
 
 
 def _statistics_dtype(q: Tensor) -> torch.dtype:
@@ -129,7 +144,7 @@ def _statistics_dtype(q: Tensor) -> torch.dtype:
 class DirectAttention(torch.autograd.Function):
     """Gives o, which is computed already, its gradient.
 
-    It saves what `autograd.FusedAttention` saves for a call without extras: activation
+    It saves what `autograd.FusedAttention` saves for the same call, in that order: activation
     checkpointing compares the two passes, and one of them may be intercepted.
     """
 
@@ -139,27 +154,28 @@ class DirectAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        keys: _KeyRange,
         computed: tuple[Tensor, Tensor],
         options: _Options,
     ) -> Tensor:
         o, lse = computed
-        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.save_for_backward(q, k, v, o, lse, *keys)
         ctx.options = options
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse = ctx.saved_tensors
+        q, k, v, o, lse, start, end = ctx.saved_tensors
         options: _Options = ctx.options
         mask, window, scale = options
         if not (torch.is_grad_enabled() or _could_be_intercepted()):
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            if direct_backward(q, k, v, *window, scale, o, lse, do, dq, dk, dv):
-                return dq, dk, dv, None, None
+            if direct_backward(q, k, v, *window, start, end, scale, o, lse, do, dq, dk, dv):
+                return dq, dk, dv, None, None, None
         problem, extras = build_problem(q, k, v, mask, None, scale, None, 0.0, None, None)
         saved = SavedForBackward(q, k, v, o, lse, None)
         grads = first_order(_CPU, problem, do, None, saved, extras, False)
-        return *grads[:3], None, None
+        return *grads[:3], None, None, None
 
 
 # What Function.apply adds to it serves functorch, which `attend` has excluded: 2 us.
