@@ -83,6 +83,7 @@ def host_units(
         Unit("csrc/direct.cpp", python),
         Unit("csrc/direct_decode.cpp", python),
         Unit("csrc/direct_arguments.cpp", python),
+        Unit("csrc/direct_mask.cpp", python),
         Unit("csrc/operators.cpp", stable_abi(torch)),
         Unit("csrc/call.cpp", stable_abi(torch)),
         Unit("csrc/decode_operators.cpp", stable_abi(torch)),

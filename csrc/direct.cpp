@@ -3,6 +3,7 @@
 // by returning False, with nothing computed or raised; the call then goes through operators.cpp.
 #include "direct.h"
 
+#include "cpu/dispatch.h"
 #include "direct_arguments.h"
 #include "run.h"
 
@@ -23,39 +24,20 @@ bool is_lse(const View& x, const Problem& p) {
          (x.stride[0] == p.H_q * p.M || p.B == 1);
 }
 
-// left, right, bottom_right: the fields of a `constraints.Window`.
-bool read_window(PyObject* const* args, Problem& p) {
-  int64_t left, right;
-  if (!read_integer(args[0], kUnbounded, left) || !read_integer(args[1], kUnbounded, right)) {
-    return false;
-  }
-  const int64_t d = args[2] == Py_True ? p.N - p.M : 0;
-  p.mask.diagonal_low = left == kUnbounded ? -kUnbounded : d - left;
-  p.mask.diagonal_high = right == kUnbounded ? kUnbounded : d + right;
-  return true;
-}
-
-// A field of a `constraints.KeyRange`: None, or an int64 for each batch entry.
-bool read_bound(PyObject* object, const Problem& p, const int64_t*& to) {
-  if (object == Py_None) return true;
-  dlpack::Tensor x;
-  if (!read(object, 1, x) || x.dtype.code != dlpack::kInt || x.dtype.bits != 64 ||
-      x.shape[0] != p.B || (x.strides[0] != 1 && p.B != 1)) {
-    return false;
-  }
-  to = static_cast<const int64_t*>(x.data);
-  return true;
-}
-
-// q, k, v, left, right, bottom_right, key_start, key_end, scale
-constexpr Py_ssize_t kProblemArguments = 9;
+// q, k, v, the mask's arguments, scale
+constexpr Py_ssize_t kProblemArguments = 3 + kMaskArguments + 1;
 
 bool read_problem(PyObject* const* args, Problem& p) {
   View q, k, v;
   return read_input(args[0], q) && read_input(args[1], k) && read_input(args[2], v) &&
-         set_tensors(p, q, k, v) && read_window(args + 3, p) &&
-         read_bound(args[6], p, p.mask.key_start) && read_bound(args[7], p, p.mask.key_end) &&
-         read_scale(args[8], p);
+         set_tensors(p, q, k, v) && read_mask(args + 3, p) &&
+         read_scale(args[3 + kMaskArguments], p);
+}
+
+void summarize(const Problem& p) {
+  const int64_t* const stride = p.mask.summary_stride;
+  const int64_t B = stride[0] == 0 ? 1 : p.B, H = stride[1] == 0 ? 1 : p.H_q;
+  cpu::kernels().summarize(p.mask, B, H, p.M, p.N, workers());
 }
 
 // After the problem's arguments: grouped, o, lse or None.
@@ -74,7 +56,10 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!read(args[2], 3, lse) || !is_lse(lse, params)) Py_RETURN_FALSE;
     params.lse = lse.data;
   }
-  return run_unlocked([&] { run_forward(params); });
+  return run_unlocked([&] {
+    if (params.mask.summary) summarize(params);
+    run_forward(params);
+  });
 }
 
 // After the problem's arguments: o, lse, do, dq, dk, dv.

@@ -32,6 +32,12 @@ bool read_input(PyObject* object, View& view);
 // An int, or what stands in for None.
 bool read_integer(PyObject* object, int64_t none, int64_t& to);
 
+// What a mask is made of, to p.mask, whose sizes must be known: left, right and bottom_right of a
+// `constraints.Window`; key_start, key_end, q_segments, k_segments, dense and layout of `Extras`,
+// or None; the layout's block size; and room for the block summary, where there is one.
+constexpr Py_ssize_t kMaskArguments = 11;
+bool read_mask(PyObject* const* args, Problem& p);
+
 // A float, or None for that of the width.
 bool read_scale(PyObject* object, Problem& p);
 

@@ -10,8 +10,10 @@ namespace tk::dlpack {
 constexpr uint32_t kMajorVersion = 1;
 constexpr int32_t kCpu = 1;
 constexpr uint8_t kInt = 0;
+constexpr uint8_t kUint = 1;
 constexpr uint8_t kFloat = 2;
 constexpr uint8_t kBfloat = 4;
+constexpr uint8_t kBool = 6;
 
 struct Device {
   int32_t type;

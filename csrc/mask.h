@@ -46,11 +46,12 @@ TK_INLINE Visible summary_entry(const MaskParams& mask, int64_t b, int64_t h, in
 // aligned to it.
 TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, int64_t h, int64_t i0,
                                 int64_t i1, int64_t j0, int64_t j1) {
+  const Visible entry = summary_entry(mask, b, h, i0, j0);
+  if (entry == Visible::kNone) return entry;
   const KeyInterval first = row_interval(mask, N, b, i0), last = row_interval(mask, N, b, i1 - 1);
   if (last.end <= j0 || first.begin >= j1) return Visible::kNone;
   const bool all = last.begin <= j0 && first.end >= j1;
-  const Visible entry = summary_entry(mask, b, h, i0, j0);
-  return all || entry == Visible::kNone ? entry : Visible::kSome;
+  return all ? entry : Visible::kSome;
 }
 
 // Keys that some query of i0 <= i < i1 may see, as far as diagonals, the key range and N tell. Both

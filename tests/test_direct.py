@@ -34,6 +34,16 @@ MASKS = {
     "padding": tk.Mask.padding(torch.tensor([N, 5])),
     "key-range": tk.Mask.key_range(torch.tensor([3, 70]), torch.tensor([60, 2])),
     "padded-causal": tk.Mask.padding(torch.tensor([0, 33])) & tk.Mask.causal(),
+    "segments": tk.Mask.segments(*((torch.arange(n) // 30).repeat(B, 1) for n in (M, N))),
+    "dense": tk.Mask.dense(torch.arange(H * M * N).view(1, H, M, N) % 7 > 2),
+    "dense-keys": tk.Mask.dense((torch.arange(B * N) % 5 > 0).view(B, 1, 1, N)),
+    "dense-across": tk.Mask.dense((torch.arange(N * M) % 3 > 0).view(N, M).mT),
+    "blocks": tk.Mask.block_sparse(torch.arange(H * 25).view(H, 5, 5) % 3 > 0, 16),
+    "everything": tk.Mask.causal()
+    & tk.Mask.padding(torch.tensor([N, 33]))
+    & tk.Mask.segments(*((torch.arange(n) // 40).repeat(B, 1) for n in (M, N)))
+    & tk.Mask.dense(torch.arange(M * N).view(M, N) % 7 > 0)
+    & tk.Mask.block_sparse(torch.arange(25).view(1, 5, 5) % 3 > 0, 16),
 }
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -214,6 +224,7 @@ def declined() -> dict[str, Any]:
     """Calls that are right and not plain: (q, k, v, options)."""
     q, k, v = (x.detach() for x in qkv())
     ids = (torch.arange(N) // 9)[None].expand(B, N)
+    blocks = tk.Mask.block_sparse(torch.ones(5, 5).bool(), 16)
 
     def lengths(of: list[int], **options: Any) -> tk.Mask:
         return tk.Mask.padding(torch.tensor(of, **options))
@@ -227,7 +238,9 @@ def declined() -> dict[str, Any]:
         "two-paddings": (q, k, v, {"mask": lengths([5, 9]) & lengths([9, 5])}),
         "short-lengths": (q, k, v, {"mask": lengths([5, 9], dtype=torch.int32)}),
         "far-lengths": (q, k, v, {"mask": tk.Mask.padding(torch.tensor([5, 0, 9, 0])[::2])}),
-        "segments": (q, k, v, {"mask": tk.Mask.segments(torch.zeros(B, M).long(), ids)}),
+        "short-segments": (q, k, v, {"mask": tk.Mask.segments(torch.zeros(B, M).int(), ids)}),
+        "far-segments": (q, k, v, {"mask": tk.Mask.segments(ids[:, :M], ids)}),
+        "two-layouts": (q, k, v, {"mask": blocks & blocks}),
         "wide-window": (q, k, v, {"mask": tk.Mask.window(2**62 + 1, -1)}),
         "lse": (q, k, v, {"return_lse": True}),
         "softcap": (q, k, v, {"softcap": 3.0}),
@@ -265,6 +278,17 @@ def test_the_drop_in_wants_groups_to_be_enabled(calls: list[bool]) -> None:
     assert calls == [False, True]
 
 
+@pytest.mark.parametrize("shape", [(M, N), (B, 1, 1, N), (B, H, M, N)], ids=str)
+def test_the_drop_in_takes_masks(shape: tuple[int, ...], calls: list[bool]) -> None:
+    q, k, v = qkv()
+    shown = torch.arange(torch.Size(shape).numel()).view(shape) % 3 > 0
+    want = nn.functional.scaled_dot_product_attention(q, k, v, shown)
+    with tk.enabled():
+        o = nn.functional.scaled_dot_product_attention(q, k, v, shown)
+    assert calls == [True]
+    torch.testing.assert_close(o, want)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_switch_takes_it(causal: bool, calls: list[bool]) -> None:
     q, k, v = qkv()
@@ -280,7 +304,7 @@ def test_second_order() -> None:
     assert gradgradcheck(lambda *x: tk.attention(*x, mask=tk.Mask.causal()), (q, k, v))
 
 
-@pytest.mark.parametrize("mask", ["full", "key-range"])
+@pytest.mark.parametrize("mask", ["full", "key-range", "everything"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_checkpointing_may_be_intercepted_in_one_pass_only(inside: bool, mask: str) -> None:
     """Both passes save the same tensors, by whichever path they go."""
@@ -313,11 +337,30 @@ def test_lengths_may_not_change_before_the_backward_pass() -> None:
         o.sum().backward()
 
 
-@pytest.mark.parametrize("lengths", [[5], [5, 9, 9]])
-def test_lengths_that_do_not_fit(lengths: list[int], calls: list[bool]) -> None:
-    with pytest.raises(ValueError, match=r"end .* must be \(batch,\)"):
-        tk.attention(*qkv(), mask=tk.Mask.padding(torch.tensor(lengths)))
+MISFITS = {
+    "few-lengths": tk.Mask.padding(torch.tensor([5])),
+    "many-lengths": tk.Mask.padding(torch.tensor([5, 9, 9])),
+    "segments": tk.Mask.segments(torch.zeros(B, M).long()),
+    "batch-of-segments": tk.Mask.segments(torch.zeros(1, M).long(), torch.zeros(1, N).long()),
+    "dense": tk.Mask.dense(torch.ones(M, M).bool()),
+    "few-blocks": tk.Mask.block_sparse(torch.ones(5, 4).bool(), 16),
+    "few-rows-of-blocks": tk.Mask.block_sparse(torch.ones(4, 5).bool(), 16),
+    "many-blocks": tk.Mask.block_sparse(torch.ones(5, 6).bool(), 16),
+    "blocks-of-heads": tk.Mask.block_sparse(torch.ones(2, 5, 5).bool(), 16),
+}
+
+
+@pytest.mark.parametrize("mask", MISFITS.values(), ids=MISFITS)
+def test_masks_that_do_not_fit(mask: tk.Mask, calls: list[bool]) -> None:
+    with pytest.raises(ValueError, match=r"mask's .* must be|mask must broadcast"):
+        tk.attention(*qkv(), mask=mask)
     assert calls == [False]
+
+
+def test_masks_do_not_hide_what_is_wrong_with_q() -> None:
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match=r"q must be \(batch, heads, length, width\)"):
+        tk.attention(q[0], k, v, mask=MASKS["dense"])
 
 
 def test_nothing_outlives_the_output() -> None:

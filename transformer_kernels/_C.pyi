@@ -64,13 +64,20 @@ def direct_forward(
     bottom_right: bool,
     key_start: Tensor | None,
     key_end: Tensor | None,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    dense: Tensor | None,
+    layout: Tensor | None,
+    block_size: int,
+    block_summary: Tensor | None,
     scale: float | None,
     grouped: bool,
     o: Tensor,
     lse: Tensor | None,
     /,
 ) -> bool:
-    """Writes o, and lse if given. False if it declines: then nothing has happened."""
+    """Writes o, and block_summary and lse where they are given. False if it declines: then nothing
+    has happened."""
 
 def direct_backward(
     q: Tensor,
@@ -81,6 +88,12 @@ def direct_backward(
     bottom_right: bool,
     key_start: Tensor | None,
     key_end: Tensor | None,
+    q_segments: Tensor | None,
+    k_segments: Tensor | None,
+    dense: Tensor | None,
+    layout: Tensor | None,
+    block_size: int,
+    block_summary: Tensor | None,
     scale: float | None,
     o: Tensor,
     lse: Tensor,

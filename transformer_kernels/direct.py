@@ -8,7 +8,7 @@ says what is wrong with it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,14 @@ from torch.nn import Parameter
 
 from transformer_kernels import backends, ops
 from transformer_kernels.autograd import first_order
-from transformer_kernels.constraints import KeyRange, Window
+from transformer_kernels.constraints import (
+    BlockSparse,
+    Constraint,
+    Dense,
+    KeyRange,
+    Segments,
+    Window,
+)
 from transformer_kernels.mask import Mask
 from transformer_kernels.problem import SavedForBackward
 from transformer_kernels.validate import build_problem
@@ -34,11 +41,37 @@ if ops.why_unavailable() is None:
     from transformer_kernels._C import direct_backward, direct_decode, direct_forward
 
 _Window = tuple[int | None, int | None, bool]
-_KeyRange = tuple[Tensor | None, Tensor | None]
-_Options = tuple[Mask | None, _Window, float | None]
 
-_NO_WINDOW: _Window = (None, None, False)
-_ALL_KEYS: _KeyRange = (None, None)
+
+class _PlainMask(NamedTuple):
+    """A mask of at most one constraint of each kind, as csrc/direct_mask.cpp reads it."""
+
+    left: int | None = None
+    right: int | None = None
+    bottom_right: bool = False
+    key_start: Tensor | None = None
+    key_end: Tensor | None = None
+    q_segments: Tensor | None = None
+    k_segments: Tensor | None = None
+    dense: Tensor | None = None
+    layout: Tensor | None = None
+    block_size: int = 0
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[3:9]
+
+    def empty_summary(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """Room for the block summary; None where there is none."""
+        if self.q_segments is None and self.dense is None and self.layout is None:
+            return None
+        if q.dim() != 4 or k.dim() != 4:
+            return None
+        shape = ops.summary_shape(q, k, self.q_segments, self.dense, self.layout)
+        return torch.empty(shape, dtype=torch.uint8)
+
+
+_EVERYTHING = _PlainMask()
+_Options = tuple[Mask | None, _PlainMask, float | None]
 
 _CPU = backends.CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
@@ -49,8 +82,8 @@ def attend(
 ) -> Tensor | None:
     """o of a plain call, differentiable to any order; None for what the general path must take.
 
-    Plain are CPU tensors of no subclass, with D = D_v, and a mask of at most one window and one
-    key range. `grouped` says whether k and v may have fewer heads than q.
+    Plain are CPU tensors of no subclass, with D = D_v, and a mask of at most one constraint of each
+    kind. `grouped` says whether k and v may have fewer heads than q.
     """
     if _could_be_intercepted() or ops.why_unavailable() is not None:
         return None
@@ -59,14 +92,14 @@ def attend(
     plain = _plain(mask)
     if plain is None or not q.is_cpu:
         return None
-    window, keys = plain
-    o = torch.empty_like(q)
+    o, summary = torch.empty_like(q), plain.empty_summary(q, k)
     if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        return o if direct_forward(q, k, v, *window, *keys, scale, grouped, o, None) else None
+        return o if direct_forward(q, k, v, *plain, summary, scale, grouped, o, None) else None
     lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q))
-    if not direct_forward(q, k, v, *window, *keys, scale, grouped, o, lse):
+    if not direct_forward(q, k, v, *plain, summary, scale, grouped, o, lse):
         return None
-    result: Tensor = _apply(q, k, v, keys, (o, lse), (mask, window, scale))  # type: ignore[no-untyped-call]
+    computed = o, lse, summary
+    result: Tensor = _apply(q, k, v, computed, (mask, plain, scale))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -90,11 +123,8 @@ def decode(
         and (block_table is None or type(block_table) is Tensor)
     ):
         return None
-    plain = _plain(mask)
-    if plain is None or plain[1] is not _ALL_KEYS or not q.is_cpu:
-        return None
-    window = (None, 0, True) if mask is None else plain[0]
-    if not window[2]:
+    window = (None, 0, True) if mask is None else _window(mask)
+    if window is None or not window[2] or not q.is_cpu:
         return None
     if torch.is_grad_enabled() and (
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
@@ -119,22 +149,45 @@ def _could_be_intercepted() -> bool:
     )
 
 
-def _plain(mask: Mask | None) -> tuple[_Window, _KeyRange] | None:
-    """A window: left, right and whether they count from the bottom right; and a key range: start
-    and end. None for any other mask."""
-    window, keys = _NO_WINDOW, _ALL_KEYS
+def _window(mask: Mask) -> _Window | None:
+    """left, right and whether they count from the bottom right; None for any other mask."""
+    if type(mask) is Mask and len(mask.constraints) == 1:
+        constraint = mask.constraints[0]
+        if type(constraint) is Window:
+            return constraint.left, constraint.right, constraint.align == "bottom_right"
+    return None
+
+
+def _plain(mask: Mask | None) -> _PlainMask | None:
+    """None for a mask with several constraints of a kind, which must be merged."""
     if mask is None:
-        return window, keys
+        return _EVERYTHING
     if type(mask) is not Mask:
         return None
+    window = _window(mask)
+    if window is not None:
+        return _PlainMask(*window)
+    fields: dict[str, Any] = {}
     for one in mask.constraints:
-        if type(one) is Window and window is _NO_WINDOW:
-            window = one.left, one.right, one.align == "bottom_right"
-        elif type(one) is KeyRange and keys is _ALL_KEYS:
-            keys = one.start, one.end
-        else:
+        these = _fields(one)
+        if not fields.keys().isdisjoint(these):
             return None
-    return window, keys
+        fields |= these
+    return _PlainMask(**fields)
+
+
+def _fields(constraint: Constraint) -> dict[str, Any]:
+    match constraint:
+        case Window(left, right, align):
+            return {"left": left, "right": right, "bottom_right": align == "bottom_right"}
+        case KeyRange(start, end):
+            return {"key_start": start, "key_end": end}
+        case Segments(q_ids, k_ids):
+            return {"q_segments": q_ids, "k_segments": k_ids}
+        case Dense(shown):
+            return {"dense": shown}
+        case BlockSparse(layout, block_size):
+            return {"layout": layout, "block_size": block_size}
 
 
 def _statistics_dtype(q: Tensor) -> torch.dtype:
@@ -154,28 +207,28 @@ class DirectAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        keys: _KeyRange,
-        computed: tuple[Tensor, Tensor],
+        computed: tuple[Tensor, Tensor, Tensor | None],
         options: _Options,
     ) -> Tensor:
-        o, lse = computed
-        ctx.save_for_backward(q, k, v, o, lse, *keys)
+        o, lse, summary = computed
+        ctx.save_for_backward(q, k, v, o, lse, summary, *options[1].tensors())
         ctx.options = options
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, start, end = ctx.saved_tensors
+        q, k, v, o, lse, summary, *tensors = ctx.saved_tensors
         options: _Options = ctx.options
-        mask, window, scale = options
+        mask, plain, scale = options
         if not (torch.is_grad_enabled() or _could_be_intercepted()):
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            if direct_backward(q, k, v, *window, start, end, scale, o, lse, do, dq, dk, dv):
-                return dq, dk, dv, None, None, None
+            plain = _PlainMask._make((*plain[:3], *tensors, plain.block_size))
+            if direct_backward(q, k, v, *plain, summary, scale, o, lse, do, dq, dk, dv):
+                return dq, dk, dv, None, None
         problem, extras = build_problem(q, k, v, mask, None, scale, None, 0.0, None, None)
-        saved = SavedForBackward(q, k, v, o, lse, None)
+        saved = SavedForBackward(q, k, v, o, lse, summary)
         grads = first_order(_CPU, problem, do, None, saved, extras, False)
-        return *grads[:3], None, None, None
+        return *grads[:3], None, None
 
 
 # What Function.apply adds to it serves functorch, which `attend` has excluded: 2 us.

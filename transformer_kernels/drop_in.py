@@ -82,9 +82,16 @@ def _plain(
     enable_gqa: bool,
 ) -> Tensor | None:
     """The result of a call that can go straight to the kernels; None for any other."""
-    if attn_mask is not None or type(dropout_p) is not float or dropout_p != 0.0:
+    if type(dropout_p) is not float or dropout_p != 0.0:
         return None
-    return direct.attend(query, key, value, _CAUSAL if is_causal else None, scale, enable_gqa)
+    mask = _CAUSAL if is_causal else None
+    if attn_mask is not None:
+        if is_causal or type(attn_mask) is not Tensor or attn_mask.dtype is not torch.bool:
+            return None
+        if query.dim() != 4 or attn_mask.dim() > 4:
+            return None
+        mask = Mask.dense(attn_mask)
+    return direct.attend(query, key, value, mask, scale, enable_gqa)
 
 
 def _heads(x: Tensor) -> int:

@@ -66,6 +66,7 @@ TK_INLINE void look(const Problem& p, Block& block) {
     }
     block.flagged |= summary_entry(p.mask, block.b, h, block.i0, block.j0) != Visible::kAll;
   }
+  if (block.visible == Visible::kNone) return;
   const KeyInterval keys = block_interval(p.mask, p.N, block.b, block.i0, i1);
   block.first = keys.begin > block.j0 ? (keys.begin - block.j0) / kKeyGroup * kKeyGroup : 0;
   const int64_t end = keys.end - block.j0;
