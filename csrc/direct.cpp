@@ -3,7 +3,6 @@
 // by returning False, with nothing computed or raised; the call then goes through operators.cpp.
 #include "direct.h"
 
-#include "cpu/dispatch.h"
 #include "direct_arguments.h"
 #include "run.h"
 
@@ -34,12 +33,6 @@ bool read_problem(PyObject* const* args, Problem& p) {
          read_scale(args[3 + kMaskArguments], p);
 }
 
-void summarize(const Problem& p) {
-  const int64_t* const stride = p.mask.summary_stride;
-  const int64_t B = stride[0] == 0 ? 1 : p.B, H = stride[1] == 0 ? 1 : p.H_q;
-  cpu::kernels().summarize(p.mask, B, H, p.M, p.N, workers());
-}
-
 // After the problem's arguments: grouped, o, lse or None.
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, kProblemArguments + 3)) return nullptr;
@@ -56,10 +49,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!read(args[2], 3, lse) || !is_lse(lse, params)) Py_RETURN_FALSE;
     params.lse = lse.data;
   }
-  return run_unlocked([&] {
-    if (params.mask.summary) summarize(params);
-    run_forward(params);
-  });
+  return run_unlocked([&] { run_forward(params); });
 }
 
 // After the problem's arguments: o, lse, do, dq, dk, dv.

@@ -76,11 +76,16 @@ bool read_input(PyObject* object, View& view) {
   return negated == Py_False;
 }
 
-bool read_integer(PyObject* object, int64_t none, int64_t& to) {
-  to = object == Py_None ? none : PyLong_AsLongLong(object);
+bool read_integer(PyObject* object, int64_t& to) {
+  constexpr int64_t kUnbounded = int64_t{1} << 62;
+  to = PyLong_AsLongLong(object);
   const bool fits = -kUnbounded <= to && to <= kUnbounded && !PyErr_Occurred();
   PyErr_Clear();
   return fits;
+}
+
+bool read_diagonals(PyObject* const* args, Problem& p) {
+  return read_integer(args[0], p.mask.diagonal_low) && read_integer(args[1], p.mask.diagonal_high);
 }
 
 bool read_scale(PyObject* object, Problem& p) {

@@ -14,8 +14,6 @@
 
 namespace tk::direct {
 
-constexpr int64_t kUnbounded = int64_t{1} << 62;  // UNBOUNDED in bound_mask.py
-
 // Before anything else; without torch's exchange every call is declined.
 void find_torch();
 
@@ -29,13 +27,15 @@ bool read(PyObject* object, int32_t dimensions, View& view);
 // Of four dimensions and the caller's: it may be a lazy negation, of which DLPack does not tell.
 bool read_input(PyObject* object, View& view);
 
-// An int, or what stands in for None.
-bool read_integer(PyObject* object, int64_t none, int64_t& to);
+// An int, no further from 0 than UNBOUNDED in bound_mask.py.
+bool read_integer(PyObject* object, int64_t& to);
 
-// What a mask is made of, to p.mask, whose sizes must be known: left, right and bottom_right of a
-// `constraints.Window`; key_start, key_end, q_segments, k_segments, dense and layout of `Extras`,
-// or None; the layout's block size; and room for the block summary, where there is one.
-constexpr Py_ssize_t kMaskArguments = 11;
+// diagonal_low and diagonal_high of a `BoundMask`.
+bool read_diagonals(PyObject* const* args, Problem& p);
+
+// A `BoundMask`, field by field, and room for its block summary or None. Goes to p.mask; the sizes
+// in p must be known.
+constexpr Py_ssize_t kMaskArguments = 10;
 bool read_mask(PyObject* const* args, Problem& p);
 
 // A float, or None for that of the width.

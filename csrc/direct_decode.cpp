@@ -42,20 +42,10 @@ struct Indices {
   }
 };
 
-// Diagonals as they are beyond a sequence's own N - M.
-bool read_window(PyObject* const* args, Problem& p) {
-  int64_t left, right;
-  if (!read_integer(args[0], kUnbounded, left) || !read_integer(args[1], kUnbounded, right)) {
-    return false;
-  }
-  p.mask.diagonal_low = -left;
-  p.mask.diagonal_high = right;
-  return true;
-}
-
 }  // namespace
 
-// q, k_cache, v_cache, lengths, block_table or None, left, right, scale, o
+// q, k_cache, v_cache, lengths, block_table or None, both diagonals as they are beyond a sequence's
+// own N - M, scale, o
 PyObject* decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 9)) return nullptr;
   ForwardParams params{};
@@ -73,8 +63,8 @@ PyObject* decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     cache.block_table = table.data;
     cache.page_size = k.size[2];
   }
-  if (!set_tensors(params, cache, q, k, v) || params.N > kMost || !read_window(args + 5, params) ||
-      !read_scale(args[7], params) || !read(args[8], 4, o) ||
+  if (!set_tensors(params, cache, q, k, v) || params.N > kMost ||
+      !read_diagonals(args + 5, params) || !read_scale(args[7], params) || !read(args[8], 4, o) ||
       !is_output(o, params, params.H_q, params.M, params.D_v) || !fits(cache, params.B, params.N)) {
     Py_RETURN_FALSE;
   }

@@ -1,4 +1,4 @@
-// Masks as direct.py takes them apart: at most one constraint of each kind.
+// Masks as bound_mask.py binds them: at most one constraint of each kind.
 #include <algorithm>
 
 #include "direct_arguments.h"
@@ -10,18 +10,6 @@ namespace {
 
 bool is(const dlpack::DataType& type, uint8_t code, uint8_t bits) {
   return type.code == code && type.bits == bits && type.lanes == 1;
-}
-
-// left, right, bottom_right: the fields of a `constraints.Window`.
-bool read_window(PyObject* const* args, Problem& p) {
-  int64_t left, right;
-  if (!read_integer(args[0], kUnbounded, left) || !read_integer(args[1], kUnbounded, right)) {
-    return false;
-  }
-  const int64_t d = args[2] == Py_True ? p.N - p.M : 0;
-  p.mask.diagonal_low = left == kUnbounded ? -kUnbounded : d - left;
-  p.mask.diagonal_high = right == kUnbounded ? kUnbounded : d + right;
-  return true;
 }
 
 // None, or int64 (B) or, with a length, (B, length), in rows that lie together.
@@ -63,7 +51,7 @@ bool read_layout(PyObject* object, PyObject* block_size, Problem& p, Extent& ext
   if (object == Py_None) return true;
   dlpack::Tensor x;
   int64_t size;
-  if (!read(object, 3, x) || !is(x.dtype, dlpack::kBool, 8) || !read_integer(block_size, 0, size) ||
+  if (!read(object, 3, x) || !is(x.dtype, dlpack::kBool, 8) || !read_integer(block_size, size) ||
       size < 1 || (x.shape[0] != 1 && x.shape[0] != p.H_q) ||
       x.shape[1] != (p.M + size - 1) / size || x.shape[2] != (p.N + size - 1) / size) {
     return false;
@@ -97,16 +85,16 @@ bool read_summary(PyObject* object, Problem& p, const Extent& extent) {
 bool read_mask(PyObject* const* args, Problem& p) {
   MaskParams& mask = p.mask;
   Extent extent;
-  if (!read_window(args, p) || !read_integers(args[3], p, -1, mask.key_start) ||
-      !read_integers(args[4], p, -1, mask.key_end) ||
-      !read_integers(args[5], p, p.M, mask.q_segments) ||
-      !read_integers(args[6], p, p.N, mask.k_segments) ||
+  if (!read_diagonals(args, p) || !read_integers(args[2], p, -1, mask.key_start) ||
+      !read_integers(args[3], p, -1, mask.key_end) ||
+      !read_integers(args[4], p, p.M, mask.q_segments) ||
+      !read_integers(args[5], p, p.N, mask.k_segments) ||
       (mask.q_segments == nullptr) != (mask.k_segments == nullptr)) {
     return false;
   }
   if (mask.q_segments) extent.B = p.B;
-  return read_dense(args[7], p, extent) && read_layout(args[8], args[9], p, extent) &&
-         read_summary(args[10], p, extent);
+  return read_dense(args[6], p, extent) && read_layout(args[7], args[8], p, extent) &&
+         read_summary(args[9], p, extent);
 }
 
 }  // namespace tk::direct

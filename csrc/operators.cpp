@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "call.h"
-#include "cpu/dispatch.h"
 #include "run.h"
 #include "varlen.h"
 
@@ -33,10 +32,6 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor 
   tk::Call call(q, k, v, TK_OPTION_NAMES);
   read_values(call);
   tk::Forward pass(call, q);
-  if (pass.params.mask.summary) {
-    tk::cpu::kernels().summarize(pass.params.mask, pass.summary.size(0), pass.summary.size(1),
-                                 pass.params.M, pass.params.N, tk::workers());
-  }
   call.packing ? tk::run_forward(pass.params, *call.packing) : tk::run_forward(pass.params);
   return {pass.o, pass.lse, pass.summary};
 }

@@ -16,6 +16,13 @@ void set_used_keys(Problem& problem, std::vector<uint8_t>& used) {
   problem.key_used = used.empty() ? nullptr : used.data();
 }
 
+// A stride of 0 is of a summary that all batch entries, or all heads, share.
+void write_summary(const Problem& p, const cpu::Kernels& kernels, cpu::Workers threads) {
+  const int64_t* const stride = p.mask.summary_stride;
+  const int64_t B = stride[0] == 0 ? 1 : p.B, H = stride[1] == 0 ? 1 : p.H_q;
+  kernels.summarize(p.mask, B, H, p.M, p.N, threads);
+}
+
 size_t lse_bytes(const Problem& p) {
   const size_t bytes = p.dtype == DType::kFloat64 ? sizeof(double) : sizeof(float);
   return static_cast<size_t>(p.B * p.H_q * p.M) * bytes;
@@ -28,6 +35,7 @@ void run_forward(ForwardParams& params) {
   set_used_keys(params, used);
   const cpu::Kernels& kernels = cpu::kernels();
   const cpu::Workers threads = workers();
+  if (params.mask.summary) write_summary(params, kernels, threads);
   const size_t bytes = kernels.forward_workspace(params, threads);
   const Workspace workspace(bytes + (params.lse ? 0 : lse_bytes(params)));
   if (!params.lse) params.lse = static_cast<char*>(workspace.data()) + bytes;

@@ -9,7 +9,7 @@
 namespace tk {
 
 // What remains when all else is set: which keys are used, threads and workspace. A forward call
-// whose params have no lse wants none.
+// writes the mask's block summary where there is one, and wants no lse whose params have none.
 void run_forward(ForwardParams& params);
 void run_backward(BackwardParams& params);
 

@@ -73,8 +73,14 @@ def in_order(dtype: torch.dtype = torch.float32) -> Arguments:
 
 @pytest.mark.parametrize(
     "mask",
-    [None, tk.Mask.causal(align="bottom_right"), tk.Mask.window(20, 1, align="bottom_right")],
-    ids=["none", "causal", "window"],
+    [
+        None,
+        tk.Mask(),
+        tk.Mask.causal(align="bottom_right"),
+        tk.Mask.window(20, 1, align="bottom_right"),
+        tk.Mask.window(20, align="bottom_right") & tk.Mask.window(9, 2, align="bottom_right"),
+    ],
+    ids=["none", "everything", "causal", "window", "two-windows"],
 )
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -130,7 +136,7 @@ def declined() -> dict[str, tuple[Arguments, dict[str, Any]]]:
         "lazy-negation": ((torch._neg_view(q), k, v, lengths, table), {}),
         "no-queries": ((q[:, :, :0], k, v, lengths, table), {}),
         "narrow-values": ((q, k, v[..., :3], lengths, table), {}),
-        "everything": ((q, k, v, lengths, table), {"mask": tk.Mask()}),
+        "top-left": ((q, k, v, lengths, table), {"mask": tk.Mask.window()}),
         "lse": ((q, k, v, lengths, table), {"return_lse": True}),
         "softcap": ((q, k, v, lengths, table), {"softcap": 3.0}),
         "sinks": ((q, k, v, lengths, table), {"sinks": torch.zeros(H)}),

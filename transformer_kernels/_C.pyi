@@ -59,9 +59,8 @@ def direct_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    left: int | None,
-    right: int | None,
-    bottom_right: bool,
+    diagonal_low: int,
+    diagonal_high: int,
     key_start: Tensor | None,
     key_end: Tensor | None,
     q_segments: Tensor | None,
@@ -83,9 +82,8 @@ def direct_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    left: int | None,
-    right: int | None,
-    bottom_right: bool,
+    diagonal_low: int,
+    diagonal_high: int,
     key_start: Tensor | None,
     key_end: Tensor | None,
     q_segments: Tensor | None,
@@ -111,13 +109,14 @@ def direct_decode(
     v_cache: Tensor,
     lengths: Tensor,
     block_table: Tensor | None,
-    left: int | None,
-    right: int | None,
+    diagonal_low: int,
+    diagonal_high: int,
     scale: float | None,
     o: Tensor,
     /,
 ) -> bool:
-    """Writes o; the window counts from the end. False if it declines: then nothing has happened."""
+    """Writes o; the diagonals count from the end. False if it declines: then nothing has
+    happened."""
 
 def release_workspace() -> None:
     """Free the scratch memory that is kept from call to call (csrc/memory.h)."""

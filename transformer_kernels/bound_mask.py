@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from transformer_kernels.mask import Mask
 
 UNBOUNDED = 1 << 62
 """A diagonal further out than any index; index + UNBOUNDED still fits in 64 bits."""
+
+_Ids = tuple[Tensor, Tensor]
 
 
 class BoundMask(NamedTuple):
@@ -37,62 +40,43 @@ class BoundMask(NamedTuple):
 
 def bind(mask: Mask | None, B: int, H: int, M: int, N: int) -> BoundMask:
     """Checks the mask against the sizes and merges constraints of the same kind."""
-    if mask is None:
-        return BoundMask()
-    mask.check(B, H, M, N)
-    windows = [c for c in mask.constraints if isinstance(c, Window)]
-    ranges = [c for c in mask.constraints if isinstance(c, KeyRange)]
-    segments = [c for c in mask.constraints if isinstance(c, Segments)]
-    dense = [c.shown for c in mask.constraints if isinstance(c, Dense)]
-    blocks = [c for c in mask.constraints if isinstance(c, BlockSparse)]
-
-    low, high = _merge_windows(windows, M, N)
-    key_start, key_end = _merge_ranges(ranges)
-    q_segments, k_segments = _merge_segments(segments)
-    layout, block_size = _merge_blocks(blocks, M, N)
-    shown: Tensor | None = None
-    for one in dense:
-        shown = one if shown is None else shown & one
-    return BoundMask(
-        low, high, key_start, key_end, q_segments, k_segments, shown, layout, block_size
-    )
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _merge_windows(windows: list[Window], M: int, N: int) -> tuple[int, int]:
     low, high = -UNBOUNDED, UNBOUNDED
-    for window in windows:
-        this_low, this_high = window.diagonals(M, N)
-        low = low if this_low is None else max(low, this_low)
-        high = high if this_high is None else min(high, this_high)
-    return low, high
-
-
-def _merge_ranges(ranges: list[KeyRange]) -> tuple[Tensor | None, Tensor | None]:
     start: Tensor | None = None
     end: Tensor | None = None
-    for one in ranges:
-        one_end = one.end.long()
-        end = one_end if end is None else torch.minimum(end, one_end)
-        if one.start is not None:
-            one_start = one.start.long()
-            start = one_start if start is None else torch.maximum(start, one_start)
-    return start, end
+    ids: _Ids | None = None
+    shown: Tensor | None = None
+    layout: Tensor | None = None
+    size = 0
+    for one in mask.constraints if mask is not None else ():
+        one.check(B, H, M, N)
+        match one:
+            case Window():
+                this_low, this_high = one.diagonals(M, N)
+                low = low if this_low is None else max(low, this_low)
+                high = high if this_high is None else min(high, this_high)
+            case KeyRange():
+                start = _merge_bounds(torch.maximum, start, one.start)
+                end = _merge_bounds(torch.minimum, end, one.end)
+            case Segments():
+                these = one.q_ids.long(), one.k_ids.long()
+                ids = these if ids is None else _pair_ids(ids, these)
+            case Dense():
+                shown = one.shown if shown is None else shown & one.shown
+            case BlockSparse():
+                layout, size = _merge_blocks(layout, size, one, M, N)
+    q_ids, k_ids = (None, None) if ids is None else ids
+    return BoundMask(low, high, start, end, q_ids, k_ids, shown, layout, size)
 
 
-def _merge_segments(segments: list[Segments]) -> tuple[Tensor | None, Tensor | None]:
-    if not segments:
-        return None, None
-    q_ids, k_ids = segments[0].q_ids.long(), segments[0].k_ids.long()
-    for other in segments[1:]:
-        q_ids, k_ids = _pair_ids((q_ids, k_ids), (other.q_ids.long(), other.k_ids.long()))
-    return q_ids, k_ids
+def _merge_bounds(
+    merge: Callable[[Tensor, Tensor], Tensor], bound: Tensor | None, other: Tensor | None
+) -> Tensor | None:
+    if other is None:
+        return bound
+    return other.long() if bound is None else merge(bound, other.long())
 
 
-def _pair_ids(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _pair_ids(a: _Ids, b: _Ids) -> _Ids:
     """Ids that are equal exactly where both pairs' ids are.
 
     Each is first replaced by its place among all of them in order, for ids may be of any size. The
@@ -105,16 +89,19 @@ def _pair_ids(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tenso
     return joined[:, :M], joined[:, M:]
 
 
-def _merge_blocks(blocks: list[BlockSparse], M: int, N: int) -> tuple[Tensor | None, int]:
-    if not blocks:
-        return None, 0
-    size = math.gcd(*(block.block_size for block in blocks))
-    rows, columns = _ceil_div(M, size), _ceil_div(N, size)
-    layout: Tensor | None = None
-    for block in blocks:
-        fine = block.layout
-        if block.block_size > size:
-            finer = BlockSparse(block.layout, block.block_size // size)
-            fine = finer.visible(rows, columns, fine.device)[0]
-        layout = fine if layout is None else layout & fine
-    return layout, size
+def _merge_blocks(
+    layout: Tensor | None, size: int, other: BlockSparse, M: int, N: int
+) -> tuple[Tensor, int]:
+    if layout is None:
+        return other.layout, other.block_size
+    common = math.gcd(size, other.block_size)
+    finer = _finer(layout, size, common, M, N)
+    return finer & _finer(other.layout, other.block_size, common, M, N), common
+
+
+def _finer(layout: Tensor, size: int, common: int, M: int, N: int) -> Tensor:
+    """The blocks of `size` as blocks of `common`, which divides it."""
+    if size == common:
+        return layout
+    rows, columns = -(-M // common), -(-N // common)
+    return BlockSparse(layout, size // common).visible(rows, columns, layout.device)[0]

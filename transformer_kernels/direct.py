@@ -8,7 +8,8 @@ says what is wrong with it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,54 +26,16 @@ from torch.nn import Parameter
 
 from transformer_kernels import backends, ops
 from transformer_kernels.autograd import first_order
-from transformer_kernels.constraints import (
-    BlockSparse,
-    Constraint,
-    Dense,
-    KeyRange,
-    Segments,
-    Window,
-)
+from transformer_kernels.bound_mask import UNBOUNDED, BoundMask, bind
+from transformer_kernels.constraints import Window
 from transformer_kernels.mask import Mask
-from transformer_kernels.problem import SavedForBackward
+from transformer_kernels.problem import Extras, SavedForBackward
 from transformer_kernels.validate import build_problem
 
 if ops.why_unavailable() is None:
     from transformer_kernels._C import direct_backward, direct_decode, direct_forward
 
-_Window = tuple[int | None, int | None, bool]
-
-
-class _PlainMask(NamedTuple):
-    """A mask of at most one constraint of each kind, as csrc/direct_mask.cpp reads it."""
-
-    left: int | None = None
-    right: int | None = None
-    bottom_right: bool = False
-    key_start: Tensor | None = None
-    key_end: Tensor | None = None
-    q_segments: Tensor | None = None
-    k_segments: Tensor | None = None
-    dense: Tensor | None = None
-    layout: Tensor | None = None
-    block_size: int = 0
-
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[3:9]
-
-    def empty_summary(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """Room for the block summary; None where there is none."""
-        if self.q_segments is None and self.dense is None and self.layout is None:
-            return None
-        if q.dim() != 4 or k.dim() != 4:
-            return None
-        shape = ops.summary_shape(q, k, self.q_segments, self.dense, self.layout)
-        return torch.empty(shape, dtype=torch.uint8)
-
-
-_EVERYTHING = _PlainMask()
-_Options = tuple[Mask | None, _PlainMask, float | None]
-
+_EVERYTHING = BoundMask()
 _CPU = backends.CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
 
@@ -82,24 +45,24 @@ def attend(
 ) -> Tensor | None:
     """o of a plain call, differentiable to any order; None for what the general path must take.
 
-    Plain are CPU tensors of no subclass, with D = D_v, and a mask of at most one constraint of each
-    kind. `grouped` says whether k and v may have fewer heads than q.
+    Plain are CPU tensors of no subclass, with D = D_v, under any mask. `grouped` says whether k and
+    v may have fewer heads than q.
     """
     if _could_be_intercepted() or ops.why_unavailable() is not None:
         return None
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
         return None
-    plain = _plain(mask)
-    if plain is None or not q.is_cpu:
+    bound = _bound(mask, q, k) if q.is_cpu else None
+    if bound is None:
         return None
-    o, summary = torch.empty_like(q), plain.empty_summary(q, k)
+    o, summary = torch.empty_like(q), _empty_summary(bound, q, k)
     if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        return o if direct_forward(q, k, v, *plain, summary, scale, grouped, o, None) else None
+        return o if direct_forward(q, k, v, *bound, summary, scale, grouped, o, None) else None
     lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q))
-    if not direct_forward(q, k, v, *plain, summary, scale, grouped, o, lse):
+    if not direct_forward(q, k, v, *bound, summary, scale, grouped, o, lse):
         return None
     computed = o, lse, summary
-    result: Tensor = _apply(q, k, v, computed, (mask, plain, scale))  # type: ignore[no-untyped-call]
+    result: Tensor = _apply(q, k, v, computed, bound, scale)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -123,8 +86,8 @@ def decode(
         and (block_table is None or type(block_table) is Tensor)
     ):
         return None
-    window = (None, 0, True) if mask is None else _window(mask)
-    if window is None or not window[2] or not q.is_cpu:
+    diagonals = _diagonals(mask)
+    if diagonals is None or not q.is_cpu:
         return None
     if torch.is_grad_enabled() and (
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
@@ -132,7 +95,7 @@ def decode(
         return None
     o = torch.empty_like(q)
     given = q, k_cache, v_cache, lengths, block_table
-    return o if direct_decode(*given, *window[:2], scale, o) else None
+    return o if direct_decode(*given, *diagonals, scale, o) else None
 
 
 def _could_be_intercepted() -> bool:
@@ -149,45 +112,37 @@ def _could_be_intercepted() -> bool:
     )
 
 
-def _window(mask: Mask) -> _Window | None:
-    """left, right and whether they count from the bottom right; None for any other mask."""
-    if type(mask) is Mask and len(mask.constraints) == 1:
-        constraint = mask.constraints[0]
-        if type(constraint) is Window:
-            return constraint.left, constraint.right, constraint.align == "bottom_right"
-    return None
-
-
-def _plain(mask: Mask | None) -> _PlainMask | None:
-    """None for a mask with several constraints of a kind, which must be merged."""
+def _bound(mask: Mask | None, q: Tensor, k: Tensor) -> BoundMask | None:
+    """None where something does not fit, or is on another device."""
     if mask is None:
         return _EVERYTHING
     if type(mask) is not Mask:
         return None
-    window = _window(mask)
-    if window is not None:
-        return _PlainMask(*window)
-    fields: dict[str, Any] = {}
-    for one in mask.constraints:
-        these = _fields(one)
-        if not fields.keys().isdisjoint(these):
-            return None
-        fields |= these
-    return _PlainMask(**fields)
+    try:
+        B, H, M, _ = q.shape
+        _, _, N, _ = k.shape
+        return bind(mask, B, H, M, N)
+    except (ValueError, RuntimeError):
+        return None
 
 
-def _fields(constraint: Constraint) -> dict[str, Any]:
-    match constraint:
-        case Window(left, right, align):
-            return {"left": left, "right": right, "bottom_right": align == "bottom_right"}
-        case KeyRange(start, end):
-            return {"key_start": start, "key_end": end}
-        case Segments(q_ids, k_ids):
-            return {"q_segments": q_ids, "k_segments": k_ids}
-        case Dense(shown):
-            return {"dense": shown}
-        case BlockSparse(layout, block_size):
-            return {"layout": layout, "block_size": block_size}
+def _diagonals(mask: Mask | None) -> tuple[int, int] | None:
+    """Of windows that count from the end; None for any other mask."""
+    if mask is None:
+        return -UNBOUNDED, 0
+    if type(mask) is Mask and all(
+        type(one) is Window and one.align == "bottom_right" for one in mask.constraints
+    ):
+        return bind(mask, 1, 1, 0, 0)[:2]
+    return None
+
+
+def _empty_summary(bound: BoundMask, q: Tensor, k: Tensor) -> Tensor | None:
+    """Room for the block summary; None where there is none."""
+    if not ops.needs_summary(bound):
+        return None
+    shape = ops.summary_shape(q, k, bound.q_segments, bound.dense, bound.layout)
+    return torch.empty(shape, dtype=torch.uint8)
 
 
 def _statistics_dtype(q: Tensor) -> torch.dtype:
@@ -208,27 +163,30 @@ class DirectAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         computed: tuple[Tensor, Tensor, Tensor | None],
-        options: _Options,
+        bound: BoundMask,
+        scale: float | None,
     ) -> Tensor:
         o, lse, summary = computed
-        ctx.save_for_backward(q, k, v, o, lse, summary, *options[1].tensors())
-        ctx.options = options
+        low, high, *tensors, block_size = bound
+        ctx.save_for_backward(q, k, v, o, lse, summary, *tensors)
+        ctx.numbers = low, high, block_size, scale
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, summary, *tensors = ctx.saved_tensors
-        options: _Options = ctx.options
-        mask, plain, scale = options
+        low, high, block_size, scale = ctx.numbers
         if not (torch.is_grad_enabled() or _could_be_intercepted()):
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            plain = _PlainMask._make((*plain[:3], *tensors, plain.block_size))
-            if direct_backward(q, k, v, *plain, summary, scale, o, lse, do, dq, dk, dv):
-                return dq, dk, dv, None, None
-        problem, extras = build_problem(q, k, v, mask, None, scale, None, 0.0, None, None)
+            bound = BoundMask._make((low, high, *tensors, block_size))
+            if direct_backward(q, k, v, *bound, summary, scale, o, lse, do, dq, dk, dv):
+                return dq, dk, dv, None, None, None
+        problem, _ = build_problem(q, k, v, None, None, scale, None, 0.0, None, None)
+        problem = replace(problem, diagonal_low=low, diagonal_high=high, block_size=block_size)
         saved = SavedForBackward(q, k, v, o, lse, summary)
+        extras = Extras(None, None, None, *tensors)
         grads = first_order(_CPU, problem, do, None, saved, extras, False)
-        return *grads[:3], None, None
+        return *grads[:3], None, None, None
 
 
 # What Function.apply adds to it serves functorch, which `attend` has excluded: 2 us.

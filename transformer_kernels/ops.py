@@ -12,6 +12,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from transformer_kernels.bound_mask import BoundMask
 from transformer_kernels.problem import AttentionProblem, Extras
 
 SUMMARY_BLOCK = 64
@@ -55,9 +56,9 @@ def decode_numbers(problem: AttentionProblem) -> tuple[float, float, int, int]:
     return problem.scale, problem.softcap, problem.diagonal_low, problem.diagonal_high
 
 
-def needs_summary(extras: Extras) -> bool:
+def needs_summary(mask: Extras | BoundMask) -> bool:
     """Whether the mask has constraints that the block summary speaks of; it is empty otherwise."""
-    return not (extras.q_segments is None and extras.dense is None and extras.layout is None)
+    return not (mask.q_segments is None and mask.dense is None and mask.layout is None)
 
 
 def why_unavailable() -> str | None:
