@@ -12,10 +12,12 @@ from building.unit import Unit
 
 FLAGS = (
     "-DTK_EMULATOR",
-    "-O1",  # a third less to compile than -O2, and 5% slower: switches between threads decide
     "-g1",  # errors tell lines
     "-Wno-unknown-pragmas",  # unroll is nvcc's
 )
+KERNEL_FLAGS = (*FLAGS, "-O1")
+"""A third less to compile than -O2, and 5% slower: the emulator itself takes most of the time."""
+EMULATOR_FLAGS = (*FLAGS, "-O3")
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Emulation:
     def units(self, torch: Torch, root: Path) -> tuple[Unit, ...]:
         # No library of the sanitizer's is linked: the emulator has what the compiler calls.
         watched = ("-fsanitize=thread",) if self.races else ()
-        kernels = (*FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *watched, "-x", "c++")
-        operators = (*FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
+        kernels = (*KERNEL_FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *watched, "-x", "c++")
+        operators = (*KERNEL_FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
         emulator = sorted((root / "csrc/cuda/emulator").glob("*.cpp"))
         return (
             # First, for of an inline function that several have the linker keeps the first, and the
             # emulator's must not be watched.
-            *(Unit(str(source.relative_to(root)), FLAGS) for source in emulator),
+            *(Unit(str(source.relative_to(root)), EMULATOR_FLAGS) for source in emulator),
             *kernel_units("c++", kernels, self.has_hopper),
             *(hopper_units("c++", kernels) if self.has_hopper else ()),
             *(Unit(source, operators) for source in (*OPERATORS, "csrc/cuda/emulated.cpp")),

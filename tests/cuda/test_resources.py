@@ -132,22 +132,31 @@ def test_registers_suffice_for_common_widths(built: list[Resources]) -> None:
     assert [str(one) for one in common if one.spilled > MOST_SPILLED[one.width]] == []
 
 
-def test_chips_that_are_left_out_have_them_too(tmp_path: Path) -> None:
-    """Where TORCH_CUDA_ARCH_LIST asks for few: one unit for the rest of the default."""
+LEFT_OUT = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
+"""Units that are compiled for chips of which none is built: all such chips, or one with tiles for
+little shared memory."""
+
+
+@pytest.mark.parametrize("variant", LEFT_OUT)
+def test_chips_that_are_left_out_have_them_too(variant: str, tmp_path: Path) -> None:
+    """Where TORCH_CUDA_ARCH_LIST asks for few."""
     try:
         cuda = find_cuda(os.environ | {"TORCH_CUDA_ARCH_LIST": ""})
     except NoCudaError as reason:
         pytest.skip(str(reason))
-    others = tuple(one for one in cuda.chips.capabilities if code(one) not in CHIPS)
+    asked = LEFT_OUT[variant] or cuda.chips.capabilities
+    others = tuple(one for one in asked if code(one) not in CHIPS)
     if not others:
-        pytest.skip("every default chip is built, and the tests above look at them")
+        pytest.skip("these chips are built, and the tests above look at them")
     flags = replace(cuda.chips, capabilities=others, ptx=False).flags
-    (unit,) = (one for one in kernel_units("nvcc", flags, False) if one.variant == "bfloat16-64")
+    (unit,) = (one for one in kernel_units("nvcc", flags, False) if one.variant == variant)
     target = ("-c", str(ROOT / unit.source), "-o", str(tmp_path / "kernels.o"))
     command = [*cuda.nvcc(("c++",)), *unit.flags, *target]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    found = list(parse(result.stdout + result.stderr, "bfloat16", 64))
+    element, width = variant.split("-")
+    found = list(parse(result.stdout + result.stderr, element, int(width)))
     assert {one.architecture for one in found} == set(map(code, others))
     assert {one.kernel for one in found} >= {"forward_kernel", "backward_kernel", "decode_kernel"}
-    assert [str(one) for one in found if one.spilled > MOST_SPILLED[64]] == []
+    if element != "float":
+        assert [str(one) for one in found if one.spilled > MOST_SPILLED[int(width)]] == []

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -25,23 +26,29 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module", params=CHIPS)
-def compiled(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> list[Compiled]:
-    """All kernels for a chip, by a process in which Triton's interpreter is off."""
-    script = tmp_path_factory.mktemp("tiles") / "compile.py"
+@pytest.mark.parametrize("name", CHIPS)
+def test_all_compile_and_keep_their_promises(name: str, tmp_path: Path) -> None:
+    """One test for all, for a chip's kernels take half a minute to compile."""
+    compiled = compile_for(name, tmp_path)
+    assert_all_fit(compiled)
+    assert_shared_memory_is_foreseen(compiled)
+    assert_loops_of_common_tiles_do_not_spill(compiled)
+
+
+def compile_for(chip: str, folder: Path) -> list[Compiled]:
+    """All kernels, by a process in which Triton's interpreter is off."""
+    script = folder / "compile.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
-        [sys.executable, str(script), request.param],
+        [sys.executable, str(script), chip],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     return [Compiled(**json.loads(line)) for line in run.stdout.splitlines()]
 
 
-def test_all_compile_and_fit(compiled: list[Compiled]) -> None:
+def assert_all_fit(compiled: list[Compiled]) -> None:
     chip = config.CHIPS[compiled[0].chip]
     made = {(one.kernel, one.dtype, one.columns) for one in compiled}
     assert made == {
@@ -55,7 +62,7 @@ def test_all_compile_and_fit(compiled: list[Compiled]) -> None:
         assert one.shared_kib <= chip.shared_kib, one
 
 
-def test_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
+def assert_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
     """What tuning takes for granted, for halves. Of wider rows the compiler may keep a turned copy,
     and parts of float32 it keeps where it likes."""
     for one in compiled:
@@ -69,7 +76,7 @@ def test_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
         assert 0.3 * foreseen < one.shared_kib <= foreseen + 2, one
 
 
-def test_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
+def assert_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
     common = [one for one in compiled if one.dtype == "bfloat16" and one.columns <= 128]
     assert len(common) == 2 * len(KERNELS)
     assert [one for one in common if one.spills_in_loops] == []

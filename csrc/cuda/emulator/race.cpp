@@ -208,7 +208,8 @@ void Races::check(Records& records, const Record& record, const Knowledge& known
     if (earlier.access != Access::kWrite && earlier.block != record.block && ++foreign > kForeign) {
       continue;
     }
-    records[kept++] = earlier;
+    if (kept != n) records[kept] = earlier;
+    ++kept;
   }
   records.resize(kept);
   records.push_back(record);
