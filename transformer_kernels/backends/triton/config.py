@@ -39,14 +39,21 @@ class Chip:
     """for one program"""
     warp_groups: bool = False
     """products read their operands from shared memory"""
+    keeps_weights: bool = False
+    """tiles between two products stay in registers, where each warp has rows of its own"""
+    keeps_rows: bool = False
+    """rows that a program uses throughout stay in registers, and take no shared memory"""
+    multiplies_float32: bool = False
+    """matrix units take it as it is"""
 
 
 CHIPS = {
-    "sm80": Chip("sm80", 163),
-    "sm86": Chip("sm86", 99),  # also 8.9 and 12.0: consumer chips have less shared memory
-    "sm90": Chip("sm90", 227, warp_groups=True),
+    "sm80": Chip("sm80", 163, keeps_weights=True),
+    # Also 8.9 and 12.0: consumer chips have less shared memory.
+    "sm86": Chip("sm86", 99, keeps_weights=True),
+    "sm90": Chip("sm90", 227, warp_groups=True, keeps_weights=True),
     "sm100": Chip("sm100", 227, warp_groups=True),
-    "gfx9": Chip("gfx9", 64),
+    "gfx9": Chip("gfx9", 64, keeps_rows=True, multiplies_float32=True),
 }
 
 
@@ -66,7 +73,7 @@ def width(columns: int) -> int:
 def precision(chip: Chip, columns: int) -> str:
     """How float32 is multiplied: by six products of bfloat16 parts, which err like one of float32;
     or as it is, where matrix units take it, or where the parts would fill the registers."""
-    return "ieee" if chip.name == "gfx9" or columns > 256 else "bf16x6"
+    return "ieee" if chip.multiplies_float32 or columns > 256 else "bf16x6"
 
 
 def tile(
@@ -124,24 +131,23 @@ def trying(kernel: Kernel, tile: Tile) -> Iterator[None]:
 def shared_bytes(
     kernel: Kernel, chip: Chip, tile: Tile, element_size: int, columns: int, score_bytes: int = 0
 ) -> int:
-    """The shared memory that a tile may take, at most: rows it keeps (q; or k and v, or q and do),
-    which AMD holds in registers; pairs of rows in flight; what it loads for each score; and tiles
-    on their way between products, weights and for dk also ds, which chips up to sm_90 hold in
-    registers where each warp has rows of its own."""
+    """The shared memory that a tile may take, at most: rows it keeps (q; or k and v, or q and do);
+    pairs of rows in flight; what it loads for each score; and tiles on their way between products,
+    weights and for dk also ds."""
     row = columns * element_size
     kept, streamed = 2 * tile.block_m, 2 * tile.block_n
     if kernel == "key_gradients":
         kept, streamed = streamed, kept
     elif kernel == "forward":
         kept = tile.block_m
-    if chip.name == "gfx9":
+    if chip.keeps_rows:
         kept = 0
     ahead = max(1, tile.stages - 1)
     in_flight = tile.stages if chip.warp_groups else ahead  # older chips read a tile to registers
     scores = tile.block_m * tile.block_n
     rows = tile.block_n if kernel == "key_gradients" else tile.block_m
     between = scores * element_size * (2 if kernel == "key_gradients" else 1)
-    if chip.name in ("sm80", "sm86", "sm90") and 16 * tile.warps <= rows:
+    if chip.keeps_weights and 16 * tile.warps <= rows:
         between = 0
     return (kept + in_flight * streamed) * row + ahead * scores * score_bytes + between
 
