@@ -66,6 +66,8 @@ def test_a_variant_is_usable_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> N
     assert on_cpu == ["naive", "sdpa", "cpu"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    # A torch for CPUs has no driver to ask.
+    monkeypatch.setattr(CudaBackend, "why_unavailable", lambda self: "there is no driver")
     assert [variant.name for variant in usable_variants()] == on_cpu
     on_cuda = [variant.name for variant in usable_variants(device=torch.device("cuda"))]
     assert on_cuda[:6] == ["naive", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"]
