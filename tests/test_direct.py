@@ -375,6 +375,18 @@ def test_masks_that_do_not_fit(mask: tk.Mask, calls: list[bool]) -> None:
     assert calls == []
 
 
+@pytest.mark.parametrize("mask", MISFITS.values(), ids=MISFITS)
+def test_the_extension_declines_masks_that_do_not_fit(
+    mask: tk.Mask, calls: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads no memory on anybody's word."""
+    for constraint in mask.constraints:
+        monkeypatch.setattr(type(constraint), "check", lambda *arguments: None)
+    q, k, v = qkv()
+    assert direct.attend(q, k, v, mask, None) is None
+    assert calls == [False]
+
+
 def test_masks_do_not_hide_what_is_wrong_with_q() -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match=r"q must be \(batch, heads, length, width\)"):

@@ -26,11 +26,12 @@ from torch.nn import Parameter
 
 from transformer_kernels import backends, ops
 from transformer_kernels.autograd import first_order
-from transformer_kernels.bound_mask import UNBOUNDED, BoundMask, bind
+from transformer_kernels.bound_mask import BoundMask, bind
 from transformer_kernels.constraints import Window
 from transformer_kernels.mask import Mask
 from transformer_kernels.problem import Extras, SavedForBackward
 from transformer_kernels.validate import build_problem
+from transformer_kernels.validate_decode import decode_diagonals
 
 if ops.why_unavailable() is None:
     from transformer_kernels._C import direct_backward, direct_decode, direct_forward
@@ -128,13 +129,11 @@ def _bound(mask: Mask | None, q: Tensor, k: Tensor) -> BoundMask | None:
 
 def _diagonals(mask: Mask | None) -> tuple[int, int] | None:
     """Of windows that count from the end; None for any other mask."""
-    if mask is None:
-        return -UNBOUNDED, 0
-    if type(mask) is Mask and all(
-        type(one) is Window and one.align == "bottom_right" for one in mask.constraints
-    ):
-        return bind(mask, 1, 1, 0, 0)[:2]
-    return None
+    plain = mask is None or (
+        type(mask) is Mask
+        and all(type(one) is Window and one.align == "bottom_right" for one in mask.constraints)
+    )
+    return decode_diagonals(mask) if plain else None
 
 
 def _empty_summary(bound: BoundMask, q: Tensor, k: Tensor) -> Tensor | None:

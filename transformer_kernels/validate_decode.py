@@ -43,10 +43,7 @@ def build_decode_problem(
     problem, extras = problem_of_tensors(
         q, k_cache, v_cache, None, bias, scale, softcap, 0.0, None, sinks
     )
-    low, high = -UNBOUNDED, 0
-    if mask is not None:
-        # Without lengths N - M is 0: offsets are what they are in any sequence, beyond its own.
-        low, high = bind(mask, 1, problem.H_q, 0, 0)[:2]
+    low, high = decode_diagonals(mask)
     problem = replace(
         problem,
         N=capacity(k_cache, block_table),
@@ -66,6 +63,12 @@ def build_decode_problem(
         extras.alibi_slopes,
     )
     return problem, cache
+
+
+def decode_diagonals(mask: Mask | None) -> tuple[int, int]:
+    """Of a mask of windows that count from the end, beyond a sequence's own N - M, which
+    counts as 0 here. Causal where there is no mask."""
+    return (-UNBOUNDED, 0) if mask is None else bind(mask, 1, 1, 0, 0)[:2]
 
 
 def check_no_gradient(tensors: dict[str, Tensor | Alibi | None]) -> None:

@@ -133,8 +133,7 @@ def test_registers_suffice_for_common_widths(built: list[Resources]) -> None:
 
 
 LEFT_OUT = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
-"""Units that are compiled for chips of which none is built: all such chips, or one with tiles for
-little shared memory."""
+"""Units, and for which chips they are compiled where those are not built; (): all the default."""
 
 
 @pytest.mark.parametrize("variant", LEFT_OUT)
