@@ -57,3 +57,18 @@ def test_shapes_must_agree() -> None:
     with pytest.raises(AssertionError, match=r"shape \(1, 4\), expected \(2, 2\)"):
         assert_within_rule("o", EXACT.reshape(1, 4), EXACT, EXACT)
     assert_within_rule("o", EXACT[:0], EXACT[:0], EXACT[:0])
+
+
+def test_a_large_lse_widens_the_band() -> None:
+    plain = rounding_band(EXACT, torch.float32)
+    assert rounding_band(EXACT, torch.float32, lse=2.0) == plain
+    ulp = torch.finfo(torch.float32).eps
+    assert rounding_band(EXACT, torch.float32, lse=100.0) == pytest.approx((16 + 1600) * ulp)
+
+
+def test_terms_widen_the_band_of_nothing_but_roundings() -> None:
+    ulp, zero = torch.finfo(torch.float32).eps, torch.zeros(2, dtype=torch.float64)
+    assert rounding_band(zero, torch.float32, terms=200.0) == pytest.approx(100 * ulp)
+    assert rounding_band(zero, torch.float32, terms=2.0) == rounding_band(zero, torch.float32)
+    plain = rounding_band(EXACT, torch.float32)
+    assert rounding_band(EXACT, torch.float32, terms=200.0) == plain

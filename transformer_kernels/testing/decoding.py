@@ -15,7 +15,7 @@ from transformer_kernels.decode import attention_decode
 from transformer_kernels.mask import Mask
 from transformer_kernels.testing.cases import Layout, lay_out
 from transformer_kernels.testing.plain import plain_attention
-from transformer_kernels.testing.tolerance import assert_within_rule
+from transformer_kernels.testing.results import Expected, Results
 
 LENGTHS = (131, 0, 1, 64, 67)
 
@@ -71,10 +71,6 @@ class DecodeInputs:
     block_table: Tensor | None
     slopes: Tensor
     sinks: Tensor | None
-
-
-Results = dict[str, Tensor]
-"""o and lse"""
 
 
 def decode_inputs(
@@ -183,23 +179,21 @@ def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Results
 
 
 @functools.cache
-def _expected(case: DecodeCase, dtype: torch.dtype) -> tuple[Results, Results]:
+def _expected(case: DecodeCase, dtype: torch.dtype) -> Expected:
     """In float64 and in `dtype`, lse in the dtype of statistics, on the same numbers."""
     x = decode_inputs(case, dtype, 0.0)
     exact, plain = one_by_one(case, x, torch.float64), one_by_one(case, x, dtype)
     if dtype in (torch.float16, torch.bfloat16):
         plain["lse"] = one_by_one(case, x, torch.float32)["lse"]
-    return exact, plain
+    return Expected(exact, plain, terms={})
 
 
 def assert_decode_case(
     case: DecodeCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
 ) -> None:
     """o and lse are within the rule, with NaN in whatever must not be read."""
-    exact, plain = _expected(case, dtype)
     got = by_decoding(case, decode_inputs(case, dtype, math.nan, device), backend)
-    for name, value in got.items():
-        assert_within_rule(name, value.cpu(), exact[name], plain[name])
+    _expected(case, dtype).check(got)
 
 
 def _window(left: int | None, right: int | None) -> Mask:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +17,10 @@ from transformer_kernels import philox
 from transformer_kernels.bias import Alibi
 from transformer_kernels.constraints import Align
 from transformer_kernels.mask import Mask
+from transformer_kernels.testing.cancellation import gradient_terms
 from transformer_kernels.testing.cases import Inputs, Layout, lay_out
 from transformer_kernels.testing.plain import plain_attention
-from transformer_kernels.testing.results import SEED, Results, with_gradients
-from transformer_kernels.testing.tolerance import assert_within_rule
+from transformer_kernels.testing.results import SEED, Expected, Results, with_gradients
 from transformer_kernels.varlen import attention_varlen
 
 LENGTHS = ((67, 67), (0, 3), (5, 131), (3, 0), (0, 0), (64, 64), (1, 70), (33, 20), (2, 2))
@@ -114,24 +116,13 @@ def packed_by_backend(case: PackedCase, x: Inputs, backend: str) -> Results:
 def one_by_one(case: PackedCase, x: Inputs) -> Results:
     """The textbook's maths of each sequence, every step in the inputs' own dtype."""
     o_parts, lse_parts = [], []
-    for b, (queries, keys) in enumerate(zip(*map(pairwise, case.starts), strict=True)):
-        q = x.q[slice(*queries)].transpose(0, 1)[None]
-        k, v = (part[slice(*keys)].transpose(0, 1)[None] for part in (x.k, x.v))
-        M, N = case.lengths[b]
+    for b, queries, keys, options in _sequences(case, x):
+        q, k, v = (_entry(part, rows) for part, rows in ((x.q, queries), (x.k, keys), (x.v, keys)))
         kept: Tensor | None = None
         if case.dropout_p > 0.0:
-            of_batch = philox.keep_mask(torch.tensor(SEED), b + 1, case.H_q, M, N, case.dropout_p)
-            kept = of_batch[b:]
-        o, lse = plain_attention(
-            q, k, v,
-            shown=None if case.mask is None else case.mask.materialize(1, 1, M, N),
-            bias=_alibi(case, x),
-            scale=case.scale,
-            softcap=case.softcap,
-            kept=kept,
-            dropout_p=case.dropout_p,
-            sinks=x.sinks,
-        )  # fmt: skip
+            sizes = (case.H_q, *case.lengths[b])
+            kept = philox.keep_mask(torch.tensor(SEED), b + 1, *sizes, case.dropout_p)[b:]
+        o, lse = plain_attention(q, k, v, kept=kept, **options)
         o_parts.append(o[0].transpose(0, 1))
         lse_parts.append(lse[0])
     o_parts.append(x.q.new_zeros(case.behind[0], case.H_q, case.D_v))
@@ -139,25 +130,54 @@ def one_by_one(case: PackedCase, x: Inputs) -> Results:
     return with_gradients(x, torch.cat(o_parts), torch.cat(lse_parts, dim=1))
 
 
+def _terms(case: PackedCase, x: Inputs, o: Tensor) -> dict[str, float]:
+    """The largest `gradient_terms` of any sequence."""
+    largest = {"dq": 0.0, "dk": 0.0}
+    for _, queries, keys, options in _sequences(case, x):
+        q, o_b, do = (_entry(part, queries) for part in (x.q, o, x.do))
+        k, v = (_entry(part, keys) for part in (x.k, x.v))
+        dlse = None if x.dlse is None else x.dlse[None, :, queries]
+        terms = gradient_terms(q, k, v, o_b, do, dlse, **options)
+        largest = {name: max(value, terms[name]) for name, value in largest.items()}
+    return largest
+
+
+def _sequences(case: PackedCase, x: Inputs) -> Iterator[tuple[int, slice, slice, dict[str, Any]]]:
+    """Of each sequence its number, rows of q, rows of k and v, and arguments of
+    `plain_attention`."""
+    for b, (queries, keys) in enumerate(zip(*map(pairwise, case.starts), strict=True)):
+        options = {
+            "shown": None if case.mask is None else case.mask.materialize(1, 1, *case.lengths[b]),
+            "bias": _alibi(case, x),
+            "scale": case.scale,
+            "softcap": case.softcap,
+            "dropout_p": case.dropout_p,
+            "sinks": x.sinks,
+        }
+        yield b, slice(*queries), slice(*keys), options
+
+
+def _entry(x: Tensor, rows: slice) -> Tensor:
+    """Rows of (total, H, width) as (1, H, rows, width)."""
+    return x[rows].transpose(0, 1)[None]
+
+
 @functools.cache
-def _expected(case: PackedCase, dtype: torch.dtype) -> tuple[Results, Results]:
+def expected(case: PackedCase, dtype: torch.dtype) -> Expected:
     """One by one in float64 and in `dtype`, lse in the dtype of statistics, on the same numbers."""
     x = packed_inputs(case, dtype, 0.0)
     exact, plain = one_by_one(case, x.to(torch.float64)), one_by_one(case, x)
     if dtype in (torch.float16, torch.bfloat16):
         plain["lse"] = one_by_one(case, x.to(torch.float32))["lse"]
-    return exact, plain
+    return Expected(exact, plain, _terms(case, x, exact["o"]))
 
 
 def assert_packed_case(
     case: PackedCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
 ) -> None:
     """o, lse and gradients are within the rule, with NaN in whatever must not be read."""
-    exact, plain = _expected(case, dtype)
     got = packed_by_backend(case, packed_inputs(case, dtype, math.nan, device), backend)
-    assert got.keys() == exact.keys()
-    for name, value in got.items():
-        assert_within_rule(name, value.cpu(), exact[name], plain[name])
+    expected(case, dtype).check(got)
 
 
 def _alibi(case: PackedCase, x: Inputs) -> Alibi | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from transformer_kernels import philox
 from transformer_kernels.api import attention
 from transformer_kernels.bias import Alibi
 from transformer_kernels.explain import explain
+from transformer_kernels.testing.cancellation import gradient_terms
 from transformer_kernels.testing.cases import Case, Inputs, inputs, plant
 from transformer_kernels.testing.plain import plain_attention
 from transformer_kernels.testing.tolerance import assert_within_rule
@@ -55,31 +57,56 @@ def by_plain_torch(case: Case, x: Inputs) -> Results:
     if case.dropout_p > 0.0:
         sizes = (case.B, case.H_q, case.M, case.N)
         kept = philox.keep_mask(torch.tensor(SEED), *sizes, case.dropout_p)
-    o, lse = plain_attention(
-        x.q, x.k, x.v,
-        shown=case.shown(),
-        bias=_bias(case, x),
-        scale=case.scale,
-        softcap=case.softcap,
-        kept=kept,
-        dropout_p=case.dropout_p,
-        sinks=x.sinks,
-    )  # fmt: skip
+    o, lse = plain_attention(x.q, x.k, x.v, kept=kept, **_options(case, x))
     return with_gradients(x, o, lse)
 
 
-@functools.cache
-def expected(case: Case, dtype: torch.dtype) -> tuple[Results, Results]:
-    """(exact, plain): the reference in float64, and plain torch in `dtype`, on the same numbers.
+def _options(case: Case, x: Inputs) -> dict[str, Any]:
+    """Arguments of `plain_attention` beyond q, k, v and the weights that dropout keeps."""
+    return {
+        "shown": case.shown(),
+        "bias": _bias(case, x),
+        "scale": case.scale,
+        "softcap": case.softcap,
+        "dropout_p": case.dropout_p,
+        "sinks": x.sinks,
+    }
 
-    lse is kept in the accumulation dtype by contract, so that is where plain torch computes it.
-    """
+
+class Expected(NamedTuple):
+    """What the results of a case are compared with."""
+
+    exact: Results
+    """The reference in float64"""
+    plain: Results
+    """Plain torch in the dtype under test, on the same numbers; lse in the accumulation dtype,
+    where the contract has it"""
+    terms: dict[str, float]
+    """`gradient_terms`, by the names of the gradients"""
+
+    def check(self, got: Results) -> None:
+        """AssertionError where a result is not within the rule."""
+        assert got.keys() == self.exact.keys()
+        lse = self.exact["lse"]
+        largest = float(lse[lse.isfinite()].abs().max()) if lse.isfinite().any() else 0.0
+        for name, value in got.items():
+            assert_within_rule(
+                name, value.cpu(), self.exact[name], self.plain[name],
+                lse=0.0 if name == "lse" else largest, terms=self.terms.get(name, 0.0),
+            )  # fmt: skip
+
+
+@functools.cache
+def expected(case: Case, dtype: torch.dtype) -> Expected:
     clean = inputs(case, dtype)
     exact = by_backend(case, clean.to(torch.float64), "reference")
     plain = by_plain_torch(case, clean)
     if dtype in (torch.float16, torch.bfloat16):
         plain["lse"] = by_plain_torch(case, clean.to(torch.float32))["lse"]
-    return exact, plain
+    terms = gradient_terms(
+        clean.q, clean.k, clean.v, exact["o"], clean.do, clean.dlse, **_options(case, clean)
+    )
+    return Expected(exact, plain, terms)
 
 
 def assert_case(
@@ -89,12 +116,9 @@ def assert_case(
 
     What they are held against is computed on the CPU, whatever `device` the backend runs on.
     """
-    exact, plain = expected(case, dtype)
     got = by_backend(case, plant(case, inputs(case, dtype, device)), backend)
-    assert got.keys() == exact.keys()
-    for name, value in got.items():
-        assert value.device.type == torch.device(device).type
-        assert_within_rule(name, value.cpu(), exact[name], plain[name])
+    assert all(value.device.type == torch.device(device).type for value in got.values())
+    expected(case, dtype).check(got)
 
 
 def _bias(case: Case, x: Inputs) -> Tensor | Alibi | None:
