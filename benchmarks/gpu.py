@@ -51,7 +51,6 @@ def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
             command=lambda _: [python, "setup.py", "--quiet", "build_ext", "--inplace"],
             log=out / "build.log",
             least=60.0,
-            environment=_for_this_chip(),
         ),
         Stage(
             name="tests",
@@ -82,13 +81,6 @@ def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
             least=250.0,
         ),
     ]  # fmt: skip
-
-
-def _for_this_chip() -> dict[str, str]:
-    """Unless others are asked for: a sixth of the time that all chips take."""
-    if os.environ.get("TORCH_CUDA_ARCH_LIST") or not torch.cuda.is_available():
-        return {}
-    return {"TORCH_CUDA_ARCH_LIST": "{}.{}".format(*torch.cuda.get_device_capability())}
 
 
 def _in_parallel() -> list[str]:

@@ -1,47 +1,23 @@
-"""The units that nvcc makes: where it is, and for which chips it compiles."""
+"""CUDA kernels: whether and for which chips they are built, and from which units."""
 
 from __future__ import annotations
 
-import re
-import shlex
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from setuptools.errors import PlatformError
-
+from building.chips import ARCH_LIST, NAME_CHIPS, Chips, chips_for, chips_of_gpus, default_chips
+from building.cuda_toolkit import NoCudaError, Toolkit, find_toolkit
 from building.host import stable_abi
-from building.tools import Torch
+from building.tools import Torch, visible_gpus
 from building.unit import Unit
-
-Capability = tuple[int, int]
-
-MINIMUM_CUDA = (12, 1)
-"""The first whose nvcc compiles C++20, and whose PTX has red of four floats"""
-
-MINIMUM_CAPABILITY: Capability = (8, 0)
-"""mma.sync of bfloat16, cp.async"""
-
-DEFAULT_CHIPS: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
-
-LARGE_SHARED: frozenset[Capability] = frozenset(
-    {(8, 0), (8, 7), (9, 0), (10, 0), (10, 1), (10, 3), (11, 0)}
-)
-"""Chips with 163 KiB of shared memory a block or more. Others have 99, as far as is known."""
 
 WIDTHS = (32, 64, 96, 128, 192, 256)
 """kWidths in csrc/cuda/tile_config.h"""
 
 ELEMENTS = ("Half", "BFloat16", "float")
 """Types of C++"""
-
-HOPPER: Capability = (9, 0)
-HOPPER_CODE = "sm_90a"
-"""For instructions that only chips of 9.0 have; code for sm_90 runs there too, without them. Every
-nvcc that knows the one knows the other, and lists the one alone."""
 
 HOPPER_WIDTHS = ((64, 64), (128, 128), (192, 128), (256, 256))
 """Of q and k, and of v; csrc/cuda/sm90/kernels_for.cpp has the same."""
@@ -56,165 +32,6 @@ NVCC_FLAGS = (
     *("-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall"),
     *("-Xptxas", "-v"),  # registers and spills, into a file beside the object
 )
-
-
-class NoCudaError(Exception):
-    """Why there will be no CUDA kernels, for people."""
-
-
-@dataclass(frozen=True)
-class Toolkit:
-    """A CUDA toolkit."""
-
-    nvcc: str
-    home: Path
-    """The folder that has include/cuda.h"""
-    version: str
-    codes: frozenset[str]
-    """What nvcc compiles for: sm_80, compute_80, ..."""
-
-    @property
-    def runtime(self) -> Path:
-        """The static CUDA runtime."""
-        name = "libcudart_static.a"
-        places = (self.home / "lib64", self.home / "lib", *self.home.glob("targets/*/lib"))
-        for place in places:
-            if (place / name).is_file():
-                return place / name
-        raise PlatformError(f"{name} is not in {self.home}: install CUDA's development files")
-
-
-@dataclass(frozen=True)
-class Chips:
-    """What kernels are compiled for."""
-
-    capabilities: tuple[Capability, ...]
-    ptx: bool
-    """Also code that drivers compile for chips yet to come"""
-    passed_over: tuple[Capability, ...] = ()
-    """Asked for, but too old"""
-    hopper: bool = False
-    """Also the kernels of csrc/cuda/sm90"""
-
-    @property
-    def architectures(self) -> tuple[str, ...]:
-        """As build_info() names them."""
-        codes = map(code, self.capabilities)
-        hopper = (HOPPER_CODE,) if self.hopper else ()
-        return (*codes, *hopper, *(("compute_86",) if self.ptx else ()))
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Kernels of sm80 are translated twice: with tiles for 163 KiB of shared memory, and 99.
-
-        PTX is of the second kind whatever the chips, for it must run on any.
-        """
-        large = [code(one) for one in self.capabilities if one in LARGE_SHARED]
-        small = [code(one) for one in self.capabilities if one not in LARGE_SHARED]
-        small += ["compute_86"] if self.ptx else []
-        return (*_gencode("compute_80", large), *_gencode("compute_86", small))
-
-    @property
-    def hopper_flags(self) -> tuple[str, ...]:
-        return _gencode("compute_90a", [HOPPER_CODE] if self.hopper else [])
-
-
-def code(capability: Capability) -> str:
-    return "sm_{}{}".format(*capability)
-
-
-def _gencode(virtual: str, codes: Sequence[str]) -> tuple[str, ...]:
-    return ("-gencode", f"arch={virtual},code=[{','.join(codes)}]") if codes else ()
-
-
-def find_toolkit(environ: Mapping[str, str]) -> Toolkit:
-    """In CUDA_HOME, else CUDA_PATH, else where nvcc is on PATH.
-
-    Raises NoCudaError if there is none or it is too old, PlatformError if a variable leads nowhere.
-    """
-    nvcc, home = _find_nvcc(environ)
-    release = re.search(r"release (\d+)\.(\d+)", _output(nvcc, "--version"))
-    if release is None:
-        raise PlatformError(f"{nvcc} --version does not tell its release")
-    version = ".".join(release.groups())
-    if tuple(map(int, release.groups())) < MINIMUM_CUDA:
-        minimum = ".".join(map(str, MINIMUM_CUDA))
-        raise NoCudaError(f"CUDA {version} in {home} is too old, {minimum} is the first that works")
-    return Toolkit(nvcc, home, version, frozenset(_output(nvcc, "--list-gpu-code").split()))
-
-
-def _find_nvcc(environ: Mapping[str, str]) -> tuple[str, Path]:
-    for variable in ("CUDA_HOME", "CUDA_PATH"):
-        if folder := environ.get(variable):
-            home = Path(folder)
-            if not (home / "bin/nvcc").is_file():
-                raise PlatformError(f"{variable} is {folder!r}, in which there is no bin/nvcc")
-            return str(home / "bin/nvcc"), home
-    nvcc = shutil.which("nvcc", path=environ.get("PATH", ""))
-    if nvcc is None:
-        raise NoCudaError("no nvcc on PATH, and neither CUDA_HOME nor CUDA_PATH is set")
-    return nvcc, _home_of(nvcc)
-
-
-def _home_of(nvcc: str) -> Path:
-    """nvcc on PATH may be a link, or a script that calls the real one, which knows where it is."""
-    told = re.search(r"^#\$ TOP=(.+)$", _output(nvcc, "--dryrun", "-x", "cu", "/dev/null"), re.M)
-    places = [Path(told[1].strip())] if told else []
-    for home in (*places, Path(nvcc).resolve().parents[1]):
-        if (home / "include/cuda.h").is_file():
-            return home.resolve()
-    raise NoCudaError(f"{nvcc} is there, but not its include/cuda.h; set CUDA_HOME")
-
-
-def _output(*command: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise PlatformError(f"{shlex.join(command)} fails: {result.stderr.strip()}")
-    return result.stdout + result.stderr
-
-
-def chips_for(environ: Mapping[str, str], toolkit: Toolkit) -> Chips:
-    """TORCH_CUDA_ARCH_LIST, such as "8.0;9.0+PTX", or else what most people have.
-
-    Raises PlatformError for what it or nvcc does not know, NoCudaError if nothing remains.
-    """
-    text = environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    if not text:
-        known = tuple(one for one in DEFAULT_CHIPS if code(one) in toolkit.codes)
-        return Chips(known, ptx=True, hopper=HOPPER in known)
-    asked, ptx = parse_arch_list(text)
-    passed_over = tuple(one for one in asked if one < MINIMUM_CAPABILITY)
-    wanted = tuple(one for one in asked if one >= MINIMUM_CAPABILITY)
-    for one in wanted:
-        if code(one) not in toolkit.codes:
-            raise PlatformError(
-                f"TORCH_CUDA_ARCH_LIST is {text!r}, and nvcc of CUDA {toolkit.version} does not "
-                f"compile for {code(one)}"
-            )
-    if not wanted:
-        raise NoCudaError(
-            f"TORCH_CUDA_ARCH_LIST is {text!r}, and they need compute capability "
-            "{}.{} or later".format(*MINIMUM_CAPABILITY)
-        )
-    return Chips(wanted, ptx, passed_over, hopper=HOPPER in wanted)
-
-
-def parse_arch_list(text: str) -> tuple[tuple[Capability, ...], bool]:
-    """What is asked for, ascending, and whether PTX is.
-
-    "9.0a" is "9.0": what the a stands for is used where it is. The f of "10.0f" is not used yet.
-    """
-    capabilities, ptx = set(), False
-    for item in text.replace(";", " ").split():
-        match = re.fullmatch(r"(\d+)\.(\d)[af]?(\+PTX)?", item)
-        if match is None:
-            raise PlatformError(
-                f"TORCH_CUDA_ARCH_LIST has {item!r}; expected compute capabilities such as "
-                "'8.0;9.0+PTX', or 'none'"
-            )
-        capabilities.add((int(match[1]), int(match[2])))
-        ptx = ptx or match[3] is not None
-    return tuple(sorted(capabilities)), ptx
 
 
 @dataclass(frozen=True)
@@ -248,12 +65,26 @@ def _host_compiler(cxx: Sequence[str]) -> tuple[str, ...]:
     return ("-ccbin", program, *options)
 
 
-def find_cuda(environ: Mapping[str, str]) -> CudaBuild:
-    """Raises NoCudaError with the reason if there will be no CUDA kernels."""
-    if environ.get("TORCH_CUDA_ARCH_LIST", "").strip().lower() == "none":
-        raise NoCudaError("TORCH_CUDA_ARCH_LIST is 'none'")
+def find_cuda(environ: Mapping[str, str], torch: Torch) -> CudaBuild:
+    """What is built, by `ARCH_LIST` and by what this torch can run.
+
+    Raises NoCudaError if there will be no CUDA kernels, PlatformError for a variable that is wrong.
+    """
+    asked = environ.get(ARCH_LIST, "").strip()
+    choice = asked.lower()
+    if choice == "none":
+        raise NoCudaError(f"{ARCH_LIST} is {asked!r}", NAME_CHIPS)
+    if choice not in ("", "native"):
+        toolkit = find_toolkit(environ)
+        return CudaBuild(toolkit, chips_for(asked, toolkit))
+    if not torch.runs_cuda:
+        raise NoCudaError(f"torch {torch.version} is a build for CPUs", NAME_CHIPS)
     toolkit = find_toolkit(environ)
-    return CudaBuild(toolkit, chips_for(environ, toolkit))
+    if gpus := visible_gpus():
+        return CudaBuild(toolkit, chips_of_gpus(gpus, toolkit))
+    if choice == "native":
+        raise NoCudaError(f"{ARCH_LIST} is {asked!r}, and torch finds no GPU", NAME_CHIPS)
+    return CudaBuild(toolkit, default_chips(toolkit))
 
 
 def cuda_units(torch: Torch, chips: Chips) -> tuple[Unit, ...]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-from building.cuda import CudaBuild, NoCudaError, cuda_units, find_cuda
+from building.chips import ARCH_LIST
+from building.cuda import CudaBuild, cuda_units, find_cuda
+from building.cuda_toolkit import NoCudaError
 from building.host import COMMON_FLAGS, host_units, isas_for
 from building.ninja import (
     GIB_A_JOB,
@@ -82,14 +84,15 @@ class BuildExtension(build_ext):
     def build_extension(self, extension: Extension) -> None:
         start = time.monotonic()
         compiler, torch = find_compiler(os.environ), find_torch()
-        cuda, reason = self._find_cuda()
+        found = _find_cuda(torch)
+        cuda = found if isinstance(found, CudaBuild) else None
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         folder = f"build/extension{suffix.removesuffix('.so')}"
         output = f"{folder}/_C{suffix}"
         objects = units(platform.machine(), torch, find_pybind11(), cuda)
         jobs = job_count(os.environ, available_cores(), memory_gib(), GIB_A_JOB["nvcc"])
         text = ninja_file(objects, toolchain(compiler, torch, cuda), folder, output, jobs)
-        hint = "\nwithout CUDA kernels: TORCH_CUDA_ARCH_LIST=none" if cuda else ""
+        hint = f"\nwithout CUDA kernels: {ARCH_LIST}=none" if cuda else ""
         run_ninja(ROOT, folder, text, hint)
 
         target = self.get_ext_fullpath(extension.name)
@@ -98,23 +101,27 @@ class BuildExtension(build_ext):
         announce(
             f"transformer_kernels: built _C{suffix} in {time.monotonic() - start:.1f} s, "
             f"with {shlex.join(compiler)} against torch {torch.version}\n"
-            + "\n".join(told(platform.machine(), cuda, reason))
+            + "\n".join(report(platform.machine(), found))
         )
 
-    @staticmethod
-    def _find_cuda() -> tuple[CudaBuild | None, str]:
-        try:
-            return find_cuda(os.environ), ""
-        except NoCudaError as reason:
-            return None, str(reason)
+
+def _find_cuda(torch: Torch) -> CudaBuild | NoCudaError:
+    try:
+        return find_cuda(os.environ, torch)
+    except NoCudaError as reason:
+        return reason
 
 
-def told(machine: str, cuda: CudaBuild | None, reason: str) -> list[str]:
-    """What was built and what was not."""
+def report(machine: str, cuda: CudaBuild | NoCudaError) -> list[str]:
+    """Lines that say what was built, what was not, and what to set for another choice."""
     isas = ", ".join(isa.name for isa in isas_for(machine))
     lines = [f"  built:     CPU kernels for {isas}"]
-    if cuda is None:
-        return [*lines, f"  not built: CUDA kernels: {reason}"]
+    if isinstance(cuda, NoCudaError):
+        return [
+            *lines,
+            f"  not built: CUDA kernels: {cuda}",
+            f"             to build them: {cuda.remedy}",
+        ]
     toolkit, chips = cuda.toolkit, cuda.chips
     lines.append(
         f"  built:     CUDA kernels for {', '.join(chips.architectures)}, "
@@ -123,4 +130,5 @@ def told(machine: str, cuda: CudaBuild | None, reason: str) -> list[str]:
     if chips.passed_over:
         old = ", ".join("sm_{}{}".format(*one) for one in chips.passed_over)
         lines.append(f"  not built: CUDA kernels for {old}: they need sm_80 or later")
+    lines.append(f'             for other chips: set {ARCH_LIST}="8.0;9.0+PTX"; for none, "none"')
     return lines

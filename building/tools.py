@@ -7,6 +7,8 @@ import importlib.util
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +25,11 @@ class Torch:
 
     version: str
     root: Path
+
+    @property
+    def runs_cuda(self) -> bool:
+        """Whether this build of torch has CUDA; one for CPUs cannot hold CUDA tensors."""
+        return (self.root / "lib/libtorch_cuda.so").is_file()
 
 
 def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -69,6 +76,28 @@ def find_torch() -> Torch:
     if tuple(map(int, version.split(".")[:2])) < MINIMUM_TORCH:
         raise PlatformError(f"torch {version} is too old: pip install 'torch>={minimum}'")
     return Torch(version, Path(spec.origin).parent)
+
+
+_VISIBLE_GPUS = """
+import torch
+for i in range(torch.cuda.device_count()):
+    print("gpu", *torch.cuda.get_device_capability(i))
+"""
+
+
+def visible_gpus() -> tuple[tuple[int, int], ...]:
+    """Compute capabilities of the GPUs that torch finds, ascending, without repetitions.
+
+    CUDA_VISIBLE_DEVICES is honoured. torch is imported in a process of its own, so that the build
+    holds no CUDA context. Raises PlatformError if torch does not import.
+    """
+    command = [sys.executable, "-c", _VISIBLE_GPUS]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        error = result.stderr.strip().rpartition("\n")[2]
+        raise PlatformError(f"torch cannot be asked for GPUs: {error}")
+    lines = (line.split() for line in result.stdout.splitlines() if line.startswith("gpu "))
+    return tuple(sorted({(int(major), int(minor)) for _, major, minor in lines}))
 
 
 def find_pybind11() -> str:

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from building.chips import HOPPER_CODE, code, default_chips
 from building.cuda import (
     ELEMENTS,
-    HOPPER_CODE,
     HOPPER_ELEMENTS,
     HOPPER_WIDTHS,
     WIDTHS,
-    NoCudaError,
-    code,
-    find_cuda,
+    CudaBuild,
     kernel_units,
 )
+from building.cuda_toolkit import NoCudaError, find_toolkit
 from building.extension import ROOT
 from tests.cuda.ptxas import Resources, complaints, parse, reports
 from transformer_kernels import _C
@@ -140,15 +139,18 @@ LEFT_OUT = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
 def test_chips_that_are_left_out_have_them_too(variant: str, tmp_path: Path) -> None:
     """Where TORCH_CUDA_ARCH_LIST asks for few."""
     try:
-        cuda = find_cuda(os.environ | {"TORCH_CUDA_ARCH_LIST": ""})
+        toolkit = find_toolkit(os.environ)
     except NoCudaError as reason:
         pytest.skip(str(reason))
-    asked = LEFT_OUT[variant] or cuda.chips.capabilities
+    default = default_chips(toolkit)
+    asked = LEFT_OUT[variant] or default.capabilities
     others = tuple(one for one in asked if code(one) not in CHIPS)
     if not others:
         pytest.skip("these chips are built, and the tests above look at them")
-    flags = replace(cuda.chips, capabilities=others, ptx=False).flags
-    (unit,) = (one for one in kernel_units("nvcc", flags, False) if one.variant == variant)
+    cuda = CudaBuild(toolkit, replace(default, capabilities=others, ptx=False))
+    (unit,) = (
+        one for one in kernel_units("nvcc", cuda.chips.flags, False) if one.variant == variant
+    )
     target = ("-c", str(ROOT / unit.source), "-o", str(tmp_path / "kernels.o"))
     command = [*cuda.nvcc(("c++",)), *unit.flags, *target]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
