@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from tests.tiers import sampled
 from transformer_kernels.testing.backends import (
     BACKENDS_AND_DTYPES,
     NAMES,
@@ -36,8 +37,7 @@ ROOT = Path(tk.__file__).parents[1]
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(CASES, BACKENDS_AND_DTYPES))
 def test_case(case: Case, backend: str, dtype: torch.dtype) -> None:
     if reasons := reasons_against(case, backend):
         pytest.skip("; ".join(reasons))
@@ -223,6 +223,7 @@ print(between - before, peak() - between)
 """
 
 
+@pytest.mark.exhaustive
 def test_memory_grows_with_the_length_not_with_its_square() -> None:
     """At S = 4096 one float32 S x S matrix is 64 MiB; the reference shows that it would be seen."""
     run = subprocess.run(

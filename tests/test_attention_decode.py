@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -18,6 +19,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad, gradcheck
 
 import transformer_kernels as tk
+from tests.tiers import in_turns, sampled
 from transformer_kernels import _C, ops
 from transformer_kernels.testing.backends import (
     COMPILED_AND_DTYPES,
@@ -90,15 +92,17 @@ def decoder(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("decoder", "dtype"), DECODING_AND_DTYPES, ids=str)
-@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
+@pytest.mark.parametrize(("case", "decoder", "dtype"), sampled(DECODE_CASES, DECODING_AND_DTYPES))
 def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype) -> None:
     assert_decode_case(case, dtype, decoder)
 
 
 @pytest.mark.usefixtures("poisoned", "isa")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "isa", "dtype"),
+    sampled(DECODE_CASES, itertools.product(_C.built_isas(), DTYPES[1:])),
+    indirect=["isa"],
+)
 def test_every_instruction_set(case: DecodeCase, dtype: torch.dtype) -> None:
     assert_decode_case(case, dtype, "cpu")
 
@@ -273,6 +277,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.exhaustive
 def test_pages_are_read_in_place() -> None:
     """Keys and values are 32 MiB each; gathered, they would be there twice."""
     run = subprocess.run(
@@ -290,8 +295,9 @@ def test_one_operator_and_no_copy() -> None:
     assert not {"aten::clone", "aten::index", "aten::gather"} & ran.keys()
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("backend", DECODING)
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), in_turns(DECODING, ((dynamic,) for dynamic in (False, True)))
+)
 def test_fullgraph(backend: str, dynamic: bool) -> None:
     """One graph, whatever the lengths are and the table says."""
     sinks = torch.randn(H_q)

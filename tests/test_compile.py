@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
+from tests.tiers import in_turns, sampled
 from transformer_kernels import ops
 from transformer_kernels.problem import Extras
 from transformer_kernels.testing.backends import (
     COMPILED_AND_DTYPES,
     COMPILED_BACKENDS,
+    NAMES,
     WITH_FLOAT64,
     operators_of,
 )
@@ -43,7 +45,7 @@ def compiled(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(call, fullgraph=True, **{"backend": "aot_eager", **options})
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(("name", "backend"), in_turns(COMPILED, ((one,) for one in NAMES)))
 def test_fullgraph(name: str, backend: str) -> None:
     """Forward and backward in one graph each give what they give uncompiled."""
     case = named(name)
@@ -66,6 +68,7 @@ def test_fullgraph(name: str, backend: str) -> None:
     torch.testing.assert_close(gradients(*fast), gradients(*eager))
 
 
+@pytest.mark.exhaustive
 def test_inductor() -> None:
     def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o = tk.attention(q * 2, k, v, mask=tk.Mask.causal(), backend="cpu")
@@ -180,10 +183,12 @@ def test_schemas_have_the_options_of_ops() -> None:
     assert ops.OPTIONS.count(",") + 1 == len(Extras._fields) + len(get_args(ops.Numbers))
 
 
-@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
-@pytest.mark.parametrize("options", OPERATOR_OPTIONS.values(), ids=OPERATOR_OPTIONS)
-def test_opcheck(options: Options, backend: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend", "dtype"), in_turns(OPERATOR_OPTIONS, COMPILED_AND_DTYPES)
+)
+def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
     """Schema, fake tensors and AOT dispatch, static and dynamic, of both operators."""
+    options = OPERATOR_OPTIONS[name]
     operators = operators_of(backend)
     arguments = arguments_of_forward(dtype, **options)
     torch.library.opcheck(operators.attention_forward.default, arguments)
@@ -197,8 +202,9 @@ def test_opcheck(options: Options, backend: str, dtype: torch.dtype) -> None:
         )
 
 
-@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "backend"), sampled(CASES, ((name,) for name in COMPILED_BACKENDS))
+)
 def test_fakes_tell_shapes_and_strides(case: Case, backend: str) -> None:
     """Fake outputs look like real ones, in every case of the table."""
     if reasons := reasons_against(case, backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.tiers import sampled
 from transformer_kernels import _C
+from transformer_kernels.testing.backends import DTYPES
 from transformer_kernels.testing.cases import (
     Case,
     blocks,
@@ -143,9 +146,10 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.usefixtures("poisoned", "isa")
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+    ("case", "isa", "dtype"),
+    sampled(CASES, itertools.product(_C.built_isas(), DTYPES)),
+    indirect=["isa"],
 )
-@pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case, dtype: torch.dtype) -> None:
     """o, lse and every gradient of a call that takes this forward; backward is the general one."""
     assert_case(case, dtype, "cpu")
@@ -214,6 +218,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.exhaustive
 def test_keys_and_values_are_read_in_place() -> None:
     """k and v are 32 MiB each; packed, they would be there twice."""
     run = subprocess.run(

@@ -288,7 +288,9 @@ def test_inside_torchs_modules(make: Callable[[], nn.Module], masked: bool, trai
     torch.testing.assert_close(got[visible], expected[visible])
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)
 def test_compiled_functions_follow_the_switch(compiler: str) -> None:
     """Inductor also keeps compiled graphs on disk, under names that both attentions share."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.tiers import in_turns, sampled
 from transformer_kernels import _C
+from transformer_kernels.testing.backends import DTYPES
 from transformer_kernels.testing.cases import CASES, Case
 from transformer_kernels.testing.results import assert_case
 
@@ -38,8 +41,11 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "isa", "dtype"),
+    sampled(CASES, itertools.product(_C.built_isas(), (torch.float32, torch.bfloat16))),
+    indirect=["isa"],
+)
 def test_case(case: Case, dtype: torch.dtype, isa: str) -> None:
     assert _C.isa() == isa
     assert_case(case, dtype, "cpu")
@@ -56,9 +62,12 @@ def test_other_dtypes(case: Case, dtype: torch.dtype, isa: str) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("bias", ["1hmn", "11mn"])
-def test_a_gradient_too_large_for_caches(bias: str, dtype: torch.dtype, isa: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "isa", "bias"),
+    in_turns(DTYPES[1:], itertools.product(_C.built_isas(), ("1hmn", "11mn"))),
+    indirect=["isa"],
+)
+def test_a_gradient_too_large_for_caches(dtype: torch.dtype, isa: str, bias: str) -> None:
     """It is streamed to memory: every other row of halves is aligned to a vector of 64 bytes."""
     case = Case(
         name="large-bias", B=1, M=1030, N=1040 if bias == "1hmn" else 2080, bias=bias,

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import transformer_kernels as tk
+from tests.tiers import sampled
 from transformer_kernels import _C, ops, philox
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.testing.backends import (
@@ -69,8 +70,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES, ids=str)
-@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(PACKED_CASES, BACKENDS_AND_DTYPES))
 def test_case(case: PackedCase, backend: str, dtype: torch.dtype) -> None:
     assert_packed_case(case, dtype, backend)
 

@@ -25,6 +25,7 @@ without_device = pytest.mark.skipif(
 )
 
 
+@pytest.mark.exhaustive
 @without_device
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_without_a_device_make_gpu_says_so_and_fails(tmp_path: Path) -> None:
@@ -38,6 +39,7 @@ def test_without_a_device_make_gpu_says_so_and_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.exhaustive
 @without_device
 def test_without_a_device_the_suite_is_skipped_and_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -49,6 +51,7 @@ def test_without_a_device_the_suite_is_skipped_and_says_so(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 @without_device
 def test_without_a_device_a_test_marked_gpu_is_skipped_and_says_so() -> None:
     done = subprocess.run(

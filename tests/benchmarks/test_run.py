@@ -3,10 +3,13 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
+
 from tests.benchmarks.suite_run import run_suite
 from transformer_kernels.bench.rows import COLUMNS
 
 
+@pytest.mark.exhaustive
 def test_the_smallest_case_runs_and_leaves_its_rows(tmp_path: Path) -> None:
     options = ["-k", "causal-float32-512", "--variants", "sdpa"]
     text, rows = run_suite("attention", tmp_path, *options)
@@ -21,6 +24,7 @@ def test_the_smallest_case_runs_and_leaves_its_rows(tmp_path: Path) -> None:
     assert all(row.median_ms > 0 and row.threads == 1 for row in rows)
 
 
+@pytest.mark.exhaustive
 def test_the_suite_cpu_ends_with_a_verdict(tmp_path: Path) -> None:
     text, rows = run_suite("cpu", tmp_path, "-k", "short-bfloat16-16")
     assert [(row.direction, row.variant) for row in rows] == [

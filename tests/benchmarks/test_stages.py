@@ -68,6 +68,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.exhaustive
 def test_one_that_is_out_of_time_writes_what_it_has(tmp_path: Path) -> None:
     (outcome,) = run_all([stage("slow", WAITS, tmp_path)], 10.0)
     assert outcome.code is None
@@ -76,6 +77,7 @@ def test_one_that_is_out_of_time_writes_what_it_has(tmp_path: Path) -> None:
     assert "OUT OF TIME" in str(outcome)
 
 
+@pytest.mark.exhaustive
 def test_one_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "GRACE", 1.0)
     start = time.monotonic()

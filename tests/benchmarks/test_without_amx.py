@@ -63,6 +63,7 @@ def test_the_worker_checks_before_it_measures(worker: Executor) -> None:
         measured(worker, wrong)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("worker")
 def test_the_suite_records_it(tmp_path: Path) -> None:
     chosen = "without_amx and fwd-full-bfloat16-512"

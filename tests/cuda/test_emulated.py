@@ -71,6 +71,7 @@ def test_long_sums_of_float32_do_not_drift() -> None:
     assert_within_rule("o", o, exact, plain)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", TAKEN, ids=str)
@@ -79,6 +80,7 @@ def test_tiles_for_little_shared_memory(case: Case, dtype: torch.dtype) -> None:
         assert_case(case, dtype, "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", PACKED_CASES, ids=str)
 def test_packed_in_tiles_for_little_shared_memory(case: PackedCase) -> None:
@@ -86,6 +88,7 @@ def test_packed_in_tiles_for_little_shared_memory(case: PackedCase) -> None:
         assert_packed_case(case, torch.bfloat16, "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", DECODE_CASES, ids=str)
@@ -94,6 +97,7 @@ def test_decoding_in_tiles_for_little_shared_memory(case: DecodeCase, dtype: tor
         assert_decode_case(case, dtype, "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("case", SOME_DECODE, ids=str)
@@ -108,6 +112,7 @@ def test_every_order_of_threads_decodes_the_same_bits(
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SOME_DECODE, ids=str)
 def test_nothing_races_in_decoding(case: DecodeCase, dtype: torch.dtype) -> None:
@@ -117,6 +122,7 @@ def test_nothing_races_in_decoding(case: DecodeCase, dtype: torch.dtype) -> None
             by_decoding(case, x, "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("case", SOME, ids=str)
@@ -130,6 +136,7 @@ def test_gradients_may_be_summed_in_any_order(
             assert_case(case, dtype, "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
@@ -145,6 +152,7 @@ def test_every_order_of_threads_gives_the_same_bits(
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", SOME, ids=str)

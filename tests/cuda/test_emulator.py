@@ -8,6 +8,8 @@ import pytest
 
 from tests.cuda.emulator_programs import Programs
 
+pytestmark = pytest.mark.exhaustive
+
 PRIMITIVES = (
     "shuffles",
     "barriers_and_atomics",

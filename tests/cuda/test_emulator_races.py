@@ -6,6 +6,8 @@ import pytest
 
 from tests.cuda.emulator_programs import Programs
 
+pytestmark = pytest.mark.exhaustive
+
 RACES = {
     "exchange": ("shared memory", "read", "write"),
     "exchange_far": ("shared memory", "read", "write"),

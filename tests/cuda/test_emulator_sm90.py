@@ -8,6 +8,8 @@ import pytest
 
 from tests.cuda.emulator_programs import Programs
 
+pytestmark = pytest.mark.exhaustive
+
 PRIMITIVES = (
     ("sm90_products", "wgmma_widths"),
     ("sm90_products", "wgmma_layouts"),

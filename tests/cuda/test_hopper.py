@@ -18,6 +18,7 @@ from building.emulated import Emulation
 from building.extension import ROOT
 from tests.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
 from tests.emulated import NOT_EMULATED
+from tests.tiers import sampled
 from transformer_kernels.backends.cuda import HOPPER_SWITCH
 from transformer_kernels.explain import explain
 from transformer_kernels.testing import emulator
@@ -72,19 +73,20 @@ def _hopper() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", TAKEN, ids=str)
+@pytest.mark.parametrize("case", sampled(TAKEN))
 def test_case(case: Case) -> None:
     assert_case(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", HALVES, ids=str)
 def test_case_in_float16(case: Case) -> None:
     assert_case(case, torch.float16, "cuda")
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", [*PACKED_CASES, *HOPPER_PACKED], ids=str)
+@pytest.mark.parametrize("case", sampled([*PACKED_CASES, *HOPPER_PACKED]))
 def test_packed(case: PackedCase) -> None:
     assert_packed_case(case, torch.bfloat16, "cuda")
 
@@ -243,6 +245,7 @@ def test_wider_rows_are_refused() -> None:
         tk.attention(q, q, q, backend="cuda")
 
 
+@pytest.mark.exhaustive
 def test_other_chips_have_other_kernels() -> None:
     q = torch.randn(1, 2, 3, 64).to(torch.float16)
     assert is_hoppers(q, q, q)
@@ -252,6 +255,7 @@ def test_other_chips_have_other_kernels() -> None:
         assert not is_hoppers(q, q, q)
 
 
+@pytest.mark.exhaustive
 def test_they_can_be_switched_off() -> None:
     program = """
 import torch, transformer_kernels as tk
@@ -269,6 +273,7 @@ with emulator.chip(90):
         assert told.stdout.splitlines()[-1].startswith(kernel), told.stderr
 
 
+@pytest.mark.exhaustive
 def test_heads_in_sections_of_the_cache() -> None:
     """Two heads have 24 MB of keys and values, so that the fifth is in a section of its own."""
     shown = 100
@@ -289,6 +294,7 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("case", [*SOME, *SOME_HOPPER], ids=str)
 def test_every_order_of_threads_gives_the_same_bits(case: Case) -> None:
@@ -300,6 +306,7 @@ def test_every_order_of_threads_gives_the_same_bits(case: Case) -> None:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("case", HOPPER_PACKED[:2], ids=str)
 def test_work_without_keys_under_other_orders(case: PackedCase, seed: int) -> None:
@@ -308,6 +315,7 @@ def test_work_without_keys_under_other_orders(case: PackedCase, seed: int) -> No
         assert_packed_case(case, torch.bfloat16, "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", [*SOME, *SOME_RACES], ids=str)
 def test_nothing_races(case: Case) -> None:
     """The emulator reports accesses that nothing orders, as errors."""
@@ -316,6 +324,7 @@ def test_nothing_races(case: Case) -> None:
             by_backend(case, inputs(case, torch.bfloat16), "cuda")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", HOPPER_PACKED[:1], ids=str)
 def test_nothing_races_in_packed_sequences(case: PackedCase) -> None:
     """Reported as errors, too."""

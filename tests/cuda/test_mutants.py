@@ -10,6 +10,8 @@ from tests.cuda import mutants
 from tests.cuda.mutants import DECODING, Mutant
 from tests.emulated import NOT_EMULATED
 
+pytestmark = pytest.mark.exhaustive
+
 if NOT_EMULATED is not None:
     pytest.skip(f"needs the emulator: {NOT_EMULATED}", allow_module_level=True)
 

@@ -38,6 +38,7 @@ def source(program: str) -> str:
     return str(KERNELS / f"{program}.cpp")
 
 
+@pytest.mark.exhaustive
 @needs_nvcc
 @pytest.mark.parametrize("program", ARCHITECTURES)
 def test_kernels_of_the_emulator_compile(program: str, tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ LEFT_OUT = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
 """Units, and for which chips they are compiled where those are not built; (): all the default."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("variant", LEFT_OUT)
 def test_chips_that_are_left_out_have_them_too(variant: str, tmp_path: Path) -> None:
     """Where TORCH_CUDA_ARCH_LIST asks for few."""

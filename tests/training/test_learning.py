@@ -11,7 +11,7 @@ import pytest
 
 from transformer_kernels.training import PRESETS, train
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 def run(kind: str, steps: int) -> tuple[float, float]:

@@ -163,7 +163,7 @@ def by_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
     """Of batches that do not divide, in parts; then stopped, resumed, and not by one alone."""
     text = tmp_path / "text.txt"

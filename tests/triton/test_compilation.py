@@ -15,6 +15,8 @@ import pytest
 
 from transformer_kernels.backends.triton.config import CHIPS
 
+pytestmark = pytest.mark.exhaustive
+
 SCRIPT = Path(__file__).parent / "compile_options.py"
 ALWAYS = {"forward_kernel", "row_terms_kernel", "key_gradients_kernel", "query_gradients_kernel"}
 LISTS = {"summary_kernel", "list_kernel"}

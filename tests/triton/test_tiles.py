@@ -15,6 +15,8 @@ from transformer_kernels import cli
 from transformer_kernels.backends.triton import config
 from transformer_kernels.backends.triton.offline import Compiled, compile_tiles
 
+pytestmark = pytest.mark.exhaustive
+
 CHIPS = ("sm80", "sm90", "sm100", "gfx9")
 KERNELS = {"forward", "row_terms", "key_gradients", "query_gradients", "tile_sums"}
 SCRIPT = """

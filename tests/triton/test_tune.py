@@ -32,6 +32,7 @@ def needs_the_interpreter() -> None:
         pytest.skip("on a GPU `tune` itself runs: tests/gpu")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", tune.KERNELS)
 def test_tiles_are_timed_and_sorted(kernel: config.Kernel) -> None:
     needs_the_interpreter()
@@ -67,6 +68,7 @@ def test_a_wrong_tile_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(right, Timed)
 
 
+@pytest.mark.exhaustive
 def test_compiling_ahead_tells_what_ends_it() -> None:
     needs_the_interpreter()
     tiles = [Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
