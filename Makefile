@@ -1,16 +1,22 @@
-# Every target but help and clean sets up first: a virtual environment with pinned packages, and the
-# compiled extension. In an environment that is already prepared, and without any download:
-#   make test PYTHON=python3 VENV=
+# Every target but help and clean sets up what it needs first: a virtual environment with pinned
+# packages (requirements/), and the compiled extension. In an environment that is already prepared,
+# without any download:  make test PYTHON=python3 VENV=
 PYTHON ?= python3
 VENV ?= .venv
+
+# CUDA kernels for the GPUs that torch finds, and none without one. `pip install .` builds a default
+# list of chips there, which takes ten minutes. See building/chips.py.
+export TORCH_CUDA_ARCH_LIST ?= native
 
 ifeq ($(strip $(VENV)),)
   RUN := $(PYTHON)
   CLANG_FORMAT := clang-format
+  packages =
 else
   RUN := $(VENV)/bin/python
   CLANG_FORMAT := $(VENV)/bin/clang-format
-  PACKAGES := $(VENV)/.packages
+  # The file that says that requirements/$(1).txt is installed.
+  packages = $(VENV)/.$(1)
   COMMAND := $(VENV)/bin/transformer-kernels
 endif
 
@@ -18,38 +24,46 @@ endif
 PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test oldest bench gpu lint build extension clean
+.PHONY: help demo test test-all test-rest oldest bench gpu lint build extension clean
 
 help:
-	@echo "make demo    tables, pictures and a small trained generator, in build/demo"
-	@echo "make test    the tests"
-	@echo "make oldest  the Triton kernels, compiled by the oldest Triton that is supported"
-	@echo "make bench   the benchmarks"
-	@echo "make gpu     on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
-	@echo "make lint    ruff, mypy and clang-format"
-	@echo "make build   the environment and the compiled extension"
-	@echo "make clean   remove what was built; $(VENV) stays"
-	@echo "Options: PYTHON=$(PYTHON), VENV=$(VENV) (empty: use PYTHON as it is, without downloads)"
+	@echo "make demo      tables, pictures and a small trained language model, in build/demo"
+	@echo "make test      a sample of the tests with every backend and option, in a few minutes"
+	@echo "make test-all  all tests"
+	@echo "make bench     the benchmarks"
+	@echo "make gpu       on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
+	@echo "make lint      ruff, mypy and clang-format"
+	@echo "make build     the environment and the compiled extension"
+	@echo "make clean     remove what was built; $(VENV) stays"
+	@echo "Options: PYTHON=$(PYTHON), VENV=$(VENV) (empty: use PYTHON as it is, without downloads),"
+	@echo "TORCH_CUDA_ARCH_LIST=$(TORCH_CUDA_ARCH_LIST) (\"8.0;9.0+PTX\", native or none)"
 
 demo: build
 	$(RUN) -m transformer_kernels demo --out build/demo
 
-test: build
-	$(PYTEST) tests
+test: $(call packages,test) build
+	$(PYTEST) tests -m "not exhaustive"
 
-# Beside the environment: GPUs live with older versions than the tests are run with.
-oldest: build build/oldest
+test-all: test test-rest
+
+# What `make test` leaves out.
+test-rest: $(call packages,test-all) build oldest
+	$(PYTEST) tests -m exhaustive
+
+# Triton kernels, compiled by the oldest Triton supported. It is installed beside the environment:
+# GPUs live with older versions than the tests are run with.
+oldest: $(call packages,test) build build/oldest
 	PYTHONPATH=build/oldest $(PYTEST) tests/triton/test_compilation.py
 
-bench: build
+bench: $(call packages,test) build
 	$(RUN) -m pytest benchmarks
 
 # Ten minutes at most. Logs and rows go to OUT, which is benchmarks/results/<device> unless given.
 OUT ?=
-gpu: $(PACKAGES)
+gpu: $(call packages,test)
 	@$(RUN) -m benchmarks.gpu $(if $(OUT),--out "$(OUT)")
 
-lint: build
+lint: $(call packages,lint) build
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
@@ -58,29 +72,34 @@ lint: build
 build: extension $(COMMAND)
 
 # ninja knows what is out of date; when nothing is, this takes a second.
-extension: $(PACKAGES)
+extension: $(call packages,demo)
 	@echo "== the compiled extension"
 	@$(RUN) setup.py --quiet build_ext --inplace
 
-# --without-pip, because a system's Python may lack ensurepip; its own pip fills the environment.
-$(VENV)/.packages: requirements/dev.txt
-	@echo "== $(VENV), with the packages of requirements/dev.txt"
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
-	  f"Python 3.11 or later is needed, and this is {sys.version}: make PYTHON=python3.12")'
-	@test -x $(VENV)/bin/python || $(PYTHON) -m venv --without-pip $(VENV)
-	$(PYTHON) -m pip --python $(VENV)/bin/python install --requirement requirements/dev.txt
+# pip compiles bytecode in one process; compileall uses all cores. Some packages ship files that are
+# templates, and do not compile.
+$(VENV)/.%: requirements/%.txt requirements/versions.txt | $(VENV)/bin/python
+	@echo "== packages of $<, into $(VENV)"
+	@$(PYTHON) -m pip --python $(VENV)/bin/python install -qq --no-compile --requirement $<
+	@$(RUN) -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
+# --without-pip, because a system's Python may lack ensurepip; its own pip fills the environment.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
+	  f"Python 3.11 or later is needed, and this is {sys.version}: make PYTHON=python3.12")'
+	@$(PYTHON) -m venv --without-pip $(VENV)
+
 build/oldest: requirements/oldest.txt
-	@echo "== $@, with the packages of $<"
+	@echo "== packages of $<, into $@"
 	@rm -rf $@
-	$(PYTHON) -m pip install --no-deps --target $@ --requirement $<
+	@$(PYTHON) -m pip install -qq --no-deps --target $@ --requirement $<
 	@touch $@
 
 # An editable install, for `transformer-kernels` and for imports from other folders.
 $(VENV)/bin/transformer-kernels: pyproject.toml | extension
-	@echo "== transformer_kernels, editable, in $(VENV)"
-	@$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet --no-build-isolation --no-deps \
+	@echo "== transformer_kernels, editable, into $(VENV)"
+	@$(PYTHON) -m pip --python $(VENV)/bin/python install -qq --no-build-isolation --no-deps \
 	  --editable .
 	@touch $@
 

@@ -93,7 +93,7 @@ class BuildExtension(build_ext):
         jobs = job_count(os.environ, available_cores(), memory_gib(), GIB_A_JOB["nvcc"])
         text = ninja_file(objects, toolchain(compiler, torch, cuda), folder, output, jobs)
         hint = f"\nwithout CUDA kernels: {ARCH_LIST}=none" if cuda else ""
-        run_ninja(ROOT, folder, text, hint)
+        run_ninja(ROOT, folder, text, hint=hint)
 
         target = self.get_ext_fullpath(extension.name)
         self.mkpath(str(Path(target).parent))

@@ -110,13 +110,18 @@ def _escape(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def run_ninja(root: Path, folder: str, text: str, hint: str = "") -> None:
-    """Writes build.ninja into the folder and builds it. Raises CompileError where that fails."""
+def run_ninja(root: Path, folder: str, text: str, *, hint: str = "", quiet: bool = False) -> None:
+    """Writes build.ninja into the folder and builds it. Raises CompileError where that fails.
+
+    `quiet` shows the compilers' messages alone, without a line for each file.
+    """
     path = root / folder / "build.ninja"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     jobs = job_count(os.environ, available_cores(), memory_gib())
     command = [find_ninja(), "-f", f"{folder}/build.ninja", "-j", str(jobs)]
+    if quiet:
+        command.append("--quiet")
     if subprocess.run(command, cwd=root, check=False).returncode != 0:
         raise CompileError(
             f"the extension did not compile; the compiler's messages stand above{hint}"

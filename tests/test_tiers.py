@@ -17,7 +17,7 @@ WAYS = (("cpu", "float32"), ("cpu", "float16"), ("cuda", "float32"), ("cuda", "f
 
 
 def in_sample(parameters: Sequence[ParameterSet]) -> list[tuple[Any, ...]]:
-    return [one.values for one in parameters if not one.marks]
+    return [tuple(one.values) for one in parameters if not one.marks]
 
 
 def test_features_are_sizes_options_and_kinds_of_masks() -> None:

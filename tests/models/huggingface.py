@@ -1,4 +1,7 @@
-"""HuggingFace's models, small and with random weights, to hold ours against. No downloads."""
+"""HuggingFace's models, small and with random weights, to compare ours with. No downloads.
+
+Tests that make one are `exhaustive`: transformers is not installed for `make test`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-
-transformers = pytest.importorskip("transformers", reason="transformers is an extra")
-safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is an extra")
 
 FILE = "model.safetensors"
 
@@ -30,11 +31,16 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def _transformers() -> Any:
+    return pytest.importorskip("transformers", reason="make test-all installs transformers")
+
+
 def gpt2(dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
     """GPT2LMHeadModel: two layers, two heads of 64, context 20, 61 tokens."""
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 128, "n_positions": 20, "vocab_size": 61}
-    config = transformers.GPT2Config(**sizes | {"bos_token_id": 1, "eos_token_id": 1} | changes)
-    return _random(transformers.GPT2LMHeadModel(config), dtype)
+    library = _transformers()
+    config = library.GPT2Config(**sizes | {"bos_token_id": 1, "eos_token_id": 1} | changes)
+    return _random(library.GPT2LMHeadModel(config), dtype)
 
 
 def bert(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
@@ -47,7 +53,8 @@ def bert(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
         "max_position_embeddings": 20,
         "vocab_size": 61,
     }
-    return _random(getattr(transformers, kind)(transformers.BertConfig(**sizes | changes)), dtype)
+    library = _transformers()
+    return _random(getattr(library, kind)(library.BertConfig(**sizes | changes)), dtype)
 
 
 def _random(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -79,13 +86,13 @@ def saved_gradients(model: nn.Module, folder: Path) -> Path:
 def write(tensors: dict[str, Tensor], folder: Path) -> Path:
     """A safetensors file of these tensors."""
     folder.mkdir(exist_ok=True)
-    safetensors.save_file(tensors, folder / FILE)
+    save_file(tensors, folder / FILE)
     return folder / FILE
 
 
 def read(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
-    tensors: dict[str, Tensor] = safetensors.load_file(file)
+    tensors: dict[str, Tensor] = load_file(file)
     return tensors
 
 

@@ -76,6 +76,7 @@ def loss_of(logits: PreTrainingLogits, shown: Tensor) -> Tensor:
 # The same as HuggingFace's
 
 
+@pytest.mark.exhaustive
 @PRECISIONS
 @pytest.mark.parametrize("path", PATHS)
 def test_pre_training_is_that_of_huggingface(
@@ -100,6 +101,7 @@ def test_pre_training_is_that_of_huggingface(
     huggingface.assert_same_gradients(ours, gradients, tolerance=tolerance)
 
 
+@pytest.mark.exhaustive
 @PRECISIONS
 @pytest.mark.parametrize("path", PATHS)
 def test_classification_is_that_of_huggingface(
@@ -121,6 +123,7 @@ def test_classification_is_that_of_huggingface(
     huggingface.assert_same_gradients(ours, gradients, tolerance=tolerance)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["BertModel", "BertForPreTraining"])
 def test_the_encoder_is_that_of_huggingface(kind: str, tmp_path: Path) -> None:
     """Of a file with heads as of one without, whose names have no prefix."""

@@ -39,6 +39,7 @@ def loss_of(logits: Tensor, text: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str
@@ -59,6 +60,7 @@ def test_logits_and_gradients_are_those_of_huggingface(
     huggingface.assert_same_gradients(ours, gradients, tolerance=tolerance)
 
 
+@pytest.mark.exhaustive
 def test_heads_of_another_size_are_those_of_huggingface(tmp_path: Path) -> None:
     theirs, text = huggingface.gpt2(n_embd=48, n_head=3), tokens(1, 9, 61)
     with huggingface.default_dtype(torch.float64):
@@ -150,6 +152,7 @@ def test_a_cache_changes_no_logits_and_no_token(path: AttentionPath) -> None:
     assert len(set(cached)) > 3
 
 
+@pytest.mark.exhaustive
 def test_greedy_text_is_that_of_huggingface(tmp_path: Path) -> None:
     theirs, prompt = huggingface.gpt2(), tokens(1, 4, 61)
     with huggingface.default_dtype(torch.float64):

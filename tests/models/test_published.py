@@ -19,6 +19,8 @@ from transformer_kernels.models import (
     GPT2Config,
 )
 
+pytestmark = pytest.mark.exhaustive  # the files are written by transformers
+
 Tensors = dict[str, Tensor]
 
 

@@ -128,11 +128,14 @@ def build(way: Emulation) -> Path:
     from building.tools import find_compiler, find_torch
 
     found, folder = find_torch(), f"build/emulator{way.suffix}"
+    library = ROOT / folder / "emulated.so"
     link_flags = (f"-L{found.root / 'lib'}", *LINK_FLAGS, "-ldl")
     tools = Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
-    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    library.parent.mkdir(parents=True, exist_ok=True)
     with (ROOT / folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         text = ninja_file(way.units(found, ROOT), tools, folder, f"{folder}/emulated.so")
-        run_ninja(ROOT, folder, text)
-    return ROOT / folder / "emulated.so"
+        if not library.exists():
+            print(f"compiling the CUDA kernels for CPUs, emulated, in {folder}", flush=True)
+        run_ninja(ROOT, folder, text, quiet=True)
+    return library
