@@ -5,19 +5,34 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_kernels.demo.learning import train_side_by_side
+from transformer_kernels.demo.learning import Limits, train_side_by_side
 from transformer_kernels.demo.settings import QUICK
-from transformer_kernels.training import ByteWindows, CurveRow, corpus_from_bytes, train
+from transformer_kernels.training import CurveRow, Tokens, corpus_from_bytes, train
+from transformer_kernels.training.data import TokenWindows
 
 TEXT = b"To be, or not to be, that is the question: " * 40
-DATA = ByteWindows(corpus_from_bytes(TEXT, "a line"), 32)
+DATA = TokenWindows(corpus_from_bytes(TEXT, "a line"), Tokens(), 32)
 CONFIG = replace(QUICK.training, steps=5)
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, a list of one number; it passes by a millisecond whenever it is asked for."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    monkeypatch.setattr("time.perf_counter", clock)
+    return now
 
 
 def test_taking_turns_gives_the_losses_of_separate_runs() -> None:
     steps: list[Mapping[str, CurveRow]] = []
+    limits = Limits(side_by_side=5, turns_seconds=60.0, seconds=60.0)
     learned = train_side_by_side(
-        CONFIG, DATA, ("naive", "fused"), seconds=60.0, on_step=steps.append
+        CONFIG, DATA, ("naive", "fused"), limits=limits, on_step=steps.append
     )
     for path in ("naive", "fused"):
         alone = train(replace(CONFIG, attention=path), DATA)
@@ -26,21 +41,29 @@ def test_taking_turns_gives_the_losses_of_separate_runs() -> None:
         assert [rows[path].step for rows in steps] == [1, 2, 3, 4, 5]
 
 
-def test_it_ends_after_the_same_steps_for_all_when_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_last_run_goes_on_alone() -> None:
+    steps: list[Mapping[str, CurveRow]] = []
+    limits = Limits(side_by_side=2, turns_seconds=60.0, seconds=60.0)
+    learned = train_side_by_side(
+        CONFIG, DATA, ("naive", "fused"), limits=limits, on_step=steps.append
+    )
+    assert [set(rows) for rows in steps] == [{"naive", "fused"}] * 2 + [{"fused"}] * 3
+    assert len(learned["naive"].result.rows) == 2
+    alone = train(replace(CONFIG, attention="fused"), DATA)
+    assert learned["fused"].result.losses == alone.losses
+
+
+@pytest.mark.parametrize(("turns_seconds", "total", "naive", "fused"),
+                         [(1.5, 60.0, 2, 5), (60.0, 2.5, 3, 3), (1.5, 3.5, 2, 4)])  # fmt: skip
+def test_time_limits_end_the_turns_and_the_training(
+    turns_seconds: float, total: float, naive: int, fused: int, seconds: list[float]
 ) -> None:
-    now = 0.0
-
-    def clock() -> float:
-        nonlocal now
-        now += 0.001
-        return now
-
-    monkeypatch.setattr("time.perf_counter", clock)
+    """Steps take a second each; those in turns are the same for all runs."""
 
     def on_step(rows: Mapping[str, CurveRow]) -> None:
-        nonlocal now
-        now += 1.0
+        seconds[0] += 1.0
 
-    learned = train_side_by_side(CONFIG, DATA, ("naive", "fused"), seconds=1.5, on_step=on_step)
-    assert [len(run.result.rows) for run in learned.values()] == [2, 2]
+    limits = Limits(side_by_side=5, turns_seconds=turns_seconds, seconds=total)
+    learned = train_side_by_side(CONFIG, DATA, ("naive", "fused"), limits=limits, on_step=on_step)
+    assert len(learned["naive"].result.rows) == naive
+    assert len(learned["fused"].result.rows) == fused

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "demo", help="what fused attention gains here: tables, pictures, a small trained generator"
+        "demo", help="what fused attention gains here: tables, pictures, a small trained GPT-2"
     )
     parser.add_argument(
         "--out",
@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         require("rich", extra="train")
         require("matplotlib", extra="train")
+        require("tokenizers", extra="train")
     except ImportError as error:
         raise UserError(f"the demo needs {error}") from None
     try:

@@ -1,8 +1,7 @@
-"""The picture of the second part: what was learned, how fast, in how much memory."""
+"""The picture of the second part: losses over steps and over time, time and memory of a step."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,35 +15,25 @@ if TYPE_CHECKING:
 _COLOURS = {"naive": COLOURS["naive"], "fused": COLOURS["cpu"]}
 
 
-def plot_learning(learned: Mapping[str, Learned], path: Path) -> None:
-    """Loss by step, and averaged by time; time and memory of a step as bars."""
+def plot_learning(learned: Mapping[str, Learned], bits_per_nat: float, path: Path) -> None:
+    """Draws the runs by name. `bits_per_nat` makes bits per byte of the losses, nats per token."""
     figure, (by_step, by_time, milliseconds, memory) = new_figure(4)
     for index, (name, run) in enumerate(learned.items()):
-        steps = [row.step for row in run.result.rows]
         seconds = [row.seconds for row in run.result.rows]
-        bits = [row.train_loss / math.log(2) for row in run.result.rows]
-        # The curves lie on each other: the first is drawn wide, and the next thin, above it.
-        by_step.plot(
-            steps,
-            bits,
-            color=_COLOURS[name],
-            label=name,
-            linewidth=1.0 if index else 4.0,
-        )
+        bits = [row.train_loss * bits_per_nat for row in run.result.rows]
+        # The curves coincide: the first is drawn wide, the next thin and on top.
+        width, colour = 1.0 if index else 4.0, _COLOURS[name]
+        steps = [row.step for row in run.result.rows]
+        by_step.plot(steps, bits, color=colour, label=name, linewidth=width)
         by_time.plot(
-            _averages(seconds),
-            _averages(bits),
-            color=_COLOURS[name],
-            label=name,
-            marker="o",
-            markersize=4,
+            _averages(seconds), _averages(bits), color=colour, label=name, marker="o", markersize=4
         )
     by_step.set(title="the same losses", xlabel="step", ylabel="bits per byte")
     by_time.set(title="sooner", xlabel="seconds of training", ylabel="bits per byte, averages")
     by_step.legend()
     _bars(
         milliseconds,
-        "milliseconds a training step",
+        "milliseconds per training step",
         {name: 1e3 * run.result.seconds / len(run.result.rows) for name, run in learned.items()},
     )
     peaks = {name: run.peak_bytes for name, run in learned.items() if run.peak_bytes is not None}
@@ -56,13 +45,10 @@ def plot_learning(learned: Mapping[str, Learned], path: Path) -> None:
     save(figure, path)
 
 
-def _averages(values: list[float]) -> list[float]:
-    """Of 20 runs of consecutive values, or of fewer where there are few."""
-    size = -(-len(values) // 20)
-    return [
-        sum(part) / len(part)
-        for part in (values[start : start + size] for start in range(0, len(values), size))
-    ]
+def _averages(values: list[float], size: int = 20) -> list[float]:
+    """Means of consecutive values, `size` at a time."""
+    parts = (values[start : start + size] for start in range(0, len(values), size))
+    return [sum(part) / len(part) for part in parts]
 
 
 def _bars(axes: Axes, title: str, values: Mapping[str, float]) -> None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import nn
 
 from transformer_kernels import ops
 from transformer_kernels.bench import Provenance, Row, memory_can_be_measured, write_rows
 from transformer_kernels.bench.pictures import plot_by_length
 from transformer_kernels.demo import speed
-from transformer_kernels.demo.learning import Learned, train_side_by_side
+from transformer_kernels.demo.learning import Learned, Limits, train_side_by_side
 from transformer_kernels.demo.pictures import plot_learning
 from transformer_kernels.demo.settings import DemoSettings
 from transformer_kernels.demo.tables import learning_table, speed_table
 from transformer_kernels.info import info
-from transformer_kernels.models import TextGenerator
+from transformer_kernels.models import GPT2
+from transformer_kernels.models.writing import write
 from transformer_kernels.nn.options import AttentionPath
-from transformer_kernels.training import CurveRow
+from transformer_kernels.training import CurveRow, Tokens
 from transformer_kernels.training.curves import rewrite_curve
+from transformer_kernels.training.data import TokenWindows
 
 SPEED_ROWS = "attention.csv"
 SPEED_PICTURE = "attention.png"
@@ -48,97 +52,109 @@ def run_demo(settings: DemoSettings, out: Path) -> None:
 
 def _show_speed(settings: DemoSettings, out: Path, console: Console) -> None:
     console.rule("attention by itself")
-    provenance = Provenance.now()
-    rows: list[Row] = []
+    pace, provenance = speed.Pace(settings.speed_seconds), Provenance.now()
+    by_length: list[Row] = []
+    others: list[Row] = []
+    lengths = [(by_length, case) for case in speed.length_cases(settings)]
+    plan = [*lengths[:-1], *((others, case) for case in speed.other_cases(settings)), lengths[-1]]
     left_out: list[str] = []
-    pace = speed.Pace(settings.speed_seconds)
     with _progress(console) as progress:
-        task = progress.add_task("measuring", total=sum(settings.lengths), now="")
-        for case in speed.cases(settings):
-            progress.update(task, now=f"length {case.N}")
+        task = progress.add_task("measuring", total=len(plan), now="")
+        for rows, case in plan:
+            name = f"{case.name}, {case.dtype_name}, length {case.N}"
+            progress.update(task, now=name)
             reason = speed.why_too_large(case) or pace.why_too_slow(case)
             if reason is None:
                 with pace.timed(case):
                     rows.extend(speed.measure(case, settings, provenance))
             else:
-                left_out.append(f"Left out: length {case.N}, {reason}.")
-            progress.advance(task, case.N)
-    for direction in speed.DIRECTIONS:
-        console.print(speed_table(rows, direction))
+                left_out.append(f"Left out: {name}, {reason}.")
+            progress.advance(task)
+    heads = f"{settings.heads} heads of {settings.width}"
+    title = f"causal, float32, {heads}; both: forward + backward"
+    console.print(speed_table(title, "length", by_length, lambda row: str(row.N)))
+    title = f"length {settings.masked_length}, {heads}"
+    console.print(speed_table(title, "mask, dtype", others, lambda row: f"{row.case}, {row.dtype}"))
     for line in left_out:
         console.print(line)
     console.print(
-        "ms: median, the variants taking turns. gain: over naive bmm.\n"
-        "MiB: the most held at once beyond q, k and v, output and gradients included.\n"
-        "error: the largest against float64, relative to the largest value."
+        "ms: medians, variants in turns. x naive, x SDPA: times as fast, forward + backward.\n"
+        "MiB: peak memory beyond q, k and v, with the output and the gradients.\n"
+        "error: the largest against float64, relative to the largest value.\n"
+        "packed: eight documents in one row, causal. padded: four rows of half the length, filled "
+        "to 4/4, 3/4, 2/4 and 1/4."
     )
     if not memory_can_be_measured():
-        console.print("This system has no peak of memory that can be reset: no MiB.")
-    write_rows(out / SPEED_ROWS, rows)
-    plot_by_length(rows, out / SPEED_PICTURE)
+        console.print("MiB is missing: this system has no peak of memory that can be reset.")
+    write_rows(out / SPEED_ROWS, [*by_length, *others])
+    plot_by_length(by_length, out / SPEED_PICTURE)
 
 
 def _show_learning(
     settings: DemoSettings, out: Path, console: Console, paths: tuple[AttentionPath, ...]
 ) -> None:
     config = settings.training
-    data = config.task.data()
-    console.rule(f"a small generator, context {config.task.model.context}, on {data.name}")
+    context = config.task.model.context
+    console.rule(f"a small GPT-2, context {context}, learns byte pairs")
+    with console.status("reading the standard library, and merging its byte pairs"):
+        data = config.task.data()
+    assert isinstance(data, TokenWindows)
     with _progress(console) as progress:
         task = progress.add_task("training", total=config.steps, now="")
 
         def on_step(rows: Mapping[str, CurveRow]) -> None:
-            losses = "  ".join(f"{path} {row.train_loss:.3f}" for path, row in rows.items())
+            losses = "  ".join(f"{path} {row.train_loss:.2f}" for path, row in rows.items())
             progress.update(task, advance=1, now=f"loss: {losses}")
-            for path, row in rows.items():
-                if row.score is not None:
-                    console.print(
-                        f"{path}: step {row.step:>5} after {row.seconds:.1f} s, "
-                        f"{row.score:.4f} bits/byte on held-out text"
-                    )
 
-        learned = train_side_by_side(
-            config, data, paths, seconds=settings.training_seconds, on_step=on_step
+        limits = Limits(
+            side_by_side=settings.side_by_side,
+            turns_seconds=settings.turns_seconds,
+            seconds=settings.training_seconds,
         )
-    done = len(learned["naive"].result.rows)
-    if done < config.steps:
+        learned = train_side_by_side(config, data, paths, limits=limits, on_step=on_step)
+    last = learned[paths[-1]].result
+    if not last.finished:
         console.print(
-            f"Stopped after {done} of {config.steps} steps, to end within minutes: other work, or "
-            "few cores, slow this machine down."
+            f"Stopped after {len(last.rows)} of {config.steps} steps, to end within minutes: this "
+            "machine is slow or busy."
         )
-    title = f"{done} steps of {config.batch} x {config.task.model.context} bytes, the same seed"
+    title = f"{data.name}: steps of {config.batch} x {context} tokens, the same seed"
     console.print(learning_table(learned, title))
     _compare(learned, console)
     for path, run in learned.items():
         rewrite_curve(out / f"curve-{path}.csv", run.result.rows)
-    plot_learning(learned, out / LEARNING_PICTURE)
-    _write_sample(settings, learned[paths[-1]], out, console)
+    bits_per_nat = 1.0 / (math.log(2) * data.bytes_per_token)
+    plot_learning(learned, bits_per_nat, out / LEARNING_PICTURE)
+    _write_sample(settings, last.model, data.tokens, out, console)
 
 
 def _compare(learned: Mapping[str, Learned], console: Console) -> None:
+    """Speed in the steps that both runs did, and how far their losses are apart."""
     if "fused" not in learned:
         return
     naive, fused = learned["naive"].result, learned["fused"].result
-    apart = [abs(a - b) for a, b in zip(naive.losses, fused.losses, strict=True)]
-    early = apart[: len(apart) // 10 + 1]
+    steps = len(naive.rows)
+    apart = max(abs(a - b) for a, b in zip(naive.losses, fused.losses, strict=False))
     console.print(
-        f"Fused trains {naive.seconds / fused.seconds:.2f} times as fast. Training magnifies "
-        f"rounding: the losses differ by at most {max(early):.0e} in the first tenth of the steps, "
-        f"and by {max(apart):.0e} in all."
+        f"In {steps} steps, taken in turns, fused attention trained "
+        f"{naive.seconds / fused.rows[steps - 1].seconds:.2f} times as fast. The losses differ by "
+        f"at most {apart:.0e}: training magnifies rounding."
     )
 
 
-def _write_sample(settings: DemoSettings, run: Learned, out: Path, console: Console) -> None:
+def _write_sample(
+    settings: DemoSettings, model: nn.Module, tokens: Tokens, out: Path, console: Console
+) -> None:
+    assert isinstance(model, GPT2)
     generator = torch.Generator().manual_seed(settings.training.seed)
-    model = run.result.model
-    assert isinstance(model, TextGenerator)
-    written = model.generate(
-        settings.prompt,
-        settings.sample_bytes,
+    written = write(
+        model,
+        tokens.encode(settings.prompt).tolist(),
+        settings.sample_tokens,
         temperature=settings.temperature,
         generator=generator,
     )
-    text = (settings.prompt + written).decode(errors="replace")
+    text = (settings.prompt + tokens.decode(list(written))).decode(errors="replace")
     console.rule(f"what it writes, temperature {settings.temperature}")
     console.print(text, markup=False)
     (out / SAMPLE).write_text(text, encoding="utf-8")

@@ -1,65 +1,94 @@
-"""How much the demo does."""
+"""Sizes of the demo."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from transformer_kernels.bench import Budget
-from transformer_kernels.models.generator import GeneratorConfig
-from transformer_kernels.training import PRESETS, GeneratorTask, TrainConfig
+from transformer_kernels.models import GPT2Config
+from transformer_kernels.training import PRESETS, Schedule, TrainConfig
+from transformer_kernels.training.tasks import GPT2Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """Sizes of the two parts: attention by itself, and a model trained with it."""
+    """Sizes of the two parts: attention by itself, and a GPT-2 trained with it."""
 
     lengths: tuple[int, ...]
-    """Queries and keys of the attention that is measured; causal, float32, one batch entry"""
+    """Sequence lengths of causal float32 attention, one batch entry"""
+    masked_length: int
+    """Sequence length of the cases with other masks and dtypes; divisible by 8"""
     heads: int
     width: int
-    """Of a head"""
+    """Elements in a head"""
     budget: Budget
-    """For each length and direction, all variants together"""
+    """For each case and direction, all variants together"""
     speed_seconds: float
-    """A length that would end later is left out."""
+    """Time limit of the first part: cases expected to end later are left out."""
     training: TrainConfig
+    side_by_side: int
+    """Steps in which the model is trained with naive and with fused attention in turns; the
+    fused run then goes on alone to the last step."""
+    turns_seconds: float
+    """Time limit of the steps in turns"""
     training_seconds: float
-    """Both runs together; steps that would begin later are left out."""
+    """Time limit of all steps"""
     prompt: bytes
-    sample_bytes: int
-    temperature: float = 0.7
+    sample_tokens: int
+    temperature: float = 0.5
+
+
+def _training(model: GPT2Config, *, steps: int, batch: int, eval_every: int) -> TrainConfig:
+    return replace(
+        PRESETS["gpt2"]["demo"],
+        task=GPT2Task(model=model),
+        steps=steps,
+        batch=batch,
+        schedule=Schedule(peak=3e-3, warmup=steps // 10),
+        eval_every=eval_every,
+        eval_batches=8,
+    )
 
 
 FULL = DemoSettings(
-    lengths=(256, 512, 1024, 2048, 4096),
+    lengths=(512, 1024, 2048, 4096),
+    masked_length=2048,
     heads=8,
     width=64,
-    budget=Budget(seconds=3.0, most=30),
-    speed_seconds=120.0,
-    training=replace(PRESETS["generator"]["demo"], steps=500, eval_every=100),
+    budget=Budget(seconds=1.5, fewest=3, most=20),
+    speed_seconds=80.0,
+    training=_training(
+        GPT2Config(vocabulary=2048, context=512, layers=4, heads=4, width=128, dropout=0.0),
+        steps=800,
+        batch=2,
+        eval_every=100,
+    ),
+    side_by_side=100,
+    turns_seconds=60.0,
     training_seconds=140.0,
     prompt=b"def ",
-    sample_bytes=400,
+    sample_tokens=160,
 )
-"""For `make demo`: some three minutes on two idle cores; on a slow or busy machine it does less,
-so as to end within six."""
+"""For `make demo`: three minutes on two cores. The time limits keep it below four on a slow or busy
+machine."""
 
 QUICK = DemoSettings(
     lengths=(32, 64),
+    masked_length=64,
     heads=2,
     width=16,
     budget=Budget(seconds=0.1, fewest=2, most=3),
     speed_seconds=60.0,
-    training=replace(
-        PRESETS["generator"]["demo"],
-        task=GeneratorTask(model=GeneratorConfig(layers=1, width=16, heads=2, context=32)),
-        steps=4,
+    training=_training(
+        GPT2Config(vocabulary=300, context=32, layers=1, heads=2, width=16, dropout=0.0),
+        steps=6,
         batch=2,
         eval_every=2,
-        eval_batches=1,
     ),
+    side_by_side=4,
+    turns_seconds=60.0,
     training_seconds=60.0,
     prompt=b"def ",
-    sample_bytes=16,
+    sample_tokens=8,
 )
-"""Every part of it, too small to mean anything."""
+"""Every part of the demo at toy sizes: shows that it runs, not how fast."""

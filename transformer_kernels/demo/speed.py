@@ -1,10 +1,14 @@
-"""The first part: naive, torch's and fused attention by themselves, over sequence lengths."""
+"""The first part of the demo: naive, torch's and fused attention by themselves."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
 
 from transformer_kernels.bench import (
     Case,
@@ -30,21 +34,28 @@ _SCORES_AT_ONCE = 5
 """M x N float32 matrices that naive attention holds in a training step, with some to spare."""
 
 
-def cases(settings: DemoSettings) -> list[Case]:
+def length_cases(settings: DemoSettings) -> list[Case]:
+    """Causal attention in float32, over sequence lengths."""
     return [
-        Case(
-            name="causal",
-            H_q=settings.heads,
-            H_kv=settings.heads,
-            M=length,
-            N=length,
-            D=settings.width,
-            D_v=settings.width,
-            mask=Mask.causal(),
-            mask_name="causal",
-        )
+        _case(settings, "causal", length, mask=Mask.causal(), mask_name="causal")
         for length in settings.lengths
     ]
+
+
+def other_cases(settings: DemoSettings) -> list[Case]:
+    """Masks that hide most pairs, and bfloat16."""
+    S = settings.masked_length
+    padding = Mask.padding(torch.arange(4, 0, -1) * S // 8)
+    documents = Mask.segments(torch.arange(S)[None] // (S // 8)) & Mask.causal()
+    padded = _case(settings, "padded", S // 2, B=4, mask=padding, mask_name="padding")
+    causal = _case(settings, "causal", S, mask=Mask.causal(), mask_name="causal")
+    packed = _case(settings, "packed", S, mask=documents, mask_name="segments and causal")
+    return [padded, packed, *(replace(one, dtype=torch.bfloat16) for one in (causal, packed))]
+
+
+def _case(settings: DemoSettings, name: str, length: int, **options: Any) -> Case:
+    heads, width = settings.heads, settings.width
+    return Case(name=name, H_q=heads, H_kv=heads, M=length, N=length, D=width, D_v=width, **options)
 
 
 def why_too_large(case: Case) -> str | None:
@@ -57,7 +68,7 @@ def why_too_large(case: Case) -> str | None:
 
 
 class Pace:
-    """Foresees what a length costs: four times the cost of one half as long, at most."""
+    """Foresees the time of a case, in proportion to its pairs of queries and keys."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.perf_counter() + seconds
@@ -65,7 +76,7 @@ class Pace:
 
     def why_too_slow(self, case: Case) -> str | None:
         """Where the case would end after the time that was given; else None."""
-        foreseen = self._seconds_a_pair * case.M * case.N
+        foreseen = self._seconds_a_pair * _pairs(case)
         if time.perf_counter() + foreseen < self._end:
             return None
         return f"which would take some {foreseen:.0f} s more"
@@ -75,7 +86,11 @@ class Pace:
         """Around the measuring of a case."""
         start = time.perf_counter()
         yield
-        self._seconds_a_pair = (time.perf_counter() - start) / (case.M * case.N)
+        self._seconds_a_pair = (time.perf_counter() - start) / _pairs(case)
+
+
+def _pairs(case: Case) -> int:
+    return case.B * case.M * case.N
 
 
 def measure(case: Case, settings: DemoSettings, provenance: Provenance) -> Iterator[Row]:

@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
 
-from transformer_kernels.bench import VARIANTS, Direction, Row
-from transformer_kernels.bench.pictures import TITLES
+from transformer_kernels.bench import VARIANTS, Row
 from transformer_kernels.demo.learning import Learned
 
 UNKNOWN = "–"
 
 
-def speed_table(rows: Sequence[Row], direction: Direction) -> Table:
-    """A line a length and variant: time and its spread, gain over naive, memory, error."""
-    headers = ("length", "variant", "ms", "20% .. 80%", "gain", "MiB", "error")
-    table = _table(f"causal attention, float32, {TITLES[direction]}", headers, text=("variant",))
-    found = {(row.N, row.variant): row for row in rows if row.direction == direction}
-    for length in sorted({length for length, _ in found}):
-        naive = found[length, "naive"]
-        shown = str(length)
-        for name, variant in VARIANTS.items():
-            if (length, name) in found:
-                table.add_row(shown, variant.label, *_speed_cells(found[length, name], naive))
+def speed_table(title: str, header: str, rows: Sequence[Row], label: Callable[[Row], str]) -> Table:
+    """A line for each case and variant: times, gains over naive and SDPA, memory, error.
+
+    Gains, memory and error are those of forward and backward together. `label` names a row's case,
+    under the given header.
+    """
+    headers = (header, "variant", "fwd ms", "both ms", "x naive", "x SDPA", "MiB", "error")
+    table = _table(title, headers, text=("variant", header))
+    found = {(label(row), row.variant, row.direction): row for row in rows}
+    for name in dict.fromkeys(map(label, rows)):
+        naive, sdpa = (found[name, peer, "fwd+bwd"] for peer in ("naive", "sdpa"))
+        shown = name
+        for variant in VARIANTS.values():
+            if (name, variant.name, "fwd+bwd") in found:
+                both = found[name, variant.name, "fwd+bwd"]
+                table.add_row(
+                    shown,
+                    variant.label,
+                    milliseconds(found[name, variant.name, "fwd"].median_ms),
+                    milliseconds(both.median_ms),
+                    f"{naive.median_ms / both.median_ms:.1f}",
+                    f"{sdpa.median_ms / both.median_ms:.1f}",
+                    UNKNOWN if both.peak_mib is None else f"{both.peak_mib:.0f}",
+                    f"{both.error:.0e}",
+                )
                 shown = ""
         table.add_section()
     return table
-
-
-def _speed_cells(row: Row, naive: Row) -> list[str]:
-    return [
-        milliseconds(row.median_ms),
-        f"{milliseconds(row.p20_ms)} .. {milliseconds(row.p80_ms)}",
-        f"{naive.median_ms / row.median_ms:.1f}x",
-        UNKNOWN if row.peak_mib is None else f"{row.peak_mib:.1f}",
-        f"{row.error:.1e}",
-    ]
 
 
 def milliseconds(value: float) -> str:
@@ -46,24 +49,25 @@ def milliseconds(value: float) -> str:
 
 
 def learning_table(learned: Mapping[str, Learned], title: str) -> Table:
-    """A line a run."""
-    headers = ("attention", "seconds", "ms a step", "MiB a step", "bits/byte, held out")
+    """A line for each run."""
+    headers = ("attention", "steps", "seconds", "ms/step", "MiB/step", "bits/byte, held out")
     table = _table(title, headers, text=("attention",))
     for name, run in learned.items():
         result = run.result
         table.add_row(
             name,
+            str(len(result.rows)),
             f"{result.seconds:.1f}",
             f"{1e3 * result.seconds / len(result.rows):.1f}",
             UNKNOWN if run.peak_bytes is None else f"{run.peak_bytes / 2**20:.0f}",
-            UNKNOWN if result.score is None else f"{result.score:.4f}",
+            UNKNOWN if result.score is None else f"{result.score:.3f}",
         )
     return table
 
 
 def _table(title: str, headers: Sequence[str], *, text: Sequence[str]) -> Table:
     """Columns of numbers are flush right, those of `text` flush left."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in headers:
         table.add_column(header, justify="left" if header in text else "right", no_wrap=True)
     return table
