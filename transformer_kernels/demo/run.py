@@ -55,8 +55,9 @@ def _show_speed(settings: DemoSettings, out: Path, console: Console) -> None:
     pace, provenance = speed.Pace(settings.speed_seconds), Provenance.now()
     by_length: list[Row] = []
     others: list[Row] = []
-    lengths = [(by_length, case) for case in speed.length_cases(settings)]
-    plan = [*lengths[:-1], *((others, case) for case in speed.other_cases(settings)), lengths[-1]]
+    plan = [(others, case) for case in speed.other_cases(settings)]
+    plan += [(by_length, case) for case in speed.length_cases(settings)]
+    plan.sort(key=lambda item: speed.pairs(item[1]))  # the slowest last; at one size, masks first
     left_out: list[str] = []
     with _progress(console) as progress:
         task = progress.add_task("measuring", total=len(plan), now="")

@@ -56,7 +56,7 @@ FULL = DemoSettings(
     heads=8,
     width=64,
     budget=Budget(seconds=1.5, fewest=3, most=20),
-    speed_seconds=80.0,
+    speed_seconds=95.0,
     training=_training(
         GPT2Config(vocabulary=2048, context=512, layers=4, heads=4, width=128, dropout=0.0),
         steps=800,
@@ -65,7 +65,7 @@ FULL = DemoSettings(
     ),
     side_by_side=100,
     turns_seconds=60.0,
-    training_seconds=140.0,
+    training_seconds=120.0,
     prompt=b"def ",
     sample_tokens=160,
 )

@@ -76,7 +76,7 @@ class Pace:
 
     def why_too_slow(self, case: Case) -> str | None:
         """Where the case would end after the time that was given; else None."""
-        foreseen = self._seconds_a_pair * _pairs(case)
+        foreseen = self._seconds_a_pair * pairs(case)
         if time.perf_counter() + foreseen < self._end:
             return None
         return f"which would take some {foreseen:.0f} s more"
@@ -86,10 +86,11 @@ class Pace:
         """Around the measuring of a case."""
         start = time.perf_counter()
         yield
-        self._seconds_a_pair = (time.perf_counter() - start) / _pairs(case)
+        self._seconds_a_pair = (time.perf_counter() - start) / pairs(case)
 
 
-def _pairs(case: Case) -> int:
+def pairs(case: Case) -> int:
+    """Pairs of queries and keys, hidden or not."""
     return case.B * case.M * case.N
 
 
