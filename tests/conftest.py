@@ -20,6 +20,25 @@ from transformer_kernels.testing.backends import NAMES
 from transformer_kernels.testing.poison import poisoned_memory
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--isa",
+        metavar="NAME",
+        help="run the CPU kernels for this instruction set (portable, avx2, avx512 or amx), where "
+        "they would choose the best that the CPU has",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("isa"):
+        from transformer_kernels import _C
+
+        try:
+            _C.force_isa(name)
+        except ValueError as reason:
+            raise pytest.UsageError(f"--isa {name}: {reason}") from None
+
+
 def pytest_report_header() -> str:
     return f"CUDA kernels: {'emulated' if NOT_EMULATED is None else f'not run: {NOT_EMULATED}'}"
 

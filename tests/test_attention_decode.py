@@ -19,6 +19,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad, gradcheck
 
 import transformer_kernels as tk
+from tests.isas import forced_isa
 from tests.tiers import in_turns, sampled
 from transformer_kernels import _C, ops
 from transformer_kernels.testing.backends import (
@@ -77,12 +78,8 @@ def threads() -> Iterator[None]:
 @pytest.fixture(params=_C.built_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Forced for the test."""
-    try:
-        _C.force_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    _C.force_isa("auto")
+    with forced_isa(request.param):
+        yield request.param
 
 
 @pytest.fixture(params=DECODING)

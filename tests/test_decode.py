@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.isas import forced_isa
 from tests.tiers import sampled
 from transformer_kernels import _C
 from transformer_kernels.testing.backends import DTYPES
@@ -136,12 +137,8 @@ CASES = (*_sizes(), *_masks(), *_options())
 @pytest.fixture(params=_C.built_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Forced for the test."""
-    try:
-        _C.force_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    _C.force_isa("auto")
+    with forced_isa(request.param):
+        yield request.param
 
 
 @pytest.mark.usefixtures("poisoned", "isa")

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.isas import forced_isa
+from tests.threads import one_thread
 from tests.tiers import in_turns, sampled
 from transformer_kernels import _C
 from transformer_kernels.testing.backends import DTYPES
@@ -29,15 +31,8 @@ def runs_here(name: str) -> bool:
 @pytest.fixture(params=_C.built_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Forced for the test, with one thread: it takes whole heads, where others share them."""
-    name = str(request.param)
-    if not runs_here(name):
-        pytest.skip(f"this CPU lacks {name}")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    _C.force_isa(name)
-    yield name
-    _C.force_isa("auto")
-    torch.set_num_threads(threads)
+    with forced_isa(request.param), one_thread():
+        yield request.param
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -131,12 +126,14 @@ def test_explain_names_it(isa: str) -> None:
     assert isa in str(tk.explain(x, x, x))
 
 
-def test_built() -> None:
-    """Ascending, the portable kernels always among them; the best that runs here is in use."""
+def test_built(pytestconfig: pytest.Config) -> None:
+    """Ascending, the portable kernels always among them. The best that runs here is in use, unless
+    the option --isa asks for another."""
     built = _C.built_isas()
     assert built[0] == "portable"
     assert built == [name for name in NEEDED if name in built]
-    assert _C.isa() == [name for name in built if runs_here(name)][-1]
+    best = [name for name in built if runs_here(name)][-1]
+    assert _C.isa() == (pytestconfig.getoption("isa") or best)
 
 
 def test_unknown_names_are_refused() -> None:

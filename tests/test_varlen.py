@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import transformer_kernels as tk
+from tests.isas import forced_isa
 from tests.tiers import sampled
 from transformer_kernels import _C, ops, philox
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
@@ -256,15 +257,9 @@ def test_threads_share_the_sequences(name: str) -> None:
 @pytest.mark.usefixtures("poisoned", "threads")
 @pytest.mark.parametrize("isa", _C.built_isas())
 def test_every_instruction_set(isa: str) -> None:
-    try:
-        _C.force_isa(isa)
-    except ValueError as reason:
-        pytest.skip(str(reason))
-    try:
+    with forced_isa(isa):
         for name in ("dropout", "multi-query", "tokens", "alibi-end"):
             assert_packed_case(named(name), torch.float32, "cpu")
-    finally:
-        _C.force_isa("auto")
 
 
 @pytest.mark.parametrize("backend", WITH_FLOAT64)

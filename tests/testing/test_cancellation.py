@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.isas import forced_isa
 from transformer_kernels import _C
 from transformer_kernels.mask import Mask
 from transformer_kernels.testing.cancellation import gradient_terms
@@ -36,20 +37,16 @@ def test_terms_exceed_the_gradients() -> None:
     assert all(exact[name].abs().max() < bound < 1e4 for name, bound in terms.items())
 
 
-def isas() -> list[str]:
-    """Instruction sets whose float32 kernels sum in float32, without AMX's parts in bfloat16."""
-    features = _C.cpu_features()
-    needs = {"portable": True, "avx2": features["avx2"], "avx512": features["avx512f"]}
-    return [name for name in _C.built_isas() if needs.get(name, False)]
+FLOAT32_ISAS = [name for name in _C.built_isas() if name != "amx"]
+"""AMX sums float32 as parts in bfloat16."""
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", FLOAT32_ISAS)
 @pytest.mark.parametrize("name", ["steep", "expanded"])
 def test_no_luck_of_plain_torch_is_needed(name: str, isa: str) -> None:
     """The band alone explains rounding where plain torch errs by chance, more or less on each CPU:
     lse is large, or all keys are the same and dq and dk cancel to zero."""
-    _C.force_isa(isa)
-    try:
+    with forced_isa(isa):
         if name == "steep":
             got: Results = by_backend(STEEP, inputs(STEEP, torch.float32), "cpu")
             wanted = expected(STEEP, torch.float32)
@@ -57,6 +54,4 @@ def test_no_luck_of_plain_torch_is_needed(name: str, isa: str) -> None:
             case = next(case for case in PACKED_CASES if case.name == name)
             got = packed_by_backend(case, packed_inputs(case, torch.float32, 0.0), "cpu")
             wanted = packed_expected(case, torch.float32)
-    finally:
-        _C.force_isa("auto")
     wanted._replace(plain={name: x.float() for name, x in wanted.exact.items()}).check(got)

@@ -63,7 +63,7 @@ FULL = DemoSettings(
         batch=2,
         eval_every=100,
     ),
-    side_by_side=100,
+    side_by_side=150,
     turns_seconds=60.0,
     training_seconds=120.0,
     prompt=b"def ",
