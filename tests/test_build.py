@@ -11,6 +11,8 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -217,3 +219,33 @@ def test_source_archive_holds_what_a_build_needs(tmp_path: Path) -> None:
     needed = {name for name in needed if not name.endswith(".pyc")}
     package = {"transformer_kernels/py.typed", "transformer_kernels/_C.pyi"}
     assert needed | package | {"setup.py", "pyproject.toml", "LICENSE"} <= names
+
+
+def names_in(lines: Iterable[str]) -> set[str]:
+    """Packages of a list of requirements, without versions and comments."""
+    found = (re.match(r"[\w-]+", line) for line in lines)
+    return {one[0] for one in found if one is not None and one[0] != "transformer_kernels"}
+
+
+def listed(name: str) -> set[str]:
+    """Packages of requirements/<name>.txt and of the lists that it includes."""
+    lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
+    included = [line.split()[1].removesuffix(".txt") for line in lines if line.startswith("-r ")]
+    own = names_in(line for line in lines if not line.startswith("-"))
+    return own.union(*map(listed, included))
+
+
+def test_lists_of_requirements_have_the_packages_of_the_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = {name: names_in(x) for name, x in project["project"]["optional-dependencies"].items()}
+    build, torch = names_in(project["build-system"]["requires"]), {"torch"}
+    assert listed("demo") == build | torch | extras["train"]
+    assert listed("test") == listed("demo") | extras["test"] | extras["bench"]
+    assert listed("test-all") == listed("test") | extras["test-all"]
+    assert listed("lint") == listed("test-all") | extras["lint"]
+
+
+def test_every_listed_package_has_a_version() -> None:
+    lines = (ROOT / "requirements/versions.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0] for line in lines if "==" in line}
+    assert listed("lint") <= pinned
