@@ -15,7 +15,7 @@ from transformer_kernels import ops
 from transformer_kernels.bench import Provenance, Row, memory_can_be_measured, write_rows
 from transformer_kernels.bench.pictures import plot_by_length
 from transformer_kernels.demo import speed
-from transformer_kernels.demo.learning import Learned, Limits, train_side_by_side
+from transformer_kernels.demo.learning import Learned, train_side_by_side
 from transformer_kernels.demo.pictures import plot_learning
 from transformer_kernels.demo.settings import DemoSettings
 from transformer_kernels.demo.tables import learning_table, speed_table
@@ -107,12 +107,7 @@ def _show_learning(
             losses = "  ".join(f"{path} {row.train_loss:.2f}" for path, row in rows.items())
             progress.update(task, advance=1, now=f"loss: {losses}")
 
-        limits = Limits(
-            side_by_side=settings.side_by_side,
-            turns_seconds=settings.turns_seconds,
-            seconds=settings.training_seconds,
-        )
-        learned = train_side_by_side(config, data, paths, limits=limits, on_step=on_step)
+        learned = train_side_by_side(config, data, paths, limits=settings.limits, on_step=on_step)
     last = learned[paths[-1]].result
     if not last.finished:
         console.print(

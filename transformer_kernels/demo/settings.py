@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from transformer_kernels.bench import Budget
+from transformer_kernels.demo.learning import Limits
 from transformer_kernels.models import GPT2Config
 from transformer_kernels.training import PRESETS, Schedule, TrainConfig
 from transformer_kernels.training.tasks import GPT2Task
@@ -26,13 +27,7 @@ class DemoSettings:
     speed_seconds: float
     """Time limit of the first part: cases expected to end later are left out."""
     training: TrainConfig
-    side_by_side: int
-    """Steps in which the model is trained with naive and with fused attention in turns; the
-    fused run then goes on alone to the last step."""
-    turns_seconds: float
-    """Time limit of the steps in turns"""
-    training_seconds: float
-    """Time limit of all steps"""
+    limits: Limits
     prompt: bytes
     sample_tokens: int
     temperature: float = 0.5
@@ -61,11 +56,9 @@ FULL = DemoSettings(
         GPT2Config(vocabulary=2048, context=512, layers=4, heads=4, width=128, dropout=0.0),
         steps=800,
         batch=2,
-        eval_every=100,
+        eval_every=50,
     ),
-    side_by_side=150,
-    turns_seconds=60.0,
-    training_seconds=120.0,
+    limits=Limits(side_by_side=150, turns_seconds=60.0, seconds=120.0),
     prompt=b"def ",
     sample_tokens=160,
 )
@@ -85,9 +78,7 @@ QUICK = DemoSettings(
         batch=2,
         eval_every=2,
     ),
-    side_by_side=4,
-    turns_seconds=60.0,
-    training_seconds=60.0,
+    limits=Limits(side_by_side=4, turns_seconds=60.0, seconds=60.0),
     prompt=b"def ",
     sample_tokens=8,
 )
