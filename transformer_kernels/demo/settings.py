@@ -51,14 +51,14 @@ FULL = DemoSettings(
     heads=8,
     width=64,
     budget=Budget(seconds=1.5, fewest=3, most=20),
-    speed_seconds=95.0,
+    speed_seconds=105.0,
     training=_training(
         GPT2Config(vocabulary=2048, context=512, layers=4, heads=4, width=128, dropout=0.0),
         steps=800,
         batch=2,
         eval_every=50,
     ),
-    limits=Limits(side_by_side=150, turns_seconds=60.0, seconds=120.0),
+    limits=Limits(side_by_side=150, turns_seconds=60.0, seconds=110.0),
     prompt=b"def ",
     sample_tokens=160,
 )

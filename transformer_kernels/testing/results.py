@@ -98,6 +98,7 @@ class Expected(NamedTuple):
 
 @functools.cache
 def expected(case: Case, dtype: torch.dtype) -> Expected:
+    """What a backend's results of the case, in this dtype, are compared with."""
     clean = inputs(case, dtype)
     exact = by_backend(case, clean.to(torch.float64), "reference")
     plain = by_plain_torch(case, clean)
