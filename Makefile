@@ -27,7 +27,7 @@ PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s 
 .PHONY: help demo test test-all test-rest oldest bench gpu lint build extension clean
 
 help:
-	@echo "make demo      tables, pictures and a small trained language model, in build/demo"
+	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
 	@echo "make test      a sample of the tests with every backend and option, in a few minutes"
 	@echo "make test-all  all tests"
 	@echo "make bench     the benchmarks"
@@ -46,7 +46,7 @@ test: $(call packages,test) build
 
 test-all: test test-rest
 
-# What `make test` leaves out.
+# Tests that `make test` leaves out.
 test-rest: $(call packages,test-all) build oldest
 	$(PYTEST) tests -m exhaustive
 

@@ -36,7 +36,7 @@ NAME_CHIPS = f'set {ARCH_LIST}="8.0;9.0+PTX", or whatever the compute capabiliti
 
 @dataclass(frozen=True)
 class Chips:
-    """What kernels are compiled for."""
+    """A set of chips to compile kernels for."""
 
     capabilities: tuple[Capability, ...]
     ptx: bool
@@ -124,7 +124,7 @@ def default_chips(toolkit: Toolkit) -> Chips:
 
 
 def parse_arch_list(text: str) -> tuple[tuple[Capability, ...], bool]:
-    """What is asked for, ascending, and whether PTX is.
+    """Capabilities of an arch list, ascending, and whether it asks for PTX.
 
     "9.0a" is "9.0": what the a stands for is used where it is. The f of "10.0f" is not used yet.
     """

@@ -66,7 +66,7 @@ def _host_compiler(cxx: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_cuda(environ: Mapping[str, str], torch: Torch) -> CudaBuild:
-    """What is built, by `ARCH_LIST` and by what this torch can run.
+    """The build that `ARCH_LIST` and the installed torch call for.
 
     Raises NoCudaError if there will be no CUDA kernels, PlatformError for a variable that is wrong.
     """

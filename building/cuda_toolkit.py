@@ -35,7 +35,7 @@ class Toolkit:
     """The folder that has include/cuda.h"""
     version: str
     codes: frozenset[str]
-    """What nvcc compiles for: sm_80, compute_80, ..."""
+    """Targets of nvcc: sm_80, compute_80, ..."""
 
     @property
     def runtime(self) -> Path:

@@ -62,7 +62,7 @@ def toolkit_in(folder: Path, release: str = "13.0") -> Path:
 
 
 def torch_in(folder: Path, *, runs_cuda: bool) -> Torch:
-    """What looks like an installed torch."""
+    """A folder that looks like an installed torch."""
     (folder / "torch/lib").mkdir(parents=True)
     if runs_cuda:
         (folder / "torch/lib/libtorch_cuda.so").touch()

@@ -39,7 +39,8 @@ def in_turns(items: Iterable[Any], ways: Ways) -> list[ParameterSet]:
 
 
 def _parameters(items: Iterable[tuple[Any, int | None]], ways: Ways) -> list[ParameterSet]:
-    """Of an item with a turn, and of ways that differ in their last part, one is in the sample."""
+    """Ways that differ in their last part form a group. Of each group, an item with a turn has one
+    way in the sample, and an item without one has none."""
     alike = defaultdict[tuple[Any, ...], list[tuple[Any, ...]]](list)
     for way in ways:
         alike[way[:-1]].append(way)

@@ -143,7 +143,7 @@ def _terms(case: PackedCase, x: Inputs, o: Tensor) -> dict[str, float]:
 
 
 def _sequences(case: PackedCase, x: Inputs) -> Iterator[tuple[int, slice, slice, dict[str, Any]]]:
-    """Of each sequence its number, rows of q, rows of k and v, and arguments of
+    """Yields each sequence: its number, rows of q, rows of k and v, arguments of
     `plain_attention`."""
     for b, (queries, keys) in enumerate(zip(*map(pairwise, case.starts), strict=True)):
         options = {

@@ -74,7 +74,7 @@ def _options(case: Case, x: Inputs) -> dict[str, Any]:
 
 
 class Expected(NamedTuple):
-    """What the results of a case are compared with."""
+    """Reference values of a case."""
 
     exact: Results
     """The reference in float64"""
@@ -98,7 +98,7 @@ class Expected(NamedTuple):
 
 @functools.cache
 def expected(case: Case, dtype: torch.dtype) -> Expected:
-    """What a backend's results of the case, in this dtype, are compared with."""
+    """Reference values for the results of a backend, in this dtype."""
     clean = inputs(case, dtype)
     exact = by_backend(case, clean.to(torch.float64), "reference")
     plain = by_plain_torch(case, clean)
