@@ -73,7 +73,7 @@ QUICK = DemoSettings(
     budget=Budget(seconds=0.1, fewest=2, most=3),
     speed_seconds=60.0,
     training=_training(
-        GPT2Config(vocabulary=300, context=32, layers=1, heads=2, width=16, dropout=0.0),
+        GPT2Config(vocabulary=2048, context=32, layers=1, heads=2, width=16, dropout=0.0),
         steps=6,
         batch=2,
         eval_every=2,
