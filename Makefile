@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 
 # CUDA kernels for the GPUs that torch finds, and none without one. `pip install .` builds a default
-# list of chips there, which takes ten minutes. See building/chips.py.
+# list of chips there, which takes up to 13 minutes. See building/chips.py.
 export TORCH_CUDA_ARCH_LIST ?= native
 
 ifeq ($(strip $(VENV)),)

@@ -62,8 +62,8 @@ FULL = DemoSettings(
     prompt=b"def ",
     sample_tokens=160,
 )
-"""For `make demo`: three minutes on two cores. The time limits keep it below four on a slow or busy
-machine."""
+"""For `make demo`: three and a half minutes on two cores, after its set-up. A slow or busy machine
+leaves cases and steps out, to take little more."""
 
 QUICK = DemoSettings(
     lengths=(32, 64),

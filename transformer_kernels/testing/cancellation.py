@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bias import Alibi
-from transformer_kernels.testing.plain import plain_attention
+from transformer_kernels.testing.plain import plain_weights, repeat_heads
 
 
 @torch.no_grad()
@@ -49,13 +49,9 @@ def gradient_terms(
         "dq" and "dk", and "dbias" where the bias is a tensor.
     """
     q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
-    bias_64 = bias.double() if isinstance(bias, Tensor) else bias
-    group, N = q.shape[1] // k.shape[1], k.shape[2]
-    identity = torch.eye(N, dtype=q.dtype).expand(*k.shape[:2], N, N)
-    p, _ = plain_attention(
-        q, k, identity, shown=shown, bias=bias_64, scale=scale, softcap=softcap, sinks=sinks
-    )
-    k, v = (x.abs().repeat_interleave(group, dim=1) for x in (k, v))
+    group = q.shape[1] // k.shape[1]
+    p, _ = plain_weights(q, k, shown=shown, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    k, v = (repeat_heads(x.abs(), q) for x in (k, v))
     dp = torch.matmul(do.abs(), v.mT) / (1.0 - dropout_p if dropout_p < 1.0 else 1.0)
     delta = (do * o).abs().sum(dim=-1, keepdim=True)
     if dlse is not None:

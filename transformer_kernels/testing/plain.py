@@ -39,9 +39,29 @@ def plain_attention(
         o (B, H_q, M, D_v) and lse (B, H_q, M), natural log, both in q's dtype. A row with no
         visible key gives o = 0 and lse = -inf.
     """
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k, v))
-    s = torch.matmul(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    p, lse = plain_weights(q, k, shown=shown, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    if dropout_p > 0.0:
+        if kept is None:
+            raise ValueError(f"dropout_p = {dropout_p} needs kept, the weights that stay; got None")
+        p = torch.where(kept, p / (1.0 - dropout_p), 0.0) if dropout_p < 1.0 else p * 0.0
+    return torch.matmul(p, repeat_heads(v, q)), lse
+
+
+def plain_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    shown: Tensor | None = None,
+    bias: Tensor | Alibi | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(p, lse): the weights (B, H_q, M, N) before dropout, and lse (B, H_q, M), natural log.
+
+    Arguments are those of `plain_attention`. A row with no visible key has p = 0 and lse = -inf.
+    """
+    s = torch.matmul(q, repeat_heads(k, q).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if isinstance(bias, Alibi):
@@ -57,8 +77,10 @@ def plain_attention(
     s = s.masked_fill(empty, 0.0)
     lse = torch.logsumexp(s, dim=-1).masked_fill(empty[..., 0], float("-inf"))
     p = torch.softmax(s, dim=-1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
-    if dropout_p > 0.0:
-        if kept is None:
-            raise ValueError(f"dropout_p = {dropout_p} needs kept, the weights that stay; got None")
-        p = torch.where(kept, p / (1.0 - dropout_p), 0.0) if dropout_p < 1.0 else p * 0.0
-    return torch.matmul(p, v), lse
+    return p, lse
+
+
+def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values (B, H_kv, N, width), once for each head of q that shares them."""
+    group = q.shape[1] // x.shape[1]
+    return x.repeat_interleave(group, dim=1) if group > 1 else x
