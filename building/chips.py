@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from setuptools.errors import PlatformError
 
 from building.cuda_toolkit import NoCudaError, Toolkit
+from building.tile_config import LARGE_SHARED
 
 Capability = tuple[int, int]
 
@@ -20,11 +21,6 @@ MINIMUM_CAPABILITY: Capability = (8, 0)
 """mma.sync of bfloat16, cp.async"""
 
 DEFAULT_CHIPS: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
-
-LARGE_SHARED: frozenset[Capability] = frozenset(
-    {(8, 0), (8, 7), (9, 0), (10, 0), (10, 1), (10, 3), (11, 0)}
-)
-"""Chips with 163 KiB of shared memory a block or more. Others have 99, as far as is known."""
 
 HOPPER: Capability = (9, 0)
 HOPPER_CODE = "sm_90a"

@@ -9,26 +9,22 @@ from typing import Literal
 
 from building.chips import ARCH_LIST, NAME_CHIPS, Chips, chips_for, chips_of_gpus, default_chips
 from building.cuda_toolkit import NoCudaError, Toolkit, find_toolkit
-from building.host import stable_abi
+from building.host import INCLUDE, stable_abi
+from building.tile_config import HOPPER_WIDTHS, WIDTHS
 from building.tools import Torch, visible_gpus
 from building.unit import Unit
-
-WIDTHS = (32, 64, 96, 128, 192, 256)
-"""kWidths in csrc/cuda/tile_config.h"""
 
 ELEMENTS = ("Half", "BFloat16", "float")
 """Types of C++"""
 
-HOPPER_WIDTHS = ((64, 64), (128, 128), (192, 128), (256, 256))
-"""Of q and k, and of v; csrc/cuda/sm90/kernels_for.cpp has the same."""
-
 HOPPER_ELEMENTS = ("Half", "BFloat16")
 
-OPERATORS = ("csrc/cuda/operators.cpp", "csrc/cuda/decode_operators.cpp")
+OPERATORS = ("csrc/bindings/cuda_operators.cpp", "csrc/bindings/cuda_decode_operator.cpp")
 
 NVCC_FLAGS = (
     "-std=c++20",
     "-O3",
+    INCLUDE,
     *("-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall"),
     *("-Xptxas", "-v"),  # registers and spills, into a file beside the object
 )
@@ -102,7 +98,7 @@ Compiler = Literal["c++", "nvcc"]
 def kernel_units(compiler: Compiler, flags: tuple[str, ...], hopper: bool) -> tuple[Unit, ...]:
     """The kernels for any chip, and what launches all of them, Hopper's too if there are."""
     return (
-        Unit("csrc/cuda/launch.cu", (*flags, *(("-DTK_SM90",) if hopper else ())), "", compiler),
+        Unit("csrc/cuda/dispatch.cu", (*flags, *(("-DTK_SM90",) if hopper else ())), "", compiler),
         *(
             Unit(
                 "csrc/cuda/sm80/kernels.cu",
@@ -119,7 +115,7 @@ def kernel_units(compiler: Compiler, flags: tuple[str, ...], hopper: bool) -> tu
 def hopper_units(compiler: Compiler, flags: tuple[str, ...]) -> tuple[Unit, ...]:
     """The kernels of csrc/cuda/sm90."""
     return (
-        Unit("csrc/cuda/sm90/kernels_for.cpp"),
+        Unit("csrc/cuda/sm90/dispatch.cpp"),
         *(
             Unit(
                 "csrc/cuda/sm90/kernels.cu",

@@ -55,8 +55,11 @@ class Emulation:
             *(Unit(str(source.relative_to(root)), EMULATOR_FLAGS) for source in emulator),
             *kernel_units("c++", kernels, self.has_hopper),
             *(hopper_units("c++", kernels) if self.has_hopper else ()),
-            *(Unit(source, operators) for source in (*OPERATORS, "csrc/cuda/emulated.cpp")),
-            Unit("csrc/call.cpp", stable_abi(torch)),
-            Unit("csrc/decode_call.cpp", stable_abi(torch)),
-            Unit("csrc/memory.cpp"),
+            *(
+                Unit(source, operators)
+                for source in (*OPERATORS, "csrc/bindings/emulator_operators.cpp")
+            ),
+            Unit("csrc/bindings/tensor_args.cpp", stable_abi(torch)),
+            Unit("csrc/bindings/decode_args.cpp", stable_abi(torch)),
+            Unit("csrc/common/workspace.cpp"),
         )

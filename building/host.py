@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from building.tools import MINIMUM_TORCH, Torch
 from building.unit import Unit
 
+INCLUDE = "-Icsrc"
+"""Includes are relative to csrc/; ninja runs in the project's root."""
+
 # Not -ffast-math: NaN, infinity and the order of sums belong to the operator's contract.
 COMMON_FLAGS = (
+    INCLUDE,
     "-std=c++20",  # the language of the kernels; torch's headers ask for C++17 or later
     "-O3",
     "-fPIC",
@@ -27,7 +31,7 @@ X86_64 = frozenset({"x86_64", "AMD64"})
 
 @dataclass(frozen=True)
 class Isa:
-    """An instruction set for which csrc/cpu/kernels.cpp is compiled; chosen at run time."""
+    """An instruction set that csrc/cpu/attention/kernels.cpp is compiled for."""
 
     name: str
     flags: tuple[str, ...]
@@ -72,7 +76,7 @@ def host_units(
     python = ("-isystem", sysconfig.get_path("include"))
     return (
         Unit(
-            "csrc/module.cpp",
+            "csrc/bindings/module.cpp",
             (
                 *(*python, "-isystem", pybind11_include),
                 f'-DTK_TORCH_VERSION="{torch.version}"',
@@ -80,21 +84,24 @@ def host_units(
                 *about_cuda,
             ),
         ),
-        Unit("csrc/direct.cpp", python),
-        Unit("csrc/direct_decode.cpp", python),
-        Unit("csrc/direct_arguments.cpp", python),
-        Unit("csrc/direct_mask.cpp", python),
-        Unit("csrc/operators.cpp", stable_abi(torch)),
-        Unit("csrc/call.cpp", stable_abi(torch)),
-        Unit("csrc/decode_operators.cpp", stable_abi(torch)),
-        Unit("csrc/decode_call.cpp", stable_abi(torch)),
-        Unit("csrc/run.cpp"),
-        Unit("csrc/varlen.cpp"),
-        Unit("csrc/decode.cpp"),
-        Unit("csrc/memory.cpp"),
-        Unit("csrc/cpu/dispatch.cpp", tuple(f"-DTK_HAVE_{isa.name.upper()}" for isa in isas)),
+        Unit("csrc/bindings/fast_path/attention.cpp", python),
+        Unit("csrc/bindings/fast_path/decode.cpp", python),
+        Unit("csrc/bindings/fast_path/arguments.cpp", python),
+        Unit("csrc/bindings/fast_path/mask.cpp", python),
+        Unit("csrc/bindings/cpu_operators.cpp", stable_abi(torch)),
+        Unit("csrc/bindings/tensor_args.cpp", stable_abi(torch)),
+        Unit("csrc/bindings/cpu_decode_operator.cpp", stable_abi(torch)),
+        Unit("csrc/bindings/decode_args.cpp", stable_abi(torch)),
+        Unit("csrc/cpu/driver/dense.cpp"),
+        Unit("csrc/cpu/driver/varlen.cpp"),
+        Unit("csrc/cpu/driver/decode.cpp"),
+        Unit("csrc/common/workspace.cpp"),
+        Unit(
+            "csrc/cpu/driver/isa_dispatch.cpp",
+            tuple(f"-DTK_HAVE_{isa.name.upper()}" for isa in isas),
+        ),
         *(
-            Unit("csrc/cpu/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
+            Unit("csrc/cpu/attention/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
             for isa in isas
         ),
     )

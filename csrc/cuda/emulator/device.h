@@ -6,7 +6,7 @@
 #include <cstring>
 #include <tuple>
 
-#include "core.h"
+#include "cuda/emulator/core.h"
 
 #define TK_DEVICE static inline __attribute__((unused))
 #define TK_DEVICE_METHOD inline

@@ -1,4 +1,4 @@
-#include "fault.h"
+#include "cuda/emulator/fault.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <memory>
 
-#include "machine.h"
+#include "cuda/emulator/machine.h"
 
 #ifdef __linux__
 #include <elf.h>

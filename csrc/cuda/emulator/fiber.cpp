@@ -1,4 +1,4 @@
-#include "fiber.h"
+#include "cuda/emulator/fiber.h"
 
 #include <sys/mman.h>
 

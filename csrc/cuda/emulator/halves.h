@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../element.h"
+#include "cuda/platform/element.h"
 
 namespace tk::emulator {
 

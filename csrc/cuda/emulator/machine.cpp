@@ -1,10 +1,10 @@
-#include "machine.h"
+#include "cuda/emulator/machine.h"
 
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
 
-#include "fault.h"
+#include "cuda/emulator/fault.h"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "core.h"
-#include "device.h"
-#include "fiber.h"
-#include "memory.h"
-#include "race.h"
-#include "sm90.h"
+#include "cuda/emulator/core.h"
+#include "cuda/emulator/device.h"
+#include "cuda/emulator/fiber.h"
+#include "cuda/emulator/memory.h"
+#include "cuda/emulator/race.h"
+#include "cuda/emulator/sm90.h"
 
 namespace tk::emulator {
 

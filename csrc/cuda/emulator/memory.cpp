@@ -1,4 +1,4 @@
-#include "memory.h"
+#include "cuda/emulator/memory.h"
 
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <new>
 
-#include "machine.h"
+#include "cuda/emulator/machine.h"
 
 namespace tk::emulator {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core.h"
+#include "cuda/emulator/core.h"
 
 namespace tk::emulator {
 

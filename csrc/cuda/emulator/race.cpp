@@ -1,10 +1,10 @@
-#include "race.h"
+#include "cuda/emulator/race.h"
 
 #include <algorithm>
 #include <cstdio>
 
-#include "fault.h"
-#include "machine.h"
+#include "cuda/emulator/fault.h"
+#include "cuda/emulator/machine.h"
 
 namespace tk::emulator {
 

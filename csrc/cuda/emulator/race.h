@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core.h"
+#include "cuda/emulator/core.h"
 
 namespace tk::emulator {
 

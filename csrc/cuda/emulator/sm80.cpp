@@ -1,9 +1,9 @@
 // ldmatrix and mma.
 #include <cstring>
 
-#include "halves.h"
-#include "machine.h"
-#include "sm80_ptx.h"
+#include "cuda/emulator/halves.h"
+#include "cuda/emulator/machine.h"
+#include "cuda/emulator/sm80_ptx.h"
 
 namespace tk::emulator {
 

@@ -1,9 +1,9 @@
 // The functions of sm80/ptx.h, on the CPU.
 #pragma once
 
-#include "../element.h"
-#include "core.h"
-#include "device.h"
+#include "cuda/emulator/core.h"
+#include "cuda/emulator/device.h"
+#include "cuda/platform/element.h"
 
 namespace tk::cuda {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "../sm90/tensor_map.h"
-#include "core.h"
-#include "race.h"
+#include "cuda/emulator/core.h"
+#include "cuda/emulator/race.h"
+#include "cuda/platform/sm90_tensor_map.h"
 
 namespace tk::emulator {
 

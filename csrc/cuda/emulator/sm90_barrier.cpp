@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "machine.h"
-#include "sm90_ptx.h"
+#include "cuda/emulator/machine.h"
+#include "cuda/emulator/sm90_ptx.h"
 
 namespace tk::emulator {
 

@@ -1,8 +1,8 @@
 // stmatrix.
 #include <cstring>
 
-#include "machine.h"
-#include "sm90_ptx.h"
+#include "cuda/emulator/machine.h"
+#include "cuda/emulator/sm90_ptx.h"
 
 namespace tk::emulator {
 

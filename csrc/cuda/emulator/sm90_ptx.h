@@ -1,9 +1,9 @@
 // The functions of sm90/ptx.h, on the CPU.
 #pragma once
 
-#include "../sm90/tensor_map.h"
-#include "core.h"
-#include "sm80_ptx.h"
+#include "cuda/emulator/core.h"
+#include "cuda/emulator/sm80_ptx.h"
+#include "cuda/platform/sm90_tensor_map.h"
 
 namespace tk::cuda {
 

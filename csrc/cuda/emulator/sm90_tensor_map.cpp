@@ -1,9 +1,9 @@
 // What TMA is told of a tensor. Not in the header: kernels' units may be watched for races, and the
 // emulator's own strings must not be.
+#include "cuda/platform/sm90_tensor_map.h"
+
 #include <stdexcept>
 #include <string>
-
-#include "../sm90/tensor_map.h"
 
 namespace tk::cuda {
 

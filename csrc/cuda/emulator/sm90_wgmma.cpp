@@ -1,12 +1,12 @@
 // wgmma: computed, 16 rows for each warp, when the first warp of a warpgroup waits for it. Until
 // then operands must not change, and until a warp waits its accumulators are poison.
-#include "sm90_wgmma.h"
+#include "cuda/emulator/sm90_wgmma.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "halves.h"
-#include "machine.h"
+#include "cuda/emulator/halves.h"
+#include "cuda/emulator/machine.h"
 
 namespace tk::emulator {
 

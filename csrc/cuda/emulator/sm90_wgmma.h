@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "../sm90/wgmma.h"
+#include "cuda/platform/sm90_wgmma.h"
 
 namespace tk::emulator {
 

@@ -1,7 +1,7 @@
 // What code compiled with -fsanitize=thread calls; the compiler's own library is not linked.
 #include <cstddef>
 
-#include "machine.h"
+#include "cuda/emulator/machine.h"
 
 namespace {
 

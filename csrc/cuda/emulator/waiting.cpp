@@ -5,7 +5,7 @@
 #include <map>
 #include <tuple>
 
-#include "machine.h"
+#include "cuda/emulator/machine.h"
 
 namespace tk::emulator {
 

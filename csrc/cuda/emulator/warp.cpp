@@ -1,7 +1,7 @@
 // Shuffles, votes and atomics.
 #include <type_traits>
 
-#include "machine.h"
+#include "cuda/emulator/machine.h"
 
 namespace tk::emulator {
 

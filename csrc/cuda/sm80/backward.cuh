@@ -10,7 +10,7 @@
 // one that has not begun, blocks then are numbered as they begin. docs/attention.md, section 3.
 #pragma once
 
-#include "gradients.cuh"
+#include "cuda/common/score_gradient.cuh"
 
 namespace tk::cuda {
 

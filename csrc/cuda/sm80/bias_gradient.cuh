@@ -6,7 +6,7 @@
 // docs/attention.md, section 3.
 #pragma once
 
-#include "backward.cuh"
+#include "cuda/sm80/backward.cuh"
 
 namespace tk::cuda {
 

@@ -10,8 +10,8 @@
 // docs/attention.md, sections 2 and 5.
 #pragma once
 
-#include "decode_schedule.cuh"
-#include "softmax.cuh"
+#include "cuda/common/softmax.cuh"
+#include "cuda/sm80/decode_schedule.cuh"
 
 namespace tk::cuda {
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "decode.cuh"
-#include "decode_merge.cuh"
-#include "launch_sizes.cuh"
-#include "loaded_arch.cuh"
-#include "workspace.h"
+#include "cuda/common/launch_config.cuh"
+#include "cuda/common/workspace_layout.h"
+#include "cuda/sm80/decode.cuh"
+#include "cuda/sm80/decode_combine.cuh"
+#include "cuda/sm80/loaded_arch.cuh"
 
 namespace tk::cuda {
 

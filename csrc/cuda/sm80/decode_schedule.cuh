@@ -8,9 +8,9 @@
 // decode_merge.cuh adds them.
 #pragma once
 
-#include "../../key_cache.h"
-#include "fragments.cuh"
-#include "rows.cuh"
+#include "common/kv_cache.h"
+#include "cuda/common/mma.cuh"
+#include "cuda/common/rows.cuh"
 
 namespace tk::cuda {
 

@@ -9,9 +9,9 @@
 // barriers a turn. docs/attention.md, sections 2 and 5.
 #pragma once
 
-#include "dropout.cuh"
-#include "softmax.cuh"
-#include "visibility.cuh"
+#include "cuda/common/dropout.cuh"
+#include "cuda/common/masks.cuh"
+#include "cuda/common/softmax.cuh"
 
 namespace tk::cuda {
 

@@ -1,5 +1,5 @@
 // The kernels of one element type, TK_ELEMENT, and one width, TK_WIDTH.
-#include "launches.cuh"
+#include "cuda/sm80/launches.cuh"
 
 namespace tk::cuda {
 

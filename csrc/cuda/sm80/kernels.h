@@ -1,7 +1,11 @@
 // The kernels of one element type and width, as the host calls them; plain C++.
 #pragma once
 
-#include "../launch.h"
+#include <cstddef>
+
+#include "common/kv_cache.h"
+#include "common/params.h"
+#include "cuda/common/call.h"
 
 namespace tk::cuda {
 

@@ -1,14 +1,14 @@
 // The launches of one element type and width.
 #pragma once
 
-#include "bias_gradient.cuh"
-#include "clear.cuh"
-#include "decode_launches.cuh"
-#include "forward.cuh"
-#include "kernels.h"
-#include "launch_sizes.cuh"
-#include "loaded_arch.cuh"
-#include "workspace.h"
+#include "cuda/common/clear.cuh"
+#include "cuda/common/launch_config.cuh"
+#include "cuda/common/workspace_layout.h"
+#include "cuda/sm80/bias_gradient.cuh"
+#include "cuda/sm80/decode_launches.cuh"
+#include "cuda/sm80/forward.cuh"
+#include "cuda/sm80/kernels.h"
+#include "cuda/sm80/loaded_arch.cuh"
 
 namespace tk::cuda {
 

@@ -1,7 +1,7 @@
 // Whose tiles the code has that is loaded.
 #pragma once
 
-#include "forward.cuh"
+#include "cuda/sm80/forward.cuh"
 
 namespace tk::cuda {
 

@@ -5,8 +5,8 @@
 // sm80/backward.cuh. docs/hopper.md.
 #pragma once
 
-#include "backward_by_columns.cuh"
-#include "backward_by_rows.cuh"
+#include "cuda/sm90/backward_by_columns.cuh"
+#include "cuda/sm90/backward_by_rows.cuh"
 
 namespace tk::cuda::sm90 {
 

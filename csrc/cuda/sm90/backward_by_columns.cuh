@@ -11,7 +11,7 @@
 // from registers.
 #pragma once
 
-#include "backward_parts.cuh"
+#include "cuda/sm90/backward_parts.cuh"
 
 namespace tk::cuda::sm90 {
 

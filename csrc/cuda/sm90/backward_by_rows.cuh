@@ -8,7 +8,7 @@
 // dq leaves by TMA, which adds it to its sums.
 #pragma once
 
-#include "backward_parts.cuh"
+#include "cuda/sm90/backward_parts.cuh"
 
 namespace tk::cuda::sm90 {
 

@@ -2,9 +2,9 @@
 // writes dk and dv.
 #pragma once
 
-#include "../sm80/visibility.cuh"
-#include "kept.cuh"
-#include "results.cuh"
+#include "cuda/common/masks.cuh"
+#include "cuda/sm90/dropout_mask.cuh"
+#include "cuda/sm90/epilogue.cuh"
 
 namespace tk::cuda::sm90 {
 

@@ -9,12 +9,12 @@
 // docs/hopper.md.
 #pragma once
 
-#include "../sm80/dropout.cuh"
-#include "../sm80/softmax.cuh"
-#include "../sm80/visibility.cuh"
-#include "results.cuh"
-#include "ring.cuh"
-#include "work.cuh"
+#include "cuda/common/dropout.cuh"
+#include "cuda/common/masks.cuh"
+#include "cuda/common/softmax.cuh"
+#include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/tile_scheduler.cuh"
 
 namespace tk::cuda::sm90 {
 

@@ -1,5 +1,5 @@
 // The kernels of one element type, TK_ELEMENT, and of widths TK_WIDTH and TK_V_WIDTH.
-#include "launches.cuh"
+#include "cuda/sm90/launches.cuh"
 
 namespace tk::cuda::sm90 {
 

@@ -1,7 +1,10 @@
 // The kernels for Hopper, as the host calls them; plain C++.
 #pragma once
 
-#include "../launch.h"
+#include <cstddef>
+
+#include "common/params.h"
+#include "cuda/common/call.h"
 
 namespace tk::cuda::sm90 {
 

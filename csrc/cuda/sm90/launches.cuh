@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
-#include "../sm80/clear.cuh"
-#include "../sm80/launch_sizes.cuh"
-#include "../sm80/workspace.h"
-#include "backward.cuh"
-#include "forward.cuh"
-#include "kernels.h"
+#include "cuda/common/clear.cuh"
+#include "cuda/common/launch_config.cuh"
+#include "cuda/common/workspace_layout.h"
+#include "cuda/sm90/backward.cuh"
+#include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/kernels.h"
 
 namespace tk::cuda::sm90 {
 

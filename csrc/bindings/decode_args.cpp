@@ -1,0 +1,57 @@
+#include "bindings/decode_args.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+
+namespace tk {
+
+namespace {
+
+const int32_t* indices(const Tensor& x, int64_t dimensions, int64_t B, const Device& device) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Int && is_on(x, device) && x.is_contiguous() &&
+                      x.dim() == dimensions && x.size(0) == B,
+                  "lengths and the block table must be int32, with a row for each sequence");
+  return static_cast<const int32_t*>(x.data_ptr());
+}
+
+const void* slopes_of(const Tensor& x, const Problem& p, const Device& device) {
+  const bool double_wanted = p.dtype == DType::kFloat64;
+  STD_TORCH_CHECK(x.dim() == 1 && x.size(0) == p.H_q && is_on(x, device) &&
+                      x.scalar_type() == (double_wanted ? ScalarType::Double : ScalarType::Float),
+                  "the ALiBi slopes do not fit the problem");
+  return x.data_ptr();
+}
+
+}  // namespace
+
+DecodeCall::DecodeCall(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                       TK_DECODE_OPTIONS)
+    : device(device_of(q)),
+      lengths(torch::stable::contiguous(lengths)),
+      block_table(contiguous(block_table)),
+      alibi_slopes(contiguous(alibi_slopes)),
+      o(empty_like_layout(q, v_cache.size(-1), device)),
+      lse(empty(q.sizes().slice(0, 3), statistics_dtype(q), device)) {
+  const View queries = view(q, device);
+  cache.lengths = indices(this->lengths, 1, queries.size[0], device);
+  if (this->block_table) {
+    cache.block_table = indices(*this->block_table, 2, queries.size[0], device);
+    cache.most_pages = this->block_table->size(1);
+    cache.page_size = k_cache.size(2);
+    STD_TORCH_CHECK(cache.page_size > 0, "the cache's pages are empty");
+  }
+  STD_TORCH_CHECK(set_tensors(params, cache, queries, view(k_cache, device), view(v_cache, device)),
+                  "q and the caches do not fit together");
+  params.mask.diagonal_low = diagonal_low;
+  params.mask.diagonal_high = diagonal_high;
+  params.score.scale = scale;
+  params.score.softcap = softcap;
+  if (this->alibi_slopes) {
+    params.score.alibi_slopes = slopes_of(*this->alibi_slopes, params, device);
+  }
+  params.o = strided(o, device);
+  params.lse = lse.data_ptr();
+}
+
+}  // namespace tk

@@ -1,0 +1,104 @@
+// Where the operators of csrc/cuda run their kernels: a CUDA device or, with TK_EMULATOR, a CPU.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <array>
+#include <vector>
+
+#include "bindings/tensor_args.h"
+#include "cuda/dispatch.h"
+
+#ifdef TK_EMULATOR
+#include "cuda/emulator/core.h"
+#else
+// Weak: a torch without CUDA does not have it, nor tensors that would bring a call here.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
+#endif
+
+// TK_CUDA_OPERATORS(m) { m.impl(...); }
+#ifdef TK_EMULATOR
+#define TK_IMPLEMENT(library, m) STABLE_TORCH_LIBRARY_IMPL(library, CPU, m)
+#define TK_CUDA_OPERATORS(m) TK_IMPLEMENT(TK_LIBRARY, m)
+#else
+#define TK_CUDA_OPERATORS(m) STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m)
+#endif
+
+namespace tk::cuda {
+
+#ifdef TK_EMULATOR
+
+class OnDevice {
+ public:
+  explicit OnDevice(const Device& device) {
+    STD_TORCH_CHECK(device.is_cpu(), "the emulator runs on the CPU");
+  }
+  ~OnDevice() {
+    emulator::options().ordered_sums = false;
+    emulator::options().global.clear();
+  }
+
+  void* stream() const { return nullptr; }
+
+  // Where accesses are watched, those of anything but these tensors are reported; so are sums in an
+  // open order of a call that is to be `deterministic`.
+  void expect(const std::vector<Optional>& tensors, bool deterministic) const {
+    if (!emulator::options().races) return;
+    emulator::options().ordered_sums = deterministic;
+    for (const Optional& x : tensors) expect(x);
+  }
+
+ private:
+  static void expect(const Optional& x) {
+    if (!x || x->numel() == 0) return;
+    int32_t dtype;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x->get(), &dtype));
+    int64_t elements = 1;
+    for (int64_t d = 0; d < x->dim(); ++d) elements += (x->size(d) - 1) * x->stride(d);
+    const size_t bytes = static_cast<size_t>(elements) * aoti_torch_dtype_element_size(dtype);
+    emulator::options().global.push_back({x->data_ptr(), bytes});
+  }
+};
+
+#else
+
+// Makes the device the current one, and finds the stream that is current on it.
+class OnDevice {
+ public:
+  explicit OnDevice(const Device& device) : guard_(checked(device).index) {
+    use_device(device.index);
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
+  }
+
+  void* stream() const { return stream_; }
+
+  void expect(const std::vector<Optional>&, bool) const {}
+
+ private:
+  static const Device& checked(const Device& device) {
+    STD_TORCH_CHECK(device.type == aoti_torch_device_type_cuda(),
+                    "these kernels run on a CUDA device");
+    return device;
+  }
+
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
+};
+
+#endif
+
+// Kernels read and write rows whose elements lie side by side.
+inline Tensor as_rows(const Tensor& x) {
+  const bool side_by_side = x.dim() != 4 || x.stride(3) == 1 || x.size(3) == 1;
+  return side_by_side ? x : torch::stable::contiguous(x);
+}
+
+// Freed while kernels use it, as torch's allocator gives it to later work of this stream only.
+inline Tensor workspace(size_t bytes, const Device& device) {
+  const std::array<int64_t, 1> size{static_cast<int64_t>(bytes)};
+  return empty(size, ScalarType::Byte, device);
+}
+
+}  // namespace tk::cuda

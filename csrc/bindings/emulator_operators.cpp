@@ -1,0 +1,63 @@
+// The library of emulated operators, TK_LIBRARY: what csrc/bindings/cuda_operators.cpp implements,
+// and what tests may set. tests/support/emulator.py builds and loads it.
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+#include <utility>
+
+#include "bindings/decode_args.h"
+#include "bindings/tensor_args.h"
+#include "common/workspace.h"
+#include "cuda/dispatch.h"
+#include "cuda/emulator/core.h"
+
+namespace {
+
+void want_poison(bool wanted) { tk::want_poison(wanted); }
+
+int64_t poisoned_bytes() { return static_cast<int64_t>(tk::poisoned_bytes()); }
+
+// In which order lanes and warps run; every order must give the same.
+void set_schedule(int64_t seed) { tk::emulator::options().seed = static_cast<uint64_t>(seed); }
+
+// The chip that kernels are chosen for from now on, 80 or 90; returns the one before.
+int64_t set_chip(int64_t capability) {
+  return std::exchange(tk::emulator::options().capability, static_cast<int>(capability));
+}
+
+// Of the emulated chip, whatever the device.
+bool runs_hopper(int64_t) { return tk::cuda::runs_hopper(); }
+
+std::string latest_launch() { return tk::emulator::latest_launch(); }
+
+// Of kernels that are compiled with -fsanitize=thread.
+void report_races(bool wanted) { tk::emulator::options().races = wanted; }
+
+}  // namespace
+
+// In between, so that TK_LIBRARY is replaced by what it stands for.
+#define TK_DEFINE(library) STABLE_TORCH_LIBRARY(library, m)
+#define TK_IMPLEMENT(library, key) STABLE_TORCH_LIBRARY_IMPL(library, key, m)
+
+TK_DEFINE(TK_LIBRARY) {
+  m.def(TK_FORWARD_SCHEMA);
+  m.def(TK_BACKWARD_SCHEMA);
+  m.def(TK_DECODE_SCHEMA);
+  m.def("want_poison(bool wanted) -> ()");
+  m.def("poisoned_bytes() -> int");
+  m.def("set_schedule(int seed) -> ()");
+  m.def("report_races(bool wanted) -> ()");
+  m.def("set_chip(int capability) -> int");
+  m.def("runs_hopper(int device) -> bool");
+  m.def("latest_launch() -> str");
+}
+
+TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd) {
+  m.impl("want_poison", TORCH_BOX(&want_poison));
+  m.impl("poisoned_bytes", TORCH_BOX(&poisoned_bytes));
+  m.impl("set_schedule", TORCH_BOX(&set_schedule));
+  m.impl("report_races", TORCH_BOX(&report_races));
+  m.impl("set_chip", TORCH_BOX(&set_chip));
+  m.impl("runs_hopper", TORCH_BOX(&runs_hopper));
+  m.impl("latest_launch", TORCH_BOX(&latest_launch));
+}

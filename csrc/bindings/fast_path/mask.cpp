@@ -1,0 +1,101 @@
+// Masks as bound_mask.py binds them: at most one constraint of each kind.
+#include "common/mask.h"
+
+#include <algorithm>
+
+#include "bindings/fast_path/arguments.h"
+
+namespace tk::direct {
+
+namespace {
+
+bool is(const dlpack::DataType& type, uint8_t code, uint8_t bits) {
+  return type.code == code && type.bits == bits && type.lanes == 1;
+}
+
+// None, or int64 (B) or, with a length, (B, length), in rows that lie together.
+bool read_integers(PyObject* object, const Problem& p, int64_t length, const int64_t*& to) {
+  if (object == Py_None) return true;
+  const int32_t dimensions = length < 0 ? 1 : 2;
+  dlpack::Tensor x;
+  if (!read(object, dimensions, x) || !is(x.dtype, dlpack::kInt, 64) || x.shape[0] != p.B) {
+    return false;
+  }
+  const int64_t columns = length < 0 ? 1 : length;
+  if (length >= 0 && (x.shape[1] != length || (x.strides[1] != 1 && length != 1))) return false;
+  if (x.strides[0] != columns && p.B != 1) return false;
+  to = static_cast<const int64_t*>(x.data);
+  return true;
+}
+
+// What the summary depends on: 1, or B and H_q.
+struct Extent {
+  int64_t B = 1, H = 1;
+};
+
+bool read_dense(PyObject* object, Problem& p, Extent& extent) {
+  if (object == Py_None) return true;
+  dlpack::Tensor x;
+  if (!read(object, 4, x) || !is(x.dtype, dlpack::kBool, 8)) return false;
+  const int64_t sizes[4] = {p.B, p.H_q, p.M, p.N};
+  for (int64_t d = 0; d < 4; ++d) {
+    if (x.shape[d] != 1 && x.shape[d] != sizes[d]) return false;
+    p.mask.dense_stride[d] = x.shape[d] == 1 ? 0 : x.strides[d];
+  }
+  extent.B = std::max(extent.B, x.shape[0]);
+  extent.H = std::max(extent.H, x.shape[1]);
+  p.mask.dense = static_cast<const uint8_t*>(x.data);
+  return true;
+}
+
+bool read_layout(PyObject* object, PyObject* block_size, Problem& p, Extent& extent) {
+  if (object == Py_None) return true;
+  dlpack::Tensor x;
+  int64_t size;
+  if (!read(object, 3, x) || !is(x.dtype, dlpack::kBool, 8) || !read_integer(block_size, size) ||
+      size < 1 || (x.shape[0] != 1 && x.shape[0] != p.H_q) ||
+      x.shape[1] != (p.M + size - 1) / size || x.shape[2] != (p.N + size - 1) / size) {
+    return false;
+  }
+  for (int64_t d = 0; d < 3; ++d) p.mask.layout_stride[d] = x.shape[d] == 1 ? 0 : x.strides[d];
+  extent.H = std::max(extent.H, x.shape[0]);
+  p.mask.layout = static_cast<const uint8_t*>(x.data);
+  p.mask.block_size = size;
+  return true;
+}
+
+// Of the shape of `ops.summary_shape`, contiguous.
+bool read_summary(PyObject* object, Problem& p, const Extent& extent) {
+  if (!needs_flags(p.mask)) return true;
+  const auto blocks = [](int64_t n) { return (n + kSummaryBlock - 1) / kSummaryBlock; };
+  const int64_t sizes[4] = {extent.B, extent.H, blocks(p.M), blocks(p.N)};
+  dlpack::Tensor x;
+  if (!read(object, 4, x) || !is(x.dtype, dlpack::kUint, 8)) return false;
+  int64_t stride = 1;
+  for (int64_t d = 3; d >= 0; --d) {
+    if (x.shape[d] != sizes[d] || (x.strides[d] != stride && sizes[d] != 1)) return false;
+    if (d < 3) p.mask.summary_stride[d] = sizes[d] == 1 && d < 2 ? 0 : stride;
+    stride *= sizes[d];
+  }
+  p.mask.summary = static_cast<uint8_t*>(x.data);
+  return true;
+}
+
+}  // namespace
+
+bool read_mask(PyObject* const* args, Problem& p) {
+  MaskParams& mask = p.mask;
+  Extent extent;
+  if (!read_diagonals(args, p) || !read_integers(args[2], p, -1, mask.key_start) ||
+      !read_integers(args[3], p, -1, mask.key_end) ||
+      !read_integers(args[4], p, p.M, mask.q_segments) ||
+      !read_integers(args[5], p, p.N, mask.k_segments) ||
+      (mask.q_segments == nullptr) != (mask.k_segments == nullptr)) {
+    return false;
+  }
+  if (mask.q_segments) extent.B = p.B;
+  return read_dense(args[6], p, extent) && read_layout(args[7], args[8], p, extent) &&
+         read_summary(args[9], p, extent);
+}
+
+}  // namespace tk::direct

@@ -1,0 +1,107 @@
+// The Python module: everything about the extension that is not an operator.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/fast_path/functions.h"
+#include "common/workspace.h"
+#include "cpu/driver/isa_dispatch.h"
+#include "cuda/sm90/supported.h"
+
+namespace py = pybind11;
+
+namespace {
+
+std::string compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#elif defined(__GNUC__)
+  return "gcc " __VERSION__;
+#else
+  return "unknown";
+#endif
+}
+
+// Empty where CUDA kernels are not built; setup.py defines them otherwise.
+#ifndef TK_CUDA_VERSION
+#define TK_CUDA_VERSION ""
+#define TK_CUDA_ARCHITECTURES ""
+#endif
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["compiler"] = compiler();
+  info["cxx_standard"] = "C++" + std::to_string(__cplusplus / 100 % 100);
+  info["torch"] = TK_TORCH_VERSION;
+  info["minimum_torch"] = TK_MINIMUM_TORCH_VERSION;
+  info["isas"] = tk::cpu::built_isas();
+  info["cuda"] = TK_CUDA_VERSION;
+  info["cuda_architectures"] = words(TK_CUDA_ARCHITECTURES);
+  return info;
+}
+
+py::dict cpu_features() {
+  py::dict features;
+  for (const auto& feature : tk::cpu::cpu_features()) features[feature.name] = feature.present;
+  return features;
+}
+
+// Where rows of a tensor begin, and its strides.
+using Rows = std::pair<uintptr_t, std::array<int64_t, 4>>;
+
+tk::Strided strided(const Rows& rows) {
+  tk::Strided x{reinterpret_cast<void*>(rows.first)};
+  std::copy(rows.second.begin(), rows.second.end(), x.stride);
+  return x;
+}
+
+// (width of q and k, width of v) of the Hopper tiles, for the forward and the backward pass; do is
+// laid out as o.
+using WidthPair = std::pair<int, int>;
+std::pair<WidthPair, WidthPair> hopper_widths(int dtype, const std::array<int64_t, 7>& sizes,
+                                              const Rows& q, const Rows& k, const Rows& v,
+                                              const Rows& o, const Rows& dk, const Rows& dv) {
+  tk::Problem p{};
+  const auto& [B, H_q, H_kv, M, N, D, D_v] = sizes;
+  p.B = B, p.H_q = H_q, p.H_kv = H_kv, p.M = M, p.N = N, p.D = D, p.D_v = D_v;
+  p.dtype = static_cast<tk::DType>(dtype);
+  p.q = strided(q), p.k = strided(k), p.v = strided(v);
+  const auto forward = tk::cuda::sm90::forward_widths({p, strided(o), nullptr});
+  tk::BackwardParams gradients{};
+  static_cast<tk::Problem&>(gradients) = p;
+  gradients.d_o = strided(o), gradients.dk = strided(dk), gradients.dv = strided(dv);
+  const auto backward = tk::cuda::sm90::backward_widths(gradients);
+  return {{forward.width, forward.v_width}, {backward.width, backward.v_width}};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The compiled extension. Its operators are torch.ops.transformer_kernels.*.";
+  module.def("build_info", &build_info);
+  module.def("cpu_features", &cpu_features);
+  module.def("built_isas", &tk::cpu::built_isas);
+  module.def("isa", &tk::cpu::isa);
+  module.def("force_isa", &tk::cpu::force_isa, py::arg("name"), py::pos_only());
+  module.attr("CUDA_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kWidths)));
+  module.attr("LARGE_SHARED_CHIPS") =
+      py::tuple(py::cast(std::to_array(tk::cuda::kLargeSharedChips)));
+  module.def("hopper_widths", &hopper_widths);
+  module.def("release_workspace", &tk::Workspace::release);
+  module.def("want_poison", &tk::want_poison, py::arg("wanted"), py::pos_only());
+  module.def("poisoned_bytes", &tk::poisoned_bytes);
+  if (!tk::add_direct_functions(module.ptr())) throw py::error_already_set();
+}

@@ -1,0 +1,291 @@
+#include "bindings/tensor_args.h"
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "common/mask.h"
+#include "common/workspace.h"
+
+namespace tk {
+
+namespace {
+
+DType dtype_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Half:
+      return DType::kFloat16;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::Double:
+      return DType::kFloat64;
+    default:
+      STD_TORCH_CHECK(false, "attention takes float16, bfloat16, float32 or float64");
+  }
+}
+
+const int32_t* starts(const Tensor& cu_seqlens, int64_t count, const Device& device) {
+  STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int && is_on(cu_seqlens, device) &&
+                      cu_seqlens.dim() == 1 && cu_seqlens.size(0) == count && count > 0,
+                  "cu_seqlens must be two vectors of int32, of equal length, at least 1");
+  return static_cast<const int32_t*>(cu_seqlens.data_ptr());
+}
+
+// (B or 1, H_q or 1, row blocks, column blocks): 1 where the mask does not depend on it. Empty when
+// diagonals and key ranges say it all. `summary_shape` in ops.py tells the same.
+Tensor empty_summary(const Call& call) {
+  const Problem& p = call.problem;
+  if (!needs_flags(p.mask)) {
+    return empty(std::array<int64_t, 1>{0}, ScalarType::Byte, call.device);
+  }
+  int64_t B = call.q_segments ? p.B : 1, H = 1;
+  if (call.dense) {
+    B = std::max(B, call.dense->size(0));
+    H = std::max(H, call.dense->size(1));
+  }
+  if (call.layout) H = std::max(H, call.layout->size(0));
+  const auto blocks = [](int64_t n) { return (n + kSummaryBlock - 1) / kSummaryBlock; };
+  return empty(std::array<int64_t, 4>{B, H, blocks(p.M), blocks(p.N)}, ScalarType::Byte,
+               call.device);
+}
+
+void use_summary(Call& call, const Tensor& summary) {
+  if (!needs_flags(call.problem.mask)) return;
+  STD_TORCH_CHECK(summary.dim() == 4 && summary.scalar_type() == ScalarType::Byte &&
+                      is_on(summary, call.device),
+                  "the block summary is not one");
+  MaskParams& mask = call.problem.mask;
+  mask.summary = static_cast<uint8_t*>(summary.data_ptr());
+  const int64_t rows = summary.size(2), columns = summary.size(3);
+  mask.summary_stride[0] = summary.size(0) == 1 ? 0 : summary.size(1) * rows * columns;
+  mask.summary_stride[1] = summary.size(1) == 1 ? 0 : rows * columns;
+  mask.summary_stride[2] = columns;
+}
+
+}  // namespace
+
+bool Device::is_cpu() const { return type == aoti_torch_device_type_cpu(); }
+
+Device device_of(const Tensor& x) {
+  Device device{};
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &device.type));
+  if (!device.is_cpu()) device.index = x.get_device_index();
+  return device;
+}
+
+bool is_on(const Tensor& x, const Device& device) {
+  const Device own = device_of(x);
+  return own.type == device.type && own.index == device.index;
+}
+
+View view(const Tensor& x, const Device& device) {
+  STD_TORCH_CHECK(x.dim() == 4 && is_on(x, device),
+                  "expected a tensor of four dimensions, on the device of q");
+  return {x.data_ptr(), dtype_of(x), x.sizes().data(), x.strides().data()};
+}
+
+Strided strided(const Tensor& x, const Device& device) { return strided(view(x, device)); }
+
+const int64_t* integers(const Tensor& x, std::initializer_list<int64_t> shape,
+                        const Device& device) {
+  bool fits = x.scalar_type() == ScalarType::Long && is_on(x, device) && x.is_contiguous() &&
+              x.dim() == static_cast<int64_t>(shape.size());
+  int64_t d = 0;
+  for (const int64_t size : shape) fits = fits && x.size(d++) == size;
+  STD_TORCH_CHECK(fits, "a mask's integers do not fit the problem");
+  return static_cast<const int64_t*>(x.data_ptr());
+}
+
+const uint8_t* booleans(const Tensor& x, int64_t dimensions, const Device& device) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Bool && is_on(x, device) && x.dim() == dimensions,
+                  "a mask's booleans do not fit the problem");
+  return static_cast<const uint8_t*>(x.data_ptr());
+}
+
+Optional contiguous(const Optional& x) { return x ? Optional(torch::stable::contiguous(*x)) : x; }
+
+ScalarType statistics_dtype(const Tensor& q) {
+  return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// By torch's C function: by name, through the dispatcher, an allocation takes three times as long.
+Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                     ScalarType dtype, const Device& device) {
+  AtenTensorHandle made;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device.type,
+      device.index, &made));
+  const Tensor x(made);
+  if (device.is_cpu()) {
+    int64_t bytes;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(made, &bytes));
+    expect_writes(x.data_ptr(), static_cast<size_t>(bytes));
+    poison(x.data_ptr(), static_cast<size_t>(bytes));
+  }
+  return x;
+}
+
+Tensor empty(std::span<const int64_t> sizes, ScalarType dtype, const Device& device) {
+  std::array<int64_t, 4> strides;
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) {
+    strides[d] = stride;
+  }
+  return empty_strided(sizes, std::span(strides).first(sizes.size()), dtype, device);
+}
+
+Tensor empty_like_layout(const Tensor& x, int64_t width, const Device& device) {
+  const int64_t H = x.size(1), L = x.size(2);
+  const std::array<int64_t, 4> sizes{x.size(0), H, L, width};
+  if (x.stride(1) >= x.stride(2)) return empty(sizes, x.scalar_type(), device);
+  const int64_t row = std::max<int64_t>(width, 1), heads = std::max<int64_t>(H, 1);
+  const std::array<int64_t, 4> strides{std::max<int64_t>(L, 1) * heads * row, row, heads * row, 1};
+  return empty_strided(sizes, strides, x.scalar_type(), device);
+}
+
+Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS)
+    : device(device_of(q)),
+      key_start(contiguous(key_start)),
+      key_end(contiguous(key_end)),
+      q_segments(contiguous(q_segments)),
+      k_segments(contiguous(k_segments)),
+      dense(std::move(dense)),
+      layout(std::move(layout)),
+      cu_seqlens_q(contiguous(cu_seqlens_q)),
+      cu_seqlens_k(contiguous(cu_seqlens_k)) {
+  STD_TORCH_CHECK(set_tensors(problem, view(q, device), view(k, device), view(v, device)),
+                  "q, k and v do not fit together");
+  set_mask(diagonal_low, diagonal_high, block_size);
+  problem.score.scale = scale;
+  problem.score.softcap = softcap;
+  problem.score.alibi_offset = alibi_offset;
+  set_scores(bias, alibi_slopes);
+  set_dropout(dropout_p, seed);
+  longest_M = this->cu_seqlens_q ? longest_q : problem.M;
+  longest_N = this->cu_seqlens_q ? longest_k : problem.N;
+  set_packing(from_end);
+}
+
+void Call::set_mask(int64_t low, int64_t high, int64_t block_size) {
+  const Problem& p = problem;
+  MaskParams& mask = problem.mask;
+  mask.diagonal_low = low;
+  mask.diagonal_high = high;
+  if (key_start) mask.key_start = integers(*key_start, {p.B}, device);
+  if (key_end) mask.key_end = integers(*key_end, {p.B}, device);
+  STD_TORCH_CHECK(q_segments.has_value() == k_segments.has_value(), "segments come in pairs");
+  if (q_segments) {
+    mask.q_segments = integers(*q_segments, {p.B, p.M}, device);
+    mask.k_segments = integers(*k_segments, {p.B, p.N}, device);
+  }
+  if (dense) {
+    mask.dense = booleans(*dense, 4, device);
+    const int64_t sizes[4] = {p.B, p.H_q, p.M, p.N};
+    for (int64_t d = 0; d < 4; ++d) {
+      const int64_t size = dense->size(d);
+      STD_TORCH_CHECK(size == 1 || size == sizes[d], "the dense mask does not broadcast");
+      mask.dense_stride[d] = size == 1 ? 0 : dense->stride(d);
+    }
+  }
+  if (layout) {
+    mask.layout = booleans(*layout, 3, device);
+    mask.block_size = block_size;
+    STD_TORCH_CHECK(block_size > 0 && layout->size(1) >= (p.M + block_size - 1) / block_size &&
+                        layout->size(2) >= (p.N + block_size - 1) / block_size &&
+                        (layout->size(0) == 1 || layout->size(0) == p.H_q),
+                    "the layout does not fit the problem");
+    for (int64_t d = 0; d < 3; ++d) mask.layout_stride[d] = layout->stride(d);
+    if (layout->size(0) == 1) mask.layout_stride[0] = 0;
+  }
+}
+
+void Call::set_scores(const Optional& bias, const Optional& slopes) {
+  Problem& p = problem;
+  if (bias) {
+    const View x = view(*bias, device);
+    p.score.bias = strided(x);
+    p.score.bias_dtype = x.dtype;
+    const int64_t sizes[4] = {p.B, p.H_q, p.M, p.N};
+    for (int64_t d = 0; d < 4; ++d) {
+      STD_TORCH_CHECK(x.size[d] == 1 || x.size[d] == sizes[d], "the bias does not broadcast");
+    }
+  }
+  if (slopes) {
+    const bool double_wanted = p.dtype == DType::kFloat64;
+    STD_TORCH_CHECK(
+        slopes->dim() == 1 && slopes->size(0) == p.H_q && is_on(*slopes, device) &&
+            slopes->scalar_type() == (double_wanted ? ScalarType::Double : ScalarType::Float),
+        "the ALiBi slopes do not fit the problem");
+    kept.push_back(torch::stable::contiguous(*slopes));
+    p.score.alibi_slopes = kept.back().data_ptr();
+  }
+}
+
+void Call::set_dropout(double p, const Optional& given) {
+  problem.dropout.p = p;
+  STD_TORCH_CHECK(p == 0 || given, "dropout needs a seed");
+  if (!given) return;
+  STD_TORCH_CHECK(
+      given->scalar_type() == ScalarType::Long && given->numel() == 1 && is_on(*given, device),
+      "the seed must be one int64, on the device of q");
+  kept.push_back(*given);
+  seed = static_cast<const int64_t*>(given->data_ptr());
+}
+
+void Call::set_packing(bool from_end) {
+  STD_TORCH_CHECK(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(), "cu_seqlens come in pairs");
+  if (!cu_seqlens_q) return;
+  const int64_t count = cu_seqlens_q->numel();
+  packing = {count - 1, starts(*cu_seqlens_q, count, device), starts(*cu_seqlens_k, count, device),
+             from_end};
+  const Problem& p = problem;
+  STD_TORCH_CHECK(p.B == 1 && !p.score.bias.data && !p.mask.key_start && !p.mask.key_end &&
+                      !needs_flags(p.mask),
+                  "packed sequences take one batch entry, diagonals and ALiBi alone");
+}
+
+Forward::Forward(Call& call, const Tensor& q)
+    : o(empty_like_layout(q, call.problem.D_v, call.device)),
+      lse(empty(std::array<int64_t, 3>{call.problem.B, call.problem.H_q, call.problem.M},
+                statistics_dtype(q), call.device)),
+      summary(empty_summary(call)) {
+  use_summary(call, summary);
+  static_cast<Problem&>(params) = call.problem;
+  params.o = strided(o, call.device);
+  params.lse = lse.data_ptr();
+}
+
+Backward::Backward(Call& call, const BackwardInputs& x, bool bias_needs_grad)
+    : dq(empty_like_layout(x.q, x.q.size(3), call.device)),
+      dk(empty_like_layout(x.k, x.k.size(3), call.device)),
+      dv(empty_like_layout(x.v, x.v.size(3), call.device)),
+      dbias(empty(std::array<int64_t, 1>{0}, x.q.scalar_type(), call.device)) {
+  const Device& device = call.device;
+  STD_TORCH_CHECK(x.summary || !needs_flags(call.problem.mask), "the block summary is missing");
+  if (x.summary) use_summary(call, *x.summary);
+  static_cast<Problem&>(params) = call.problem;
+  params.o = strided(x.o, device);
+  params.d_o = strided(x.d_o, device);
+  params.dq = strided(dq, device);
+  params.dk = strided(dk, device);
+  params.dv = strided(dv, device);
+  call.kept.push_back(torch::stable::contiguous(x.lse));
+  params.lse = call.kept.back().data_ptr();
+  if (x.dlse) {
+    call.kept.push_back(torch::stable::contiguous(*x.dlse));
+    params.dlse = call.kept.back().data_ptr();
+  }
+  if (bias_needs_grad) {
+    STD_TORCH_CHECK(x.bias, "there is no bias to give a gradient");
+    std::copy_n(x.bias->sizes().data(), 4, params.bias_size);
+    dbias = empty(params.bias_size, x.bias->scalar_type(), device);
+    params.dbias = strided(dbias, device);
+  }
+}
+
+}  // namespace tk

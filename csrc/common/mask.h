@@ -1,0 +1,159 @@
+// Which blocks and which elements are visible: the one place that kernels ask, forward and
+// backward.
+#pragma once
+
+#include <cstdint>
+
+#include "common/macros.h"
+#include "common/params.h"
+
+namespace tk {
+
+// Queries and keys a side of one entry of the block summary (SUMMARY_BLOCK in ops.py).
+constexpr int64_t kSummaryBlock = 64;  // as many as a word has bits
+
+enum class Visible : uint8_t { kNone, kSome, kAll };
+
+// Keys begin <= j < end.
+struct KeyInterval {
+  int64_t begin;
+  int64_t end;
+};
+
+// Queries begin <= i < end.
+struct QueryInterval {
+  int64_t begin;
+  int64_t end;
+};
+
+// The keys that the diagonals, the key range and N leave to query i.
+TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i) {
+  int64_t begin = i + mask.diagonal_low, end = i + mask.diagonal_high + 1;
+  if (mask.key_start && mask.key_start[b] > begin) begin = mask.key_start[b];
+  if (mask.key_end && mask.key_end[b] < end) end = mask.key_end[b];
+  return {begin < 0 ? 0 : begin, end > N ? N : end};
+}
+
+TK_INLINE Visible summary_entry(const MaskParams& mask, int64_t b, int64_t h, int64_t i0,
+                                int64_t j0) {
+  if (!mask.summary) return Visible::kAll;
+  const int64_t row = b * mask.summary_stride[0] + h * mask.summary_stride[1] +
+                      i0 / kSummaryBlock * mask.summary_stride[2];
+  return static_cast<Visible>(mask.summary[row + j0 / kSummaryBlock]);
+}
+
+// The block of queries i0 <= i < i1 and keys j0 <= j < j1, of at most kSummaryBlock a side and
+// aligned to it.
+TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, int64_t h, int64_t i0,
+                                int64_t i1, int64_t j0, int64_t j1) {
+  const Visible entry = summary_entry(mask, b, h, i0, j0);
+  if (entry == Visible::kNone) return entry;
+  const KeyInterval first = row_interval(mask, N, b, i0), last = row_interval(mask, N, b, i1 - 1);
+  if (last.end <= j0 || first.begin >= j1) return Visible::kNone;
+  const bool all = last.begin <= j0 && first.end >= j1;
+  return all ? entry : Visible::kSome;
+}
+
+// Keys that some query of i0 <= i < i1 may see, as far as diagonals, the key range and N tell. Both
+// ends of a row's interval grow with i, so the first and last row tell.
+TK_INLINE KeyInterval block_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i0,
+                                     int64_t i1) {
+  return {row_interval(mask, N, b, i0).begin, row_interval(mask, N, b, i1 - 1).end};
+}
+
+// Queries that may see one of the keys j0 <= j < j1, as far as diagonals tell; both ends may lie
+// outside of 0 .. M.
+TK_INLINE QueryInterval block_queries(const MaskParams& mask, int64_t j0, int64_t j1) {
+  return {j0 - mask.diagonal_high, j1 - mask.diagonal_low};
+}
+
+TK_INLINE bool needs_flags(const MaskParams& mask) {
+  return mask.dense || mask.layout || mask.q_segments;
+}
+
+// Bit c: flags[c], which are 0 or 1. `columns` is at most 64.
+TK_INLINE uint64_t bits_of(const uint8_t* flags, int64_t columns) {
+  uint64_t bits = 0;
+  int64_t c = 0;
+  for (; c + 8 <= columns; c += 8) {
+    uint64_t eight;
+    __builtin_memcpy(&eight, flags + c, 8);
+    // Byte n's lowest bit moves to bit 56 + n; no two of the products meet.
+    bits |= (eight * 0x0102040810204080u) >> 56 << c;
+  }
+  for (; c < columns; ++c) bits |= static_cast<uint64_t>(flags[c]) << c;
+  return bits;
+}
+
+// Bits first .. last - 1, of 64; none where last <= first.
+TK_INLINE uint64_t bit_range(int64_t first, int64_t last) {
+  first = first < 0 ? 0 : first;
+  last = last > 64 ? 64 : last;
+  return last <= first ? 0 : ~uint64_t{0} >> (64 - last + first) << first;
+}
+
+TK_INLINE uint64_t dense_bits(const MaskParams& mask, int64_t b, int64_t h, int64_t i, int64_t j0,
+                              int64_t columns) {
+  const int64_t* stride = mask.dense_stride;
+  const uint8_t* row = mask.dense + b * stride[0] + h * stride[1] + i * stride[2] + j0 * stride[3];
+  if (stride[3] == 1) return bits_of(row, columns);
+  uint8_t flags[kSummaryBlock];
+  for (int64_t c = 0; c < columns; ++c) flags[c] = row[c * stride[3]];
+  return bits_of(flags, columns);
+}
+
+TK_INLINE uint64_t segment_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t i,
+                                int64_t j0, int64_t columns) {
+  const int64_t id = mask.q_segments[b * M + i];
+  const int64_t* ids = mask.k_segments + b * N + j0;
+  uint8_t flags[kSummaryBlock];
+  for (int64_t c = 0; c < columns; ++c) flags[c] = ids[c] == id;
+  return bits_of(flags, columns);
+}
+
+TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int64_t j0,
+                               int64_t columns) {
+  const int64_t* stride = mask.layout_stride;
+  const uint8_t* row = mask.layout + h * stride[0] + i / mask.block_size * stride[1];
+  uint64_t bits = 0;
+  for (int64_t n = j0 / mask.block_size; n * mask.block_size < j0 + columns; ++n) {
+    const int64_t first = n * mask.block_size - j0;
+    if (row[n * stride[2]]) bits |= bit_range(first, first + mask.block_size);
+  }
+  return bits;
+}
+
+// Bit c: whether dense, layout and segments show key j0 + c to query i.
+TK_INLINE uint64_t flag_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                             int64_t i, int64_t j0) {
+  const int64_t columns = N - j0 < kSummaryBlock ? N - j0 : kSummaryBlock;
+  uint64_t bits = bit_range(0, columns);
+  if (mask.q_segments) bits &= segment_bits(mask, M, N, b, i, j0, columns);
+  if (mask.dense) bits &= dense_bits(mask, b, h, i, j0, columns);
+  if (mask.layout) bits &= layout_bits(mask, h, i, j0, columns);
+  return bits;
+}
+
+// Whether dense, layout and segments show key j to query i.
+TK_INLINE bool flag(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h, int64_t i,
+                    int64_t j) {
+  if (mask.q_segments && mask.q_segments[b * M + i] != mask.k_segments[b * N + j]) return false;
+  if (mask.dense) {
+    const int64_t* stride = mask.dense_stride;
+    if (!mask.dense[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]]) return false;
+  }
+  if (!mask.layout) return true;
+  const int64_t* stride = mask.layout_stride;
+  return mask
+      .layout[h * stride[0] + i / mask.block_size * stride[1] + j / mask.block_size * stride[2]];
+}
+
+// Bit c: whether query i may see key j0 + c. j0 is a multiple of kSummaryBlock.
+TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                                int64_t i, int64_t j0) {
+  const KeyInterval keys = row_interval(mask, N, b, i);
+  const uint64_t bits = bit_range(keys.begin - j0, keys.end - j0);
+  return bits && needs_flags(mask) ? bits & flag_bits(mask, M, N, b, h, i, j0) : bits;
+}
+
+}  // namespace tk

@@ -1,0 +1,37 @@
+// Tensors without naming whose: what operators and direct.cpp make a problem of.
+#pragma once
+
+#include <cstdint>
+
+#include "common/params.h"
+
+namespace tk {
+
+// A tensor of four dimensions, as its owner describes it.
+struct View {
+  void* data;
+  DType dtype;
+  const int64_t* size;
+  const int64_t* stride;
+};
+
+// Dimensions of size 1 get stride 0: they may stand for any index.
+inline Strided strided(const View& x) {
+  Strided s{x.data, {}};
+  for (int64_t d = 0; d < 4; ++d) s.stride[d] = x.size[d] == 1 ? 0 : x.stride[d];
+  return s;
+}
+
+// Sets sizes, strides and dtype; whether the three fit together.
+inline bool set_tensors(Problem& p, const View& q, const View& k, const View& v) {
+  p.dtype = q.dtype;
+  p.q = strided(q), p.k = strided(k), p.v = strided(v);
+  p.B = q.size[0], p.H_q = q.size[1], p.M = q.size[2], p.D = q.size[3];
+  p.H_kv = k.size[1], p.N = k.size[2], p.D_v = v.size[3];
+  p.lse_stride = p.M;
+  return k.size[0] == p.B && v.size[0] == p.B && v.size[1] == p.H_kv && v.size[2] == p.N &&
+         k.size[3] == p.D && p.H_kv > 0 && p.H_q % p.H_kv == 0 && k.dtype == q.dtype &&
+         v.dtype == q.dtype;
+}
+
+}  // namespace tk

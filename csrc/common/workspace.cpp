@@ -1,0 +1,89 @@
+#include "common/workspace.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace tk {
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+std::atomic<bool> poison_wanted{false};
+std::atomic<size_t> poisoned{0};
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+void* allocate(size_t bytes) {
+  const bool large = bytes >= kHugePage;
+  const size_t alignment = large ? kHugePage : kAlignment;
+  void* const memory = std::aligned_alloc(alignment, round_up(bytes, alignment));
+  if (!memory) throw std::bad_alloc();
+  expect_writes(memory, round_up(bytes, alignment));
+  return memory;
+}
+
+}  // namespace
+
+void expect_writes(void* memory, size_t bytes) {
+#if defined(__linux__)
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = round_up(begin, kHugePage),
+                  last = (begin + bytes) / kHugePage * kHugePage;
+  // Only a wish: where the system denies it the pages are small, and all else the same.
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
+struct alignas(kAlignment) Workspace::Block {
+  size_t capacity;
+
+  void* data() { return this + 1; }
+
+  static Block* make(size_t capacity) {
+    return new (allocate(sizeof(Block) + capacity)) Block{capacity};
+  }
+  static void free(Block* block) { std::free(block); }
+
+  static std::atomic<Block*> kept;
+};
+
+std::atomic<Workspace::Block*> Workspace::Block::kept{nullptr};
+
+Workspace::Workspace(size_t bytes) {
+  block_ = bytes <= kMostKept ? Block::kept.exchange(nullptr) : nullptr;
+  if (!block_ || block_->capacity < bytes) {
+    Block::free(std::exchange(block_, nullptr));
+    block_ = Block::make(bytes);
+  }
+  poison(block_->data(), bytes);
+}
+
+Workspace::~Workspace() {
+  Block::free(block_->capacity <= kMostKept ? Block::kept.exchange(block_) : block_);
+}
+
+void* Workspace::data() const { return block_->data(); }
+
+void Workspace::release() { Block::free(Block::kept.exchange(nullptr)); }
+
+void want_poison(bool wanted) { poison_wanted = wanted; }
+
+void poison(void* memory, size_t bytes) {
+  if (!poison_wanted.load(std::memory_order_relaxed)) return;
+  std::memset(memory, 0xFF, bytes);
+  poisoned += bytes;
+}
+
+size_t poisoned_bytes() { return poisoned; }
+
+}  // namespace tk

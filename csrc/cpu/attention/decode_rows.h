@@ -1,0 +1,138 @@
+// The two products of decoding, straight from the rows of k and v in the caller's memory. Vectors
+// lie along a row, and a row serves several queries while it is in registers. While one row is
+// read another is prefetched: arithmetic hides behind memory only if lines arrive all the time.
+#pragma once
+
+#include "cpu/engine/prefetch.h"
+#include "cpu/engine/vec_convert.h"
+
+namespace tk::cpu::TK_ISA {
+
+// Rows that may be read in whole vectors, `stride` elements apart. While one is read another is
+// prefetched, `near` bytes on; from row `turn` on, a multiple of 16, what follows lies elsewhere,
+// `leap` bytes on. Either may lie behind the last row.
+template <typename Storage>
+struct Rows {
+  const Storage* data;
+  int64_t stride;
+  int64_t near, turn, leap;
+
+  TK_INLINE_METHOD const Storage* row(int64_t r) const { return data + r * stride; }
+  TK_INLINE_METHOD Rows from(int64_t r) const { return {row(r), stride, near, turn - r, leap}; }
+  TK_INLINE_METHOD int64_t ahead(int64_t r) const { return r < turn ? near : leap; }
+};
+
+// to: the row, width a multiple of kChunk.
+template <typename Storage, typename Real>
+TK_INLINE void widen(const Storage* row, int64_t width, Real* to) {
+  constexpr int kParts = Wide<Storage>::kParts;
+  for (int64_t c = 0; c < width; c += kChunk<Storage>, row += kChunk<Storage>) {
+    Vec<Real> x[kParts];
+    Wide<Storage>::load(row, x);
+    for (int part = 0; part < kParts; ++part) store(to + c + part * kLanes<Real>, x[part]);
+  }
+}
+
+// Where element c of a row stands in that order.
+template <typename Storage>
+TK_INLINE int64_t place(int64_t c) {
+  constexpr int64_t kParts = Wide<Storage>::kParts, kSize = kChunk<Storage>;
+  return c / kSize * kSize + c % kParts * (kSize / kParts) + c % kSize / kParts;
+}
+
+// s[n][r] = k[r] . q[n] for kQueries of q (kQueries x width); rows of s are lds apart. keys is a
+// multiple of kLanes, width of kChunk.
+template <int kQueries, typename Storage, typename Real>
+void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, Real* s,
+                   int64_t lds) {
+  constexpr int W = kLanes<Real>, kParts = Wide<Storage>::kParts;
+  constexpr int kKeys = W / kQueries;           // their sums fill a vector
+  constexpr int kStep = kKeys < 4 ? kKeys : 4;  // more rows at a time would lack address registers
+  for (int64_t r = 0; r < keys; r += kKeys) {
+    Vec<Real> sum[W] = {};
+#pragma GCC unroll 4
+    for (int m0 = 0; m0 < kKeys; m0 += kStep) {
+      const int64_t ahead = k.ahead(r + m0);
+      for (int64_t d = 0; d < width; d += kParts * W) {
+#pragma GCC unroll 4
+        for (int m = m0; m < m0 + kStep; ++m) {
+          const Storage* from = k.row(r + m) + d;
+          Vec<Real> key[kParts];
+          prefetch(from, ahead);
+          Wide<Storage>::load(from, key);
+#pragma GCC unroll 4
+          for (int n = 0; n < kQueries; ++n) {
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+              sum[n * kKeys + m] += key[part] * load(q + n * width + d + part * W);
+            }
+          }
+        }
+      }
+    }
+    const Vec<Real> totals = sum_each<Real>(sum);
+#pragma GCC unroll 4
+    for (int n = 0; n < kQueries; ++n) {
+      __builtin_memcpy(s + n * lds + r, reinterpret_cast<const Real*>(&totals) + n * kKeys,
+                       kKeys * sizeof(Real));
+    }
+  }
+}
+
+// o[n] += the sum over r of weights[n][r] v[r], kChunks chunks of columns at a time. All rows lie
+// on one side of the turn: to ask row by row would be a tenth of the loop.
+template <int kQueries, int kChunks, typename Storage, typename Real>
+TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o,
+                           int64_t ldo, int64_t width) {
+  constexpr int W = kLanes<Real>, kParts = Wide<Storage>::kParts;
+  constexpr int64_t kColumns = kChunks * kChunk<Storage>;
+  const int64_t ahead = v.ahead(0);
+  for (; width >= kColumns; width -= kColumns, v.data += kColumns, o += kColumns) {
+    Vec<Real> sum[kQueries][kChunks][kParts] = {};
+    for (int64_t r = 0; r < keys; ++r) {
+      Vec<Real> value[kChunks][kParts];
+#pragma GCC unroll 8
+      for (int c = 0; c < kChunks; ++c) {
+        const Storage* from = v.row(r) + c * kChunk<Storage>;
+        prefetch(from, ahead);
+        Wide<Storage>::load(from, value[c]);
+      }
+#pragma GCC unroll 4
+      for (int n = 0; n < kQueries; ++n) {
+        const Vec<Real> weight = broadcast(weights[n * ldw + r]);
+#pragma GCC unroll 8
+        for (int c = 0; c < kChunks; ++c) {
+#pragma GCC unroll 2
+          for (int part = 0; part < kParts; ++part) sum[n][c][part] += weight * value[c][part];
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int n = 0; n < kQueries; ++n) {
+#pragma GCC unroll 8
+      for (int c = 0; c < kChunks * kParts; ++c) {
+        Real* to = o + n * ldo + c * W;
+        store(to, load(to) + sum[n][c / kParts][c % kParts]);
+      }
+    }
+  }
+  if constexpr (kChunks > 1) {
+    if (width > 0) add_columns<kQueries, kChunks / 2>(v, keys, weights, ldw, o, ldo, width);
+  }
+}
+
+// o (kQueries x width) += weights v; rows of weights are ldw apart, of o ldo. keys is a multiple
+// of kRows: so few that they are in the first-level cache when the next columns are read.
+template <int kQueries, typename Storage, typename Real>
+void add_rows(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o, int64_t ldo,
+              int64_t width) {
+  constexpr int64_t kRows = 16;
+  constexpr int kSums = kVectorBytes == 64 ? 16 : 8;  // half of the registers
+  constexpr int kVectors = kSums / kQueries < 8 ? kSums / kQueries : 8;
+  constexpr int kChunks = kVectors / Wide<Storage>::kParts;
+  for (int64_t r = 0; r < keys; r += kRows) {
+    add_columns<kQueries, kChunks>(v.from(r), kRows, weights + r, ldw, o, ldo, width);
+  }
+}
+
+}  // namespace tk::cpu::TK_ISA

@@ -1,0 +1,63 @@
+// delta = rowsum(do o): what the gradient of the softmax subtracts in every row.
+#pragma once
+
+#include "cpu/engine/pack.h"
+#include "cpu/engine/vec_convert.h"
+
+namespace tk::cpu::TK_ISA {
+
+// dots[r] = a_r b_r. rows is a multiple of kLanes, width of kChunk.
+template <typename Storage, typename Real>
+void dot_rows(const Storage* a, int64_t a_stride, const Storage* b, int64_t b_stride, int64_t rows,
+              int64_t width, Real* dots) {
+  constexpr int64_t W = kLanes<Real>;
+  constexpr int kParts = Wide<Storage>::kParts;
+  for (int64_t r = 0; r < rows; r += W) {
+    Vec<Real> sums[W] = {};
+    for (int64_t n = 0; n < W; ++n, a += a_stride, b += b_stride) {
+      for (int64_t c = 0; c < width; c += kChunk<Storage>) {
+        Vec<Real> x[kParts], y[kParts];
+        Wide<Storage>::load(a + c, x);
+        Wide<Storage>::load(b + c, y);
+        for (int part = 0; part < kParts; ++part) sums[n] += x[part] * y[part];
+      }
+    }
+    store(dots + r, sum_each<Real>(sums));
+  }
+}
+
+// The same of `rows` rows from row0 on, if they are whole vectors in memory. False: they are not.
+template <typename Storage, typename Real>
+bool dot_in_place(const Slice& a, const Slice& b, int64_t row0, int64_t rows, Real* dots) {
+  if (a.dtype != kDTypeOf<Storage> || a.width % kChunk<Storage> != 0) return false;
+  if (a.tensor.stride[3] != 1 || b.tensor.stride[3] != 1) return false;
+  dot_rows(static_cast<const Storage*>(a.tensor.data) + a.offset(row0), a.tensor.stride[2],
+           static_cast<const Storage*>(b.tensor.data) + b.offset(row0), b.tensor.stride[2], rows,
+           a.width, dots);
+  return true;
+}
+
+template <typename Real>
+bool dot_in_place_of_any_dtype(const Slice& a, const Slice& b, int64_t row0, int64_t rows,
+                               Real* dots) {
+  if constexpr (sizeof(Real) == 4) {
+    if (dot_in_place<BFloat16>(a, b, row0, rows, dots)) return true;
+    if (dot_in_place<Float16>(a, b, row0, rows, dots)) return true;
+  }
+  return dot_in_place<Real>(a, b, row0, rows, dots);
+}
+
+// Of `rows` rows from row0 on, a multiple of kLanes; those behind the end, and those that are not
+// kept, have 0. What cannot be read in place goes through the scratches (rows x padded).
+template <typename Real, typename Keep>
+void row_dots(const Slice& a, const Slice& b, int64_t row0, int64_t rows, int64_t padded,
+              Keep&& keep, Real* a_scratch, Real* b_scratch, Real* dots) {
+  bool all = row0 + rows <= a.length;
+  for (int64_t r = row0; all && r < row0 + rows; ++r) all = keep(r);
+  if (all && dot_in_place_of_any_dtype(a, b, row0, rows, dots)) return;
+  unpack_rows(a, row0, rows, padded, keep, a_scratch);
+  unpack_rows(b, row0, rows, padded, keep, b_scratch);
+  dot_rows<Real>(a_scratch, padded, b_scratch, padded, rows, padded, dots);
+}
+
+}  // namespace tk::cpu::TK_ISA

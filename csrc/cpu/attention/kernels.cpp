@@ -1,0 +1,123 @@
+// The kernels of one instruction set. setup.py compiles this file once for each, with TK_ISA naming
+// it: the same algorithm over wider registers.
+#ifndef TK_ISA
+#error "compile with -DTK_ISA=portable, avx2, avx512 or amx"
+#endif
+
+#include "cpu/attention/kernels.h"
+
+#include <algorithm>
+
+#if defined(__AMX_BF16__)
+#include "cpu/engine/amx.h"
+#endif
+#include "cpu/attention/backward.h"
+#include "cpu/attention/block_mask.h"
+#include "cpu/attention/decode.h"
+#include "cpu/attention/forward.h"
+#include "cpu/engine/fma.h"
+
+#define TK_STRINGIFY(x) #x
+#define TK_NAME(x) TK_STRINGIFY(x)
+
+namespace tk::cpu::TK_ISA {
+
+namespace {
+
+#if defined(__AMX_BF16__)
+using Float16Engine = Amx<2>;
+using BFloat16Engine = Amx<1>;
+using Float32Engine = Amx<3>;
+#else
+using Float16Engine = Fma<float>;
+using BFloat16Engine = Fma<float>;
+using Float32Engine = Fma<float>;
+#endif
+
+// Float's three parts take longer to split and to pack than so few keys and queries to multiply.
+bool is_short(const Problem& p) { return p.M <= kKeyGroup && p.N <= kKeyGroup; }
+
+// run(engine) with the problem's engine. Those that split numbers into parts return false when they
+// meet an infinity; then multiply-adds do it again.
+template <typename Run>
+void with_engine(const Problem& p, Run&& run) {
+  bool done = false;
+  switch (p.dtype) {
+    case DType::kFloat16:
+      done = run(Float16Engine{});
+      break;
+    case DType::kBFloat16:
+      done = run(BFloat16Engine{});
+      break;
+    case DType::kFloat32:
+      done = !is_short(p) && run(Float32Engine{});
+      break;
+    case DType::kFloat64:
+      done = run(Fma<double>{});
+      break;
+  }
+  if (!done) run(Fma<float>{});
+}
+
+// The most that any engine which may run takes.
+template <typename Count>
+size_t workspace(const Problem& p, Count&& count) {
+  size_t bytes = 0;
+  with_engine(p, [&](auto engine) {
+    bytes = std::max(bytes, count(engine));
+    return !decltype(engine)::kSplits;
+  });
+  return bytes;
+}
+
+size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
+  if (is_decoding(p)) return decode_workspace({&p, p.B, true}, workers);
+  return workspace(p, [&](auto engine) {
+    Arena arena;
+    lay_out_forward<decltype(engine)>(p, workers.count, arena);
+    return arena.used;
+  });
+}
+
+void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
+  if (is_decoding(p)) {
+    return run_decode({&p, p.B, true}, workers, Arena{static_cast<char*>(memory)});
+  }
+  with_engine(p, [&](auto engine) {
+    return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
+  });
+}
+
+size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
+  return workspace(p, [&](auto engine) {
+    Arena arena;
+    const auto w = lay_out_backward<decltype(engine)>(p, workers.count, arena);
+    if (p.dbias.data) lay_out_bias_gradient(p, w, arena);
+    return arena.used;
+  });
+}
+
+void run_backward(const BackwardParams& p, const Workers& workers, void* memory) {
+  with_engine(p, [&](auto engine) {
+    return backward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
+  });
+}
+
+bool decodes(const Problem& p) { return is_decoding(p); }
+
+size_t sequences_workspace(const ForwardParams* sequences, int64_t count, const Workers& workers) {
+  return decode_workspace({sequences, count, false}, workers);
+}
+
+void run_sequences(const ForwardParams* sequences, int64_t count, const Workers& workers,
+                   void* memory) {
+  run_decode({sequences, count, false}, workers, Arena{static_cast<char*>(memory)});
+}
+
+}  // namespace
+
+const Kernels kKernels = {TK_NAME(TK_ISA), &summarize,           &forward_workspace,
+                          &run_forward,    &backward_workspace,  &run_backward,
+                          &decodes,        &sequences_workspace, &run_sequences};
+
+}  // namespace tk::cpu::TK_ISA

@@ -1,0 +1,42 @@
+// The kernels of one instruction set: kernels.cpp is compiled once for each, dispatch.cpp chooses.
+#pragma once
+
+#include <cstddef>
+
+#include "common/params.h"
+#include "cpu/engine/workers.h"
+
+namespace tk::cpu {
+
+struct Kernels {
+  const char* name;
+  // Fills mask.summary.
+  void (*summarize)(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
+                    const Workers& workers);
+  // Workspaces are in bytes, 64-byte aligned, and O(M + N) long but for the splits' dq.
+  size_t (*forward_workspace)(const ForwardParams& params, const Workers& workers);
+  void (*forward)(const ForwardParams& params, const Workers& workers, void* workspace);
+  size_t (*backward_workspace)(const BackwardParams& params, const Workers& workers);
+  void (*backward)(const BackwardParams& params, const Workers& workers, void* workspace);
+  // Whether queries are few enough to read k and v in place, for which these are. Sequences are
+  // problems of one batch entry with the same queries and heads, at least one.
+  bool (*decodes)(const Problem& problem);
+  size_t (*decode_workspace)(const ForwardParams* sequences, int64_t count, const Workers& workers);
+  void (*decode)(const ForwardParams* sequences, int64_t count, const Workers& workers,
+                 void* workspace);
+};
+
+namespace portable {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+namespace amx {
+extern const Kernels kKernels;
+}
+
+}  // namespace tk::cpu

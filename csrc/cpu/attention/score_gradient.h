@@ -1,0 +1,100 @@
+// The gradient of one tile of scores, recomputed from q, k and lse. Tiles are transposed, as in the
+// forward pass.
+//
+//   p = exp(s - lse),  z = dropout's factor,  dp = v do^T
+//   ds = p (z dp - delta + dlse),  delta = rowsum(do o)
+//
+// Symbols and derivation: docs/attention.md.
+#pragma once
+
+#include "cpu/attention/backward_workspace.h"
+#include "cpu/attention/dropout.h"
+
+namespace tk::cpu::TK_ISA {
+
+// The scores of one pass (keys x kPass, queries from `lane` on) to t.s, dp to t.dp, dropout's bits
+// to t.keep.
+template <typename Engine>
+void multiply_pass(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                   const BackwardScratch<Engine>& t, int64_t place, int64_t key_block,
+                   int64_t query_block, const Block& block, int64_t lane) {
+  using Real = typename Engine::Real;
+  using Product = typename Engine::Product;
+  constexpr int64_t kPass = Engine::kPass;
+  const Product scores{Engine::left(w.k, w.k_panel(place, key_block), block.first),
+                       Engine::right_t(w.q, w.q_panel(place, query_block), lane), p.D};
+  const int64_t queries = block.computed_queries();
+  // Every pass reads k and v, but finds them in the first-level cache only if both are small.
+  constexpr int64_t kSmall = 16 << 10;
+  const int64_t bytes = block.keys * (w.k.width + w.v.width) * Engine::kElementBytes;
+  const Reads reads = bytes <= kSmall ? Reads::kAgain : Reads::kOnce;
+  Engine::template multiply<Exact::kFully>(block.keys, queries, &scores, 1, t.s, kPass,
+                                           Into::kFresh, reads);
+  finish_scores<Real, kPass>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
+  const Product dp{Engine::left(w.v, w.v_panel(place, key_block), block.first),
+                   Engine::right_t(w.d_o, w.do_panel(place, query_block), lane), p.D_v};
+  Engine::template multiply<Exact::kFully>(block.keys, queries, &dp, 1, t.dp, kPass, Into::kFresh,
+                                           reads);
+  if (p.dropout.p > 0) dropout_bits<Real, kPass>(p, block, t.keep);
+}
+
+// visit(r, lane, p where it is kept, ds): rows r and r + 16 of a tile of keys by queries, two
+// vectors of each; ds is the gradient of the scores, bias included, before the softcap's slope.
+// Scores and dp are computed for kPass queries at a time, to stay in the first-level cache.
+template <typename Engine, typename Visit>
+void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                    const BackwardScratch<Engine>& t, int64_t place, int64_t key_block,
+                    int64_t query_block, const Block& block, Visit&& visit) {
+  using Real = typename Engine::Real;
+  constexpr int64_t W = kLanes<Real>, kPass = Engine::kPass;
+  const int64_t query_item = w.query_room(place, query_block);
+  const Real to_log2 = static_cast<Real>(score_to_log2(p)), kept = keep_factor<Real>(p);
+  const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
+  BiasAhead bias;
+  int64_t step = 0;
+  for (int64_t lane = 0; lane < block.computed_queries(); lane += 2 * W) {
+    Vec<Real> lse[2], lse_rest[2], delta[2];
+    for (int n = 0; n < 2; ++n) {
+      lse[n] = load(w.lse + query_item * 2 * kBlock + lane + n * W);
+      lse_rest[n] = load(w.lse + (query_item * 2 + 1) * kBlock + lane + n * W);
+      delta[n] = load(w.delta + query_item * kBlock + lane + n * W);
+    }
+    const int64_t within = lane % kPass;
+    if (within == 0) {
+      Block pass = block;
+      pass.i0 += lane;
+      pass.queries = std::min(block.queries - lane, kPass);
+      multiply_pass(p, w, t, place, key_block, query_block, pass, lane);
+      bias = bias_ahead(p, pass);
+      step = 0;
+    }
+    for (int64_t group = 0; group < block.keys; group += kKeyGroup) {
+      for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
+        bias.fetch(step++);
+        Vec<Real> weight[2][2], ds[2][2];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 2
+          for (int n = 0; n < 2; ++n) {
+            const int64_t r = row + half * kKeyGroup / 2, column = within + n * W;
+            const int64_t at = r * kPass + column;
+            Vec<Real> power = load(t.s + at) * to_log2 - lse[n];
+            if constexpr (Engine::kPrecision == Precision::kReal) power -= lse_rest[n];
+            weight[half][n] = exp2<Real, Engine::kPrecision>(power);
+            Vec<Real> dp_kept = load(t.dp + at);
+            const Vec<Real> p_all = weight[half][n];
+            if (keep) {
+              const uint64_t bits = bits_of<Real>(keep[r], column);
+              dp_kept = kept * keep_bits<Real>(bits, dp_kept);
+              weight[half][n] = keep_bits<Real>(bits, p_all);
+            }
+            ds[half][n] = p_all * (dp_kept - delta[n]);
+          }
+        }
+        visit(row, lane, weight, ds);
+      }
+    }
+  }
+}
+
+}  // namespace tk::cpu::TK_ISA

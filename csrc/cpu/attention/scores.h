@@ -1,0 +1,120 @@
+// What happens to a tile of scores between the two products: scale, softcap, bias, mask. Forward,
+// backward and decoding share every line.
+#pragma once
+
+#include <algorithm>
+
+#include "common/mask.h"
+#include "cpu/attention/bias.h"
+#include "cpu/engine/vec_math.h"
+
+namespace tk::cpu::TK_ISA {
+
+template <typename Real>
+constexpr Real kHidden = -static_cast<Real>(__builtin_inf());
+
+// s = cap tanh(s / cap); slope = the derivative 1 - tanh^2, where it is asked for.
+template <typename Real>
+void apply_softcap(Real cap, Real* s, Real* slope, int64_t count) {
+  for_each_vector(s, count, [&](Vec<Real> x, int64_t c) {
+    const Vec<Real> t = tanh<Real>(x / cap);
+    if (slope) store(slope + c, Real{1} - t * t);
+    return cap * t;
+  });
+}
+
+template <typename Real, int64_t kQueries>
+void add_alibi(const Problem& p, const Block& block, Real* s) {
+  Real slope[kQueries] = {}, distance[kQueries] = {};
+  for (int64_t lane = 0; lane < block.queries; ++lane) {
+    slope[lane] = static_cast<const Real*>(p.score.alibi_slopes)[block.head(lane)];
+    distance[lane] = static_cast<Real>(block.key(0) - block.query(lane) - p.score.alibi_offset);
+  }
+  for (int64_t r = 0; r < block.keys; ++r) {
+    for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
+      const Vec<Real> d = load(distance + c) + static_cast<Real>(r);
+      return x - load(slope + c) * (d < 0 ? -d : d);
+    });
+  }
+}
+
+// Every lane's visible keys as bits, tested one key at a time across the lanes.
+template <typename Real, int64_t kQueries>
+void hide_by_flags(const Problem& p, const Block& block, Real* s) {
+  using Int = IntOf<Real>;
+  constexpr int64_t kBits = 8 * sizeof(Int);
+  Int words[kBlock / kBits][kQueries] = {};
+  for (int64_t lane = 0; lane < block.queries; ++lane) {
+    const uint64_t bits =
+        visible_keys(p.mask, p.M, p.N, block.b, block.head(lane), block.query(lane), block.j0) >>
+        block.first;
+    for (int64_t n = 0; n < kBlock / kBits; ++n) {
+      words[n][lane] = static_cast<Int>(bits >> (n * kBits));
+    }
+  }
+  for (int64_t r = 0; r < block.keys; ++r) {
+    const Int bit = static_cast<Int>(uint64_t{1} << (r % kBits));
+    for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
+      return (load(words[r / kBits] + c) & bit) != 0 ? x : broadcast(kHidden<Real>);
+    });
+  }
+}
+
+// The same where each query's visible keys are an interval.
+template <typename Real, int64_t kQueries>
+void hide_by_intervals(const Problem& p, const Block& block, Real* s) {
+  using Int = IntOf<Real>;
+  Int begin[kQueries] = {}, end[kQueries] = {};
+  for (int64_t lane = 0; lane < block.queries; ++lane) {
+    const KeyInterval keys = row_interval(p.mask, p.N, block.b, block.query(lane));
+    begin[lane] = static_cast<Int>(std::clamp<int64_t>(keys.begin - block.key(0), 0, kBlock));
+    end[lane] = static_cast<Int>(std::clamp<int64_t>(keys.end - block.key(0), 0, kBlock));
+  }
+  for (int64_t r = 0; r < block.keys; ++r) {
+    const Int row = static_cast<Int>(r);
+    for_each_vector(s + r * kQueries, kQueries, [&](Vec<Real> x, int64_t c) {
+      return ((load(begin + c) <= row) & (row < load(end + c))) ? x : broadcast(kHidden<Real>);
+    });
+  }
+}
+
+// What scores are multiplied by to become powers of two. While nothing comes between the product
+// and the softmax, the scale waits for it and costs nothing.
+TK_INLINE bool scale_waits(const Problem& p) {
+  return p.score.softcap == 0 && !p.score.bias.data && !p.score.alibi_slopes && p.score.scale > 0;
+}
+
+TK_INLINE double score_to_log2(const Problem& p) {
+  constexpr double kLog2E = 1.4426950408889634;
+  return scale_waits(p) ? p.score.scale * kLog2E : kLog2E;
+}
+
+// Whether finish_scores has anything to do.
+TK_INLINE bool is_unfinished(const Problem& p, const Block& block) {
+  return !scale_waits(p) || block.visible != Visible::kAll;
+}
+
+// s: k q^T on entry, the scores of docs/attention.md on return, but for a scale that waits. `slope`
+// (a tile) takes the softcap's derivative and may be null.
+template <typename Real, int64_t kQueries>
+void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
+  if (!scale_waits(p)) {
+    const int64_t count = block.keys * kQueries;
+    Real scale = static_cast<Real>(p.score.scale);
+    if (p.score.softcap != 0 || !p.score.bias.data) {
+      for_each_vector(s, count, [&](Vec<Real> x, int64_t) { return x * scale; });
+      scale = 1;
+    }
+    if (p.score.softcap != 0) {
+      apply_softcap(static_cast<Real>(p.score.softcap), s, slope, count);
+    }
+    if (p.score.bias.data) add_bias<Real, kQueries>(p, block, scale, s);
+    if (p.score.alibi_slopes) add_alibi<Real, kQueries>(p, block, s);
+  }
+  if (block.visible != Visible::kAll) {
+    block.flagged ? hide_by_flags<Real, kQueries>(p, block, s)
+                  : hide_by_intervals<Real, kQueries>(p, block, s);
+  }
+}
+
+}  // namespace tk::cpu::TK_ISA

@@ -1,0 +1,54 @@
+#include "cpu/driver/dense.h"
+
+#include <vector>
+
+#include "common/workspace.h"
+#include "cpu/driver/isa_dispatch.h"
+#include "cpu/driver/live_keys.h"
+
+namespace tk {
+
+namespace {
+
+// The flags live in `used`.
+void set_used_keys(Problem& problem, std::vector<uint8_t>& used) {
+  used = used_keys(problem);
+  problem.key_used = used.empty() ? nullptr : used.data();
+}
+
+// A stride of 0 is of a summary that all batch entries, or all heads, share.
+void write_summary(const Problem& p, const cpu::Kernels& kernels, cpu::Workers threads) {
+  const int64_t* const stride = p.mask.summary_stride;
+  const int64_t B = stride[0] == 0 ? 1 : p.B, H = stride[1] == 0 ? 1 : p.H_q;
+  kernels.summarize(p.mask, B, H, p.M, p.N, threads);
+}
+
+size_t lse_bytes(const Problem& p) {
+  const size_t bytes = p.dtype == DType::kFloat64 ? sizeof(double) : sizeof(float);
+  return static_cast<size_t>(p.B * p.H_q * p.M) * bytes;
+}
+
+}  // namespace
+
+void run_forward(ForwardParams& params) {
+  std::vector<uint8_t> used;
+  set_used_keys(params, used);
+  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Workers threads = workers();
+  if (params.mask.summary) write_summary(params, kernels, threads);
+  const size_t bytes = kernels.forward_workspace(params, threads);
+  const Workspace workspace(bytes + (params.lse ? 0 : lse_bytes(params)));
+  if (!params.lse) params.lse = static_cast<char*>(workspace.data()) + bytes;
+  kernels.forward(params, threads, workspace.data());
+}
+
+void run_backward(BackwardParams& params) {
+  std::vector<uint8_t> used;
+  set_used_keys(params, used);
+  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Workers threads = workers();
+  const Workspace workspace(kernels.backward_workspace(params, threads));
+  kernels.backward(params, threads, workspace.data());
+}
+
+}  // namespace tk

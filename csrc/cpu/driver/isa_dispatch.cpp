@@ -1,0 +1,127 @@
+#include "cpu/driver/isa_dispatch.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include <atomic>
+#include <stdexcept>
+
+namespace tk::cpu {
+
+namespace {
+
+struct Candidate {
+  const Kernels* kernels;
+  bool (*runs_here)();
+};
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+// CPUID leaf 7: what __builtin_cpu_supports does not know in every compiler.
+bool has_tiles() {
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAmxBf16) && (d & kAmxTile);
+}
+
+// Linux saves the tiles only of processes that have asked for it; granted for good, to all threads.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx_bf16() {
+  static const bool has = has_tiles() && may_use_tiles();
+  return has;
+}
+
+bool has_amx() { return has_avx512() && has_amx_bf16(); }
+#endif
+
+// Least first; the names are those of the namespaces in kernels.h.
+const Candidate kCandidates[] = {
+    {&portable::kKernels, [] { return true; }},
+#if defined(TK_HAVE_AVX2)
+    {&avx2::kKernels, has_avx2},
+#endif
+#if defined(TK_HAVE_AVX512)
+    {&avx512::kKernels, has_avx512},
+#endif
+#if defined(TK_HAVE_AMX)
+    {&amx::kKernels, has_amx},
+#endif
+};
+
+const Kernels* best() {
+  const Kernels* chosen = nullptr;
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.runs_here()) chosen = candidate.kernels;
+  }
+  return chosen;
+}
+
+std::atomic<const Kernels*> forced{nullptr};
+
+}  // namespace
+
+std::vector<Feature> cpu_features() {
+#if defined(__x86_64__)
+  return {{"avx2", __builtin_cpu_supports("avx2") != 0},
+          {"fma", __builtin_cpu_supports("fma") != 0},
+          {"f16c", __builtin_cpu_supports("f16c") != 0},
+          {"avx512f", __builtin_cpu_supports("avx512f") != 0},
+          {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
+          {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
+          {"avx512dq", __builtin_cpu_supports("avx512dq") != 0},
+          {"amx_bf16", has_amx_bf16()}};
+#else
+  return {};
+#endif
+}
+
+std::vector<std::string> built_isas() {
+  std::vector<std::string> names;
+  for (const Candidate& candidate : kCandidates) names.emplace_back(candidate.kernels->name);
+  return names;
+}
+
+const Kernels& kernels() {
+  static const Kernels* const chosen = best();
+  const Kernels* const by_force = forced.load(std::memory_order_relaxed);
+  return by_force ? *by_force : *chosen;
+}
+
+std::string isa() { return kernels().name; }
+
+void force_isa(const std::string& name) {
+  if (name == "auto") {
+    forced = nullptr;
+    return;
+  }
+  for (const Candidate& candidate : kCandidates) {
+    if (name != candidate.kernels->name) continue;
+    if (!candidate.runs_here()) throw std::invalid_argument("this CPU lacks " + name);
+    forced = candidate.kernels;
+    return;
+  }
+  throw std::invalid_argument("no kernels are built for '" + name + "'");
+}
+
+}  // namespace tk::cpu

@@ -1,0 +1,134 @@
+// Problems of one batch entry each, alike but for their lengths: long ones one after the other,
+// each by all workers, then the heads of the short ones side by side.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <vector>
+
+#include "common/workspace.h"
+#include "cpu/driver/dense.h"
+#include "cpu/driver/isa_dispatch.h"
+#include "cpu/driver/live_keys.h"
+#include "cpu/engine/arena.h"
+
+namespace tk {
+
+inline std::array<Strided*, 2> rows_of_queries(ForwardParams& p) { return {&p.q, &p.o}; }
+inline std::array<Strided*, 2> rows_of_keys(ForwardParams& p) { return {&p.k, &p.v}; }
+inline std::array<Strided*, 4> rows_of_queries(BackwardParams& p) {
+  return {&p.q, &p.o, &p.d_o, &p.dq};
+}
+inline std::array<Strided*, 4> rows_of_keys(BackwardParams& p) {
+  return {&p.k, &p.v, &p.dk, &p.dv};
+}
+
+inline int64_t bytes_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kFloat32:
+      return 4;
+    case DType::kFloat64:
+      break;
+  }
+  return 8;
+}
+
+inline int64_t bytes_of_statistics(DType dtype) {
+  return std::max<int64_t>(bytes_of(dtype), sizeof(float));
+}
+
+inline void advance(void*& data, int64_t bytes) {
+  if (data) data = static_cast<char*>(data) + bytes;
+}
+inline void advance(const void*& data, int64_t bytes) {
+  if (data) data = static_cast<const char*>(data) + bytes;
+}
+
+// From row `row` of dimension `dimension` on.
+inline void advance(Strided& x, int64_t dimension, int64_t row, DType dtype) {
+  advance(x.data, row * x.stride[dimension] * bytes_of(dtype));
+}
+
+inline void advance_statistics(ForwardParams& p, int64_t rows) {
+  advance(p.lse, rows * bytes_of_statistics(p.dtype));
+}
+inline void advance_statistics(BackwardParams& p, int64_t rows) {
+  advance(p.lse, rows * bytes_of_statistics(p.dtype));
+  advance(p.dlse, rows * bytes_of_statistics(p.dtype));
+}
+
+// The problem with `count` heads of k, from `head` on.
+template <typename Params>
+Params heads_of(const Params& all, int64_t head, int64_t count) {
+  Params p = all;
+  const int64_t sharing = p.H_q / p.H_kv, q_head = head * sharing;
+  for (Strided* x : rows_of_queries(p)) advance(*x, 1, q_head, p.dtype);
+  for (Strided* x : rows_of_keys(p)) advance(*x, 1, head, p.dtype);
+  advance_statistics(p, q_head * p.lse_stride);
+  advance(p.score.alibi_slopes, q_head * bytes_of_statistics(p.dtype));
+  p.H_kv = count;
+  p.H_q = count * sharing;
+  p.dropout.first_head = q_head;
+  return p;
+}
+
+// Diagonals and ALiBi count from the end of the keys.
+inline void count_from_end(Problem& p) {
+  p.mask.diagonal_low += p.N - p.M;
+  p.mask.diagonal_high += p.N - p.M;
+  p.score.alibi_offset += p.N - p.M;
+}
+
+template <typename Params>
+struct Pass {
+  size_t (*workspace)(const Params&, const cpu::Workers&);
+  void (*kernel)(const Params&, const cpu::Workers&, void* workspace);
+  void (*by_all)(Params&);
+};
+
+// Every head of these sequences by one worker.
+template <typename Params>
+void run_side_by_side(std::span<const Params> sequences, int64_t heads, const Pass<Params>& pass) {
+  constexpr cpu::Workers kAlone{1, nullptr};
+  const cpu::Workers threads = workers();
+  std::vector<std::vector<uint8_t>> used;
+  size_t bytes = 0;
+  for (const Params& sequence : sequences) {
+    used.push_back(used_keys(sequence));
+    bytes = std::max(bytes, pass.workspace(heads_of(sequence, 0, 1), kAlone));
+  }
+  bytes = (bytes + cpu::kAlignment - 1) / cpu::kAlignment * cpu::kAlignment;
+  const Workspace workspace(bytes * static_cast<size_t>(threads.count));
+  char* const memory = static_cast<char*>(workspace.data());
+  const int64_t items = static_cast<int64_t>(sequences.size()) * heads;
+  cpu::for_each(threads, items, [&](int64_t worker, int64_t item) {
+    const auto n = static_cast<size_t>(item / heads);
+    Params one = heads_of(sequences[n], item % heads, 1);
+    one.key_used = used[n].empty() ? nullptr : used[n].data();
+    pass.kernel(one, kAlone, memory + static_cast<size_t>(worker) * bytes);
+  });
+}
+
+template <typename Params>
+void run_sequences(std::vector<Params> sequences, const Pass<Params>& pass) {
+  // A sequence is long if one of its heads has more than one in so many of a worker's share of all
+  // weights: handed out whole, it could be what the others wait for.
+  constexpr int64_t kItemsPerWorker = 8;
+  const auto weights = [](const Params& p) { return p.M * p.N; };
+  std::stable_sort(sequences.begin(), sequences.end(),
+                   [&](const Params& a, const Params& b) { return weights(a) > weights(b); });
+  int64_t all = 0;
+  for (const Params& p : sequences) all += weights(p);
+  const int64_t heads = sequences.empty() ? 1 : sequences.front().H_kv;
+  const int64_t most = all / (workers().count * kItemsPerWorker) * heads;
+  const auto short_ones = std::find_if(sequences.begin(), sequences.end(),
+                                       [&](const Params& p) { return weights(p) <= most; });
+  for (auto p = sequences.begin(); p != short_ones; ++p) pass.by_all(*p);
+  run_side_by_side(std::span<const Params>(short_ones, sequences.end()), heads, pass);
+}
+
+}  // namespace tk

@@ -1,0 +1,22 @@
+// Asking for memory before it is needed.
+#pragma once
+
+#include <cstdint>
+
+#include "common/macros.h"
+
+namespace tk::cpu::TK_ISA {
+
+constexpr int64_t kLineBytes = 64;
+
+// What lies `ahead` bytes behind `data`, which may be behind the end of an array.
+TK_INLINE void prefetch(const void* data, int64_t ahead) {
+  __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(data) + ahead));
+}
+
+// The same of `bytes` bytes from there on.
+TK_INLINE void prefetch(const void* data, int64_t ahead, int64_t bytes) {
+  for (int64_t n = 0; n < bytes; n += kLineBytes) prefetch(data, ahead + n);
+}
+
+}  // namespace tk::cpu::TK_ISA

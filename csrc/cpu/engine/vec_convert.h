@@ -1,0 +1,57 @@
+// Rows of any dtype as vectors of the dtype that is computed in, by instruction where there is one.
+#pragma once
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "cpu/engine/convert.h"
+#include "cpu/engine/vec.h"
+
+namespace tk::cpu::TK_ISA {
+
+// How rows of Storage become vectors: kParts vectors at a time, in an order of its own.
+template <typename Storage>
+struct Wide {
+  using Real = Storage;
+  static constexpr int kParts = 1;
+
+  TK_INLINE_METHOD static void load(const Storage* from, Vec<Real> (&x)[kParts]) {
+    x[0] = TK_ISA::load(from);
+  }
+};
+
+// Even elements, then odd ones: a bfloat16 is the upper half of a float.
+template <>
+struct Wide<BFloat16> {
+  using Real = float;
+  static constexpr int kParts = 2;
+
+  TK_INLINE_METHOD static void load(const BFloat16* from, Vec<Real> (&x)[kParts]) {
+    const Vec<uint32_t> pairs = TK_ISA::load(reinterpret_cast<const uint32_t*>(from));
+    x[0] = reinterpret_cast<Vec<Real>>(pairs << 16);
+    x[1] = reinterpret_cast<Vec<Real>>(pairs & 0xffff0000u);
+  }
+};
+
+template <>
+struct Wide<Float16> {
+  using Real = float;
+  static constexpr int kParts = 1;
+
+  TK_INLINE_METHOD static void load(const Float16* from, Vec<Real> (&x)[kParts]) {
+#if defined(__AVX512F__)
+    x[0] = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+    x[0] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+    read_as(from, 1, kLanes<Real>, reinterpret_cast<Real*>(&x[0]));
+#endif
+  }
+};
+
+// Elements that are loaded at a time.
+template <typename Storage>
+constexpr int64_t kChunk = Wide<Storage>::kParts * kLanes<typename Wide<Storage>::Real>;
+
+}  // namespace tk::cpu::TK_ISA

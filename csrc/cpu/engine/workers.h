@@ -1,0 +1,45 @@
+// Threads, without naming whose: operators.cpp lends torch's pool.
+#pragma once
+
+#include <cstdint>
+
+#include "common/macros.h"
+
+namespace tk::cpu {
+
+struct Workers {
+  int64_t count;
+  // Calls body(context, worker) for worker = 0 .. count - 1, in parallel.
+  void (*launch)(int64_t count, void (*body)(void* context, int64_t worker), void* context);
+};
+
+// visit(worker, item) for every item, handed out one by one as workers become free: blocks behind a
+// mask differ in cost. No result depends on who takes which.
+template <typename Visit>
+TK_INLINE void for_each(const Workers& workers, int64_t items, Visit&& visit) {
+  struct Context {
+    Visit& visit;
+    int64_t items;
+    int64_t next;
+  } context{visit, items, 0};
+  const auto body = [](void* opaque, int64_t worker) {
+    Context& c = *static_cast<Context*>(opaque);
+    for (;;) {
+      const int64_t item = __atomic_fetch_add(&c.next, 1, __ATOMIC_RELAXED);
+      if (item >= c.items) return;
+      c.visit(worker, item);
+    }
+  };
+  if (workers.count == 1 || items <= 1) {
+    body(&context, 0);
+  } else {
+    workers.launch(workers.count < items ? workers.count : items, body, &context);
+  }
+}
+
+// Whether workers can share out whole heads evenly: what they pack is then in their caches.
+TK_INLINE bool can_own_heads(int64_t heads, int64_t workers) {
+  return heads >= 8 * workers || (heads >= 4 * workers && heads % workers == 0);
+}
+
+}  // namespace tk::cpu

@@ -1,0 +1,282 @@
+// Products of tiles on tensor cores: what a warp holds of them, and how it multiplies.
+//
+// mma.m16n8k16 takes 16 x 16 of a and 16 x 8 of b, 8 and 4 numbers a lane. Lane 4 g + t holds rows
+// g and g + 8 and columns 2 t, 2 t + 1 of a result (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+// Float32 is split into three bfloat16, of which 6 products are kept: what is left out is below
+// 2^-24 of the result.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/common/shared_tile.cuh"
+
+namespace tk::cuda {
+
+TK_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
+TK_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
+
+template <typename Element>
+constexpr int kParts = sizeof(Element) == 4 ? 3 : 1;
+
+// 16 x 16 of a, or 16 x 16 of b (two of its 16 x 8).
+template <typename Element>
+struct Fragment {
+  uint32_t x[kParts<Element>][4];
+};
+
+// visit(m, n, e) with constants: element e of 16 x 8 tile (m, n) of an accumulator.
+template <int kM, int kN, typename Visit>
+TK_DEVICE void for_each_element(const Visit& visit) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(m, n, e);
+    }
+  }
+}
+
+// Where in its tile a lane holds element e.
+TK_DEVICE int row_of(int e) { return lane_index() / 4 + e / 2 * 8; }
+TK_DEVICE int column_of(int e) { return lane_index() % 4 * 2 + e % 2; }
+
+// 16 kM x 8 kN numbers of a warp.
+template <int kM, int kN>
+struct Accumulator {
+  static constexpr int kRows = 16 * kM, kColumns = 8 * kN;
+  float x[kM][kN][4];
+
+  TK_DEVICE_METHOD void clear() {
+    for_each_element<kM, kN>([&](int m, int n, int e) { x[m][n][e] = 0.0f; });
+  }
+
+  // visit(row, column, number), for those that this lane holds.
+  template <typename Visit>
+  TK_DEVICE_METHOD void for_each(const Visit& visit) {
+    for_each_element<kM, kN>(
+        [&](int m, int n, int e) { visit(16 * m + row_of(e), 8 * n + column_of(e), x[m][n][e]); });
+  }
+
+  // visit(column, first, second), for neighbours in row 16 k + row_of(2 half).
+  template <typename Visit>
+  TK_DEVICE_METHOD void for_each_pair_of(int k, int half, const Visit& visit) const {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      visit(8 * n + column_of(0), x[k][n][2 * half], x[k][n][2 * half + 1]);
+    }
+  }
+
+  // visit(row, column, first, second), for neighbours in a row.
+  template <typename Visit>
+  TK_DEVICE_METHOD void for_each_pair(const Visit& visit) const {
+    for_each_element<kM, kN>([&](int m, int n, int e) {
+      if (e % 2) return;
+      visit(16 * m + row_of(e), 8 * n + column_of(e), x[m][n][e], x[m][n][e + 1]);
+    });
+  }
+};
+
+// The same for numbers of one or more accumulators, by a loop over copies in memory. For what is
+// long and rare: unrolled it would take registers, and time to compile, from everything else.
+template <typename Visit, int kM, int kN, typename... Others>
+TK_DEVICE void for_each_in_memory(const Visit& visit, Accumulator<kM, kN>& first,
+                                  Others&... others) {
+  constexpr int kNumbers = kM * kN * 4, kCount = 1 + sizeof...(Others);
+  Accumulator<kM, kN>* const all[kCount] = {&first, &others...};
+  float copy[kCount][kNumbers];
+#pragma unroll
+  for (int n = 0; n < kCount * kNumbers; ++n) {
+    const int k = n % kNumbers;
+    copy[n / kNumbers][k] = all[n / kNumbers]->x[k / 4 / kN][k / 4 % kN][k % 4];
+  }
+#pragma unroll 1
+  for (int k = 0; k < kNumbers; ++k) {
+    const int i = k / 4 / kN * 16 + row_of(k % 4), j = k / 4 % kN * 8 + column_of(k % 4);
+    if constexpr (kCount == 1) {
+      visit(i, j, copy[0][k]);
+    } else {
+      visit(i, j, copy[0][k], copy[1][k]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kCount * kNumbers; ++n) {
+    const int k = n % kNumbers;
+    all[n / kNumbers]->x[k / 4 / kN][k / 4 % kN][k % 4] = copy[n / kNumbers][k];
+  }
+}
+
+TK_DEVICE void set_pair(Fragment<float>& f, int n, float x, float y) {
+#pragma unroll
+  for (int part = 0; part < 3; ++part) {
+    const uint32_t rounded = pack(x, y, BFloat16{});
+    f.x[part][n] = rounded;
+    x -= to_float(BFloat16{static_cast<uint16_t>(rounded)});
+    y -= to_float(BFloat16{static_cast<uint16_t>(rounded >> 16)});
+  }
+}
+
+template <typename Half_>
+TK_DEVICE void set_pair(Fragment<Half_>& f, int n, float x, float y) {
+  f.x[0][n] = pack(x, y, Half_{});
+}
+
+// Which operand of a product, and how it lies in its tile: rows of a, or columns of b, as the
+// tile's rows or as its columns.
+enum class Side { kA, kB };
+enum class Lies { kAsRows, kAsColumns };
+
+// 16 x 16 blocks of an operand, of which a warp takes kAcross rows of a, or columns of b.
+template <Side kSide, Lies kLies, int kAcross, typename Tile>
+class Operand {
+ public:
+  using Element = std::remove_pointer_t<decltype(Tile::data)>;
+
+  TK_DEVICE_METHOD Operand(const Tile& tile, int first) : tile_(tile), first_(first) {
+    if constexpr (kMoves) lane_offset_ = opaque(tile.offset(row(0), column(0)));
+  }
+
+  // The block that begins `across` after the first and at k; constants.
+  TK_DEVICE_METHOD void load(Fragment<Element>& f, int across, int k) const {
+    if constexpr (sizeof(Element) == 4) {
+      load_numbers(f, across, k);
+    } else {
+      const int rows = kLies == Lies::kAsRows ? across : k;
+      const int columns = kLies == Lies::kAsRows ? k : across;
+      const Element* const from =
+          kMoves ? tile_.moved(lane_offset_, rows, columns) : tile_.at(row(rows), column(columns));
+      if constexpr (kLies == Lies::kAsRows) {
+        load_matrices(f.x[0], from);
+      } else {
+        load_matrices_transposed(f.x[0], from);
+      }
+    }
+  }
+
+ private:
+  // Offsets of constants are cheaper than addresses, which would be kept in registers. They need
+  // that the warp's columns do not cross from one panel into another.
+  static constexpr bool kMoves =
+      sizeof(Element) == 2 &&
+      (kLies == Lies::kAsRows || kAcross % Tile::kPanel == 0 || Tile::kPanel % kAcross == 0);
+
+  // Where in the tile this lane's address is. Of four 8 x 8 matrices a has the second below the
+  // first, b beside it; the lanes' eights follow.
+  TK_DEVICE_METHOD int row(int rows) const {
+    constexpr bool kBelow = (kSide == Side::kA) == (kLies == Lies::kAsRows);
+    const int lane = lane_index(), within = kBelow ? lane % 16 : lane % 8 + lane / 16 * 8;
+    return rows + within + (kLies == Lies::kAsRows ? first_ : 0);
+  }
+  TK_DEVICE_METHOD int column(int columns) const {
+    constexpr bool kBelow = (kSide == Side::kA) == (kLies == Lies::kAsRows);
+    const int lane = lane_index(), within = kBelow ? lane / 16 * 8 : lane / 8 % 2 * 8;
+    return columns + within + (kLies == Lies::kAsColumns ? first_ : 0);
+  }
+
+  TK_DEVICE_METHOD void load_numbers(Fragment<Element>& f, int across, int k) const {
+    const int lane = lane_index();
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int i = first_ + across + lane / 4 + (kSide == Side::kA ? n % 2 : n / 2) * 8;
+      const int c = k + lane % 4 * 2 + (kSide == Side::kA ? n / 2 : n % 2) * 8;
+      if constexpr (kLies == Lies::kAsRows) {
+        set_pair(f, n, *tile_.at(i, c), *tile_.at(i, c + 1));
+      } else {
+        set_pair(f, n, *tile_.at(c, i), *tile_.at(c + 1, i));
+      }
+    }
+  }
+
+  Tile tile_;
+  int first_, lane_offset_;
+};
+
+// 16 x 16 of a from an accumulator, rounded: weights become an operand.
+template <typename Element, int kM, int kN>
+TK_DEVICE void to_a(Fragment<Element>& a, const Accumulator<kM, kN>& from, int m, int k16) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float (&x)[4] = from.x[m][2 * k16 + n / 2];
+    set_pair(a, n, x[n % 2 * 2], x[n % 2 * 2 + 1]);
+  }
+}
+
+template <typename Element>
+TK_DEVICE void multiply(float (&c)[4], const Fragment<Element>& a, const Fragment<Element>& b,
+                        int half) {
+  if constexpr (kParts<Element> == 1) {
+    multiply_accumulate(c, a.x[0], b.x[0][2 * half], b.x[0][2 * half + 1], Element{});
+  } else {
+    // Small ones first. Tensor cores cut what they sum towards zero, and a long sum drifts: so it
+    // is no sum of theirs, but one of additions, which round.
+    float sum[4] = {};
+    constexpr int kA[] = {2, 1, 0, 1, 0, 0}, kB[] = {0, 1, 2, 0, 1, 0};
+#pragma unroll
+    for (int n = 0; n < 6; ++n) {
+      const uint32_t (&part)[4] = b.x[kB[n]];
+      multiply_accumulate(sum, a.x[kA[n]], part[2 * half], part[2 * half + 1], BFloat16{});
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) c[n] += sum[n];
+  }
+}
+
+// c += a b, of 16 x 16 blocks of a: a warp's rows, from k on.
+template <int kM, int kN, typename Element, typename OperandB>
+TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Fragment<Element> (&a)[kM],
+                           const OperandB& b_operand, int k) {
+  static_assert(kN % 2 == 0);
+#pragma unroll
+  for (int n = 0; n < kN; n += 2) {
+    Fragment<Element> b;
+    b_operand.load(b, 8 * n, k);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      multiply(c.x[m][n], a[m], b, 0);
+      multiply(c.x[m][n + 1], a[m], b, 1);
+    }
+  }
+}
+
+// c += a b, of which c is rows row .. and columns column .. of the whole.
+template <Lies kA, Lies kB, int kDepth, int kM, int kN, typename TileA, typename TileB>
+TK_DEVICE void add_product(Accumulator<kM, kN>& c, const TileA& a_tile, int row,
+                           const TileB& b_tile, int column) {
+  using OperandA = Operand<Side::kA, kA, 16 * kM, TileA>;
+  using Element = typename OperandA::Element;
+  static_assert(kDepth % 16 == 0);
+  const OperandA a_operand(a_tile, row);
+  const Operand<Side::kB, kB, 8 * kN, TileB> b_operand(b_tile, column);
+#pragma unroll(kParts<Element> == 1 ? kDepth / 16 : 1)
+  for (int k = 0; k < kDepth; k += 16) {
+    Fragment<Element> a[kM];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) a_operand.load(a[m], 16 * m, k);
+    add_product(c, a, b_operand, k);
+  }
+}
+
+// c += a b, of which a is in registers.
+template <Lies kB, int kM, int kN, int kDepthTiles, typename TileB>
+TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Accumulator<kM, kDepthTiles>& a_numbers,
+                           const TileB& b_tile) {
+  const Operand<Side::kB, kB, 8 * kN, TileB> b_operand(b_tile, 0);
+  using Element = typename decltype(b_operand)::Element;
+#pragma unroll
+  for (int k = 0; k < kDepthTiles / 2; ++k) {
+    Fragment<Element> a[kM];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) to_a(a[m], a_numbers, m, k);
+    add_product(c, a, b_operand, 16 * k);
+  }
+}
+
+// Rounded, into a tile of shared memory.
+template <int kM, int kN, typename Element, int kRows, int kWidth>
+TK_DEVICE void store_shared(const SharedTile<Element, kRows, kWidth>& tile, int row, int column,
+                            const Accumulator<kM, kN>& from) {
+  from.for_each_pair(
+      [&](int i, int j, float x, float y) { store_two(tile.at(row + i, column + j), x, y); });
+}
+
+}  // namespace tk::cuda

@@ -1,0 +1,122 @@
+// Where things lie in global memory: the rows of a head, and the sequence that a block works on.
+#pragma once
+
+#include "cuda/common/call.h"
+#include "cuda/common/tile_config.h"
+#include "cuda/platform/sm80_ptx.h"
+
+namespace tk::cuda {
+
+// What code is compiled for: which of the two sets of tiles it has.
+#if defined(__CUDA_ARCH__)
+constexpr int kArch = __CUDA_ARCH__;
+#elif defined(TK_EMULATED_ARCH)
+constexpr int kArch = TK_EMULATED_ARCH;
+#else
+constexpr int kArch = kLargeArch;
+#endif
+
+// Which weights dropout keeps, and what those are multiplied by.
+struct Dropout {
+  const int64_t* seed;  // null without dropout
+  uint32_t threshold;   // a weight is kept when its half of a word is at least this
+  float factor;
+};
+
+// What every kernel is given; kernels of one pass differ in Params.
+template <typename Params>
+struct Arguments {
+  Params params;
+  Packing packing;  // cu_seqlens_q null: sequences are the batch entries
+  Dropout dropout;
+  int blocks;  // tiles of the longest sequence, of rows or of keys
+};
+
+// Diagonals are cut to this, which no index reaches and i plus which is an int.
+constexpr int64_t kFar = int64_t{1} << 30;
+
+TK_DEVICE int cut(int64_t diagonal) {
+  return static_cast<int>(diagonal < -kFar ? -kFar : diagonal > kFar ? kFar : diagonal);
+}
+
+// Query i sees keys max(begin, i + low) <= j < min(end, i + high + 1), as far as flags allow.
+struct Sequence {
+  int b;                 // which one it is
+  int at;                // its batch entry in memory
+  int first_q, first_k;  // its first rows there
+  int M, N;
+  int low, high;
+  int begin, end;
+  int alibi_offset;
+
+  TK_DEVICE_METHOD int row_begin(int i) const { return max(begin, i + low); }
+  TK_DEVICE_METHOD int row_end(int i) const { return i < M ? min(end, i + high + 1) : 0; }
+};
+
+template <typename Params>
+TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
+  const Problem& p = a.params;
+  Sequence s{b, b, 0, 0, static_cast<int>(p.M), static_cast<int>(p.N), 0, 0, 0, 0, 0};
+  int64_t shift = 0;
+  if (a.packing.cu_seqlens_q) {
+    s.at = 0;
+    s.first_q = a.packing.cu_seqlens_q[b];
+    s.first_k = a.packing.cu_seqlens_k[b];
+    s.M = a.packing.cu_seqlens_q[b + 1] - s.first_q;
+    s.N = a.packing.cu_seqlens_k[b + 1] - s.first_k;
+    if (a.packing.from_end) shift = s.N - s.M;
+  }
+  s.low = cut(p.mask.diagonal_low + shift);
+  s.high = cut(p.mask.diagonal_high + shift);
+  s.alibi_offset = static_cast<int>(p.score.alibi_offset + shift);
+  s.begin = p.mask.key_start ? max(cut(p.mask.key_start[b]), 0) : 0;
+  s.end = p.mask.key_end ? min(cut(p.mask.key_end[b]), s.N) : s.N;
+  return s;
+}
+
+TK_DEVICE void store_two(float* to, float x, float y) {
+  to[0] = x;
+  to[1] = y;
+}
+template <typename Element>
+TK_DEVICE void store_two(Element* to, float x, float y) {
+  *reinterpret_cast<uint32_t*>(to) = pack(x, y, Element{});
+}
+
+// The rows of one head, contiguous elements each.
+template <typename Element>
+struct Rows {
+  Element* data;
+  int64_t stride;
+  int width;
+  bool in_chunks;  // of 16 bytes, aligned
+
+  TK_DEVICE_METHOD Element* at(int row) const { return data + row * stride; }
+
+  TK_DEVICE_METHOD void store_pair(int row, int column, float x, float y) const {
+    Element* const to = at(row) + column;
+    if (in_chunks) {
+      if (column < width) store_two(to, x, y);
+    } else {
+      if (column < width) to[0] = to_element<Element>(x);
+      if (column + 1 < width) to[1] = to_element<Element>(y);
+    }
+  }
+};
+
+template <typename Element>
+TK_DEVICE Rows<Element> rows_of(const Strided& x, int at, int h, int first, int64_t width) {
+  Element* const data =
+      static_cast<Element*>(x.data) + at * x.stride[0] + h * x.stride[1] + first * x.stride[2];
+  const uint64_t bits = reinterpret_cast<uint64_t>(data) |
+                        static_cast<uint64_t>(x.stride[2] * sizeof(Element)) |
+                        static_cast<uint64_t>(width * sizeof(Element));
+  return {data, x.stride[2], static_cast<int>(width), bits % 16 == 0};
+}
+
+// The first number of a head, of (B, H_q, rows) in float32: lse and its like.
+TK_DEVICE int64_t statistics_offset(const Problem& p, const Sequence& s, int h) {
+  return (s.at * p.H_q + h) * p.lse_stride + s.first_q;
+}
+
+}  // namespace tk::cuda

@@ -1,0 +1,103 @@
+// From products to scores: scale, softcap, bias. docs/attention.md, section 2.
+#pragma once
+
+#include "cuda/common/mma.cuh"
+
+namespace tk::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+// Exponentials are powers of 2. Of halves with nothing but a scale, products stay what they are,
+// and the scale is part of their unit; else scores are natural logarithms. A negative scale would
+// turn maxima into minima.
+template <typename Element>
+TK_DEVICE bool has_plain_scores(const ScoreParams& s) {
+  return sizeof(Element) == 2 && s.scale > 0 && s.softcap == 0 && !s.alibi_slopes && !s.bias.data;
+}
+
+// What a problem's scores need beside the product.
+struct Scores {
+  float scale;
+  float softcap;
+  float slope;
+  int alibi_offset;
+  const void* bias;  // of this head
+  int64_t bias_stride[2];
+  DType bias_dtype;
+  int M, N;
+};
+
+TK_DEVICE Scores scores_of(const Problem& p, const Sequence& s, int h) {
+  const ScoreParams& given = p.score;
+  Scores x{};
+  x.scale = static_cast<float>(given.scale);
+  x.softcap = static_cast<float>(given.softcap);
+  x.slope = given.alibi_slopes ? static_cast<const float*>(given.alibi_slopes)[h] : 0.0f;
+  x.alibi_offset = s.alibi_offset;
+  x.bias_dtype = given.bias_dtype;
+  x.M = s.M;
+  x.N = s.N;
+  if (given.bias.data) {
+    const int64_t* const stride = given.bias.stride;
+    const int64_t bytes = given.bias_dtype == DType::kFloat32 ? 4 : 2;
+    x.bias = static_cast<const char*>(given.bias.data) + (s.b * stride[0] + h * stride[1]) * bytes;
+    x.bias_stride[0] = stride[2];
+    x.bias_stride[1] = stride[3];
+  }
+  return x;
+}
+
+TK_DEVICE float bias_at(const Scores& x, int i, int j) {
+  if (i >= x.M || j >= x.N) return 0.0f;
+  const int64_t at = i * x.bias_stride[0] + j * x.bias_stride[1];
+  switch (x.bias_dtype) {
+    case DType::kFloat16:
+      return to_float(static_cast<const Half*>(x.bias)[at]);
+    case DType::kBFloat16:
+      return to_float(static_cast<const BFloat16*>(x.bias)[at]);
+    default:
+      return static_cast<const float*>(x.bias)[at];
+  }
+}
+
+struct Score {
+  float value;
+  float derivative;  // in the scaled product
+};
+
+TK_DEVICE Score score(const Scores& x, float product, int i, int j) {
+  Score s{product * x.scale, 1.0f};
+  if (x.softcap != 0.0f) {
+    const float t = tanhf(s.value / x.softcap);
+    s = {x.softcap * t, 1.0f - t * t};
+  }
+  if (x.bias) s.value += bias_at(x, i, j);
+  if (x.slope != 0.0f) {
+    s.value -= x.slope * fabsf(static_cast<float>(i + x.alibi_offset - j));
+  }
+  return s;
+}
+
+// Products become scores.
+template <int kM, int kN>
+TK_DEVICE void apply(Accumulator<kM, kN>& products, const Problem& p, const Sequence& seq, int h,
+                     int i0, int j0) {
+  const Scores x = scores_of(p, seq, h);
+  const auto to_score = [&](int row, int column, float& s) {
+    s = score(x, s, i0 + row, j0 + column).value;
+  };
+  for_each_in_memory(to_score, products);
+}
+
+// 2^(unit (s - largest)). Halves can do with one rounding more, which saves an operation.
+template <typename Element>
+TK_DEVICE float weight(float s, float largest, float unit) {
+  if constexpr (sizeof(Element) == 2) {
+    return exp2_approx(fmaf(s, unit, -largest * unit));
+  } else {
+    return exp2_approx((s - largest) * unit);
+  }
+}
+
+}  // namespace tk::cuda

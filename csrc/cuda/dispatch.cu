@@ -1,0 +1,151 @@
+// Which kernels take a problem, and what all of them need first.
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "cuda/common/launch_config.cuh"
+#include "cuda/common/mask_kernels.cuh"
+#include "cuda/common/workspace_layout.h"
+#include "cuda/dispatch.h"
+#include "cuda/platform/element.h"
+#include "cuda/sm80/kernels.h"
+#ifdef TK_SM90
+#include "cuda/sm90/kernels.h"
+#endif
+#include "cuda/common/tile_config.h"
+
+namespace tk::cuda {
+
+namespace {
+
+template <typename Element, size_t... kIndex>
+const Kernels& kernels_of(int width, std::index_sequence<kIndex...>) {
+  const Kernels* found = nullptr;
+  ((width == kWidths[kIndex] ? void(found = &kernels<Element, kWidths[kIndex]>()) : void()), ...);
+  if (!found) throw std::runtime_error("rows are wider than the widest tile");
+  return *found;
+}
+
+const Kernels& kernels_for(const Problem& p) {
+  const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
+  const int width = width_for(widest < INT32_MAX ? static_cast<int>(widest) : INT32_MAX);
+  constexpr auto kEach = std::make_index_sequence<std::size(kWidths)>();
+  switch (p.dtype) {
+    case DType::kFloat16:
+      return kernels_of<Half>(width, kEach);
+    case DType::kBFloat16:
+      return kernels_of<BFloat16>(width, kEach);
+    case DType::kFloat32:
+      return kernels_of<float>(width, kEach);
+    case DType::kFloat64:
+      break;
+  }
+  throw std::runtime_error("float64: these kernels compute in float32");
+}
+
+// Diagonals and indices are ints.
+void check_lengths(const Problem& p) {
+  if (p.M > kFar || p.N > kFar) throw std::runtime_error("more than 2^30 queries or keys");
+}
+
+// Flags of keys that segments show to some query, and what else the pass needs behind them.
+uint8_t* take_key_use(Layout& layout, const Problem& p) {
+  return p.mask.q_segments ? layout.take<uint8_t>(p.B * p.N) : nullptr;
+}
+
+void find_key_use(Problem& p, uint8_t* used, const Call& call) {
+  p.key_used = used;
+  const int64_t blocks = ceil_of(p.N, kUseThreads);
+  if (!used || blocks * p.B == 0) return;
+  TK_LAUNCH(key_use_kernel, grid(blocks * p.B), kUseThreads, 0, call.stream, p, used,
+            static_cast<int>(blocks));
+}
+
+#ifdef TK_SM90
+// Null where sm80's kernels are to be taken.
+template <typename Params>
+const sm90::Kernels* hopper_kernels_for(const Params& params) {
+  return runs_hopper() ? sm90::kernels_for(params) : nullptr;
+}
+#endif
+
+}  // namespace
+
+#ifndef TK_EMULATOR
+void use_device(int device) { check(cudaSetDevice(device), "the device"); }
+#endif
+
+bool runs_hopper() {
+#ifdef TK_SM90
+  return sm90::is_wanted() && compute_capability() == 90;
+#else
+  return false;
+#endif
+}
+
+size_t forward_workspace(const ForwardParams& params, const Call&) {
+  Layout layout(nullptr);
+  take_key_use(layout, params);
+  return layout.bytes();
+}
+
+void forward(const ForwardParams& params, const Call& call, void* workspace) {
+  check_lengths(params);
+  ForwardParams p = params;
+  Layout layout(workspace);
+  find_key_use(p, take_key_use(layout, p), call);
+#ifdef TK_SM90
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) return hopper->forward(p, call);
+#endif
+  kernels_for(p).forward(p, call);
+}
+
+size_t backward_workspace(const BackwardParams& params, const Call& call) {
+  Layout layout(nullptr);
+  take_key_use(layout, params);
+#ifdef TK_SM90
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
+    const size_t bytes = hopper->backward_workspace(params, call);
+    if (!params.dbias.data) return layout.bytes() + bytes;
+    const size_t of_bias = kernels_for(params).bias_gradient_workspace(params, call);
+    return layout.bytes() + std::max(bytes, of_bias);
+  }
+#endif
+  return layout.bytes() + kernels_for(params).backward_workspace(params, call);
+}
+
+void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic) {
+  check_lengths(params);
+  BackwardParams p = params;
+  Layout layout(workspace);
+  find_key_use(p, take_key_use(layout, p), call);
+  void* const rest = static_cast<char*>(workspace) + layout.bytes();
+#ifdef TK_SM90
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
+    if (p.dbias.data) kernels_for(p).bias_gradient(p, call, rest);
+    return hopper->backward(p, call, rest, deterministic);
+  }
+#endif
+  kernels_for(p).backward(p, call, rest, deterministic);
+}
+
+size_t decode_workspace(const ForwardParams& params) {
+  return kernels_for(params).decode_workspace(params);
+}
+
+void decode(const ForwardParams& params, const KeyCache& cache, void* workspace, void* stream) {
+  kernels_for(params).decode(params, cache, workspace, stream);
+}
+
+void summarize(const Problem& p, int64_t batches, int64_t heads, const Call& call) {
+  const int64_t row_blocks = ceil_of(p.M, kSummaryBlock),
+                column_blocks = ceil_of(p.N, kSummaryBlock);
+  const int64_t programs = batches * heads * row_blocks * column_blocks;
+  if (programs == 0) return;
+  TK_LAUNCH(summary_kernel, grid(programs), kWarp, 0, call.stream, p, static_cast<int>(heads),
+            static_cast<int>(row_blocks), static_cast<int>(column_blocks));
+}
+
+}  // namespace tk::cuda

@@ -1,0 +1,107 @@
+// What a kernel is written with, for nvcc and for the emulator (docs/emulator.md) alike:
+//
+//   template <typename Element, int kWidth>
+//   TK_KERNEL(128, 2) forward_kernel(const __grid_constant__ Params p) {
+//     TK_SHARED_MEMORY(shared);
+//     ...
+//   }
+//   constexpr auto kernel = &forward_kernel<Element, kWidth>;
+//   TK_LAUNCH(kernel, dim3(M_blocks, B * H_q), 128, shared_bytes, stream, params);
+//
+// TK_LAUNCH throws std::runtime_error.
+#pragma once
+
+#ifdef TK_EMULATOR
+
+#include "cuda/emulator/device.h"
+
+#else
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#define TK_DEVICE static __device__ __forceinline__
+#define TK_DEVICE_METHOD __device__ __forceinline__
+
+#define TK_KERNEL(threads, blocks_per_multiprocessor) \
+  __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
+
+// Bytes, aligned to 128.
+#define TK_SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
+
+#define TK_LAUNCH(kernel, grid, threads, shared_bytes, stream, ...) \
+  ::tk::cuda::launch(#kernel, kernel, grid, threads, shared_bytes, stream, __VA_ARGS__)
+
+namespace tk::cuda {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());  // so that the next launch is not blamed for it
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+  }
+}
+
+// The current device's.
+struct Multiprocessors {
+  int count;
+  int shared_bytes;  // of each
+};
+
+inline Multiprocessors multiprocessors() {
+  int device;
+  Multiprocessors all;
+  check(cudaGetDevice(&device), "the current device");
+  check(cudaDeviceGetAttribute(&all.count, cudaDevAttrMultiProcessorCount, device),
+        "the number of multiprocessors");
+  check(cudaDeviceGetAttribute(&all.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                               device),
+        "shared memory of a multiprocessor");
+  return all;
+}
+
+// Of the current device: 90 for 9.0.
+inline int compute_capability() {
+  int device, major, minor;
+  check(cudaGetDevice(&device), "the current device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its chip");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "its chip");
+  return 10 * major + minor;
+}
+
+// Lets a kernel ask for so much shared memory on the current device. It is never lowered: another
+// thread may be about to launch the same kernel with more.
+inline void allow_shared_bytes(const char* name, const void* kernel, size_t bytes) {
+  constexpr size_t kWithoutAsking = 48 * 1024;
+  if (bytes <= kWithoutAsking) return;
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, size_t> allowed;
+  int device;
+  check(cudaGetDevice(&device), "the current device");
+  const std::lock_guard<std::mutex> lock(mutex);
+  size_t& now = allowed[{device, kernel}];
+  if (bytes <= now) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        name);
+  now = bytes;
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned threads,
+            size_t shared_bytes, void* stream, Arguments&&... arguments) {
+  allow_shared_bytes(name, reinterpret_cast<const void*>(kernel), shared_bytes);
+  kernel<<<grid, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<Arguments&&>(arguments)...);
+  check(cudaGetLastError(), name);
+}
+
+}  // namespace tk::cuda
+
+#endif

@@ -1,0 +1,238 @@
+// Instructions of sm_90 beside wgmma.h: barriers in shared memory, TMA, named barriers, registers.
+// The emulator has a function of the same name for each.
+#pragma once
+
+#include "cuda/platform/sm80_ptx.h"
+#include "cuda/platform/sm90_tensor_map.h"
+
+#ifdef TK_EMULATOR
+
+#include "cuda/emulator/sm90_ptx.h"
+
+#else
+
+namespace tk::cuda {
+
+// ---- Barriers in shared memory. A phase ends when all have arrived and all bytes that were
+// announced are there.
+
+TK_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// Before TMA uses barriers that this thread has initialised.
+TK_DEVICE void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+TK_DEVICE void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// Arrives, and announces bytes.
+TK_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+// Whether the latest phase of this parity has ended. The first phase has parity 0; of a fresh
+// barrier, parity 1 counts as ended.
+TK_DEVICE bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t ended;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(ended)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+TK_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!mbarrier_try_wait(barrier, parity)) {
+  }
+}
+
+// ---- What this thread sees in shared memory, TMA and wgmma see from now on.
+TK_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The same for global memory, in both directions.
+TK_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- Barriers 1 to 15 of the block, for a multiple of 32 threads.
+
+TK_DEVICE void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+TK_DEVICE void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---- Copies by TMA. Addresses in shared memory are multiples of 128 for tensors, of 16 else.
+// Coordinates are those of the box's first element, innermost first; what is outside of the tensor
+// is read as zero, counts as bytes all the same, and is not written.
+
+TK_DEVICE void prefetch_tensor_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+#define TK_LOAD_TENSOR(rank, coordinates, ...)                                                  \
+  asm volatile("cp.async.bulk.tensor." #rank                                                    \
+               "d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {" coordinates \
+               "}], [%2];" ::"r"(shared_address(shared)),                                       \
+               "l"(&map), "r"(shared_address(barrier)), __VA_ARGS__                             \
+               : "memory")
+
+template <int kRank>
+TK_DEVICE void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier,
+                           const int (&at)[kRank]) {
+  static_assert(kRank >= 1 && kRank <= kTensorRank);
+  if constexpr (kRank == 1) {
+    TK_LOAD_TENSOR(1, "%3", "r"(at[0]));
+  } else if constexpr (kRank == 2) {
+    TK_LOAD_TENSOR(2, "%3, %4", "r"(at[0]), "r"(at[1]));
+  } else if constexpr (kRank == 3) {
+    TK_LOAD_TENSOR(3, "%3, %4, %5", "r"(at[0]), "r"(at[1]), "r"(at[2]));
+  } else if constexpr (kRank == 4) {
+    TK_LOAD_TENSOR(4, "%3, %4, %5, %6", "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]));
+  } else {
+    TK_LOAD_TENSOR(5, "%3, %4, %5, %6, %7", "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
+                   "r"(at[4]));
+  }
+}
+
+#define TK_STORE_TENSOR(instruction, rank, coordinates, ...)                                    \
+  asm volatile(instruction "." #rank "d.global.shared::cta" TK_STORE_KIND " [%0, {" coordinates \
+                           "}], [%1];" ::"l"(&map),                                             \
+               "r"(shared_address(shared)), __VA_ARGS__                                         \
+               : "memory")
+#define TK_STORE_EVERY_RANK(instruction)                                                      \
+  static_assert(kRank >= 1 && kRank <= kTensorRank);                                          \
+  if constexpr (kRank == 1) {                                                                 \
+    TK_STORE_TENSOR(instruction, 1, "%2", "r"(at[0]));                                        \
+  } else if constexpr (kRank == 2) {                                                          \
+    TK_STORE_TENSOR(instruction, 2, "%2, %3", "r"(at[0]), "r"(at[1]));                        \
+  } else if constexpr (kRank == 3) {                                                          \
+    TK_STORE_TENSOR(instruction, 3, "%2, %3, %4", "r"(at[0]), "r"(at[1]), "r"(at[2]));        \
+  } else if constexpr (kRank == 4) {                                                          \
+    TK_STORE_TENSOR(instruction, 4, "%2, %3, %4, %5", "r"(at[0]), "r"(at[1]), "r"(at[2]),     \
+                    "r"(at[3]));                                                              \
+  } else {                                                                                    \
+    TK_STORE_TENSOR(instruction, 5, "%2, %3, %4, %5, %6", "r"(at[0]), "r"(at[1]), "r"(at[2]), \
+                    "r"(at[3]), "r"(at[4]));                                                  \
+  }
+
+#define TK_STORE_KIND ".bulk_group"
+template <int kRank>
+TK_DEVICE void store_tensor(const TensorMap& map, const void* shared,
+                            const int (&at)[kRank]){TK_STORE_EVERY_RANK("cp.async.bulk.tensor")}
+#undef TK_STORE_KIND
+
+#define TK_STORE_KIND ".add.bulk_group"
+template <int kRank>
+TK_DEVICE void add_tensor(const TensorMap& map, const void* shared, const int (&at)[kRank]){
+    TK_STORE_EVERY_RANK("cp.reduce.async.bulk.tensor")}
+#undef TK_STORE_KIND
+
+#undef TK_STORE_EVERY_RANK
+#undef TK_STORE_TENSOR
+#undef TK_LOAD_TENSOR
+
+// Bytes in a row: a multiple of 16.
+TK_DEVICE void load_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+TK_DEVICE void store_bulk(void* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(global)),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+TK_DEVICE void add_bulk(float* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(global)),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+// At once, unlike add_bulk: four numbers, at a multiple of 16 bytes, each added by itself.
+TK_DEVICE void add_to(float* global, const float4& x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   __cvta_generic_to_global(global)),
+               "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+               : "memory");
+}
+
+TK_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until at most the kPending latest commits of this thread still read shared memory.
+template <int kPending>
+TK_DEVICE void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Until what all but the kPending latest commits write is there.
+template <int kPending>
+TK_DEVICE void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- Warps and warpgroups.
+
+// True for one lane of the warp, all of which call it.
+TK_DEVICE bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// All warps of a warpgroup. request waits until others have released enough.
+template <int kRegisters>
+TK_DEVICE void request_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+TK_DEVICE void release_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// The inverse of load_matrices.
+TK_DEVICE void store_matrices(void* shared_row, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(shared_row)),
+               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+TK_DEVICE void store_matrices_transposed(void* shared_row, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(shared_row)),
+               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+}  // namespace tk::cuda
+
+#endif

@@ -1,0 +1,94 @@
+// What TMA copies: a tensor of up to five dimensions and the box that one copy moves.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/platform/device.h"
+
+namespace tk::cuda {
+
+// Chunks of 16 bytes trade places within rows of 32, 64 or 128 bytes, so that eight rows fall into
+// different banks. The numbers are those of wgmma's descriptors.
+enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
+
+enum class TensorType : uint8_t { kHalf, kBFloat16, kFloat };
+
+constexpr int kTensorRank = 5;
+
+struct TensorBox {
+  void* data;  // a multiple of 16
+  TensorType type;
+  int rank;
+  uint64_t size[kTensorRank];    // elements, innermost first
+  uint64_t stride[kTensorRank];  // bytes, multiples of 16; stride[0] is the size of an element
+  uint32_t box[kTensorRank];     // elements; box[0] fills a row of the swizzle, if there is one
+  Swizzle swizzle;
+};
+
+// Kernels get it by value, `const __grid_constant__`, or as a member of what they get so.
+#ifdef TK_EMULATOR
+struct TensorMap {
+  uint64_t words[16];
+};
+#else
+struct alignas(128) TensorMap {
+  uint64_t words[16];
+};
+#endif
+
+}  // namespace tk::cuda
+
+#ifdef TK_EMULATOR
+
+#include "cuda/emulator/sm90_tensor_map.h"
+
+#else
+
+#include <cuda.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace tk::cuda {
+
+// Throws std::runtime_error. The driver's function is looked up, so that nothing links libcuda.
+inline TensorMap encode(const TensorBox& tensor) {
+  static const auto driver_encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    constexpr char kName[] = "cuTensorMapEncodeTiled";
+#if CUDART_VERSION >= 12050
+    check(cudaGetDriverEntryPointByVersion(kName, &entry, 12000, cudaEnableDefault, &found), kName);
+#else
+    check(cudaGetDriverEntryPoint(kName, &entry, cudaEnableDefault, &found), kName);
+#endif
+    if (found != cudaDriverEntryPointSuccess) {
+      throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: it is older than 12.0");
+    }
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+  }();
+  constexpr CUtensorMapDataType kTypes[] = {CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                                            CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                                            CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
+  constexpr CUtensorMapSwizzle kSwizzles[] = {CU_TENSOR_MAP_SWIZZLE_NONE,
+                                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_SWIZZLE_64B,
+                                              CU_TENSOR_MAP_SWIZZLE_32B};
+  constexpr uint32_t kEveryElement[kTensorRank] = {1, 1, 1, 1, 1};
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
+  static_assert(alignof(TensorMap) >= alignof(CUtensorMap));
+  TensorMap map;
+  const CUresult result = driver_encode(
+      reinterpret_cast<CUtensorMap*>(&map), kTypes[static_cast<int>(tensor.type)],
+      static_cast<uint32_t>(tensor.rank), tensor.data, tensor.size, tensor.stride + 1, tensor.box,
+      kEveryElement, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzles[static_cast<int>(tensor.swizzle)],
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw std::runtime_error("cuTensorMapEncodeTiled refuses the tensor: error " +
+                             std::to_string(result));
+  }
+  return map;
+}
+
+}  // namespace tk::cuda
+
+#endif

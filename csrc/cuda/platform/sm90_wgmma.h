@@ -1,0 +1,167 @@
+// wgmma: c (64 x N) += a (64 x 16) b (16 x N) by the four warps of a warpgroup, later.
+//
+//   wgmma_fence();                      // before the first one, and after registers were touched
+//   for (k steps) wgmma<Major::kK, Major::kK>(c, a, b, Half{}, k > 0);
+//   wgmma_commit();
+//   wgmma_wait<0>();                    // only now may c, a in registers and shared memory be
+//   touched
+//
+// c[i] of a thread is row 16 (warp % 4) + lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4)
+// + i % 2; a in registers is laid out as for mma.m16n8k16.
+#pragma once
+
+#include "cuda/platform/sm90_ptx.h"
+
+namespace tk::cuda {
+
+// Which index runs fastest in shared memory: k, or the row of a and the column of b.
+enum class Major : uint8_t { kK = 0, kMN = 1 };
+
+// A matrix in shared memory, of chunks of 16 bytes; w is 1, 2, 4 or 8 chunks to a swizzled row:
+//   kK:  chunk k / 8 of row r is at stride (r / 8) + 16 w (r % 8) + 16 (k / 8)
+//   kMN: chunk n = mn / 8 of row k is at leading (n / w) + 16 (n % w) + stride (k / 8) + 16 w (k %
+//   8)
+// Without a swizzle the parts of leading are 16-byte columns k / 8 (kK: leading (k / 8); kMN:
+// stride n
+// + leading (k / 8)). Swizzled matrices begin at a multiple of 128 w; steps in k may be added.
+TK_DEVICE uint64_t matrix_descriptor(const void* shared, uint32_t leading_bytes,
+                                     uint32_t stride_bytes, Swizzle swizzle) {
+  const uint64_t start = (shared_address(shared) & 0x3ffffu) >> 4;
+  return start | static_cast<uint64_t>((leading_bytes & 0x3ffffu) >> 4) << 16 |
+         static_cast<uint64_t>((stride_bytes & 0x3ffffu) >> 4) << 32 |
+         static_cast<uint64_t>(swizzle) << 62;
+}
+
+}  // namespace tk::cuda
+
+#ifdef TK_EMULATOR
+
+#include "cuda/emulator/sm90_wgmma.h"
+
+#else
+
+namespace tk::cuda {
+
+TK_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+TK_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int kPending>
+TK_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// The compiler must not move what touches c past this.
+template <int kCount>
+TK_DEVICE void wgmma_hold(float (&c)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+namespace wgmma_detail {
+
+// %0 to %9, with a digit before each.
+#define TK_TEN(tens)                                                                      \
+  "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens \
+  "6, %" #tens "7, %" #tens "8, %" #tens "9, "
+#define TK_C4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define TK_C16(i) TK_C4(i), TK_C4(i + 4), TK_C4(i + 8), TK_C4(i + 12)
+#define TK_C64(i) TK_C16(i), TK_C16(i + 16), TK_C16(i + 32), TK_C16(i + 48)
+
+#define TK_OUTPUTS_32 TK_C16(0)
+#define TK_OUTPUTS_64 TK_C16(0), TK_C16(16)
+#define TK_OUTPUTS_96 TK_C16(0), TK_C16(16), TK_C16(32)
+#define TK_OUTPUTS_128 TK_C64(0)
+#define TK_OUTPUTS_192 TK_C64(0), TK_C16(64), TK_C16(80)
+#define TK_OUTPUTS_256 TK_C64(0), TK_C64(64)
+
+#define TK_TO_10 TK_TEN()
+#define TK_TO_30 TK_TO_10 TK_TEN(1) TK_TEN(2)
+#define TK_TO_40 TK_TO_30 TK_TEN(3)
+#define TK_TO_60 TK_TO_40 TK_TEN(4) TK_TEN(5)
+#define TK_TO_90 TK_TO_60 TK_TEN(6) TK_TEN(7) TK_TEN(8)
+#define TK_TO_120 TK_TO_90 TK_TEN(9) TK_TEN(10) TK_TEN(11)
+
+#define TK_NAMES_32 TK_TO_10 "%10, %11, %12, %13, %14, %15"
+#define TK_NAMES_64 TK_TO_30 "%30, %31"
+#define TK_NAMES_96 TK_TO_40 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define TK_NAMES_128 TK_TO_60 "%60, %61, %62, %63"
+#define TK_NAMES_192 TK_TO_90 "%90, %91, %92, %93, %94, %95"
+#define TK_NAMES_256 TK_TO_120 "%120, %121, %122, %123, %124, %125, %126, %127"
+
+// n0 to n6 number the operands after c.
+#define TK_WGMMA(n, Element, type, n0, n1, n2, n3, n4, n5, n6)                                   \
+  template <Major kA, Major kB>                                                                  \
+  TK_DEVICE void multiply(float (&c)[n / 2], uint64_t a, uint64_t b, Element, bool accumulate) { \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n2                                        \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
+                 " {" TK_NAMES_##n "}, %" #n0 ", %" #n1 ", p, 1, 1, %" #n3 ", %" #n4 ";\n}"      \
+                 : TK_OUTPUTS_##n                                                                \
+                 : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kA)), \
+                   "n"(static_cast<int>(kB)));                                                   \
+  }                                                                                              \
+  template <Major kB>                                                                            \
+  TK_DEVICE void multiply(float (&c)[n / 2], const uint32_t (&a)[4], uint64_t b, Element,        \
+                          bool accumulate) {                                                     \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #n5                                        \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type           \
+                 " {" TK_NAMES_##n "}, {%" #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4          \
+                                   ", p, 1, 1, %" #n6 ";\n}"                                     \
+                 : TK_OUTPUTS_##n                                                                \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                           \
+                   "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kB)));                \
+  }
+#define TK_WGMMA_BOTH(n, ...)           \
+  TK_WGMMA(n, Half, "f16", __VA_ARGS__) \
+  TK_WGMMA(n, BFloat16, "bf16", __VA_ARGS__)
+
+TK_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
+TK_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
+TK_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
+TK_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
+TK_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
+TK_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
+
+#undef TK_WGMMA_BOTH
+#undef TK_WGMMA
+#undef TK_NAMES_256
+#undef TK_NAMES_192
+#undef TK_NAMES_128
+#undef TK_NAMES_96
+#undef TK_NAMES_64
+#undef TK_NAMES_32
+#undef TK_TO_120
+#undef TK_TO_90
+#undef TK_TO_60
+#undef TK_TO_40
+#undef TK_TO_30
+#undef TK_TO_10
+#undef TK_OUTPUTS_256
+#undef TK_OUTPUTS_192
+#undef TK_OUTPUTS_128
+#undef TK_OUTPUTS_96
+#undef TK_OUTPUTS_64
+#undef TK_OUTPUTS_32
+#undef TK_C64
+#undef TK_C16
+#undef TK_C4
+#undef TK_TEN
+
+}  // namespace wgmma_detail
+
+// Of c, N is twice its length: 32, 64, 96, 128, 192 or 256. !accumulate: c is not read. Element is
+// Half or BFloat16.
+template <Major kA, Major kB, typename Element, int kCount>
+TK_DEVICE void wgmma(float (&c)[kCount], uint64_t a, uint64_t b, Element element, bool accumulate) {
+  wgmma_detail::multiply<kA, kB>(c, a, b, element, accumulate);
+}
+
+template <Major kB, typename Element, int kCount>
+TK_DEVICE void wgmma(float (&c)[kCount], const uint32_t (&a)[4], uint64_t b, Element element,
+                     bool accumulate) {
+  wgmma_detail::multiply<kB>(c, a, b, element, accumulate);
+}
+
+}  // namespace tk::cuda
+
+#endif

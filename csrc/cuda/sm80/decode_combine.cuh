@@ -1,0 +1,86 @@
+// What several blocks of decoding left of one unit becomes its result: docs/attention.md,
+// section 5.
+//
+//   lse = log sum_c exp(lse_c),  o = sum_c exp(lse_c - lse) o_c
+#pragma once
+
+#include "cuda/common/scores.cuh"
+#include "cuda/sm80/decode_schedule.cuh"
+
+namespace tk::cuda {
+
+constexpr int kMergeWarps = 4;
+
+TK_DEVICE float warp_max(float x) {
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
+  }
+  return x;
+}
+
+// A block for each row: its warps take every kMergeWarps-th part.
+template <typename Element, int kWidth>
+TK_KERNEL(kMergeWarps* kWarp, 1)
+decode_merge_kernel(const __grid_constant__ DecodeArguments a) {
+  constexpr int kColumns = (kWidth + kWarp - 1) / kWarp;  // of a lane
+  const Problem& p = a.params;
+  const int M = static_cast<int>(p.M), H_q = static_cast<int>(p.H_q);
+  const int group = H_q / static_cast<int>(p.H_kv);
+  const int program = static_cast<int>(blockIdx.x);
+  const int i = program % M, h = program / M % H_q, b = program / M / H_q;
+  const int row = h % group * M + i;
+  const int unit = h / group * a.row_tiles + row / a.rows(), r = row % a.rows();
+
+  const DecodeSchedule schedule(a);
+  const DecodeSequence s = decode_sequence(a, b);
+  const int64_t begin = schedule.before(b) + int64_t{unit} * s.tiles;
+  const int64_t first = schedule.block_of(begin), last = schedule.block_of(begin + s.tiles - 1);
+  if (first == last) return;  // it wrote the result itself
+  const auto part = [&](int64_t n) {
+    return partial_of(n, schedule.begin_of(n) <= begin) * a.rows() + r;
+  };
+
+  TK_SHARED_MEMORY(memory);
+  float* const o_sums = reinterpret_cast<float*>(memory);  // (kMergeWarps, kWidth)
+  float* const sums = o_sums + kMergeWarps * kWidth;       // (kMergeWarps)
+  float largest = -INFINITY;
+  for (int64_t n = first + lane_index(); n <= last; n += kWarp) {
+    largest = fmaxf(largest, a.lse[part(n)]);
+  }
+  largest = warp_max(largest);
+  const float base = largest == -INFINITY ? 0.0f : largest;
+  float sum = 0.0f, o[kColumns] = {};
+#pragma unroll 4
+  for (int64_t n = first + warp_index(); n <= last; n += kMergeWarps) {
+    const int64_t at = part(n);
+    const float share = exp2_approx((a.lse[at] - base) * kLog2E);
+    sum += share;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int column = lane_index() + c * kWarp;
+      if (column < p.D_v) o[c] += share * a.o[at * kWidth + column];
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    o_sums[warp_index() * kWidth + lane_index() + c * kWarp] = o[c];
+  }
+  if (lane_index() == 0) sums[warp_index()] = sum;
+  __syncthreads();  // all warps' sums are there
+
+  sum = 0.0f;
+  for (int n = 0; n < kMergeWarps; ++n) sum += sums[n];
+  const bool empty = largest == -INFINITY && sum == 0.0f;
+  const auto o_rows = rows_of<Element>(a.params.o, b, h, 0, p.D_v);
+  for (int c = static_cast<int>(threadIdx.x); c < o_rows.width; c += kMergeWarps * kWarp) {
+    float x = 0.0f;
+    for (int n = 0; n < kMergeWarps; ++n) x += o_sums[n * kWidth + c];
+    o_rows.at(i)[c] = to_element<Element>(empty ? 0.0f : x / sum);
+  }
+  if (threadIdx.x == 0) {
+    static_cast<float*>(a.params.lse)[(b * p.H_q + h) * p.lse_stride + i] =
+        empty ? -INFINITY : largest + logf(sum);
+  }
+}
+
+}  // namespace tk::cuda
