@@ -38,6 +38,12 @@ def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> N
     Raises ValueError if it was not built or this CPU lacks it.
     """
 
+CUDA_WIDTHS: tuple[int, ...]
+"""Row widths of the CUDA kernels' tiles, ascending (csrc/cuda/common/tile_config.h)"""
+
+LARGE_SHARED_CHIPS: tuple[int, ...]
+"""Compute capabilities, 80 for 8.0, with 163 KiB of shared memory a block or more"""
+
 def hopper_widths(
     dtype: int,
     sizes: Sequence[int],
@@ -52,7 +58,7 @@ def hopper_widths(
     """Of the tiles of q and k, and of v, that csrc/cuda/sm90 has forward and backward.
 
     For a problem of these sizes (B, H_q, H_kv, M, N, D, D_v); (0, 0) where it does not take the
-    pass. dtype counts as in csrc/params.h.
+    pass. dtype counts as in csrc/common/params.h.
     """
 
 def direct_forward(
@@ -119,7 +125,7 @@ def direct_decode(
     happened."""
 
 def release_workspace() -> None:
-    """Free the scratch memory that is kept from call to call (csrc/memory.h)."""
+    """Free the scratch memory that is kept from call to call (csrc/common/workspace.h)."""
 
 def want_poison(wanted: bool, /) -> None:
     """Whether the operators' outputs and scratch memory start out as NaN; for tests."""

@@ -8,16 +8,21 @@
 The operator and its contract are described in docs/attention.md.
 """
 
-from transformer_kernels.api import attention
-from transformer_kernels.bias import Alibi, alibi, alibi_slopes
-from transformer_kernels.cache import append_to_cache
-from transformer_kernels.decode import attention_decode
-from transformer_kernels.dispatch import Explanation
-from transformer_kernels.drop_in import disable, enable, enabled, scaled_dot_product_attention
-from transformer_kernels.explain import explain
+from transformer_kernels.dispatch.choose import Explanation
+from transformer_kernels.functional.attention import attention
+from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.functional.explain import explain
+from transformer_kernels.functional.kv_cache import append_to_cache
+from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.info import info
-from transformer_kernels.mask import Mask
-from transformer_kernels.varlen import attention_varlen
+from transformer_kernels.integrations.torch_sdpa import (
+    disable,
+    enable,
+    enabled,
+    scaled_dot_product_attention,
+)
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes
 from transformer_kernels.version import __version__
 
 __all__ = [

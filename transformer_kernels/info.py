@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels import ops
+from transformer_kernels import torch_private
 from transformer_kernels.backends import BACKENDS
+from transformer_kernels.backends.native import extension
+from transformer_kernels.dispatch import fast_path
 from transformer_kernels.version import __version__
 
 EXTENSION = "transformer_kernels._C"
@@ -59,6 +61,8 @@ class Info:
     build: Build | None
     """None where the compiled extension is missing or does not load."""
     backends: tuple[BackendStatus, ...]
+    fast_path: str | None
+    """Why plain calls go through torch's dispatcher; None where they go past it."""
     missing: tuple[str, ...]
     """What is not there, each with how to get it."""
 
@@ -71,6 +75,7 @@ class Info:
             *(("device", device) for device in self.devices),
             *_build_rows(self.build),
             *(("backend", str(backend)) for backend in self.backends),
+            ("fast path", "on" if self.fast_path is None else f"off: {self.fast_path}"),
             *(("missing", text) for text in self.missing or ("nothing",)),
         ]
         lines = [f"transformer_kernels {self.version}"]
@@ -83,7 +88,7 @@ class Info:
 
 def info() -> Info:
     """Versions, devices, CPU features, what was built, and what is missing with how to get it."""
-    reason = ops.why_unavailable()
+    reason = extension.unavailable_reason()
     build = _build() if reason is None else None
     return Info(
         version=__version__,
@@ -94,23 +99,28 @@ def info() -> Info:
         threads=torch.get_num_threads(),
         devices=_devices(),
         build=build,
-        backends=tuple(BackendStatus(one.name, one.why_unavailable()) for one in BACKENDS),
-        missing=(*_missing_extension(reason), *_missing_cuda(build), *_missing_packages()),
+        backends=tuple(BackendStatus(one.name, one.unavailable_reason()) for one in BACKENDS),
+        fast_path=fast_path.unavailable_reason(),
+        missing=(
+            *_missing_symbols(),
+            *_missing_extension(reason),
+            *_missing_cuda(build),
+            *_missing_packages(),
+        ),
     )
 
 
 def _build() -> Build:
-    from transformer_kernels import _C
-
-    built = _C.build_info()
+    compiled = extension.compiled
+    built = compiled.build_info()
     return Build(
         compiler=built["compiler"],
         cxx_standard=built["cxx_standard"],
         torch=built["torch"],
         minimum_torch=built["minimum_torch"],
         isas=tuple(built["isas"]),
-        isa=_C.isa(),
-        cpu_features=tuple(name for name, present in _C.cpu_features().items() if present),
+        isa=compiled.isa(),
+        cpu_features=tuple(name for name, present in compiled.cpu_features().items() if present),
         cuda=built["cuda"],
         cuda_architectures=tuple(built["cuda_architectures"]),
     )
@@ -161,6 +171,15 @@ def _devices() -> tuple[str, ...]:
         "cpu",
         *(f"cuda:{i} {gpu.name}, sm_{gpu.major}{gpu.minor}" for i, gpu in enumerate(gpus)),
     )
+
+
+def _missing_symbols() -> list[str]:
+    if not torch_private.MISSING:
+        return []
+    return [
+        f"{', '.join(torch_private.MISSING)} in torch {torch.__version__}: upgrade "
+        "transformer_kernels, or install an earlier torch"
+    ]
 
 
 def _missing_extension(reason: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What every backend offers."""
+"""Interface of a backend with fused kernels."""
 
 from __future__ import annotations
 
@@ -9,41 +9,31 @@ from torch import Tensor
 from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
 
 
-class Backend(Protocol):
-    """A way to compute attention. What a call means is the API's; a backend says what it lacks."""
+class FusedBackend(Protocol):
+    """Forward, backward and decoding kernels for one kind of device.
+
+    `problem` says what a call means, the backend which calls its kernels support;
+    `dispatch.autograd` makes them differentiable.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def why_unavailable(self) -> str | None:
-        """Why it can run nothing on this machine; None where it can run something."""
+    def unavailable_reason(self) -> str | None:
+        """Why no kernel can run on this machine; None where one can."""
 
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
-        """Why this backend cannot take the problem; empty when it can."""
+        """Why the kernels do not support the problem; empty where they do."""
 
     def kernel(
         self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
     ) -> str:
-        """The kernel that would run, for people. It may depend on how q, k and v lie in memory."""
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
-        """(o, lse), differentiable."""
-
-    def decode(
-        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
-        """(o, lse) of queries against a cache, where `problem.is_cached`."""
-
-
-class FusedKernels(Protocol):
-    """A forward and a backward kernel; `autograd.FusedAttention` makes them differentiable."""
+        """The kernel that would run, for `explain`. It may depend on the strides of q, k and v."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(o, lse, block_summary); the summary, if there is one, is kept for the backward pass."""
+        """(o, lse, block_summary); a block summary is kept for the backward pass."""
 
     def backward(
         self,
@@ -55,4 +45,9 @@ class FusedKernels(Protocol):
         *,
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(dq, dk, dv, dbias); dbias is None unless asked for."""
+        """(dq, dk, dv, dbias); dbias is None unless `bias_needs_grad`."""
+
+    def decode(
+        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
+    ) -> tuple[Tensor, Tensor]:
+        """(o, lse) of queries against a cache, where `problem.is_cached`."""

@@ -12,18 +12,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from transformer_kernels import philox
-from transformer_kernels.bound_mask import UNBOUNDED
-from transformer_kernels.constraints import BlockSparse, KeyRange, Segments, Window
+from transformer_kernels.masks.constraints import BlockSparse, KeyRange, Segments, Window
+from transformer_kernels.masks.resolved import UNBOUNDED
 from transformer_kernels.problem import AttentionProblem, Extras, KeyCache
+from transformer_kernels.scores import philox
 
 
 class ReferenceBackend:
-    """Any device, any dtype, any order of derivative; memory M x N."""
+    """Any device, any dtype, any order of derivative; memory M x N.
+
+    `dispatch.autograd` calls `reference_attention` and `reference_decode`, which torch
+    differentiates.
+    """
 
     name = "reference"
 
-    def why_unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return None
 
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
@@ -33,16 +37,6 @@ class ReferenceBackend:
         self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
     ) -> str:
         return "torch.matmul, softmax, torch.matmul"
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
-        return reference_attention(q, k, v, extras, problem)
-
-    def decode(
-        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
-        return reference_decode(q, cache, problem)
 
 
 def reference_attention(

@@ -8,7 +8,7 @@ from transformer_kernels.bench.provenance import Provenance, device_slug
 from transformer_kernels.bench.rows import Row, append_rows, make_row, read_rows, write_rows
 from transformer_kernels.bench.timer import Budget, Interleaver, Timing
 from transformer_kernels.bench.variants import VARIANTS, Variant, usable_variants
-from transformer_kernels.bench.work import prepare_work
+from transformer_kernels.bench.workload import prepare_work
 
 __all__ = [
     "VARIANTS",

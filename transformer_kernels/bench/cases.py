@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench.provenance import CPU
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from transformer_kernels.bench.work import Work
+from transformer_kernels.bench.workload import Work
 
 Seconds = Callable[[], float]
 """A lap's time, once `Clock.wait` has returned"""

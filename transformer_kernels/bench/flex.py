@@ -17,7 +17,13 @@ from torch.nn.attention.flex_attention import (
 )
 
 from transformer_kernels.bench.cases import Attend, Case, refuse_options
-from transformer_kernels.constraints import BlockSparse, Constraint, KeyRange, Segments, Window
+from transformer_kernels.masks.constraints import (
+    BlockSparse,
+    Constraint,
+    KeyRange,
+    Segments,
+    Window,
+)
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """b, h, i, j -> whether the pair is visible"""

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels import ops
+from transformer_kernels.backends.native import extension
 from transformer_kernels.bench.provenance import CPU
-from transformer_kernels.bench.work import Prepare
+from transformer_kernels.bench.workload import Prepare
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -104,7 +104,7 @@ def _kibibytes(text: str, field: str) -> int:
 
 def _return_free_memory() -> None:
     """Hands free memory back to the system: what our kernels keep, and what glibc does."""
-    ops.release_workspace()
+    extension.release_workspace()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

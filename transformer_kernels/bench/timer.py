@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from transformer_kernels.bench.clocks import Clock, CpuClock, Seconds
-from transformer_kernels.bench.work import Prepare
+from transformer_kernels.bench.workload import Prepare
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from transformer_kernels.backends.triton import config, target
 from transformer_kernels.backends.triton.config import Kernel, Tile
 from transformer_kernels.bench.clocks import clock_for
 from transformer_kernels.bench.timer import Budget, Interleaver
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import SavedForBackward
-from transformer_kernels.validate import build_problem
+from transformer_kernels.problem.attention import build_problem
 
 KERNELS: tuple[Kernel, ...] = ("forward", "key_gradients", "query_gradients")
 Results = tuple[Tensor, ...]

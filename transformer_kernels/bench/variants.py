@@ -10,14 +10,16 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from transformer_kernels import ops, philox
-from transformer_kernels.api import attention
 from transformer_kernels.backends import CudaBackend, TritonBackend
-from transformer_kernels.backends.cuda import HOPPER_SWITCH, has_hopper_kernels
+from transformer_kernels.backends.native import extension
+from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
+from transformer_kernels.backends.native.cuda_support import runs_hopper
 from transformer_kernels.bench.cases import SEED, Attend, Case, refuse_options
 from transformer_kernels.bench.flex import flex
 from transformer_kernels.bench.provenance import CPU
-from transformer_kernels.mask import Mask
+from transformer_kernels.functional.attention import attention
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.scores import philox
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Variant:
     label: str
     """For tables and pictures"""
     bind: Callable[[Case], Attend]
-    why_unavailable: Callable[[], str | None] = lambda: None
+    unavailable_reason: Callable[[], str | None] = lambda: None
     devices: tuple[str, ...] = ("cpu",)
     """The types of those it runs on"""
     is_peer: bool = True
@@ -134,13 +136,13 @@ def _why_no_cuda() -> str | None:
 
 
 def _why_no_cuda_kernels() -> str | None:
-    return _why_no_cuda() or CudaBackend().why_unavailable()
+    return _why_no_cuda() or CudaBackend().unavailable_reason()
 
 
 def _why_not_sm80() -> str | None:
     if (reason := _why_no_cuda_kernels()) is not None:
         return reason
-    if has_hopper_kernels(torch.device("cuda")):
+    if runs_hopper(torch.device("cuda")):
         return f"this GPU has cuda_sm90, unless {HOPPER_SWITCH}=0"
     return None
 
@@ -148,12 +150,12 @@ def _why_not_sm80() -> str | None:
 def _why_not_sm90() -> str | None:
     if (reason := _why_no_cuda_kernels()) is not None:
         return reason
-    has = has_hopper_kernels(torch.device("cuda"))
+    has = runs_hopper(torch.device("cuda"))
     return None if has else "the GPU is not Hopper's, or the kernels for it are not built"
 
 
 def _why_no_triton() -> str | None:
-    return _why_no_cuda() or TritonBackend().why_unavailable()
+    return _why_no_cuda() or TritonBackend().unavailable_reason()
 
 
 EVERYWHERE = ("cpu", "cuda")
@@ -173,7 +175,7 @@ VARIANTS = {
             )
         ),
         Variant("flex", "FlexAttention", flex, _why_no_cuda, CUDA),
-        Variant("cpu", "fused (cpu)", ours("cpu"), ops.why_unavailable, is_peer=False),
+        Variant("cpu", "fused (cpu)", ours("cpu"), extension.unavailable_reason, is_peer=False),
         # One backend: which of its kernels run depends on the GPU, and little on the case.
         *(
             Variant(f"cuda_{name}", f"fused (cuda, {name})", ours("cuda"), why, CUDA, is_peer=False)
@@ -191,6 +193,6 @@ def usable_variants(names: Iterable[str] = VARIANTS, device: torch.device = CPU)
         if name not in VARIANTS:
             raise ValueError(f"a variant is one of {', '.join(VARIANTS)}, got {name!r}")
         variant = VARIANTS[name]
-        if device.type in variant.devices and variant.why_unavailable() is None:
+        if device.type in variant.devices and variant.unavailable_reason() is None:
             chosen.append(variant)
     return chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from transformer_kernels.cli.using import add_attention, add_checkpoint, texts_of
+from transformer_kernels.cli.common import add_attention, add_checkpoint, texts_of
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.cli.conversion import as_user_error
+    from transformer_kernels.cli.error_mapping import as_user_error
     from transformer_kernels.training import Tokens, load_model
 
     with as_user_error(OSError, ValueError):

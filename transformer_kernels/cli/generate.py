@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import codecs
 
-from transformer_kernels.cli.conversion import as_user_error
-from transformer_kernels.cli.using import add_attention, add_checkpoint
+from transformer_kernels.cli.common import add_attention, add_checkpoint
+from transformer_kernels.cli.error_mapping import as_user_error
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.models.writing import LanguageModel, write
+    from transformer_kernels.models.generation import LanguageModel, write
     from transformer_kernels.nn.options import check_seed
     from transformer_kernels.training import Tokens, load_model
 

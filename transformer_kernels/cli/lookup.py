@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from transformer_kernels.cli.using import add_attention, add_checkpoint
+from transformer_kernels.cli.common import add_attention, add_checkpoint
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.cli.conversion import as_user_error
+    from transformer_kernels.cli.error_mapping import as_user_error
     from transformer_kernels.models import Lookup
     from transformer_kernels.nn.options import check_positive
     from transformer_kernels.training import load_model

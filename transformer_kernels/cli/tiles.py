@@ -20,7 +20,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.backends.triton import interpreter, offline, target
+    from transformer_kernels.backends.triton import compile_report as offline
+    from transformer_kernels.backends.triton import interpreter, target
     from transformer_kernels.cli.errors import UserError
 
     if not target.INSTALLED:

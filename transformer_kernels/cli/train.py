@@ -10,13 +10,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from transformer_kernels.cli.conversion import as_user_error
+from transformer_kernels.cli.error_mapping import as_user_error
 from transformer_kernels.cli.errors import UserError
-from transformer_kernels.cli.trainings import TRAININGS, Training
+from transformer_kernels.cli.recipes import TRAININGS, Training
 
 if TYPE_CHECKING:
     from transformer_kernels.training import TrainConfig, TrainingRun, TrainResult
-    from transformer_kernels.training.ranks import Ranks
+    from transformer_kernels.training.distributed import Ranks
 
 _INTERRUPTED = 130
 
@@ -96,8 +96,8 @@ def _add_settings(parser: argparse.ArgumentParser, training: Training) -> None:
 def run_training(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.extras import require
-    from transformer_kernels.training.ranks import joined
+    from transformer_kernels.optional_deps import require
+    from transformer_kernels.training.distributed import joined
 
     with as_user_error(ImportError):
         require("rich", extra="train")
@@ -204,7 +204,7 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
 def _report(run: TrainingRun, result: TrainResult, uses: tuple[str, ...]) -> int:
     from transformer_kernels.training import plot_curves
-    from transformer_kernels.training.run import CHECKPOINT, CURVE, PICTURE
+    from transformer_kernels.training.session import CHECKPOINT, CURVE, PICTURE
 
     assert run.folder is not None
     task = result.config.task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from transformer_kernels.cli.using import add_attention, add_checkpoint
+from transformer_kernels.cli.common import add_attention, add_checkpoint
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.cli.conversion import as_user_error
+    from transformer_kernels.cli.error_mapping import as_user_error
     from transformer_kernels.models import Translator
     from transformer_kernels.training import Tokens, load_model
     from transformer_kernels.training.data import BEGIN, END

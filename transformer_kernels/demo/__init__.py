@@ -1,6 +1,6 @@
 """What fused attention gains on this machine, in tables and pictures: `run_demo`."""
 
-from transformer_kernels.demo.run import run_demo
+from transformer_kernels.demo.report import run_demo
 from transformer_kernels.demo.settings import FULL, QUICK, DemoSettings
 
 __all__ = ["FULL", "QUICK", "DemoSettings", "run_demo"]

@@ -25,7 +25,7 @@ from transformer_kernels.bench import (
 )
 from transformer_kernels.bench.memory import available_bytes
 from transformer_kernels.demo.settings import DemoSettings
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 SUITE = "demo"

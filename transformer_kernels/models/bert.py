@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 from transformer_kernels.models.published import (
     Layout,
     PublishedWeights,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import attend
 from transformer_kernels.nn.options import AttentionPath, check_choice, check_positive
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.mask import Mask
-from transformer_kernels.models.writing import write
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.models.generation import write
 from transformer_kernels.nn.attention import HeadForm, head_size
 from transformer_kernels.nn.blocks import Activation, Norm, Stack, TransformerBlock
 from transformer_kernels.nn.cache import KeyValueCache

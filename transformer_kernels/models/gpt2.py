@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 from transformer_kernels.models.published import (
     Layout,
     PublishedWeights,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import head_size
 from transformer_kernels.nn.blocks import DecoderBlock, Norm, Stack, TransformerBlock
 from transformer_kernels.nn.cache import KeyValueCache

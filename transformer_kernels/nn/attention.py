@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from transformer_kernels.api import attention as attention_operator
-from transformer_kernels.mask import Mask
+from transformer_kernels.functional.attention import attention as attention_operator
+from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.cache import LayerCache
 from transformer_kernels.nn.options import (
     AttentionPath,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import HeadForm, MultiHeadAttention
 from transformer_kernels.nn.cache import KeyValueCache, LayerCache
 from transformer_kernels.nn.options import (

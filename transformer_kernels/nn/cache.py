@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.decode import attention_decode
+from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.nn.options import AttentionPath, check_positive
 
 

@@ -21,7 +21,8 @@ from transformer_kernels.training.data import (
 )
 from transformer_kernels.training.presets import PRESETS
 from transformer_kernels.training.progress import progress_bar
-from transformer_kernels.training.run import (
+from transformer_kernels.training.schedule import Schedule
+from transformer_kernels.training.session import (
     Trained,
     TrainingRun,
     TrainResult,
@@ -30,7 +31,6 @@ from transformer_kernels.training.run import (
     resume,
     train,
 )
-from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Task
 from transformer_kernels.training.tasks import TASKS, GeneratorTask
 from transformer_kernels.training.trainer import Trainer

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.extras import require
+from transformer_kernels.optional_deps import require
 
 
 class CurveRow(NamedTuple):

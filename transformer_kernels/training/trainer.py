@@ -16,7 +16,7 @@ from transformer_kernels.nn.options import check_device
 from transformer_kernels.training.checkpoint import CheckpointError
 from transformer_kernels.training.config import Precision, TrainConfig
 from transformer_kernels.training.data import Batch, Dataset
-from transformer_kernels.training.ranks import ALONE, Ranks, local_device
+from transformer_kernels.training.distributed import ALONE, Ranks, local_device
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

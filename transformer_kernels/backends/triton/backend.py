@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels import ops
-from transformer_kernels.autograd import fused_attention
-from transformer_kernels.backends.triton import arguments, config, interpreter, operators, target
+from transformer_kernels.backends import schema
+from transformer_kernels.backends.triton import config, interpreter, operators, target
+from transformer_kernels.backends.triton import kernel_args as arguments
 from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
 
 
@@ -18,7 +18,7 @@ class TritonBackend:
     is_interpreted = interpreter.is_on()
     """Far slower than plain torch: "auto" must not choose it."""
 
-    def why_unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         reason: str | None = target.reason_against(
             torch.device("cpu" if self.is_interpreted else "cuda")
         )
@@ -56,21 +56,16 @@ class TritonBackend:
         how = "interpreted by numpy" if self.is_interpreted else chip.name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
-        return fused_attention(self, q, k, v, extras, problem)
-
     def decode(
         self, q: Tensor, cache: KeyCache, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("see unsupported_reasons")
+        raise NotImplementedError("unsupported_reasons() excludes decoding")
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        o, lse, block_summary = operators.forward(q, k, v, *extras, *ops.numbers(problem))
-        return o, lse, block_summary if ops.needs_summary(extras) else None
+        o, lse, block_summary = operators.forward(q, k, v, *extras, *schema.numbers(problem))
+        return o, lse, block_summary if schema.needs_summary(extras) else None
 
     def backward(
         self,
@@ -83,6 +78,6 @@ class TritonBackend:
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         dq, dk, dv, dbias = operators.backward(
-            do, dlse, *saved, *extras, *ops.numbers(problem), bias_needs_grad
+            do, dlse, *saved, *extras, *schema.numbers(problem), bias_needs_grad
         )
         return dq, dk, dv, dbias if bias_needs_grad else None

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels import ops
-from transformer_kernels.backends.triton import arguments, config, interpreter, target
-from transformer_kernels.backends.triton.arguments import NO_LISTS, BlockLists
+from transformer_kernels.backends import schema
+from transformer_kernels.backends.triton import config, interpreter, target
+from transformer_kernels.backends.triton import kernel_args as arguments
 from transformer_kernels.backends.triton.config import Kernel, Tile
+from transformer_kernels.backends.triton.kernel_args import NO_LISTS, BlockLists
 from transformer_kernels.backends.triton.kernels.backward import (
     key_gradients_kernel,
     query_gradients_kernel,
@@ -21,7 +22,7 @@ from transformer_kernels.backends.triton.kernels.bias_gradient import (
 )
 from transformer_kernels.backends.triton.kernels.block_lists import list_kernel, summary_kernel
 from transformer_kernels.backends.triton.kernels.forward import forward_kernel
-from transformer_kernels.backends.triton.kernels.gradients import row_terms_kernel
+from transformer_kernels.backends.triton.kernels.score_gradient import row_terms_kernel
 from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
 
 if interpreter.is_on():
@@ -57,7 +58,7 @@ class Call(NamedTuple):
 
     def output(self, like: Tensor, width: int) -> Tensor:
         """(B, H, L, width); zeros for packed sequences, as rows behind the last one stay so."""
-        x = ops.empty_like_layout(like, width)
+        x = schema.empty_like_layout(like, width)
         return x if self.extras.cu_seqlens_q is None else x.zero_()
 
     def blocks_of(self, rows: int, block: int, heads: int) -> int:
@@ -257,9 +258,9 @@ def _reduced(sums: Tensor, bias: Tensor) -> Tensor:
 def summarize(call: Call) -> Tensor:
     """A byte for each block of 64 x 64 (block_lists.py)."""
     extras = call.extras
-    shape = ops.summary_shape(call.q, call.k, extras.q_segments, extras.dense, extras.layout)
+    shape = schema.summary_shape(call.q, call.k, extras.q_segments, extras.dense, extras.layout)
     summary = call.q.new_empty(shape, dtype=torch.uint8)
-    if ops.needs_summary(extras):
+    if schema.needs_summary(extras):
         launch(
             summary_kernel,
             summary.numel(),
@@ -268,14 +269,14 @@ def summarize(call: Call) -> Tensor:
             call.problem.N,
             call.mask,
             shape[1],
-            BLOCK=ops.SUMMARY_BLOCK,
+            BLOCK=schema.SUMMARY_BLOCK,
         )
     return summary
 
 
 def block_lists(call: Call, summary: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
     """Which blocks each block of queries visits, or of keys; none are needed without a summary."""
-    if summary is None or not ops.needs_summary(call.extras):
+    if summary is None or not schema.needs_summary(call.extras):
         return NO_LISTS
     p, grain = call.problem, grains(tile)
     rows = -(-p.M // grain["ROW_GRAIN"])
@@ -335,8 +336,8 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
 def grains(tile: Tile) -> dict[str, int]:
     """What block lists count in: blocks of the tile, or of the summary where those are larger."""
     return {
-        "ROW_GRAIN": max(tile.block_m, ops.SUMMARY_BLOCK),
-        "KEY_GRAIN": max(tile.block_n, ops.SUMMARY_BLOCK),
+        "ROW_GRAIN": max(tile.block_m, schema.SUMMARY_BLOCK),
+        "KEY_GRAIN": max(tile.block_n, schema.SUMMARY_BLOCK),
     }
 
 

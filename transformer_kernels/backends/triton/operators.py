@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels import ops
+from transformer_kernels.backends import schema
 from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
 
 _EXTRAS = len(Extras._fields)
@@ -81,19 +81,23 @@ def _device_of(x: Tensor) -> Any:
 
 _LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
 _LIBRARY.define(
-    f"triton_forward(Tensor q, Tensor k, Tensor v, {ops.OPTIONS}) "
+    f"triton_forward(Tensor q, Tensor k, Tensor v, {schema.OPTIONS}) "
     "-> (Tensor o, Tensor lse, Tensor block_summary)"
 )
 _LIBRARY.define(
     "triton_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-    f"Tensor? block_summary, {ops.OPTIONS}, bool bias_needs_grad) "
+    f"Tensor? block_summary, {schema.OPTIONS}, bool bias_needs_grad) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
 )
 for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
     _LIBRARY.impl("triton_forward", _forward, _key)
     _LIBRARY.impl("triton_backward", _backward, _key)
-torch.library.register_fake("transformer_kernels::triton_forward", ops.forward_fake, lib=_LIBRARY)
-torch.library.register_fake("transformer_kernels::triton_backward", ops.backward_fake, lib=_LIBRARY)
+torch.library.register_fake(
+    "transformer_kernels::triton_forward", schema.forward_fake, lib=_LIBRARY
+)
+torch.library.register_fake(
+    "transformer_kernels::triton_backward", schema.backward_fake, lib=_LIBRARY
+)
 
 forward = torch.ops.transformer_kernels.triton_forward.default
 backward = torch.ops.transformer_kernels.triton_backward.default

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.training.data.dataset import Batch, digest_of
-from transformer_kernels.training.data.rows import Rows
+from transformer_kernels.training.data.ragged_tokens import Rows
 from transformer_kernels.training.data.standard_library import standard_library_folder
 
 UNKNOWN = 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
-from transformer_kernels.training.data.rows import Rows
+from transformer_kernels.training.data.ragged_tokens import Rows
 from transformer_kernels.training.data.tokens import Tokens
 
 

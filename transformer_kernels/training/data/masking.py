@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_kernels.nn.options import check_positive
 from transformer_kernels.training.data.corpus import Corpus, bytes_of
 from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
-from transformer_kernels.training.data.rows import Rows
+from transformer_kernels.training.data.ragged_tokens import Rows
 from transformer_kernels.training.data.tokens import CLASS, MASK, SEPARATOR, Tokens
 
 CHOSEN = 0.15

@@ -11,12 +11,15 @@ docs/attention.md, section 3.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.gradients import (
-    dropout_factor,
-    load_statistics,
-    product_gradients,
-    score_gradients,
-    weights,
+from transformer_kernels.backends.triton.kernels.masks import (
+    block_start,
+    is_used,
+    key_range,
+    key_spans,
+    query_spans,
+    visible,
+    visits,
+    without_unseen,
 )
 from transformer_kernels.backends.triton.kernels.primitives import (
     NUMBERS,
@@ -28,15 +31,12 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     store_rows,
     vector,
 )
-from transformer_kernels.backends.triton.kernels.visibility import (
-    block_start,
-    is_used,
-    key_range,
-    key_spans,
-    query_spans,
-    visible,
-    visits,
-    without_unseen,
+from transformer_kernels.backends.triton.kernels.score_gradient import (
+    dropout_factor,
+    load_statistics,
+    product_gradients,
+    score_gradients,
+    weights,
 )
 
 

@@ -9,11 +9,12 @@ are computed again. docs/attention.md, section 3.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.gradients import (
-    dropout_factor,
-    load_statistics,
-    score_gradients,
-    weights,
+from transformer_kernels.backends.triton.kernels.masks import (
+    is_used,
+    key_range,
+    key_spans,
+    query_spans,
+    visible,
 )
 from transformer_kernels.backends.triton.kernels.primitives import (
     NUMBERS,
@@ -22,12 +23,11 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     matrix,
     vector,
 )
-from transformer_kernels.backends.triton.kernels.visibility import (
-    is_used,
-    key_range,
-    key_spans,
-    query_spans,
-    visible,
+from transformer_kernels.backends.triton.kernels.score_gradient import (
+    dropout_factor,
+    load_statistics,
+    score_gradients,
+    weights,
 )
 
 

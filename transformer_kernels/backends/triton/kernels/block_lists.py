@@ -8,7 +8,7 @@ take diagonals and key ranges in as well.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.visibility import (
+from transformer_kernels.backends.triton.kernels.masks import (
     flagged,
     key_range,
     key_spans,

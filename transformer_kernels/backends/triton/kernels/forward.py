@@ -12,6 +12,15 @@ import triton
 import triton.language as tl
 
 from transformer_kernels.backends.triton.kernels.dropout import kept
+from transformer_kernels.backends.triton.kernels.masks import (
+    block_start,
+    is_used,
+    key_range,
+    key_spans,
+    visible,
+    visits,
+    without_unseen,
+)
 from transformer_kernels.backends.triton.kernels.primitives import (
     NUMBERS,
     exponents,
@@ -24,15 +33,6 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     sequence,
     store_rows,
     vector,
-)
-from transformer_kernels.backends.triton.kernels.visibility import (
-    block_start,
-    is_used,
-    key_range,
-    key_spans,
-    visible,
-    visits,
-    without_unseen,
 )
 
 

@@ -1,0 +1,65 @@
+"""Sums of magnitudes behind gradients that cancel to zero: the term in the tolerance for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tests.support.plain import plain_weights, repeat_heads
+from transformer_kernels.scores.alibi import Alibi
+
+
+@torch.no_grad()
+def gradient_terms(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    do: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    shown: Tensor | None = None,
+    bias: Tensor | Alibi | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    sinks: Tensor | None = None,
+) -> dict[str, float]:
+    """The largest sum of magnitudes of terms in dq, dk and dbias, computed in float64.
+
+    The gradients are sums of ds = p (dp - delta + dlse). With identical keys, or a single one, dp
+    and delta are equal and ds is exactly zero, but both are sums of products that round
+    separately. The magnitude of ds is therefore taken as p (|do| |v| + |do| |o| + |dlse|).
+
+    Args:
+        q: (B, H_q, M, D).
+        k: (B, H_kv, N, D).
+        v: (B, H_kv, N, D_v).
+        o: (B, H_q, M, D_v), the output of the forward pass.
+        do: (B, H_q, M, D_v).
+        dlse: (B, H_q, M).
+        shown: bool, broadcastable to (B, H_q, M, N); True = visible.
+        bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
+        scale: 1/sqrt(D) unless given.
+        softcap: scores become softcap * tanh(score / softcap).
+        dropout_p: the share of the weights that dropout drops.
+        sinks: (H_q,) a logit a head.
+
+    Returns:
+        "dq" and "dk", and "dbias" where the bias is a tensor.
+    """
+    q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
+    group = q.shape[1] // k.shape[1]
+    p, _ = plain_weights(q, k, shown=shown, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    k, v = (repeat_heads(x.abs(), q) for x in (k, v))
+    dp = torch.matmul(do.abs(), v.mT) / (1.0 - dropout_p if dropout_p < 1.0 else 1.0)
+    delta = (do * o).abs().sum(dim=-1, keepdim=True)
+    if dlse is not None:
+        delta = delta + dlse.double().abs()[..., None]
+    ds = p * (dp + delta)
+    scale = abs(q.shape[-1] ** -0.5 if scale is None else scale)
+    dk = torch.matmul(scale * ds.mT, q.abs()).unflatten(1, (-1, group)).sum(dim=2)
+    terms = {"dq": torch.matmul(scale * ds, k), "dk": dk}
+    if isinstance(bias, Tensor):
+        terms["dbias"] = ds.sum_to_size(bias.shape)
+    return {name: float(x.max()) if x.numel() else 0.0 for name, x in terms.items()}

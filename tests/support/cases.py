@@ -1,0 +1,378 @@
+"""The table of cases that every backend runs, in every dtype. Tiles are 64 wide; sizes follow."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.masks.constraints import Align
+from transformer_kernels.masks.mask import Mask
+
+MaskMaker = Callable[["Case"], Mask]
+Layout = Literal["contiguous", "transposed", "strided", "unaligned", "expanded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call of attention: sizes, options, and how its inputs lie in memory."""
+
+    name: str
+    B: int = 2
+    H_q: int = 2
+    H_kv: int = 2
+    M: int = 67
+    N: int = 131
+    D: int = 16
+    D_v: int = 16
+    mask: MaskMaker | None = None
+    bias: str | None = None
+    """its dimensions: a letter of "bhmn" is that size, "1" is 1; "b1mn" is (B, 1, M, N)"""
+    bias_is_float32: bool = False
+    bias_hides: bool = False
+    """some of its entries are -inf, and all of them in one row"""
+    alibi: Align | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    dropout_p: float = 0.0
+    sinks: bool = False
+    dlse: bool = False
+    layout: Layout = "contiguous"
+    hidden: float = 0.0
+    """what stands in keys and values that no query sees, and in queries that see no key"""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def bound_mask(self, device: torch.device | str = "cpu") -> Mask | None:
+        return None if self.mask is None else self.mask(self).to(device)
+
+    def shown(self, device: torch.device | str = "cpu") -> Tensor | None:
+        """The mask in full: bool (B, H_q, M, N)."""
+        mask = self.bound_mask(device)
+        return None if mask is None else mask.materialize(self.B, self.H_q, self.M, self.N, device)
+
+
+def _lengths(case: Case) -> Tensor:
+    """Key lengths (B,): a tile and a bit less than all of them, then none at all."""
+    return torch.tensor([case.N - 3, 0, 1, case.N][: case.B])
+
+
+def padding(case: Case) -> Mask:
+    return Mask.padding(_lengths(case))
+
+
+def key_range(case: Case) -> Mask:
+    start = torch.tensor([case.N // 3, 2, 1, 0][: case.B])
+    return Mask.key_range(start, torch.tensor([case.N - 5, 1, 2, case.N][: case.B]))
+
+
+def segments(case: Case) -> Mask:
+    """Documents of 30, 31, 32, ... positions; the last of the queries and keys belong to none."""
+    lengths = torch.arange(30, 30 + 64)
+
+    def ids(length: int) -> Tensor:
+        return torch.repeat_interleave(torch.arange(64), lengths)[:length].expand(case.B, -1)
+
+    q_ids, k_ids = ids(case.M).clone(), ids(case.N).clone()
+    q_ids[:, -5:], k_ids[:, -7:] = -1, -2
+    return Mask.segments(q_ids, k_ids)
+
+
+def mixed_segments(case: Case) -> Mask:
+    """Ids that neither rise nor lie together."""
+    q_ids = torch.arange(case.B * case.M).reshape(case.B, -1) * 7 % 5
+    k_ids = torch.arange(case.B * case.N).reshape(case.B, -1) * 11 % 6
+    return Mask.segments(q_ids, k_ids)
+
+
+def dense(dimensions: str) -> MaskMaker:
+    """About two thirds visible; the third row and the fourth column wholly hidden."""
+
+    def make(case: Case) -> Mask:
+        shape = _shape(case, dimensions)
+        shown = torch.rand(shape, generator=_generator(case.name + "mask")) < 0.66
+        if shape[-2] > 3:
+            shown[..., 2, :] = False
+        shown[..., 3:4] = False
+        return Mask.dense(shown)
+
+    return make
+
+
+def transposed_dense(case: Case) -> Mask:
+    shown = torch.rand(case.B, 1, case.N, case.M, generator=_generator(case.name)) < 0.5
+    return Mask.dense(shown.mT)
+
+
+def blocks(size: int, heads: int = 1) -> MaskMaker:
+    """A layout with about half its blocks, and one row of them hidden."""
+
+    def make(case: Case) -> Mask:
+        shape = (heads, -(-case.M // size), -(-case.N // size))
+        layout = torch.rand(shape, generator=_generator(case.name)) < 0.5
+        layout[:, -1] = False
+        return Mask.block_sparse(layout, size)
+
+    return make
+
+
+def window(left: int | None, right: int | None, align: Align = "top_left") -> MaskMaker:
+    return lambda _: Mask.window(left, right, align=align)
+
+
+causal, causal_bottom_right = window(None, 0), window(None, 0, "bottom_right")
+
+
+def both(*makers: MaskMaker) -> MaskMaker:
+    def make(case: Case) -> Mask:
+        mask = Mask()
+        for maker in makers:
+            mask = mask & maker(case)
+        return mask
+
+    return make
+
+
+def _shape(case: Case, dimensions: str) -> tuple[int, ...]:
+    sizes = {"b": case.B, "h": case.H_q, "m": case.M, "n": case.N, "1": 1}
+    return tuple(sizes[letter] for letter in dimensions)
+
+
+def _generator(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of a case, in one dtype; q, k, v, bias and sinks require grad."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    dlse: Tensor | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    slopes: Tensor | None
+
+    def differentiable(self) -> dict[str, Tensor]:
+        """By the names of their gradients."""
+        named = {"dq": self.q, "dk": self.k, "dv": self.v, "dbias": self.bias, "dsinks": self.sinks}
+        return {name: x for name, x in named.items() if x is not None}
+
+    def to(self, dtype: torch.dtype) -> Inputs:
+        """The same numbers, contiguous, in another dtype."""
+        tensors: dict[str, Any] = {
+            name: None if x is None else x.detach().to(dtype).requires_grad_(x.requires_grad)
+            for name, x in vars(self).items()
+        }
+        return Inputs(**tensors)
+
+
+def inputs(case: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -> Inputs:
+    """Standard normal numbers, the same in every run and on every device, laid out as the case
+    says."""
+    generator = _generator(case.name)
+    accumulate = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def draw(*shape: int, to: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape, generator=generator).to(to).to(device)
+
+    def leaf(*shape: int) -> Tensor:
+        return lay_out(draw(*shape), case.layout).requires_grad_()
+
+    B, H_q, H_kv, M, N = case.B, case.H_q, case.H_kv, case.M, case.N
+    return Inputs(
+        q=leaf(B, H_q, M, case.D),
+        k=leaf(B, H_kv, N, case.D),
+        v=leaf(B, H_kv, N, case.D_v),
+        do=lay_out(draw(B, H_q, M, case.D_v), case.layout),
+        dlse=draw(B, H_q, M, to=accumulate) if case.dlse else None,
+        bias=_bias(case, draw, torch.float32 if case.bias_is_float32 else dtype),
+        sinks=draw(H_q, to=accumulate).requires_grad_() if case.sinks else None,
+        slopes=None if case.alibi is None else _slopes(H_q, accumulate).to(device),
+    )
+
+
+def _slopes(H_q: int, dtype: torch.dtype) -> Tensor:
+    return torch.arange(1, H_q + 1, dtype=dtype) / 16
+
+
+def _bias(case: Case, draw: Callable[..., Tensor], dtype: torch.dtype) -> Tensor | None:
+    if case.bias is None:
+        return None
+    bias = draw(*_shape(case, case.bias), to=dtype)
+    if case.bias_hides:
+        bias[bias > 1.0] = -math.inf
+        bias[..., 3, :] = -math.inf
+    return (bias.mT.contiguous().mT if case.layout == "transposed" else bias).requires_grad_()
+
+
+def lay_out(x: Tensor, layout: Layout) -> Tensor:
+    """The same numbers (for "expanded": the first of each) in other places of memory."""
+    B, H, L, width = x.shape
+    match layout:
+        case "contiguous":
+            return x
+        case "transposed":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        case "strided":
+            wide = x.new_full((B, H, L, 2 * width), math.nan)
+            wide[..., ::2] = x
+            return wide[..., ::2]
+        case "unaligned":
+            wide = x.new_full((B, H, L + 1, width + 1), math.nan)
+            wide[:, :, 1:, 1:] = x
+            return wide[:, :, 1:, 1:]
+        case "expanded":
+            return x[:1, :1].expand(B, H, L, width)
+
+
+def plant(case: Case, clean: Inputs) -> Inputs:
+    """The inputs with `case.hidden` in keys that no query sees, and in queries that see no key."""
+    shown = case.shown(clean.q.device)
+    if shown is None or case.hidden == 0.0:
+        return clean
+    unused_keys = ~shown.any(dim=2).any(dim=1)[:, None, :, None]
+    empty_rows = ~shown.any(dim=3)[..., None]
+    planted = {
+        name: x.detach().masked_fill(where, case.hidden).requires_grad_()
+        for name, x, where in (
+            ("q", clean.q, empty_rows),
+            ("k", clean.k, unused_keys),
+            ("v", clean.v, unused_keys),
+        )
+    }
+    return Inputs(**{**vars(clean), **planted})
+
+
+_WIDTHS = (1, 2, 3, 7, 8, 15, 31, 33, 64, 65, 80, 96, 127, 128, 129, 255, 256, 257, 511, 512)
+
+
+def _sizes() -> list[Case]:
+    return [
+        Case(name="one-of-all", B=1, H_q=1, H_kv=1, M=1, N=1, D=1, D_v=1),
+        Case(name="one-query", M=1, N=193, D=24, D_v=24),
+        Case(name="one-key", M=131, N=1),
+        Case(name="half-a-tile", M=32, N=32),
+        Case(name="over-half-a-tile", M=33, N=33),
+        Case(name="under-a-tile", M=63, N=63),
+        Case(name="a-tile", M=64, N=64, D=64, D_v=64),
+        Case(name="over-a-tile", M=65, N=65),
+        Case(name="two-tiles", M=128, N=128, D=32, D_v=32),
+        Case(name="primes", B=1, H_q=3, H_kv=3, M=193, N=127, D=37, D_v=41),
+        Case(name="wide-keys", D=40, D_v=8),
+        Case(name="wide-values", D=8, D_v=72),
+        Case(name="many-keys", B=1, H_q=1, H_kv=1, M=5, N=1021, D=8, D_v=8),
+        Case(name="many-queries", B=1, H_q=1, H_kv=1, M=1021, N=5, D=8, D_v=8),
+        Case(name="no-queries", M=0, dlse=True),
+        Case(name="no-keys", N=0, dlse=True),
+        Case(name="no-keys-masked", N=0, mask=causal, bias="bhmn", sinks=True),
+        Case(name="no-batch", B=0, mask=causal, bias="bhmn"),
+        Case(name="nothing", B=0, M=0, N=0),
+        *(
+            Case(name=f"width-{D}", B=1, H_q=1, H_kv=1, M=13, N=67, D=D, D_v=D, mask=causal)
+            for D in _WIDTHS
+        ),
+        Case(name="gqa", H_q=6, H_kv=2, M=37, N=71),
+        Case(name="mqa", H_q=5, H_kv=1, M=37, N=71, mask=causal_bottom_right),
+        Case(name="gqa-everything", H_q=4, H_kv=2, M=37, N=71, mask=both(causal, padding),
+             bias="1hmn", softcap=2.0, dropout_p=0.2, sinks=True, dlse=True),
+    ]  # fmt: skip
+
+
+def _masks() -> list[Case]:
+    return [
+        Case(name="causal", M=131, N=131, mask=causal, dlse=True),
+        Case(name="causal-short", M=67, N=131, mask=causal),
+        Case(name="causal-long", M=193, N=71, mask=causal),
+        Case(name="causal-bottom-right", M=67, N=131, mask=causal_bottom_right),
+        Case(name="causal-empty-rows", M=193, N=71, mask=causal_bottom_right, dlse=True),
+        Case(name="causal-decode", M=1, N=131, mask=causal_bottom_right),
+        Case(name="window", M=193, N=193, mask=window(17, 5)),
+        Case(name="window-left", M=193, N=193, mask=window(70, 0)),
+        Case(name="window-right", M=131, N=193, mask=window(None, 66)),
+        Case(name="window-of-one", M=131, N=131, mask=window(0, 0)),
+        Case(name="window-behind", M=131, N=131, mask=window(90, -70)),
+        Case(name="window-ahead", M=131, N=131, mask=window(-3, 9)),
+        Case(name="window-bottom-right", M=67, N=193, mask=window(20, 3, "bottom_right")),
+        Case(name="window-out-of-sight", M=7, N=7, mask=window(None, -50)),
+        Case(name="window-crossed", M=7, N=7, mask=window(-3, 1)),
+        Case(name="padding", B=4, mask=padding, dlse=True),
+        Case(name="padding-nan", B=4, mask=padding, hidden=math.nan, dlse=True),
+        Case(name="padding-inf", B=4, mask=padding, hidden=math.inf, bias="b1mn"),
+        Case(name="key-range", B=4, mask=key_range),
+        Case(name="key-range-nan", B=4, mask=both(key_range, causal), hidden=math.nan),
+        Case(name="segments", M=131, N=131, mask=segments),
+        Case(name="segments-nan", M=131, N=131, mask=both(segments, causal), hidden=math.nan),
+        Case(name="segments-inf", M=67, N=193, mask=segments, hidden=-math.inf),
+        Case(name="segments-mixed", M=71, N=131, mask=mixed_segments),
+        Case(name="dense", mask=dense("bhmn"), dlse=True),
+        Case(name="dense-batch", mask=dense("b1mn")),
+        Case(name="dense-heads", mask=dense("hmn")),
+        Case(name="dense-shared", mask=dense("mn")),
+        Case(name="dense-keys", mask=dense("b11n")),
+        Case(name="dense-queries", mask=dense("1hm1")),
+        Case(name="dense-transposed", mask=transposed_dense),
+        Case(name="blocks-64", M=193, N=193, mask=blocks(64)),
+        Case(name="blocks-heads", M=193, N=131, mask=blocks(16, heads=2)),
+        Case(name="blocks-odd", M=67, N=71, mask=blocks(7)),
+        Case(name="blocks-large", M=193, N=193, mask=blocks(100)),
+        Case(name="causal-padding", M=131, N=131, mask=both(causal, padding)),
+        Case(name="causal-blocks", M=193, N=193, mask=both(causal, blocks(32))),
+        Case(name="all-masks", M=131, N=131, dlse=True, mask=both(
+            window(50, 10), key_range, mixed_segments, dense("1hmn"), blocks(16))),
+    ]  # fmt: skip
+
+
+def _options() -> list[Case]:
+    return [
+        *(
+            Case(name=f"bias-{dimensions}", M=37, N=71, bias=dimensions, dlse=True)
+            for dimensions in ("bhmn", "1hmn", "b1mn", "bh1n", "bhm1", "11mn", "1111", "hmn", "mn")
+        ),
+        Case(name="bias-tiles", M=131, N=131, bias="1hmn", mask=causal, dlse=True),
+        Case(name="bias-float32", bias="b1mn", bias_is_float32=True),
+        Case(name="bias-hides", bias="11mn", bias_hides=True, dlse=True),
+        Case(name="bias-transposed", bias="bhmn", layout="transposed"),
+        Case(name="alibi", alibi="top_left", mask=causal, M=131),
+        Case(name="alibi-bottom-right", alibi="bottom_right", H_q=4),
+        Case(name="softcap", softcap=1.5, dlse=True),
+        Case(name="softcap-bias", softcap=0.7, bias="1hmn", mask=causal),
+        Case(name="scale", scale=0.31),
+        Case(name="scale-negative", scale=-0.2, mask=causal),
+        Case(name="scale-zero", scale=0.0),
+        Case(name="steep", scale=5.0, M=37, N=193),  # lse stays below 128, where its ulp doubles
+        Case(name="dropout", dropout_p=0.1, M=131, N=193),
+        Case(name="dropout-half", dropout_p=0.5, mask=causal, dlse=True),
+        Case(name="dropout-all", dropout_p=1.0, dlse=True),
+        Case(name="dropout-bias", dropout_p=0.3, bias="1hmn"),
+        Case(name="dropout-gqa", dropout_p=0.3, H_q=4, H_kv=2, mask=both(causal, padding)),
+        Case(name="window-bias", M=197, N=197, bias="1hmn", mask=window(20, 0)),
+        Case(name="window-bias-keys", M=197, N=197, bias="bh1n", mask=window(20, 0)),
+        Case(name="window-alibi", M=197, N=197, alibi="top_left", mask=window(20, 3)),
+        Case(name="window-softcap", M=197, N=197, softcap=1.5, mask=window(9, 9), dlse=True),
+        Case(name="window-dropout", M=197, N=197, dropout_p=0.3, mask=window(20, 0)),
+        Case(name="sinks", sinks=True),
+        Case(name="sinks-empty-rows", sinks=True, mask=padding, dlse=True),
+        Case(name="dlse", dlse=True),
+    ]
+
+
+def _layouts() -> list[Case]:
+    layouts: tuple[Layout, ...] = ("transposed", "strided", "unaligned", "expanded")
+    return [
+        Case(name=f"{layout}-{mask}", M=67, N=131, D=24, D_v=17, H_q=4, H_kv=2, layout=layout,
+             mask=causal if mask == "causal" else None)
+        for layout in layouts
+        for mask in ("full", "causal")
+    ]  # fmt: skip
+
+
+CASES: tuple[Case, ...] = (*_sizes(), *_masks(), *_options(), *_layouts())

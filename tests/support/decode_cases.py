@@ -1,0 +1,285 @@
+"""Decoding as cases: by `attention_decode`, and sequence by sequence in plain torch."""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.support.cases import Layout, lay_out
+from tests.support.evaluate import Expected, Results
+from tests.support.plain import plain_attention
+from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.scores.alibi import Alibi
+
+LENGTHS = (131, 0, 1, 64, 67)
+
+GARBAGE = (-1, -(1 << 31), (1 << 31) - 1)
+"""In entries of a block table that nothing may follow"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCase:
+    """One call of attention_decode."""
+
+    name: str
+    lengths: tuple[int, ...] = LENGTHS
+    N: int = 140
+    """positions that there is room for, at least"""
+    M: int = 1
+    H_q: int = 2
+    H_kv: int = 2
+    D: int = 16
+    D_v: int = 16
+    page_size: int = 0
+    """0 = no pages"""
+    mask: Mask | None = None
+    alibi: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    layout: Layout = "contiguous"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def B(self) -> int:
+        return len(self.lengths)
+
+    def shown(self, length: int) -> Tensor:
+        """What the queries of a sequence of this length see: bool (M, length)."""
+        mask = Mask.causal(align="bottom_right") if self.mask is None else self.mask
+        return mask.materialize(1, 1, self.M, length)[0, 0]
+
+
+@dataclass(frozen=True)
+class DecodeInputs:
+    """The tensors of a case. k and v are the rows in order, of which the caches are made."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    lengths: Tensor
+    block_table: Tensor | None
+    slopes: Tensor
+    sinks: Tensor | None
+
+
+def decode_inputs(
+    case: DecodeCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
+) -> DecodeInputs:
+    """Standard normal numbers, the same in every run and on every device; `hidden` where no query
+    sees, or none is, and in all of the caches that no sequence uses."""
+    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    statistics = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    used_queries, used_keys = _used_rows(case)
+    q = draw(case.B, case.H_q, case.M, case.D).to(dtype)
+    q = q.masked_fill(~used_queries[:, None, :, None], hidden)
+    k, v = (
+        draw(case.B, case.H_kv, case.N, width)
+        .to(dtype)
+        .masked_fill(~used_keys[:, None, :, None], hidden)
+        for width in (case.D, case.D_v)
+    )
+    table: Tensor | None = None
+    caches = [k, v]
+    if case.page_size:
+        table, pages = _block_table(case, generator)
+        caches = [_in_pages(case, x, table, pages, hidden) for x in (k, v)]
+    q, k_cache, v_cache = (lay_out(x.to(device), case.layout) for x in (q, *caches))
+    return DecodeInputs(
+        q=q,
+        k=k,
+        v=v,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        lengths=torch.tensor(case.lengths, dtype=torch.int64, device=device),
+        block_table=None if table is None else table.to(device, torch.int32),
+        slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
+        sinks=draw(case.H_q).to(device, statistics) if case.sinks else None,
+    )
+
+
+def _used_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
+    """Which queries see a key (B, M), and which keys are seen (B, N)."""
+    queries = torch.zeros(case.B, case.M, dtype=torch.bool)
+    keys = torch.zeros(case.B, case.N, dtype=torch.bool)
+    for b, length in enumerate(case.lengths):
+        shown = case.shown(length)
+        queries[b], keys[b, :length] = shown.any(dim=1), shown.any(dim=0)
+    return queries, keys
+
+
+def _block_table(case: DecodeCase, generator: torch.Generator) -> tuple[Tensor, int]:
+    """Pages in no order, each of one sequence, with garbage behind its last; and how many pages."""
+    counts = [-(-length // case.page_size) for length in case.lengths]
+    pages = sum(counts) + 3
+    order = torch.randperm(pages, generator=generator).tolist()
+    columns = -(-case.N // case.page_size)
+    table = torch.tensor((*GARBAGE, pages), dtype=torch.int64).repeat(case.B, columns)[:, :columns]
+    for b, count in enumerate(counts):
+        for n in range(count):
+            table[b, n] = order.pop()
+    return table.clone(), pages
+
+
+def _in_pages(case: DecodeCase, rows: Tensor, table: Tensor, pages: int, hidden: float) -> Tensor:
+    """(pages, H_kv, page_size, width), with the sequences' rows where the table says."""
+    size = case.page_size
+    cache = rows.new_full((pages, rows.shape[1], size, rows.shape[3]), hidden)
+    for b, length in enumerate(case.lengths):
+        for j0 in range(0, length, size):
+            part = rows[b, :, j0 : min(j0 + size, length)]
+            cache[table[b, j0 // size], :, : part.shape[1]] = part
+    return cache
+
+
+def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Results:
+    """What `attention_decode` makes of the case's inputs."""
+    o, lse = attention_decode(
+        x.q, x.k_cache, x.v_cache, x.lengths, x.block_table,
+        mask=case.mask,
+        bias=Alibi(x.slopes, "bottom_right") if case.alibi else None,
+        scale=case.scale,
+        softcap=case.softcap,
+        sinks=x.sinks,
+        return_lse=True,
+        backend=backend,
+    )  # fmt: skip
+    return {"o": o, "lse": lse}
+
+
+def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Results:
+    """The textbook's maths of each sequence, every step in `dtype`."""
+    o = x.q.new_zeros(case.B, case.H_q, case.M, case.D_v, dtype=dtype)
+    lse = x.q.new_zeros(case.B, case.H_q, case.M, dtype=dtype)
+    for b, length in enumerate(case.lengths):
+        q, k, v = (t[b : b + 1].to(dtype) for t in (x.q, x.k[:, :, :length], x.v[:, :, :length]))
+        o[b : b + 1], lse[b : b + 1] = plain_attention(
+            q, k, v,
+            shown=case.shown(length),
+            bias=Alibi(x.slopes.to(dtype), "bottom_right") if case.alibi else None,
+            scale=case.scale,
+            softcap=case.softcap,
+            sinks=x.sinks,
+        )  # fmt: skip
+    return {"o": o, "lse": lse}
+
+
+@functools.cache
+def _expected(case: DecodeCase, dtype: torch.dtype) -> Expected:
+    """In float64 and in `dtype`, lse in the dtype of statistics, on the same numbers."""
+    x = decode_inputs(case, dtype, 0.0)
+    exact, plain = one_by_one(case, x, torch.float64), one_by_one(case, x, dtype)
+    if dtype in (torch.float16, torch.bfloat16):
+        plain["lse"] = one_by_one(case, x, torch.float32)["lse"]
+    return Expected(exact, plain, terms={})
+
+
+def assert_decode_case(
+    case: DecodeCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
+) -> None:
+    """o and lse are within the rule, with NaN in whatever must not be read."""
+    got = by_decoding(case, decode_inputs(case, dtype, math.nan, device), backend)
+    _expected(case, dtype).check(got)
+
+
+def _window(left: int | None, right: int | None) -> Mask:
+    return Mask.window(left, right, align="bottom_right")
+
+
+_EVERYTHING = Mask()
+_LONG = (1200, 513, 0, 512, 1030, 64)
+
+
+def _sizes() -> list[DecodeCase]:
+    lanes = ((1, 1), (1, 2), (4, 1), (8, 1), (5, 1), (1, 5), (4, 2), (4, 5), (1, 17), (8, 17))
+    widths = ((1, 1), (7, 5), (17, 33), (64, 64), (48, 80), (100, 36), (128, 128), (256, 16))
+    return [
+        DecodeCase(name="plain"),
+        DecodeCase(name="full", lengths=(140, 140)),
+        DecodeCase(name="one-position", lengths=(1, 0), N=1),
+        DecodeCase(name="no-room", lengths=(0, 0), N=0, M=2),
+        DecodeCase(name="no-sequences", lengths=(), page_size=16),
+        DecodeCase(name="no-queries", M=0),
+        DecodeCase(name="long", lengths=_LONG, N=1300, D=32, D_v=32),
+        DecodeCase(name="long-pages", lengths=_LONG, N=1300, D=32, D_v=32, page_size=64),
+        *(
+            DecodeCase(name=f"group-{group}-queries-{M}", H_q=2 * group, M=M)
+            for group, M in lanes
+        ),
+        *(
+            DecodeCase(name=f"pages-group-{group}-queries-{M}", H_q=2 * group, M=M, page_size=48)
+            for group, M in lanes
+        ),
+        DecodeCase(name="multi-query", H_q=5, H_kv=1, D=24, D_v=40, M=2),
+        DecodeCase(name="pages-multi-query", H_q=5, H_kv=1, D=24, D_v=40, M=2, page_size=32),
+        *(DecodeCase(name=f"widths-{D}-{D_v}", D=D, D_v=D_v) for D, D_v in widths),
+        *(
+            DecodeCase(name=f"pages-widths-{D}-{D_v}", D=D, D_v=D_v, page_size=16)
+            for D, D_v in widths
+        ),
+        *(
+            DecodeCase(
+                name=f"pages-of-{size}", page_size=size, N=3 * size + 2, M=2,
+                lengths=(size - 1, size, size + 1, 2 * size - 1, 2 * size + 1, 3 * size, 0),
+            )
+            for size in (1, 7, 16, 24, 32, 48, 64, 100, 128, 256)
+        ),
+    ]  # fmt: skip
+
+
+def _options() -> list[DecodeCase]:
+    masks = {
+        "all": _EVERYTHING,
+        "window": _window(40, 0),
+        "window-ahead": _window(30, 3),
+        "window-behind": _window(90, -5),
+        "window-past": _window(None, -66),
+        "windows": _window(80, None) & _window(None, 0),
+    }
+    return [
+        *(DecodeCase(name=f"mask-{name}", M=5, mask=mask) for name, mask in masks.items()),
+        *(
+            DecodeCase(name=f"pages-mask-{name}", M=5, mask=mask, page_size=32)
+            for name, mask in masks.items()
+        ),
+        *(
+            DecodeCase(name=f"long-window-{size}", lengths=_LONG, N=1300, M=2, page_size=size,
+                       mask=_window(600, 0))
+            for size in (0, 16, 40)
+        ),
+        DecodeCase(name="alibi", alibi=True, H_q=8, M=2),
+        DecodeCase(name="alibi-all", alibi=True, M=17, mask=_EVERYTHING, page_size=16),
+        DecodeCase(name="softcap", softcap=1.5, scale=0.4),
+        DecodeCase(name="scale-negative", scale=-0.2, M=5),
+        DecodeCase(name="scale-zero", scale=0.0),
+        DecodeCase(name="steep", scale=1.0, lengths=(1201, 600), N=1201),
+        DecodeCase(name="sinks", sinks=True, M=5),
+        *(
+            DecodeCase(name=f"everything-{size}", H_q=8, M=2, D=24, D_v=17, mask=_window(50, 0),
+                       alibi=True, softcap=2.0, sinks=True, layout="transposed", page_size=size)
+            for size in (0, 16, 24)
+        ),
+        *(
+            DecodeCase(name=f"{layout}-{size}", H_q=4, M=2, D=32, D_v=24, layout=layout,
+                       page_size=size)
+            for layout in ("transposed", "strided", "unaligned")
+            for size in (0, 16, 64)
+        ),
+    ]  # fmt: skip
+
+
+DECODE_CASES: tuple[DecodeCase, ...] = (*_sizes(), *_options())

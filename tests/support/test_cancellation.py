@@ -1,0 +1,57 @@
+"""`gradient_terms` by hand, and results that no yardstick is needed for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.cancellation import gradient_terms
+from tests.support.cases import Case, inputs
+from tests.support.evaluate import Results, by_backend, expected
+from tests.support.isas import forced_isa
+from tests.support.varlen_cases import PACKED_CASES, packed_by_backend, packed_inputs
+from tests.support.varlen_cases import expected as packed_expected
+from transformer_kernels import _C
+from transformer_kernels.masks.mask import Mask
+
+STEEP = Case(name="decode-steep", H_q=4, H_kv=2, M=2, N=1201, scale=1.0)
+
+
+def test_terms_of_one_key() -> None:
+    """p is 1, so a term of dk is scale * (|do| |v| + |do o| + |dlse|) |q|."""
+    q, v, do, dlse = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 1, 3), torch.randn(1, 2, 5, 3), 2.0
+    k = torch.randn(1, 1, 1, 4)
+    o = v.expand(1, 2, 5, 3)
+    terms = gradient_terms(q, k, v, o, do, torch.full((1, 2, 5), dlse), scale=0.5)
+    ds = 2 * (do.abs() * v.abs()).sum(dim=-1) + dlse
+    torch.testing.assert_close(
+        terms["dk"], float(0.5 * (ds[..., None] * q.abs()).sum((1, 2)).max())
+    )
+    torch.testing.assert_close(terms["dq"], float(0.5 * ds.max() * k.abs().max()))
+
+
+def test_terms_exceed_the_gradients() -> None:
+    case = Case(name="terms", H_q=4, bias="1hmn", mask=lambda _: Mask.causal(), softcap=2.0)
+    exact, _, terms = expected(case, torch.float32)
+    assert terms.keys() == {"dq", "dk", "dbias"}
+    assert all(exact[name].abs().max() < bound < 1e4 for name, bound in terms.items())
+
+
+FLOAT32_ISAS = [name for name in _C.built_isas() if name != "amx"]
+"""AMX sums float32 as parts in bfloat16."""
+
+
+@pytest.mark.parametrize("isa", FLOAT32_ISAS)
+@pytest.mark.parametrize("name", ["steep", "expanded"])
+def test_no_luck_of_plain_torch_is_needed(name: str, isa: str) -> None:
+    """The band alone explains rounding where plain torch errs by chance, more or less on each CPU:
+    lse is large, or all keys are the same and dq and dk cancel to zero."""
+    with forced_isa(isa):
+        if name == "steep":
+            got: Results = by_backend(STEEP, inputs(STEEP, torch.float32), "cpu")
+            wanted = expected(STEEP, torch.float32)
+        else:
+            case = next(case for case in PACKED_CASES if case.name == name)
+            got = packed_by_backend(case, packed_inputs(case, torch.float32, 0.0), "cpu")
+            wanted = packed_expected(case, torch.float32)
+    wanted._replace(plain={name: x.float() for name, x in wanted.exact.items()}).check(got)

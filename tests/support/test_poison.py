@@ -1,0 +1,61 @@
+"""The poison reaches what Python allocates, and what the compiled operators allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import deterministic
+
+import transformer_kernels as tk
+from tests.support.poison import poisoned_memory
+from transformer_kernels import _C
+
+
+def test_fresh_memory_is_nan() -> None:
+    with poisoned_memory():
+        x = torch.zeros(3)
+        for fresh in (torch.empty(5), torch.empty_like(x), x.new_empty(2, 2)):
+            assert fresh.isnan().all()
+        assert (torch.empty(4, dtype=torch.uint8) == 255).all()
+
+
+def test_what_was_set_comes_back() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with poisoned_memory():
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+
+def poisoned_by(call: Callable[[], object]) -> int:
+    before = _C.poisoned_bytes()
+    call()
+    return _C.poisoned_bytes() - before
+
+
+def test_scratch_memory_is_poisoned_in_every_call() -> None:
+    """Although it is kept from call to call."""
+    q = torch.randn(1, 2, 67, 16)
+    assert poisoned_by(lambda: tk.attention(q, q, q)) == 0
+    with poisoned_memory():
+        first, second = (poisoned_by(lambda: tk.attention(q, q, q)) for _ in range(2))
+    assert first == second > q.nbytes
+    assert poisoned_by(lambda: tk.attention(q, q, q)) == 0
+
+
+def test_what_the_operators_return_is_poisoned() -> None:
+    q, k, v = (torch.randn(1, 2, 67, 16, requires_grad=True) for _ in range(3))
+
+    def step(**options: Any) -> None:
+        o, *_ = tk.attention(q, k, v, **options)
+        torch.autograd.grad(o.sum(), (q, k, v))
+
+    with poisoned_memory():
+        scratch = poisoned_by(step)  # outputs come from Python here, where torch poisons them
+        everything = poisoned_by(lambda: step(return_lse=True))
+    assert everything - scratch == 4 * q.nbytes + 4 * 2 * 67

@@ -1,0 +1,213 @@
+"""Packed sequences as cases: by `attention_varlen`, and one by one in plain torch."""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support.cancellation import gradient_terms
+from tests.support.cases import Inputs, Layout, lay_out
+from tests.support.evaluate import SEED, Expected, Results, with_gradients
+from tests.support.plain import plain_attention
+from transformer_kernels.functional.varlen import attention_varlen
+from transformer_kernels.masks.constraints import Align
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.scores import philox
+from transformer_kernels.scores.alibi import Alibi
+
+LENGTHS = ((67, 67), (0, 3), (5, 131), (3, 0), (0, 0), (64, 64), (1, 70), (33, 20), (2, 2))
+"""(M, N) of each sequence. The first two are long enough for several workers each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedCase:
+    """One call of attention_varlen."""
+
+    name: str
+    lengths: tuple[tuple[int, int], ...] = LENGTHS
+    behind: tuple[int, int] = (0, 0)
+    """rows of q, and of k and v, behind the last sequence"""
+    H_q: int = 2
+    H_kv: int = 2
+    D: int = 16
+    D_v: int = 16
+    mask: Mask | None = None
+    alibi: Align | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    dropout_p: float = 0.0
+    sinks: bool = False
+    dlse: bool = False
+    layout: Layout = "contiguous"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def starts(self) -> tuple[list[int], list[int]]:
+        """Of q, and of k and v: 0, then where each sequence ends."""
+        M, N = zip(*self.lengths, strict=True)
+        return list(accumulate(M, initial=0)), list(accumulate(N, initial=0))
+
+
+def packed_inputs(
+    case: PackedCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
+) -> Inputs:
+    """Standard normal numbers, the same in every run and on every device; `hidden` where no query
+    sees, or none is."""
+    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    statistics = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def rows(used: Tensor, heads: int, width: int) -> Tensor:
+        x = draw(len(used), heads, width).to(dtype).masked_fill(~used[:, None, None], hidden)
+        return lay_out(x[None].to(device), case.layout)[0]
+
+    q_rows, k_rows = _used_rows(case)
+    return Inputs(
+        q=rows(q_rows, case.H_q, case.D).requires_grad_(),
+        k=rows(k_rows, case.H_kv, case.D).requires_grad_(),
+        v=rows(k_rows, case.H_kv, case.D_v).requires_grad_(),
+        do=rows(torch.ones_like(q_rows), case.H_q, case.D_v),
+        dlse=draw(case.H_q, len(q_rows)).to(device, statistics) if case.dlse else None,
+        bias=None,
+        sinks=draw(case.H_q).to(device, statistics).requires_grad_() if case.sinks else None,
+        slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
+    )
+
+
+def _used_rows(case: PackedCase) -> tuple[Tensor, Tensor]:
+    """Which queries see a key, and which keys are seen."""
+    mask = case.mask or Mask()
+    shown = [mask.materialize(1, 1, M, N)[0, 0] for M, N in case.lengths]
+    q_behind, k_behind = (torch.zeros(count, dtype=torch.bool) for count in case.behind)
+    q_rows = torch.cat([*(one.any(dim=1) for one in shown), q_behind])
+    return q_rows, torch.cat([*(one.any(dim=0) for one in shown), k_behind])
+
+
+def packed_by_backend(case: PackedCase, x: Inputs, backend: str) -> Results:
+    """What `attention_varlen` makes of the inputs."""
+    q_starts, k_starts = (torch.tensor(starts, device=x.q.device) for starts in case.starts)
+    o, lse = attention_varlen(
+        x.q, x.k, x.v, q_starts, k_starts,
+        mask=case.mask,
+        bias=_alibi(case, x),
+        scale=case.scale,
+        softcap=case.softcap,
+        dropout_p=case.dropout_p,
+        seed=SEED,
+        sinks=x.sinks,
+        return_lse=True,
+        backend=backend,
+    )  # fmt: skip
+    return with_gradients(x, o, lse)
+
+
+def one_by_one(case: PackedCase, x: Inputs) -> Results:
+    """The textbook's maths of each sequence, every step in the inputs' own dtype."""
+    o_parts, lse_parts = [], []
+    for b, queries, keys, options in _sequences(case, x):
+        q, k, v = (_entry(part, rows) for part, rows in ((x.q, queries), (x.k, keys), (x.v, keys)))
+        kept: Tensor | None = None
+        if case.dropout_p > 0.0:
+            sizes = (case.H_q, *case.lengths[b])
+            kept = philox.keep_mask(torch.tensor(SEED), b + 1, *sizes, case.dropout_p)[b:]
+        o, lse = plain_attention(q, k, v, kept=kept, **options)
+        o_parts.append(o[0].transpose(0, 1))
+        lse_parts.append(lse[0])
+    o_parts.append(x.q.new_zeros(case.behind[0], case.H_q, case.D_v))
+    lse_parts.append(x.q.new_full((case.H_q, case.behind[0]), -math.inf))
+    return with_gradients(x, torch.cat(o_parts), torch.cat(lse_parts, dim=1))
+
+
+def _terms(case: PackedCase, x: Inputs, o: Tensor) -> dict[str, float]:
+    """The largest `gradient_terms` of any sequence."""
+    largest = {"dq": 0.0, "dk": 0.0}
+    for _, queries, keys, options in _sequences(case, x):
+        q, o_b, do = (_entry(part, queries) for part in (x.q, o, x.do))
+        k, v = (_entry(part, keys) for part in (x.k, x.v))
+        dlse = None if x.dlse is None else x.dlse[None, :, queries]
+        terms = gradient_terms(q, k, v, o_b, do, dlse, **options)
+        largest = {name: max(value, terms[name]) for name, value in largest.items()}
+    return largest
+
+
+def _sequences(case: PackedCase, x: Inputs) -> Iterator[tuple[int, slice, slice, dict[str, Any]]]:
+    """Yields each sequence: its number, rows of q, rows of k and v, arguments of
+    `plain_attention`."""
+    for b, (queries, keys) in enumerate(zip(*map(pairwise, case.starts), strict=True)):
+        options = {
+            "shown": None if case.mask is None else case.mask.materialize(1, 1, *case.lengths[b]),
+            "bias": _alibi(case, x),
+            "scale": case.scale,
+            "softcap": case.softcap,
+            "dropout_p": case.dropout_p,
+            "sinks": x.sinks,
+        }
+        yield b, slice(*queries), slice(*keys), options
+
+
+def _entry(x: Tensor, rows: slice) -> Tensor:
+    """Rows of (total, H, width) as (1, H, rows, width)."""
+    return x[rows].transpose(0, 1)[None]
+
+
+@functools.cache
+def expected(case: PackedCase, dtype: torch.dtype) -> Expected:
+    """One by one in float64 and in `dtype`, lse in the dtype of statistics, on the same numbers."""
+    x = packed_inputs(case, dtype, 0.0)
+    exact, plain = one_by_one(case, x.to(torch.float64)), one_by_one(case, x)
+    if dtype in (torch.float16, torch.bfloat16):
+        plain["lse"] = one_by_one(case, x.to(torch.float32))["lse"]
+    return Expected(exact, plain, _terms(case, x, exact["o"]))
+
+
+def assert_packed_case(
+    case: PackedCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
+) -> None:
+    """o, lse and gradients are within the rule, with NaN in whatever must not be read."""
+    got = packed_by_backend(case, packed_inputs(case, dtype, math.nan, device), backend)
+    expected(case, dtype).check(got)
+
+
+def _alibi(case: PackedCase, x: Inputs) -> Alibi | None:
+    return None if case.alibi is None or x.slopes is None else Alibi(x.slopes, case.alibi)
+
+
+_CAUSAL, _CAUSAL_END = Mask.causal(), Mask.causal(align="bottom_right")
+
+PACKED_CASES: tuple[PackedCase, ...] = (
+    PackedCase(name="plain", dlse=True),
+    PackedCase(name="behind", behind=(5, 70), mask=_CAUSAL),
+    PackedCase(name="sinks-behind", behind=(66, 3), sinks=True),
+    PackedCase(name="causal", mask=_CAUSAL, dlse=True),
+    PackedCase(name="causal-end", mask=_CAUSAL_END, dlse=True),
+    PackedCase(name="window", mask=Mask.window(9, 3)),
+    PackedCase(name="window-end", mask=Mask.window(40, -2, align="bottom_right")),
+    PackedCase(name="windows", mask=Mask.window(9, None) & Mask.window(30, 7) & _CAUSAL),
+    PackedCase(name="alibi", alibi="top_left", mask=_CAUSAL, H_q=4),
+    PackedCase(name="alibi-end", alibi="bottom_right", H_q=4, dlse=True),
+    PackedCase(name="alibi-causal-end", alibi="bottom_right", mask=_CAUSAL_END),
+    PackedCase(name="softcap", softcap=1.5, scale=0.4),
+    PackedCase(name="dropout", dropout_p=0.3, H_q=4, mask=_CAUSAL_END),
+    PackedCase(name="sinks", sinks=True, dlse=True, mask=Mask.window(3, 0)),
+    PackedCase(name="multi-query", H_q=4, H_kv=1, D=24, D_v=33),
+    PackedCase(name="tokens", lengths=((1, 131), (1, 1), (1, 600), (1, 64)), H_q=4),
+    PackedCase(name="many-short", lengths=tuple((n % 7, n % 5) for n in range(40))),
+    PackedCase(name="one", lengths=((130, 130),), mask=_CAUSAL),
+    PackedCase(name="nothing-but-empty", lengths=((0, 0), (0, 0))),
+    *(
+        PackedCase(name=f"{layout}", layout=layout, lengths=((33, 67), (70, 5)), H_q=4, D=24)
+        for layout in ("transposed", "strided", "unaligned", "expanded")
+    ),
+)

@@ -1,0 +1,1 @@
+"""Backends of csrc/, compiled into the extension `transformer_kernels._C`."""

@@ -1,0 +1,35 @@
+"""The compiled CPU kernels: blockwise, online softmax, nothing of size M x N (csrc/cpu/)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from transformer_kernels.backends.native import extension
+from transformer_kernels.backends.native.base import NativeBackend
+from transformer_kernels.problem import AttentionProblem, Extras
+
+
+class CpuBackend(NativeBackend):
+    """All four dtypes on any CPU; the instruction set is chosen at run time."""
+
+    name = "cpu"
+
+    def unavailable_reason(self) -> str | None:
+        return extension.unavailable_reason()
+
+    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+        reasons = []
+        if problem.device.type != "cpu":
+            reasons.append(f"tensors are on {problem.device}, these kernels run on the CPU")
+        if problem.alibi_slopes_need_grad:
+            reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
+        unavailable = self.unavailable_reason()
+        if unavailable is not None:
+            reasons.append(unavailable)
+        return reasons
+
+    def kernel(
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    ) -> str:
+        accumulate = str(problem.accumulate_dtype).removeprefix("torch.")
+        return f"csrc/cpu, {extension.compiled.isa()}, computing in {accumulate}"

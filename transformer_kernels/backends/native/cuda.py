@@ -1,0 +1,95 @@
+"""The compiled CUDA kernels: csrc/cuda/sm80 for NVIDIA GPUs from Ampere on, sm90 for Hopper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.backends import schema
+from transformer_kernels.backends.native import cuda_support, extension
+from transformer_kernels.backends.native.base import NativeBackend
+from transformer_kernels.backends.native.cuda_support import WIDTHS
+from transformer_kernels.problem import AttentionProblem, Extras
+
+HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
+"""Environment variable that csrc/cuda/sm90 reads: 0 leaves all to sm80, to compare or to go round
+a fault"""
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""As csrc/common/params.h counts them"""
+
+
+class CudaBackend(NativeBackend):
+    """float16, bfloat16 and float32 on NVIDIA GPUs; in tests on the CPU, emulated."""
+
+    name = "cuda"
+
+    def operators(self, device: torch.device) -> Any:
+        return cuda_support.operators(device)
+
+    def unavailable_reason(self) -> str | None:
+        return cuda_support.unavailable_reason()
+
+    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+        reasons = []
+        unavailable = cuda_support.reason_against(problem.device)
+        if unavailable is not None:
+            reasons.append(unavailable)
+        if problem.dtype == torch.float64:
+            reasons.append("float64: these kernels compute in float32")
+        columns = max(problem.D, problem.D_v)
+        if WIDTHS and columns > WIDTHS[-1]:
+            reasons.append(f"rows of {columns} elements: tiles are up to {WIDTHS[-1]} wide")
+        if problem.alibi_slopes_need_grad:
+            reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
+        return reasons
+
+    def kernel(
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    ) -> str:
+        dtype, where = str(problem.dtype).removeprefix("torch."), _where(problem.device)
+        if cuda_support.runs_hopper(problem.device):
+            (width, v_width), backward = _hopper_widths(problem, q, k, v, extras)
+            if width:
+                bias_needs_grad = extras.bias is not None and extras.bias.requires_grad
+                files = "sm90"
+                if backward != (width, v_width):
+                    files += " forward, csrc/cuda/sm80 backward"
+                elif bias_needs_grad:
+                    files += ", csrc/cuda/sm80 for dbias"
+                return f"csrc/cuda/{files}, {dtype}, width {width}/{v_width}, {where}"
+        columns = max(problem.D, problem.D_v)
+        width = next(width for width in WIDTHS if width >= columns)
+        return f"csrc/cuda/sm80, {dtype}, width {width}, {where}"
+
+
+def _hopper_widths(
+    problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of tiles of q and k, and of v; (0, 0) where csrc/cuda/sm90 does not take the pass."""
+    p = problem
+    sizes = (p.B, p.H_q, p.H_kv, p.M, p.N, p.D, p.D_v)
+    results = (_new_rows(q, p.D_v), _new_rows(k, p.D), _new_rows(v, p.D_v))
+    rows = (_rows(q), _rows(k), _rows(v), *results)
+    return extension.compiled.hopper_widths(_DTYPES.index(p.dtype), sizes, *rows)
+
+
+def _new_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:
+    """Those of a result, which lies as its input."""
+    x = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+    return 0, schema.empty_like_layout(x, width).stride()
+
+
+def _rows(x: Tensor) -> tuple[int, tuple[int, ...]]:
+    """Address and strides of what kernels read: a copy, where elements do not lie side by side."""
+    if x.stride(3) == 1 or x.shape[3] == 1:
+        return x.data_ptr(), x.stride()
+    return 0, torch.empty(x.shape, device="meta").stride()
+
+
+def _where(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "emulated"
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))

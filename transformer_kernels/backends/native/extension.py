@@ -1,0 +1,35 @@
+"""The compiled extension `transformer_kernels._C`, which no other module imports."""
+
+from __future__ import annotations
+
+from transformer_kernels.backends import schema
+
+try:
+    from transformer_kernels import _C as compiled  # noqa: N811
+except ImportError as error:
+    _UNAVAILABLE: str | None = (
+        f"the compiled extension transformer_kernels._C is not available ({error})"
+    )
+else:
+    schema.register_fakes("transformer_kernels")
+    _UNAVAILABLE = None
+
+__all__ = ["compiled", "release_workspace", "unavailable_reason", "want_poison"]
+"""`compiled` is the extension; it is defined only where `unavailable_reason()` is None."""
+
+
+def unavailable_reason() -> str | None:
+    """Why the extension could not be loaded; None where it is."""
+    return _UNAVAILABLE
+
+
+def want_poison(wanted: bool) -> None:
+    """Whether outputs and workspaces of the kernels are filled with NaN first; for tests."""
+    if _UNAVAILABLE is None:
+        compiled.want_poison(wanted)
+
+
+def release_workspace() -> None:
+    """Frees the workspace that the kernels keep between calls (csrc/common/workspace.h)."""
+    if _UNAVAILABLE is None:
+        compiled.release_workspace()

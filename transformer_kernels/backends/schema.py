@@ -1,0 +1,132 @@
+"""Schemas of the operators: their arguments, and the shapes of their outputs.
+
+The compiled and the Triton operators share them, and the fakes that torch.compile and torch.export
+run. csrc/bindings/tensor_args.h and decode_args.h have the same schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.masks.resolved import BoundMask
+from transformer_kernels.problem import AttentionProblem, Extras
+
+SUMMARY_BLOCK = 64
+"""Queries and keys per entry of the block summary; kSummaryBlock in csrc/common/mask.h."""
+
+OPTIONS = (
+    ", ".join(f"Tensor? {name}" for name in Extras._fields)
+    + ", float scale, float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, "
+    "int block_size, SymInt alibi_offset, bool from_end, SymInt longest_q, SymInt longest_k"
+)
+"""In every operator's schema: the tensors of `Extras`, then the numbers of `numbers`."""
+
+Numbers = tuple[float, float, float, int, int, int, int, bool, int, int]
+
+
+def numbers(problem: AttentionProblem) -> Numbers:
+    """The scalar arguments, in the order in which the operators take them.
+
+    The lengths come with them because shapes of packed sequences do not show the longest one.
+    """
+    return (
+        problem.scale,
+        problem.softcap,
+        problem.dropout_p,
+        problem.diagonal_low,
+        problem.diagonal_high,
+        problem.block_size,
+        problem.alibi_offset,
+        problem.from_end,
+        problem.M,
+        problem.N,
+    )
+
+
+_BIAS_NEEDS_GRAD = len(Extras._fields) - 1 + len(get_args(Numbers))
+"""behind the bias, the other extras, and the numbers"""
+
+
+def decode_numbers(problem: AttentionProblem) -> tuple[float, float, int, int]:
+    """The scalar arguments of `attention_decode`."""
+    return problem.scale, problem.softcap, problem.diagonal_low, problem.diagonal_high
+
+
+def needs_summary(mask: Extras | BoundMask) -> bool:
+    """Whether the mask has constraints that the block summary speaks of; it is empty otherwise."""
+    return not (mask.q_segments is None and mask.dense is None and mask.layout is None)
+
+
+def forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, *rest: Tensor | float | int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, _, _, _, _, q_segments, _, dense, layout = rest[:9]
+    B, H, M, _ = q.shape
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    o = empty_like_layout(q, v.shape[-1])
+    lse = q.new_empty(B, H, M, dtype=statistics)
+    shape = summary_shape(q, k, q_segments, dense, layout)
+    return o, lse, q.new_empty(shape, dtype=torch.uint8)
+
+
+def backward_fake(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    block_summary: Tensor | None,
+    bias: Tensor | None,
+    *rest: Tensor | float | int | bool | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv = (empty_like_layout(x, x.shape[-1]) for x in (q, k, v))
+    bias_needs_grad = bool(rest[_BIAS_NEEDS_GRAD])
+    dbias = bias.new_empty(bias.shape) if bias is not None and bias_needs_grad else q.new_empty(0)
+    return dq, dk, dv, dbias
+
+
+def decode_fake(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Tensor | float | int | None
+) -> tuple[Tensor, Tensor]:
+    statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return empty_like_layout(q, v_cache.shape[-1]), q.new_empty(q.shape[:-1], dtype=statistics)
+
+
+def empty_like_layout(x: Tensor, width: int) -> Tensor:
+    """(B, H, L, width), heads inside the sequence in memory where x has them so."""
+    B, H, L, _ = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(B, L, H, width).transpose(1, 2)
+    return x.new_empty(B, H, L, width)
+
+
+def summary_shape(
+    q: Tensor,
+    k: Tensor,
+    q_segments: object,
+    dense: object,
+    layout: object,
+) -> Sequence[int]:
+    """(B or 1, H_q or 1, row blocks, column blocks); (0,) for a mask that needs no summary."""
+    if not any(isinstance(x, Tensor) for x in (q_segments, dense, layout)):
+        return (0,)
+    B = q.shape[0] if isinstance(q_segments, Tensor) else 1
+    H = 1
+    if isinstance(dense, Tensor):
+        B, H = max(B, dense.shape[0]), dense.shape[1]
+    if isinstance(layout, Tensor):
+        H = max(H, layout.shape[0])
+    return B, H, -(-q.shape[2] // SUMMARY_BLOCK), -(-k.shape[2] // SUMMARY_BLOCK)
+
+
+def register_fakes(namespace: str) -> None:
+    """Registers the fakes of the compiled operators in a namespace."""
+    torch.library.register_fake(f"{namespace}::attention_forward", forward_fake)
+    torch.library.register_fake(f"{namespace}::attention_backward", backward_fake)
+    torch.library.register_fake(f"{namespace}::attention_decode", decode_fake)

@@ -1,0 +1,202 @@
+"""The torch.autograd.Functions that make fused kernels differentiable, to any order.
+
+First derivatives come from a backend's own backward kernel. Second and higher ones, forward-mode
+derivatives and torch.func transforms go through the reference path, which plain torch
+differentiates: slower and M x N in memory, but right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from transformer_kernels import torch_private
+from transformer_kernels.backends import Backend, FusedBackend, ReferenceBackend
+from transformer_kernels.backends.reference import reference_attention, reference_decode
+from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
+
+
+def attend(
+    backend: Backend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    problem: AttentionProblem,
+) -> tuple[Tensor, Tensor]:
+    """(o, lse), differentiable. The reference runs where a transform needs what kernels lack."""
+    if isinstance(backend, ReferenceBackend) or _is_transformed(
+        q, k, v, extras.bias, extras.alibi_slopes
+    ):
+        return reference_attention(q, k, v, extras, problem)
+    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, extras.bias))
+    if not (needs_grad and torch.is_grad_enabled()):
+        o, lse, _ = backend.forward(q, k, v, extras, problem)
+        return o, lse
+    # torch.compile refuses an autograd.Function that is given one tensor twice.
+    v = v.view_as(v) if v is q or v is k else v
+    k = k.view_as(k) if k is q else k
+    if extras.k_segments is not None and extras.k_segments is extras.q_segments:
+        extras = extras._replace(k_segments=extras.k_segments.view_as(extras.k_segments))
+    o, lse = FusedAttention.apply(backend, problem, q, k, v, *extras)  # type: ignore[no-untyped-call]
+    return o, lse
+
+
+def decode(
+    backend: Backend, q: Tensor, cache: KeyCache, problem: AttentionProblem
+) -> tuple[Tensor, Tensor]:
+    """(o, lse). The reference, which alone is differentiable, runs inside transforms."""
+    if isinstance(backend, ReferenceBackend) or _is_transformed(
+        q, cache.k, cache.v, cache.alibi_slopes
+    ):
+        return reference_decode(q, cache, problem)
+    return backend.decode(q, cache, problem)
+
+
+def _is_transformed(*tensors: Tensor | None) -> bool:
+    """Whether the call is inside a torch.func transform or carries a forward-mode tangent."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch_private.functorch_is_active():
+        return True
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+class FusedAttention(torch.autograd.Function):
+    """(o, lse) from q, k, v and the extras; differentiable in q, k, v and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backend: FusedBackend,
+        problem: AttentionProblem,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *extras: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        o, lse, block_summary = backend.forward(q, k, v, Extras(*extras), problem)
+        ctx.save_for_backward(q, k, v, o, lse, block_summary, *extras)
+        ctx.backend, ctx.problem = backend, problem
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        do, dlse = output_grads
+        if do is None and dlse is None:
+            return (None,) * len(ctx.needs_input_grad)
+        q, k, v, o, lse, block_summary, *extras = ctx.saved_tensors
+        do = torch.zeros_like(o) if do is None else do
+        saved = SavedForBackward(q, k, v, o, lse, block_summary)
+        grads = first_order(
+            ctx.backend, ctx.problem, do, dlse, saved, Extras(*extras), ctx.needs_input_grad[5]
+        )
+        return None, None, *grads, *(None,) * (len(extras) - 1)
+
+
+def first_order(
+    backend: FusedBackend,
+    problem: AttentionProblem,
+    do: Tensor,
+    dlse: Tensor | None,
+    saved: SavedForBackward,
+    extras: Extras,
+    bias_needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(dq, dk, dv, dbias), with a graph of their own under `create_graph=True`."""
+    if torch.is_grad_enabled():
+        grads: tuple[Tensor, Tensor, Tensor, Tensor | None] = FusedAttentionBackward.apply(  # type: ignore[no-untyped-call]
+            backend, problem, bias_needs_grad, do, dlse, *saved, *extras
+        )
+        return grads
+    return backend.backward(do, dlse, saved, extras, problem, bias_needs_grad=bias_needs_grad)
+
+
+class FusedAttentionBackward(torch.autograd.Function):
+    """(dq, dk, dv, dbias) by the backward kernel; itself differentiable through the reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backend: FusedBackend,
+        problem: AttentionProblem,
+        bias_needs_grad: bool,
+        do: Tensor,
+        dlse: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        lse: Tensor,
+        block_summary: Tensor | None,
+        *extras: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        ctx.save_for_backward(do, dlse, q, k, v, *extras)
+        ctx.problem, ctx.bias_needs_grad = problem, bias_needs_grad
+        ctx.set_materialize_grads(False)
+        saved = SavedForBackward(q, k, v, o.detach(), lse.detach(), block_summary)
+        return backend.backward(
+            do, dlse, saved, Extras(*extras), problem, bias_needs_grad=bias_needs_grad
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        do, dlse, q, k, v, *rest = ctx.saved_tensors
+        ddo, ddlse, ddq, ddk, ddv, ddbias = _second_order(
+            do, dlse, q, k, v, Extras(*rest), ctx.problem, ctx.bias_needs_grad, output_grads
+        )
+        return (
+            None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, ddbias,
+            *(None,) * (len(rest) - 1),
+        )  # fmt: skip
+
+
+def _second_order(
+    do: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Extras,
+    problem: AttentionProblem,
+    bias_needs_grad: bool,
+    output_grads: tuple[Tensor | None, ...],
+) -> list[Tensor | None]:
+    """Gradients of <(dq, dk, dv, dbias), output_grads> in do, dlse, q, k, v and the bias.
+
+    o and lse are functions of q, k and v here, so the first-order graph is rebuilt from them by the
+    reference; with grad mode on (`create_graph=True`) the result is differentiable again.
+    """
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        do, q, k, v = (_separate(x, again) for x in (do, q, k, v))
+        dlse = None if dlse is None else _separate(dlse, again)
+        bias = None if extras.bias is None else _separate(extras.bias, again)
+        o, lse = reference_attention(q, k, v, extras._replace(bias=bias), problem)
+        first = torch.autograd.grad(
+            [o] if dlse is None else [o, lse],
+            [q, k, v, bias] if bias is not None and bias_needs_grad else [q, k, v],
+            [do] if dlse is None else [do, dlse],
+            create_graph=True,
+            materialize_grads=True,
+        )
+        pairs = [(g, c) for g, c in zip(first, output_grads, strict=False) if c is not None]
+        inputs = [do, dlse, q, k, v, bias]
+        second = torch.autograd.grad(
+            [g for g, _ in pairs],
+            [x for x in inputs if x is not None],
+            [c for _, c in pairs],
+            create_graph=again,
+            allow_unused=True,
+        )
+    found = iter(second)
+    return [None if x is None else next(found) for x in inputs]
+
+
+def _separate(x: Tensor, keep_graph: bool) -> Tensor:
+    """Gives x a tensor of its own: one that is both q and k gets its two gradients apart."""
+    return x.view_as(x) if keep_graph and x.requires_grad else x.detach().requires_grad_()

@@ -1,0 +1,180 @@
+"""Fast path: plain calls run the CPU kernels past torch's dispatcher.
+
+A registered operator costs about 10 us a call, and the checks and objects around it as much: more
+than a short attention itself. csrc/bindings/fast_path calls the same kernels in a few microseconds.
+It has no rules of its own: it declines every call that is not plainly valid, and the general path
+then takes the call or raises its error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from transformer_kernels import torch_private
+from transformer_kernels.backends import CpuBackend, schema
+from transformer_kernels.backends.native import extension
+from transformer_kernels.dispatch.autograd import first_order
+from transformer_kernels.masks.constraints import Window
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.masks.resolved import BoundMask, bind
+from transformer_kernels.problem import Extras, SavedForBackward
+from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem.decode import decode_diagonals
+from transformer_kernels.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
+
+if extension.unavailable_reason() is None:
+    direct_forward = extension.compiled.direct_forward
+    direct_backward = extension.compiled.direct_backward
+    direct_decode = extension.compiled.direct_decode
+
+_EVERYTHING = BoundMask()
+_CPU = CpuBackend()
+_PLAIN_TYPES = frozenset((Tensor, Parameter))
+
+
+def unavailable_reason() -> str | None:
+    """Why every call takes the general path; None where plain calls take this one."""
+    if MISSING_FOR_FAST_PATH:
+        return f"torch {torch.__version__} lacks {', '.join(MISSING_FOR_FAST_PATH)}"
+    return extension.unavailable_reason()
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, grouped: bool = True
+) -> Tensor | None:
+    """o of a plain call, differentiable to any order; None for what the general path must take.
+
+    Plain are CPU tensors of no subclass, with D = D_v, under any mask. `grouped` says whether k and
+    v may have fewer heads than q.
+    """
+    if unavailable_reason() is not None or calls_are_observed():
+        return None
+    if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
+        return None
+    bound = _bound(mask, q, k) if q.is_cpu else None
+    if bound is None:
+        return None
+    o, summary = torch.empty_like(q), _empty_summary(bound, q, k)
+    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        return o if direct_forward(q, k, v, *bound, summary, scale, grouped, o, None) else None
+    lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q))
+    if not direct_forward(q, k, v, *bound, summary, scale, grouped, o, lse):
+        return None
+    computed = o, lse, summary
+    result: Tensor = _apply(q, k, v, computed, bound, scale)
+    return result
+
+
+def decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    mask: Mask | None,
+    scale: float | None,
+) -> Tensor | None:
+    """o of a plain call of `attention_decode`; None for what the general path must take."""
+    if unavailable_reason() is not None or calls_are_observed():
+        return None
+    if not (
+        type(q) in _PLAIN_TYPES
+        and type(k_cache) in _PLAIN_TYPES
+        and type(v_cache) in _PLAIN_TYPES
+        and type(lengths) is Tensor
+        and (block_table is None or type(block_table) is Tensor)
+    ):
+        return None
+    diagonals = _diagonals(mask)
+    if diagonals is None or not q.is_cpu:
+        return None
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+    ):
+        return None
+    o = torch.empty_like(q)
+    given = q, k_cache, v_cache, lengths, block_table
+    return o if direct_decode(*given, *diagonals, scale, o) else None
+
+
+def _bound(mask: Mask | None, q: Tensor, k: Tensor) -> BoundMask | None:
+    """None where something does not fit, or is on another device."""
+    if mask is None:
+        return _EVERYTHING
+    if type(mask) is not Mask:
+        return None
+    try:
+        B, H, M, _ = q.shape
+        _, _, N, _ = k.shape
+        return bind(mask, B, H, M, N)
+    except (ValueError, RuntimeError):
+        return None
+
+
+def _diagonals(mask: Mask | None) -> tuple[int, int] | None:
+    """Of windows that count from the end; None for any other mask."""
+    plain = mask is None or (
+        type(mask) is Mask
+        and all(type(one) is Window and one.align == "bottom_right" for one in mask.constraints)
+    )
+    return decode_diagonals(mask) if plain else None
+
+
+def _empty_summary(bound: BoundMask, q: Tensor, k: Tensor) -> Tensor | None:
+    """Room for the block summary; None where there is none."""
+    if not schema.needs_summary(bound):
+        return None
+    shape = schema.summary_shape(q, k, bound.q_segments, bound.dense, bound.layout)
+    return torch.empty(shape, dtype=torch.uint8)
+
+
+def _statistics_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+class DirectAttention(torch.autograd.Function):
+    """Gives o, which is computed already, its gradient.
+
+    It saves what `autograd.FusedAttention` saves for the same call, in that order: activation
+    checkpointing compares the two passes, and one of them may be intercepted.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        computed: tuple[Tensor, Tensor, Tensor | None],
+        bound: BoundMask,
+        scale: float | None,
+    ) -> Tensor:
+        o, lse, summary = computed
+        low, high, *tensors, block_size = bound
+        ctx.save_for_backward(q, k, v, o, lse, summary, *tensors)
+        ctx.numbers = low, high, block_size, scale
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, o, lse, summary, *tensors = ctx.saved_tensors
+        low, high, block_size, scale = ctx.numbers
+        if not (torch.is_grad_enabled() or calls_are_observed()):
+            dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            bound = BoundMask._make((low, high, *tensors, block_size))
+            if direct_backward(q, k, v, *bound, summary, scale, o, lse, do, dq, dk, dv):
+                return dq, dk, dv, None, None, None
+        problem, _ = build_problem(q, k, v, None, None, scale, None, 0.0, None, None)
+        problem = replace(problem, diagonal_low=low, diagonal_high=high, block_size=block_size)
+        saved = SavedForBackward(q, k, v, o, lse, summary)
+        extras = Extras(None, None, None, *tensors)
+        grads = first_order(_CPU, problem, do, None, saved, extras, False)
+        return *grads[:3], None, None, None
+
+
+_apply = torch_private.apply_of(DirectAttention)

@@ -1,0 +1,1 @@
+"""Adapters that put the operators behind the interfaces of other packages."""

@@ -1,0 +1,177 @@
+"""What `attention` accepts: every error a caller can make is raised here, before any launch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.masks.resolved import BoundMask, bind
+from transformer_kernels.problem.checks import check_tensors
+from transformer_kernels.problem.types import AttentionProblem, Extras
+from transformer_kernels.scores.alibi import Alibi
+
+
+def build_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Tensor | Alibi | None,
+    scale: float | None,
+    softcap: float | None,
+    dropout_p: float,
+    seed: int | Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[AttentionProblem, Extras]:
+    """The call as a problem; or an error that names the argument, its value and the rule."""
+    check_tensors(q, k, v)
+    return problem_of_tensors(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
+
+
+def problem_of_tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    bias: Tensor | Alibi | None,
+    scale: float | None,
+    softcap: float | None,
+    dropout_p: float,
+    seed: int | Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[AttentionProblem, Extras]:
+    """`build_problem` for q, k and v that `check_tensors` has seen."""
+    B, H_q, M, D = q.shape
+    _, H_kv, N, D_v = v.shape
+    bound = _bind_mask(mask, B, H_q, M, N, q.device)
+    if bias is not None and not isinstance(bias, Tensor | Alibi):
+        raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {bias!r}")
+    slopes, alibi_offset = _alibi(bias, q, N)
+    if sinks is not None:
+        _check_sinks(sinks, q)
+    dropout_p = _number("dropout_p", dropout_p)
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
+    problem = AttentionProblem(
+        B=B, H_q=H_q, H_kv=H_kv, M=M, N=N, D=D, D_v=D_v,
+        dtype=q.dtype,
+        device=q.device,
+        scale=_scale(scale, D),
+        softcap=_softcap(softcap),
+        dropout_p=dropout_p,
+        diagonal_low=bound.diagonal_low,
+        diagonal_high=bound.diagonal_high,
+        block_size=bound.block_size,
+        alibi_offset=alibi_offset,
+        alibi_slopes_need_grad=slopes is not None and slopes.requires_grad,
+    )  # fmt: skip
+    extras = Extras(
+        bias=_dense_bias(bias, q, N) if isinstance(bias, Tensor) else None,
+        alibi_slopes=None if slopes is None else slopes.to(problem.accumulate_dtype),
+        seed=_seed(seed, dropout_p, q.device),
+        key_start=bound.key_start,
+        key_end=bound.key_end,
+        q_segments=bound.q_segments,
+        k_segments=bound.k_segments,
+        dense=bound.dense,
+        layout=bound.layout,
+    )
+    return problem, extras
+
+
+def _bind_mask(
+    mask: Mask | None, B: int, H: int, M: int, N: int, device: torch.device
+) -> BoundMask:
+    if mask is None:
+        return BoundMask()
+    if not isinstance(mask, Mask):
+        raise TypeError(
+            f"mask must be a Mask or None, got {type(mask).__name__}; "
+            "wrap a bool tensor as Mask.dense(tensor)"
+        )
+    for name, tensor in mask.tensors():
+        if tensor.device != device:
+            raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {device}")
+    return bind(mask, B, H, M, N)
+
+
+def _alibi(bias: object, q: Tensor, N: int) -> tuple[Tensor | None, int]:
+    if not isinstance(bias, Alibi):
+        return None, 0
+    if bias.slopes.shape != (q.shape[1],):
+        raise ValueError(
+            f"ALiBi slopes must be (H_q,) = ({q.shape[1]},), got {tuple(bias.slopes.shape)}"
+        )
+    if bias.slopes.device != q.device:
+        raise ValueError(f"ALiBi slopes are on {bias.slopes.device}, q is on {q.device}")
+    return bias.slopes, N - q.shape[2] if bias.align == "bottom_right" else 0
+
+
+def _dense_bias(bias: Tensor, q: Tensor, N: int) -> Tensor:
+    if bias.dtype not in (q.dtype, torch.float32):
+        raise TypeError(f"bias must be {q.dtype} (as q) or torch.float32, got {bias.dtype}")
+    if bias.device != q.device:
+        raise ValueError(f"bias is on {bias.device}, q is on {q.device}")
+    wanted = (*q.shape[:3], N)
+    bias = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
+    if bias.dim() != 4 or any(
+        have not in (1, want) for have, want in zip(bias.shape, wanted, strict=True)
+    ):
+        raise ValueError(
+            f"bias must broadcast to (B, H_q, M, N) = {wanted}, got {tuple(bias.shape)}"
+        )
+    return bias
+
+
+def _check_sinks(sinks: Tensor, q: Tensor) -> None:
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        raise TypeError(f"sinks must be a floating-point tensor, got {sinks!r}")
+    if sinks.shape != (q.shape[1],):
+        raise ValueError(f"sinks must be (H_q,) = ({q.shape[1]},), got {tuple(sinks.shape)}")
+    if sinks.device != q.device:
+        raise ValueError(f"sinks are on {sinks.device}, q is on {q.device}")
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not -math.inf < value < math.inf:  # math.isfinite does not take a symbolic number
+        raise ValueError(f"{name} must be finite, got {value}")
+    return float(value)
+
+
+def _scale(scale: float | None, D: int) -> float:
+    return 1.0 / math.sqrt(D) if scale is None else _number("scale", scale)
+
+
+def _softcap(softcap: float | None) -> float:
+    if softcap is None:
+        return 0.0
+    softcap = _number("softcap", softcap)
+    if softcap <= 0.0:
+        raise ValueError(f"softcap must be positive, got {softcap}")
+    return softcap
+
+
+def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> Tensor | None:
+    if seed is not None and not isinstance(seed, int | Tensor):
+        raise TypeError(f"seed must be an int or an int64 scalar tensor, got {seed!r}")
+    if isinstance(seed, Tensor) and (seed.dtype != torch.int64 or seed.dim() != 0):
+        raise TypeError(
+            f"seed must be an int64 scalar tensor, got {seed.dtype} {tuple(seed.shape)}"
+        )
+    if isinstance(seed, Tensor) and seed.device != device:
+        raise ValueError(f"seed is on {seed.device}, q is on {device}")
+    if isinstance(seed, int) and not -(1 << 63) <= seed < 1 << 63:
+        raise ValueError(f"seed must fit in 64 bits, got {seed}")
+    if dropout_p == 0.0:
+        return None
+    if seed is None:
+        return torch.randint(1 << 62, (), dtype=torch.int64, device=device)
+    if isinstance(seed, Tensor):
+        return seed
+    # torch.tensor would wait for the device, and a CUDA graph cannot hold its copy.
+    return torch.full((), seed, dtype=torch.int64, device=device)

@@ -1,0 +1,98 @@
+"""Checks that attention, varlen and decoding share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.masks.constraints import Window
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.scores.alibi import Alibi
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_Sizes = dict[str, int]
+
+
+def check_tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dimensions: tuple[str, ...] = ("batch", "heads", "length", "width"),
+    *,
+    key_dimensions: tuple[str, ...] | None = None,
+    names: tuple[str, str, str] = ("q", "k", "v"),
+) -> None:
+    """Raises where q, k and v are not tensors of these dimensions that fit together.
+
+    `key_dimensions` are those of k and v, where they differ from q's.
+    """
+    key_dimensions = dimensions if key_dimensions is None else key_dimensions
+    all_three = f"{names[0]}, {names[1]} and {names[2]}"
+    wanted = (dimensions, key_dimensions, key_dimensions)
+    for name, x, its_dimensions in zip(names, (q, k, v), wanted, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} must be a strided tensor, got layout {x.layout}")
+        if x.dim() != len(its_dimensions):
+            raise ValueError(
+                f"{name} must be ({', '.join(its_dimensions)}), got shape {tuple(x.shape)}"
+            )
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+        if x.dtype != q.dtype:
+            raise TypeError(
+                f"{all_three} must share a dtype, got {name} {x.dtype}, {names[0]} {q.dtype}"
+            )
+        if x.device != q.device:
+            raise ValueError(
+                f"{all_three} must be on one device, got {name} on {x.device}, "
+                f"{names[0]} on {q.device}"
+            )
+    q_sizes, k_sizes, v_sizes = (
+        dict(zip(its, x.shape, strict=True)) for its, x in zip(wanted, (q, k, v), strict=True)
+    )
+    rule = _broken_shape_rule(q_sizes, k_sizes, v_sizes, names)
+    if rule is not None:
+        shapes = (f"{name} {tuple(x.shape)}" for name, x in zip(names, (q, k, v), strict=True))
+        raise ValueError(f"{rule}, got {', '.join(shapes)}")
+
+
+def _broken_shape_rule(q: _Sizes, k: _Sizes, v: _Sizes, names: tuple[str, str, str]) -> str | None:
+    q_name, k_name, v_name = names
+    if "batch" in k and not q["batch"] == k["batch"] == v["batch"]:
+        return f"{q_name}, {k_name} and {v_name} must share the batch size"
+    shared = ["heads", *(name for name in k if name not in ("batch", "heads", "width"))]
+    if any(k[dimension] != v[dimension] for dimension in shared):
+        listed = f"{', '.join(shared[:-1])} and {shared[-1]}"
+        return f"{k_name} and {v_name} must share {listed}"
+    if q["width"] != k["width"]:
+        return f"{q_name} and {k_name} must share the width D"
+    if k["heads"] == 0 or q["heads"] % k["heads"] != 0 or q["heads"] == 0:
+        return f"{q_name}'s heads must be a positive multiple of {k_name}'s"
+    if q["width"] == 0 or v["width"] == 0:
+        return "the widths D and D_v must be at least 1"
+    return None
+
+
+def check_windows(mask: Mask | None, where: str) -> None:
+    """Raises where the mask is of anything but windows, which is all that `where` takes."""
+    if mask is None:
+        return
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask must be a Mask or None, got {type(mask).__name__}")
+    for constraint in mask.constraints:
+        if not isinstance(constraint, Window):
+            raise ValueError(
+                f"mask must be of Mask.window and Mask.causal {where}, got "
+                f"a constraint {type(constraint).__name__}"
+            )
+
+
+def check_alibi_or_none(bias: Alibi | None, where: str) -> None:
+    """Raises where the bias is a tensor, which `where` does not take."""
+    if isinstance(bias, Tensor):
+        raise ValueError(
+            f"bias must be alibi(slopes) or None {where}, got a tensor {tuple(bias.shape)}"
+        )

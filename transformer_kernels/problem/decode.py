@@ -1,0 +1,171 @@
+"""What `attention_decode` accepts, beyond what it shares with `attention`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.masks.constraints import Window
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.masks.resolved import UNBOUNDED, bind
+from transformer_kernels.problem.attention import problem_of_tensors
+from transformer_kernels.problem.checks import (
+    check_alibi_or_none,
+    check_tensors,
+    check_windows,
+)
+from transformer_kernels.problem.types import AttentionProblem, KeyCache
+from transformer_kernels.scores.alibi import Alibi
+
+_NAMES = ("q", "k_cache", "v_cache")
+_IN_PAGES = ("pages", "heads", "page_size", "width")
+
+
+def build_decode_problem(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    mask: Mask | None,
+    bias: Alibi | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> tuple[AttentionProblem, KeyCache]:
+    """The call as a problem; or an error that names the argument, its value and the rule."""
+    check_cache(q, k_cache, v_cache, lengths, block_table, _NAMES)
+    check_windows(mask, "for decoding")
+    check_alibi_or_none(bias, "for decoding")
+    _check_alignment(mask, bias)
+    problem, extras = problem_of_tensors(
+        q, k_cache, v_cache, None, bias, scale, softcap, 0.0, None, sinks
+    )
+    low, high = decode_diagonals(mask)
+    problem = replace(
+        problem,
+        N=capacity(k_cache, block_table),
+        diagonal_low=low,
+        diagonal_high=high,
+        alibi_offset=0,
+        alibi_slopes_need_grad=False,  # see check_no_gradient
+        from_end=True,
+        is_cached=True,
+        page_size=0 if block_table is None else k_cache.shape[2],
+    )
+    cache = KeyCache(
+        k_cache,
+        v_cache,
+        lengths.to(torch.int32).contiguous(),
+        None if block_table is None else block_table.to(torch.int32),
+        extras.alibi_slopes,
+    )
+    return problem, cache
+
+
+def decode_diagonals(mask: Mask | None) -> tuple[int, int]:
+    """Of a mask of windows that count from the end, beyond a sequence's own N - M, which
+    counts as 0 here. Causal where there is no mask."""
+    return (-UNBOUNDED, 0) if mask is None else bind(mask, 1, 1, 0, 0)[:2]
+
+
+def check_no_gradient(tensors: dict[str, Tensor | Alibi | None]) -> None:
+    """Raises where gradients would be wanted of a call that cannot give them."""
+    if not torch.is_grad_enabled():
+        return
+    for name, x in tensors.items():
+        x = x.slopes if isinstance(x, Alibi) else x
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise ValueError(
+                f"{name} must not require grad, for attention_decode has no backward pass: call it "
+                "under torch.no_grad(), or take attention(); backend='reference' has one here too"
+            )
+
+
+def capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
+    """How many positions of a sequence there can be."""
+    rows = k_cache.shape[2]
+    return rows if block_table is None else rows * block_table.shape[1]
+
+
+def check_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    names: tuple[str, str, str],
+) -> None:
+    """Raises where a cache, with or without pages, does not fit q (or what is written to it)."""
+    if block_table is None:
+        check_tensors(q, k_cache, v_cache, names=names)
+    else:
+        check_tensors(q, k_cache, v_cache, key_dimensions=_IN_PAGES, names=names)
+        _check_integers("block_table", block_table, ("B", "pages"), names[0], q)
+        if k_cache.shape[2] == 0:
+            raise ValueError(
+                f"{names[1]}'s pages must hold at least 1 position, got {tuple(k_cache.shape)}"
+            )
+    _check_integers("lengths", lengths, ("B",), names[0], q)
+    if capacity(k_cache, block_table) >= 1 << 31:
+        raise ValueError(
+            f"a sequence must have room for fewer than 2^31 keys, got {tuple(k_cache.shape)}"
+        )
+    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_values(k_cache, lengths, block_table, names[1])
+
+
+def _check_integers(
+    name: str, x: Tensor, dimensions: tuple[str, ...], q_name: str, q: Tensor
+) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {x.dtype}")
+    if x.dim() != len(dimensions) or x.shape[0] != q.shape[0]:
+        wanted = f"({dimensions[0]},)" if len(dimensions) == 1 else f"({', '.join(dimensions)})"
+        raise ValueError(
+            f"{name} must be {wanted} with B = {q.shape[0]}, got shape {tuple(x.shape)}"
+        )
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, {q_name} is on {q.device}")
+
+
+def _check_values(k_cache: Tensor, lengths: Tensor, block_table: Tensor | None, name: str) -> None:
+    room = capacity(k_cache, block_table)
+    for b, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= room:
+            raise ValueError(
+                f"lengths must be from 0 to {room}, the positions that {name} has room for, "
+                f"got {length} at {b}"
+            )
+    if block_table is None:
+        return
+    pages, page_size = k_cache.shape[0], k_cache.shape[2]
+    first = torch.arange(block_table.shape[1]) * page_size
+    wrong = (first < lengths[:, None]) & ((block_table < 0) | (block_table >= pages))
+    if bool(wrong.any()):
+        b, n = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"block_table must name pages 0 to {pages - 1} of {name} wherever a length reaches, "
+            f"got {int(block_table[b, n])} at ({b}, {n}), and lengths[{b}] is {int(lengths[b])}"
+        )
+
+
+def _check_alignment(mask: Mask | None, bias: Alibi | None) -> None:
+    """Only the end is known of what is still being written."""
+    windows = [] if mask is None else [c for c in mask.constraints if isinstance(c, Window)]
+    for window in windows:
+        is_bounded = window.left is not None or window.right is not None
+        if is_bounded and window.align != "bottom_right":
+            raise ValueError(
+                "mask must count from the end for decoding, align='bottom_right', "
+                f"got align={window.align!r}"
+            )
+    if isinstance(bias, Alibi) and bias.align != "bottom_right":
+        raise ValueError(
+            "bias must count from the end for decoding, alibi(slopes, align='bottom_right'), "
+            f"got align={bias.align!r}"
+        )

@@ -1,0 +1,152 @@
+"""What `attention_varlen` accepts, beyond what it shares with `attention`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.masks.constraints import Align, Window
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.masks.resolved import bind
+from transformer_kernels.problem.attention import problem_of_tensors
+from transformer_kernels.problem.checks import (
+    check_alibi_or_none,
+    check_tensors,
+    check_windows,
+)
+from transformer_kernels.problem.types import AttentionProblem, Extras
+from transformer_kernels.scores.alibi import Alibi
+
+
+def one_entry(x: Tensor) -> Tensor:
+    """(total, heads, width) as a batch of one, (1, heads, total, width)."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def build_varlen_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    mask: Mask | None,
+    bias: Alibi | None,
+    scale: float | None,
+    softcap: float | None,
+    dropout_p: float,
+    seed: int | Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[AttentionProblem, Extras]:
+    """The call as a problem; or an error that names the argument, its value and the rule."""
+    check_tensors(q, k, v, ("length", "heads", "width"))
+    check_windows(mask, "for packed sequences")
+    check_alibi_or_none(bias, "for packed sequences")
+    problem, extras = problem_of_tensors(
+        one_entry(q), one_entry(k), one_entry(v),
+        None, bias, scale, softcap, dropout_p, seed, sinks,
+    )  # fmt: skip
+    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    longest_q = _longest("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    if cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens_q
+        max_seqlen_k = longest_q if max_seqlen_k is None else max_seqlen_k
+    _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        raise ValueError(
+            "cu_seqlens_q and cu_seqlens_k must be of one length, got "
+            f"{tuple(cu_seqlens_q.shape)} and {tuple(cu_seqlens_k.shape)}"
+        )
+    longest_k = _longest("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    # Without lengths N - M is 0: offsets are what they are in any sequence, beyond its own N - M.
+    bound = bind(mask, 1, problem.H_q, 0, 0)
+    problem = replace(
+        problem,
+        B=cu_seqlens_q.shape[0] - 1,
+        M=longest_q,
+        N=longest_k,
+        diagonal_low=bound.diagonal_low,
+        diagonal_high=bound.diagonal_high,
+        alibi_offset=0,
+        from_end=_align(mask, bias) == "bottom_right",
+    )
+    extras = extras._replace(
+        cu_seqlens_q=cu_seqlens_q.to(torch.int32).contiguous(),
+        cu_seqlens_k=cu_seqlens_k.to(torch.int32).contiguous(),
+    )
+    return problem, extras
+
+
+def _align(mask: Mask | None, bias: Alibi | None) -> Align:
+    """The one that the mask's windows and ALiBi share."""
+    windows = [c for c in mask.constraints if isinstance(c, Window)] if mask is not None else []
+    aligns = {w.align for w in windows if w.left is not None or w.right is not None}
+    if len(aligns) > 1:
+        raise ValueError(
+            "mask must be of windows of one align for packed sequences, got both 'top_left' and "
+            "'bottom_right'"
+        )
+    if bias is not None and aligns - {bias.align}:
+        raise ValueError(
+            "mask and bias must be of one align for packed sequences, got "
+            f"{aligns.pop()!r} and {bias.align!r}"
+        )
+    if bias is not None:
+        return bias.align
+    return aligns.pop() if aligns else "top_left"
+
+
+def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> None:
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
+        raise ValueError(f"{name} must be (B + 1,), got shape {tuple(cu_seqlens.shape)}")
+    if cu_seqlens.device != device:
+        raise ValueError(f"{name} is on {cu_seqlens.device}, q is on {device}")
+
+
+def _longest(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> int:
+    """max_seqlen; where that is None the length of the longest sequence.
+
+    cu_seqlens is read, and checked, where it must be, and where that neither waits for a device nor
+    breaks a graph.
+    """
+    if total >= 1 << 31:
+        raise ValueError(f"{side} must have fewer than 2^31 rows, got {total}")
+    if max_seqlen is not None:
+        _check_max_seqlen(f"max_seqlen_{side}", max_seqlen)
+        if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+            return max_seqlen
+    starts = cu_seqlens.tolist()
+    lengths = [end - start for start, end in pairwise(starts)]
+    if starts[0] != 0:
+        raise ValueError(f"cu_seqlens_{side} must start at 0, got {starts[0]}")
+    if min(lengths, default=0) < 0:
+        b = next(b for b, length in enumerate(lengths) if length < 0)
+        raise ValueError(
+            f"cu_seqlens_{side} must never fall, got {starts[b]}, then {starts[b + 1]} at {b + 1}"
+        )
+    if starts[-1] > total:
+        raise ValueError(
+            f"cu_seqlens_{side} must end within the {total} rows of {side}, got {starts[-1]}"
+        )
+    longest = max(lengths, default=0)
+    if max_seqlen is not None and max_seqlen < longest:
+        raise ValueError(
+            f"max_seqlen_{side} must be at least {longest}, the longest length in "
+            f"cu_seqlens_{side}, got {max_seqlen}"
+        )
+    return longest if max_seqlen is None else max_seqlen
+
+
+def _check_max_seqlen(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+        raise TypeError(f"{name} must be an int or None, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")

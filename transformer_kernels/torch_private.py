@@ -1,0 +1,125 @@
+"""Private symbols of torch: looked up here and nowhere else, each optional.
+
+A release of torch may rename any of them. Where one is missing, the feature that needs it is off,
+`info()` names it, and everything else works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch.autograd import forward_ad
+
+_MISSING = object()
+
+
+def _find(path: str) -> Any:
+    """The object at `torch.<path>`, or _MISSING."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, _MISSING)
+    return found
+
+
+_functorch_is_active = _find("_C._are_functorch_transforms_active")
+_dispatch_modes = _find("_C._len_torch_dispatch_stack")
+_function_modes = _find("_C._len_torch_function_stack")
+_autocast_is_enabled = _find("_C._is_any_autocast_enabled")
+_tracing_state = _find("_C._get_tracing_state")
+_profiler_is_enabled = _find("_C._autograd._profiler_enabled")
+
+_FAST_PATH = (
+    "_C._are_functorch_transforms_active",
+    "_C._len_torch_dispatch_stack",
+    "_C._len_torch_function_stack",
+    "_C._is_any_autocast_enabled",
+    "_C._get_tracing_state",
+    "_C._autograd._profiler_enabled",
+    "autograd.forward_ad._current_level",
+)
+_SDPA = (
+    "_C.DispatchKey.CompositeImplicitAutograd",
+    "_functorch.config.enable_autograd_cache",
+    "ops.aten.scaled_dot_product_attention.default._op_dk",
+    "ops.aten.scaled_dot_product_attention.default._dispatch_cache",
+    "library.Library._destroy",
+)
+_DRIVER = ("_C._cuda_getDriverVersion",) if torch.version.cuda is not None else ()
+
+
+def _missing(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"torch.{path}" for path in paths if _find(path) is _MISSING)
+
+
+MISSING_FOR_FAST_PATH = _missing(_FAST_PATH)
+"""Symbols that calls past the dispatcher need and this torch lacks"""
+MISSING_FOR_SDPA = _missing(_SDPA)
+"""Symbols that `enable()` needs and this torch lacks"""
+MISSING = (*MISSING_FOR_FAST_PATH, *MISSING_FOR_SDPA, *_missing(_DRIVER))
+
+
+def calls_are_observed() -> bool:
+    """Whether something may intercept or replace operators, which then must be called.
+
+    Call it only where MISSING_FOR_FAST_PATH is empty.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or _functorch_is_active()
+        or _dispatch_modes() > 0
+        or _function_modes() > 0
+        or _autocast_is_enabled()
+        or forward_ad._current_level >= 0
+        or _tracing_state() is not None
+        or _profiler_is_enabled()
+    )
+
+
+def functorch_is_active() -> bool:
+    """Whether the call is inside a transform of torch.func.
+
+    False where torch lacks the symbol: torch then raises its own error for an autograd.Function
+    inside a transform.
+    """
+    return _functorch_is_active is not _MISSING and bool(_functorch_is_active())
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Any:
+    """`function.apply` without its handling of functorch, which takes 2 us a call."""
+    return getattr(super(torch.autograd.Function, function), "apply", function.apply)
+
+
+def cuda_driver_version() -> tuple[int, int] | None:
+    """The CUDA version of the driver; None where torch does not tell."""
+    query = _find("_C._cuda_getDriverVersion")
+    if query is _MISSING:
+        return None
+    version: int = query()
+    return version // 1000, version % 1000 // 10
+
+
+def set_graph_cache(enabled: bool) -> bool:
+    """Switches torch.compile's cache of autograd graphs on disk; returns the setting before."""
+    config: Any = torch._functorch.config
+    before: bool = config.enable_autograd_cache
+    config.enable_autograd_cache = enabled
+    return before
+
+
+def remove_library(library: torch.library.Library) -> None:
+    """Unregisters the implementations of a library."""
+    library._destroy()
+
+
+def forget_kernel(operator: Any) -> None:
+    """Makes an operator look its kernel up again."""
+    operator._dispatch_cache.clear()
+
+
+def call_composite(operator: Any, *args: object, **kwargs: object) -> Any:
+    """Calls an operator's CompositeImplicitAutograd implementation."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return operator._op_dk(key, *args, **kwargs)
