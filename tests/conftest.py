@@ -15,9 +15,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from tests.emulated import NOT_EMULATED
-from transformer_kernels.testing.backends import NAMES
-from transformer_kernels.testing.poison import poisoned_memory
+from tests.support.backends import NAMES
+from tests.support.emulated import NOT_EMULATED
+from tests.support.poison import poisoned_memory
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

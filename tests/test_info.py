@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import transformer_kernels as tk
-from transformer_kernels import ops
 from transformer_kernels.backends import BACKENDS
+from transformer_kernels.backends.native import extension
 from transformer_kernels.info import Build, Info
 
 MODULE = importlib.import_module("transformer_kernels.info")  # the root has a function of this name
@@ -39,6 +39,7 @@ def example(build: Build | None = None, missing: tuple[str, ...] = ()) -> Info:
         devices=("cpu", "cuda:0 a GPU, sm_90"),
         build=build,
         backends=(),
+        fast_path=None,
         missing=missing,
     )
 
@@ -99,6 +100,7 @@ def test_text_aligns_and_labels_each_kind_once() -> None:
         "  CPU kernels  avx2 in use; built for portable, avx2",
         "  CUDA kernels none are built",
         "  built with   gcc 12, C++20, torch 2.13.0; runs on torch 2.11 and later",
+        "  fast path    on",
         "  missing      a",
         "               b",
     ]
@@ -119,7 +121,7 @@ def test_extension_that_was_not_built_is_missing_with_how_to_get_it() -> None:
 
 
 def test_extension_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "why_unavailable", lambda: "undefined symbol: foo")
+    monkeypatch.setattr(extension, "unavailable_reason", lambda: "undefined symbol: foo")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     found = tk.info()
     assert found.build is None

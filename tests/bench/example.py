@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from transformer_kernels.bench import Case, Provenance, Row, Timing, make_row
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 PROVENANCE = Provenance("2026-01-02T03:04:05Z", "abc1234", "xeon-amx", "2.13.0+cpu", "", "", 2)
 CASE = Case(name="causal", M=4, N=4, mask=Mask.causal(), mask_name="causal", dtype=torch.float16)

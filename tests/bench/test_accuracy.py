@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_kernels.api import attention
 from transformer_kernels.bench import Case, Direction, Outputs, exact_outputs, run_once
 from transformer_kernels.bench.cases import SEED
-from transformer_kernels.mask import Mask
+from transformer_kernels.functional.attention import attention
+from transformer_kernels.masks.mask import Mask
 
 PLAIN = Case(name="grouped", B=2, H_q=4, H_kv=2, M=7, N=9, D=4, D_v=3, mask=Mask.window(3, 2))
 BIASED = replace(PLAIN, bias=torch.randn(2, 4, 7, 9, dtype=torch.float64, requires_grad=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_kernels.bench import Case, Direction
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 CASE = Case(name="causal", B=2, H_q=4, H_kv=2, M=6, N=8, D=3, D_v=5, mask=Mask.causal())
 

@@ -9,7 +9,7 @@ import torch
 
 from transformer_kernels.bench import Interleaver, clocks
 from transformer_kernels.bench.clocks import Seconds
-from transformer_kernels.bench.work import Work
+from transformer_kernels.bench.workload import Work
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import torch
 
 from transformer_kernels.bench import Case
 from transformer_kernels.bench.flex import flex, mask_mod
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 B, M, N = 2, 9, 12
 

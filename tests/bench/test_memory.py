@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
-from transformer_kernels.bench.work import Work
+from transformer_kernels.bench.workload import Work
 
 MIB = 2**20
 NOISE = 6 * MIB

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from transformer_kernels.bench import Budget, Interleaver
-from transformer_kernels.bench.work import Prepare, Work
+from transformer_kernels.bench.workload import Prepare, Work
 
 
 class FakeClock:

@@ -18,7 +18,7 @@ from transformer_kernels.bench import (
     variants,
 )
 from transformer_kernels.bench.cases import Inputs
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 MASKS = {
     "full": None,
@@ -67,7 +67,7 @@ def test_a_variant_is_usable_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     # A torch for CPUs has no driver to ask.
-    monkeypatch.setattr(CudaBackend, "why_unavailable", lambda self: "there is no driver")
+    monkeypatch.setattr(CudaBackend, "unavailable_reason", lambda self: "there is no driver")
     assert [variant.name for variant in usable_variants()] == on_cpu
     on_cuda = [variant.name for variant in usable_variants(device=torch.device("cuda"))]
     assert on_cuda[:6] == ["naive", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"]
@@ -79,8 +79,8 @@ def test_a_gpu_has_one_of_the_cuda_variants(
     is_hopper: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(CudaBackend, "why_unavailable", lambda self: None)
-    monkeypatch.setattr(variants, "has_hopper_kernels", lambda device: is_hopper)
+    monkeypatch.setattr(CudaBackend, "unavailable_reason", lambda self: None)
+    monkeypatch.setattr(variants, "runs_hopper", lambda device: is_hopper)
     usable = {variant.name for variant in usable_variants(device=torch.device("cuda"))}
     assert ("cuda_sm80" in usable, "cuda_sm90" in usable) == (not is_hopper, is_hopper)
 
@@ -88,8 +88,8 @@ def test_a_gpu_has_one_of_the_cuda_variants(
 def test_what_needs_a_cuda_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"):
-        assert VARIANTS[name].why_unavailable() == "torch finds no CUDA device"
-    assert VARIANTS["triton"].why_unavailable() is not None
+        assert VARIANTS[name].unavailable_reason() == "torch finds no CUDA device"
+    assert VARIANTS["triton"].unavailable_reason() is not None
 
 
 def test_a_kernel_of_sdpa_that_cannot_does_not_fall_back() -> None:

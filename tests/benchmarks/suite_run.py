@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.record import ROOT
+from benchmarks.runner.record import ROOT
 from transformer_kernels.bench import Row, read_rows
 
 

@@ -116,7 +116,7 @@ def test_a_missing_package_is_named_with_its_extra(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "transformer_kernels.extras.find_spec",
+        "transformer_kernels.optional_deps.find_spec",
         lambda name: None if name == package else find(name),
     )
     assert cli.main(["demo", "--quick", "--out", str(tmp_path / "out")]) == 2

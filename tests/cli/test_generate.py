@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.threads import one_thread
+from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.models import GeneratorConfig, TextGenerator
 from transformer_kernels.training import (

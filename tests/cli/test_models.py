@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.threads import one_thread
+from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
-from transformer_kernels.cli.trainings import TRAININGS, Training
+from transformer_kernels.cli.recipes import TRAININGS, Training
 from transformer_kernels.training import PRESETS, TASKS, read_curve
 
 Words = list[str]

@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 import torch
 
-from tests.threads import one_thread
+from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
 from transformer_kernels.nn import AttentionPath
@@ -228,7 +228,7 @@ def test_a_run_that_diverges_says_so(
 def test_missing_packages_are_named(
     text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     assert "pip install transformer_kernels[train]" in refused(capsys, TINY, "--data", text)
 
 

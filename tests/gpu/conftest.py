@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from transformer_kernels.backends import CudaBackend
+from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,7 +32,7 @@ def _the_device_is_not_lost() -> Iterator[None]:
 def backend(request: pytest.FixtureRequest) -> str:
     """Every fused backend that runs here. One that must run and cannot fails its tests."""
     name = str(request.param)
-    if name == "cuda" and (reason := CudaBackend.why_not_built()) is not None:
+    if name == "cuda" and (reason := not_built_reason()) is not None:
         pytest.skip(reason)
     return name
 

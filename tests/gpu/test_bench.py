@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu_cases import masked_cases
-from benchmarks.gpu_check import try_out
+from benchmarks.cases.gpu import masked_cases
+from benchmarks.runner.gpu_check import try_out
 from transformer_kernels.bench import (
     VARIANTS,
     Case,
@@ -17,8 +17,8 @@ from transformer_kernels.bench import (
     clock_for,
     peak_extra_bytes,
 )
-from transformer_kernels.bench.work import Work
-from transformer_kernels.mask import Mask
+from transformer_kernels.bench.workload import Work
+from transformer_kernels.masks.mask import Mask
 
 pytestmark = pytest.mark.gpu
 
@@ -70,7 +70,7 @@ def test_every_variant_computes_the_same(variant: Variant, mask: str) -> None:
         name=mask, B=16, H_q=2, H_kv=2, M=1024, N=1024, D=64, D_v=64,
         dtype=torch.bfloat16, mask=MASKED[mask], mask_name=mask,
     )  # fmt: skip
-    if (reason := variant.why_unavailable()) is not None:
+    if (reason := variant.unavailable_reason()) is not None:
         pytest.skip(reason)
     torch.compiler.reset()
     trial = try_out(case.to(CUDA), [variant])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transformer_kernels.testing.cases import CASES, Case
-from transformer_kernels.testing.results import assert_case, reasons_against
+from tests.support.cases import CASES, Case
+from tests.support.evaluate import assert_case, reasons_against
 
 pytestmark = pytest.mark.gpu
 

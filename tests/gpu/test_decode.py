@@ -8,20 +8,18 @@ import torch
 import transformer_kernels as tk
 from tests.gpu.test_graphs import capture
 from tests.gpu.test_offsets import far_apart, need_gib
-from transformer_kernels.backends import CudaBackend
-from transformer_kernels.testing.decoding import (
+from tests.support.decode_cases import (
     DECODE_CASES,
     DecodeCase,
     assert_decode_case,
     by_decoding,
     decode_inputs,
 )
+from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        CudaBackend.why_not_built() is not None, reason=CudaBackend.why_not_built() or ""
-    ),
+    pytest.mark.skipif(not_built_reason() is not None, reason=not_built_reason() or ""),
 ]
 
 B, H_q, H_kv, D, PAGE, MOST = 5, 8, 2, 128, 64, 40

@@ -9,9 +9,9 @@ import torch
 
 import transformer_kernels as tk
 from tests.gpu.on_device import assert_same_bits, step, tensors
+from tests.support.cases import CASES, Case, inputs
+from tests.support.evaluate import by_backend
 from transformer_kernels.bench import peak_extra_bytes
-from transformer_kernels.testing.cases import CASES, Case, inputs
-from transformer_kernels.testing.results import by_backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 

@@ -7,14 +7,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import transformer_kernels as tk
-from tests.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
 from tests.gpu.on_device import tensors
-from transformer_kernels.backends import CudaBackend
-from transformer_kernels.backends.cuda import has_hopper_kernels
-from transformer_kernels.explain import explain
-from transformer_kernels.testing.cases import Case
-from transformer_kernels.testing.packed import PackedCase, assert_packed_case
-from transformer_kernels.testing.results import assert_case
+from tests.support.cases import Case
+from tests.support.evaluate import assert_case
+from tests.support.varlen_cases import PackedCase, assert_packed_case
+from transformer_kernels.backends.native.cuda_support import not_built_reason, runs_hopper
+from transformer_kernels.functional.explain import explain
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +22,7 @@ HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 
 @pytest.fixture(autouse=True)
 def _hopper() -> None:
-    if (reason := CudaBackend.why_not_built()) is not None:
+    if (reason := not_built_reason()) is not None:
         pytest.skip(reason)
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the GPU is not Hopper's")
@@ -47,7 +46,7 @@ def test_packed(case: PackedCase, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("D", [64, 128, 192, 256])
 def test_they_run(D: int, dtype: torch.dtype) -> None:
     """By the names of what the device ran."""
-    assert has_hopper_kernels(torch.device("cuda"))
+    assert runs_hopper(torch.device("cuda"))
     x = tensors(D=D, dtype=dtype)
     told = explain(*x[:3], backend="cuda").kernel
     assert told is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transformer_kernels.models import GeneratorConfig, TextGenerator
-from transformer_kernels.models.writing import write
+from transformer_kernels.models.generation import write
 from transformer_kernels.training import (
     ByteWindows,
     GeneratorTask,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transformer_kernels.testing.packed import PACKED_CASES, PackedCase, assert_packed_case
+from tests.support.varlen_cases import PACKED_CASES, PackedCase, assert_packed_case
 
 pytestmark = pytest.mark.gpu
 

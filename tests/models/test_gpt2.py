@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.models import huggingface
 from transformer_kernels import Mask
 from transformer_kernels.models import GPT2, GPT2_SIZES, GPT2Config
-from transformer_kernels.models.writing import write
+from transformer_kernels.models.generation import write
 from transformer_kernels.nn import AttentionPath, MultiHeadAttention, Stack, TransformerBlock
 
 TINY = GPT2Config(layers=2, heads=2, width=16, vocabulary=31, context=12, dropout=0.0)

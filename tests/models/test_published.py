@@ -381,6 +381,6 @@ def test_a_wrong_path_of_attention_is_named_before_anything_is_read(
 
 
 def test_a_missing_safetensors_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"safetensors is not installed: pip install .*\[train\]"):
         GPT2.from_safetensors("any")

@@ -56,6 +56,6 @@ def test_curves_are_drawn(tmp_path: Path, ending: str, magic: bytes) -> None:
 def test_a_missing_matplotlib_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"pip install transformer_kernels\[train\]"):
         curves.plot_curves({}, tmp_path / "curve.png")

@@ -20,7 +20,7 @@ def test_a_validation_is_shown_with_its_figures(capsys: pytest.CaptureFixture[st
 
 
 def test_a_missing_rich_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     refused = pytest.raises(ImportError, match=r"rich is not installed: pip install .*\[train\]")
     with refused, progress_bar(1):
         pass

@@ -25,7 +25,7 @@ from transformer_kernels.training import (
     resume,
     train,
 )
-from transformer_kernels.training.ranks import Ranks
+from transformer_kernels.training.distributed import Ranks
 from transformer_kernels.training.trainer import LEAST_SCALE, split
 
 

@@ -160,7 +160,7 @@ def test_a_vocabulary_too_small_is_named(vocabulary: int, special: bool, message
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.extras.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     refused = r"tokenizers is not installed: pip install transformer_kernels\[train\]"
     with pytest.raises(ImportError, match=refused):
         train_tokens(TEXT, 300)

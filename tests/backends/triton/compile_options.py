@@ -1,0 +1,112 @@
+"""Run by test_compilation.py, without Triton's interpreter: compiles every option for one chip."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from transformer_kernels import Mask, alibi
+from transformer_kernels.backends.triton import launch, target
+from transformer_kernels.backends.triton.compile_report import Driver, compile_for
+from transformer_kernels.backends.triton.config import CHIPS
+from transformer_kernels.problem import SavedForBackward
+from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem.varlen import build_varlen_problem, one_entry
+
+B, H, S, D = 2, 4, 320, 64  # a length that divides by 16: wide loads take the most shared memory
+CHIP = sys.argv[1]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def integers(*shape: int) -> Tensor:
+    return empty(*shape, dtype=torch.int64)
+
+
+Q = empty(B, H, S, D)
+K = empty(B, H // 2, S, D)
+DENSE = Mask.dense(empty(B, 1, S, S, dtype=torch.bool))
+SEGMENTS = Mask.segments(integers(B, S)) & Mask.causal()
+LAYOUT = Mask.block_sparse(empty(6, 6, dtype=torch.bool), 60)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dense": {"mask": DENSE},
+    "segments": {"mask": SEGMENTS},
+    "layout": {"mask": LAYOUT},
+    "ranges": {"mask": Mask.key_range(integers(B), integers(B))},
+    "dropout": {"dropout_p": 0.1, "seed": integers()},
+    "softcap": {"softcap": 3.0},
+    "alibi": {"bias": alibi(empty(H, dtype=torch.float32))},
+    "bias": {"bias": empty(B, H, S, S)},
+    "bias-float32": {"bias": empty(B, H, S, S, dtype=torch.float32)},
+    "bias-keys": {"bias": empty(H, 1, S), "mask": Mask.causal()},
+    "everything": {
+        "mask": DENSE & SEGMENTS & LAYOUT,
+        "bias": empty(B, H, S, S, dtype=torch.float32),
+        "dropout_p": 0.1,
+        "seed": integers(),
+        "softcap": 2.0,
+    },
+}
+
+
+def run(q: Tensor, k: Tensor, **options: Any) -> None:
+    """A forward and a backward pass, with a gradient of lse."""
+    names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
+    given: dict[str, Any] = dict.fromkeys(names) | {"dropout_p": 0.0} | options
+    problem, extras = build_problem(q, k, k, **given)
+    call = launch.prepare(q, k, k, extras, problem)
+    o, lse, summary = launch.forward(call)
+    saved = SavedForBackward(q, k, k, o, lse, summary if summary.numel() else None)
+    launch.backward(call, o, torch.empty_like(lse), saved, True)
+
+
+def run_packed() -> None:
+    q, k = empty(500, H, D), empty(500, H // 2, D)
+    starts = integers(B + 1)
+    problem, extras = build_varlen_problem(
+        q, k, k, starts, starts, S, S, Mask.causal(align="bottom_right"), None, None, None, 0.0,
+        None, None,
+    )  # fmt: skip
+    call = launch.prepare(one_entry(q), one_entry(k), one_entry(k), extras, problem)
+    o, lse, _ = launch.forward(call)
+    launch.backward(call, o, None, SavedForBackward(call.q, call.k, call.v, o, lse, None), False)
+
+
+shared_kib: dict[str, dict[str, float]] = defaultdict(dict)
+keys: dict[str, set[str]] = defaultdict(set)
+case = ""
+
+
+def compile_instead(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002
+    if case == "lengths":
+        keys[fn.jit_function.__name__].add(key)
+    else:
+        made = compile_for(CHIP, fn.jit_function, compile)
+        shared_kib[case][fn.jit_function.__name__] = made.metadata.shared / 1024
+    return True
+
+
+triton.runtime.driver.set_active(Driver(CHIP))
+triton.knobs.runtime.jit_cache_hook = compile_instead
+with target.pretend(CHIPS[CHIP]):
+    for case, options in OPTIONS.items():  # noqa: B007  (the hook reads it)
+        run(Q, K, **options)
+    case = "packed"
+    run_packed()
+    case = "lengths"
+    for length, mask in (
+        (1, None), (16, None), (100, Mask.causal()), (1024, Mask.window(1, 0)),
+        (4096, Mask.window(16, 32, align="bottom_right")),
+    ):  # fmt: skip
+        run(empty(B, H, length, D), empty(B, H // 2, length + 7, D), mask=mask)
+counts = {name: len(found) for name, found in keys.items()}
+print(json.dumps({"shared_kib": shared_kib, "keys": counts}))

@@ -1,0 +1,59 @@
+"""Which blocks the kernels are told to visit, against the mask written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import transformer_kernels as tk
+from transformer_kernels.backends.triton import launch
+from transformer_kernels.backends.triton.config import Tile
+from transformer_kernels.problem.attention import build_problem
+
+M, N = 300, 210
+
+
+def call_and_mask(device: torch.device) -> tuple[launch.Call, torch.Tensor]:
+    """A dense mask with hidden blocks and holes, under a diagonal."""
+    shown = torch.ones(1, 1, M, N, dtype=torch.bool)
+    shown[..., 64:192, :64] = False
+    shown[..., 290, 130] = False
+    mask = (tk.Mask.dense(shown) & tk.Mask.window(None, 40)).to(device)
+    q, k = torch.zeros(1, 1, M, 8, device=device), torch.zeros(1, 1, N, 8, device=device)
+    problem, extras = build_problem(q, k, k, mask, None, None, None, 0.0, None, None)
+    return launch.prepare(q, k, k, extras, problem), mask.materialize(1, 1, M, N)[0, 0].cpu()
+
+
+def test_the_summary_tells_hidden_part_and_full(device: torch.device) -> None:
+    """Of the flags alone: diagonals come in with the lists."""
+    call, _ = call_and_mask(device)
+    assert call.extras.dense is not None
+    flags = call.extras.dense[0, 0].cpu()
+    expected = [
+        [0 if not block.any() else 2 if block.all() else 1 for block in row.split(64, dim=1)]
+        for row in flags.split(64)
+    ]
+    assert launch.summarize(call)[0, 0].tolist() == expected
+    assert {0, 1, 2} == {entry for row in expected for entry in row}
+
+
+@pytest.mark.parametrize("by_keys", [False, True])
+@pytest.mark.parametrize("tile", [Tile(128, 64, 4, 1), Tile(32, 128, 4, 1)], ids=str)
+def test_lists_hold_what_is_visible(tile: Tile, by_keys: bool, device: torch.device) -> None:
+    call, shown = call_and_mask(device)
+    lists = launch.block_lists(call, launch.summarize(call), tile, by_keys=by_keys)
+    assert lists.indices is not None
+    assert lists.counts is not None
+    sides = max(tile.block_m, 64), max(tile.block_n, 64)
+    if by_keys:
+        shown, sides = shown.mT, sides[::-1]
+    for block, rows in enumerate(shown.split(sides[0])):
+        blocks = list(enumerate(rows.split(sides[1], dim=1)))
+        full = {n for n, one in blocks if one.all() and one.shape[1] == sides[1]}
+        if by_keys and rows.shape[0] < sides[0]:
+            full = set()  # keys behind the last one are never shown
+        part = {n for n, one in blocks if one.any()} - full
+        in_part, in_full = lists.counts[0, 0, block].tolist()
+        indices = lists.indices[0, 0, block].tolist()
+        assert sorted(indices[:in_part]) == sorted(part)
+        assert sorted(indices[len(indices) - in_full :]) == sorted(full)

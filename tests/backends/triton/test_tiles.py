@@ -1,0 +1,94 @@
+"""Every shipped tile compiles for every chip, fits it, and keeps its loops in registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from transformer_kernels import cli
+from transformer_kernels.backends.triton import config
+from transformer_kernels.backends.triton.compile_report import Compiled, compile_tiles
+
+pytestmark = pytest.mark.exhaustive
+
+CHIPS = ("sm80", "sm90", "sm100", "gfx9")
+KERNELS = {"forward", "row_terms", "key_gradients", "query_gradients", "tile_sums"}
+SCRIPT = """
+import dataclasses, json, sys
+from transformer_kernels.backends.triton.compile_report import compile_tiles
+if __name__ == "__main__":
+    for made in compile_tiles((sys.argv[1],)):
+        print(json.dumps(dataclasses.asdict(made)))
+"""
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_all_compile_and_keep_their_promises(name: str, tmp_path: Path) -> None:
+    """One test for all, for a chip's kernels take half a minute to compile."""
+    compiled = compile_for(name, tmp_path)
+    assert_all_fit(compiled)
+    assert_shared_memory_is_foreseen(compiled)
+    assert_loops_of_common_tiles_do_not_spill(compiled)
+
+
+def compile_for(chip: str, folder: Path) -> list[Compiled]:
+    """All kernels, by a process in which Triton's interpreter is off."""
+    script = folder / "compile.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, str(script), chip],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [Compiled(**json.loads(line)) for line in run.stdout.splitlines()]
+
+
+def assert_all_fit(compiled: list[Compiled]) -> None:
+    chip = config.CHIPS[compiled[0].chip]
+    made = {(one.kernel, one.dtype, one.columns) for one in compiled}
+    assert made == {
+        (kernel, dtype, columns)
+        for kernel in KERNELS
+        for dtype in ("bfloat16", "float32")
+        for columns in config.WIDTHS
+    }
+    for one in compiled:
+        print(one)
+        assert one.shared_kib <= chip.shared_kib, one
+
+
+def assert_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
+    """What tuning takes for granted, for halves. Of wider rows the compiler may keep a turned copy,
+    and parts of float32 it keeps where it likes."""
+    for one in compiled:
+        if one.kernel in ("row_terms", "tile_sums") or one.dtype == "float32" or one.columns > 128:
+            continue
+        kernel = cast(config.Kernel, one.kernel)
+        chip = config.CHIPS[one.chip]
+        tile = config.tile(kernel, chip, 2, one.columns)
+        assert tile is not None
+        foreseen = config.shared_bytes(kernel, chip, tile, 2, one.columns) / 1024
+        assert 0.3 * foreseen < one.shared_kib <= foreseen + 2, one
+
+
+def assert_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
+    common = [one for one in compiled if one.dtype == "bfloat16" and one.columns <= 128]
+    assert len(common) == 2 * len(KERNELS)
+    assert [one for one in common if one.spills_in_loops] == []
+
+
+def test_the_interpreter_has_nothing_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
+    """These tests run with it on, where there is no GPU."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton's interpreter is off: there is a GPU here")
+    with pytest.raises(RuntimeError, match="unset TRITON_INTERPRET"):
+        next(compile_tiles())
+    assert cli.main(["tiles"]) == 2
+    assert "unset TRITON_INTERPRET" in capsys.readouterr().err

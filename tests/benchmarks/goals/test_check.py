@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.goals import cpu as goals
+from benchmarks.goals.check import MISSING, as_columns, as_markdown, judge, main
+from benchmarks.goals.cpu import Goal
+from tests.bench.example import row
+from transformer_kernels.bench import Row, write_rows
+
+GOALS = {
+    "cpu": [
+        Goal(what="fast", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=1.5),
+        Goal(what="faster", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=3.0),
+        Goal(what="scales", over={"threads": 1}, under={"threads": 2}, least=1.8),
+    ]
+}
+
+
+def rows() -> list[Row]:
+    """SDPA takes twice as long as ours."""
+    ours = replace(row(), suite="cpu", case="full", dtype="float32")
+    return [ours, replace(ours, variant="sdpa", median_ms=2 * ours.median_ms)]
+
+
+def test_a_goal_is_reached_missed_or_not_measured() -> None:
+    judged = judge(rows(), GOALS)
+    assert [(line.verdict, line.measured) for line in judged] == [
+        ("pass", "2.00 of 1"),
+        ("FALL SHORT", "2.00 of 1"),
+        (MISSING, ""),
+    ]
+    assert judged[0].worst == "2.00 (float32, S = 4, D = 64, full, fwd: 4 ms / 2 ms)"
+
+
+def test_other_suites_do_not_count() -> None:
+    assert judge([replace(one, suite="attention") for one in rows()], GOALS) == []
+
+
+def test_each_suite_has_goals_of_its_own() -> None:
+    """And rows of one are not held against those of another."""
+    suites = {"cpu": GOALS["cpu"][:1], "gpu": GOALS["cpu"][1:2]}
+    both = [*rows(), *(replace(one, suite="gpu") for one in rows())]
+    assert [(line.goal, line.measured) for line in judge(both, suites)] == [
+        ("fast", "2.00 of 1"),
+        ("faster", "2.00 of 1"),
+    ]
+
+
+def test_columns_are_aligned() -> None:
+    title, *lines = as_columns(judge(rows(), GOALS))
+    at = title.index("verdict")
+    assert [line[at:].split("  ")[0] for line in lines] == ["pass", "FALL SHORT", MISSING]
+
+
+def test_markdown_is_a_table() -> None:
+    lines = as_markdown(judge(rows(), GOALS))
+    assert {line.count("|") for line in lines} == {6}
+    assert lines[2].startswith("| fast | >= 1.5 | 2.00 of 1 | pass | 2.00 (float32, S = 4, D = 64,")
+
+
+@pytest.mark.parametrize(
+    ("options", "cell"), [([], "  FALL SHORT  "), (["--markdown"], "| FALL SHORT |")]
+)
+def test_the_command_judges_the_last_run(
+    options: list[str],
+    cell: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, sdpa = rows()
+    close = [ours, replace(sdpa, median_ms=1.2 * ours.median_ms)]
+    earlier = [replace(one, date="2025-01-01T00:00:00Z") for one in rows()]
+    write_rows(tmp_path / "cpu.csv", [*earlier, *close])
+    monkeypatch.setattr(sys, "argv", ["verdict", str(tmp_path / "cpu.csv"), *options])
+    main()
+    text = capsys.readouterr().out
+    assert text.startswith("xeon-amx, torch 2.13.0+cpu, commit abc1234, 2026-01-02\n")
+    assert "float32, S = 4, D = 64, full, fwd: 2.4 ms / 2 ms" in text
+    assert text.count(cell) == 1
+    assert text.endswith(f"1 of {len(goals.GOALS)} goals are reached.\n")

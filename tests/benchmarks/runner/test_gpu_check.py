@@ -1,0 +1,98 @@
+"""Trials, on the CPU: they ask nothing of a device but that it computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.runner.gpu_check import end_if_device_is_lost, try_out, why_refused
+from transformer_kernels.bench import Attend, Case, Variant, usable_variants
+from transformer_kernels.masks.mask import Mask
+
+CASE = Case(
+    name="padding", B=2, H_q=3, H_kv=3, M=16, N=16, D=8, D_v=8, dtype=torch.bfloat16,
+    mask=Mask.padding(torch.tensor([5, 16])),
+)  # fmt: skip
+
+
+def variant(name: str, bind: Callable[[Case], Attend], *, is_peer: bool) -> Variant:
+    return Variant(name, name, bind, is_peer=is_peer)
+
+
+def refuse(_case: Case) -> Attend:
+    raise ValueError("takes no padding")
+
+
+def fail(_case: Case) -> Attend:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        raise RuntimeError("no kernel")
+
+    return attend
+
+
+def err(case: Case) -> Attend:
+    (right,) = usable_variants(["sdpa"])
+    attend = right.bind(case)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o = attend(q, k, v)
+        return o + torch.tensor([0.0, 0.0, 0.5])[:, None, None]  # in one of the heads looked at
+
+    return call
+
+
+def test_those_that_are_right_are_kept_and_some_heads_are_looked_at() -> None:
+    trial = try_out(CASE, usable_variants(["naive", "sdpa", "cpu"]))
+    assert trial.left_out == {}
+    assert list(trial.checked.attends) == list(trial.seconds) == ["naive", "sdpa", "cpu"]
+    assert trial.checked.outputs["cpu"].dq.shape == (2, 2, 16, 8)
+    assert trial.checked.inputs.q.shape == (2, 3, 16, 8)
+    for contender in trial.checked.contenders("bwd"):
+        assert 0.0 < contender.error < 0.1
+
+
+@pytest.mark.parametrize(
+    ("bind", "reason"),
+    [(refuse, "takes no padding"), (fail, "no kernel"), (err, "wrong, padding: o")],
+)
+def test_a_peer_is_left_out_with_its_reason(bind: Callable[[Case], Attend], reason: str) -> None:
+    trial = try_out(CASE, [*usable_variants(["sdpa"]), variant("wrong", bind, is_peer=True)])
+    assert list(trial.checked.attends) == ["sdpa"]
+    assert reason in trial.left_out["wrong"]
+
+
+@pytest.mark.parametrize("bind", [refuse, fail, err])
+def test_ours_is_broken_and_others_are_measured(bind: Callable[[Case], Attend]) -> None:
+    trial = try_out(CASE, [variant("wrong", bind, is_peer=False), *usable_variants(["sdpa"])])
+    assert list(trial.checked.attends) == ["sdpa"]
+    assert trial.left_out == {}
+    assert list(trial.broken) == ["wrong"]
+
+
+def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(pytest.exit.Exception, match=r"lost to this process: .* encountered$"):
+        end_if_device_is_lost()
+
+
+def test_a_reason_is_told_without_what_is_beside_it() -> None:
+    def attempt() -> None:
+        for text in (
+            "Flash attention kernel not used because: (Triggered internally at a.cpp:1.)",
+            "It takes no attn_mask. (Triggered internally at b.cpp:2.)",
+            "CuDNN attention has been runtime disabled. (Triggered internally at c.cpp:3.)",
+        ):
+            warnings.warn(text, stacklevel=2)
+        raise RuntimeError("No available kernel. Aborting execution.\nException raised from ...")
+
+    assert (
+        why_refused(attempt) == "No available kernel. Aborting execution.; It takes no attn_mask."
+    )
+    assert why_refused(lambda: None) is None

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.runner.measure import Contender, Truth, check, measured_rows
+from tests.bench.example import PROVENANCE
+from transformer_kernels.bench import Budget, Case, Variant, usable_variants
+from transformer_kernels.masks.mask import Mask
+
+CASE = Case(name="causal", H_q=2, H_kv=2, M=16, N=16, D=8, D_v=8, mask=Mask.causal())
+
+
+def wrong_by(relative: float) -> Variant:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o: Tensor = right(q, k, v) * (1.0 + relative)
+        return o
+
+    (naive,) = usable_variants(["naive"])
+    right = naive.bind(CASE)
+    return Variant("wrong", "wrong", lambda _case: attend)
+
+
+def test_right_variants_pass_and_keep_their_outputs() -> None:
+    checked = check(CASE, usable_variants(["naive", "sdpa"]))
+    assert list(checked.attends) == list(checked.outputs) == ["naive", "sdpa"]
+
+
+def test_a_wrong_variant_stops_before_any_time_is_taken() -> None:
+    naive = usable_variants(["naive"])
+    check(CASE, [*naive, wrong_by(0.0)])
+    with pytest.raises(AssertionError, match="wrong, causal: o"):
+        check(CASE, [*naive, wrong_by(1e-4)])
+
+
+def test_a_wrong_bias_gradient_is_noticed() -> None:
+    bias = torch.randn(1, 2, 16, 16, requires_grad=True)
+    case = replace(CASE, bias=bias)
+    (naive,) = usable_variants(["naive"])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        doubled = 2.0 * bias - bias.detach()
+        return naive.bind(replace(case, bias=doubled))(q, k, v)
+
+    with pytest.raises(AssertionError, match="wrong, causal: dbias"):
+        check(case, [naive, Variant("wrong", "wrong", lambda _case: attend)])
+
+
+def test_a_truth_that_is_given_is_the_judge() -> None:
+    truth = check(CASE, usable_variants(["naive"])).truth
+    sdpa = usable_variants(["sdpa"])
+    assert list(check(CASE, sdpa, truth).outputs) == ["sdpa"]
+    other = Truth(*(of._replace(dv=of.dv + 1.0) for of in (truth.exact, truth.naive)))
+    with pytest.raises(AssertionError, match="sdpa, causal: dv"):
+        check(CASE, sdpa, other)
+
+
+def test_contenders_are_measured_in_turn_and_each_has_its_row() -> None:
+    calls = []
+
+    def contender(variant: str, **more: int) -> Contender:
+        def work() -> None:
+            calls.append(variant)
+
+        return Contender(
+            case=CASE, direction="fwd", variant=variant, prepare=lambda: work, error=0.5, **more
+        )
+
+    def repeat(round_: Callable[[], None], rounds: int) -> None:
+        calls.clear()
+        for _ in range(rounds):
+            round_()
+
+    rows = measured_rows(
+        [contender("cpu"), contender("one", threads=1), contender("naive", most_rounds=1)],
+        provenance=PROVENANCE,
+        suite="cpu",
+        budget=Budget(0.0, fewest=2),
+        repeat=repeat,
+    )
+    assert calls == ["cpu", "one", "naive", "one", "cpu"]
+    assert [(row.variant, row.threads, row.error, row.suite) for row in rows] == [
+        ("cpu", 2, 0.5, "cpu"),
+        ("one", 1, 0.5, "cpu"),
+        ("naive", 2, 0.5, "cpu"),
+    ]
+
+
+def test_the_variants_that_are_named_contend() -> None:
+    checked = check(CASE, usable_variants(["naive", "sdpa"]))
+    assert [c.variant for c in checked.contenders("fwd")] == ["naive", "sdpa"]
+    assert [c.variant for c in checked.contenders("fwd", ["sdpa"])] == ["sdpa"]

@@ -1,0 +1,168 @@
+"""The kernels of every instruction set that was built run the whole table of cases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import transformer_kernels as tk
+from tests.support.backends import DTYPES
+from tests.support.cases import CASES, Case
+from tests.support.evaluate import assert_case
+from tests.support.isas import forced_isa
+from tests.support.threads import one_thread
+from tests.support.tiers import in_turns, sampled
+from transformer_kernels import _C
+
+AVX2 = ("avx2", "fma", "f16c")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+NEEDED = {"portable": (), "avx2": AVX2, "avx512": AVX512, "amx": (*AVX512, "amx_bf16")}
+
+
+def runs_here(name: str) -> bool:
+    features = _C.cpu_features()
+    return all(features.get(feature, False) for feature in NEEDED[name])
+
+
+@pytest.fixture(params=_C.built_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Forced for the test, with one thread: it takes whole heads, where others share them."""
+    with forced_isa(request.param), one_thread():
+        yield request.param
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("case", "isa", "dtype"),
+    sampled(CASES, itertools.product(_C.built_isas(), (torch.float32, torch.bfloat16))),
+    indirect=["isa"],
+)
+def test_case(case: Case, dtype: torch.dtype, isa: str) -> None:
+    assert _C.isa() == isa
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.name in ("all-masks", "gqa-everything", "primes")],
+    ids=str,
+)
+def test_other_dtypes(case: Case, dtype: torch.dtype, isa: str) -> None:
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(
+    ("dtype", "isa", "bias"),
+    in_turns(DTYPES[1:], itertools.product(_C.built_isas(), ("1hmn", "11mn"))),
+    indirect=["isa"],
+)
+def test_a_gradient_too_large_for_caches(dtype: torch.dtype, isa: str, bias: str) -> None:
+    """It is streamed to memory: every other row of halves is aligned to a vector of 64 bytes."""
+    case = Case(
+        name="large-bias", B=1, M=1030, N=1040 if bias == "1hmn" else 2080, bias=bias,
+        mask=lambda _: tk.Mask.window(700, 0),
+    )  # fmt: skip
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_maxima_that_rise(dtype: torch.dtype, isa: str) -> None:
+    """With every block of keys in the first heads, with every second or third one in the others:
+    what o has not taken yet goes by the old maximum, what it has is scaled to the new one."""
+    case = Case(name="rising", B=1, H_q=4, H_kv=2, M=70, N=645, D=40, D_v=72, alibi="bottom_right")
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_gradients_of_several_chunks_of_queries(dtype: torch.dtype, isa: str) -> None:
+    """Each is packed where the one before was, and its dq summed where that one's was."""
+    case = Case(
+        name="chunks", M=330, N=70, D=200, D_v=136, dlse=True,
+        mask=lambda _: tk.Mask.window(280, 20),
+    )  # fmt: skip
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_blocks_that_are_left_out(dtype: torch.dtype, isa: str) -> None:
+    """Keys that nothing sees, at both ends; and heads of three blocks of queries that share a head
+    of k, so that every other pair of blocks is of two heads."""
+    case = Case(
+        name="left-out", B=1, H_q=4, H_kv=2, M=190, N=620,
+        mask=lambda _: tk.Mask.window(200, -150, align="bottom_right"), hidden=math.nan,
+    )  # fmt: skip
+    assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_cotangent_that_lies_across(dtype: torch.dtype, isa: str) -> None:
+    """Its rows are no vectors in memory; as a copy they are."""
+    leaves = [torch.randn(1, 2, 64, 64).to(dtype).requires_grad_() for _ in range(3)]
+    do = torch.randn(1, 2, 64, 64).to(dtype).mT
+    o = tk.attention(*leaves, backend="cpu")
+    across = torch.autograd.grad(o, leaves, do, retain_graph=True)
+    along = torch.autograd.grad(o, leaves, do.contiguous())
+    torch.testing.assert_close(across, along)
+
+
+def test_dropout_bits_are_the_same(isa: str) -> None:
+    q, k, v = torch.zeros(1, 1, 65, 1), torch.zeros(1, 1, 200, 1), torch.eye(200)[None, None]
+    kept = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="cpu") != 0
+    reference = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="reference") != 0
+    assert torch.equal(kept, reference)
+
+
+def test_explain_names_it(isa: str) -> None:
+    x = torch.randn(1, 1, 2, 2)
+    assert isa in str(tk.explain(x, x, x))
+
+
+def test_built(pytestconfig: pytest.Config) -> None:
+    """Ascending, the portable kernels always among them. The best that runs here is in use, unless
+    the option --isa asks for another."""
+    built = _C.built_isas()
+    assert built[0] == "portable"
+    assert built == [name for name in NEEDED if name in built]
+    best = [name for name in built if runs_here(name)][-1]
+    assert _C.isa() == (pytestconfig.getoption("isa") or best)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="no kernels are built for 'sse9'"):
+        _C.force_isa("sse9")
+    assert _C.isa() in _C.built_isas()
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("bits", range(0, 1 << 16, 1 << 12))
+def test_every_half_goes_through_unchanged(bits: int, queries: int, isa: str) -> None:
+    """One visible key: o = v, bit for bit, whatever v is; NaN stays NaN. Of many queries AMX takes
+    bfloat16 that is no larger than the smallest normal number for zero."""
+    for dtype in (torch.float16, torch.bfloat16):
+        v = torch.arange(bits, bits + (1 << 12)).to(torch.int16).view(dtype).reshape(-1, 1, 1, 64)
+        q = torch.zeros(v.shape[0], 1, queries, 8, dtype=dtype)
+        o, v = torch.broadcast_tensors(tk.attention(q, q[:, :, :1], v, backend="cpu"), v)
+        assert torch.equal(o.isnan(), v.isnan())
+        kept = ~v.isnan()
+        if isa == "amx" and queries > 1 and dtype == torch.bfloat16:
+            kept &= v.abs() > torch.finfo(dtype).tiny
+        assert torch.equal(o[kept], v[kept])
+
+
+@pytest.mark.parametrize("largest", [3.0e38, 3.4e38, float("inf")])
+def test_the_largest_floats_go_through_unchanged(largest: float, isa: str) -> None:
+    """Of 3.4e38 the first bfloat16 part would be infinite, and the rest NaN. Fewer queries are not
+    split into parts."""
+    v = torch.tensor([largest, -largest, 1.0, 0.0]).reshape(1, 1, 1, 4)
+    q, k = torch.zeros(1, 1, 40, 4), torch.zeros(1, 1, 1, 4)
+    o = tk.attention(q, k, v, backend="cpu")
+    assert torch.equal(o, v.expand(1, 1, 40, 4))

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from building.tools import find_compiler
+from tests.csrc.cuda.emulator_programs import Programs
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """C++ programs that run kernels in the emulator; each is built once, by whoever needs it."""
+    if not (compiler := find_compiler(os.environ)):
+        pytest.skip("needs a C++ compiler on PATH")
+    base = tmp_path_factory.getbasetemp()
+    # The processes of pytest-xdist share the folder above their own.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder: Path = shared / "emulator"
+    folder.mkdir(exist_ok=True)
+    return Programs(folder, compiler)

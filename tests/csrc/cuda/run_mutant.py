@@ -1,0 +1,53 @@
+"""What the cases of a mutant lead to."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+import torch
+
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
+from tests.csrc.cuda.mutants import DECODING, PACKED, WATCHED, Mutant
+from tests.support import emulator
+from tests.support.cases import CASES, Case
+from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_case
+from tests.support.evaluate import assert_case
+from tests.support.varlen_cases import PACKED_CASES, PackedCase, assert_packed_case
+from transformer_kernels.backends import schema
+from transformer_kernels.backends.native import cuda_support
+
+AnyCase = Case | DecodeCase | PackedCase
+SCHEDULES = (0, 1, 2)
+
+
+def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
+    """In a process of its own: a line for each case and schedule."""
+    torch.ops.load_library(library)
+    schema.register_fakes(WATCHED.library)
+    cuda_support.emulate(WATCHED.library)
+    operators = getattr(torch.ops, WATCHED.library)
+    operators.report_races(True)
+    operators.want_poison(True)
+    torch.use_deterministic_algorithms(mutant.deterministic)
+    cases: dict[str, AnyCase] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
+    cases |= {DECODING + case.name: case for case in DECODE_CASES}
+    cases |= {PACKED + case.name: case for case in (*PACKED_CASES, *HOPPER_PACKED)}
+    lines = []
+    for name in mutant.cases:
+        for seed in SCHEDULES:
+            with emulator.schedule(seed), emulator.chip(mutant.chip):
+                lines.append(_outcome(cases[name], getattr(torch, mutant.dtype)))
+    sender.send(lines)
+
+
+def _outcome(case: AnyCase, dtype: torch.dtype) -> str:
+    try:
+        if isinstance(case, DecodeCase):
+            assert_decode_case(case, dtype, "cuda")
+        elif isinstance(case, PackedCase):
+            assert_packed_case(case, dtype, "cuda")
+        else:
+            assert_case(case, dtype, "cuda")
+    except (AssertionError, RuntimeError) as error:
+        return " ".join(str(error).split())
+    return "right"

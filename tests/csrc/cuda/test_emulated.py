@@ -1,0 +1,192 @@
+"""The CUDA kernels in the emulator, beyond what every backend is asked: the tiles of other chips,
+other orders of threads, races, and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import transformer_kernels as tk
+from building.emulated import Emulation
+from tests.gpu.sanitizer_targets import WATCHED
+from tests.support import emulator
+from tests.support.cases import CASES, Case, inputs
+from tests.support.decode_cases import (
+    DECODE_CASES,
+    DecodeCase,
+    assert_decode_case,
+    by_decoding,
+    decode_inputs,
+)
+from tests.support.emulated import NOT_EMULATED
+from tests.support.evaluate import assert_case, by_backend
+from tests.support.poison import poisoned_memory
+from tests.support.varlen_cases import PACKED_CASES, PackedCase, assert_packed_case
+from transformer_kernels.backends import schema
+from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.masks.resolved import UNBOUNDED
+
+if NOT_EMULATED is not None:
+    pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
+
+LARGE, SMALL, RACES = Emulation(), Emulation(arch=860), Emulation(races=True)
+TAKEN = [case for case in CASES if max(case.D, case.D_v) <= 256]
+SOME = [case for case in CASES if case.name in WATCHED]
+SOME_DECODE = [
+    case
+    for case in DECODE_CASES
+    if case.name
+    in ("plain", "long-pages", "pages-group-8-queries-17", "pages-of-24", "unaligned-16")
+]
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_some_cases_are_there() -> None:
+    assert {case.name for case in SOME} == set(WATCHED)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_auto_never_chooses_it_on_a_cpu(case: Case) -> None:
+    x = inputs(case, torch.float32)
+    assert tk.explain(x.q, x.k, x.v, mask=case.bound_mask(), bias=x.bias).chosen == "cpu"
+
+
+def test_long_sums_of_float32_do_not_drift() -> None:
+    """Tensor cores cut what they sum towards zero; here every term has one sign."""
+    q, k = torch.randn(1, 1, 16, 32), torch.randn(1, 1, 4096, 32)
+    v = 1 + torch.rand(1, 1, 4096, 32)
+    o = tk.attention(q, k, v, backend="cuda")
+    exact = tk.attention(*(x.double() for x in (q, k, v)), backend="reference")
+    plain = tk.attention(q, k, v, backend="reference")
+    assert_within_rule("o", o, exact, plain)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", TAKEN, ids=str)
+def test_tiles_for_little_shared_memory(case: Case, dtype: torch.dtype) -> None:
+    with emulator.emulation(SMALL):
+        assert_case(case, dtype, "cuda")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+def test_packed_in_tiles_for_little_shared_memory(case: PackedCase) -> None:
+    with emulator.emulation(SMALL):
+        assert_packed_case(case, torch.bfloat16, "cuda")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
+def test_decoding_in_tiles_for_little_shared_memory(case: DecodeCase, dtype: torch.dtype) -> None:
+    with emulator.emulation(SMALL):
+        assert_decode_case(case, dtype, "cuda")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", SOME_DECODE, ids=str)
+def test_every_order_of_threads_decodes_the_same_bits(
+    case: DecodeCase, way: Emulation, dtype: torch.dtype
+) -> None:
+    x, runs = decode_inputs(case, dtype, math.nan), []
+    for seed in range(5):
+        with emulator.emulation(way), emulator.schedule(seed):
+            runs.append(by_decoding(case, x, "cuda"))
+    for run in runs[1:]:
+        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SOME_DECODE, ids=str)
+def test_nothing_races_in_decoding(case: DecodeCase, dtype: torch.dtype) -> None:
+    x = decode_inputs(case, dtype, math.nan)
+    for seed in range(3):
+        with emulator.emulation(RACES), emulator.schedule(seed):
+            by_decoding(case, x, "cuda")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_gradients_may_be_summed_in_any_order(
+    case: Case, way: Emulation, dtype: torch.dtype
+) -> None:
+    """Where nobody asks for the same bits, queries' gradients are added as blocks come."""
+    assert not torch.are_deterministic_algorithms_enabled()
+    for seed in range(3):
+        with emulator.emulation(way), emulator.schedule(seed):
+            assert_case(case, dtype, "cuda")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_every_order_of_threads_gives_the_same_bits(
+    case: Case, way: Emulation, dtype: torch.dtype
+) -> None:
+    runs = []
+    for seed in range(5):
+        with emulator.emulation(way), emulator.schedule(seed):
+            runs.append(by_backend(case, inputs(case, dtype), "cuda"))
+    for run in runs[1:]:
+        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_nothing_races(
+    case: Case, dtype: torch.dtype, is_deterministic: bool, request: pytest.FixtureRequest
+) -> None:
+    """The emulator reports accesses that nothing orders, as errors."""
+    if is_deterministic:
+        request.getfixturevalue("deterministic")
+    for seed in range(2):
+        with emulator.emulation(RACES), emulator.schedule(seed):
+            by_backend(case, inputs(case, dtype), "cuda")
+
+
+def test_outputs_and_scratch_memory_are_poisoned() -> None:
+    q, k, v = (torch.randn(1, 2, 67, 32, requires_grad=True) for _ in range(3))
+
+    def step() -> int:
+        before = emulator.poisoned_bytes()
+        o = tk.attention(q, k, v, backend="cuda")
+        torch.autograd.grad(o.sum(), (q, k, v))
+        return emulator.poisoned_bytes() - before
+
+    assert step() == 0
+    with poisoned_memory():
+        outputs = 4 * q.nbytes + 4 * 2 * 67
+        sums = q.nbytes  # of dq
+        assert step() > outputs + sums
+
+
+def test_what_goes_wrong_in_a_launch_is_raised() -> None:
+    """Here what the backend would have said before; on a device also what CUDA reports."""
+    q = torch.randn(1, 1, 3, 257)
+    numbers: schema.Numbers = (1.0, 0.0, 0.0, -UNBOUNDED, UNBOUNDED, 0, 0, False, 3, 3)
+    forward = torch.ops.transformer_kernels_emulated.attention_forward
+    with pytest.raises(RuntimeError, match="rows are wider than the widest tile"):
+        forward(q, q, q, *(None,) * 11, *numbers)

@@ -1,0 +1,171 @@
+"""Every barrier and every wait that is taken out of the kernels is missed by the emulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.csrc.cuda import mutants
+from tests.csrc.cuda.mutants import DECODING, Mutant
+from tests.support.emulated import NOT_EMULATED
+
+pytestmark = pytest.mark.exhaustive
+
+if NOT_EMULATED is not None:
+    pytest.skip(f"needs the emulator: {NOT_EMULATED}", allow_module_level=True)
+
+FORWARD, BACKWARD, GQA, BIAS = ("many-keys",), ("many-queries",), ("gqa",), ("bias-hides",)
+DECODE, DECODE_MANY = (f"{DECODING}long",), (f"{DECODING}group-8-queries-17",)
+
+
+def _without(
+    source: str,
+    text: str,
+    cases: tuple[str, ...],
+    why: str = "",
+    *,
+    in_float32: bool = False,
+    deterministic: bool = False,
+) -> Mutant:
+    """`why` is the comment behind it; float32 has one stage of q and do where halves have two."""
+    old = f"{text}{f'  // {why}' if why else ''}\n"
+    dtype, variant = ("float32", "float-32") if in_float32 else ("float16", "half-32")
+    return Mutant(
+        f"{source}: no {why or text}", source, old, "\n", cases, dtype, variant, deterministic
+    )
+
+
+WAIT, BARRIER = "wait_copies<0>();", "__syncthreads();"
+MUTANTS = (
+    _without("forward.cuh", BARRIER, FORWARD, "k is there, and v read"),
+    _without("forward.cuh", BARRIER, FORWARD, "v is there, and k read"),
+    Mutant(
+        "forward.cuh: no wait for k",
+        "forward.cuh",
+        f"{WAIT}\n    {BARRIER}  // k",
+        f"{BARRIER}  // k",
+        FORWARD,
+    ),
+    Mutant(
+        "forward.cuh: no wait for v",
+        "forward.cuh",
+        f"{WAIT}\n    {BARRIER}  // v",
+        f"{BARRIER}  // v",
+        FORWARD,
+    ),
+    _without(
+        "backward.cuh",
+        BARRIER,
+        BACKWARD,
+        "q and do are there; p, ds and the other stage are read",
+    ),
+    _without("backward.cuh", BARRIER, BACKWARD, "p and ds are there"),
+    _without("backward.cuh", WAIT, BACKWARD),
+    _without("backward.cuh", BARRIER, BACKWARD, "q and do are read", in_float32=True),
+    _without(
+        "backward.cuh",
+        f"if (kStages == 1) {BARRIER}",
+        GQA,
+        "the head before has read its tiles",
+        in_float32=True,
+    ),
+    _without("gradients.cuh", BARRIER, GQA, "everybody has read the number", deterministic=True),
+    _without("bias_gradient.cuh", BARRIER, BIAS, "the tiles before are read"),
+    _without("bias_gradient.cuh", WAIT, BIAS),
+    _without(
+        "decode.cuh",
+        f"if (!alone || n == 0) {BARRIER}",
+        DECODE_MANY,
+        "q and k are there, and the values before are read",
+    ),
+    _without("decode.cuh", f"if (!alone) {BARRIER}", DECODE_MANY, "v is there, and k read"),
+    Mutant(
+        "decode.cuh: q is not there",
+        "decode.cuh",
+        "if (!alone || n == 0) __syncthreads();",
+        "if (!alone) __syncthreads();",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: no wait for k",
+        "decode.cuh",
+        "wait_copies<2>();\n    __syncwarp();\n    if (!alone ||",
+        "__syncwarp();\n    if (!alone ||",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: too short a wait for k",
+        "decode.cuh",
+        "wait_copies<2>();\n    __syncwarp();\n    if (!alone ||",
+        "wait_copies<3>();\n    __syncwarp();\n    if (!alone ||",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: too short a wait for v",
+        "decode.cuh",
+        "wait_copies<2>();\n    __syncwarp();\n    if (!alone)",
+        "wait_copies<3>();\n    __syncwarp();\n    if (!alone)",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: a warp's lanes do not wait for each other's k",
+        "decode.cuh",
+        "__syncwarp();\n    if (!alone ||",
+        "if (!alone ||",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: a warp's lanes do not wait for each other's v",
+        "decode.cuh",
+        "__syncwarp();\n    if (!alone)",
+        "if (!alone)",
+        DECODE,
+    ),
+    _without("decode.cuh", BARRIER, DECODE, "all tiles are read"),
+    _without("decode.cuh", BARRIER, DECODE, "all sums are there"),
+    _without("decode.cuh", BARRIER, DECODE, "the sums are read"),
+    _without("decode_merge.cuh", BARRIER, DECODE, "all warps' sums are there"),
+    Mutant(
+        "forward.cuh: rows behind the last query",
+        "forward.cuh",
+        "return i < seq.M; });",
+        "return i >= 0; });",
+        FORWARD,
+    ),
+    Mutant(
+        "decode.cuh: rows behind the last query",
+        "decode.cuh",
+        "return at.there ? q.at(s.b, at.i)",
+        "return at.h >= 0 ? q.at(s.b, at.i)",
+        DECODE,
+    ),
+    Mutant(
+        "softmax.cuh: half of a row",
+        "softmax.cuh",
+        "return x + __shfl_xor_sync(~0u, x, 2);",
+        "return x;",
+        FORWARD,
+    ),
+    Mutant(
+        "shared_tile.cuh: a row too far",
+        "shared_tile.cuh",
+        "(columns / kPanel * kRows + rows)",
+        "(columns / kPanel * kRows + rows + 1)",
+        FORWARD,
+    ),
+)
+
+
+def test_unchanged_kernels_are_right(tmp_path: Path) -> None:
+    line, cases = (
+        "Block block = walk.next();",
+        (*FORWARD, *BACKWARD, *GQA, *BIAS, *DECODE, *DECODE_MANY),
+    )
+    same = Mutant("unchanged", "forward.cuh", line, line, cases)
+    mutants.assert_right(same, tmp_path)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutant_is_noticed_under_every_schedule(mutant: Mutant, tmp_path: Path) -> None:
+    mutants.assert_noticed(mutant, tmp_path)

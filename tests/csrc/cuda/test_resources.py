@@ -1,0 +1,163 @@
+"""What nvcc made of the kernels: every chip has them, and registers suffice where it matters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from building.chips import HOPPER_CODE, code, default_chips
+from building.cuda import (
+    ELEMENTS,
+    HOPPER_ELEMENTS,
+    CudaBuild,
+    kernel_units,
+)
+from building.cuda_toolkit import NoCudaError, find_toolkit
+from building.extension import ROOT
+from building.tile_config import HOPPER_WIDTHS, WIDTHS
+from tests.csrc.cuda.ptxas import Resources, complaints, parse, reports
+from transformer_kernels import _C
+
+FOLDER = ROOT / f"build/extension{sysconfig.get_config_var('EXT_SUFFIX').removesuffix('.so')}"
+ARCHITECTURES = _C.build_info()["cuda_architectures"]
+CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HOPPER_CODE]
+MOST_SPILLED = {64: 0, 128: 272}
+"""bytes, for widths of heads that models have; at 128 registers do not suffice (docs/cuda.md)"""
+
+MOST_SPILLED_ON_HOPPER = {"backward_kernel": 12, "dropout_backward_kernel": 650}
+"""bytes: a value that is needed when a loop has ended; with dropout most are the loader's, which
+has 40 registers (docs/hopper.md)"""
+
+EXAMPLE = """
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN2tk4cuda14forward_kernelINS0_4HalfELi64EEEvx' for 'sm_90'
+ptxas info    : Function properties for _ZN2tk4cuda14forward_kernelINS0_4HalfELi64EEEvx
+    256 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 252 registers, used 1 barriers, 256 bytes cumulative stack size
+ptxas info    : Compiling entry function '_ZN2tk4cudaL12clear_kernelEPjl' for 'sm_80'
+ptxas info    : Function properties for _ZN2tk4cudaL12clear_kernelEPjl
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 26 registers, used 0 barriers
+ptxas info    : Compiling entry function '_ZN2tk4cuda4sm9014forward_kernelINS0_4HalfELi192ELi128EEEvx' for 'sm_90a'
+ptxas info    : Function properties for _ZN2tk4cuda4sm9014forward_kernelINS0_4HalfELi192ELi128EEEvx
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 7 barriers
+"""  # noqa: E501
+
+
+def test_reports_are_understood() -> None:
+    forward, clear, hopper = parse(EXAMPLE, "half", 64)
+    assert str(forward) == (
+        "forward_kernel, half 64, sm_90: 252 registers, 256 bytes of stack, 12 bytes spilled"
+    )
+    assert (clear.kernel, clear.architecture, clear.registers) == ("clear_kernel", "sm_80", 26)
+    assert (hopper.kernel, hopper.architecture) == ("forward_kernel", "sm_90a")
+
+
+def test_names_of_reports_tell_element_and_widths(tmp_path: Path) -> None:
+    for name in ("kernels-float-96", "kernels-bfloat16-192-128", "launch"):
+        (tmp_path / f"{name}.o.ptxas").write_text(EXAMPLE)
+    found = {(one.element, one.width, one.v_width) for one in reports(tmp_path)}
+    assert found == {("float", 96, 0), ("bfloat16", 192, 128), ("", 0, 0)}
+    assert "forward_kernel, bfloat16 192/128, sm_90a: 168 registers" in str(reports(tmp_path)[2])
+
+
+def test_complaints_are_found(tmp_path: Path) -> None:
+    report = tmp_path / "kernels-half-64-64.o.ptxas"
+    report.write_text(EXAMPLE)
+    assert complaints(tmp_path) == []
+    serialized = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions"
+    report.write_text(f"{EXAMPLE}{serialized}\nptxas warning : Registers are spilled\n")
+    assert len(complaints(tmp_path)) == 2
+
+
+@pytest.fixture(scope="module")
+def built() -> list[Resources]:
+    if not CHIPS:
+        pytest.skip("needs nvcc: the extension is built without CUDA kernels")
+    if not FOLDER.is_dir():
+        pytest.skip(f"needs the build's own files, and there is no {FOLDER}")
+    return reports(FOLDER)
+
+
+def test_every_chip_has_every_kernel(built: list[Resources]) -> None:
+    everywhere = [one for one in built if not one.v_width]
+    units = {(one.element, one.width) for one in everywhere} - {("", 0)}
+    assert units == {(element.lower(), width) for element in ELEMENTS for width in WIDTHS}
+    kernels = {(one.kernel, one.element, one.width) for one in everywhere}
+    for kernel in kernels:
+        have = {o.architecture for o in everywhere if (o.kernel, o.element, o.width) == kernel}
+        assert have >= set(CHIPS), kernel
+
+
+@pytest.fixture
+def hopper(built: list[Resources]) -> list[Resources]:
+    if HOPPER_CODE not in ARCHITECTURES:
+        pytest.skip("the extension is built without the kernels for Hopper")
+    return [one for one in built if one.v_width]
+
+
+def test_hopper_has_every_kernel_of_its_own(hopper: list[Resources]) -> None:
+    assert {one.architecture for one in hopper} == {HOPPER_CODE}
+    assert {(one.kernel, one.element, one.width, one.v_width) for one in hopper} >= {
+        (kernel, element.lower(), *widths)
+        for kernel in ("forward_kernel", *MOST_SPILLED_ON_HOPPER, "query_gradients_kernel")
+        for element in HOPPER_ELEMENTS
+        for widths in HOPPER_WIDTHS
+    }
+
+
+def test_registers_suffice_for_hopper(hopper: list[Resources]) -> None:
+    most = MOST_SPILLED_ON_HOPPER
+    assert [str(one) for one in hopper if one.spilled > most.get(one.kernel, 0)] == []
+
+
+@pytest.mark.usefixtures("hopper")
+def test_nothing_keeps_products_from_overlapping() -> None:
+    """ptxas tells where it makes wgmma wait, or adds a fence that is missing."""
+    assert complaints(FOLDER) == []
+
+
+def test_registers_suffice_for_common_widths(built: list[Resources]) -> None:
+    halves = [one for one in built if one.element in ("half", "bfloat16") and not one.v_width]
+    common = [one for one in halves if one.width in MOST_SPILLED and one.architecture in CHIPS]
+    assert {one.kernel for one in common} >= {"forward_kernel", "backward_kernel"}
+    assert [str(one) for one in common if one.spilled > MOST_SPILLED[one.width]] == []
+
+
+LEFT_OUT = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
+"""Units, and for which chips they are compiled where those are not built; (): all the default."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("variant", LEFT_OUT)
+def test_chips_that_are_left_out_have_them_too(variant: str, tmp_path: Path) -> None:
+    """Where TORCH_CUDA_ARCH_LIST asks for few."""
+    try:
+        toolkit = find_toolkit(os.environ)
+    except NoCudaError as reason:
+        pytest.skip(str(reason))
+    default = default_chips(toolkit)
+    asked = LEFT_OUT[variant] or default.capabilities
+    others = tuple(one for one in asked if code(one) not in CHIPS)
+    if not others:
+        pytest.skip("these chips are built, and the tests above look at them")
+    cuda = CudaBuild(toolkit, replace(default, capabilities=others, ptx=False))
+    (unit,) = (
+        one for one in kernel_units("nvcc", cuda.chips.flags, False) if one.variant == variant
+    )
+    target = ("-c", str(ROOT / unit.source), "-o", str(tmp_path / "kernels.o"))
+    command = [*cuda.nvcc(("c++",)), *unit.flags, *target]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    element, width = variant.split("-")
+    found = list(parse(result.stdout + result.stderr, element, int(width)))
+    assert {one.architecture for one in found} == set(map(code, others))
+    assert {one.kernel for one in found} >= {"forward_kernel", "backward_kernel", "decode_kernel"}
+    if element != "float":
+        assert [str(one) for one in found if one.spilled > MOST_SPILLED[int(width)]] == []

@@ -1,0 +1,270 @@
+"""Derivatives of every order and mode, against finite differences and against plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import transformer_kernels as tk
+from tests.support.backends import WITH_FLOAT64
+from tests.support.plain import plain_attention
+
+B, H_q, H_kv, M, N, D, D_v = 1, 2, 1, 3, 4, 3, 2
+Options = dict[str, Any]
+
+OPTIONS: dict[str, Options] = {
+    "plain": {},
+    "causal": {"mask": tk.Mask.causal()},
+    "empty-rows": {"mask": tk.Mask.window(-2, None) & tk.Mask.padding(torch.tensor([3]))},
+    "softcap": {"softcap": 0.8, "scale": -0.9},
+    "dropout": {"dropout_p": 0.4, "seed": 7},
+    "alibi": {"bias": tk.alibi(torch.tensor([0.5, 0.25], dtype=torch.float64))},
+}
+
+
+def qkv(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    q = torch.randn(B, H_q, M, D, dtype=dtype, requires_grad=True)
+    k = torch.randn(B, H_kv, N, D, dtype=dtype, requires_grad=True)
+    v = torch.randn(B, H_kv, N, D_v, dtype=dtype, requires_grad=True)
+    return q, k, v
+
+
+def attend(backend: str, **options: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """(q, k, v) -> (o, a finite function of lse)."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        o, lse = tk.attention(q, k, v, **options, return_lse=True, backend=backend)
+        return o, torch.where(lse.isneginf(), 0.0, lse)
+
+    return call
+
+
+@pytest.fixture(params=WITH_FLOAT64)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradcheck(options: Options, backend: str) -> None:
+    assert gradcheck(attend(backend, **options), qkv(), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradgradcheck(options: Options, backend: str) -> None:
+    assert gradgradcheck(attend(backend, **options), qkv(), check_fwd_over_rev=True, fast_mode=True)
+
+
+@pytest.mark.parametrize("shape", [(B, H_q, M, N), (1, H_q, 1, N), (M, N)], ids=str)
+def test_bias_and_sinks(shape: tuple[int, ...], backend: str) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+        return tk.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True, backend=backend)
+
+    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(call, (*qkv(), bias, sinks), check_forward_ad=True)
+    assert gradgradcheck(call, (*qkv(), bias, sinks), fast_mode=True)
+
+
+def test_third_order(backend: str) -> None:
+    def gradient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        o, lse = tk.attention(q, k, v, return_lse=True, backend=backend)
+        return torch.autograd.grad(o.sin().sum() + lse.sum(), (q, k, v), create_graph=True)
+
+    q, k, v = (torch.randn(1, 1, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    assert gradgradcheck(gradient, (q, k, v))
+
+
+def test_second_order_without_keys(backend: str) -> None:
+    q, k, v = qkv()
+    q, k, v = q, k[:, :, :0], v[:, :, :0]
+    o = tk.attention(q, k, v, backend=backend)
+    (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+    (ddq,) = torch.autograd.grad(dq.sum() + q.sum(), q)
+    assert torch.equal(ddq, torch.ones_like(q))
+
+
+def test_sinks_of_empty_rows(backend: str) -> None:
+    """Second order too: there lse is -inf, and a sink all that is left."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+        mask = tk.Mask.window(-2, None)
+        return tk.attention(q, k, v, mask=mask, sinks=sinks, return_lse=True, backend=backend)
+
+    sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(call, (*qkv(), sinks), check_forward_ad=True)
+    assert gradgradcheck(call, (*qkv(), sinks), check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_forward_mode_without_keys(backend: str) -> None:
+    q, k, v = qkv()
+    sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        return tk.attention(q, k, v, sinks=sinks, return_lse=True, backend=backend)
+
+    assert gradcheck(call, (q, k[:, :, :0], v[:, :, :0], sinks), check_forward_ad=True)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
+def test_gradient_of_some_inputs(wanted: tuple[int, ...], backend: str) -> None:
+    tensors = qkv()
+    for i, x in enumerate(tensors):
+        x.requires_grad_(i in wanted)
+    some = [tensors[i] for i in wanted]
+    cotangent = torch.randn(B, H_q, M, D_v, dtype=torch.float64)
+    got = torch.autograd.grad(tk.attention(*tensors, backend=backend), some, cotangent)
+    exact = torch.autograd.grad(plain_attention(*tensors)[0], some, cotangent)
+    torch.testing.assert_close(got, exact)
+
+
+@pytest.mark.parametrize("output", [0, 1], ids=["o", "lse"])
+def test_gradient_of_one_output(output: int, backend: str) -> None:
+    tensors = qkv()
+    ours = tk.attention(*tensors, return_lse=True, backend=backend)[output]
+    plain = plain_attention(*tensors)[output]
+    cotangent = torch.randn_like(plain)
+    got = torch.autograd.grad(ours, tensors, cotangent, allow_unused=True)
+    exact = torch.autograd.grad(plain, tensors, cotangent, allow_unused=True)
+    zeros = [torch.zeros_like(x) for x in tensors]
+    for one, other, zero in zip(got, exact, zeros, strict=True):
+        torch.testing.assert_close(zero if one is None else one, zero if other is None else other)
+
+
+def test_gradient_of_bias_alone(backend: str) -> None:
+    q, k, v = (x.detach() for x in qkv())
+    bias = torch.randn(1, H_q, 1, N, dtype=torch.float64, requires_grad=True)
+    got = torch.autograd.grad(tk.attention(q, k, v, bias=bias, backend=backend).sum(), bias)
+    exact = torch.autograd.grad(plain_attention(q, k, v, bias=bias)[0].sum(), bias)
+    torch.testing.assert_close(got, exact)
+
+
+def test_one_tensor_as_query_key_and_value(backend: str) -> None:
+    x = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def call(x: Tensor) -> Tensor:
+        return tk.attention(x, x, x, backend=backend)
+
+    assert gradcheck(call, (x,), check_forward_ad=True)
+    assert gradgradcheck(call, (x,))
+
+
+def test_one_tensor_as_everything_to_third_order(backend: str) -> None:
+    """Query, key, value and the cotangent too: each use has a gradient of its own, and asking for
+    a graph changes no gradient."""
+    x = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def gradient(x: Tensor) -> Tensor:
+        o = tk.attention(x, x, x, backend=backend)
+        (dx,) = torch.autograd.grad(o, x, x, create_graph=True)
+        return dx
+
+    assert gradcheck(gradient, (x,))
+    assert gradgradcheck(gradient, (x,))
+    (without,) = torch.autograd.grad(gradient(x).sin().sum(), x)
+    (with_graph,) = torch.autograd.grad(gradient(x).sin().sum(), x, create_graph=True)
+    torch.testing.assert_close(with_graph, without)
+
+
+def test_slopes_are_differentiable() -> None:
+    q, k, v = (x.detach() for x in qkv())
+    slopes = torch.tensor([0.5, 0.25], dtype=torch.float64, requires_grad=True)
+
+    def call(slopes: Tensor) -> Tensor:
+        return tk.attention(q, k, v, bias=tk.alibi(slopes))
+
+    assert gradcheck(call, (slopes,), check_forward_ad=True)
+
+
+def test_overwritten_inputs_raise_or_do_not_matter(backend: str) -> None:
+    q, k, v = qkv()
+    exact = torch.autograd.grad(plain_attention(q, k, v)[0].sum(), (q, k, v))
+    k_used = k * 1.0
+    loss = tk.attention(q, k_used, v, backend=backend).sum()
+    with torch.no_grad():
+        k_used.zero_()
+    try:
+        got = torch.autograd.grad(loss, (q, k, v))
+    except RuntimeError:  # autograd noticed
+        return
+    torch.testing.assert_close(got, exact)
+
+
+def test_backward_twice(backend: str) -> None:
+    tensors = qkv()
+    loss = tk.attention(*tensors, backend=backend).square().sum()
+    first = torch.autograd.grad(loss, tensors, retain_graph=True)
+    second = torch.autograd.grad(loss, tensors)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_grad(mode: Callable[[], Any], backend: str) -> None:
+    tensors = qkv()
+    with mode():
+        o = tk.attention(*tensors, backend=backend)
+    assert not o.requires_grad
+    torch.testing.assert_close(o.clone(), plain_attention(*tensors)[0].detach())
+
+
+def _loss(attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    o, lse = attention(q, k, v)
+    loss: Tensor = o.sin().sum() + lse.square().sum()
+    return loss
+
+
+def _samples(*tensors: Tensor) -> list[Tensor]:
+    """Three samples, each a batch of one."""
+    return [torch.stack([x, 2 * x, -x]) for x in tensors]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.func.grad(f, argnums=(0, 1, 2)),
+        lambda f: torch.func.jacrev(f, argnums=1),
+        lambda f: torch.func.jacfwd(f, argnums=2),
+        lambda f: torch.func.hessian(f, argnums=0),
+        lambda f: lambda *x: torch.func.jvp(f, x, x),
+        lambda f: lambda *x: torch.func.vjp(f, *x)[1](torch.ones((), dtype=torch.float64)),
+        lambda f: lambda *x: torch.func.vmap(f)(*_samples(*x)),
+        lambda f: lambda *x: torch.func.vmap(torch.func.grad(f))(*_samples(*x)),
+    ],
+    ids=["grad", "jacrev", "jacfwd", "hessian", "jvp", "vjp", "vmap", "per-sample-grad"],
+)
+def test_torch_func(transform: Callable[[Any], Any], backend: str) -> None:
+    tensors = [x.detach() for x in qkv()]
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return tk.attention(q, k, v, return_lse=True, backend=backend)
+
+    got = transform(lambda *x: _loss(ours, *x))(*tensors)
+    exact = transform(lambda *x: _loss(plain_attention, *x))(*tensors)
+    torch.testing.assert_close(got, exact)
+
+
+def test_vmap_over_bias(backend: str) -> None:
+    q, k, v = (x.detach() for x in qkv())
+    biases = torch.randn(5, M, N, dtype=torch.float64)
+    got = torch.func.vmap(lambda b: tk.attention(q, k, v, bias=b, backend=backend))(biases)
+    exact = torch.stack([plain_attention(q, k, v, bias=b)[0] for b in biases])
+    torch.testing.assert_close(got, exact)
+
+
+def test_forward_mode_over_slopes(backend: str) -> None:
+    """A tangent on the slopes alone is not lost, although no kernel differentiates them."""
+    q, k, v = (x.detach() for x in qkv())
+    slopes = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(slopes, torch.ones_like(slopes))
+        o = tk.attention(q, k, v, bias=tk.alibi(dual), backend=backend)
+        tangent = forward_ad.unpack_dual(o).tangent
+    step = 1e-6
+    ahead, behind = (
+        tk.attention(q, k, v, bias=tk.alibi(slopes + sign * step)) for sign in (1.0, -1.0)
+    )
+    torch.testing.assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)

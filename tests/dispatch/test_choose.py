@@ -1,0 +1,137 @@
+"""Which backend runs: the first without a reason against it, or the named one and no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from tests.support.backends import NAMES
+from tests.support.operators import FORWARD, operators_run_by
+from transformer_kernels import _C
+from transformer_kernels.backends.native import extension
+from transformer_kernels.dispatch import choose as dispatch
+
+ROOT = Path(tk.__file__).parents[1]
+
+
+def x() -> Tensor:
+    return torch.randn(1, 2, 3, 4)
+
+
+@pytest.fixture
+def no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        extension, "unavailable_reason", lambda: "the extension is not available (no luck)"
+    )
+
+
+def test_names() -> None:
+    assert dispatch.names()[:3] == ("auto", "cpu", "cuda")
+    assert set(dispatch.names()[3:]) == {"triton", "reference"}
+
+
+def test_auto_takes_the_compiled_kernels() -> None:
+    told = tk.explain(x(), x(), x())
+    assert told.chosen == "cpu"
+    assert told.kernel == f"csrc/cpu, {_C.isa()}, computing in float32"
+    assert told.reasons["cpu"] == told.reasons["reference"] == ()
+    assert operators_run_by(lambda: tk.attention(x(), x(), x()))[FORWARD] == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_named_backend_runs(name: str) -> None:
+    ran = operators_run_by(lambda: tk.attention(x(), x(), x(), backend=name))
+    assert ran[FORWARD] == (name == "cpu")
+    assert tk.explain(x(), x(), x(), backend=name).chosen == name
+
+
+def test_a_named_backend_never_falls_back() -> None:
+    slopes = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match="backend='cpu' cannot take this call: ALiBi slopes that"):
+        tk.attention(x(), x(), x(), bias=tk.alibi(slopes), backend="cpu")
+    told = tk.explain(x(), x(), x(), bias=tk.alibi(slopes), backend="cpu")
+    assert (told.chosen, told.kernel) == (None, None)
+    assert "runs: nothing" in str(told)
+
+
+def test_every_reason_is_said(no_extension: None) -> None:
+    slopes = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"cannot take this call: ALiBi.*; the extension is"):
+        tk.attention(x(), x(), x(), bias=tk.alibi(slopes), backend="cpu")
+
+
+def test_auto_passes_over_a_backend_with_reasons() -> None:
+    slopes = torch.ones(2, requires_grad=True)
+    told = tk.explain(x(), x(), x(), bias=tk.alibi(slopes))
+    assert told.chosen == "reference"
+    assert len(told.reasons["cpu"]) == 1
+    assert tk.attention(x(), x(), x(), bias=tk.alibi(slopes)).requires_grad
+
+
+def test_without_the_extension(no_extension: None) -> None:
+    assert tk.attention(x(), x(), x()).shape == (1, 2, 3, 4)
+    told = tk.explain(x(), x(), x())
+    assert told.chosen == "reference"
+    assert told.kernel == "torch.matmul, softmax, torch.matmul"
+    with pytest.raises(RuntimeError, match=r"enable\(\) needs the CPU kernels, but .*no luck"):
+        tk.enable()
+
+
+def test_other_devices_are_the_references() -> None:
+    q = x().to("meta")
+    assert tk.attention(q, q, q).is_meta
+    assert "cpu: tensors are on meta" in str(tk.explain(q, q, q))
+
+
+def test_an_explanation_reads_well(no_extension: None) -> None:
+    v = torch.randn(1, 2, 3, 5)
+    lines = str(tk.explain(x(), x(), v)).splitlines()
+    assert [line for line in lines if not line.startswith("triton: ")] == [
+        "q (1, 2, 3, 4)  k (1, 2, 3, 4)  v (1, 2, 3, 5)  torch.float32 on cpu",
+        "runs: reference (torch.matmul, softmax, torch.matmul)",
+        "cpu: the extension is not available (no luck)",
+        "cuda: the extension is not available (no luck)",
+    ]
+
+
+def test_an_explanation_names_those_that_could() -> None:
+    assert "reference: could, not chosen" in str(tk.explain(x(), x(), x())).splitlines()
+
+
+def test_explain_takes_what_attention_takes_and_runs_nothing() -> None:
+    state = torch.get_rng_state()
+    ran = operators_run_by(
+        lambda: tk.explain(
+            x(), x(), x(),
+            mask=tk.Mask.causal(),
+            bias=torch.zeros(3, 3),
+            scale=0.1,
+            softcap=2.0,
+            dropout_p=0.5,
+            seed=1,
+            sinks=torch.zeros(2),
+            return_lse=True,
+        )
+    )  # fmt: skip
+    assert FORWARD not in ran
+    assert "aten::matmul" not in ran
+    torch.set_rng_state(state)
+    tk.explain(torch.ones(1, 2, 3, 4), *(torch.ones(1, 2, 3, 4),) * 2, dropout_p=0.5)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_importing_the_root_imports_no_application() -> None:
+    code = (
+        "import sys, transformer_kernels\n"
+        "heavy = ('nn', 'models', 'training', 'bench', 'demo', 'cli')\n"
+        "found = [n for n in heavy if 'transformer_kernels.' + n in sys.modules]\n"
+        "found += [n for n in ('matplotlib', 'rich') if n in sys.modules]\n"
+        "sys.exit(str(found) if found else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

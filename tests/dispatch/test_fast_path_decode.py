@@ -1,0 +1,192 @@
+"""Decoding past the dispatcher: it gives what the operator gives, and leaves it what it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import transformer_kernels as tk
+from transformer_kernels.backends.native import extension
+from transformer_kernels.dispatch import fast_path
+
+B, H, M, D, PAGE = 2, 4, 3, 16, 16
+LENGTHS = torch.tensor([70, 5])
+TABLE = torch.tensor([[6, 0, 2, 3, 5], [1, -1, -1, 99, -7]])
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+Arguments = tuple[Any, ...]
+
+
+class Seeing(TorchDispatchMode):
+    """Sees every operator, and so must be shown ours."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+class Following(TorchFunctionMode):
+    """Follows torch's functions without changing any."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs or {})
+
+
+class Labelled(Tensor):
+    """A subclass that changes nothing."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What `direct_decode` answered: True where it ran the kernels."""
+    answers: list[bool] = []
+    function = getattr(fast_path, "direct_decode")  # noqa: B009  (it is not direct's own)
+
+    def call(*arguments: Any) -> bool:
+        answers.append(function(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(fast_path, "direct_decode", call)
+    return answers
+
+
+def paged(dtype: torch.dtype = torch.float32) -> Arguments:
+    q = torch.randn(B, H, M, D, dtype=dtype)
+    k, v = (torch.randn(7, 2, PAGE, D, dtype=dtype) for _ in range(2))
+    return q, k, v, LENGTHS, TABLE
+
+
+def in_order(dtype: torch.dtype = torch.float32) -> Arguments:
+    q = torch.randn(B, M, H, D, dtype=dtype).transpose(1, 2)
+    k, v = (torch.randn(B, 80, 2, D, dtype=dtype).transpose(1, 2) for _ in range(2))
+    return q, k, v, LENGTHS
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        tk.Mask(),
+        tk.Mask.causal(align="bottom_right"),
+        tk.Mask.window(20, 1, align="bottom_right"),
+        tk.Mask.window(20, align="bottom_right") & tk.Mask.window(9, 2, align="bottom_right"),
+    ],
+    ids=["none", "everything", "causal", "window", "two-windows"],
+)
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make", [paged, in_order])
+@pytest.mark.usefixtures("poisoned")
+def test_same_bits_as_the_operator(
+    make: Callable[[torch.dtype], Arguments],
+    dtype: torch.dtype,
+    scale: float | None,
+    mask: tk.Mask | None,
+    calls: list[bool],
+) -> None:
+    arguments = make(dtype)
+    o = tk.attention_decode(*arguments, mask=mask, scale=scale)
+    assert calls == [True]
+    with Seeing():
+        expected = tk.attention_decode(*arguments, mask=mask, scale=scale)
+    assert calls == [True]
+    assert o.stride() == expected.stride()
+    assert torch.equal(o, expected)
+
+
+INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "dispatch-mode": Seeing,
+    "function-mode": Following,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "forward-mode": forward_ad.dual_level,
+    "profiler": lambda: profile(activities=[ProfilerActivity.CPU]),
+}
+
+
+@pytest.mark.parametrize("context", INTERCEPTED.values(), ids=INTERCEPTED)
+def test_leaves_to_the_operator_what_could_be_intercepted(
+    context: Callable[[], AbstractContextManager[Any]], calls: list[bool]
+) -> None:
+    arguments = paged()
+    with context():
+        tk.attention_decode(*arguments)
+    assert calls == []
+
+
+def test_declines_without_the_extension(monkeypatch: pytest.MonkeyPatch, calls: list[bool]) -> None:
+    monkeypatch.setattr(extension, "unavailable_reason", lambda: "it is not there")
+    tk.attention_decode(*paged())
+    assert calls == []
+
+
+def declined() -> dict[str, tuple[Arguments, dict[str, Any]]]:
+    """Calls that are right and not plain."""
+    q, k, v, lengths, table = paged()
+    return {
+        "subclass": ((q.as_subclass(Labelled), k, v, lengths, table), {}),
+        "lazy-negation": ((torch._neg_view(q), k, v, lengths, table), {}),
+        "no-queries": ((q[:, :, :0], k, v, lengths, table), {}),
+        "narrow-values": ((q, k, v[..., :3], lengths, table), {}),
+        "top-left": ((q, k, v, lengths, table), {"mask": tk.Mask.window()}),
+        "lse": ((q, k, v, lengths, table), {"return_lse": True}),
+        "softcap": ((q, k, v, lengths, table), {"softcap": 3.0}),
+        "sinks": ((q, k, v, lengths, table), {"sinks": torch.zeros(H)}),
+        "alibi": (
+            (q, k, v, lengths, table),
+            {"bias": tk.alibi(torch.ones(H), align="bottom_right")},
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", declined())
+def test_declines_what_is_not_plain(name: str, calls: list[bool]) -> None:
+    arguments, options = declined()[name]
+    have = tk.attention_decode(*arguments, **options)
+    assert True not in calls
+    want = tk.attention_decode(*arguments, **options, backend="reference")
+    for x, y in zip([*have], [*want], strict=True):
+        torch.testing.assert_close(x.as_subclass(Tensor), y.as_subclass(Tensor))
+
+
+WRONG: dict[str, dict[int, Tensor]] = {
+    "long": {3: torch.tensor([81, 5])},
+    "negative": {3: torch.tensor([-1, 5])},
+    "huge": {3: torch.tensor([(1 << 32) + 5, 5])},
+    "count": {3: torch.tensor([5])},
+    "page": {4: TABLE.clamp(min=7)},
+    "page-negative": {4: TABLE - 1},
+    "page-huge": {4: TABLE + (1 << 32)},
+    "table-count": {4: TABLE[:1]},
+    "widths": {0: torch.randn(B, H, M, D + 1)},
+    "dtype": {1: torch.randn(7, 2, PAGE, D).double()},
+    "page-sizes": {1: torch.randn(7, 2, PAGE, D), 2: torch.randn(7, 2, PAGE + 1, D)},
+    "float-lengths": {3: LENGTHS.float()},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_declined_and_told(wrong: dict[int, Tensor], calls: list[bool]) -> None:
+    arguments = [wrong.get(n, x) for n, x in enumerate(paged())]
+    with pytest.raises((TypeError, ValueError)):
+        tk.attention_decode(*arguments)
+    assert calls == [False]
+
+
+def test_what_requires_grad_is_declined_in_grad_mode(calls: list[bool]) -> None:
+    q, k, v, lengths, table = paged()
+    with pytest.raises(ValueError, match="q must not require grad"):
+        tk.attention_decode(nn.Parameter(q), k, v, lengths, table)
+    assert calls == []
+    with torch.no_grad():
+        tk.attention_decode(nn.Parameter(q), k, v, lengths, table)
+    assert calls == [True]

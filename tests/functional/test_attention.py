@@ -1,0 +1,235 @@
+"""The contract of the operator, case by case, for every backend and dtype."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from tests.support.backends import (
+    BACKENDS_AND_DTYPES,
+    NAMES,
+    WITH_FLOAT64,
+    dtypes_of,
+)
+from tests.support.cases import CASES, Case, inputs
+from tests.support.evaluate import (
+    assert_case,
+    by_backend,
+    by_plain_torch,
+    expected,
+    reasons_against,
+)
+from tests.support.operators import operators_run_by
+from tests.support.tiers import sampled
+from transformer_kernels.bench.tolerance import assert_within_rule
+
+ROOT = Path(tk.__file__).parents[1]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(CASES, BACKENDS_AND_DTYPES))
+def test_case(case: Case, backend: str, dtype: torch.dtype) -> None:
+    if reasons := reasons_against(case, backend):
+        pytest.skip("; ".join(reasons))
+    assert_case(case, dtype, backend)
+
+
+def test_every_backend_takes_every_case() -> None:
+    """But for widths, which are all that a case may be skipped for."""
+    for case, backend in itertools.product(CASES, NAMES):
+        too_wide = backend == "cuda" and max(case.D, case.D_v) > 256
+        assert len(reasons_against(case, backend)) == too_wide, (case.name, backend)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_oracle_is_the_textbook(case: Case) -> None:
+    exact = expected(case, torch.float64).exact
+    numbers = inputs(case, torch.float64).to(torch.float64)
+    for name, value in by_plain_torch(case, numbers).items():
+        assert_within_rule(name, value, exact[name], plain=exact[name])
+
+
+def test_names_of_cases_are_unique() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_dtypes_of_outputs(backend: str) -> None:
+    for dtype in dtypes_of(backend):
+        x = torch.randn(1, 2, 3, 4, dtype=dtype)
+        o, lse = tk.attention(x, x, x, sinks=torch.zeros(2), return_lse=True, backend=backend)
+        assert o.dtype == dtype
+        assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def visible_nan(where: str) -> tuple[Tensor, Tensor, Tensor]:
+    tensors = {name: torch.randn(1, 1, 70, 8) for name in "qkv"}
+    tensors[where][0, 0, 66, 3] = float("nan")
+    return tensors["q"], tensors["k"], tensors["v"]
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_visible_nan_is_not_swallowed(where: str, backend: str) -> None:
+    """Rows that see it are NaN, as plain torch's are; there is no silent wrong answer."""
+    o, lse = tk.attention(*visible_nan(where), return_lse=True, backend=backend)
+    hit = o.isnan().any(dim=-1)[0, 0]
+    assert hit.tolist() == [where != "q" or i == 66 for i in range(70)]
+    assert torch.equal(lse.isnan()[0, 0], hit & (where != "v"))
+
+
+def test_scores_that_overflow_are_not_swallowed(backend: str) -> None:
+    q = torch.full((1, 1, 3, 8), 1e20)
+    k = torch.cat([q, torch.zeros(1, 1, 67, 8)], dim=2)
+    o, lse = tk.attention(q, k, torch.randn(1, 1, 70, 8), return_lse=True, backend=backend)
+    assert o.isnan().all()
+    assert not lse.isfinite().any()
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 50.0, 1e4])
+def test_scores_of_any_size(magnitude: float, backend: str) -> None:
+    """From rows that are uniform to rows that see one key; exp neither overflows nor vanishes."""
+    q, k, v = (torch.randn(1, 2, 70, 8) for _ in range(3))
+    exact = tk.attention(q.double() * magnitude, k.double(), v.double(), backend="reference")
+    o = tk.attention(q * magnitude, k, v, backend=backend)
+    tolerance = max(1e-5, 1e-7 * magnitude)
+    torch.testing.assert_close(o.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_rounded_to_nearest(dtype: torch.dtype, backend: str) -> None:
+    """Truncation would leave results half a unit in the last place too small on average."""
+    x = [torch.randn(1, 4, 128, 32).to(dtype).requires_grad_() for _ in range(3)]
+    exact_x = [y.detach().double().requires_grad_() for y in x]
+    do = torch.randn(1, 4, 128, 32).to(dtype)
+    o, exact = tk.attention(*x, backend=backend), tk.attention(*exact_x, backend="reference")
+    got = [o, *torch.autograd.grad(o, x, do)]
+    expected = [exact, *torch.autograd.grad(exact, exact_x, do.double())]
+    for one, other in zip(got, expected, strict=True):
+        ulp = torch.finfo(dtype).eps * other.abs().log2().floor().exp2()
+        too_large = (one.double() - other) * other.sign()
+        assert abs(too_large.sum() / ulp.sum()) < 0.1
+
+
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
+def test_sinks_are_one_more_column(backend: str) -> None:
+    """A key of zeros whose score is the sink and whose value is zero, in float64."""
+    q, k, v = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(3))
+    sinks = torch.randn(3, dtype=torch.float64)
+    k_sink, v_sink = (torch.cat([x, torch.zeros(2, 3, 1, 4)], dim=2) for x in (k, v))
+    column = torch.cat([torch.zeros(3, 9, 9), sinks[:, None, None].expand(3, 9, 1)], dim=2)
+    got = tk.attention(q, k, v, sinks=sinks, return_lse=True, backend=backend)
+    exact = tk.attention(q, k_sink, v_sink, bias=column, return_lse=True, backend="reference")
+    torch.testing.assert_close(got, exact)
+
+
+def test_transposed_tensors_are_not_copied() -> None:
+    """(B, T, H, D) seen as (B, H, T, D): no copy in, and o, dq, dk and dv in the same layout."""
+    q, k, v = (torch.randn(2, 67, 4, 16).transpose(1, 2).requires_grad_() for _ in range(3))
+    do = torch.randn(2, 67, 4, 16).transpose(1, 2)
+
+    def step() -> tuple[Tensor, ...]:
+        o = tk.attention(q, k, v, mask=tk.Mask.causal(), backend="cpu")
+        return o, *torch.autograd.grad(o, (q, k, v), do)
+
+    assert all(x.transpose(1, 2).is_contiguous() for x in step())
+    ran = operators_run_by(step)
+    for name in ("aten::copy_", "aten::clone", "aten::cat"):
+        assert name not in ran
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+REPEATED = [
+    case
+    for case in CASES
+    if case.name in ("gqa-everything", "all-masks", "bias-1111", "bias-b1mn", "mqa", "many-keys")
+]
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("backend", WITH_FLOAT64)  # interpreted kernels run in one order anyway
+@pytest.mark.parametrize("case", REPEATED, ids=str)
+def test_gradients_are_the_same_bits_in_every_run(case: Case, backend: str) -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(4)
+    try:
+        runs = [by_backend(case, inputs(case, torch.float32), backend) for _ in range(6)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for run in runs[1:]:
+        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("case", REPEATED, ids=str)
+def test_forward_does_not_depend_on_the_number_of_threads(case: Case) -> None:
+    results = []
+    for count in (1, 2, 3, 7):
+        torch.set_num_threads(count)
+        results.append(by_backend(case, inputs(case, torch.float32), "cpu"))
+    for other in results[1:]:
+        assert torch.equal(other["o"], results[0]["o"])
+        assert torch.equal(other["lse"], results[0]["lse"])
+        for name, value in other.items():
+            torch.testing.assert_close(value, results[0][name])
+
+
+@pytest.mark.usefixtures("threads")
+def test_callers_in_several_threads_do_not_disturb_each_other() -> None:
+    torch.set_num_threads(2)
+    work = [inputs(case, torch.float32) for case in REPEATED] * 4
+    expected = [by_backend(case, x, "cpu") for case, x in zip(REPEATED * 4, work, strict=True)]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(by_backend, REPEATED * 4, work, ["cpu"] * len(work)))
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one["o"], other["o"])
+        for name, value in one.items():
+            torch.testing.assert_close(value, other[name])
+
+
+PEAK = """
+import pathlib, re, torch, transformer_kernels as tk
+def step(S, mask, backend, dropout_p):
+    q, k, v = (torch.randn(1, 1, S, 16, requires_grad=True) for _ in range(3))
+    bias = torch.zeros(1, 1, 1, S, requires_grad=True)
+    o = tk.attention(q, k, v, mask=mask, bias=bias, softcap=5.0, dropout_p=dropout_p, seed=1,
+                     backend=backend)
+    torch.autograd.grad(o.sum(), (q, k, v, bias))
+def peak():  # MiB; getrusage's figure would include the parent's
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024
+torch.set_num_threads(2)
+shown = torch.zeros(4096, 4096, dtype=torch.bool)  # the caller's own M x N: 16 MiB
+shown[:, ::3] = True
+small, large = tk.Mask.causal(), tk.Mask.window(3000, 3000) & tk.Mask.dense(shown)
+step(64, small, "cpu", 0.1); step(64, small, "reference", 0.0)
+before = peak(); step(4096, large, "cpu", 0.1)
+between = peak(); step(4096, large, "reference", 0.0)
+print(between - before, peak() - between)
+"""
+
+
+@pytest.mark.exhaustive
+def test_memory_grows_with_the_length_not_with_its_square() -> None:
+    """At S = 4096 one float32 S x S matrix is 64 MiB; the reference shows that it would be seen."""
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK],
+        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    fused, naive = map(int, run.stdout.split())
+    assert fused < 16
+    assert naive > 128

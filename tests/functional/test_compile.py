@@ -1,0 +1,302 @@
+"""torch.compile, torch.export, opcheck, autocast and activation checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import transformer_kernels as tk
+from tests.support.backends import (
+    COMPILED_AND_DTYPES,
+    COMPILED_BACKENDS,
+    NAMES,
+    WITH_FLOAT64,
+    operators_of,
+)
+from tests.support.cases import CASES, Case, inputs
+from tests.support.evaluate import reasons_against
+from tests.support.operators import BACKWARD, FORWARD, operators_run_by
+from tests.support.tiers import in_turns, sampled
+from transformer_kernels.backends import schema
+from transformer_kernels.problem import Extras
+from transformer_kernels.problem.attention import build_problem
+
+B, H, M, N, D = 2, 2, 67, 71, 8
+Options = dict[str, Any]
+COMPILED = ("all-masks", "bias-1hmn", "sinks-empty-rows", "gqa-everything", "alibi", "softcap")
+
+
+def named(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def qkv(N: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(B, H, length, D, requires_grad=True) for length in (M, N, N))
+    return q, k, v
+
+
+def compiled(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(call, fullgraph=True, **{"backend": "aot_eager", **options})
+
+
+@pytest.mark.parametrize(("name", "backend"), in_turns(COMPILED, ((one,) for one in NAMES)))
+def test_fullgraph(name: str, backend: str) -> None:
+    """Forward and backward in one graph each give what they give uncompiled."""
+    case = named(name)
+    x, mask = inputs(case, torch.float32), case.bound_mask()
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return tk.attention(
+            q, k, v, mask=mask, bias=x.bias, softcap=case.softcap,
+            dropout_p=case.dropout_p, seed=5, sinks=x.sinks, return_lse=True, backend=backend,
+        )  # fmt: skip
+
+    def gradients(o: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+        outputs, cotangents = [o], [x.do]
+        if x.dlse is not None:
+            outputs, cotangents = [o, lse], [x.do, x.dlse]
+        return torch.autograd.grad(outputs, list(x.differentiable().values()), cotangents)
+
+    eager, fast = call(x.q, x.k, x.v), compiled(call)(x.q, x.k, x.v)
+    torch.testing.assert_close(fast, eager)
+    torch.testing.assert_close(gradients(*fast), gradients(*eager))
+
+
+@pytest.mark.exhaustive
+def test_inductor() -> None:
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o = tk.attention(q * 2, k, v, mask=tk.Mask.causal(), backend="cpu")
+        return torch.nn.functional.gelu(o).sum()
+
+    tensors = qkv()
+    fast = compiled(step, backend="inductor")
+    torch.testing.assert_close(fast(*tensors), step(*tensors))
+    torch.testing.assert_close(
+        torch.autograd.grad(fast(*tensors), tensors), torch.autograd.grad(step(*tensors), tensors)
+    )
+    ran = operators_run_by(lambda: torch.autograd.grad(fast(*tensors), tensors))
+    assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
+
+
+def test_one_tensor_given_twice(backend: str) -> None:
+    """As query, key and value, and as the ids of queries and of keys."""
+    x = torch.randn(B, H, M, D, requires_grad=True)
+    mask = tk.Mask.segments(torch.arange(M).expand(B, -1) // 20)
+
+    def call(x: Tensor) -> Tensor:
+        return tk.attention(x, x, x, mask=mask, backend=backend)
+
+    eager, fast = call(x), compiled(call)(x)
+    torch.testing.assert_close(fast, eager)
+    do = torch.randn_like(eager)
+    torch.testing.assert_close(torch.autograd.grad(fast, x, do), torch.autograd.grad(eager, x, do))
+
+
+def test_dynamic_lengths_compile_once(backend: str) -> None:
+    graphs = 0
+
+    def count(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = tk.Mask.causal(align="bottom_right")
+        return tk.attention(q, k, v, mask=mask, backend=backend)
+
+    fast = compiled(call, backend=count, dynamic=True)
+    for length in (71, 90, 133):
+        tensors = [x.detach() for x in qkv(length)]
+        torch.testing.assert_close(fast(*tensors), call(*tensors))
+    assert graphs == 1
+
+
+def test_compiled_dropout_follows_the_generator(backend: str) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tk.attention(q, k, v, dropout_p=0.5, backend=backend)
+
+    tensors = [x.detach() for x in qkv()]
+    fast = compiled(call)
+    torch.manual_seed(1)
+    first, second = fast(*tensors), fast(*tensors)
+    torch.manual_seed(1)
+    assert torch.equal(fast(*tensors), first)
+    assert not torch.equal(first, second)
+
+
+class Layer(nn.Module):
+    """Attention with a learned bias, as a model would hold it."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(H, M, M))
+        self.backend = backend
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = tk.Mask.causal() & tk.Mask.padding(lengths)
+        return tk.attention(x, x, x, mask=mask, bias=self.bias, backend=self.backend)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict: bool, backend: str) -> None:
+    layer, x, lengths = Layer(backend), torch.randn(B, H, M, D), torch.tensor([M, 40])
+    exported = torch.export.export(layer, (x, lengths), strict=strict).module()
+    other_lengths = torch.tensor([12, M])
+    torch.testing.assert_close(exported(x, other_lengths), layer(x, other_lengths))
+    assert operators_run_by(lambda: exported(x, lengths))[FORWARD] == (backend == "cpu")
+
+
+def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
+    q, k, v = (x.detach().to(dtype) for x in qkv())
+    names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
+    arguments: Options = dict.fromkeys(names) | {"dropout_p": 0.0} | options
+    problem, extras = build_problem(q, k, v, **arguments)
+    return q, k, v, *extras, *schema.numbers(problem)
+
+
+OPERATOR_OPTIONS: dict[str, Options] = {
+    "plain": {},
+    "causal": {"mask": tk.Mask.causal()},
+    "bias": {"bias": torch.randn(1, H, M, 1), "softcap": 2.0},
+    "dropout": {"dropout_p": 0.3, "seed": 4},
+    "alibi": {"bias": tk.alibi(torch.ones(H))},
+    "summary": {
+        "mask": tk.Mask.dense(torch.rand(M, N) < 0.5)
+        & tk.Mask.segments(torch.ones(B, M).long(), torch.ones(B, N).long())
+        & tk.Mask.key_range(torch.tensor([0, 3]), torch.tensor([N, 60]))
+    },
+    "layout": {"mask": tk.Mask.block_sparse(torch.rand(H, 5, 5) < 0.5, 16)},
+}
+
+
+def test_schemas_have_the_options_of_ops() -> None:
+    """csrc/bindings/tensor_args.h repeats backends/schema.py."""
+    operators = torch.ops.transformer_kernels
+    for operator in (operators.attention_forward, operators.attention_backward):
+        assert f", {schema.OPTIONS}" in str(operator.default._schema)
+    assert schema.OPTIONS.count(",") + 1 == len(Extras._fields) + len(get_args(schema.Numbers))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "dtype"), in_turns(OPERATOR_OPTIONS, COMPILED_AND_DTYPES)
+)
+def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
+    """Schema, fake tensors and AOT dispatch, static and dynamic, of both operators."""
+    options = OPERATOR_OPTIONS[name]
+    operators = operators_of(backend)
+    arguments = arguments_of_forward(dtype, **options)
+    torch.library.opcheck(operators.attention_forward.default, arguments)
+    q, k, v, *rest = arguments
+    o, lse, summary = operators.attention_forward(*arguments)
+    for dlse in (None, torch.randn_like(lse)):
+        saved = (torch.randn_like(o), dlse, q, k, v, o, lse, summary)
+        needs_grad = options.get("bias") is not None and rest[0] is not None
+        torch.library.opcheck(
+            operators.attention_backward.default, (*saved, *rest, needs_grad, True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("case", "backend"), sampled(CASES, ((name,) for name in COMPILED_BACKENDS))
+)
+def test_fakes_tell_shapes_and_strides(case: Case, backend: str) -> None:
+    """Fake outputs look like real ones, in every case of the table."""
+    if reasons := reasons_against(case, backend):
+        pytest.skip("; ".join(reasons))
+    x = inputs(case, torch.float32)
+    q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
+    bias = None if x.bias is None else x.bias.detach()
+    problem, extras = build_problem(
+        q, k, v, case.bound_mask(), bias, None, case.softcap, case.dropout_p, 1, None
+    )
+    numbers = schema.numbers(problem)
+    operators = operators_of(backend)
+    forward, backward = operators.attention_forward, operators.attention_backward
+    real = forward(q, k, v, *extras, *numbers)
+    o, lse, summary = real
+    wanted = (extras.bias is not None, True)
+    back = (x.do, None, q, k, v, o, lse, summary, *extras, *numbers, *wanted)
+    real_back = backward(*back)
+
+    mode = torch._subclasses.FakeTensorMode()
+    with mode:
+        fake_back = backward(*(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in back))
+        fake = forward(
+            *(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in (q, k, v, *extras)),
+            *numbers,
+        )
+    for one, other in zip((*real, *real_back), (*fake, *fake_back), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        if one.numel():
+            assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype, backend: str) -> None:
+    """As torch's attention: q, k and v go to the autocast dtype, gradients come back in theirs."""
+    q, k, v = qkv()
+    with torch.autocast("cpu", dtype):
+        o, lse = tk.attention(q, k.to(dtype), v, return_lse=True, backend=backend)
+    expected = tk.attention(q.to(dtype), k.to(dtype), v.to(dtype), backend=backend)
+    assert o.dtype == dtype
+    assert lse.dtype == torch.float32
+    assert torch.equal(o, expected)
+    grads = torch.autograd.grad(o.float().sum() + lse.sum(), (q, k, v))
+    assert all(grad.dtype == torch.float32 for grad in grads)
+
+
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
+def test_autocast_leaves_float64_alone(backend: str) -> None:
+    x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tk.attention(x, x, x, backend=backend).dtype == torch.float64
+
+
+def test_autocast_does_not_lower_the_reference() -> None:
+    """Its matmuls stay in float32 although autocast would lower them."""
+    x = torch.randn(1, 1, 64, 64).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = tk.attention(x, x, x, backend="reference")
+    assert torch.equal(inside, tk.attention(x, x, x, backend="reference"))
+
+
+def test_autocast_backward_outside(backend: str) -> None:
+    """The usual training step: forward inside, backward outside the autocast block."""
+    tensors = qkv()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = tk.attention(*tensors, backend=backend).float().square().mean()
+    halves = [x.detach().bfloat16().requires_grad_() for x in tensors]
+    same = tk.attention(*halves, backend=backend).float().square().mean()
+    for got, expected in zip(
+        torch.autograd.grad(loss, tensors), torch.autograd.grad(same, halves), strict=True
+    ):
+        assert torch.equal(got, expected.float())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_repeats_the_dropout(reentrant: bool, backend: str) -> None:
+    tensors = qkv()
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tk.attention(q, k, v, dropout_p=0.5, backend=backend)
+
+    def step(attend: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        torch.manual_seed(7)
+        o = attend(*tensors)
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        torch.manual_seed(7)
+        again = attend(*leaves)
+        assert torch.equal(o, again)
+        again.square().sum().backward()
+        return tuple(x.grad for x in leaves if x.grad is not None)
+
+    plain = step(call)
+    thrifty = step(lambda *x: checkpoint(call, *x, use_reentrant=reentrant))
+    assert len(plain) == len(thrifty) == 3
+    assert all(torch.equal(a, b) for a, b in zip(plain, thrifty, strict=True))

@@ -1,0 +1,461 @@
+"""Decoding from a cache: each sequence is what `attention` makes of its keys, wherever they lie."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad, gradcheck
+
+import transformer_kernels as tk
+from tests.support.backends import (
+    COMPILED_AND_DTYPES,
+    COMPILED_BACKENDS,
+    DECODING,
+    DECODING_AND_DTYPES,
+    DTYPES,
+    NAMES,
+    operators_of,
+)
+from tests.support.decode_cases import (
+    DECODE_CASES,
+    DecodeCase,
+    assert_decode_case,
+    by_decoding,
+    decode_inputs,
+)
+from tests.support.isas import forced_isa
+from tests.support.operators import operators_run_by
+from tests.support.tiers import in_turns, sampled
+from transformer_kernels import _C
+from transformer_kernels.backends import schema
+from transformer_kernels.problem.decode import build_decode_problem
+
+ROOT = Path(tk.__file__).parents[1]
+OPERATOR = "transformer_kernels::attention_decode"
+Options = dict[str, Any]
+Cached = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+B, H_q, H_kv, D, PAGE = 3, 4, 2, 16, 16
+LENGTHS = torch.tensor([70, 1, 16])
+
+
+def named(name: str) -> DecodeCase:
+    return next(case for case in DECODE_CASES if case.name == name)
+
+
+def paged(M: int = 1, dtype: torch.dtype = torch.float32) -> Cached:
+    """q, pages of keys and values, lengths, and the table."""
+    q = torch.randn(B, H_q, M, D, dtype=dtype)
+    k, v = (torch.randn(9, H_kv, PAGE, D, dtype=dtype) for _ in range(2))
+    table = torch.tensor([[7, 0, 3, 8, 1], [2, 9, 9, 9, 9], [5, -1, -1, -1, -1]])
+    return q, k, v, LENGTHS, table
+
+
+def in_order(x: Tensor, table: Tensor, b: int) -> Tensor:
+    """Of sequence b (1, H_kv, its length, width)."""
+    pages = [x[int(n)] for n in table[b, : -(-int(LENGTHS[b]) // PAGE)]]
+    return torch.cat(pages, dim=1)[None, :, : int(LENGTHS[b])]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=_C.built_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Forced for the test."""
+    with forced_isa(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=DECODING)
+def decoder(request: pytest.FixtureRequest) -> str:
+    """A backend that decodes, by name."""
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("case", "decoder", "dtype"), sampled(DECODE_CASES, DECODING_AND_DTYPES))
+def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype) -> None:
+    assert_decode_case(case, dtype, decoder)
+
+
+@pytest.mark.usefixtures("poisoned", "isa")
+@pytest.mark.parametrize(
+    ("case", "isa", "dtype"),
+    sampled(DECODE_CASES, itertools.product(_C.built_isas(), DTYPES[1:])),
+    indirect=["isa"],
+)
+def test_every_instruction_set(case: DecodeCase, dtype: torch.dtype) -> None:
+    assert_decode_case(case, dtype, "cpu")
+
+
+def test_names_of_cases_are_unique() -> None:
+    assert len({case.name for case in DECODE_CASES}) == len(DECODE_CASES)
+
+
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        (None, [[1, 1, 0], [1, 1, 1]]),
+        (tk.Mask.causal(align="bottom_right"), [[1, 1, 0], [1, 1, 1]]),
+        (tk.Mask(), [[1, 1, 1], [1, 1, 1]]),
+        (tk.Mask.window(0, 0, align="bottom_right"), [[0, 1, 0], [0, 0, 1]]),
+        (tk.Mask.window(1, None, align="bottom_right"), [[1, 1, 1], [0, 1, 1]]),
+    ],
+    ids=["none", "causal", "everything", "itself", "left"],
+)
+def test_what_the_last_queries_see(mask: tk.Mask | None, seen: list[int], decoder: str) -> None:
+    """Two new tokens, at positions 1 and 2: weights that are not 0 are read off o, with v = 1."""
+    q, k, v = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 5, 4), torch.eye(5)[None, None]
+    lengths = torch.tensor([3])
+    o = tk.attention_decode(q, k, v, lengths, mask=mask, backend=decoder)
+    assert torch.equal((o[0, 0, :, :3] > 0).int(), torch.tensor(seen, dtype=torch.int32))
+    assert torch.equal(o[..., 3:], torch.zeros(1, 1, 2, 2))
+    torch.testing.assert_close(o.sum(-1), torch.ones(1, 1, 2))
+
+
+def test_queries_before_the_first_position_see_nothing(decoder: str) -> None:
+    q, k, v = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4), torch.randn(1, 1, 8, 4)
+    o, lse = tk.attention_decode(q, k, v, torch.tensor([2]), return_lse=True, backend=decoder)
+    assert torch.equal(o[0, 0, 0], torch.zeros(4))
+    assert lse[0, 0].isneginf().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("M", [1, 5, 17])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": tk.Mask.window(12, 0, align="bottom_right")},
+        {"softcap": 0.8, "scale": 0.3},
+        {"bias": tk.alibi(torch.tensor([0.5, 0.3, 0.2, 0.1]), align="bottom_right")},
+        {"sinks": torch.tensor([0.3, -1.0, 2.0, 0.0])},
+    ],
+    ids=["plain", "window", "softcap", "alibi", "sinks"],
+)
+def test_as_attention_of_each_sequence(options: Options, M: int, decoder: str) -> None:
+    q, k, v, lengths, table = paged(M)
+    o, lse = tk.attention_decode(
+        q, k, v, lengths, table, **options, return_lse=True, backend=decoder
+    )
+    alone: Options = {"mask": tk.Mask.causal(align="bottom_right"), **options, "return_lse": True}
+    for b in range(B):
+        one = q[b : b + 1], in_order(k, table, b), in_order(v, table, b)
+        expected_o, expected_lse = tk.attention(*one, **alone, backend=decoder)
+        torch.testing.assert_close(o[b : b + 1], expected_o)
+        torch.testing.assert_close(lse[b : b + 1], expected_lse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pages_change_no_bit(dtype: torch.dtype, isa: str) -> None:
+    """In place, in stretches or copied: the same sums in the same order."""
+    case = replace(named("long"), name="pages-bits")
+    clean = decode_inputs(case, dtype, 0.0)
+    expected = by_decoding(case, clean, "cpu")
+    for size in (1, 16, 24, 32, 64, 256):
+        other = replace(case, page_size=size)
+        got = by_decoding(other, decode_inputs(other, dtype, math.nan), "cpu")
+        assert torch.equal(got["o"], expected["o"])
+        assert torch.equal(got["lse"], expected["lse"])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    "name", ["long", "long-pages", "long-window-16", "pages-group-8-queries-17"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_threads_change_no_bit(dtype: torch.dtype, name: str) -> None:
+    case = named(name)
+    x = decode_inputs(case, dtype, math.nan)
+    results = []
+    for count in (1, 2, 3, 8, 8, 8):
+        torch.set_num_threads(count)
+        results.append(by_decoding(case, x, "cpu"))
+    for other in results[1:]:
+        assert torch.equal(other["o"], results[0]["o"])
+        assert torch.equal(other["lse"], results[0]["lse"])
+
+
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_a_sequence_holds_stays_in_it(value: float, where: str, decoder: str) -> None:
+    q, k, v, lengths, table = paged(2)
+    clean = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    (k if where == "k" else v)[8, :, 3] = value
+    o = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    assert not torch.equal(o[0], clean[0])
+    assert torch.equal(o[1:], clean[1:])
+
+
+def test_sequences_may_share_pages(decoder: str) -> None:
+    """A prompt that several continue is kept once."""
+    q, k, v, _, _ = paged()
+    lengths, table = torch.full((B,), 40), torch.tensor([[4, 6, 0], [4, 6, 1], [4, 6, 1]])
+    o = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    for b in range(B):
+        one = table[b : b + 1].clone(), lengths[b : b + 1]
+        alone = tk.attention_decode(q[b : b + 1], k, v, one[1], one[0], backend=decoder)
+        torch.testing.assert_close(o[b : b + 1], alone)
+
+
+def test_forms_of_lengths_and_tables(decoder: str) -> None:
+    """int32, int64, with gaps in memory; behind the last page entries of any size."""
+    q, k, v, lengths, table = paged()
+    expected = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    huge = table.masked_fill((table < 0) | (table > 8), 1 << 40)
+    wide = torch.full((B, 7, 2), -9)
+    wide[:, :5, 1] = table
+    for one, other in (
+        (lengths.int(), table.int()),
+        (lengths.repeat_interleave(2)[::2], wide[:, :, 1]),
+        (lengths.int().repeat_interleave(2)[::2], wide.int()[:, :, 1]),
+        (lengths, huge),
+        (lengths, table.T.contiguous().T),
+    ):
+        assert torch.equal(tk.attention_decode(q, k, v, one, other, backend=decoder), expected)
+        o, _ = tk.attention_decode(q, k, v, one, other, return_lse=True, backend=decoder)
+        assert torch.equal(o, expected)
+
+
+def test_a_cache_without_pages(decoder: str) -> None:
+    """As it comes from a projection, (B, N, H, D), with lengths of each sequence."""
+    q, k, v, lengths, table = paged(2)
+    k_cache, v_cache = (torch.full((B, 80, H_kv, D), math.nan).transpose(1, 2) for _ in range(2))
+    for b in range(B):
+        k_cache[b, :, : int(lengths[b])] = in_order(k, table, b)[0]
+        v_cache[b, :, : int(lengths[b])] = in_order(v, table, b)[0]
+    torch.testing.assert_close(
+        tk.attention_decode(q, k_cache, v_cache, lengths, backend=decoder),
+        tk.attention_decode(q, k, v, lengths, table, backend=decoder),
+    )
+
+
+def test_outputs_have_the_layout_of_q() -> None:
+    q, k, v, lengths, table = paged(3)
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    for x in (q, turned):
+        o = tk.attention_decode(x, k, v, lengths, table, backend="cpu")
+        other, _ = tk.attention_decode(x, k, v, lengths, table, return_lse=True, backend="cpu")
+        assert o.stride() == other.stride() == x.stride()
+    o, lse = tk.attention_decode(
+        q.double(), k.double(), v.double(), lengths, table, return_lse=True
+    )
+    assert (o.dtype, lse.dtype) == (torch.float64, torch.float64)
+
+
+PEAK = """
+import pathlib, re, torch, transformer_kernels as tk
+def peak():  # MiB; getrusage's figure would include the parent's
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024
+torch.set_num_threads(2)
+q = torch.randn(1, 8, 2, 64).bfloat16()
+k, v = (torch.zeros(1 << 12, 1, 64, 64, dtype=torch.bfloat16) for _ in range(2))
+lengths, table = torch.tensor([1 << 18]), torch.randperm(1 << 12)[None]
+tk.attention_decode(q, k, v, torch.tensor([1000]), table, backend="cpu")
+before = peak()
+tk.attention_decode(q, k, v, lengths, table, backend="cpu")
+print(peak() - before)
+"""
+
+
+@pytest.mark.exhaustive
+def test_pages_are_read_in_place() -> None:
+    """Keys and values are 32 MiB each; gathered, they would be there twice."""
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK],
+        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert int(run.stdout) < 8
+
+
+def test_one_operator_and_no_copy() -> None:
+    q, k, v, lengths, table = paged(2)
+    integers = lengths.int(), table.int()
+    ran = operators_run_by(lambda: tk.attention_decode(q, k, v, *integers, backend="cpu"))
+    assert ran[OPERATOR] == 1
+    assert not {"aten::clone", "aten::index", "aten::gather"} & ran.keys()
+
+
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), in_turns(DECODING, ((dynamic,) for dynamic in (False, True)))
+)
+def test_fullgraph(backend: str, dynamic: bool) -> None:
+    """One graph, whatever the lengths are and the table says."""
+    sinks = torch.randn(H_q)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> Any:
+        return tk.attention_decode(
+            q, k, v, lengths, table, sinks=sinks, return_lse=True, backend=backend
+        )
+
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    fast = torch.compile(call, fullgraph=True, backend=graphs, dynamic=dynamic)
+    q, k, v, lengths, table = paged(2)
+    for one in (lengths, torch.tensor([3, 16, 0])):
+        torch.testing.assert_close(fast(q, k, v, one, table), call(q, k, v, one, table))
+    assert graphs.frame_count == 1
+
+
+def arguments_of_the_operator(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
+    given: Options = dict.fromkeys(("mask", "bias", "scale", "softcap", "sinks")) | options
+    q, k, v, lengths, table = paged(2, dtype)
+    problem, cache = build_decode_problem(q, k, v, lengths, table, **given)
+    return q, *cache, *schema.decode_numbers(problem)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
+def test_opcheck(backend: str, dtype: torch.dtype) -> None:
+    operator = operators_of(backend).attention_decode.default
+    alibi = tk.alibi(torch.ones(H_q), align="bottom_right")
+    torch.library.opcheck(operator, arguments_of_the_operator(dtype))
+    torch.library.opcheck(operator, arguments_of_the_operator(dtype, bias=alibi, softcap=2.0))
+
+
+LONG = torch.tensor([81, 1, 1], dtype=torch.int32)
+VALUES: list[tuple[int, Tensor]] = [
+    (3, LONG),
+    (3, torch.tensor([-1, 1, 1], dtype=torch.int32)),
+    (4, torch.tensor([[7, 0, 3, 8, 9]] * 3, dtype=torch.int32)),
+    (4, torch.tensor([[7, 0, -3, 8, 1]] * 3, dtype=torch.int32)),
+]
+"""Of lengths and tables, that lead out of the cache; and where they stand among the arguments"""
+FORMS: list[tuple[int, Tensor | None]] = [
+    (3, LENGTHS),
+    (3, LONG[:2]),
+    (3, LONG[None]),
+    (4, torch.zeros(2, 5, dtype=torch.int32)),
+    (4, torch.zeros(3, 5)),
+    (4, None),
+    (2, torch.randn(8, H_kv, PAGE, D)),
+    (2, torch.randn(9, H_kv, PAGE + 1, D)),
+    (1, torch.randn(9, 3, PAGE, D)),
+    (1, torch.randn(9, H_kv, 0, D)),
+    (0, torch.randn(B, H_q, 1, D + 1)),
+    (0, torch.randn(B, H_q, 1, D).double()),
+    (5, torch.ones(H_q + 1)),
+]
+
+
+@pytest.mark.parametrize(("place", "wrong"), FORMS)
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
+def test_the_operator_checks_what_memory_safety_needs(
+    backend: str, place: int, wrong: Tensor | None
+) -> None:
+    """Compiled code calls it with tensors that nobody has seen."""
+    arguments = list(arguments_of_the_operator(torch.float32))
+    arguments[place] = wrong
+    with pytest.raises(RuntimeError, match=r"lengths|table|cache|slopes"):
+        operators_of(backend).attention_decode(*arguments)
+
+
+@pytest.mark.parametrize(("place", "wrong"), VALUES)
+def test_on_a_cpu_it_checks_their_values_too(place: int, wrong: Tensor) -> None:
+    arguments = list(arguments_of_the_operator(torch.float32))
+    arguments[place] = wrong
+    with pytest.raises(RuntimeError, match="lengths must lie within the cache, and lead only to"):
+        torch.ops.transformer_kernels.attention_decode(*arguments)
+
+
+@pytest.mark.parametrize(("place", "wrong"), VALUES)
+def test_elsewhere_wrong_values_lead_nowhere(place: int, wrong: Tensor) -> None:
+    """Nobody reads them first on a GPU: lengths are cut, and pages that do not exist are zeros."""
+    if "cuda" not in DECODING:
+        pytest.skip("needs emulated CUDA kernels")
+    arguments = list(arguments_of_the_operator(torch.float32))
+    arguments[place] = wrong
+    right, there = list(arguments), arguments[1].clone()
+    right[3] = arguments[3].clamp(0, 80)
+    right[4] = torch.where((arguments[4] < 0) | (arguments[4] > 8), 9, arguments[4])
+    right[1], right[2] = (torch.cat([x, torch.zeros_like(x[:1])]) for x in arguments[1:3])
+    o, lse = operators_of("cuda").attention_decode(*arguments)
+    expected_o, expected_lse = torch.ops.transformer_kernels.attention_decode(*right)
+    torch.testing.assert_close(o, expected_o)
+    torch.testing.assert_close(lse, expected_lse)
+    assert torch.equal(arguments[1], there)
+
+
+def test_gradients_are_the_references() -> None:
+    q, k, v, lengths, table = paged(2, torch.float64)
+    sinks = torch.randn(H_q, dtype=torch.float64)
+    tensors = tuple(x.requires_grad_() for x in (q, k, v, sinks))
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        return tk.attention_decode(q, k, v, lengths, table, sinks=sinks, backend="reference")
+
+    assert gradcheck(call, tensors, fast_mode=True)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            call(*tensors), tk.attention_decode(q, k, v, lengths, table, sinks=sinks, backend="cpu")
+        )
+
+
+@pytest.mark.parametrize("backend", ["auto", *(n for n in DECODING if n != "reference")])
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "sinks", "bias"])
+def test_what_requires_grad_is_refused_in_grad_mode(name: str, backend: str) -> None:
+    q, k, v, lengths, table = paged()
+    slopes, sinks = torch.ones(H_q), torch.zeros(H_q)
+    {"q": q, "k_cache": k, "v_cache": v, "sinks": sinks, "bias": slopes}[name].requires_grad_()
+    both: Options = {"bias": tk.alibi(slopes, align="bottom_right"), "sinks": sinks}
+    options: Options = {key: x for key, x in both.items() if key == name}
+    message = rf"{name} must not require grad.*no_grad\(\), or take attention\(\)"
+    with pytest.raises(ValueError, match=message):
+        tk.attention_decode(q, k, v, lengths, table, **options, backend=backend)
+    with torch.no_grad():
+        tk.attention_decode(q, k, v, lengths, table, **options, backend=backend)
+    with torch.inference_mode():
+        tk.attention_decode(q, k, v, lengths, table, **options, backend=backend)
+
+
+def test_transforms(decoder: str) -> None:
+    q, k, v, lengths, table = paged(2)
+
+    def call(q: Tensor) -> Tensor:
+        return tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+
+    o = torch.func.vmap(call)(torch.stack([q, -q]))
+    torch.testing.assert_close(o[1], call(-q))
+    tangent = torch.randn_like(q)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(call(forward_ad.make_dual(q, tangent))).tangent
+    step = 1e-3
+    torch.testing.assert_close(
+        found, (call(q + step * tangent) - call(q - step * tangent)) / (2 * step), atol=1e-3, rtol=0
+    )
+
+
+def test_autocast_casts_nothing(decoder: str) -> None:
+    q, k, v, lengths, table = paged()
+    expected = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(tk.attention_decode(q, k, v, lengths, table, backend=decoder), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DECODING])
+def test_others_say_that_they_do_not(name: str) -> None:
+    message = f"'{name}' cannot take this call: decoding from a cache: there is no"
+    with pytest.raises(ValueError, match=message):
+        tk.attention_decode(*paged(), backend=name)
+
+
+def test_auto_takes_the_compiled_kernels() -> None:
+    q, k, v, lengths, table = paged()
+    ran = operators_run_by(lambda: tk.attention_decode(q, k, v, lengths, table))
+    assert ran[OPERATOR] == 1

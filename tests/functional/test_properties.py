@@ -1,0 +1,241 @@
+"""Laws that hold for every shape, stride and mask: drawn by hypothesis, in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import transformer_kernels as tk
+from tests.support.backends import WITH_FLOAT64
+from tests.support.plain import plain_attention
+from transformer_kernels.masks.constraints import Align
+
+# The backend fixture is one constant for all the examples of a test.
+SETTINGS = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 65, 127, 131]))
+WIDTHS = st.one_of(st.integers(1, 20), st.sampled_from([64, 65]))
+
+
+@pytest.fixture(params=WITH_FLOAT64)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def drawn_tensor(draw: st.DrawFn, *shape: int) -> Tensor:
+    """Its dimensions in any order in memory, with steps, sometimes one batch entry expanded."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from([1, 1, 2, 3])) for _ in shape]
+    sizes = [shape[d] * steps[d] for d in order]
+    numbers = torch.randn(sizes, dtype=torch.float64)
+    x = numbers.permute(*(order.index(d) for d in range(len(shape))))
+    x = x[tuple(slice(None, None, step) for step in steps)]
+    if draw(st.booleans()) and shape[0] and draw(st.booleans()):
+        x = x[:1].expand(*shape)
+    return x.detach().requires_grad_()
+
+
+def ids(draw: st.DrawFn, B: int, length: int) -> Tensor:
+    rows = st.lists(st.integers(-1, 2), min_size=length, max_size=length)
+    return torch.tensor([draw(rows) for _ in range(B)], dtype=torch.int64).reshape(B, length)
+
+
+@st.composite
+def masks(draw: st.DrawFn, B: int, H: int, M: int, N: int) -> tk.Mask:
+    """An intersection of up to three constraints."""
+    bound = st.one_of(st.none(), st.integers(-30, 140))
+    mask = tk.Mask()
+    for kind in draw(st.lists(st.sampled_from("wkpsdb"), max_size=3)):
+        if kind == "w":
+            align: Align = draw(st.sampled_from(["top_left", "bottom_right"]))
+            mask &= tk.Mask.window(draw(bound), draw(bound), align=align)
+        elif kind in "kp":
+            start, end = torch.randint(0, N + 1, (B,)), torch.randint(0, N + 9, (B,))
+            mask &= tk.Mask.key_range(start, end) if kind == "k" else tk.Mask.padding(end)
+        elif kind == "s":
+            mask &= tk.Mask.segments(ids(draw, B, M), ids(draw, B, N))
+        elif kind == "d":
+            sizes = [size if draw(st.booleans()) else 1 for size in (B, H, M, N)]
+            mask &= tk.Mask.dense(torch.rand(sizes) < 0.6)
+        else:
+            size = draw(st.integers(1, 70))
+            layout = torch.rand(draw(st.sampled_from([1, H])), -(-M // size), -(-N // size)) < 0.6
+            mask &= tk.Mask.block_sparse(layout, size)
+    return mask
+
+
+@pytest.mark.usefixtures("poisoned")
+@settings(SETTINGS, max_examples=150)
+@given(data=st.data(), seed=st.integers(0, 1 << 32))
+def test_equals_the_textbook(data: st.DataObject, seed: int, backend: str) -> None:
+    torch.manual_seed(seed)
+    B, H_kv, group = data.draw(st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(1, 3)))
+    M, N, D, D_v = data.draw(st.tuples(LENGTHS, LENGTHS, WIDTHS, WIDTHS))
+    H_q = H_kv * group
+    q, k, v, do = data.draw(
+        st.composite(
+            lambda draw: (
+                drawn_tensor(draw, B, H_q, M, D),
+                drawn_tensor(draw, B, H_kv, N, D),
+                drawn_tensor(draw, B, H_kv, N, D_v),
+                drawn_tensor(draw, B, H_q, M, D_v).detach(),
+            )
+        )()
+    )
+    mask = data.draw(masks(B, H_q, M, N))
+    softcap = data.draw(st.sampled_from([None, 0.5, 30.0]))
+    shape = [size if data.draw(st.booleans()) else 1 for size in (B, H_q, M, N)]
+    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    o, lse = tk.attention(
+        q, k, v, mask=mask, bias=bias, softcap=softcap, return_lse=True, backend=backend
+    )
+    shown = mask.materialize(B, H_q, M, N)
+    exact, exact_lse = plain_attention(q, k, v, shown=shown, bias=bias, softcap=softcap)
+    torch.testing.assert_close((o, lse), (exact, exact_lse))
+    torch.testing.assert_close(
+        torch.autograd.grad(o, (q, k, v, bias), do),
+        torch.autograd.grad(exact, (q, k, v, bias), do),
+    )
+
+
+def qkv(M: int, N: int, D: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(2, 2, length, D, dtype=torch.float64) for length in (M, N, N))
+    return q, k, v
+
+
+SIZES = given(M=st.integers(1, 70), N=st.integers(2, 140))
+
+
+@SETTINGS
+@SIZES
+def test_order_of_keys_does_not_matter(M: int, N: int, backend: str) -> None:
+    q, k, v = qkv(M, N)
+    order, bias = torch.randperm(N), torch.randn(M, N, dtype=torch.float64)
+    torch.testing.assert_close(
+        tk.attention(q, k[:, :, order], v[:, :, order], bias=bias[:, order], backend=backend),
+        tk.attention(q, k, v, bias=bias, backend=backend),
+    )
+
+
+@SETTINGS
+@SIZES
+def test_order_of_queries_is_the_order_of_rows(M: int, N: int, backend: str) -> None:
+    q, k, v = qkv(M, N)
+    order = torch.randperm(M)
+    torch.testing.assert_close(
+        tk.attention(q[:, :, order], k, v, backend=backend),
+        tk.attention(q, k, v, backend=backend)[:, :, order],
+    )
+
+
+@SETTINGS
+@SIZES
+def test_a_constant_a_row_moves_lse_alone(M: int, N: int, backend: str) -> None:
+    q, k, v = qkv(M, N)
+    shift = 50 * torch.randn(M, 1, dtype=torch.float64)
+    o, lse = tk.attention(q, k, v, return_lse=True, backend=backend)
+    shifted, shifted_lse = tk.attention(q, k, v, bias=shift, return_lse=True, backend=backend)
+    torch.testing.assert_close(shifted, o)
+    torch.testing.assert_close(shifted_lse, lse + shift[:, 0])
+
+
+@SETTINGS
+@given(M=st.integers(1, 70), N=st.integers(2, 140), cut=st.floats(0, 1))
+def test_keys_split_and_merged_by_lse(M: int, N: int, cut: float, backend: str) -> None:
+    q, k, v = qkv(M, N)
+    at = round(cut * N)
+    parts = [
+        tk.attention(q, k[:, :, part], v[:, :, part], return_lse=True, backend=backend)
+        for part in (slice(None, at), slice(at, None))
+    ]
+    lse = torch.logaddexp(parts[0][1], parts[1][1])
+    o = sum(part * (one - lse).exp()[..., None] for part, one in parts)
+    torch.testing.assert_close((o, lse), tk.attention(q, k, v, return_lse=True, backend=backend))
+
+
+@SETTINGS
+@SIZES
+def test_linear_in_values(M: int, N: int, backend: str) -> None:
+    q, k, v = qkv(M, N)
+    other = torch.randn_like(v)
+    torch.testing.assert_close(
+        tk.attention(q, k, 2 * v - 3 * other, backend=backend),
+        2 * tk.attention(q, k, v, backend=backend) - 3 * tk.attention(q, k, other, backend=backend),
+    )
+
+
+@SETTINGS
+@SIZES
+def test_a_key_seen_twice_is_a_bias_of_log_two(M: int, N: int, backend: str) -> None:
+    q, k, v = qkv(M, N)
+    twice = [torch.cat([x, x[:, :, :1]], dim=2) for x in (k, v)]
+    bias = torch.zeros(1, N, dtype=torch.float64)
+    bias[0, 0] = 2.0
+    bias = torch.where(bias == 2.0, bias.log(), 0.0)
+    torch.testing.assert_close(
+        tk.attention(q, *twice, backend=backend),
+        tk.attention(q, k, v, bias=bias, backend=backend),
+    )
+
+
+@SETTINGS
+@SIZES
+def test_grouped_heads_are_repeated_heads(M: int, N: int, backend: str) -> None:
+    q, k, v = qkv(M, N)
+    q = torch.cat([q, -q], dim=1)
+    repeated = [x.repeat_interleave(2, dim=1) for x in (k, v)]
+    torch.testing.assert_close(
+        tk.attention(q, k, v, backend=backend), tk.attention(q, *repeated, backend=backend)
+    )
+
+
+@SETTINGS
+@given(split=st.integers(1, 130))
+def test_documents_packed_in_one_row_are_documents_alone(split: int, backend: str) -> None:
+    q, k, v = qkv(131, 131)
+    mask = tk.Mask.segments((torch.arange(131) >= split).long().expand(2, -1)) & tk.Mask.causal()
+    packed = tk.attention(q, k, v, mask=mask, backend=backend)
+    alone = [
+        tk.attention(*(x[:, :, part] for x in (q, k, v)), mask=tk.Mask.causal(), backend=backend)
+        for part in (slice(None, split), slice(split, None))
+    ]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=2))
+
+
+@SETTINGS
+@given(M=st.integers(1, 70), N=st.integers(1, 140))
+def test_decoding_is_the_last_row_of_the_whole(M: int, N: int, backend: str) -> None:
+    """Bottom-right alignment: queries at the end of a longer sequence."""
+    N = max(M, N)
+    q, k, v = qkv(N, N)
+    causal = tk.Mask.causal(align="bottom_right")
+    whole = tk.attention(q, k, v, mask=causal, backend=backend)
+    last = tk.attention(q[:, :, N - M :], k, v, mask=causal, backend=backend)
+    torch.testing.assert_close(last, whole[:, :, N - M :])
+
+
+def test_masks_intersect_like_sets() -> None:
+    B, H, M, N = 2, 2, 9, 11
+    some = [
+        tk.Mask.causal(),
+        tk.Mask.window(3, 2, align="bottom_right"),
+        tk.Mask.padding(torch.tensor([7, 0])),
+        tk.Mask.dense(torch.rand(M, N) < 0.5),
+        tk.Mask.block_sparse(torch.rand(3, 3) < 0.5, 4),
+        tk.Mask.block_sparse(torch.rand(2, 2) < 0.5, 6),
+    ]
+    for a, b in itertools.combinations(some, 2):
+        both = (a & b).materialize(B, H, M, N)
+        assert torch.equal(both, (b & a).materialize(B, H, M, N))
+        assert torch.equal(both, a.materialize(B, H, M, N) & b.materialize(B, H, M, N))
+        assert torch.equal(both, (a & b & a).materialize(B, H, M, N))

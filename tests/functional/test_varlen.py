@@ -1,0 +1,423 @@
+"""Packed sequences: each is what `attention` makes of it alone, whatever lies beside and behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import transformer_kernels as tk
+from tests.support.backends import (
+    BACKENDS_AND_DTYPES,
+    COMPILED_AND_DTYPES,
+    DTYPES,
+    WITH_FLOAT64,
+    operators_of,
+)
+from tests.support.isas import forced_isa
+from tests.support.operators import BACKWARD, FORWARD, operators_run_by
+from tests.support.tiers import sampled
+from tests.support.varlen_cases import (
+    PACKED_CASES,
+    PackedCase,
+    assert_packed_case,
+    one_by_one,
+    packed_by_backend,
+    packed_inputs,
+)
+from transformer_kernels import _C
+from transformer_kernels.backends import schema
+from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
+from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.problem.varlen import build_varlen_problem, one_entry
+from transformer_kernels.scores import philox
+
+LENGTHS = (5, 0, 70, 33)
+STARTS = torch.tensor([0, 5, 5, 75, 108])
+TOTAL, H, D = 108, 2, 16
+Options = dict[str, Any]
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def named(name: str) -> PackedCase:
+    return next(case for case in PACKED_CASES if case.name == name)
+
+
+def qkv(dtype: torch.dtype = torch.float32) -> Triple:
+    q, k, v = (torch.randn(TOTAL, H, D, dtype=dtype, requires_grad=True) for _ in range(3))
+    return q, k, v
+
+
+def pad(x: Tensor) -> Tensor:
+    """(TOTAL, H, D) to (4, H, 70, D)."""
+    padded = torch.nn.utils.rnn.pad_sequence(x.split(LENGTHS), batch_first=True)
+    return padded.transpose(1, 2)
+
+
+def unpad(x: Tensor) -> Tensor:
+    """(4, H, 70, ...) to (TOTAL, H, ...)."""
+    entries = zip(x, LENGTHS, strict=True)
+    return torch.cat([one[:, :length].transpose(0, 1) for one, length in entries])
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(PACKED_CASES, BACKENDS_AND_DTYPES))
+def test_case(case: PackedCase, backend: str, dtype: torch.dtype) -> None:
+    assert_packed_case(case, dtype, backend)
+
+
+@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+def test_the_reference_is_the_textbook(case: PackedCase) -> None:
+    x = packed_inputs(case, torch.float64, 0.0)
+    exact = one_by_one(case, x)
+    for name, value in packed_by_backend(case, x, "reference").items():
+        assert_within_rule(name, value, exact[name], plain=exact[name])
+
+
+def test_names_of_cases_are_unique() -> None:
+    assert len({case.name for case in PACKED_CASES}) == len(PACKED_CASES)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mask": tk.Mask.causal(), "dropout_p": 0.4, "seed": 11},
+        {"mask": tk.Mask.window(20, 4), "softcap": 2.0},
+        {"bias": tk.alibi(torch.tensor([0.5, 0.25])), "sinks": torch.tensor([0.3, -1.0])},
+    ],
+    ids=["plain", "causal-dropout", "window-softcap", "alibi-sinks"],
+)
+def test_as_padded(options: Options, backend: str) -> None:
+    tensors = qkv()
+    padding = tk.Mask.padding(torch.tensor(LENGTHS))
+    mask = options.get("mask")
+    dense = {**options, "mask": padding if mask is None else padding & mask}
+
+    o, lse = tk.attention_varlen(*tensors, STARTS, **options, return_lse=True, backend=backend)
+    o_p, lse_p = tk.attention(*map(pad, tensors), **dense, return_lse=True, backend=backend)
+    torch.testing.assert_close(o, unpad(o_p))
+    torch.testing.assert_close(lse, unpad(lse_p).T)
+    do, dlse = torch.randn_like(o), torch.randn_like(lse)
+    torch.testing.assert_close(
+        torch.autograd.grad([o, lse], tensors, [do, dlse]),
+        torch.autograd.grad([unpad(o_p), unpad(lse_p).T], tensors, [do, dlse]),
+    )
+
+
+def test_dropout_bits_are_those_of_the_batch_entry(backend: str) -> None:
+    """Weights that survive are read off o, with v = 1; the same bits in the backward pass."""
+    starts = torch.tensor([0, 40, 40, 64])
+    q, k = torch.zeros(64, H, 4), torch.zeros(64, H, 4)
+    v = torch.cat([torch.eye(40), torch.eye(24, 40)])[:, None].repeat(1, H, 1).requires_grad_()
+    o = tk.attention_varlen(q, k, v, starts, dropout_p=0.5, seed=9, backend=backend)
+    (dv,) = torch.autograd.grad(o[:24, :, 0].sum() + o[40:, :, 0].sum(), v)
+    kept = philox.keep_mask(torch.tensor(9), 3, H, 40, 40, 0.5)
+    assert torch.equal(o[:40] != 0, kept[0].transpose(0, 1))
+    assert torch.equal(o[40:, :, :24] != 0, kept[2, :, :24, :24].transpose(0, 1))
+    assert torch.equal(dv[40:, :, 0] != 0, kept[2, :, :24, :24].any(dim=1).T)
+
+
+def test_dropout_follows_the_generator(backend: str) -> None:
+    tensors = qkv()
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        draws.append(tk.attention_varlen(*tensors, STARTS, dropout_p=0.5, backend=backend))
+    assert torch.equal(*draws)
+    assert not torch.equal(
+        draws[0], tk.attention_varlen(*tensors, STARTS, dropout_p=0.5, backend=backend)
+    )
+
+
+def test_slices_of_packed_qkv_are_read_in_place() -> None:
+    packed = torch.randn(TOTAL, 3, H, D)
+    q, k, v = packed.unbind(1)
+    starts = STARTS.int()
+    ran = operators_run_by(lambda: tk.attention_varlen(q, k, v, starts, backend="cpu"))
+    assert ran[FORWARD] == 1
+    assert not {"aten::clone", "aten::copy_"} & ran.keys()
+
+
+def test_gradient_of_packed_qkv(backend: str) -> None:
+    packed = torch.randn(TOTAL, 3, H, D, requires_grad=True)
+    copies = [x.detach().clone().requires_grad_() for x in packed.unbind(1)]
+    o, expected = (
+        tk.attention_varlen(q, k, v, STARTS, backend=backend)
+        for q, k, v in (packed.unbind(1), copies)
+    )
+    assert torch.equal(o, expected)
+    do = torch.randn(TOTAL, D, H).transpose(1, 2)
+    (got,) = torch.autograd.grad(o, packed, do)
+    assert torch.equal(got, torch.stack(torch.autograd.grad(expected, copies, do), dim=1))
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_a_sequence_holds_stays_in_it(value: float, where: str, backend: str) -> None:
+    tensors = qkv()
+    clean = tk.attention_varlen(*tensors, STARTS, backend=backend)
+    with torch.no_grad():
+        tensors["qkv".index(where)][80] = value
+    o = tk.attention_varlen(*tensors, STARTS, backend=backend)
+    assert not torch.equal(o[75:], clean[75:])
+    assert torch.equal(o[:75], clean[:75])
+    grads = torch.autograd.grad(o.sum(), tensors)
+    assert all(grad[:75].isfinite().all() for grad in grads)
+
+
+def test_no_sequences(backend: str) -> None:
+    q, k, v = qkv()
+    sinks = torch.zeros(H, requires_grad=True)
+    o, lse = tk.attention_varlen(
+        q, k, v, torch.tensor([0]), sinks=sinks, return_lse=True, backend=backend
+    )
+    assert torch.equal(o, torch.zeros(TOTAL, H, D))
+    assert torch.equal(lse, torch.full((H, TOTAL), -math.inf))
+    grads = torch.autograd.grad(o.sum(), (q, k, v, sinks))
+    assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in grads)
+
+
+def test_no_rows(backend: str) -> None:
+    q, k, v = (torch.zeros(0, heads, D, requires_grad=True) for heads in (4, 2, 2))
+    for starts in (torch.tensor([0]), torch.tensor([0, 0, 0])):
+        o, lse = tk.attention_varlen(q, k, v, starts, return_lse=True, backend=backend)
+        assert (o.shape, lse.shape) == ((0, 4, D), (4, 0))
+        assert [x.shape for x in torch.autograd.grad(o.sum(), (q, k, v))] == [
+            q.shape,
+            *[k.shape] * 2,
+        ]
+
+
+def test_forms_of_cu_seqlens(backend: str) -> None:
+    """int32, int64, with gaps in memory; a longest length that is given, exactly or as a bound."""
+    tensors = qkv()
+    expected = tk.attention_varlen(*tensors, STARTS, STARTS, backend=backend)
+    for starts in (STARTS.int(), STARTS.repeat_interleave(2)[::2]):
+        assert torch.equal(tk.attention_varlen(*tensors, starts, backend=backend), expected)
+    for longest in (70, 512):
+        o = tk.attention_varlen(
+            *tensors, STARTS, max_seqlen_q=longest, max_seqlen_k=longest, backend=backend
+        )
+        assert torch.equal(o, expected)
+
+
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
+def test_outputs_are_rows(backend: str) -> None:
+    for dtype in DTYPES:
+        q, k, v = qkv(dtype)
+        o, lse = tk.attention_varlen(q, k, v, STARTS, return_lse=True, backend=backend)
+        assert (o.shape, o.dtype) == ((TOTAL, H, D), dtype)
+        assert lse.shape == (H, TOTAL)
+        assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert tk.attention_varlen(*qkv(), STARTS, backend="cpu").is_contiguous()
+
+
+@pytest.mark.skipif(not memory_can_be_measured(), reason="this system tells no peak of memory")
+def test_memory_is_linear() -> None:
+    """All scores of all pairs of rows would be 128 MiB, q, k and v are 1.5."""
+    q, k, v = (torch.randn(4096, 2, 16, requires_grad=True) for _ in range(3))
+    starts = torch.arange(0, 4097, 8)
+
+    def work() -> object:
+        o = tk.attention_varlen(q, k, v, starts, backend="cpu")
+        return torch.autograd.grad(o.sum(), (q, k, v))
+
+    peak = peak_extra_bytes(lambda: work)
+    assert peak is not None
+    assert peak < 16 << 20
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("name", ["causal", "multi-query", "tokens"])
+def test_threads_share_the_sequences(name: str) -> None:
+    """Short sequences whole and long ones together, by one thread or by several."""
+    case = named(name)
+    x = packed_inputs(case, torch.float32, 0.0)
+    results = []
+    for count in (1, 2, 3, 16):
+        torch.set_num_threads(count)
+        results.append(packed_by_backend(case, x, "cpu"))
+    for other in results[1:]:
+        assert torch.equal(other["o"], results[0]["o"])
+        assert torch.equal(other["lse"], results[0]["lse"])
+        torch.testing.assert_close(other, results[0])
+
+
+@pytest.mark.usefixtures("poisoned", "threads")
+@pytest.mark.parametrize("isa", _C.built_isas())
+def test_every_instruction_set(isa: str) -> None:
+    with forced_isa(isa):
+        for name in ("dropout", "multi-query", "tokens", "alibi-end"):
+            assert_packed_case(named(name), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
+def test_gradients_repeat_bit_by_bit(backend: str) -> None:
+    case = named("alibi")
+    x = packed_inputs(case, torch.float32, 0.0)
+    first, second = (packed_by_backend(case, x, backend) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+SMALL_OPTIONS: dict[str, Options] = {
+    "plain": {},
+    "causal": {"mask": tk.Mask.causal(align="bottom_right")},
+    "dropout": {"dropout_p": 0.4, "seed": 7, "softcap": 0.8},
+    "alibi": {"bias": tk.alibi(torch.tensor([0.5, 0.25], dtype=torch.float64))},
+}
+
+
+@pytest.mark.parametrize("options", SMALL_OPTIONS.values(), ids=SMALL_OPTIONS)
+@pytest.mark.parametrize("backend", WITH_FLOAT64)
+def test_derivatives(options: Options, backend: str) -> None:
+    """First, second and forward mode, with an empty sequence and a row behind."""
+    q = torch.randn(6, 2, 2, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(5, 1, 2, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(5, 1, 1, dtype=torch.float64, requires_grad=True)
+    sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    cu_q, cu_k = torch.tensor([0, 2, 3, 5]), torch.tensor([0, 3, 3, 5])
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        o, lse = tk.attention_varlen(
+            q, k, v, cu_q, cu_k, **options, sinks=sinks, return_lse=True, backend=backend
+        )
+        return o, torch.where(lse.isneginf(), 0.0, lse)
+
+    assert gradcheck(call, (q, k, v, sinks), check_forward_ad=True)
+    assert gradgradcheck(call, (q, k, v, sinks), check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_slopes_are_differentiable() -> None:
+    q, k, v = (x.detach() for x in qkv(torch.float64))
+    slopes = torch.tensor([0.5, 0.25], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(
+        lambda slopes: tk.attention_varlen(q, k, v, STARTS, bias=tk.alibi(slopes)),
+        (slopes,),
+        fast_mode=True,
+    )
+
+
+def test_vmap(backend: str) -> None:
+    tensors = [x.detach() for x in qkv()]
+    samples = [torch.stack([x, -x]) for x in tensors]
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tk.attention_varlen(q, k, v, STARTS, backend=backend)
+
+    o = torch.func.vmap(call)(*samples)
+    torch.testing.assert_close(o[1], call(*(-x for x in tensors)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_fullgraph(dynamic: bool) -> None:
+    """With max_seqlen_q given, forward and backward are one graph each."""
+    sinks = torch.randn(H)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+        return tk.attention_varlen(
+            q, k, v, starts, max_seqlen_q=70, mask=tk.Mask.causal(), dropout_p=0.2, seed=5,
+            sinks=sinks, return_lse=True, backend="cpu",
+        )  # fmt: skip
+
+    torch.compiler.reset()
+    fast = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    tensors = qkv()
+    for starts in (STARTS, torch.tensor([0, 20, 50, 60, 60])):
+        eager, compiled = call(*tensors, starts), fast(*tensors, starts)
+        torch.testing.assert_close(compiled, eager)
+        torch.testing.assert_close(
+            torch.autograd.grad(compiled[0].sin().sum(), tensors),
+            torch.autograd.grad(eager[0].sin().sum(), tensors),
+        )
+    ran = operators_run_by(lambda: torch.autograd.grad(fast(*tensors, STARTS)[0].sum(), tensors))
+    assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
+
+
+def test_autocast(backend: str) -> None:
+    q, k, v = qkv()
+    with torch.autocast("cpu", torch.bfloat16):
+        o = tk.attention_varlen(q, k.half(), v, STARTS, backend=backend)
+    halves: Triple = (q.bfloat16(), k.half().bfloat16(), v.bfloat16())
+    assert torch.equal(o, tk.attention_varlen(*halves, STARTS, backend=backend))
+    grads = torch.autograd.grad(o.float().sum(), (q, k, v))
+    assert all(grad.dtype == torch.float32 for grad in grads)
+
+
+def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
+    q, k, v = (x.detach() for x in qkv(dtype))
+    names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
+    given: Options = dict.fromkeys(names) | {"dropout_p": 0.0} | options
+    problem, extras = build_varlen_problem(q, k, v, STARTS, None, None, None, **given)
+    return *map(one_entry, (q, k, v)), *extras, *schema.numbers(problem)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
+def test_opcheck(backend: str, dtype: torch.dtype) -> None:
+    operators = operators_of(backend)
+    arguments = arguments_of_forward(
+        dtype, mask=tk.Mask.causal(align="bottom_right"), dropout_p=0.3, seed=4
+    )
+    torch.library.opcheck(operators.attention_forward.default, arguments)
+    q, k, v, *rest = arguments
+    o, lse, summary = operators.attention_forward(*arguments)
+    saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, summary)
+    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False, True))
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        torch.tensor([1, 5, 75, 108, 108]),
+        torch.tensor([0, 5, 4, 75, 108]),
+        torch.tensor([0, 5, 75, 108, 109]),
+        torch.tensor([0, -5, 75, 108, 108]),
+        torch.tensor([0, 5, 75, 108]),
+        torch.tensor([[0, 5, 5, 75, 108]]),
+        torch.tensor([0.0, 5, 75, 108, 108]),
+        torch.tensor([]),
+        None,
+    ],
+    ids=["start", "falls", "long", "negative", "count", "2d", "float", "empty", "none"],
+)
+@pytest.mark.parametrize("side", [0, 1], ids=["q", "k"])
+def test_the_operators_check_what_memory_safety_needs(side: int, starts: Tensor | None) -> None:
+    """Compiled code calls them with values that nobody has seen."""
+    operators = torch.ops.transformer_kernels
+    forward = arguments_of_forward(torch.float32)
+    q, k, v, *rest = forward
+    o, lse, summary = operators.attention_forward(*forward)
+    place = [x is not None and x.dtype == torch.int32 for x in rest[:11]].index(True) + side
+    wrong = starts
+    if starts is not None:
+        wrong = starts if starts.is_floating_point() and len(starts) else starts.int()
+    rest[place] = wrong
+    with pytest.raises(RuntimeError, match="cu_seqlens"):
+        operators.attention_forward(q, k, v, *rest)
+    with pytest.raises(RuntimeError, match="cu_seqlens"):
+        operators.attention_backward(o, None, q, k, v, o, lse, summary, *rest, False, True)
+
+
+def test_a_window_without_bounds_has_no_align(backend: str) -> None:
+    everything = tk.Mask.window()
+    mask = everything & tk.Mask.causal(align="bottom_right")
+    x = packed_inputs(named("causal-end"), torch.float32, 0.0)
+    case = named("causal-end")
+    cu_q, cu_k = (torch.tensor(starts) for starts in case.starts)
+    o, expected = (
+        tk.attention_varlen(x.q, x.k, x.v, cu_q, cu_k, mask=one, backend=backend)
+        for one in (mask, case.mask)
+    )
+    assert torch.equal(o, expected)

@@ -1,0 +1,39 @@
+"""A few small calls on a CUDA device, for compute-sanitizer to watch: `python -m
+tests.gpu.sanitizer_targets`. What they compute is for the tests to judge."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.cases import CASES, inputs
+from tests.support.decode_cases import DECODE_CASES, by_decoding, decode_inputs
+from tests.support.evaluate import by_backend
+from transformer_kernels.backends.native.cuda_support import not_built_reason
+
+BACKENDS = ("cuda", "triton")
+WATCHED = ("causal", "padding", "blocks-heads", "bias-tiles", "gqa-everything", "unaligned-causal")
+"""Names of cases, which together reach every kind of access: masks, bias, dropout, odd strides"""
+DECODED = ("long", "pages-of-24", "pages-group-8-queries-17")
+"""Likewise, of those for a cache"""
+
+
+def main() -> None:
+    for backend in BACKENDS:
+        if backend == "cuda" and (reason := not_built_reason()) is not None:
+            print(f"not run by {backend}: {reason}")
+            continue
+        for case in CASES:
+            if case.name in WATCHED:
+                by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
+                torch.cuda.synchronize()
+                print(f"{backend} ran {case.name}", flush=True)
+        if backend == "cuda":
+            for cached in DECODE_CASES:
+                if cached.name in DECODED:
+                    by_decoding(cached, decode_inputs(cached, torch.bfloat16, 0.0, "cuda"), backend)
+                    torch.cuda.synchronize()
+                    print(f"{backend} decoded {cached.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

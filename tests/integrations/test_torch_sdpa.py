@@ -1,0 +1,346 @@
+"""`scaled_dot_product_attention` is torch's, to the letter; the switch puts it behind torch's."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention as imported_before
+
+import transformer_kernels as tk
+from tests.support.operators import BACKWARD, FORWARD, operators_run_by
+
+Shape = tuple[int, ...]
+Qkv = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture
+def switched() -> Iterator[None]:
+    with tk.enabled():
+        yield
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def leaves(dtype: torch.dtype = torch.float32) -> Qkv:
+    return (
+        leaf(2, 2, 7, 4, dtype=dtype),
+        leaf(2, 2, 5, 4, dtype=dtype),
+        leaf(2, 2, 5, 6, dtype=dtype),
+    )
+
+
+SHAPES: dict[str, tuple[Shape, Shape, Shape, Shape]] = {
+    "2d": ((3, 4), (5, 4), (5, 6), (3, 5)),
+    "3d": ((2, 3, 4), (2, 5, 4), (2, 5, 6), (2, 1, 5)),
+    "4d": ((3, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 6), (3, 1, 7, 5)),
+    "4d-keys": ((3, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 6), (3, 1, 1, 5)),
+    "4d-shared-mask": ((3, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 6), (7, 5)),
+    "5d": ((2, 3, 2, 7, 4), (2, 3, 2, 5, 4), (2, 3, 2, 5, 6), (3, 1, 7, 5)),
+    "6d": ((2, 1, 3, 2, 7, 4), (2, 1, 3, 2, 5, 4), (2, 1, 3, 2, 5, 6), (7, 1)),
+    "fewer-key-dimensions": ((3, 2, 7, 4), (2, 5, 4), (5, 6), (7, 5)),
+    "broadcast-batch": ((1, 2, 7, 4), (3, 2, 5, 4), (1, 2, 5, 6), (3, 1, 7, 5)),
+    "broadcast-heads": ((3, 1, 7, 4), (3, 2, 5, 4), (3, 1, 5, 6), (2, 7, 5)),
+    "no-keys": ((3, 2, 7, 4), (3, 2, 0, 4), (3, 2, 0, 6), (7, 0)),
+    "no-queries": ((3, 2, 0, 4), (3, 2, 5, 4), (3, 2, 5, 6), (0, 5)),
+    "no-batch": ((0, 2, 7, 4), (0, 2, 5, 4), (0, 2, 5, 6), (7, 5)),
+}
+
+
+def assert_same(tensors: Qkv, bias: Tensor | None = None, **options: Any) -> None:
+    """Values, shapes, dtypes and gradients as torch's."""
+    if bias is not None:
+        options["attn_mask"] = bias
+    ours = tk.scaled_dot_product_attention(*tensors, **options)
+    torchs = functional.scaled_dot_product_attention(*tensors, **options)
+    eps = torch.finfo(torchs.dtype).eps
+    close = functools.partial(torch.testing.assert_close, rtol=16 * eps, atol=16 * eps)
+    close(ours, torchs)
+    cotangent = torch.randn_like(torchs)
+    wanted = [*tensors] if bias is None else [*tensors, bias]
+    got = torch.autograd.grad(ours, wanted, cotangent)
+    expected = torch.autograd.grad(torchs, wanted, cotangent, materialize_grads=True)
+    close(got, expected)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_shapes(shapes: tuple[Shape, Shape, Shape, Shape], mask: str) -> None:
+    tensors = (leaf(*shapes[0]), leaf(*shapes[1]), leaf(*shapes[2]))
+    if mask == "bool":
+        assert_same(tensors, attn_mask=torch.rand(shapes[3]) < 0.6)
+    elif mask == "float":
+        assert_same(tensors, bias=leaf(*shapes[3]))
+    else:
+        assert_same(tensors, is_causal=mask == "causal")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_dtypes(dtype: torch.dtype) -> None:
+    tensors = leaves(dtype=dtype)
+    assert_same(tensors, is_causal=True)
+    assert_same(tensors, bias=leaf(7, 5, dtype=dtype))
+
+
+def test_float32_mask_with_half_inputs() -> None:
+    assert_same(leaves(dtype=torch.bfloat16), attn_mask=torch.randn(7, 5))
+
+
+@pytest.mark.parametrize("scale", [None, 0.3, 1, 0.0, -1.0])
+def test_scale(scale: float | None) -> None:
+    assert_same(leaves(), scale=scale)
+
+
+@pytest.mark.parametrize("lead", [(3,), (), (2, 3)], ids=str)
+def test_gqa(lead: Shape) -> None:
+    tensors = (leaf(*lead, 6, 7, 4), leaf(*lead, 2, 5, 4), leaf(*lead, 2, 5, 6))
+    assert_same(tensors, enable_gqa=True)
+    assert_same(tensors, enable_gqa=True, is_causal=True)
+
+
+@pytest.mark.parametrize("as_float", [False, True])
+def test_hidden_rows_are_zero(as_float: bool) -> None:
+    shown = torch.rand(7, 5) < 0.5
+    shown[3] = False
+    mask = torch.zeros(7, 5).masked_fill(~shown, float("-inf")) if as_float else shown
+    tensors = leaves()
+    assert_same(tensors, attn_mask=mask)
+    assert not tk.scaled_dot_product_attention(*tensors, attn_mask=mask)[:, :, 3].any()
+
+
+def test_dropout_is_applied_whatever_the_mode() -> None:
+    q = k = torch.zeros(1, 1, 64, 4)
+    weights = tk.scaled_dot_product_attention(q, k, torch.eye(64)[None, None], dropout_p=0.5)
+    assert set(weights.flatten().tolist()) == {0.0, 2 / 64}
+    assert not tk.scaled_dot_product_attention(q, k, k, dropout_p=1.0).any()
+
+
+Q, K, V = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 6)
+BOTH_REFUSE: dict[str, tuple[Qkv, dict[str, Any]]] = {
+    "mask-and-causal": ((Q, K, V), {"attn_mask": torch.ones(3, 5).bool(), "is_causal": True}),
+    "heads-without-gqa": ((torch.randn(2, 4, 3, 4), K, V), {}),
+    "heads-no-multiple": ((torch.randn(2, 3, 3, 4), K, V), {"enable_gqa": True}),
+    "one-dimension": ((Q[0, 0, 0], K, V), {}),
+    "widths": ((Q, K[..., :3], V), {}),
+    "lengths": ((Q, K, V[:, :, :4]), {}),
+    "batches": ((torch.randn(3, 2, 3, 4), K, V), {}),
+    "dtypes": ((Q, K.double(), V), {}),
+    "integers": ((Q.long(), K.long(), V.long()), {}),
+    "double-mask": ((Q, K, V), {"attn_mask": torch.randn(3, 5).double()}),
+    "half-mask": ((Q, K, V), {"attn_mask": torch.randn(3, 5).half()}),
+    "integer-mask": ((Q, K, V), {"attn_mask": torch.ones(3, 5).long()}),
+    "mask-shape": ((Q, K, V), {"attn_mask": torch.ones(5, 3).bool()}),
+    "mask-batch": ((Q[:1], K[:1], V[:1]), {"attn_mask": torch.ones(3, 1, 3, 5).bool()}),
+}
+
+
+@pytest.mark.parametrize(("tensors", "options"), BOTH_REFUSE.values(), ids=BOTH_REFUSE)
+def test_refuses_what_torch_refuses(tensors: Qkv, options: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        functional.scaled_dot_product_attention(*tensors, **options)
+    with pytest.raises((ValueError, TypeError)):
+        tk.scaled_dot_product_attention(*tensors, **options)
+
+
+def test_other_numbers_of_heads_are_explained() -> None:
+    with pytest.raises(ValueError, match="query has 4 heads and key 2; enable_gqa=True allows"):
+        tk.scaled_dot_product_attention(torch.randn(2, 4, 3, 4), K, V)
+
+
+def call_torchs() -> Tensor:
+    return functional.scaled_dot_product_attention(Q, K, V)
+
+
+def test_switch() -> None:
+    assert FORWARD not in operators_run_by(call_torchs)
+    tk.enable()
+    try:
+        tk.enable()
+        assert operators_run_by(call_torchs)[FORWARD] == 1
+    finally:
+        tk.disable()
+    assert FORWARD not in operators_run_by(call_torchs)
+    tk.disable()
+    assert FORWARD not in operators_run_by(call_torchs)
+
+
+def test_with_block_restores_what_was() -> None:
+    with pytest.raises(KeyError), tk.enabled():
+        raise KeyError
+    assert FORWARD not in operators_run_by(call_torchs)
+    tk.enable()
+    try:
+        with tk.enabled():
+            pass
+        assert FORWARD in operators_run_by(call_torchs)
+    finally:
+        tk.disable()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_fast_path_setting_is_restored(before: bool) -> None:
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(before)
+    try:
+        with tk.enabled():
+            tk.enable()
+            assert not torch.backends.mha.get_fastpath_enabled()
+        assert torch.backends.mha.get_fastpath_enabled() == before
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
+
+
+@pytest.mark.usefixtures("switched")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_runs_ours(mode: Callable[[], Any]) -> None:
+    with mode():
+        assert operators_run_by(call_torchs)[FORWARD] == 1
+
+
+@pytest.mark.usefixtures("switched")
+def test_earlier_imports_are_switched_too() -> None:
+    assert operators_run_by(lambda: imported_before(Q, K, V))[FORWARD] == 1
+
+
+@pytest.mark.usefixtures("switched")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"attn_mask": torch.rand(7, 5) < 0.7},
+        {"attn_mask": torch.randn(7, 5)},
+        {"dropout_p": 0.5},
+        {"scale": 0.2},
+    ],
+    ids=["plain", "causal", "bool", "float", "dropout", "scale"],
+)
+def test_training_runs_ours(options: dict[str, Any]) -> None:
+    tensors = leaves()
+    torch.manual_seed(3)
+    expected = tk.scaled_dot_product_attention(*tensors, **options)
+
+    def step() -> None:
+        torch.manual_seed(3)
+        o = functional.scaled_dot_product_attention(*tensors, **options)
+        assert torch.equal(o, expected)
+        torch.autograd.grad(o.square().sum(), tensors)
+
+    ran = operators_run_by(step)
+    assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
+
+
+@pytest.mark.usefixtures("switched")
+def test_second_order_through_the_switch() -> None:
+    tensors = [x.double().requires_grad_() for x in (Q[:1, :1], K[:1, :1], V[:1, :1])]
+    assert torch.autograd.gradgradcheck(
+        functional.scaled_dot_product_attention, tensors, fast_mode=True
+    )
+
+
+@pytest.mark.usefixtures("switched")
+def test_autocast_through_the_switch() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert operators_run_by(call_torchs)[FORWARD] == 1
+        assert call_torchs().dtype == torch.bfloat16
+
+
+def run_module(module: nn.Module, *inputs: Tensor, **options: Any) -> Tensor:
+    o = module(*inputs, **options)
+    first: Tensor = o[0] if isinstance(o, tuple) else o
+    return first
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: nn.MultiheadAttention(16, 4, batch_first=True),
+    "encoder-layer": lambda: nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "full"])
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_inside_torchs_modules(make: Callable[[], nn.Module], masked: bool, training: bool) -> None:
+    module = make().train(training)
+    x = torch.randn(2, 9, 16)
+    attention = isinstance(module, nn.MultiheadAttention)
+    inputs = (x, x, x) if attention else (x,)
+    options: dict[str, Any] = {"need_weights": False} if attention else {}
+    if masked:
+        name = "key_padding_mask" if attention else "src_key_padding_mask"
+        options[name] = torch.arange(9) >= torch.tensor([[9], [6]])
+
+    with torch.set_grad_enabled(training):
+        expected = run_module(module, *inputs, **options)
+        with tk.enabled():
+            ran = operators_run_by(lambda: run_module(module, *inputs, **options))
+            got = run_module(module, *inputs, **options)
+    assert ran[FORWARD] == 1
+    visible = ~options.get("src_key_padding_mask", torch.zeros(2, 9, dtype=torch.bool))
+    torch.testing.assert_close(got[visible], expected[visible])
+
+
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)
+def test_compiled_functions_follow_the_switch(compiler: str) -> None:
+    """Inductor also keeps compiled graphs on disk, under names that both attentions share."""
+
+    @torch.compile(backend=compiler, fullgraph=True)
+    def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def forward_calls() -> int:
+        return operators_run_by(lambda: compiled(Q, K, V))[FORWARD]
+
+    expected = compiled(Q, K, V)
+    assert forward_calls() == 0
+    with tk.enabled():
+        torch.testing.assert_close(compiled(Q, K, V), expected)
+        assert forward_calls() == 1
+    assert forward_calls() == 0
+
+
+@pytest.mark.usefixtures("switched")
+def test_compiled_training_with_dropout() -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5).square().sum()
+
+    tensors = leaves()
+    loss(*tensors)
+    ran = operators_run_by(lambda: torch.autograd.grad(loss(*tensors), tensors))
+    assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
+
+
+UNSUPPORTED: dict[str, tuple[Qkv, dict[str, Any]]] = {
+    "a width of 0": ((Q[..., :0], K[..., :0], V), {}),
+    "no heads": ((Q[:, :0], K[:, :0], V[:, :0]), {}),
+    "different numbers of heads": ((Q, K, V[:, :1]), {"enable_gqa": True}),
+}
+
+
+@pytest.mark.parametrize("reason", UNSUPPORTED)
+def test_what_ours_cannot_take_goes_to_torchs_own_with_a_warning(reason: str) -> None:
+    tensors, options = UNSUPPORTED[reason]
+    expected = functional.scaled_dot_product_attention(*tensors, **options)
+    with tk.enabled(), pytest.warns(UserWarning, match=f"torch's own attention runs: .*{reason}"):
+        got = functional.scaled_dot_product_attention(*tensors, **options)
+    assert got.shape == expected.shape
+    if reason != "a width of 0":
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.usefixtures("switched")
+def test_supported_calls_do_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call_torchs()

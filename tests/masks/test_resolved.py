@@ -1,0 +1,103 @@
+"""A bound mask shows what the mask shows, however many constraints of one kind were merged."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import transformer_kernels as tk
+from transformer_kernels.backends.reference import visible
+from transformer_kernels.masks.resolved import bind
+from transformer_kernels.problem import AttentionProblem, Extras
+
+B, H, M, N = 2, 2, 7, 9
+IDS = torch.arange(B * (M + N)).reshape(B, -1)
+
+MASKS = {
+    "causal": tk.Mask.causal(),
+    "bottom-right": tk.Mask.window(4, 1, align="bottom_right"),
+    "crossed": tk.Mask.window(-3, 1),
+    "padding": tk.Mask.padding(torch.tensor([8, 5], dtype=torch.int32)),
+    "key-range": tk.Mask.key_range(torch.tensor([1, 4]), torch.tensor([6, 4])),
+    "segments": tk.Mask.segments(IDS[:, :M] * 5 % 3, IDS[:, M:] * 5 % 3 - 1),
+    "more-segments": tk.Mask.segments(-(IDS[:, :M] * 7 % 2), -(IDS[:, M:] * 3 % 2)),
+    "far-segments": tk.Mask.segments(IDS[:, :M] % 2 << 62, IDS[:, M:] % 2 << 62),
+    "dense": tk.Mask.dense(IDS[:, None, :M, None] % 4 != 0),
+    "more-dense": tk.Mask.dense((torch.arange(H * N).reshape(1, H, 1, N) * 5 % 7) < 5),
+    "blocks-2": tk.Mask.block_sparse((torch.arange(20).reshape(4, 5) * 3 % 5) < 3, 2),
+    "blocks-3": tk.Mask.block_sparse((torch.arange(18).reshape(2, 3, 3) * 5 % 7) < 5, 3),
+    "blocks-4": tk.Mask.block_sparse(torch.tensor([[[True, False, True], [True, True, False]]]), 4),
+}
+
+
+def bound_shows(mask: tk.Mask) -> torch.Tensor:
+    bound = bind(mask, B, H, M, N)
+    problem = AttentionProblem(
+        B=B, H_q=H, H_kv=H, M=M, N=N, D=1, D_v=1,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        scale=1.0,
+        diagonal_low=bound.diagonal_low,
+        diagonal_high=bound.diagonal_high,
+        block_size=bound.block_size,
+    )  # fmt: skip
+    extras = Extras(
+        key_start=bound.key_start,
+        key_end=bound.key_end,
+        q_segments=bound.q_segments,
+        k_segments=bound.k_segments,
+        dense=bound.dense,
+        layout=bound.layout,
+    )
+    shown = visible(extras, problem)
+    return torch.ones(B, H, M, N, dtype=torch.bool) if shown is None else shown.expand(B, H, M, N)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shows_the_same(count: int) -> None:
+    for names in itertools.combinations(MASKS, count):
+        mask = tk.Mask()
+        for name in names:
+            mask = mask & MASKS[name]
+        assert torch.equal(bound_shows(mask), mask.materialize(B, H, M, N)), names
+
+
+def test_all_at_once() -> None:
+    mask = tk.Mask()
+    for name in MASKS:
+        if name != "crossed":
+            mask = mask & MASKS[name]
+    assert torch.equal(bound_shows(mask), mask.materialize(B, H, M, N))
+
+
+def test_no_number_is_waited_for() -> None:
+    """Fake tensors have none, as those of a device that is still computing."""
+    for a, b in itertools.combinations(MASKS.values(), 2):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            bind(a & b, B, H, M, N)
+
+
+def test_nothing_is_bound_to_nothing() -> None:
+    bound = bind(tk.Mask(), B, H, M, N)
+    assert all(
+        x is None
+        for x in (bound.key_end, bound.key_start, bound.q_segments, bound.dense, bound.layout)
+    )
+    assert bound_shows(tk.Mask()).all()
+
+
+def test_block_sizes_meet_at_their_common_divisor() -> None:
+    ones = torch.ones(1, 1, 1, dtype=torch.bool)
+    mask = tk.Mask.block_sparse(ones, 48) & tk.Mask.block_sparse(ones, 32)
+    bound = bind(mask, 1, 1, 32, 32)
+    assert bound.block_size == 16
+    assert bound.layout is not None
+    assert bound.layout.shape == (1, 2, 2)
+
+
+def test_sizes_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"must be \(batch,\) = \(2,\), got \(3,\)"):
+        bind(tk.Mask.padding(torch.tensor([1, 2, 3])), B, H, M, N)

@@ -1,0 +1,142 @@
+"""The dropout bits: Random123's known answers, a plain-integer Philox, and their statistics."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from transformer_kernels.scores.philox import keep_mask, keep_threshold, philox
+
+Words = tuple[int, int, int, int]
+
+# Random123's kat_vectors, philox4x32 7: (counter, key, answer)
+KNOWN_ANSWERS: list[tuple[Words, tuple[int, int], Words]] = [
+    ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+    (
+        (0xFFFFFFFF,) * 4,
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
+    ),
+]
+
+
+def philox_of_integers(counter: Words, key: tuple[int, int]) -> Words:
+    """Salmon et al. 2011, in Python's own integers."""
+    x0, x1, x2, x3 = counter
+    k0, k1 = key
+    for _ in range(7):
+        a, b = 0xD2511F53 * x0, 0xCD9E8D57 * x2
+        x0, x1, x2, x3 = (
+            b >> 32 ^ x1 ^ k0, b & 0xFFFFFFFF, a >> 32 ^ x3 ^ k1, a & 0xFFFFFFFF
+        )  # fmt: skip
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return x0, x1, x2, x3
+
+
+def kept_by_backend(seed: int, p: float, sizes: tuple[int, int, int, int], backend: str) -> Tensor:
+    """Which weights survive in a real call, read off by v = identity."""
+    B, H, M, N = sizes
+    q, k = torch.zeros(B, H, M, 1), torch.zeros(B, H, N, 1)
+    v = torch.eye(N).expand(B, H, N, N)
+    return tk.attention(q, k, v, dropout_p=p, seed=seed, backend=backend) != 0
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+def test_known_answers(counter: Words, key: tuple[int, int], answer: Words) -> None:
+    assert philox_of_integers(counter, key) == answer
+    seed = key[0] | key[1] << 32
+    signed = seed - (1 << 64) if seed >> 63 else seed
+    words = philox(torch.tensor(signed), [torch.tensor([word]) for word in counter])
+    assert tuple(int(word) for word in words) == answer
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1])
+def test_bits_of_every_backend(seed: int, backend: str) -> None:
+    """Column j: half j >> 3 & 1 of word j >> 4 & 3 of counter ((j >> 6) * 8 + (j & 7), i, h, b)."""
+    B, H, M, N, p = 2, 2, 3, 150, 0.3
+    kept = kept_by_backend(seed, p, (B, H, M, N), backend)
+    key = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)
+    for b, h, i in ((b, h, i) for b in range(B) for h in range(H) for i in range(M)):
+        for j in range(N):
+            words = philox_of_integers(((j >> 6) * 8 + (j & 7), i, h, b), key)
+            half = words[j >> 4 & 3] >> 16 * (j >> 3 & 1) & 0xFFFF
+            assert bool(kept[b, h, i, j]) == (half >= round(p * 2**16))
+
+
+def test_backends_agree_with_the_mask(backend: str) -> None:
+    sizes = (2, 3, 67, 197)
+    expected = keep_mask(torch.tensor(99), *sizes, 0.5)
+    assert torch.equal(kept_by_backend(99, 0.5, sizes, backend), expected)
+
+
+def test_bits_do_not_depend_on_the_sizes() -> None:
+    large = keep_mask(torch.tensor(3), 3, 4, 20, 200, 0.4)
+    assert torch.equal(keep_mask(torch.tensor(3), 2, 3, 11, 130, 0.4), large[:2, :3, :11, :130])
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
+def test_share_of_kept_weights(p: float) -> None:
+    """Within 5 standard deviations, in all and by every index, and neighbours are independent."""
+    kept = keep_mask(torch.tensor(11), 4, 4, 64, 256, p).double()
+    for dims in ((0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)):
+        count = kept.numel() / kept.mean(dims).numel()
+        deviation = (p * (1 - p) / count) ** 0.5
+        assert ((kept.mean(dims) - (1 - p)).abs() < 5 * deviation).all(), dims
+    centred = kept - (1 - p)
+    for dim in range(4):
+        n = centred.size(dim) - 1
+        pairs = centred.narrow(dim, 0, n) * centred.narrow(dim, 1, n)
+        assert pairs.mean().abs() < 5 * p * (1 - p) / pairs.numel() ** 0.5, dim
+
+
+def test_other_seeds_give_other_bits() -> None:
+    masks = [keep_mask(torch.tensor(seed), 1, 1, 32, 64, 0.5) for seed in (0, 1, 1 << 32, -1)]
+    for first, one in enumerate(masks):
+        for other in masks[first + 1 :]:
+            assert 0.4 < (one == other).double().mean() < 0.6
+
+
+def test_thresholds() -> None:
+    assert keep_threshold(0.0) == 0
+    assert keep_threshold(0.5) == 1 << 15
+    assert keep_threshold(1.0) == 0xFFFF
+
+
+def test_mean_is_kept(backend: str) -> None:
+    """Kept weights grow by 1 / (1 - p): sums over many rows stay, within 5 deviations."""
+    rows, p = 4096, 0.25
+    q, k, v = torch.zeros(1, 1, rows, 1), torch.zeros(1, 1, 64, 1), torch.ones(1, 1, 64, 1)
+    o = tk.attention(q, k, v, dropout_p=p, seed=5, backend=backend).double()
+    deviation = (p / (1 - p) / 64 / rows) ** 0.5
+    assert abs(o.mean() - 1.0) < 5 * deviation
+
+
+def test_seed_comes_from_torchs_generator(backend: str) -> None:
+    x = torch.randn(1, 1, 16, 16)
+
+    def call() -> Tensor:
+        return tk.attention(x, x, x, dropout_p=0.5, backend=backend)
+
+    torch.manual_seed(1)
+    first, second = call(), call()
+    torch.manual_seed(1)
+    assert torch.equal(call(), first)
+    assert not torch.equal(first, second)
+    state = torch.get_rng_state()
+    tk.attention(x, x, x, dropout_p=0.5, seed=3, backend=backend)
+    tk.attention(x, x, x, backend=backend)
+    assert torch.equal(torch.get_rng_state(), state), "no draw without need"
+
+
+def test_seed_as_a_tensor(backend: str) -> None:
+    x = torch.randn(1, 1, 16, 16)
+    by_int = tk.attention(x, x, x, dropout_p=0.5, seed=77, backend=backend)
+    by_tensor = tk.attention(x, x, x, dropout_p=0.5, seed=torch.tensor(77), backend=backend)
+    assert torch.equal(by_int, by_tensor)

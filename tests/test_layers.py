@@ -1,0 +1,170 @@
+"""The layers of the package and of csrc/: imports only descend."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from building.extension import ROOT
+
+PACKAGE = ROOT / "transformer_kernels"
+CSRC = ROOT / "csrc"
+
+LAYERS = (
+    "cli",
+    "demo",
+    "training",
+    "models",
+    "nn",
+    "bench",
+    "info",
+    "integrations",
+    "functional",
+    "dispatch",
+    "backends",
+    "problem",
+    "scores",
+    "masks",
+    "optional_deps",
+    "torch_private",
+    "version",
+)
+"""Folders and modules of the package, each above all that it may import"""
+
+C_LAYERS = (
+    {"bindings"},
+    {"bindings/fast_path"},
+    {"cpu/driver"},
+    {"cpu/attention"},
+    {"cpu/engine"},
+    {"cuda"},
+    {"cuda/sm80", "cuda/sm90"},
+    {"cuda/common"},
+    {"cuda/platform", "cuda/emulator"},
+    {"common"},
+)
+"""Folders of csrc/. Those of one layer do not include each other, but for the platform: it is
+nvcc's, or the emulator's."""
+
+IMPORT_EACH_ALONE = """
+import importlib, os, sys, types
+
+# What modules import of other packages. Each then starts as in a fresh interpreter.
+import hypothesis, matplotlib.pyplot, rich.console, rich.progress, safetensors, tokenizers, torch
+import torch._dynamo, torch.profiler, triton
+
+root = types.ModuleType("transformer_kernels")
+root.__path__ = [sys.argv[1]]
+sys.modules["transformer_kernels"] = root
+assert not [name for name in sys.modules if name.startswith("transformer_kernels.")]
+for name in sys.argv[2:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        yield name, ast.parse(path.read_text())
+
+
+MODULES = dict(modules())
+
+
+def imported_by(tree: ast.Module) -> set[str]:
+    """Modules, and of `from package import name` the name as well if it is a module."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & set(MODULES)) or {node.module}
+            found |= {name for name in names if name.endswith("._C")}
+    return found
+
+
+def layer(module: str) -> int:
+    """The index of its layer; the package's root is above all."""
+    parts = module.split(".")
+    return LAYERS.index(parts[1]) if len(parts) > 1 and parts[1] != "__main__" else -1
+
+
+def test_every_module_has_a_layer() -> None:
+    names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert names - {"__init__", "__main__", "__pycache__"} == set(LAYERS)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_descend(name: str) -> None:
+    for imported in imported_by(MODULES[name]):
+        package, _, rest = imported.partition(".")
+        assert package not in ("building", "tests", "benchmarks")
+        if package == "transformer_kernels" and rest not in ("", "_C"):
+            assert layer(imported) >= layer(name), f"{name} imports {imported}, which is above it"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if ".backends." in name])
+def test_backends_do_not_import_each_other(name: str) -> None:
+    backends = {"native", "triton", "reference"}
+    own = name.split(".")[2]
+    for imported in imported_by(MODULES[name]):
+        if imported.startswith("transformer_kernels.backends."):
+            assert imported.split(".")[2] not in backends - {own}
+
+
+def test_one_module_imports_the_extension() -> None:
+    importing = {name for name in MODULES if "transformer_kernels._C" in imported_by(MODULES[name])}
+    assert importing == {"transformer_kernels.backends.native.extension"}
+
+
+def test_one_module_uses_private_symbols_of_torch() -> None:
+    private = re.compile(r"\b(torch|forward_ad)\._[a-zA-Z](?!ynamo\")|\.(_op_dk|_destroy)\b")
+    using = {path.stem for path in PACKAGE.rglob("*.py") if private.search(path.read_text())}
+    assert using == {"torch_private"}
+
+
+@pytest.mark.exhaustive
+def test_each_module_imports_alone() -> None:
+    """Also where the package's own __init__ is empty, so that no order of imports hides a cycle."""
+    names = [name for name in MODULES if not name.endswith("__main__") and "." in name]
+    result = subprocess.run(
+        [sys.executable, "-c", IMPORT_EACH_ALONE, str(PACKAGE), *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == ""
+
+
+def c_layer(folder: str) -> int:
+    return next(n for n, folders in enumerate(C_LAYERS) if folder in folders)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sorted(CSRC.rglob("*")) if path.is_file()], ids=lambda path: path.name
+)
+def test_includes_descend(path: Path) -> None:
+    own = str(path.parent.relative_to(CSRC))
+    for include in re.findall(r'#include "([^"]+)"', path.read_text()):
+        assert (CSRC / include).is_file(), f"{include} is not relative to csrc/"
+        other = str(PurePosixPath(include).parent)
+        if other == own:
+            continue
+        assert {own.split("/")[0], other.split("/")[0]} != {"cpu", "cuda"}
+        is_platform = {own, other} == {"cuda/platform", "cuda/emulator"}
+        assert c_layer(other) > c_layer(own) or is_platform, f"{include} is above {own}"

@@ -1,0 +1,76 @@
+"""A torch without the private symbols that the package uses: slower, not broken, and said so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from building.extension import ROOT
+from transformer_kernels import torch_private
+
+PROGRAM = """
+import sys
+import types
+from pathlib import Path
+
+# A torch that names the symbol otherwise, as far as the package looks.
+module = types.ModuleType("transformer_kernels.torch_private")
+source = Path("transformer_kernels/torch_private.py").read_text()
+assert source.count(sys.argv[1]) >= 1
+exec(source.replace(sys.argv[1], sys.argv[1] + "_renamed"), vars(module))
+sys.modules[module.__name__] = module
+
+import torch
+import transformer_kernels as tk
+q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+o = tk.attention(q, k, v, mask=tk.Mask.causal())
+exact = tk.attention(q, k, v, mask=tk.Mask.causal(), backend="reference")
+torch.testing.assert_close(o, exact)
+for ours, reference in zip(
+    torch.autograd.grad(o.sum(), (q, k, v)), torch.autograd.grad(exact.sum(), (q, k, v))
+):
+    torch.testing.assert_close(ours, reference)
+print(tk.info().fast_path)
+print(*tk.info().missing)
+try:
+    tk.enable()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        torch_private._FAST_PATH[0],
+        *(
+            pytest.param(path, marks=pytest.mark.exhaustive)
+            for path in torch_private._FAST_PATH[1:]
+        ),
+    ],
+)
+def test_calls_without_a_symbol_of_the_fast_path(path: str) -> None:
+    fast_path, missing, *_ = run(path)
+    assert fast_path.endswith(f"lacks torch.{path}_renamed")
+    assert f"torch.{path}_renamed in torch " in missing
+
+
+def test_enable_without_a_symbol_of_torch() -> None:
+    fast_path, missing, refusal = run("library.Library._destroy")
+    assert fast_path == "None"
+    assert "torch.library.Library._destroy_renamed in torch " in missing
+    assert refusal.startswith("enable() needs torch.library.Library._destroy_renamed, which torch ")
+
+
+def test_nothing_is_missing_here() -> None:
+    assert torch_private.MISSING == ()
+
+
+def run(path: str) -> list[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, path], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
