@@ -53,7 +53,7 @@ test-rest: $(call packages,test-all) build oldest
 # Triton kernels, compiled by the oldest Triton supported. It is installed beside the environment:
 # GPUs live with older versions than the tests are run with.
 oldest: $(call packages,test) build build/oldest
-	PYTHONPATH=build/oldest $(PYTEST) tests/triton/test_compilation.py
+	PYTHONPATH=build/oldest $(PYTEST) tests/backends/triton/test_compilation.py
 
 bench: $(call packages,test) build
 	$(RUN) -m pytest benchmarks
@@ -61,7 +61,7 @@ bench: $(call packages,test) build
 # Ten minutes at most. Logs and rows go to OUT, which is benchmarks/results/<device> unless given.
 OUT ?=
 gpu: $(call packages,test)
-	@$(RUN) -m benchmarks.gpu $(if $(OUT),--out "$(OUT)")
+	@$(RUN) -m benchmarks.runner.gpu $(if $(OUT),--out "$(OUT)")
 
 lint: $(call packages,lint) build
 	$(RUN) -m ruff check

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.measure import CheckedCase, check
-from benchmarks.record import RECORDED, UNRECORDED, Recorder, as_text
-from benchmarks.verdict import MISSING, as_columns, judge
+from benchmarks.goals.check import MISSING, as_columns, judge
+from benchmarks.runner.measure import CheckedCase, check
+from benchmarks.runner.record import RECORDED, UNRECORDED, Recorder, as_text
 from transformer_kernels.bench import VARIANTS, Budget, Provenance, Variant, usable_variants
 
 _RECORDER = pytest.StashKey[Recorder]()
@@ -72,7 +72,7 @@ def _new_recorder(config: pytest.Config) -> Recorder:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     provenance = config.stash[_RECORDER].provenance
-    missing = {v.name: v.why_unavailable() for v in VARIANTS.values() if v.why_unavailable()}
+    missing = {v.name: v.unavailable_reason() for v in VARIANTS.values() if v.unavailable_reason()}
     return [
         f"device {provenance.device}, {provenance.threads} threads, torch {provenance.torch}",
         *(f"not measured: {name}: {reason}" for name, reason in missing.items()),

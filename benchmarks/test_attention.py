@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.measure import DIRECTIONS, CheckedCase, measure
-from benchmarks.record import Recorder
-from benchmarks.suites import attention_cases, case_id
+from benchmarks.cases.attention import attention_cases, case_id
+from benchmarks.runner.measure import DIRECTIONS, CheckedCase, measure
+from benchmarks.runner.record import Recorder
 from transformer_kernels.bench import Direction
 
 

@@ -1,4 +1,4 @@
-"""The suite `cpu`: what `python -m benchmarks.verdict` holds against the goals of goals.py."""
+"""The suite `cpu`: what `python -m benchmarks.goals.check` holds against the goals of goals.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.caches import CacheContenders
-from benchmarks.cpu_cases import (
+from benchmarks.cases.attention import DTYPES, case_id
+from benchmarks.cases.cpu import (
     decode_cases,
     mask_price_cases,
     option_price_cases,
@@ -20,16 +20,16 @@ from benchmarks.cpu_cases import (
     sdpa_cases,
     short_cases,
 )
-from benchmarks.measure import CheckedCase, Contender, check, measure
-from benchmarks.record import Recorder
-from benchmarks.suites import DTYPES, case_id
-from benchmarks.without_amx import process_without_amx, rows_without_amx, saved
-from transformer_kernels import ops
+from benchmarks.runner.caches import CacheContenders
+from benchmarks.runner.measure import CheckedCase, Contender, check, measure
+from benchmarks.runner.record import Recorder
+from benchmarks.runner.without_amx import process_without_amx, rows_without_amx, saved
+from transformer_kernels.backends.native import extension
 from transformer_kernels.bench import Budget, Case, Direction, Variant, usable_variants
-from transformer_kernels.bench.work import Work
+from transformer_kernels.bench.workload import Work
 
 pytestmark = pytest.mark.skipif(
-    ops.why_unavailable() is not None, reason=ops.why_unavailable() or ""
+    extension.unavailable_reason() is not None, reason=extension.unavailable_reason() or ""
 )
 
 against_sdpa = pytest.mark.parametrize("checked", sdpa_cases(), ids=case_id, indirect=True)

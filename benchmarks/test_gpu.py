@@ -11,13 +11,13 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.caches import CacheContenders
-from benchmarks.gpu_cases import ceiling_cases, decode_cases, grid_cases, masked_cases
-from benchmarks.gpu_check import Trial, try_out
-from benchmarks.measure import Contender, measure
-from benchmarks.record import Recorder
-from benchmarks.small_run import why_each_fails
-from benchmarks.suites import case_id
+from benchmarks.cases.attention import case_id
+from benchmarks.cases.gpu import ceiling_cases, decode_cases, grid_cases, masked_cases
+from benchmarks.runner.caches import CacheContenders
+from benchmarks.runner.gpu_check import Trial, try_out
+from benchmarks.runner.measure import Contender, measure
+from benchmarks.runner.record import Recorder
+from benchmarks.runner.smoke_test import why_each_fails
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.bench import (
     VARIANTS,
@@ -27,7 +27,7 @@ from transformer_kernels.bench import (
     Variant,
     usable_variants,
 )
-from transformer_kernels.bench.work import Work
+from transformer_kernels.bench.workload import Work
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="the suite gpu needs a CUDA device; torch finds none"
@@ -169,7 +169,7 @@ def test_decode(
     case: Case,
 ) -> None:
     """From caches in order and in pages, beside a copy of as many bytes, and peers without one."""
-    if (reason := CudaBackend().why_unavailable()) is not None:
+    if (reason := CudaBackend().unavailable_reason()) is not None:
         pytest.skip(reason)
     if time_left() < ONE_CASE:
         pytest.skip("the suite's time limit leaves none for this")

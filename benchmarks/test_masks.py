@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.measure import CheckedCase, measure
-from benchmarks.record import Recorder
-from benchmarks.suites import case_id, mask_cases
+from benchmarks.cases.attention import case_id, mask_cases
+from benchmarks.runner.measure import CheckedCase, measure
+from benchmarks.runner.record import Recorder
 from transformer_kernels.bench import Direction
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.record import Recorder
+from benchmarks.runner.record import Recorder
 from transformer_kernels.bench import (
     Budget,
     Case,
@@ -27,8 +27,8 @@ from transformer_kernels.bench import (
     run_once,
 )
 from transformer_kernels.bench.cases import Attend
-from transformer_kernels.bench.work import Prepare
-from transformer_kernels.testing.tolerance import assert_within_rule
+from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.bench.workload import Prepare
 
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "fwd+bwd")
 

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.measure import CheckedCase, Truth, check, measured_rows
+from benchmarks.runner.measure import CheckedCase, Truth, check, measured_rows
 from transformer_kernels.bench import (
     Budget,
     Case,

@@ -1,4 +1,4 @@
-"""Pictures of recorded rows: `python -m benchmarks.plot [CSV ...] [--out DIR]`."""
+"""Pictures of recorded rows: `python -m benchmarks.report.plot [CSV ...] [--out DIR]`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.record import RECORDED, ROOT, latest
+from benchmarks.runner.record import RECORDED, ROOT, latest
 from transformer_kernels.bench import Row, read_rows
 from transformer_kernels.bench.pictures import plot_by_length, plot_by_visible
 
 DRAWN = ("attention", "masks")
-"""The suites that vary one thing; `benchmarks.verdict` is for the suite `cpu`."""
+"""The suites that vary one thing; `benchmarks.goals.check` is for the suite `cpu`."""
 
 
 def pictures(path: Path, out: Path, *, suffix: str) -> Iterator[Path]:
@@ -31,7 +31,7 @@ def _picture_of(row: Row) -> tuple[str, str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.plot", description=__doc__)
     parser.add_argument("csv", nargs="*", type=Path, help=f"default: the recorded {DRAWN}")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "benchmarks", metavar="DIR")
     parser.add_argument("--suffix", choices=(".png", ".svg"), default=".png")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from transformer_kernels.bench import Case
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 TOKENS = 16384
 """B x S of every case"""

@@ -1,4 +1,4 @@
-"""Whether the goals are reached: `python -m benchmarks.verdict [CSV ...] [--markdown]`.
+"""Whether the goals are reached: `python -m benchmarks.goals.check [CSV ...] [--markdown]`.
 
 The suites `cpu` and `gpu` have goals (goals.py, gpu_goals.py). It takes the last run of each case.
 Beside a goal stands the figure that is farthest from it.
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.goals import GOALS, Goal
-from benchmarks.gpu_goals import GPU_GOALS
-from benchmarks.record import RECORDED, latest
+from benchmarks.goals.cpu import GOALS, Goal
+from benchmarks.goals.gpu import GPU_GOALS
+from benchmarks.runner.record import RECORDED, latest
 from transformer_kernels.bench import Row, read_rows
 
 
@@ -77,7 +77,7 @@ def provenance(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.verdict", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.goals.check", description=__doc__)
     parser.add_argument("csv", nargs="*", type=Path, help="default: every recorded one")
     parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Puts recorded figures into README.md: `python -m benchmarks.readme <device>`.
+"""Puts recorded figures into README.md: `python -m benchmarks.report.readme <device>`.
 
 The tables between the two marks, and the pictures under docs/images, are made from the last run of
 each case in benchmarks/results/<device>; nothing in them is written by hand.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.record import RECORDED, ROOT, latest
+from benchmarks.runner.record import RECORDED, ROOT, latest
 from transformer_kernels.bench import Direction, Row, read_rows
 from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
 
@@ -69,7 +69,7 @@ def put_between_marks(text: str, content: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.readme", description=__doc__)
     parser.add_argument("device", help="a folder of benchmarks/results, such as xeon-amx")
     device = parser.parse_args().device
     rows = shown_rows(device, "float32")

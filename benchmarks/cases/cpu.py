@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.suites import DTYPES, documents
+from benchmarks.cases.attention import DTYPES, documents
 from transformer_kernels.bench import Case
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.mask import Mask
 
 PRICED_LENGTH = 2048
 BLOCK = 64

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks.record import ROOT
+from benchmarks.runner.record import ROOT
 
 GRACE = 20.0
 """Seconds from the interrupt of a stage that is out of time to its end by force. pytest-xdist takes

@@ -1,4 +1,4 @@
-"""All that needs a CUDA device, within ten minutes: `make gpu`, or `python -m benchmarks.gpu`.
+"""Everything that needs a CUDA device, in ten minutes at most: `make gpu`.
 
 It builds the extension, runs the tests marked `gpu`, watches a few small calls by compute-sanitizer
 and measures the suite `gpu`. Each has a time limit, and the measuring is never without its own;
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.record import RECORDED
-from benchmarks.stages import Outcome, Stage, run_all
-from benchmarks.verdict import as_columns, judge, provenance
+from benchmarks.goals.check import as_columns, judge, provenance
+from benchmarks.runner.record import RECORDED
+from benchmarks.runner.stages import Outcome, Stage, run_all
 from transformer_kernels.bench import Provenance, Row, device_slug, read_rows
 
 SECONDS = 570.0
@@ -28,7 +28,7 @@ SECONDS = 570.0
 
 SANITIZERS = {"memcheck": 45.0, "racecheck": 35.0}
 """Each with the seconds that are kept for it"""
-GPU_TESTS = ("tests/gpu", "tests/cuda/test_ptx.py")
+GPU_TESTS = ("tests/gpu", "tests/csrc/cuda/test_ptx.py")
 """The files with tests that are marked `gpu`"""
 LAST_CASE = 10.0
 """Seconds that the benchmark may go on with the case that it has begun"""
@@ -40,7 +40,7 @@ LOGS = ("build.log", "tests.log", "sanitizer.log", "benchmark.log")
 def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
     """In order. `record` adds the rows to the recorded ones; else they replace those in `out`."""
     python = sys.executable
-    watched = [python, "-m", "benchmarks.sanitized"]
+    watched = [python, "-m", "tests.gpu.sanitizer_targets"]
     destination = ["--record"] if record else ["--rows", str(out)]
     found = (
         [] if sanitizer is None else [_watch(sanitizer, tool, watched, out) for tool in SANITIZERS]
@@ -118,7 +118,7 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=home / "bin")
 
 
-def why_impossible() -> str | None:
+def impossible_reason() -> str | None:
     """None where torch finds a CUDA device."""
     if torch.cuda.is_available():
         return None
@@ -146,12 +146,12 @@ def _ceilings(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.runner.gpu", description=__doc__)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: benchmarks/results/<device>"
     )
     given: Path | None = parser.parse_args().out
-    reason = why_impossible()
+    reason = impossible_reason()
     if reason is not None:
         print(reason, file=sys.stderr)
         return 1

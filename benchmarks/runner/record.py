@@ -8,7 +8,7 @@ from pathlib import Path
 from transformer_kernels.bench import Budget, Provenance, Row, append_rows, write_rows
 from transformer_kernels.bench.provenance import ROWS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / ROWS
 UNRECORDED = ROOT / "build" / "benchmarks"
 

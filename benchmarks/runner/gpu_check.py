@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from benchmarks.measure import CheckedCase, Truth, assert_right
+from benchmarks.runner.measure import CheckedCase, Truth, assert_right
 from transformer_kernels.bench import (
     VARIANTS,
     Attend,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.goals import Columns, Goal, SpeedGoal
+from benchmarks.goals.cpu import Columns, Goal, SpeedGoal
 from transformer_kernels.bench import Direction
 
 OURS = {"triton": 1.15, "cuda_sm80": 1.15, "cuda_sm90": 1.10}

@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_check import why_refused
-from benchmarks.measure import Contender
+from benchmarks.runner.gpu_check import why_refused
+from benchmarks.runner.measure import Contender
 from transformer_kernels import attention, attention_decode
 from transformer_kernels.bench import Attend, Case, Variant, prepare_work
+from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.bench.variants import naive_attention
-from transformer_kernels.testing.tolerance import assert_within_rule
 
 PAGE_SIZES = (64, 16)
 NONE, IN_ORDER = "caches: none", "caches: in order"

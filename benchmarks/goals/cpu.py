@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Literal
 
-from benchmarks.without_amx import SUFFIX
+from benchmarks.runner.without_amx import SUFFIX
 from transformer_kernels.bench import Row
 
 Columns = Mapping[str, object]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from transformer_kernels.bench import Case
-from transformer_kernels.block_patterns import local, strided
-from transformer_kernels.mask import Mask
+from transformer_kernels.masks.block_patterns import local, strided
+from transformer_kernels.masks.mask import Mask
 
 LENGTHS = (512, 1024, 2048, 4096)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -1,7 +1,7 @@
 """Whether a variant comes through a few small cases, in a process of its own: a kernel that hangs
 or breaks the device must not take the measuring with it.
 
-`python -m benchmarks.small_run VARIANT` runs one, and ends with status 1 if it fails.
+`python -m benchmarks.runner.smoke_test VARIANT` runs one, and ends with status 1 if it fails.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from benchmarks.gpu_cases import causal
-from benchmarks.gpu_check import try_out
-from benchmarks.record import ROOT
+from benchmarks.cases.gpu import causal
+from benchmarks.runner.gpu_check import try_out
+from benchmarks.runner.record import ROOT
 from transformer_kernels.bench import VARIANTS
 
 SECONDS = 60.0
@@ -25,7 +25,9 @@ LENGTH, WIDTHS = 512, (64, 128)
 
 def why_each_fails(names: Sequence[str]) -> dict[str, str]:
     """Of those that fail, why."""
-    commands = {name: [sys.executable, "-m", "benchmarks.small_run", name] for name in names}
+    commands = {
+        name: [sys.executable, "-m", "benchmarks.runner.smoke_test", name] for name in names
+    }
     return why_each_command_fails(commands, SECONDS)
 
 

@@ -1,7 +1,7 @@
 """Training steps of a reference model by naive, torch's and fused attention, over the context.
 
-    python -m benchmarks.training translator
-    python -m benchmarks.training generator --preset seed --contexts 512 1024 2048 --tokens 2048
+    python -m benchmarks.runner.training translator
+    python -m benchmarks.runner.training generator --preset seed --contexts 512 1024 --tokens 2048
 
 Each step is a whole one: forward, backward, optimizer; the paths take turns. Memory is what a step
 holds at its peak beyond weights, gradients and optimizer. A path whose first step differs in its
@@ -21,7 +21,7 @@ from typing import get_args
 
 import torch
 
-from benchmarks.record import RECORDED, ROOT
+from benchmarks.runner.record import RECORDED, ROOT
 from transformer_kernels.bench import Budget, Interleaver, Provenance, clock_for, peak_extra_bytes
 from transformer_kernels.nn import AttentionPath
 from transformer_kernels.training import PRESETS, Precision, TrainConfig, Trainer
@@ -144,7 +144,7 @@ def table(rows: Sequence[StepRow]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training",
+        prog="python -m benchmarks.runner.training",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
