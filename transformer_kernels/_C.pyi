@@ -74,14 +74,14 @@ def direct_forward(
     dense: Tensor | None,
     layout: Tensor | None,
     block_size: int,
-    block_summary: Tensor | None,
+    block_mask: Tensor | None,
     scale: float | None,
     grouped: bool,
     o: Tensor,
     lse: Tensor | None,
     /,
 ) -> bool:
-    """Writes o, and block_summary and lse where they are given. False if it declines: then nothing
+    """Writes o, and block_mask and lse where they are given. False if it declines: then nothing
     has happened."""
 
 def direct_backward(
@@ -97,7 +97,7 @@ def direct_backward(
     dense: Tensor | None,
     layout: Tensor | None,
     block_size: int,
-    block_summary: Tensor | None,
+    block_mask: Tensor | None,
     scale: float | None,
     o: Tensor,
     lse: Tensor,
@@ -113,7 +113,7 @@ def direct_decode(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None,
     diagonal_low: int,
     diagonal_high: int,

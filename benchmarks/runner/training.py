@@ -23,10 +23,12 @@ import torch
 
 from benchmarks.runner.record import RECORDED, ROOT
 from transformer_kernels.bench import Budget, Interleaver, Provenance, clock_for, peak_extra_bytes
-from transformer_kernels.nn import AttentionPath
+from transformer_kernels.nn import AttnImplementation
 from transformer_kernels.training import PRESETS, Precision, TrainConfig, Trainer
 
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+VARIANTS = {"eager": "naive", "fused": "fused", "sdpa": "torch"}
+"""Names of the variants in recorded rows"""
 FILE = "training.csv"
 LOSS_BAND = 0.01
 
@@ -44,7 +46,7 @@ class StepRow:
     threads: int
     model: str
     """kind and preset"""
-    attention: AttentionPath
+    attention: str
     precision: Precision
     recompute: bool
     context: int
@@ -60,17 +62,17 @@ class StepRow:
 
 def steps_of(
     config: TrainConfig, model: str, provenance: Provenance, budget: Budget,
-    paths: Sequence[AttentionPath] = PATHS,
+    paths: Sequence[AttnImplementation] = PATHS,
 ) -> tuple[list[StepRow], dict[str, str]]:  # fmt: skip
     """A row for each path that can, and why others cannot. AssertionError where losses differ."""
     data = config.task.data()
-    trainers: dict[AttentionPath, Trainer] = {}
+    trainers: dict[AttnImplementation, Trainer] = {}
     peaks: dict[str, int | None] = {}
-    losses: dict[AttentionPath, float] = {}
+    losses: dict[AttnImplementation, float] = {}
     left_out: dict[str, str] = {}
     for path in paths:
         try:
-            trainer = Trainer(replace(config, attention=path), data)
+            trainer = Trainer(replace(config, attn_implementation=path), data)
             losses[path] = trainer.step().loss
             peaks[path] = peak_extra_bytes(lambda one=trainer: one.step, trainer.device)  # type: ignore[misc]
         except torch.cuda.OutOfMemoryError as error:
@@ -93,7 +95,7 @@ def steps_of(
         timing, peak = timings[path], peaks[path]
         rows.append(
             StepRow(
-                **vars(provenance.on(device)), model=model, attention=path,
+                **vars(provenance.on(device)), model=model, attention=VARIANTS[path],
                 precision=config.precision, recompute=config.recompute,
                 context=config.task.model.context, batch=config.batch,
                 median_ms=timing.median_ms, p20_ms=timing.p20_ms, p80_ms=timing.p80_ms,

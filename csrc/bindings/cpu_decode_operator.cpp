@@ -16,7 +16,7 @@ std::tuple<Tensor, Tensor> attention_decode(Tensor q, Tensor k_cache, Tensor v_c
   tk::DecodeCall call(q, k_cache, v_cache, TK_DECODE_OPTION_NAMES);
   STD_TORCH_CHECK(call.device.is_cpu(), "these kernels run on the CPU");
   STD_TORCH_CHECK(tk::fits(call.cache, call.params.B, call.params.N),
-                  "lengths must lie within the cache, and lead only to pages that there are");
+                  "cache_seqlens must lie within the cache, and lead only to pages that there are");
   tk::run_decode(call.params, call.cache);
   return {call.o, call.lse};
 }

@@ -24,7 +24,7 @@ void read_values(tk::Call& call) {
   STD_TORCH_CHECK(call.device.is_cpu(), "these kernels run on the CPU");
   tk::Problem& p = call.problem;
   if (call.seed) p.dropout.seed = static_cast<uint64_t>(*call.seed);
-  STD_TORCH_CHECK(!call.packing || tk::fits(*call.packing, p.M, p.N),
+  STD_TORCH_CHECK(!call.varlen || tk::fits(*call.varlen, p.M, p.N),
                   "cu_seqlens must start at 0, never fall, and end within the rows");
 }
 
@@ -32,21 +32,21 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor 
   tk::Call call(q, k, v, TK_OPTION_NAMES);
   read_values(call);
   tk::Forward pass(call, q);
-  call.packing ? tk::run_forward(pass.params, *call.packing) : tk::run_forward(pass.params);
-  return {pass.o, pass.lse, pass.summary};
+  call.varlen ? tk::run_forward(pass.params, *call.varlen) : tk::run_forward(pass.params);
+  return {pass.o, pass.lse, pass.block_mask};
 }
 
 // Deterministic whether or not it is asked for.
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Optional dlse, Tensor q,
                                                               Tensor k, Tensor v, Tensor o,
-                                                              Tensor lse, Optional block_summary,
+                                                              Tensor lse, Optional block_mask,
                                                               TK_OPTIONS, bool bias_needs_grad,
                                                               bool) {
   tk::Call call(q, k, v, TK_OPTION_NAMES);
   read_values(call);
-  const tk::BackwardInputs inputs{d_o, q, k, v, o, lse, dlse, block_summary, bias};
+  const tk::BackwardInputs inputs{d_o, q, k, v, o, lse, dlse, block_mask, bias};
   tk::Backward pass(call, inputs, bias_needs_grad);
-  call.packing ? tk::run_backward(pass.params, *call.packing) : tk::run_backward(pass.params);
+  call.varlen ? tk::run_backward(pass.params, *call.varlen) : tk::run_backward(pass.params);
   return {pass.dq, pass.dk, pass.dv, pass.dbias};
 }
 

@@ -20,8 +20,8 @@ std::tuple<Tensor, Tensor> attention_decode(Tensor q, Tensor k_cache, Tensor v_c
   tk::DecodeCall call(q_rows, k_rows, v_rows, TK_DECODE_OPTION_NAMES);
   const tk::cuda::OnDevice on(call.device);
   const Tensor scratch = tk::cuda::workspace(tk::cuda::decode_workspace(call.params), call.device);
-  on.expect({q_rows, k_rows, v_rows, call.lengths, call.block_table, call.alibi_slopes, call.o,
-             call.lse, scratch},
+  on.expect({q_rows, k_rows, v_rows, call.cache_seqlens, call.block_table, call.alibi_slopes,
+             call.o, call.lse, scratch},
             true);
   tk::cuda::decode(call.params, call.cache, scratch.data_ptr(), on.stream());
   return {call.o, call.lse};

@@ -23,7 +23,7 @@ using tk::cuda::OnDevice;
 using tk::cuda::workspace;
 
 tk::cuda::Call launch_of(const tk::Call& call, const OnDevice& on) {
-  return {call.packing.value_or(tk::Packing{}), call.longest_M, call.longest_N, call.seed,
+  return {call.varlen.value_or(tk::Varlen{}), call.max_seqlen_q, call.max_seqlen_k, call.seed,
           on.stream()};
 }
 
@@ -39,7 +39,7 @@ void expect(const OnDevice& on, const tk::Call& call, std::vector<Optional> tens
 // Of packed sequences no kernel sees the rows behind the last one; how many there are is known to
 // the device alone.
 void clear(const tk::Call& call, std::initializer_list<Tensor*> outputs) {
-  if (!call.packing) return;
+  if (!call.varlen) return;
   for (Tensor* x : outputs) torch::stable::zero_(*x);
 }
 
@@ -50,32 +50,34 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor 
   tk::Forward pass(call, q);
   const tk::cuda::Call launch = launch_of(call, on);
   const Tensor scratch = workspace(tk::cuda::forward_workspace(pass.params, launch), call.device);
-  expect(on, call, {q_rows, k_rows, v_rows, bias, pass.o, pass.lse, pass.summary, scratch}, true);
-  if (pass.params.mask.summary) {
-    tk::cuda::summarize(pass.params, pass.summary.size(0), pass.summary.size(1), launch);
+  expect(on, call, {q_rows, k_rows, v_rows, bias, pass.o, pass.lse, pass.block_mask, scratch},
+         true);
+  if (pass.params.mask.block_mask) {
+    tk::cuda::fill_block_mask(pass.params, pass.block_mask.size(0), pass.block_mask.size(1),
+                              launch);
   }
   clear(call, {&pass.o});
-  if (call.packing) torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
+  if (call.varlen) torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
   tk::cuda::forward(pass.params, launch, scratch.data_ptr());
-  return {pass.o, pass.lse, pass.summary};
+  return {pass.o, pass.lse, pass.block_mask};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Optional dlse, Tensor q,
                                                               Tensor k, Tensor v, Tensor o,
-                                                              Tensor lse, Optional block_summary,
+                                                              Tensor lse, Optional block_mask,
                                                               TK_OPTIONS, bool bias_needs_grad,
                                                               bool deterministic) {
   const Tensor q_rows = as_rows(q), k_rows = as_rows(k), v_rows = as_rows(v);
   tk::Call call(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
   const OnDevice on(call.device);
   const Tensor d_o_rows = as_rows(d_o), o_rows = as_rows(o);
-  const tk::BackwardInputs inputs{d_o_rows, q, k, v, o_rows, lse, dlse, block_summary, bias};
+  const tk::BackwardInputs inputs{d_o_rows, q, k, v, o_rows, lse, dlse, block_mask, bias};
   tk::Backward pass(call, inputs, bias_needs_grad);
   clear(call, {&pass.dq, &pass.dk, &pass.dv});
   const tk::cuda::Call launch = launch_of(call, on);
   const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), call.device);
   expect(on, call,
-         {q_rows, k_rows, v_rows, bias, o_rows, d_o_rows, block_summary, pass.dq, pass.dk, pass.dv,
+         {q_rows, k_rows, v_rows, bias, o_rows, d_o_rows, block_mask, pass.dq, pass.dk, pass.dv,
           pass.dbias, scratch},
          deterministic);
   tk::cuda::backward(pass.params, launch, scratch.data_ptr(), deterministic);

@@ -11,7 +11,7 @@ namespace {
 const int32_t* indices(const Tensor& x, int64_t dimensions, int64_t B, const Device& device) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Int && is_on(x, device) && x.is_contiguous() &&
                       x.dim() == dimensions && x.size(0) == B,
-                  "lengths and the block table must be int32, with a row for each sequence");
+                  "cache_seqlens and the block table must be int32, with a row for each sequence");
   return static_cast<const int32_t*>(x.data_ptr());
 }
 
@@ -28,16 +28,16 @@ const void* slopes_of(const Tensor& x, const Problem& p, const Device& device) {
 DecodeCall::DecodeCall(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                        TK_DECODE_OPTIONS)
     : device(device_of(q)),
-      lengths(torch::stable::contiguous(lengths)),
+      cache_seqlens(torch::stable::contiguous(cache_seqlens)),
       block_table(contiguous(block_table)),
       alibi_slopes(contiguous(alibi_slopes)),
       o(empty_like_layout(q, v_cache.size(-1), device)),
       lse(empty(q.sizes().slice(0, 3), statistics_dtype(q), device)) {
   const View queries = view(q, device);
-  cache.lengths = indices(this->lengths, 1, queries.size[0], device);
+  cache.cache_seqlens = indices(this->cache_seqlens, 1, queries.size[0], device);
   if (this->block_table) {
     cache.block_table = indices(*this->block_table, 2, queries.size[0], device);
-    cache.most_pages = this->block_table->size(1);
+    cache.max_pages = this->block_table->size(1);
     cache.page_size = k_cache.size(2);
     STD_TORCH_CHECK(cache.page_size > 0, "the cache's pages are empty");
   }

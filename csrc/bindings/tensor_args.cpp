@@ -36,8 +36,8 @@ const int32_t* starts(const Tensor& cu_seqlens, int64_t count, const Device& dev
 }
 
 // (B or 1, H_q or 1, row blocks, column blocks): 1 where the mask does not depend on it. Empty when
-// diagonals and key ranges say it all. `summary_shape` in ops.py tells the same.
-Tensor empty_summary(const Call& call) {
+// diagonals and key ranges say it all. `block_mask_shape` in ops.py tells the same.
+Tensor empty_block_mask(const Call& call) {
   const Problem& p = call.problem;
   if (!needs_flags(p.mask)) {
     return empty(std::array<int64_t, 1>{0}, ScalarType::Byte, call.device);
@@ -48,22 +48,22 @@ Tensor empty_summary(const Call& call) {
     H = std::max(H, call.dense->size(1));
   }
   if (call.layout) H = std::max(H, call.layout->size(0));
-  const auto blocks = [](int64_t n) { return (n + kSummaryBlock - 1) / kSummaryBlock; };
+  const auto blocks = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
   return empty(std::array<int64_t, 4>{B, H, blocks(p.M), blocks(p.N)}, ScalarType::Byte,
                call.device);
 }
 
-void use_summary(Call& call, const Tensor& summary) {
+void use_block_mask(Call& call, const Tensor& block_mask) {
   if (!needs_flags(call.problem.mask)) return;
-  STD_TORCH_CHECK(summary.dim() == 4 && summary.scalar_type() == ScalarType::Byte &&
-                      is_on(summary, call.device),
-                  "the block summary is not one");
+  STD_TORCH_CHECK(block_mask.dim() == 4 && block_mask.scalar_type() == ScalarType::Byte &&
+                      is_on(block_mask, call.device),
+                  "the block mask is not one");
   MaskParams& mask = call.problem.mask;
-  mask.summary = static_cast<uint8_t*>(summary.data_ptr());
-  const int64_t rows = summary.size(2), columns = summary.size(3);
-  mask.summary_stride[0] = summary.size(0) == 1 ? 0 : summary.size(1) * rows * columns;
-  mask.summary_stride[1] = summary.size(1) == 1 ? 0 : rows * columns;
-  mask.summary_stride[2] = columns;
+  mask.block_mask = static_cast<uint8_t*>(block_mask.data_ptr());
+  const int64_t rows = block_mask.size(2), columns = block_mask.size(3);
+  mask.block_mask_stride[0] = block_mask.size(0) == 1 ? 0 : block_mask.size(1) * rows * columns;
+  mask.block_mask_stride[1] = block_mask.size(1) == 1 ? 0 : rows * columns;
+  mask.block_mask_stride[2] = columns;
 }
 
 }  // namespace
@@ -166,9 +166,9 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS)
   problem.score.alibi_offset = alibi_offset;
   set_scores(bias, alibi_slopes);
   set_dropout(dropout_p, seed);
-  longest_M = this->cu_seqlens_q ? longest_q : problem.M;
-  longest_N = this->cu_seqlens_q ? longest_k : problem.N;
-  set_packing(from_end);
+  this->max_seqlen_q = this->cu_seqlens_q ? max_seqlen_q : problem.M;
+  this->max_seqlen_k = this->cu_seqlens_q ? max_seqlen_k : problem.N;
+  set_varlen(bottom_right);
 }
 
 void Call::set_mask(int64_t low, int64_t high, int64_t block_size) {
@@ -237,12 +237,12 @@ void Call::set_dropout(double p, const Optional& given) {
   seed = static_cast<const int64_t*>(given->data_ptr());
 }
 
-void Call::set_packing(bool from_end) {
+void Call::set_varlen(bool bottom_right) {
   STD_TORCH_CHECK(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(), "cu_seqlens come in pairs");
   if (!cu_seqlens_q) return;
   const int64_t count = cu_seqlens_q->numel();
-  packing = {count - 1, starts(*cu_seqlens_q, count, device), starts(*cu_seqlens_k, count, device),
-             from_end};
+  varlen = {count - 1, starts(*cu_seqlens_q, count, device), starts(*cu_seqlens_k, count, device),
+            bottom_right};
   const Problem& p = problem;
   STD_TORCH_CHECK(p.B == 1 && !p.score.bias.data && !p.mask.key_start && !p.mask.key_end &&
                       !needs_flags(p.mask),
@@ -253,8 +253,8 @@ Forward::Forward(Call& call, const Tensor& q)
     : o(empty_like_layout(q, call.problem.D_v, call.device)),
       lse(empty(std::array<int64_t, 3>{call.problem.B, call.problem.H_q, call.problem.M},
                 statistics_dtype(q), call.device)),
-      summary(empty_summary(call)) {
-  use_summary(call, summary);
+      block_mask(empty_block_mask(call)) {
+  use_block_mask(call, block_mask);
   static_cast<Problem&>(params) = call.problem;
   params.o = strided(o, call.device);
   params.lse = lse.data_ptr();
@@ -266,8 +266,8 @@ Backward::Backward(Call& call, const BackwardInputs& x, bool bias_needs_grad)
       dv(empty_like_layout(x.v, x.v.size(3), call.device)),
       dbias(empty(std::array<int64_t, 1>{0}, x.q.scalar_type(), call.device)) {
   const Device& device = call.device;
-  STD_TORCH_CHECK(x.summary || !needs_flags(call.problem.mask), "the block summary is missing");
-  if (x.summary) use_summary(call, *x.summary);
+  STD_TORCH_CHECK(x.block_mask || !needs_flags(call.problem.mask), "the block mask is missing");
+  if (x.block_mask) use_block_mask(call, *x.block_mask);
   static_cast<Problem&>(params) = call.problem;
   params.o = strided(x.o, device);
   params.d_o = strided(x.d_o, device);

@@ -15,34 +15,35 @@
 #include "common/params.h"
 #include "common/tensor_view.h"
 
-// The optional tensors, in the order of `Extras` in problem.py, and the numbers of `ops.numbers`.
+// The optional tensors, in the order of `TensorArgs` in problem.py, and the numbers of
+// `ops.numbers`.
 #define TK_OPTIONS                                                                                 \
   ::tk::Optional bias, ::tk::Optional alibi_slopes, ::tk::Optional seed, ::tk::Optional key_start, \
       ::tk::Optional key_end, ::tk::Optional q_segments, ::tk::Optional k_segments,                \
       ::tk::Optional dense, ::tk::Optional layout, ::tk::Optional cu_seqlens_q,                    \
       ::tk::Optional cu_seqlens_k, double scale, double softcap, double dropout_p,                 \
       int64_t diagonal_low, int64_t diagonal_high, int64_t block_size, int64_t alibi_offset,       \
-      bool from_end, int64_t longest_q, int64_t longest_k
+      bool bottom_right, int64_t max_seqlen_q, int64_t max_seqlen_k
 
 #define TK_OPTION_NAMES                                                                   \
   bias, alibi_slopes, seed, key_start, key_end, q_segments, k_segments, dense, layout,    \
       cu_seqlens_q, cu_seqlens_k, scale, softcap, dropout_p, diagonal_low, diagonal_high, \
-      block_size, alibi_offset, from_end, longest_q, longest_k
+      block_size, alibi_offset, bottom_right, max_seqlen_q, max_seqlen_k
 
 #define TK_OPTIONS_SCHEMA                                                                       \
   "Tensor? bias, Tensor? alibi_slopes, Tensor? seed, Tensor? key_start, Tensor? key_end, "      \
   "Tensor? q_segments, Tensor? k_segments, Tensor? dense, Tensor? layout, "                     \
   "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float scale, "                                   \
   "float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, int block_size, " \
-  "SymInt alibi_offset, bool from_end, SymInt longest_q, SymInt longest_k"
+  "SymInt alibi_offset, bool bottom_right, SymInt max_seqlen_q, SymInt max_seqlen_k"
 
 #define TK_FORWARD_SCHEMA                                              \
   "attention_forward(Tensor q, Tensor k, Tensor v, " TK_OPTIONS_SCHEMA \
-  ") -> (Tensor o, Tensor lse, Tensor block_summary)"
+  ") -> (Tensor o, Tensor lse, Tensor block_mask)"
 
 #define TK_BACKWARD_SCHEMA                                                                \
   "attention_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, " \
-  "Tensor lse, Tensor? block_summary, " TK_OPTIONS_SCHEMA                                 \
+  "Tensor lse, Tensor? block_mask, " TK_OPTIONS_SCHEMA                                    \
   ", bool bias_needs_grad, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
 
 namespace tk {
@@ -89,9 +90,9 @@ struct Call {
 
   Device device;
   Problem problem{};
-  std::optional<Packing> packing;
-  int64_t longest_M, longest_N;   // of packed sequences; M and N if there are none
-  const int64_t* seed = nullptr;  // null without dropout
+  std::optional<Varlen> varlen;
+  int64_t max_seqlen_q, max_seqlen_k;  // of packed sequences; M and N if there are none
+  const int64_t* seed = nullptr;       // null without dropout
   std::vector<Tensor> kept;
   Optional key_start, key_end, q_segments, k_segments, dense, layout, cu_seqlens_q, cu_seqlens_k;
 
@@ -99,7 +100,7 @@ struct Call {
   void set_mask(int64_t low, int64_t high, int64_t block_size);
   void set_scores(const Optional& bias, const Optional& slopes);
   void set_dropout(double p, const Optional& seed);
-  void set_packing(bool from_end);
+  void set_varlen(bool bottom_right);
 };
 
 // A pass with its outputs, all of them allocated and none computed.
@@ -107,13 +108,13 @@ struct Forward {
   Forward(Call& call, const Tensor& q);
 
   Tensor o, lse;
-  Tensor summary;  // empty where params.mask.summary is null
+  Tensor block_mask;  // empty where params.mask.block_mask is null
   ForwardParams params{};
 };
 
 struct BackwardInputs {
   const Tensor &d_o, &q, &k, &v, &o, &lse;
-  const Optional &dlse, &summary, &bias;
+  const Optional &dlse, &block_mask, &bias;
 };
 
 struct Backward {

@@ -9,8 +9,8 @@
 
 namespace tk {
 
-// Queries and keys a side of one entry of the block summary (SUMMARY_BLOCK in ops.py).
-constexpr int64_t kSummaryBlock = 64;  // as many as a word has bits
+// Queries and keys a side of one entry of the block mask (BLOCK_MASK_SIZE in backends/schema.py).
+constexpr int64_t kBlockMaskSize = 64;  // as many as a word has bits
 
 enum class Visible : uint8_t { kNone, kSome, kAll };
 
@@ -34,19 +34,19 @@ TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b,
   return {begin < 0 ? 0 : begin, end > N ? N : end};
 }
 
-TK_INLINE Visible summary_entry(const MaskParams& mask, int64_t b, int64_t h, int64_t i0,
-                                int64_t j0) {
-  if (!mask.summary) return Visible::kAll;
-  const int64_t row = b * mask.summary_stride[0] + h * mask.summary_stride[1] +
-                      i0 / kSummaryBlock * mask.summary_stride[2];
-  return static_cast<Visible>(mask.summary[row + j0 / kSummaryBlock]);
+TK_INLINE Visible block_mask_entry(const MaskParams& mask, int64_t b, int64_t h, int64_t i0,
+                                   int64_t j0) {
+  if (!mask.block_mask) return Visible::kAll;
+  const int64_t row = b * mask.block_mask_stride[0] + h * mask.block_mask_stride[1] +
+                      i0 / kBlockMaskSize * mask.block_mask_stride[2];
+  return static_cast<Visible>(mask.block_mask[row + j0 / kBlockMaskSize]);
 }
 
-// The block of queries i0 <= i < i1 and keys j0 <= j < j1, of at most kSummaryBlock a side and
+// The block of queries i0 <= i < i1 and keys j0 <= j < j1, of at most kBlockMaskSize a side and
 // aligned to it.
 TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, int64_t h, int64_t i0,
                                 int64_t i1, int64_t j0, int64_t j1) {
-  const Visible entry = summary_entry(mask, b, h, i0, j0);
+  const Visible entry = block_mask_entry(mask, b, h, i0, j0);
   if (entry == Visible::kNone) return entry;
   const KeyInterval first = row_interval(mask, N, b, i0), last = row_interval(mask, N, b, i1 - 1);
   if (last.end <= j0 || first.begin >= j1) return Visible::kNone;
@@ -97,7 +97,7 @@ TK_INLINE uint64_t dense_bits(const MaskParams& mask, int64_t b, int64_t h, int6
   const int64_t* stride = mask.dense_stride;
   const uint8_t* row = mask.dense + b * stride[0] + h * stride[1] + i * stride[2] + j0 * stride[3];
   if (stride[3] == 1) return bits_of(row, columns);
-  uint8_t flags[kSummaryBlock];
+  uint8_t flags[kBlockMaskSize];
   for (int64_t c = 0; c < columns; ++c) flags[c] = row[c * stride[3]];
   return bits_of(flags, columns);
 }
@@ -106,7 +106,7 @@ TK_INLINE uint64_t segment_bits(const MaskParams& mask, int64_t M, int64_t N, in
                                 int64_t j0, int64_t columns) {
   const int64_t id = mask.q_segments[b * M + i];
   const int64_t* ids = mask.k_segments + b * N + j0;
-  uint8_t flags[kSummaryBlock];
+  uint8_t flags[kBlockMaskSize];
   for (int64_t c = 0; c < columns; ++c) flags[c] = ids[c] == id;
   return bits_of(flags, columns);
 }
@@ -126,7 +126,7 @@ TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int
 // Bit c: whether dense, layout and segments show key j0 + c to query i.
 TK_INLINE uint64_t flag_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
                              int64_t i, int64_t j0) {
-  const int64_t columns = N - j0 < kSummaryBlock ? N - j0 : kSummaryBlock;
+  const int64_t columns = N - j0 < kBlockMaskSize ? N - j0 : kBlockMaskSize;
   uint64_t bits = bit_range(0, columns);
   if (mask.q_segments) bits &= segment_bits(mask, M, N, b, i, j0, columns);
   if (mask.dense) bits &= dense_bits(mask, b, h, i, j0, columns);
@@ -148,7 +148,7 @@ TK_INLINE bool flag(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int
       .layout[h * stride[0] + i / mask.block_size * stride[1] + j / mask.block_size * stride[2]];
 }
 
-// Bit c: whether query i may see key j0 + c. j0 is a multiple of kSummaryBlock.
+// Bit c: whether query i may see key j0 + c. j0 is a multiple of kBlockMaskSize.
 TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
                                 int64_t i, int64_t j0) {
   const KeyInterval keys = row_interval(mask, N, b, i);

@@ -27,8 +27,8 @@ struct MaskParams {
   int64_t layout_stride[3] = {};
   int64_t block_size = 0;
   // What dense, layout and segments leave of each block (mask.h); null when there is none of them.
-  uint8_t* summary = nullptr;
-  int64_t summary_stride[3] = {};  // batch, head, row of blocks; columns are contiguous
+  uint8_t* block_mask = nullptr;
+  int64_t block_mask_stride[3] = {};  // batch, head, row of blocks; columns are contiguous
 };
 
 // s = softcap tanh(scale q k^T / softcap) + bias - slope |i + alibi_offset - j|
@@ -62,7 +62,7 @@ struct Problem {
   ScoreParams score;
   DropoutParams dropout;
   // (B, N): keys that key ranges and segments show to some query; the others may hold NaN.
-  const uint8_t* key_used;  // null = all
+  const uint8_t* live_keys;  // null = all
 };
 
 struct ForwardParams : Problem {
@@ -80,11 +80,11 @@ struct BackwardParams : Problem {
 };
 
 // Sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1, of q and of k and v.
-struct Packing {
+struct Varlen {
   int64_t B;
   const int32_t* cu_seqlens_q;  // (B + 1)
   const int32_t* cu_seqlens_k;  // (B + 1)
-  bool from_end;  // diagonals and ALiBi count from a sequence's own N - M, as if added to them
+  bool bottom_right;  // diagonals and ALiBi count from a sequence's own N - M, as if added to them
 };
 
 }  // namespace tk

@@ -51,15 +51,15 @@ void check_lengths(const Problem& p) {
 }
 
 // Flags of keys that segments show to some query, and what else the pass needs behind them.
-uint8_t* take_key_use(Layout& layout, const Problem& p) {
+uint8_t* take_live_keys(Layout& layout, const Problem& p) {
   return p.mask.q_segments ? layout.take<uint8_t>(p.B * p.N) : nullptr;
 }
 
-void find_key_use(Problem& p, uint8_t* used, const Call& call) {
-  p.key_used = used;
+void find_live_keys(Problem& p, uint8_t* used, const Call& call) {
+  p.live_keys = used;
   const int64_t blocks = ceil_of(p.N, kUseThreads);
   if (!used || blocks * p.B == 0) return;
-  TK_LAUNCH(key_use_kernel, grid(blocks * p.B), kUseThreads, 0, call.stream, p, used,
+  TK_LAUNCH(live_keys_kernel, grid(blocks * p.B), kUseThreads, 0, call.stream, p, used,
             static_cast<int>(blocks));
 }
 
@@ -87,7 +87,7 @@ bool runs_hopper() {
 
 size_t forward_workspace(const ForwardParams& params, const Call&) {
   Layout layout(nullptr);
-  take_key_use(layout, params);
+  take_live_keys(layout, params);
   return layout.bytes();
 }
 
@@ -95,7 +95,7 @@ void forward(const ForwardParams& params, const Call& call, void* workspace) {
   check_lengths(params);
   ForwardParams p = params;
   Layout layout(workspace);
-  find_key_use(p, take_key_use(layout, p), call);
+  find_live_keys(p, take_live_keys(layout, p), call);
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) return hopper->forward(p, call);
 #endif
@@ -104,7 +104,7 @@ void forward(const ForwardParams& params, const Call& call, void* workspace) {
 
 size_t backward_workspace(const BackwardParams& params, const Call& call) {
   Layout layout(nullptr);
-  take_key_use(layout, params);
+  take_live_keys(layout, params);
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
     const size_t bytes = hopper->backward_workspace(params, call);
@@ -120,7 +120,7 @@ void backward(const BackwardParams& params, const Call& call, void* workspace, b
   check_lengths(params);
   BackwardParams p = params;
   Layout layout(workspace);
-  find_key_use(p, take_key_use(layout, p), call);
+  find_live_keys(p, take_live_keys(layout, p), call);
   void* const rest = static_cast<char*>(workspace) + layout.bytes();
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
@@ -135,16 +135,16 @@ size_t decode_workspace(const ForwardParams& params) {
   return kernels_for(params).decode_workspace(params);
 }
 
-void decode(const ForwardParams& params, const KeyCache& cache, void* workspace, void* stream) {
+void decode(const ForwardParams& params, const KVCache& cache, void* workspace, void* stream) {
   kernels_for(params).decode(params, cache, workspace, stream);
 }
 
-void summarize(const Problem& p, int64_t batches, int64_t heads, const Call& call) {
-  const int64_t row_blocks = ceil_of(p.M, kSummaryBlock),
-                column_blocks = ceil_of(p.N, kSummaryBlock);
+void fill_block_mask(const Problem& p, int64_t batches, int64_t heads, const Call& call) {
+  const int64_t row_blocks = ceil_of(p.M, kBlockMaskSize),
+                column_blocks = ceil_of(p.N, kBlockMaskSize);
   const int64_t programs = batches * heads * row_blocks * column_blocks;
   if (programs == 0) return;
-  TK_LAUNCH(summary_kernel, grid(programs), kWarp, 0, call.stream, p, static_cast<int>(heads),
+  TK_LAUNCH(block_mask_kernel, grid(programs), kWarp, 0, call.stream, p, static_cast<int>(heads),
             static_cast<int>(row_blocks), static_cast<int>(column_blocks));
 }
 

@@ -29,12 +29,12 @@ void forward(const ForwardParams& params, const Call& call, void* workspace);
 // `deterministic`: dq is summed in the order of key blocks, which wait for each other.
 void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic);
 
-// Queries of all sequences of a cache, which is in memory of the device with its lengths and table;
-// N is what it has room for. Diagonals and ALiBi count from each sequence's own N - M.
+// Queries of all sequences of a cache, which is in memory of the device with its cache_seqlens and
+// table; N is what it has room for. Diagonals and ALiBi count from each sequence's own N - M.
 size_t decode_workspace(const ForwardParams& params);
-void decode(const ForwardParams& params, const KeyCache& cache, void* workspace, void* stream);
+void decode(const ForwardParams& params, const KVCache& cache, void* workspace, void* stream);
 
-// Fills the problem's block summary, of so many batch entries and heads.
-void summarize(const Problem& problem, int64_t batches, int64_t heads, const Call& call);
+// Fills the problem's block mask, of so many batch entries and heads.
+void fill_block_mask(const Problem& problem, int64_t batches, int64_t heads, const Call& call);
 
 }  // namespace tk::cuda

@@ -46,10 +46,10 @@ def test_it_writes_rows_of_every_case_direction_and_variant(demo: Demo) -> None:
     assert all(row.error < (1e-5 if row.dtype == "float32" else 2e-2) for row in rows)
 
 
-def test_naive_and_fused_learn_the_same(demo: Demo) -> None:
-    naive, fused = (read_curve(demo.folder / f"curve-{path}.csv") for path in ("naive", "fused"))
-    assert len(naive) == QUICK.limits.side_by_side < len(fused) == QUICK.training.steps
-    for a, b in zip(naive, fused, strict=False):
+def test_eager_and_fused_learn_the_same(demo: Demo) -> None:
+    eager, fused = (read_curve(demo.folder / f"curve-{path}.csv") for path in ("eager", "fused"))
+    assert len(eager) == QUICK.limits.side_by_side < len(fused) == QUICK.training.steps
+    for a, b in zip(eager, fused, strict=False):
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-4)
         assert (a.score is None) == (b.score is None)
         if a.score is not None:

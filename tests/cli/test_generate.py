@@ -53,8 +53,15 @@ def test_the_seed_and_the_temperature_are_passed_on(
     path, model = trained
     expected = model.generate(b"P", 40, temperature=5.0, generator=torch.Generator().manual_seed(7))
     words = ["--prompt", "P", "--length", "40", "--temperature", "5", "--seed", "7"]
-    for attention in ("naive", "fused", "torch"):
-        arguments = ["generate", "--checkpoint", str(path), *words, "--attention", attention]
+    for attention in ("eager", "fused", "sdpa"):
+        arguments = [
+            "generate",
+            "--checkpoint",
+            str(path),
+            *words,
+            "--attn-implementation",
+            attention,
+        ]
         assert cli.main(arguments) == 0
         assert capsys.readouterr().out == "P" + expected.decode(errors="replace") + "\n"
 

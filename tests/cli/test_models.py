@@ -86,9 +86,12 @@ def test_gpt2_writes_in_tokens(
     capsys.readouterr()
     words = ["--prompt", "row your", "--length", "5", "--temperature", "0"]
     written = set()
-    for attention in ("naive", "fused", "torch"):
+    for attention in ("eager", "fused", "sdpa"):
         assert (
-            cli.main(["generate", "--checkpoint", str(path), *words, "--attention", attention]) == 0
+            cli.main(
+                ["generate", "--checkpoint", str(path), *words, "--attn-implementation", attention]
+            )
+            == 0
         )
         written.add(capsys.readouterr().out)
     (only,) = written
@@ -144,7 +147,7 @@ def test_a_translator_translates_each_line(
     assert run("translate --checkpoint", path, "zwei", "eins") == 0
     assert capsys.readouterr().out == "two\none\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO("eins\nzwei\n"))
-    assert run("translate --attention naive --checkpoint", path) == 0
+    assert run("translate --attn-implementation eager --checkpoint", path) == 0
     assert capsys.readouterr().out == "one\ntwo\n"
     assert run("translate --checkpoint", path, "zwei " * 10) == 2
     assert "at most 16 positions long" in capsys.readouterr().err

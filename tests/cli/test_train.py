@@ -16,7 +16,7 @@ import torch
 from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
-from transformer_kernels.nn import AttentionPath
+from transformer_kernels.nn import AttnImplementation
 from transformer_kernels.training import Trainer, load_checkpoint, read_curve
 from transformer_kernels.training.presets import GENERATOR
 from transformer_kernels.training.trainer import Step
@@ -96,7 +96,7 @@ def test_the_choices_offered_are_those_there_are(capsys: pytest.CaptureFixture[s
         run("--help")
     said = capsys.readouterr().out
     assert f"--preset {{{','.join(GENERATOR)}}}" in said
-    assert f"--attention {{{','.join(get_args(AttentionPath))}}}" in said
+    assert f"--attn-implementation {{{','.join(get_args(AttnImplementation))}}}" in said
 
 
 def test_an_interrupt_saves_and_resuming_goes_on_exactly(
@@ -190,7 +190,7 @@ def test_resuming_keeps_the_settings(
 ) -> None:
     out = tmp_path / "run"
     assert run(TINY, "--data", text, "--out", out) == 0
-    for option in ("--steps 9", "--lr 0.1", "--eval-every 2", "--attention naive", "--out x"):
+    for option in ("--steps 9", "--lr 0.1", "--eval-every 2", "--attn-implementation eager", "--out x"):
         line = refused(capsys, option, "--resume", out / "checkpoint.pt")
         assert line.startswith(f"{option.split()[0]} cannot be given with --resume")
     other = tmp_path / "other.txt"

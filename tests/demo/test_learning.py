@@ -32,10 +32,10 @@ def test_taking_turns_gives_the_losses_of_separate_runs() -> None:
     steps: list[Mapping[str, CurveRow]] = []
     limits = Limits(side_by_side=5, turns_seconds=60.0, seconds=60.0)
     learned = train_side_by_side(
-        CONFIG, DATA, ("naive", "fused"), limits=limits, on_step=steps.append
+        CONFIG, DATA, ("eager", "fused"), limits=limits, on_step=steps.append
     )
-    for path in ("naive", "fused"):
-        alone = train(replace(CONFIG, attention=path), DATA)
+    for path in ("eager", "fused"):
+        alone = train(replace(CONFIG, attn_implementation=path), DATA)
         assert learned[path].result.losses == alone.losses
         assert learned[path].result.score == alone.score
         assert [rows[path].step for rows in steps] == [1, 2, 3, 4, 5]
@@ -45,11 +45,11 @@ def test_the_last_run_goes_on_alone() -> None:
     steps: list[Mapping[str, CurveRow]] = []
     limits = Limits(side_by_side=2, turns_seconds=60.0, seconds=60.0)
     learned = train_side_by_side(
-        CONFIG, DATA, ("naive", "fused"), limits=limits, on_step=steps.append
+        CONFIG, DATA, ("eager", "fused"), limits=limits, on_step=steps.append
     )
-    assert [set(rows) for rows in steps] == [{"naive", "fused"}] * 2 + [{"fused"}] * 3
-    assert len(learned["naive"].result.rows) == 2
-    alone = train(replace(CONFIG, attention="fused"), DATA)
+    assert [set(rows) for rows in steps] == [{"eager", "fused"}] * 2 + [{"fused"}] * 3
+    assert len(learned["eager"].result.rows) == 2
+    alone = train(replace(CONFIG, attn_implementation="fused"), DATA)
     assert learned["fused"].result.losses == alone.losses
 
 
@@ -64,6 +64,6 @@ def test_time_limits_end_the_turns_and_the_training(
         seconds[0] += 1.0
 
     limits = Limits(side_by_side=5, turns_seconds=turns_seconds, seconds=total)
-    learned = train_side_by_side(CONFIG, DATA, ("naive", "fused"), limits=limits, on_step=on_step)
-    assert len(learned["naive"].result.rows) == naive
+    learned = train_side_by_side(CONFIG, DATA, ("eager", "fused"), limits=limits, on_step=on_step)
+    assert len(learned["eager"].result.rows) == naive
     assert len(learned["fused"].result.rows) == fused

@@ -131,18 +131,18 @@ def test_declines_without_the_extension(monkeypatch: pytest.MonkeyPatch, calls: 
 
 def declined() -> dict[str, tuple[Arguments, dict[str, Any]]]:
     """Calls that are right and not plain."""
-    q, k, v, lengths, table = paged()
+    q, k, v, cache_seqlens, table = paged()
     return {
-        "subclass": ((q.as_subclass(Labelled), k, v, lengths, table), {}),
-        "lazy-negation": ((torch._neg_view(q), k, v, lengths, table), {}),
-        "no-queries": ((q[:, :, :0], k, v, lengths, table), {}),
-        "narrow-values": ((q, k, v[..., :3], lengths, table), {}),
-        "top-left": ((q, k, v, lengths, table), {"mask": tk.Mask.window()}),
-        "lse": ((q, k, v, lengths, table), {"return_lse": True}),
-        "softcap": ((q, k, v, lengths, table), {"softcap": 3.0}),
-        "sinks": ((q, k, v, lengths, table), {"sinks": torch.zeros(H)}),
+        "subclass": ((q.as_subclass(Labelled), k, v, cache_seqlens, table), {}),
+        "lazy-negation": ((torch._neg_view(q), k, v, cache_seqlens, table), {}),
+        "no-queries": ((q[:, :, :0], k, v, cache_seqlens, table), {}),
+        "narrow-values": ((q, k, v[..., :3], cache_seqlens, table), {}),
+        "top-left": ((q, k, v, cache_seqlens, table), {"mask": tk.Mask.window()}),
+        "lse": ((q, k, v, cache_seqlens, table), {"return_lse": True}),
+        "softcap": ((q, k, v, cache_seqlens, table), {"softcap": 3.0}),
+        "sinks": ((q, k, v, cache_seqlens, table), {"sinks": torch.zeros(H)}),
         "alibi": (
-            (q, k, v, lengths, table),
+            (q, k, v, cache_seqlens, table),
             {"bias": tk.alibi(torch.ones(H), align="bottom_right")},
         ),
     }
@@ -170,7 +170,7 @@ WRONG: dict[str, dict[int, Tensor]] = {
     "widths": {0: torch.randn(B, H, M, D + 1)},
     "dtype": {1: torch.randn(7, 2, PAGE, D).double()},
     "page-sizes": {1: torch.randn(7, 2, PAGE, D), 2: torch.randn(7, 2, PAGE + 1, D)},
-    "float-lengths": {3: LENGTHS.float()},
+    "float-cache_seqlens": {3: LENGTHS.float()},
 }
 
 
@@ -183,10 +183,10 @@ def test_what_is_wrong_is_declined_and_told(wrong: dict[int, Tensor], calls: lis
 
 
 def test_what_requires_grad_is_declined_in_grad_mode(calls: list[bool]) -> None:
-    q, k, v, lengths, table = paged()
+    q, k, v, cache_seqlens, table = paged()
     with pytest.raises(ValueError, match="q must not require grad"):
-        tk.attention_decode(nn.Parameter(q), k, v, lengths, table)
+        tk.attention_decode(nn.Parameter(q), k, v, cache_seqlens, table)
     assert calls == []
     with torch.no_grad():
-        tk.attention_decode(nn.Parameter(q), k, v, lengths, table)
+        tk.attention_decode(nn.Parameter(q), k, v, cache_seqlens, table)
     assert calls == [True]

@@ -23,7 +23,7 @@ from tests.support.evaluate import reasons_against
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import in_turns, sampled
 from transformer_kernels.backends import schema
-from transformer_kernels.problem import Extras
+from transformer_kernels.problem import TensorArgs
 from transformer_kernels.problem.attention import build_problem
 
 B, H, M, N, D = 2, 2, 67, 71, 8
@@ -156,8 +156,8 @@ def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
     q, k, v = (x.detach().to(dtype) for x in qkv())
     names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
     arguments: Options = dict.fromkeys(names) | {"dropout_p": 0.0} | options
-    problem, extras = build_problem(q, k, v, **arguments)
-    return q, k, v, *extras, *schema.numbers(problem)
+    problem, tensor_args = build_problem(q, k, v, **arguments)
+    return q, k, v, *tensor_args, *schema.scalar_args(problem)
 
 
 OPERATOR_OPTIONS: dict[str, Options] = {
@@ -166,7 +166,7 @@ OPERATOR_OPTIONS: dict[str, Options] = {
     "bias": {"bias": torch.randn(1, H, M, 1), "softcap": 2.0},
     "dropout": {"dropout_p": 0.3, "seed": 4},
     "alibi": {"bias": tk.alibi(torch.ones(H))},
-    "summary": {
+    "block_mask": {
         "mask": tk.Mask.dense(torch.rand(M, N) < 0.5)
         & tk.Mask.segments(torch.ones(B, M).long(), torch.ones(B, N).long())
         & tk.Mask.key_range(torch.tensor([0, 3]), torch.tensor([N, 60]))
@@ -180,7 +180,9 @@ def test_schemas_have_the_options_of_ops() -> None:
     operators = torch.ops.transformer_kernels
     for operator in (operators.attention_forward, operators.attention_backward):
         assert f", {schema.OPTIONS}" in str(operator.default._schema)
-    assert schema.OPTIONS.count(",") + 1 == len(Extras._fields) + len(get_args(schema.Numbers))
+    assert schema.OPTIONS.count(",") + 1 == len(TensorArgs._fields) + len(
+        get_args(schema.ScalarArgs)
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,9 +195,9 @@ def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
     arguments = arguments_of_forward(dtype, **options)
     torch.library.opcheck(operators.attention_forward.default, arguments)
     q, k, v, *rest = arguments
-    o, lse, summary = operators.attention_forward(*arguments)
+    o, lse, block_mask = operators.attention_forward(*arguments)
     for dlse in (None, torch.randn_like(lse)):
-        saved = (torch.randn_like(o), dlse, q, k, v, o, lse, summary)
+        saved = (torch.randn_like(o), dlse, q, k, v, o, lse, block_mask)
         needs_grad = options.get("bias") is not None and rest[0] is not None
         torch.library.opcheck(
             operators.attention_backward.default, (*saved, *rest, needs_grad, True)
@@ -212,24 +214,24 @@ def test_fakes_tell_shapes_and_strides(case: Case, backend: str) -> None:
     x = inputs(case, torch.float32)
     q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
     bias = None if x.bias is None else x.bias.detach()
-    problem, extras = build_problem(
+    problem, tensor_args = build_problem(
         q, k, v, case.bound_mask(), bias, None, case.softcap, case.dropout_p, 1, None
     )
-    numbers = schema.numbers(problem)
+    scalar_args = schema.scalar_args(problem)
     operators = operators_of(backend)
     forward, backward = operators.attention_forward, operators.attention_backward
-    real = forward(q, k, v, *extras, *numbers)
-    o, lse, summary = real
-    wanted = (extras.bias is not None, True)
-    back = (x.do, None, q, k, v, o, lse, summary, *extras, *numbers, *wanted)
+    real = forward(q, k, v, *tensor_args, *scalar_args)
+    o, lse, block_mask = real
+    wanted = (tensor_args.bias is not None, True)
+    back = (x.do, None, q, k, v, o, lse, block_mask, *tensor_args, *scalar_args, *wanted)
     real_back = backward(*back)
 
     mode = torch._subclasses.FakeTensorMode()
     with mode:
         fake_back = backward(*(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in back))
         fake = forward(
-            *(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in (q, k, v, *extras)),
-            *numbers,
+            *(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in (q, k, v, *tensor_args)),
+            *scalar_args,
         )
     for one, other in zip((*real, *real_back), (*fake, *fake_back), strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)

@@ -56,7 +56,7 @@ def named(name: str) -> DecodeCase:
 
 
 def paged(M: int = 1, dtype: torch.dtype = torch.float32) -> Cached:
-    """q, pages of keys and values, lengths, and the table."""
+    """q, pages of keys and values, cache_seqlens, and the table."""
     q = torch.randn(B, H_q, M, D, dtype=dtype)
     k, v = (torch.randn(9, H_kv, PAGE, D, dtype=dtype) for _ in range(2))
     table = torch.tensor([[7, 0, 3, 8, 1], [2, 9, 9, 9, 9], [5, -1, -1, -1, -1]])
@@ -123,8 +123,8 @@ def test_names_of_cases_are_unique() -> None:
 def test_what_the_last_queries_see(mask: tk.Mask | None, seen: list[int], decoder: str) -> None:
     """Two new tokens, at positions 1 and 2: weights that are not 0 are read off o, with v = 1."""
     q, k, v = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 5, 4), torch.eye(5)[None, None]
-    lengths = torch.tensor([3])
-    o = tk.attention_decode(q, k, v, lengths, mask=mask, backend=decoder)
+    cache_seqlens = torch.tensor([3])
+    o = tk.attention_decode(q, k, v, cache_seqlens, mask=mask, backend=decoder)
     assert torch.equal((o[0, 0, :, :3] > 0).int(), torch.tensor(seen, dtype=torch.int32))
     assert torch.equal(o[..., 3:], torch.zeros(1, 1, 2, 2))
     torch.testing.assert_close(o.sum(-1), torch.ones(1, 1, 2))
@@ -150,9 +150,9 @@ def test_queries_before_the_first_position_see_nothing(decoder: str) -> None:
     ids=["plain", "window", "softcap", "alibi", "sinks"],
 )
 def test_as_attention_of_each_sequence(options: Options, M: int, decoder: str) -> None:
-    q, k, v, lengths, table = paged(M)
+    q, k, v, cache_seqlens, table = paged(M)
     o, lse = tk.attention_decode(
-        q, k, v, lengths, table, **options, return_lse=True, backend=decoder
+        q, k, v, cache_seqlens, table, **options, return_lse=True, backend=decoder
     )
     alone: Options = {"mask": tk.Mask.causal(align="bottom_right"), **options, "return_lse": True}
     for b in range(B):
@@ -195,10 +195,10 @@ def test_threads_change_no_bit(dtype: torch.dtype, name: str) -> None:
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_a_sequence_holds_stays_in_it(value: float, where: str, decoder: str) -> None:
-    q, k, v, lengths, table = paged(2)
-    clean = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    q, k, v, cache_seqlens, table = paged(2)
+    clean = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
     (k if where == "k" else v)[8, :, 3] = value
-    o = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    o = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
     assert not torch.equal(o[0], clean[0])
     assert torch.equal(o[1:], clean[1:])
 
@@ -206,27 +206,27 @@ def test_what_a_sequence_holds_stays_in_it(value: float, where: str, decoder: st
 def test_sequences_may_share_pages(decoder: str) -> None:
     """A prompt that several continue is kept once."""
     q, k, v, _, _ = paged()
-    lengths, table = torch.full((B,), 40), torch.tensor([[4, 6, 0], [4, 6, 1], [4, 6, 1]])
-    o = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    cache_seqlens, table = torch.full((B,), 40), torch.tensor([[4, 6, 0], [4, 6, 1], [4, 6, 1]])
+    o = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
     for b in range(B):
-        one = table[b : b + 1].clone(), lengths[b : b + 1]
+        one = table[b : b + 1].clone(), cache_seqlens[b : b + 1]
         alone = tk.attention_decode(q[b : b + 1], k, v, one[1], one[0], backend=decoder)
         torch.testing.assert_close(o[b : b + 1], alone)
 
 
 def test_forms_of_lengths_and_tables(decoder: str) -> None:
     """int32, int64, with gaps in memory; behind the last page entries of any size."""
-    q, k, v, lengths, table = paged()
-    expected = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    q, k, v, cache_seqlens, table = paged()
+    expected = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
     huge = table.masked_fill((table < 0) | (table > 8), 1 << 40)
     wide = torch.full((B, 7, 2), -9)
     wide[:, :5, 1] = table
     for one, other in (
-        (lengths.int(), table.int()),
-        (lengths.repeat_interleave(2)[::2], wide[:, :, 1]),
-        (lengths.int().repeat_interleave(2)[::2], wide.int()[:, :, 1]),
-        (lengths, huge),
-        (lengths, table.T.contiguous().T),
+        (cache_seqlens.int(), table.int()),
+        (cache_seqlens.repeat_interleave(2)[::2], wide[:, :, 1]),
+        (cache_seqlens.int().repeat_interleave(2)[::2], wide.int()[:, :, 1]),
+        (cache_seqlens, huge),
+        (cache_seqlens, table.T.contiguous().T),
     ):
         assert torch.equal(tk.attention_decode(q, k, v, one, other, backend=decoder), expected)
         o, _ = tk.attention_decode(q, k, v, one, other, return_lse=True, backend=decoder)
@@ -234,27 +234,29 @@ def test_forms_of_lengths_and_tables(decoder: str) -> None:
 
 
 def test_a_cache_without_pages(decoder: str) -> None:
-    """As it comes from a projection, (B, N, H, D), with lengths of each sequence."""
-    q, k, v, lengths, table = paged(2)
+    """As it comes from a projection, (B, N, H, D), with cache_seqlens of each sequence."""
+    q, k, v, cache_seqlens, table = paged(2)
     k_cache, v_cache = (torch.full((B, 80, H_kv, D), math.nan).transpose(1, 2) for _ in range(2))
     for b in range(B):
-        k_cache[b, :, : int(lengths[b])] = in_order(k, table, b)[0]
-        v_cache[b, :, : int(lengths[b])] = in_order(v, table, b)[0]
+        k_cache[b, :, : int(cache_seqlens[b])] = in_order(k, table, b)[0]
+        v_cache[b, :, : int(cache_seqlens[b])] = in_order(v, table, b)[0]
     torch.testing.assert_close(
-        tk.attention_decode(q, k_cache, v_cache, lengths, backend=decoder),
-        tk.attention_decode(q, k, v, lengths, table, backend=decoder),
+        tk.attention_decode(q, k_cache, v_cache, cache_seqlens, backend=decoder),
+        tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder),
     )
 
 
 def test_outputs_have_the_layout_of_q() -> None:
-    q, k, v, lengths, table = paged(3)
+    q, k, v, cache_seqlens, table = paged(3)
     turned = q.transpose(1, 2).contiguous().transpose(1, 2)
     for x in (q, turned):
-        o = tk.attention_decode(x, k, v, lengths, table, backend="cpu")
-        other, _ = tk.attention_decode(x, k, v, lengths, table, return_lse=True, backend="cpu")
+        o = tk.attention_decode(x, k, v, cache_seqlens, table, backend="cpu")
+        other, _ = tk.attention_decode(
+            x, k, v, cache_seqlens, table, return_lse=True, backend="cpu"
+        )
         assert o.stride() == other.stride() == x.stride()
     o, lse = tk.attention_decode(
-        q.double(), k.double(), v.double(), lengths, table, return_lse=True
+        q.double(), k.double(), v.double(), cache_seqlens, table, return_lse=True
     )
     assert (o.dtype, lse.dtype) == (torch.float64, torch.float64)
 
@@ -267,10 +269,10 @@ def peak():  # MiB; getrusage's figure would include the parent's
 torch.set_num_threads(2)
 q = torch.randn(1, 8, 2, 64).bfloat16()
 k, v = (torch.zeros(1 << 12, 1, 64, 64, dtype=torch.bfloat16) for _ in range(2))
-lengths, table = torch.tensor([1 << 18]), torch.randperm(1 << 12)[None]
+cache_seqlens, table = torch.tensor([1 << 18]), torch.randperm(1 << 12)[None]
 tk.attention_decode(q, k, v, torch.tensor([1000]), table, backend="cpu")
 before = peak()
-tk.attention_decode(q, k, v, lengths, table, backend="cpu")
+tk.attention_decode(q, k, v, cache_seqlens, table, backend="cpu")
 print(peak() - before)
 """
 
@@ -286,8 +288,8 @@ def test_pages_are_read_in_place() -> None:
 
 
 def test_one_operator_and_no_copy() -> None:
-    q, k, v, lengths, table = paged(2)
-    integers = lengths.int(), table.int()
+    q, k, v, cache_seqlens, table = paged(2)
+    integers = cache_seqlens.int(), table.int()
     ran = operators_run_by(lambda: tk.attention_decode(q, k, v, *integers, backend="cpu"))
     assert ran[OPERATOR] == 1
     assert not {"aten::clone", "aten::index", "aten::gather"} & ran.keys()
@@ -297,28 +299,28 @@ def test_one_operator_and_no_copy() -> None:
     ("backend", "dynamic"), in_turns(DECODING, ((dynamic,) for dynamic in (False, True)))
 )
 def test_fullgraph(backend: str, dynamic: bool) -> None:
-    """One graph, whatever the lengths are and the table says."""
+    """One graph, whatever the cache_seqlens are and the table says."""
     sinks = torch.randn(H_q)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, table: Tensor) -> Any:
+    def call(q: Tensor, k: Tensor, v: Tensor, cache_seqlens: Tensor, table: Tensor) -> Any:
         return tk.attention_decode(
-            q, k, v, lengths, table, sinks=sinks, return_lse=True, backend=backend
+            q, k, v, cache_seqlens, table, sinks=sinks, return_lse=True, backend=backend
         )
 
     torch.compiler.reset()
     graphs = CompileCounterWithBackend("aot_eager")
     fast = torch.compile(call, fullgraph=True, backend=graphs, dynamic=dynamic)
-    q, k, v, lengths, table = paged(2)
-    for one in (lengths, torch.tensor([3, 16, 0])):
+    q, k, v, cache_seqlens, table = paged(2)
+    for one in (cache_seqlens, torch.tensor([3, 16, 0])):
         torch.testing.assert_close(fast(q, k, v, one, table), call(q, k, v, one, table))
     assert graphs.frame_count == 1
 
 
 def arguments_of_the_operator(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
     given: Options = dict.fromkeys(("mask", "bias", "scale", "softcap", "sinks")) | options
-    q, k, v, lengths, table = paged(2, dtype)
-    problem, cache = build_decode_problem(q, k, v, lengths, table, **given)
-    return q, *cache, *schema.decode_numbers(problem)
+    q, k, v, cache_seqlens, table = paged(2, dtype)
+    problem, cache = build_decode_problem(q, k, v, cache_seqlens, table, **given)
+    return q, *cache, *schema.decode_scalar_args(problem)
 
 
 @pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
@@ -336,7 +338,7 @@ VALUES: list[tuple[int, Tensor]] = [
     (4, torch.tensor([[7, 0, 3, 8, 9]] * 3, dtype=torch.int32)),
     (4, torch.tensor([[7, 0, -3, 8, 1]] * 3, dtype=torch.int32)),
 ]
-"""Of lengths and tables, that lead out of the cache; and where they stand among the arguments"""
+"""Lengths and block tables that lead out of the cache, with their positions in the call"""
 FORMS: list[tuple[int, Tensor | None]] = [
     (3, LENGTHS),
     (3, LONG[:2]),
@@ -362,7 +364,7 @@ def test_the_operator_checks_what_memory_safety_needs(
     """Compiled code calls it with tensors that nobody has seen."""
     arguments = list(arguments_of_the_operator(torch.float32))
     arguments[place] = wrong
-    with pytest.raises(RuntimeError, match=r"lengths|table|cache|slopes"):
+    with pytest.raises(RuntimeError, match=r"cache_seqlens|table|cache|slopes"):
         operators_of(backend).attention_decode(*arguments)
 
 
@@ -370,13 +372,15 @@ def test_the_operator_checks_what_memory_safety_needs(
 def test_on_a_cpu_it_checks_their_values_too(place: int, wrong: Tensor) -> None:
     arguments = list(arguments_of_the_operator(torch.float32))
     arguments[place] = wrong
-    with pytest.raises(RuntimeError, match="lengths must lie within the cache, and lead only to"):
+    with pytest.raises(
+        RuntimeError, match="cache_seqlens must lie within the cache, and lead only to"
+    ):
         torch.ops.transformer_kernels.attention_decode(*arguments)
 
 
 @pytest.mark.parametrize(("place", "wrong"), VALUES)
 def test_elsewhere_wrong_values_lead_nowhere(place: int, wrong: Tensor) -> None:
-    """Nobody reads them first on a GPU: lengths are cut, and pages that do not exist are zeros."""
+    """A GPU does not check them: lengths are clamped, and missing pages read as zeros."""
     if "cuda" not in DECODING:
         pytest.skip("needs emulated CUDA kernels")
     arguments = list(arguments_of_the_operator(torch.float32))
@@ -393,42 +397,43 @@ def test_elsewhere_wrong_values_lead_nowhere(place: int, wrong: Tensor) -> None:
 
 
 def test_gradients_are_the_references() -> None:
-    q, k, v, lengths, table = paged(2, torch.float64)
+    q, k, v, cache_seqlens, table = paged(2, torch.float64)
     sinks = torch.randn(H_q, dtype=torch.float64)
     tensors = tuple(x.requires_grad_() for x in (q, k, v, sinks))
 
     def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
-        return tk.attention_decode(q, k, v, lengths, table, sinks=sinks, backend="reference")
+        return tk.attention_decode(q, k, v, cache_seqlens, table, sinks=sinks, backend="reference")
 
     assert gradcheck(call, tensors, fast_mode=True)
     with torch.no_grad():
         torch.testing.assert_close(
-            call(*tensors), tk.attention_decode(q, k, v, lengths, table, sinks=sinks, backend="cpu")
+            call(*tensors),
+            tk.attention_decode(q, k, v, cache_seqlens, table, sinks=sinks, backend="cpu"),
         )
 
 
 @pytest.mark.parametrize("backend", ["auto", *(n for n in DECODING if n != "reference")])
 @pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "sinks", "bias"])
 def test_what_requires_grad_is_refused_in_grad_mode(name: str, backend: str) -> None:
-    q, k, v, lengths, table = paged()
+    q, k, v, cache_seqlens, table = paged()
     slopes, sinks = torch.ones(H_q), torch.zeros(H_q)
     {"q": q, "k_cache": k, "v_cache": v, "sinks": sinks, "bias": slopes}[name].requires_grad_()
     both: Options = {"bias": tk.alibi(slopes, align="bottom_right"), "sinks": sinks}
     options: Options = {key: x for key, x in both.items() if key == name}
     message = rf"{name} must not require grad.*no_grad\(\), or take attention\(\)"
     with pytest.raises(ValueError, match=message):
-        tk.attention_decode(q, k, v, lengths, table, **options, backend=backend)
+        tk.attention_decode(q, k, v, cache_seqlens, table, **options, backend=backend)
     with torch.no_grad():
-        tk.attention_decode(q, k, v, lengths, table, **options, backend=backend)
+        tk.attention_decode(q, k, v, cache_seqlens, table, **options, backend=backend)
     with torch.inference_mode():
-        tk.attention_decode(q, k, v, lengths, table, **options, backend=backend)
+        tk.attention_decode(q, k, v, cache_seqlens, table, **options, backend=backend)
 
 
 def test_transforms(decoder: str) -> None:
-    q, k, v, lengths, table = paged(2)
+    q, k, v, cache_seqlens, table = paged(2)
 
     def call(q: Tensor) -> Tensor:
-        return tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+        return tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
 
     o = torch.func.vmap(call)(torch.stack([q, -q]))
     torch.testing.assert_close(o[1], call(-q))
@@ -442,10 +447,12 @@ def test_transforms(decoder: str) -> None:
 
 
 def test_autocast_casts_nothing(decoder: str) -> None:
-    q, k, v, lengths, table = paged()
-    expected = tk.attention_decode(q, k, v, lengths, table, backend=decoder)
+    q, k, v, cache_seqlens, table = paged()
+    expected = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(tk.attention_decode(q, k, v, lengths, table, backend=decoder), expected)
+        assert torch.equal(
+            tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder), expected
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in DECODING])
@@ -456,6 +463,6 @@ def test_others_say_that_they_do_not(name: str) -> None:
 
 
 def test_auto_takes_the_compiled_kernels() -> None:
-    q, k, v, lengths, table = paged()
-    ran = operators_run_by(lambda: tk.attention_decode(q, k, v, lengths, table))
+    q, k, v, cache_seqlens, table = paged()
+    ran = operators_run_by(lambda: tk.attention_decode(q, k, v, cache_seqlens, table))
     assert ran[OPERATOR] == 1

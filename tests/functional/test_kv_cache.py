@@ -56,12 +56,14 @@ def test_steps_are_one_causal_attention(page_size: int, backend: str) -> None:
     table = torch.randperm(6).reshape(B, 2) if page_size else None
     shape = (6, H, page_size) if page_size else (B, H, 10)
     k_cache, v_cache = torch.full((*shape, D), math.nan), torch.full((*shape, D_v), math.nan)
-    lengths, parts, begin = torch.zeros(B, dtype=torch.int64), [], 0
+    cache_seqlens, parts, begin = torch.zeros(B, dtype=torch.int64), [], 0
     for M in steps:
-        lengths, now = lengths + M, slice(begin, begin + M)
-        tk.append_to_cache(k_cache, v_cache, k[:, :, now], v[:, :, now], lengths, table)
+        cache_seqlens, now = cache_seqlens + M, slice(begin, begin + M)
+        tk.append_to_cache(k_cache, v_cache, k[:, :, now], v[:, :, now], cache_seqlens, table)
         parts.append(
-            tk.attention_decode(q[:, :, now], k_cache, v_cache, lengths, table, backend=backend)
+            tk.attention_decode(
+                q[:, :, now], k_cache, v_cache, cache_seqlens, table, backend=backend
+            )
         )
         begin += M
     torch.testing.assert_close(
@@ -70,22 +72,26 @@ def test_steps_are_one_causal_attention(page_size: int, backend: str) -> None:
 
 
 def test_compiled() -> None:
-    def step(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-        tk.append_to_cache(k_cache, v_cache, k, v, lengths)
-        return tk.attention_decode(k, k_cache, v_cache, lengths)
+    def step(
+        k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, cache_seqlens: Tensor
+    ) -> Tensor:
+        tk.append_to_cache(k_cache, v_cache, k, v, cache_seqlens)
+        return tk.attention_decode(k, k_cache, v_cache, cache_seqlens)
 
     caches = torch.zeros(B, H, 9, D), torch.zeros(B, H, 9, D_v)
     copies = caches[0].clone(), caches[1].clone()
     fast = torch.compile(step, fullgraph=True, backend="aot_eager")
     for length in (1, 2, 7):
-        rows, lengths = new(1), torch.tensor([length] * B)
-        torch.testing.assert_close(fast(*caches, *rows, lengths), step(*copies, *rows, lengths))
+        rows, cache_seqlens = new(1), torch.tensor([length] * B)
+        torch.testing.assert_close(
+            fast(*caches, *rows, cache_seqlens), step(*copies, *rows, cache_seqlens)
+        )
     torch.testing.assert_close(caches, copies)
 
 
 ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "short": ({"lengths": torch.tensor([1, 9, 9])}, ValueError, "at least M = 2, got 1 at 0"),
-    "long": ({"lengths": torch.tensor([2, 9, 10])}, ValueError, "from 0 to 9, .*got 10 at 2"),
+    "short": ({"cache_seqlens": torch.tensor([1, 9, 9])}, ValueError, "at least M = 2, got 1 at 0"),
+    "long": ({"cache_seqlens": torch.tensor([2, 9, 10])}, ValueError, "from 0 to 9, .*got 10 at 2"),
     "heads": ({"k": torch.randn(B, 4, 2, D)}, ValueError, "k and v must be .*got k .3, 4, 2, 8."),
     "v-length": ({"v": torch.randn(B, H, 1, D_v)}, ValueError, "k and v must be .* v .3, 2, 1, 5."),
     "v-width": ({"v": torch.randn(B, H, 2, D)}, ValueError, "k and v must be .*heads and widths"),
@@ -110,4 +116,4 @@ def test_mistakes(changes: dict[str, Any], error: type[Exception], message: str)
     caches = torch.zeros(B, H, 9, D), torch.zeros(B, H, 9, D_v)
     good = {"k_cache": caches[0], "v_cache": caches[1], "k": k, "v": v}
     with pytest.raises(error, match=message):
-        tk.append_to_cache(**{**good, "lengths": torch.tensor([2, 5, 9]), **changes})
+        tk.append_to_cache(**{**good, "cache_seqlens": torch.tensor([2, 5, 9]), **changes})

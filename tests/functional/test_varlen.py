@@ -23,12 +23,12 @@ from tests.support.isas import forced_isa
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import sampled
 from tests.support.varlen_cases import (
-    PACKED_CASES,
-    PackedCase,
-    assert_packed_case,
+    VARLEN_CASES,
+    VarlenCase,
+    assert_varlen_case,
     one_by_one,
-    packed_by_backend,
-    packed_inputs,
+    varlen_by_backend,
+    varlen_inputs,
 )
 from transformer_kernels import _C
 from transformer_kernels.backends import schema
@@ -44,8 +44,8 @@ Options = dict[str, Any]
 Triple = tuple[Tensor, Tensor, Tensor]
 
 
-def named(name: str) -> PackedCase:
-    return next(case for case in PACKED_CASES if case.name == name)
+def named(name: str) -> VarlenCase:
+    return next(case for case in VARLEN_CASES if case.name == name)
 
 
 def qkv(dtype: torch.dtype = torch.float32) -> Triple:
@@ -73,21 +73,21 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(PACKED_CASES, BACKENDS_AND_DTYPES))
-def test_case(case: PackedCase, backend: str, dtype: torch.dtype) -> None:
-    assert_packed_case(case, dtype, backend)
+@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(VARLEN_CASES, BACKENDS_AND_DTYPES))
+def test_case(case: VarlenCase, backend: str, dtype: torch.dtype) -> None:
+    assert_varlen_case(case, dtype, backend)
 
 
-@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
-def test_the_reference_is_the_textbook(case: PackedCase) -> None:
-    x = packed_inputs(case, torch.float64, 0.0)
+@pytest.mark.parametrize("case", VARLEN_CASES, ids=str)
+def test_the_reference_is_the_textbook(case: VarlenCase) -> None:
+    x = varlen_inputs(case, torch.float64, 0.0)
     exact = one_by_one(case, x)
-    for name, value in packed_by_backend(case, x, "reference").items():
+    for name, value in varlen_by_backend(case, x, "reference").items():
         assert_within_rule(name, value, exact[name], plain=exact[name])
 
 
 def test_names_of_cases_are_unique() -> None:
-    assert len({case.name for case in PACKED_CASES}) == len(PACKED_CASES)
+    assert len({case.name for case in VARLEN_CASES}) == len(VARLEN_CASES)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +245,11 @@ def test_memory_is_linear() -> None:
 def test_threads_share_the_sequences(name: str) -> None:
     """Short sequences whole and long ones together, by one thread or by several."""
     case = named(name)
-    x = packed_inputs(case, torch.float32, 0.0)
+    x = varlen_inputs(case, torch.float32, 0.0)
     results = []
     for count in (1, 2, 3, 16):
         torch.set_num_threads(count)
-        results.append(packed_by_backend(case, x, "cpu"))
+        results.append(varlen_by_backend(case, x, "cpu"))
     for other in results[1:]:
         assert torch.equal(other["o"], results[0]["o"])
         assert torch.equal(other["lse"], results[0]["lse"])
@@ -261,14 +261,14 @@ def test_threads_share_the_sequences(name: str) -> None:
 def test_every_instruction_set(isa: str) -> None:
     with forced_isa(isa):
         for name in ("dropout", "multi-query", "tokens", "alibi-end"):
-            assert_packed_case(named(name), torch.float32, "cpu")
+            assert_varlen_case(named(name), torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("backend", WITH_FLOAT64)
 def test_gradients_repeat_bit_by_bit(backend: str) -> None:
     case = named("alibi")
-    x = packed_inputs(case, torch.float32, 0.0)
-    first, second = (packed_by_backend(case, x, backend) for _ in range(2))
+    x = varlen_inputs(case, torch.float32, 0.0)
+    first, second = (varlen_by_backend(case, x, backend) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -360,8 +360,8 @@ def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
     q, k, v = (x.detach() for x in qkv(dtype))
     names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
     given: Options = dict.fromkeys(names) | {"dropout_p": 0.0} | options
-    problem, extras = build_varlen_problem(q, k, v, STARTS, None, None, None, **given)
-    return *map(one_entry, (q, k, v)), *extras, *schema.numbers(problem)
+    problem, tensor_args = build_varlen_problem(q, k, v, STARTS, None, None, None, **given)
+    return *map(one_entry, (q, k, v)), *tensor_args, *schema.scalar_args(problem)
 
 
 @pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
@@ -372,8 +372,8 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     )
     torch.library.opcheck(operators.attention_forward.default, arguments)
     q, k, v, *rest = arguments
-    o, lse, summary = operators.attention_forward(*arguments)
-    saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, summary)
+    o, lse, block_mask = operators.attention_forward(*arguments)
+    saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, block_mask)
     torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False, True))
 
 
@@ -398,7 +398,7 @@ def test_the_operators_check_what_memory_safety_needs(side: int, starts: Tensor 
     operators = torch.ops.transformer_kernels
     forward = arguments_of_forward(torch.float32)
     q, k, v, *rest = forward
-    o, lse, summary = operators.attention_forward(*forward)
+    o, lse, block_mask = operators.attention_forward(*forward)
     place = [x is not None and x.dtype == torch.int32 for x in rest[:11]].index(True) + side
     wrong = starts
     if starts is not None:
@@ -407,13 +407,13 @@ def test_the_operators_check_what_memory_safety_needs(side: int, starts: Tensor 
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         operators.attention_forward(q, k, v, *rest)
     with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_backward(o, None, q, k, v, o, lse, summary, *rest, False, True)
+        operators.attention_backward(o, None, q, k, v, o, lse, block_mask, *rest, False, True)
 
 
 def test_a_window_without_bounds_has_no_align(backend: str) -> None:
     everything = tk.Mask.window()
     mask = everything & tk.Mask.causal(align="bottom_right")
-    x = packed_inputs(named("causal-end"), torch.float32, 0.0)
+    x = varlen_inputs(named("causal-end"), torch.float32, 0.0)
     case = named("causal-end")
     cu_q, cu_k = (torch.tensor(starts) for starts in case.starts)
     o, expected = (

@@ -1,4 +1,4 @@
-"""Decoding on a CUDA device: the table of cases, graphs that follow lengths, far addresses."""
+"""Decoding on a CUDA device: table of cases, CUDA graphs with changing lengths, far addresses."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_case(case: DecodeCase, dtype: torch.dtype) -> None:
 
 def test_long_caches_split_over_the_whole_device() -> None:
     """Uneven ones, so that blocks begin and end within sequences."""
-    lengths = (30001, 1, 0, 17000, 64, 29999, 5)
+    cache_seqlens = (30001, 1, 0, 17000, 64, 29999, 5)
     for page_size in (0, 16, 64):
         case = DecodeCase(
-            name=f"long-{page_size}", lengths=lengths, N=30016, H_q=8, D=128, D_v=128,
+            name=f"long-{page_size}", cache_seqlens=cache_seqlens, N=30016, H_q=8, D=128, D_v=128,
             page_size=page_size,
         )  # fmt: skip
         assert_decode_case(case, torch.bfloat16, "cuda", "cuda")
@@ -57,14 +57,16 @@ def test_a_replay_follows_lengths_and_table() -> None:
     pages = B * MOST
     q = torch.randn(B, H_q, 1, D, dtype=torch.bfloat16, device="cuda")
     k, v = (torch.randn(pages, H_kv, PAGE, D, dtype=q.dtype, device="cuda") for _ in range(2))
-    lengths = torch.full((B,), 7, dtype=torch.int32, device="cuda")
+    cache_seqlens = torch.full((B,), 7, dtype=torch.int32, device="cuda")
     table = torch.randperm(pages, device="cuda").int().reshape(B, MOST)
-    graph, (o,) = capture(lambda: (tk.attention_decode(q, k, v, lengths, table, backend="cuda"),))
+    graph, (o,) = capture(
+        lambda: (tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda"),)
+    )
     for new in ([MOST * PAGE] * B, [1, 0, 64, 65, 2000]):
-        lengths.copy_(torch.tensor(new))
+        cache_seqlens.copy_(torch.tensor(new))
         table.copy_(torch.randperm(pages).int().reshape(B, MOST))
         graph.replay()
-        assert torch.equal(o, tk.attention_decode(q, k, v, lengths, table, backend="cuda"))
+        assert torch.equal(o, tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda"))
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2], ids=["page", "head", "row"])
@@ -72,9 +74,9 @@ def test_strides_beyond_32_bits(dim: int) -> None:
     need_gib(16)
     q = torch.randn(3, 4, 1, 64, dtype=torch.bfloat16, device="cuda")
     k, v = (torch.randn(6, 2, PAGE, 64, dtype=q.dtype, device="cuda") for _ in range(2))
-    lengths = torch.tensor([128, 3, 70], device="cuda")
+    cache_seqlens = torch.tensor([128, 3, 70], device="cuda")
     table = torch.tensor([[5, 0], [3, 3], [2, 4]], device="cuda")
-    near = tk.attention_decode(q, k, v, lengths, table, backend="cuda")
+    near = tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda")
     far = far_apart(k, dim), far_apart(v, dim)
-    assert torch.equal(tk.attention_decode(q, *far, lengths, table, backend="cuda"), near)
+    assert torch.equal(tk.attention_decode(q, *far, cache_seqlens, table, backend="cuda"), near)
     torch.cuda.empty_cache()

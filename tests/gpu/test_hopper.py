@@ -7,11 +7,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import transformer_kernels as tk
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.gpu.on_device import tensors
 from tests.support.cases import Case
 from tests.support.evaluate import assert_case
-from tests.support.varlen_cases import PackedCase, assert_packed_case
+from tests.support.varlen_cases import VarlenCase, assert_varlen_case
 from transformer_kernels.backends.native.cuda_support import not_built_reason, runs_hopper
 from transformer_kernels.functional.explain import explain
 
@@ -37,9 +37,9 @@ def test_case(case: Case, dtype: torch.dtype) -> None:
 
 @HALVES
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", HOPPER_PACKED, ids=str)
-def test_packed(case: PackedCase, dtype: torch.dtype) -> None:
-    assert_packed_case(case, dtype, "cuda", "cuda")
+@pytest.mark.parametrize("case", HOPPER_VARLEN, ids=str)
+def test_packed(case: VarlenCase, dtype: torch.dtype) -> None:
+    assert_varlen_case(case, dtype, "cuda", "cuda")
 
 
 @HALVES

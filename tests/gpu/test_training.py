@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transformer_kernels.models import GeneratorConfig, TextGenerator
-from transformer_kernels.models.generation import write
+from transformer_kernels.models.generation import generate
 from transformer_kernels.training import (
     ByteWindows,
     GeneratorTask,
@@ -37,8 +37,8 @@ def data() -> ByteWindows:
 
 def test_every_path_gives_the_same_curve() -> None:
     naive, fused, by_torch = (
-        train(replace(CONFIG, attention=path), data()).losses
-        for path in ("naive", "fused", "torch")
+        train(replace(CONFIG, attn_implementation=path), data()).losses
+        for path in ("eager", "fused", "sdpa")
     )
     assert fused[:10] == pytest.approx(naive[:10], rel=1e-3)
     assert by_torch[:10] == pytest.approx(naive[:10], rel=1e-3)
@@ -69,5 +69,7 @@ def test_a_run_with_every_switch_resumes(tmp_path: Path) -> None:
 
 def test_a_cache_changes_no_token() -> None:
     model = TextGenerator(MODEL).cuda()
-    written = [list(write(model, b"the", 60, temperature=0.0, cached=how)) for how in (True, False)]
+    written = [
+        list(generate(model, b"the", 60, temperature=0.0, cached=how)) for how in (True, False)
+    ]
     assert written[0] == written[1]

@@ -1,4 +1,4 @@
-"""A bound mask shows what the mask shows, however many constraints of one kind were merged."""
+"""A resolved mask shows what the mask shows, however many constraints of one kind were merged."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import transformer_kernels as tk
 from transformer_kernels.backends.reference import visible
-from transformer_kernels.masks.resolved import bind
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.masks.resolved import resolve
+from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 B, H, M, N = 2, 2, 7, 9
 IDS = torch.arange(B * (M + N)).reshape(B, -1)
@@ -33,26 +33,26 @@ MASKS = {
 }
 
 
-def bound_shows(mask: tk.Mask) -> torch.Tensor:
-    bound = bind(mask, B, H, M, N)
+def visible_pairs(mask: tk.Mask) -> torch.Tensor:
+    resolved = resolve(mask, B, H, M, N)
     problem = AttentionProblem(
         B=B, H_q=H, H_kv=H, M=M, N=N, D=1, D_v=1,
         dtype=torch.float32,
         device=torch.device("cpu"),
         scale=1.0,
-        diagonal_low=bound.diagonal_low,
-        diagonal_high=bound.diagonal_high,
-        block_size=bound.block_size,
+        diagonal_low=resolved.diagonal_low,
+        diagonal_high=resolved.diagonal_high,
+        block_size=resolved.block_size,
     )  # fmt: skip
-    extras = Extras(
-        key_start=bound.key_start,
-        key_end=bound.key_end,
-        q_segments=bound.q_segments,
-        k_segments=bound.k_segments,
-        dense=bound.dense,
-        layout=bound.layout,
+    tensor_args = TensorArgs(
+        key_start=resolved.key_start,
+        key_end=resolved.key_end,
+        q_segments=resolved.q_segments,
+        k_segments=resolved.k_segments,
+        dense=resolved.dense,
+        layout=resolved.layout,
     )
-    shown = visible(extras, problem)
+    shown = visible(tensor_args, problem)
     return torch.ones(B, H, M, N, dtype=torch.bool) if shown is None else shown.expand(B, H, M, N)
 
 
@@ -62,7 +62,7 @@ def test_shows_the_same(count: int) -> None:
         mask = tk.Mask()
         for name in names:
             mask = mask & MASKS[name]
-        assert torch.equal(bound_shows(mask), mask.materialize(B, H, M, N)), names
+        assert torch.equal(visible_pairs(mask), mask.materialize(B, H, M, N)), names
 
 
 def test_all_at_once() -> None:
@@ -70,34 +70,40 @@ def test_all_at_once() -> None:
     for name in MASKS:
         if name != "crossed":
             mask = mask & MASKS[name]
-    assert torch.equal(bound_shows(mask), mask.materialize(B, H, M, N))
+    assert torch.equal(visible_pairs(mask), mask.materialize(B, H, M, N))
 
 
 def test_no_number_is_waited_for() -> None:
     """Fake tensors have none, as those of a device that is still computing."""
     for a, b in itertools.combinations(MASKS.values(), 2):
         with FakeTensorMode(allow_non_fake_inputs=True):
-            bind(a & b, B, H, M, N)
+            resolve(a & b, B, H, M, N)
 
 
-def test_nothing_is_bound_to_nothing() -> None:
-    bound = bind(tk.Mask(), B, H, M, N)
+def test_an_empty_mask_resolves_to_no_constraint() -> None:
+    resolved = resolve(tk.Mask(), B, H, M, N)
     assert all(
         x is None
-        for x in (bound.key_end, bound.key_start, bound.q_segments, bound.dense, bound.layout)
+        for x in (
+            resolved.key_end,
+            resolved.key_start,
+            resolved.q_segments,
+            resolved.dense,
+            resolved.layout,
+        )
     )
-    assert bound_shows(tk.Mask()).all()
+    assert visible_pairs(tk.Mask()).all()
 
 
 def test_block_sizes_meet_at_their_common_divisor() -> None:
     ones = torch.ones(1, 1, 1, dtype=torch.bool)
     mask = tk.Mask.block_sparse(ones, 48) & tk.Mask.block_sparse(ones, 32)
-    bound = bind(mask, 1, 1, 32, 32)
-    assert bound.block_size == 16
-    assert bound.layout is not None
-    assert bound.layout.shape == (1, 2, 2)
+    resolved = resolve(mask, 1, 1, 32, 32)
+    assert resolved.block_size == 16
+    assert resolved.layout is not None
+    assert resolved.layout.shape == (1, 2, 2)
 
 
 def test_sizes_are_checked() -> None:
     with pytest.raises(ValueError, match=r"must be \(batch,\) = \(2,\), got \(3,\)"):
-        bind(tk.Mask.padding(torch.tensor([1, 2, 3])), B, H, M, N)
+        resolve(tk.Mask.padding(torch.tensor([1, 2, 3])), B, H, M, N)

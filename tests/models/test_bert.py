@@ -19,12 +19,12 @@ from transformer_kernels.models import (
     BertForPreTraining,
     PreTrainingLogits,
 )
-from transformer_kernels.nn import AttentionPath, MultiHeadAttention, Stack, TransformerBlock
+from transformer_kernels.nn import AttnImplementation, MultiHeadAttention, Stack, TransformerBlock
 
 TINY = BertConfig(
     layers=2, heads=2, width=16, hidden=24, vocabulary=31, context=12, segments=3, dropout=0.0
 )
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 LENGTHS = torch.tensor([12, 7, 1])
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str
@@ -39,14 +39,14 @@ def widen(model: nn.Module) -> None:
             parameter.normal_(std=0.4)
 
 
-def bert(config: BertConfig = TINY, attention: AttentionPath = "fused") -> Bert:
-    model = Bert(config, attention=attention).double()
+def bert(config: BertConfig = TINY, attn_implementation: AttnImplementation = "fused") -> Bert:
+    model = Bert(config, attn_implementation=attn_implementation).double()
     widen(model)
     return model
 
 
-def pre_training(attention: AttentionPath = "fused") -> BertForPreTraining:
-    model = BertForPreTraining(TINY, attention=attention).double()
+def pre_training(attn_implementation: AttnImplementation = "fused") -> BertForPreTraining:
+    model = BertForPreTraining(TINY, attn_implementation=attn_implementation).double()
     widen(model)
     return model
 
@@ -80,7 +80,7 @@ def loss_of(logits: PreTrainingLogits, shown: Tensor) -> Tensor:
 @PRECISIONS
 @pytest.mark.parametrize("path", PATHS)
 def test_pre_training_is_that_of_huggingface(
-    path: AttentionPath, dtype: torch.dtype, tolerance: float, tmp_path: Path
+    path: AttnImplementation, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     theirs = huggingface.bert("BertForPreTraining", dtype)
     text, segments, lengths = tokens(3, 20, 61), two_segments(20), torch.tensor([20, 9, 1])
@@ -90,7 +90,7 @@ def test_pre_training_is_that_of_huggingface(
     loss_of(expected, shown).backward()
     with huggingface.default_dtype(dtype):
         file = huggingface.saved(theirs, tmp_path)
-        ours = BertForPreTraining.from_safetensors(file, attention=path)
+        ours = BertForPreTraining.from_safetensors(file, attn_implementation=path)
         gradients = BertForPreTraining.from_safetensors(
             huggingface.saved_gradients(theirs, tmp_path)
         )
@@ -105,7 +105,7 @@ def test_pre_training_is_that_of_huggingface(
 @PRECISIONS
 @pytest.mark.parametrize("path", PATHS)
 def test_classification_is_that_of_huggingface(
-    path: AttentionPath, dtype: torch.dtype, tolerance: float, tmp_path: Path
+    path: AttnImplementation, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     theirs = huggingface.bert("BertForSequenceClassification", dtype, num_labels=5)
     text, lengths, classes = tokens(3, 20, 61), torch.tensor([20, 9, 1]), torch.tensor([4, 0, 2])
@@ -113,7 +113,7 @@ def test_classification_is_that_of_huggingface(
     nn.functional.cross_entropy(expected, classes).backward()
     with huggingface.default_dtype(dtype):
         file = huggingface.saved(theirs, tmp_path)
-        ours = BertForClassification.from_safetensors(file, attention=path)
+        ours = BertForClassification.from_safetensors(file, attn_implementation=path)
         gradients = BertForClassification.from_safetensors(
             huggingface.saved_gradients(theirs, tmp_path)
         )
@@ -153,10 +153,12 @@ def test_paths_agree_in_logits_and_gradients() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttentionPath) -> None:
-    for model in (pre_training(path), BertForClassification(TINY, 2, attention=path)):
+def test_every_block_takes_the_path(path: AttnImplementation) -> None:
+    for model in (pre_training(path), BertForClassification(TINY, 2, attn_implementation=path)):
         modules = model.modules()
-        paths = [each.attention for each in modules if isinstance(each, MultiHeadAttention)]
+        paths = [
+            each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
+        ]
         assert paths == [path, path]
 
 
@@ -164,7 +166,7 @@ def test_every_block_takes_the_path(path: AttentionPath) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_000_padding_changes_nothing(path: AttentionPath) -> None:
+def test_000_padding_changes_nothing(path: AttnImplementation) -> None:
     """Each row gives what it gives alone, whatever token fills it up."""
     model, text, segments = pre_training(path), tokens(), two_segments()
     other = torch.where(real(LENGTHS), text, 30 - text)
@@ -180,7 +182,7 @@ def test_000_padding_changes_nothing(path: AttentionPath) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_000_padding_of_nan_reaches_nothing(path: AttentionPath) -> None:
+def test_000_padding_of_nan_reaches_nothing(path: AttnImplementation) -> None:
     """Neither a result, nor the gradient of any parameter."""
     model = pre_training(path)
     text = tokens().masked_fill(~real(LENGTHS), 0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transformer_kernels.models import CLASSIFIER_SIZES, Classifier, ClassifierConfig
 from transformer_kernels.nn import (
-    AttentionPath,
+    AttnImplementation,
     HeadForm,
     MultiHeadAttention,
     Norm,
@@ -22,15 +22,17 @@ from transformer_kernels.nn import (
 )
 
 TINY = ClassifierConfig(vocabulary=19, layers=2, width=12, heads=2, classes=3, context=9)
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 PAD = 0
 LENGTHS = torch.tensor([7, 1, 4])
 
 
-def model(config: ClassifierConfig = TINY, attention: AttentionPath = "fused") -> Classifier:
+def model(
+    config: ClassifierConfig = TINY, attn_implementation: AttnImplementation = "fused"
+) -> Classifier:
     """Its weights are larger than new ones, so that every mistake shows."""
     torch.manual_seed(0)
-    classifier = Classifier(config, attention=attention).double()
+    classifier = Classifier(config, attn_implementation=attn_implementation).double()
     with torch.no_grad():
         for parameter in classifier.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -76,7 +78,9 @@ def test_results_are_log_probabilities() -> None:
 
 @pytest.mark.parametrize("order", get_args(Norm))
 @pytest.mark.parametrize("path", PATHS)
-def test_000_padding_is_neither_attended_to_nor_pooled(path: AttentionPath, order: Norm) -> None:
+def test_000_padding_is_neither_attended_to_nor_pooled(
+    path: AttnImplementation, order: Norm
+) -> None:
     """A padded text gives what it gives alone, in results and gradients, whatever its padding."""
     classifier = model(replace(TINY, norm=order), path)
     padded = classifier(tokens(), LENGTHS)
@@ -101,7 +105,7 @@ def test_000_padding_is_not_pooled_where_nothing_attends() -> None:
 
 @pytest.mark.parametrize("order", get_args(Norm))
 @pytest.mark.parametrize("path", PATHS)
-def test_000_nan_in_padding_reaches_nothing(path: AttentionPath, order: Norm) -> None:
+def test_000_nan_in_padding_reaches_nothing(path: AttnImplementation, order: Norm) -> None:
     classifier = model(replace(TINY, norm=order), path)
     clean = classifier(tokens(), LENGTHS)
     expected = (clean, *gradients(classifier, clean))
@@ -112,8 +116,8 @@ def test_000_nan_in_padding_reaches_nothing(path: AttentionPath, order: Norm) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_of_a_text_of_length_0_it_says_what_it_says_unread(path: AttentionPath) -> None:
-    classifier = model(attention=path)
+def test_of_a_text_of_length_0_it_says_what_it_says_unread(path: AttnImplementation) -> None:
+    classifier = model(attn_implementation=path)
     lengths = torch.tensor([0, 7, 0])
     log_p = classifier(tokens(), lengths)
     unread = classifier.classes.bias.log_softmax(dim=-1)
@@ -146,7 +150,7 @@ def test_it_is_its_parts_one_after_the_other(order: Norm, form: HeadForm) -> Non
 
 
 def test_000_positions_stand_where_the_tokens_are() -> None:
-    classifier = Classifier(TINY, attention="naive").to("meta")
+    classifier = Classifier(TINY, attn_implementation="eager").to("meta")
     log_p = classifier(tokens().to("meta"), LENGTHS.to("meta"))
     assert log_p.device.type == "meta"
 
@@ -200,14 +204,17 @@ def test_named_sizes_are_those_of_their_sources() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttentionPath) -> None:
-    modules = model(attention=path).modules()
-    paths = [each.attention for each in modules if isinstance(each, MultiHeadAttention)]
+def test_every_block_takes_the_path(path: AttnImplementation) -> None:
+    modules = model(attn_implementation=path).modules()
+    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
     assert paths == [path, path]
 
 
 def test_weights_of_one_path_run_on_another() -> None:
-    trained, other = model(attention="naive"), Classifier(TINY, attention="fused").double()
+    trained, other = (
+        model(attn_implementation="eager"),
+        Classifier(TINY, attn_implementation="fused").double(),
+    )
     other.load_state_dict(trained.state_dict())
     assert_same(other(tokens(), LENGTHS), trained(tokens(), LENGTHS))
 
@@ -247,5 +254,7 @@ def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> No
 
 
 def test_an_unknown_path_is_named() -> None:
-    with pytest.raises(ValueError, match=r"attention must be one of 'naive'.*got 'flash'"):
-        Classifier(TINY, attention="flash")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
+    ):
+        Classifier(TINY, attn_implementation="flash")  # type: ignore[arg-type]

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 
 from transformer_kernels import Mask
 from transformer_kernels.models import FactTable, FactTableConfig, fact_table
-from transformer_kernels.nn import AttentionPath
+from transformer_kernels.nn import AttnImplementation
 
 SMALL = FactTableConfig(rows=7, width=5, value_width=3)
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
-def table(config: FactTableConfig = SMALL, attention: AttentionPath = "fused") -> FactTable:
+def table(
+    config: FactTableConfig = SMALL, attn_implementation: AttnImplementation = "fused"
+) -> FactTable:
     torch.manual_seed(0)
-    return FactTable(config, attention=attention).double()
+    return FactTable(config, attn_implementation=attn_implementation).double()
 
 
 def randn(*shape: int, seed: int = 1) -> Tensor:
@@ -56,7 +58,7 @@ WIDTHS = [(1, 1, 1), (7, 5, 3), (6, 4, 6), (8, 8, 8), (3, 2, 9), (13, 600, 2), (
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_soft_way_is_a_weighted_mean(
-    path: AttentionPath, scaled: bool, rows: int, width: int, value_width: int
+    path: AttnImplementation, scaled: bool, rows: int, width: int, value_width: int
 ) -> None:
     config = FactTableConfig(rows=rows, width=width, value_width=value_width, scaled=scaled)
     facts = table(config, path)
@@ -74,15 +76,15 @@ def test_the_soft_way_is_a_weighted_mean(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_it_takes_the_path(path: AttentionPath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_the_path(path: AttnImplementation, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
 
     def record(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
-        paths.append(options["attention"])
+        paths.append(options["attn_implementation"])
         return v
 
     monkeypatch.setattr(fact_table, "attend", record)
-    table(attention=path).soft(randn(4, 5))
+    table(attn_implementation=path).soft(randn(4, 5))
     assert paths == [path]
 
 
@@ -109,9 +111,9 @@ def test_of_equal_keys_it_takes_the_first() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_002_gradients_reach_the_keys_in_the_soft_form_and_not_in_the_hard(
-    path: AttentionPath,
+    path: AttnImplementation,
 ) -> None:
-    facts = table(attention=path)
+    facts = table(attn_implementation=path)
     queries = randn(4, 5).requires_grad_()
     inputs = [facts.keys, queries, facts.values]
     soft = torch.autograd.grad(facts.soft(queries).sum(), inputs)
@@ -134,7 +136,7 @@ def test_002_keys_and_values_are_parameters() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_002_a_table_whose_values_are_as_wide_as_it_has_rows(path: AttentionPath) -> None:
+def test_002_a_table_whose_values_are_as_wide_as_it_has_rows(path: AttnImplementation) -> None:
     """(values * weights).sum(0) weights columns where there are as many of them as rows."""
     facts = table(replace(SMALL, value_width=7), path)
     query = randn(1, 5)
@@ -146,7 +148,7 @@ def test_002_a_table_whose_values_are_as_wide_as_it_has_rows(path: AttentionPath
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_002_a_hidden_pair_is_hidden_from_that_query_alone(path: AttentionPath) -> None:
+def test_002_a_hidden_pair_is_hidden_from_that_query_alone(path: AttnImplementation) -> None:
     """`similarities[4, 7] -= inf`: query 4 takes nothing from row 7, and every other query does."""
     facts = table(replace(SMALL, rows=9), path)
     queries = randn(6, 5)
@@ -163,8 +165,8 @@ def test_002_a_hidden_pair_is_hidden_from_that_query_alone(path: AttentionPath) 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_query_that_sees_no_row_gets_nothing_and_gives_none(path: AttentionPath) -> None:
-    facts = table(attention=path)
+def test_a_query_that_sees_no_row_gets_nothing_and_gives_none(path: AttnImplementation) -> None:
+    facts = table(attn_implementation=path)
     queries = randn(4, 5).requires_grad_()
     o = facts.soft(queries, Mask.dense(shown(4, 7)))
     assert o[1].tolist() == [0.0] * 3
@@ -174,16 +176,16 @@ def test_a_query_that_sees_no_row_gets_nothing_and_gives_none(path: AttentionPat
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_soft_way_becomes_the_hard_one_as_queries_grow(path: AttentionPath) -> None:
-    facts = table(attention=path)
+def test_the_soft_way_becomes_the_hard_one_as_queries_grow(path: AttnImplementation) -> None:
+    facts = table(attn_implementation=path)
     queries = randn(2, 4, 5)
     torch.testing.assert_close(facts.soft(1e4 * queries), facts.hard(queries))
     assert not torch.allclose(facts.soft(queries), facts.hard(queries))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_batch_and_no_queries(path: AttentionPath) -> None:
-    facts = table(attention=path)
+def test_no_batch_and_no_queries(path: AttnImplementation) -> None:
+    facts = table(attn_implementation=path)
     queries = randn(3, 4, 5)
     assert_same(facts.soft(queries[1]), facts.soft(queries)[1])
     assert_same(facts.hard(queries[1]), facts.hard(queries)[1])
@@ -215,10 +217,10 @@ def test_wrong_queries_are_named(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_002_a_mask_larger_than_the_table_is_refused(path: AttentionPath) -> None:
+def test_002_a_mask_larger_than_the_table_is_refused(path: AttnImplementation) -> None:
     mask = Mask.dense(torch.ones(4, 8, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"\(1, 1, 4, 7\), got \(1, 1, 4, 8\)"):
-        table(attention=path).soft(randn(4, 5), mask)
+        table(attn_implementation=path).soft(randn(4, 5), mask)
 
 
 @pytest.mark.parametrize("name", ["rows", "width", "value_width"])
@@ -228,5 +230,7 @@ def test_wrong_configs_are_named(name: str) -> None:
 
 
 def test_an_unknown_path_is_named() -> None:
-    with pytest.raises(ValueError, match=r"attention must be one of 'naive'.*got 'flash'"):
-        FactTable(SMALL, attention="flash")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
+    ):
+        FactTable(SMALL, attn_implementation="flash")  # type: ignore[arg-type]

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.models import GeneratorConfig, TextGenerator
-from transformer_kernels.models.generation import sample, write
-from transformer_kernels.nn import AttentionPath, KeyValueCache
+from transformer_kernels.models.generation import generate, sample
+from transformer_kernels.nn import AttnImplementation, KeyValueCache
 
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 CONFIG = GeneratorConfig(layers=2, width=16, heads=2, context=12)
 
 
-def model(attention: AttentionPath = "fused") -> TextGenerator:
+def model(attn_implementation: AttnImplementation = "fused") -> TextGenerator:
     torch.manual_seed(0)
-    return TextGenerator(CONFIG, attention=attention).double()
+    return TextGenerator(CONFIG, attn_implementation=attn_implementation).double()
 
 
 def written(generator: TextGenerator, *, cached: bool, temperature: float = 1.0) -> list[int]:
     """30 bytes after a prompt of 5: the context is full before the tenth."""
     draws = torch.Generator().manual_seed(2)
     return list(
-        write(
+        generate(
             generator, b"hello", 30, temperature=temperature, generator=draws, cached=cached
         )
     )  # fmt: skip
@@ -33,11 +33,11 @@ def written(generator: TextGenerator, *, cached: bool, temperature: float = 1.0)
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cache_changes_no_token(path: AttentionPath, temperature: float) -> None:
+def test_a_cache_changes_no_token(path: AttnImplementation, temperature: float) -> None:
     generator = model(path)
     tokens = written(generator, cached=True, temperature=temperature)
     assert tokens == written(generator, cached=False, temperature=temperature)
-    assert tokens == written(model("naive"), cached=False, temperature=temperature)
+    assert tokens == written(model("eager"), cached=False, temperature=temperature)
 
 
 def test_with_a_cache_each_step_reads_one_token(monkeypatch: pytest.MonkeyPatch) -> None:

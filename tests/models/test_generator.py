@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels.models import SIZES, GeneratorConfig, TextGenerator
-from transformer_kernels.nn import AttentionPath, HeadForm, MultiHeadAttention, Norm
+from transformer_kernels.nn import AttnImplementation, HeadForm, MultiHeadAttention, Norm
 
 TINY = GeneratorConfig(layers=2, width=16, heads=2, context=12)
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
-def model(config: GeneratorConfig = TINY, attention: AttentionPath = "fused") -> TextGenerator:
+def model(
+    config: GeneratorConfig = TINY, attn_implementation: AttnImplementation = "fused"
+) -> TextGenerator:
     torch.manual_seed(0)
-    return TextGenerator(config, attention=attention).double()
+    return TextGenerator(config, attn_implementation=attn_implementation).double()
 
 
 def tokens(batch: int = 2, length: int = 12) -> Tensor:
@@ -42,8 +44,8 @@ def test_paths_agree_in_logits_and_gradients(order: Norm, form: HeadForm) -> Non
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_byte_never_changes_an_earlier_prediction(path: AttentionPath) -> None:
-    generator = model(attention=path)
+def test_004_a_later_byte_never_changes_an_earlier_prediction(path: AttnImplementation) -> None:
+    generator = model(attn_implementation=path)
     text = tokens()
     changed = text.clone()
     changed[:, 7:] = 255 - changed[:, 7:]
@@ -78,7 +80,7 @@ def test_weights_start_small_and_smaller_where_a_branch_ends() -> None:
     generator = TextGenerator(SIZES["nanogpt-cpu"])
     for name, module in generator.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            ends_a_branch = name.endswith(("unify", "contract"))
+            ends_a_branch = name.endswith(("out_proj", "down_proj"))
             expected = 0.02 / math.sqrt(2 * 4) if ends_a_branch else 0.02
             assert module.weight.std().item() == pytest.approx(expected, rel=0.05), name
         if isinstance(module, nn.Linear) and module.bias is not None:
@@ -86,14 +88,17 @@ def test_weights_start_small_and_smaller_where_a_branch_ends() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttentionPath) -> None:
-    modules = model(attention=path).modules()
-    paths = [each.attention for each in modules if isinstance(each, MultiHeadAttention)]
+def test_every_block_takes_the_path(path: AttnImplementation) -> None:
+    modules = model(attn_implementation=path).modules()
+    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
     assert paths == [path, path]
 
 
 def test_weights_of_one_path_run_on_another() -> None:
-    trained, other = model(attention="naive"), TextGenerator(TINY, attention="fused").double()
+    trained, other = (
+        model(attn_implementation="eager"),
+        TextGenerator(TINY, attn_implementation="fused").double(),
+    )
     other.load_state_dict(trained.state_dict())
     torch.testing.assert_close(other(tokens()), trained(tokens()), rtol=1e-10, atol=1e-12)
 

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from tests.models import huggingface
 from transformer_kernels import Mask
 from transformer_kernels.models import GPT2, GPT2_SIZES, GPT2Config
-from transformer_kernels.models.generation import write
-from transformer_kernels.nn import AttentionPath, MultiHeadAttention, Stack, TransformerBlock
+from transformer_kernels.models.generation import generate
+from transformer_kernels.nn import AttnImplementation, MultiHeadAttention, Stack, TransformerBlock
 
 TINY = GPT2Config(layers=2, heads=2, width=16, vocabulary=31, context=12, dropout=0.0)
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
-def model(config: GPT2Config = TINY, attention: AttentionPath = "fused") -> GPT2:
+def model(config: GPT2Config = TINY, attn_implementation: AttnImplementation = "fused") -> GPT2:
     """With wide weights: a new model's attention is all but even."""
     torch.manual_seed(0)
-    gpt2 = GPT2(config, attention=attention).double()
+    gpt2 = GPT2(config, attn_implementation=attn_implementation).double()
     with torch.no_grad():
         for parameter in gpt2.parameters():
             parameter.normal_(std=0.4)
@@ -45,13 +45,13 @@ def loss_of(logits: Tensor, text: Tensor) -> Tensor:
     ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str
 )
 def test_logits_and_gradients_are_those_of_huggingface(
-    path: AttentionPath, dtype: torch.dtype, tolerance: float, tmp_path: Path
+    path: AttnImplementation, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     theirs, text = huggingface.gpt2(dtype), tokens(2, 20, 61)
     expected = theirs(text).logits
     loss_of(expected, text).backward()
     with huggingface.default_dtype(dtype):
-        ours = GPT2.from_safetensors(huggingface.saved(theirs, tmp_path), attention=path)
+        ours = GPT2.from_safetensors(huggingface.saved(theirs, tmp_path), attn_implementation=path)
         gradients = GPT2.from_safetensors(huggingface.saved_gradients(theirs, tmp_path))
     logits = ours(text)
     loss_of(logits, text).backward()
@@ -71,7 +71,7 @@ def test_heads_of_another_size_are_those_of_huggingface(tmp_path: Path) -> None:
 def test_paths_agree_in_logits_and_gradients() -> None:
     results = []
     for path in PATHS:
-        gpt2 = model(attention=path)
+        gpt2 = model(attn_implementation=path)
         logits = gpt2(tokens())
         gradients = torch.autograd.grad(loss_of(logits, tokens()), list(gpt2.parameters()))
         results.append((logits, gradients))
@@ -81,9 +81,9 @@ def test_paths_agree_in_logits_and_gradients() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttentionPath) -> None:
-    modules = model(attention=path).modules()
-    paths = [each.attention for each in modules if isinstance(each, MultiHeadAttention)]
+def test_every_block_takes_the_path(path: AttnImplementation) -> None:
+    modules = model(attn_implementation=path).modules()
+    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
     assert paths == [path, path]
 
 
@@ -121,8 +121,8 @@ def test_003_the_embedding_and_the_projection_are_one_parameter() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_token_never_changes_an_earlier_prediction(path: AttentionPath) -> None:
-    gpt2, text = model(attention=path), tokens()
+def test_004_a_later_token_never_changes_an_earlier_prediction(path: AttnImplementation) -> None:
+    gpt2, text = model(attn_implementation=path), tokens()
     changed = text.clone()
     changed[:, 7:] = 30 - changed[:, 7:]
     changed[:, 7] = (text[:, 7] + 1) % 31
@@ -132,8 +132,8 @@ def test_004_a_later_token_never_changes_an_earlier_prediction(path: AttentionPa
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cache_changes_no_logits_and_no_token(path: AttentionPath) -> None:
-    gpt2, text = model(attention=path), tokens()
+def test_a_cache_changes_no_logits_and_no_token(path: AttnImplementation) -> None:
+    gpt2, text = model(attn_implementation=path), tokens()
     cache = gpt2.new_cache(2)
     parts = [gpt2(part, cache=cache) for part in text.split([5, 1, 4, 2], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), gpt2(text), rtol=1e-9, atol=1e-11)
@@ -141,7 +141,7 @@ def test_a_cache_changes_no_logits_and_no_token(path: AttentionPath) -> None:
     prompt = text[0, :5].tolist()
     cached, plain = (
         list(
-            write(
+            generate(
                 gpt2, prompt, 15,
                 temperature=1.0, generator=torch.Generator().manual_seed(2), cached=cached,
             )
@@ -160,7 +160,7 @@ def test_greedy_text_is_that_of_huggingface(tmp_path: Path) -> None:
     text = prompt
     for _ in range(12):
         text = torch.cat([text, theirs(text).logits[:, -1:].argmax(dim=-1)], dim=1)
-    assert list(write(ours, prompt[0].tolist(), 12, temperature=0.0)) == text[0, 4:].tolist()
+    assert list(generate(ours, prompt[0].tolist(), 12, temperature=0.0)) == text[0, 4:].tolist()
 
 
 def test_a_new_model_knows_nothing() -> None:
@@ -175,7 +175,7 @@ def test_weights_start_small_and_smaller_where_a_branch_ends() -> None:
     gpt2 = GPT2(GPT2Config(layers=4, heads=2, width=128, vocabulary=500, context=64))
     for name, module in gpt2.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            ends_a_branch = name.endswith(("unify", "contract"))
+            ends_a_branch = name.endswith(("out_proj", "down_proj"))
             expected = 0.02 / math.sqrt(2 * 4) if ends_a_branch else 0.02
             assert module.weight.std().item() == pytest.approx(expected, rel=0.05), name
         if isinstance(module, nn.Linear):

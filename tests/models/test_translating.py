@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.models import Translator, TranslatorConfig
-from transformer_kernels.nn import AttentionPath, DecoderBlock, KeyValueCache, Norm
+from transformer_kernels.nn import AttnImplementation, DecoderBlock, KeyValueCache, Norm
 from transformer_kernels.training.losses import smoothed_cross_entropy
 
 CONFIG = TranslatorConfig(
@@ -25,7 +25,7 @@ CONFIG = TranslatorConfig(
     context=9,
     dropout=0.0,
 )
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 PAD, BEGIN, END = 0, 1, 2
 LENGTHS = torch.tensor([5, 1, 3, 4])
 SOURCE = torch.randint(13, (4, 5), generator=torch.Generator().manual_seed(1))
@@ -52,10 +52,10 @@ def learnt(order: Norm) -> dict[str, Tensor]:
 
 
 def model(
-    order: Norm = "post", attention: AttentionPath = "fused", dropout: float = 0.0
+    order: Norm = "post", attn_implementation: AttnImplementation = "fused", dropout: float = 0.0
 ) -> Translator:
     config = replace(CONFIG, norm=order, dropout=dropout)
-    translator = Translator(config, attention=attention).double()
+    translator = Translator(config, attn_implementation=attn_implementation).double()
     translator.load_state_dict(learnt(order))
     return translator
 
@@ -73,7 +73,7 @@ def by_hand(translator: Translator, source: Tensor, end: int, most: int = 9) -> 
 
 @pytest.mark.parametrize("order", get_args(Norm))
 @pytest.mark.parametrize("path", PATHS)
-def test_it_says_what_it_has_learnt(path: AttentionPath, order: Norm) -> None:
+def test_it_says_what_it_has_learnt(path: AttnImplementation, order: Norm) -> None:
     translator = model(order, path)
     for cached in (True, False):
         written = translator.translate(SOURCE, LENGTHS, begin=BEGIN, end=END, most=9, cached=cached)
@@ -81,9 +81,9 @@ def test_it_says_what_it_has_learnt(path: AttentionPath, order: Norm) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cache_and_a_batch_change_no_token(path: AttentionPath) -> None:
+def test_a_cache_and_a_batch_change_no_token(path: AttnImplementation) -> None:
     """Whatever token ends a text, also where it goes on beyond what it has learnt."""
-    translator = model(attention=path)
+    translator = model(attn_implementation=path)
     for end in (3, 4, 9):
         expected = [
             by_hand(translator, source[:length], end)
@@ -100,8 +100,8 @@ def test_a_cache_and_a_batch_change_no_token(path: AttentionPath) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_it_says_the_same_under_autocast(path: AttentionPath) -> None:
-    translator = model(attention=path).float()
+def test_it_says_the_same_under_autocast(path: AttnImplementation) -> None:
+    translator = model(attn_implementation=path).float()
     for cached in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             written = translator.translate(

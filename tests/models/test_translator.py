@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformer_kernels import Mask
 from transformer_kernels.models import TRANSLATOR_SIZES, Translator, TranslatorConfig
 from transformer_kernels.nn import (
-    AttentionPath,
+    AttnImplementation,
     DecoderBlock,
     MultiHeadAttention,
     Norm,
@@ -34,16 +34,18 @@ TINY = TranslatorConfig(
     context=9,
     dropout=0.0,
 )
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 PAD, BEGIN, END = 0, 1, 2
 LENGTHS = torch.tensor([5, 1, 3])
 TARGET_LENGTHS = torch.tensor([3, 7, 1])
 
 
-def model(config: TranslatorConfig = TINY, attention: AttentionPath = "fused") -> Translator:
+def model(
+    config: TranslatorConfig = TINY, attn_implementation: AttnImplementation = "fused"
+) -> Translator:
     """Biases and norms are not 0 and 1, so that every mistake shows."""
     torch.manual_seed(0)
-    translator = Translator(config, attention=attention).double()
+    translator = Translator(config, attn_implementation=attn_implementation).double()
     with torch.no_grad():
         for parameter in translator.parameters():
             if parameter.dim() == 1:
@@ -96,8 +98,8 @@ def test_paths_agree_in_logits_and_gradients(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_target_token_never_changes_an_earlier_row(path: AttentionPath) -> None:
-    translator = model(attention=path)
+def test_004_a_later_target_token_never_changes_an_earlier_row(path: AttnImplementation) -> None:
+    translator = model(attn_implementation=path)
     changed = TARGET.clone()
     changed[:, 4:] = 16 - changed[:, 4:]
     before, after = (translator(SOURCE, target, LENGTHS) for target in (TARGET, changed))
@@ -106,8 +108,8 @@ def test_004_a_later_target_token_never_changes_an_earlier_row(path: AttentionPa
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_row_sees_all_of_the_source(path: AttentionPath) -> None:
-    translator = model(attention=path)
+def test_every_row_sees_all_of_the_source(path: AttnImplementation) -> None:
+    translator = model(attn_implementation=path)
     changed = SOURCE.clone()
     changed[torch.arange(3), LENGTHS - 1] = 2
     before, after = (translator(source, TARGET, LENGTHS) for source in (SOURCE, changed))
@@ -118,7 +120,9 @@ def test_every_row_sees_all_of_the_source(path: AttentionPath) -> None:
 
 @pytest.mark.parametrize("order", get_args(Norm))
 @pytest.mark.parametrize("path", PATHS)
-def test_000_padding_of_the_source_is_not_attended_to(path: AttentionPath, order: Norm) -> None:
+def test_000_padding_of_the_source_is_not_attended_to(
+    path: AttnImplementation, order: Norm
+) -> None:
     """A padded source gives what it gives alone, in logits and gradients, whatever its padding."""
     translator = model(replace(TINY, norm=order), path)
     padded = translator(SOURCE, TARGET[:, :-1], LENGTHS)
@@ -152,7 +156,9 @@ def test_000_only_real_source_tokens_are_remembered() -> None:
 
 @pytest.mark.parametrize("order", get_args(Norm))
 @pytest.mark.parametrize("path", PATHS)
-def test_000_nan_in_padding_of_the_source_reaches_nothing(path: AttentionPath, order: Norm) -> None:
+def test_000_nan_in_padding_of_the_source_reaches_nothing(
+    path: AttnImplementation, order: Norm
+) -> None:
     translator = model(replace(TINY, shared=False, norm=order), path)
     clean = translator(SOURCE, TARGET[:, :-1], LENGTHS)
     expected = (clean, *gradients(translator, clean))
@@ -164,8 +170,8 @@ def test_000_nan_in_padding_of_the_source_reaches_nothing(path: AttentionPath, o
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_pads_a_target_changes_neither_loss_nor_gradients(path: AttentionPath) -> None:
-    translator = model(attention=path)
+def test_what_pads_a_target_changes_neither_loss_nor_gradients(path: AttnImplementation) -> None:
+    translator = model(attn_implementation=path)
     shown = TARGET[:, :-1]
     other = shown.where(torch.arange(6) < TARGET_LENGTHS[:, None], 9)
     results = []
@@ -177,8 +183,8 @@ def test_what_pads_a_target_changes_neither_loss_nor_gradients(path: AttentionPa
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_source_of_length_0_gives_numbers(path: AttentionPath) -> None:
-    translator = model(attention=path)
+def test_a_source_of_length_0_gives_numbers(path: AttnImplementation) -> None:
+    translator = model(attn_implementation=path)
     logits = translator(SOURCE, TARGET[:, :-1], torch.tensor([5, 0, 3]))
     assert logits.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients(translator, logits))
@@ -303,14 +309,17 @@ def test_matrices_begin_as_xavier_has_them() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttentionPath) -> None:
-    modules = model(attention=path).modules()
-    paths = [each.attention for each in modules if isinstance(each, MultiHeadAttention)]
+def test_every_block_takes_the_path(path: AttnImplementation) -> None:
+    modules = model(attn_implementation=path).modules()
+    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
     assert paths == [path] * 6
 
 
 def test_weights_of_one_path_run_on_another() -> None:
-    trained, other = model(attention="naive"), Translator(TINY, attention="fused").double()
+    trained, other = (
+        model(attn_implementation="eager"),
+        Translator(TINY, attn_implementation="fused").double(),
+    )
     other.load_state_dict(trained.state_dict())
     assert_same(other(SOURCE, TARGET, LENGTHS), trained(SOURCE, TARGET, LENGTHS))
 
@@ -369,5 +378,7 @@ def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> No
 
 
 def test_an_unknown_path_is_named() -> None:
-    with pytest.raises(ValueError, match=r"attention must be one of 'naive'.*got 'flash'"):
-        Translator(TINY, attention="flash")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
+    ):
+        Translator(TINY, attn_implementation="flash")  # type: ignore[arg-type]

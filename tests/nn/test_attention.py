@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transformer_kernels import Mask
 from transformer_kernels.nn import (
-    AttentionPath,
+    AttnImplementation,
     HeadForm,
     MultiHeadAttention,
     Scaling,
@@ -21,7 +21,7 @@ from transformer_kernels.nn import (
     divide_by_fourth_root,
 )
 
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
 def assert_same(actual: object, expected: object) -> None:
@@ -49,7 +49,7 @@ MASKS = {
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-def test_every_path_follows_the_formula(path: AttentionPath, mask: Mask | None) -> None:
+def test_every_path_follows_the_formula(path: AttnImplementation, mask: Mask | None) -> None:
     B, H, M, N, D = 2, 3, 5, 7, 11
     q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
     inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -59,7 +59,7 @@ def test_every_path_follows_the_formula(path: AttentionPath, mask: Mask | None) 
     do = randn(B, H, M, D, seed=4)
 
     expected = by_formula(q, k, v, shown, 1 / math.sqrt(D))
-    o = attend(q, k, v, mask=mask, attention=path)
+    o = attend(q, k, v, mask=mask, attn_implementation=path)
 
     assert_same(o, expected)
     assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
@@ -76,43 +76,45 @@ def test_torch_stores_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) 
     x = randn(1, 1, 4, 4)
     lengths = torch.tensor([3])
     for mask in (None, Mask.causal(), Mask.causal() & Mask.padding(lengths), Mask.window(1, 0)):
-        attend(x, x, x, mask=mask, attention="torch")
+        attend(x, x, x, mask=mask, attn_implementation="sdpa")
     assert seen == [(False, False), (False, True), (True, False), (True, False)]
 
 
 def test_naive_and_fused_drop_the_same_weights() -> None:
     q, k, v = (randn(1, 2, 9, 8, seed=seed) for seed in (1, 2, 3))
     results: list[Tensor] = []
-    for path in ("naive", "fused"):
+    for path in ("eager", "fused"):
         torch.manual_seed(5)
-        results.append(attend(q, k, v, dropout_p=0.5, attention=path))
+        results.append(attend(q, k, v, dropout_p=0.5, attn_implementation=path))
     assert_same(results[0], results[1])
     assert not torch.allclose(results[0], attend(q, k, v))
 
 
 def test_unknown_path_is_named() -> None:
     x = randn(1, 1, 2, 2)
-    with pytest.raises(ValueError, match=r"attention must be one of 'naive'.*got 'flash'"):
-        attend(x, x, x, attention="flash")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
+    ):
+        attend(x, x, x, attn_implementation="flash")  # type: ignore[arg-type]
 
 
 # Row 1: basic self-attention
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_basic_self_attention_has_no_scale(path: AttentionPath) -> None:
+def test_basic_self_attention_has_no_scale(path: AttnImplementation) -> None:
     x = randn(2, 6, 5)
     weights = torch.bmm(x, x.transpose(1, 2)).softmax(dim=2)
-    assert_same(basic_self_attention(x, attention=path), torch.bmm(weights, x))
+    assert_same(basic_self_attention(x, attn_implementation=path), torch.bmm(weights, x))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_basic_self_attention_sees_a_set(path: AttentionPath) -> None:
+def test_basic_self_attention_sees_a_set(path: AttnImplementation) -> None:
     x = randn(2, 7, 5)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
     assert_same(
-        basic_self_attention(x[:, order], attention=path),
-        basic_self_attention(x, attention=path)[:, order],
+        basic_self_attention(x[:, order], attn_implementation=path),
+        basic_self_attention(x, attn_implementation=path)[:, order],
     )
 
 
@@ -125,18 +127,20 @@ def test_basic_self_attention_names_a_wrong_shape() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_both_scalings_agree(path: AttentionPath) -> None:
+def test_both_scalings_agree(path: AttnImplementation) -> None:
     x = randn(2, 6, 12)
     results: list[Tensor] = []
     for scaling in get_args(Scaling):
         torch.manual_seed(0)
-        module = MultiHeadAttention(12, 3, scaling=scaling, attention=path).double()
+        module = MultiHeadAttention(12, 3, scaling=scaling, attn_implementation=path).double()
         results.append(module(x, mask=Mask.causal()))
     assert_same(results[0], results[1])
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_000_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(path: AttentionPath) -> None:
+def test_000_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(
+    path: AttnImplementation,
+) -> None:
     D = 64
     q = (40 + randn(1, 1, 5, D, seed=1)).half()
     k = (40 + randn(1, 1, 5, D, seed=2)).half()
@@ -148,7 +152,9 @@ def test_000_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(path: Atten
     assert scores_first.isinf().all()
     assert inputs_first.isfinite().all()
 
-    o = attend(divide_by_fourth_root(q), divide_by_fourth_root(k), v, scale=1.0, attention=path)
+    o = attend(
+        divide_by_fourth_root(q), divide_by_fourth_root(k), v, scale=1.0, attn_implementation=path
+    )
     assert o.isfinite().all()
     # The values are averages: within their range, however the large scores were rounded.
     assert o.min() >= v.min()
@@ -163,16 +169,16 @@ def weights_of(module: MultiHeadAttention) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_narrow_heads_are_those_of_torch(path: AttentionPath) -> None:
+def test_narrow_heads_are_those_of_torch(path: AttnImplementation) -> None:
     width, heads = 24, 4
-    ours = MultiHeadAttention(width, heads, attention=path).double()
+    ours = MultiHeadAttention(width, heads, attn_implementation=path).double()
     torchs = nn.MultiheadAttention(width, heads, bias=True, batch_first=True).double()
     with torch.no_grad():
         assert torchs.in_proj_weight is not None
         torchs.in_proj_weight.copy_(torch.cat(weights_of(ours)))
         torchs.in_proj_bias.zero_()
-        torchs.out_proj.weight.copy_(ours.unify.weight)
-        torchs.out_proj.bias.copy_(ours.unify.bias)
+        torchs.out_proj.weight.copy_(ours.out_proj.weight)
+        torchs.out_proj.bias.copy_(ours.out_proj.bias)
     x = randn(2, 7, width)
     expected, _ = torchs(x, x, x, need_weights=False)
     assert_same(ours(x), expected)
@@ -190,15 +196,15 @@ def test_000_scores_are_scaled_by_the_size_of_a_head(form: HeadForm) -> None:
         rows = slice(head * size, (head + 1) * size)
         q, k, v = (x @ weight[rows].T for weight in weights_of(module))
         outputs.append(by_formula(q, k, v, shown, size**-0.5))
-    assert_same(module(x), module.unify(torch.cat(outputs, dim=-1)))
+    assert_same(module(x), module.out_proj(torch.cat(outputs, dim=-1)))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_wide_heads_of_256_train(path: AttentionPath) -> None:
+def test_wide_heads_of_256_train(path: AttnImplementation) -> None:
     results = []
-    for each in ("naive", path):
+    for each in ("eager", path):
         torch.manual_seed(0)
-        module = MultiHeadAttention(256, 2, form="wide", attention=each).double()
+        module = MultiHeadAttention(256, 2, form="wide", attn_implementation=each).double()
         loss = module(randn(1, 3, 256), mask=Mask.causal()).square().sum()
         results.append(torch.autograd.grad(loss, list(module.parameters())))
     assert module.head_size == 256
@@ -207,8 +213,8 @@ def test_wide_heads_of_256_train(path: AttentionPath) -> None:
 
 @pytest.mark.parametrize("form", get_args(HeadForm))
 @pytest.mark.parametrize("path", PATHS)
-def test_gradients_are_right(path: AttentionPath, form: HeadForm) -> None:
-    module = MultiHeadAttention(6, 2, form=form, attention=path, source_width=3).double()
+def test_gradients_are_right(path: AttnImplementation, form: HeadForm) -> None:
+    module = MultiHeadAttention(6, 2, form=form, attn_implementation=path, source_width=3).double()
     x, source = randn(2, 3, 6).requires_grad_(), randn(2, 4, 3).requires_grad_()
 
     def call(x: Tensor, source: Tensor, *_: Tensor) -> Tensor:
@@ -256,7 +262,10 @@ def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> 
         ({"heads": 5}, "width must be a multiple of heads in the narrow form, got 12 and 5"),
         ({"form": "long"}, "form must be one of 'narrow', 'wide', got 'long'"),
         ({"scaling": "none"}, "scaling must be one of 'scores', 'inputs', got 'none'"),
-        ({"attention": "fast"}, "attention must be one of 'naive', 'fused', 'torch', got 'fast'"),
+        (
+            {"attn_implementation": "fast"},
+            "attn_implementation must be one of 'eager', 'fused', 'sdpa', got 'fast'",
+        ),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
     ],
 )
@@ -270,8 +279,8 @@ def test_wrong_options_are_named(arguments: dict[str, object], message: str) -> 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_token_never_changes_an_earlier_output(path: AttentionPath) -> None:
-    module = MultiHeadAttention(8, 2, attention=path).double()
+def test_004_a_later_token_never_changes_an_earlier_output(path: AttnImplementation) -> None:
+    module = MultiHeadAttention(8, 2, attn_implementation=path).double()
     x = randn(1, 6, 8)
     changed = x.clone()
     changed[:, 4:] += 1.0
@@ -281,36 +290,38 @@ def test_004_a_later_token_never_changes_an_earlier_output(path: AttentionPath) 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_004_weights_of_a_query_sum_to_one(path: AttentionPath) -> None:
+def test_004_weights_of_a_query_sum_to_one(path: AttnImplementation) -> None:
     q, k = randn(1, 2, 5, 4, seed=1), randn(1, 2, 5, 4, seed=2)
     ones = torch.ones(1, 2, 5, 3, dtype=torch.float64)
-    assert_same(attend(q, k, ones, mask=Mask.causal(), attention=path), ones)
+    assert_same(attend(q, k, ones, mask=Mask.causal(), attn_implementation=path), ones)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_004_the_scale_does_not_depend_on_the_number_of_tokens(path: AttentionPath) -> None:
+def test_004_the_scale_does_not_depend_on_the_number_of_tokens(path: AttnImplementation) -> None:
     q, k, v = (randn(1, 1, 3, 4, seed=seed) for seed in (1, 2, 3))
     more = [torch.cat([x, randn(1, 1, 5, 4, seed=9)], dim=2) for x in (q, k, v)]
     assert_same(
-        attend(*more, mask=Mask.causal(), attention=path)[:, :, :3],
-        attend(q, k, v, mask=Mask.causal(), attention=path),
+        attend(*more, mask=Mask.causal(), attn_implementation=path)[:, :, :3],
+        attend(q, k, v, mask=Mask.causal(), attn_implementation=path),
     )
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_query_sees_itself(path: AttentionPath) -> None:
+def test_a_query_sees_itself(path: AttnImplementation) -> None:
     q, k, v = (randn(1, 1, 4, 3, seed=seed) for seed in (1, 2, 3))
-    o = attend(q, k, v, mask=Mask.causal(), attention=path)
+    o = attend(q, k, v, mask=Mask.causal(), attn_implementation=path)
     assert_same(o[:, :, 0], v[:, :, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("path", PATHS)
-def test_003_a_fully_masked_row_takes_nothing_in(path: AttentionPath, dtype: torch.dtype) -> None:
-    module = MultiHeadAttention(8, 2, attention=path).to(dtype)
+def test_003_a_fully_masked_row_takes_nothing_in(
+    path: AttnImplementation, dtype: torch.dtype
+) -> None:
+    module = MultiHeadAttention(8, 2, attn_implementation=path).to(dtype)
     x = randn(2, 3, 8).to(dtype).requires_grad_()
     y = module(x, mask=Mask.padding(torch.tensor([0, 3])))
-    torch.testing.assert_close(y[0], module.unify.bias.expand(3, 8))
+    torch.testing.assert_close(y[0], module.out_proj.bias.expand(3, 8))
     (dx,) = torch.autograd.grad(y[0].sum(), x)
     assert (dx == 0).all()
 

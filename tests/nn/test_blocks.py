@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transformer_kernels import Mask
 from transformer_kernels.nn import (
-    AttentionPath,
+    AttnImplementation,
     DecoderBlock,
     FeedForward,
     Norm,
@@ -74,10 +74,10 @@ def test_003_layers_are_normalised_as_torch_does_it() -> None:
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("path", get_args(AttentionPath))
-def test_a_block_is_causal_and_differentiable(path: AttentionPath, order: Norm) -> None:
+@pytest.mark.parametrize("path", get_args(AttnImplementation))
+def test_a_block_is_causal_and_differentiable(path: AttnImplementation, order: Norm) -> None:
     torch.manual_seed(0)
-    block = TransformerBlock(4, 2, norm=order, attention=path).double()
+    block = TransformerBlock(4, 2, norm=order, attn_implementation=path).double()
     perturb(block)
     inputs = x(3, 4).requires_grad_()
 
@@ -94,7 +94,7 @@ def test_a_block_is_causal_and_differentiable(path: AttentionPath, order: Norm) 
 @pytest.mark.parametrize("order", get_args(Norm))
 def test_dropout_acts_on_both_branches(order: Norm) -> None:
     """With one branch silenced by zero weights, the other still varies from call to call."""
-    for silent in ("attention.unify", "feed_forward.contract"):
+    for silent in ("attention.out_proj", "feed_forward.down_proj"):
         block = TransformerBlock(12, 3, norm=order, dropout=0.5).double()
         perturb(block)
         block.attention.dropout = 0.0
@@ -110,9 +110,9 @@ def test_dropout_acts_on_both_branches(order: Norm) -> None:
 @pytest.mark.parametrize(("activation", "function"), [("relu", nn.ReLU()), ("gelu", nn.GELU())])
 def test_feed_forward_is_four_times_as_wide(activation: str, function: nn.Module) -> None:
     layer = FeedForward(12, activation=activation).double()  # type: ignore[arg-type]
-    hidden = x() @ layer.expand.weight.T + layer.expand.bias
+    hidden = x() @ layer.up_proj.weight.T + layer.up_proj.bias
     assert hidden.shape[-1] == 48
-    expected = function(hidden) @ layer.contract.weight.T + layer.contract.bias
+    expected = function(hidden) @ layer.down_proj.weight.T + layer.down_proj.bias
     assert_same(layer(x()), expected)
 
 
@@ -156,16 +156,21 @@ def test_a_decoder_block_is_its_three_layers(order: Norm) -> None:
             expected = normalise(expected + layer(expected))
     y = block(x(), memory, mask=mask, memory_mask=padding)
     assert_same(y, expected)
-    assert block.feed_forward.expand.out_features == 20
+    assert block.feed_forward.up_proj.out_features == 20
 
 
-@pytest.mark.parametrize("attention", get_args(AttentionPath))
-def test_recomputed_blocks_give_the_same_with_dropout_too(attention: AttentionPath) -> None:
+@pytest.mark.parametrize("attn_implementation", get_args(AttnImplementation))
+def test_recomputed_blocks_give_the_same_with_dropout_too(
+    attn_implementation: AttnImplementation,
+) -> None:
     """Gradients and dropout are those of the plain pass, bit for bit."""
     results = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        stack = Stack(TransformerBlock(12, 2, dropout=0.3, attention=attention) for _ in range(2))
+        stack = Stack(
+            TransformerBlock(12, 2, dropout=0.3, attn_implementation=attn_implementation)
+            for _ in range(2)
+        )
         recompute_blocks(nn.Sequential(stack), recompute)
         y = stack(x().float(), mask=Mask.causal())
         results.append((y, *torch.autograd.grad(y.square().sum(), list(stack.parameters()))))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transformer_kernels import Mask
 from transformer_kernels.nn import (
-    AttentionPath,
+    AttnImplementation,
     DecoderBlock,
     KeyValueCache,
     MultiHeadAttention,
@@ -19,7 +19,7 @@ from transformer_kernels.nn import (
     TransformerBlock,
 )
 
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 PARTS = (4, 1, 1, 3, 1)
 B, T, WIDTH, HEADS = 3, sum(PARTS), 12, 2
 
@@ -36,9 +36,11 @@ def cache(layers: int = 1, room: int = T + 2, *, head_size: int = 6) -> KeyValue
 
 @pytest.mark.parametrize("scaling", get_args(Scaling))
 @pytest.mark.parametrize("path", PATHS)
-def test_attention_part_by_part(path: AttentionPath, scaling: Scaling) -> None:
+def test_attention_part_by_part(path: AttnImplementation, scaling: Scaling) -> None:
     torch.manual_seed(0)
-    layer = MultiHeadAttention(WIDTH, HEADS, bias=True, scaling=scaling, attention=path).double()
+    layer = MultiHeadAttention(
+        WIDTH, HEADS, bias=True, scaling=scaling, attn_implementation=path
+    ).double()
     kept, given = cache(), 0
     parts = []
     for count in PARTS:
@@ -50,9 +52,11 @@ def test_attention_part_by_part(path: AttentionPath, scaling: Scaling) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stack_part_by_part(path: AttentionPath) -> None:
+def test_a_stack_part_by_part(path: AttnImplementation) -> None:
     torch.manual_seed(0)
-    stack = Stack(TransformerBlock(WIDTH, HEADS, attention=path) for _ in range(3)).double()
+    stack = Stack(
+        TransformerBlock(WIDTH, HEADS, attn_implementation=path) for _ in range(3)
+    ).double()
     kept = cache(layers=3)
     parts = []
     for part in x().split(PARTS, dim=1):
@@ -62,10 +66,10 @@ def test_a_stack_part_by_part(path: AttentionPath) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_decoder_part_by_part(path: AttentionPath) -> None:
+def test_a_decoder_part_by_part(path: AttnImplementation) -> None:
     """The memory's keys and values are computed once; some of it is padding."""
     torch.manual_seed(0)
-    block = DecoderBlock(WIDTH, HEADS, norm="pre", attention=path).double()
+    block = DecoderBlock(WIDTH, HEADS, norm="pre", attn_implementation=path).double()
     memory = block.memory_attention.keys_and_values(torch.randn(B, 7, WIDTH).double())
     padding = Mask.padding(torch.tensor([7, 3, 1]))
     kept = cache()
@@ -109,9 +113,9 @@ def test_half_precision_keeps_its_dtype() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_autocast_may_be_narrower_than_the_cache(path: AttentionPath) -> None:
+def test_autocast_may_be_narrower_than_the_cache(path: AttnImplementation) -> None:
     torch.manual_seed(0)
-    layer = MultiHeadAttention(WIDTH, HEADS, attention=path)
+    layer = MultiHeadAttention(WIDTH, HEADS, attn_implementation=path)
     kept = KeyValueCache(layers=1, batch=B, heads=HEADS, room=T, head_size=6)
     parts = []
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -76,37 +76,41 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
         ValueError,
         r"k_cache's pages must hold at least 1 position, got \(5, 2, 0, 8\)",
     ),
-    "lengths-list": ({"lengths": [9, 9]}, TypeError, "lengths must be a tensor, got list"),
-    "lengths-float": (
-        {"lengths": torch.tensor([9.0, 9.0])},
+    "cache_seqlens-list": (
+        {"cache_seqlens": [9, 9]},
         TypeError,
-        "lengths must be int32 or int64, got torch.float32",
+        "cache_seqlens must be a tensor, got list",
     ),
-    "lengths-count": (
-        {"lengths": torch.tensor([9])},
-        ValueError,
-        r"lengths must be \(B,\) with B = 2, got shape \(1,\)",
+    "cache_seqlens-float": (
+        {"cache_seqlens": torch.tensor([9.0, 9.0])},
+        TypeError,
+        "cache_seqlens must be int32 or int64, got torch.float32",
     ),
-    "lengths-2d": (
-        {"lengths": torch.ones(B, 1).long()},
+    "cache_seqlens-count": (
+        {"cache_seqlens": torch.tensor([9])},
         ValueError,
-        r"lengths must be \(B,\) with",
+        r"cache_seqlens must be \(B,\) with B = 2, got shape \(1,\)",
     ),
-    "lengths-device": (
-        {"lengths": torch.ones(B, device="meta").long()},
+    "cache_seqlens-2d": (
+        {"cache_seqlens": torch.ones(B, 1).long()},
         ValueError,
-        "lengths is on meta, q is on cpu",
+        r"cache_seqlens must be \(B,\) with",
     ),
-    "lengths-long": (
-        {"lengths": torch.tensor([9, 10])},
+    "cache_seqlens-device": (
+        {"cache_seqlens": torch.ones(B, device="meta").long()},
         ValueError,
-        "lengths must be from 0 to 9, the positions that k_cache has room for, got 10 at 1",
+        "cache_seqlens is on meta, q is on cpu",
     ),
-    "lengths-negative": ({"lengths": torch.tensor([-1, 9])}, ValueError, "got -1 at 0"),
-    "lengths-pages": (
-        {**IN_PAGES, "lengths": torch.tensor([13, 1])},
+    "cache_seqlens-long": (
+        {"cache_seqlens": torch.tensor([9, 10])},
         ValueError,
-        "lengths must be from 0 to 12, .* got 13 at 0",
+        "cache_seqlens must be from 0 to 9, the positions that k_cache has room for, got 10 at 1",
+    ),
+    "cache_seqlens-negative": ({"cache_seqlens": torch.tensor([-1, 9])}, ValueError, "got -1 at 0"),
+    "cache_seqlens-pages": (
+        {**IN_PAGES, "cache_seqlens": torch.tensor([13, 1])},
+        ValueError,
+        "cache_seqlens must be from 0 to 12, .* got 13 at 0",
     ),
     "table-list": ({**IN_PAGES, "block_table": [[0]]}, TypeError, "block_table must be a tensor"),
     "table-bool": (
@@ -128,12 +132,12 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
         {**IN_PAGES, "block_table": torch.tensor([[0, 1, 5], [3, 4, -1]])},
         ValueError,
         r"block_table must name pages 0 to 4 of k_cache wherever a length reaches, got 5 at "
-        r"\(0, 2\), and lengths\[0\] is 9",
+        r"\(0, 2\), and cache_seqlens\[0\] is 9",
     ),
     "table-negative": (
-        {**IN_PAGES, "lengths": torch.tensor([9, 9])},
+        {**IN_PAGES, "cache_seqlens": torch.tensor([9, 9])},
         ValueError,
-        r"got -1 at \(1, 2\), and lengths\[1\] is 9",
+        r"got -1 at \(1, 2\), and cache_seqlens\[1\] is 9",
     ),
     "room": (
         {
@@ -186,7 +190,7 @@ def good() -> Options:
         "q": torch.randn(B, H, 1, D),
         "k_cache": torch.randn(B, H, 9, D),
         "v_cache": torch.randn(B, H, 9, D),
-        "lengths": torch.tensor([9, 5]),
+        "cache_seqlens": torch.tensor([9, 5]),
     }
 
 

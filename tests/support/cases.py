@@ -239,14 +239,14 @@ def plant(case: Case, clean: Inputs) -> Inputs:
     shown = case.shown(clean.q.device)
     if shown is None or case.hidden == 0.0:
         return clean
-    unused_keys = ~shown.any(dim=2).any(dim=1)[:, None, :, None]
+    dead_keys = ~shown.any(dim=2).any(dim=1)[:, None, :, None]
     empty_rows = ~shown.any(dim=3)[..., None]
     planted = {
         name: x.detach().masked_fill(where, case.hidden).requires_grad_()
         for name, x, where in (
             ("q", clean.q, empty_rows),
-            ("k", clean.k, unused_keys),
-            ("v", clean.v, unused_keys),
+            ("k", clean.k, dead_keys),
+            ("v", clean.v, dead_keys),
         )
     }
     return Inputs(**{**vars(clean), **planted})

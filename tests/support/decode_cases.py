@@ -28,7 +28,7 @@ class DecodeCase:
     """One call of attention_decode."""
 
     name: str
-    lengths: tuple[int, ...] = LENGTHS
+    cache_seqlens: tuple[int, ...] = LENGTHS
     N: int = 140
     """positions that there is room for, at least"""
     M: int = 1
@@ -50,7 +50,7 @@ class DecodeCase:
 
     @property
     def B(self) -> int:
-        return len(self.lengths)
+        return len(self.cache_seqlens)
 
     def shown(self, length: int) -> Tensor:
         """What the queries of a sequence of this length see: bool (M, length)."""
@@ -67,7 +67,7 @@ class DecodeInputs:
     v: Tensor
     k_cache: Tensor
     v_cache: Tensor
-    lengths: Tensor
+    cache_seqlens: Tensor
     block_table: Tensor | None
     slopes: Tensor
     sinks: Tensor | None
@@ -84,13 +84,13 @@ def decode_inputs(
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    used_queries, used_keys = _used_rows(case)
+    used_queries, find_live_keys = _used_rows(case)
     q = draw(case.B, case.H_q, case.M, case.D).to(dtype)
     q = q.masked_fill(~used_queries[:, None, :, None], hidden)
     k, v = (
         draw(case.B, case.H_kv, case.N, width)
         .to(dtype)
-        .masked_fill(~used_keys[:, None, :, None], hidden)
+        .masked_fill(~find_live_keys[:, None, :, None], hidden)
         for width in (case.D, case.D_v)
     )
     table: Tensor | None = None
@@ -105,7 +105,7 @@ def decode_inputs(
         v=v,
         k_cache=k_cache,
         v_cache=v_cache,
-        lengths=torch.tensor(case.lengths, dtype=torch.int64, device=device),
+        cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int64, device=device),
         block_table=None if table is None else table.to(device, torch.int32),
         slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
         sinks=draw(case.H_q).to(device, statistics) if case.sinks else None,
@@ -116,7 +116,7 @@ def _used_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
     """Which queries see a key (B, M), and which keys are seen (B, N)."""
     queries = torch.zeros(case.B, case.M, dtype=torch.bool)
     keys = torch.zeros(case.B, case.N, dtype=torch.bool)
-    for b, length in enumerate(case.lengths):
+    for b, length in enumerate(case.cache_seqlens):
         shown = case.shown(length)
         queries[b], keys[b, :length] = shown.any(dim=1), shown.any(dim=0)
     return queries, keys
@@ -124,7 +124,7 @@ def _used_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
 
 def _block_table(case: DecodeCase, generator: torch.Generator) -> tuple[Tensor, int]:
     """Pages in no order, each of one sequence, with garbage behind its last; and how many pages."""
-    counts = [-(-length // case.page_size) for length in case.lengths]
+    counts = [-(-length // case.page_size) for length in case.cache_seqlens]
     pages = sum(counts) + 3
     order = torch.randperm(pages, generator=generator).tolist()
     columns = -(-case.N // case.page_size)
@@ -139,7 +139,7 @@ def _in_pages(case: DecodeCase, rows: Tensor, table: Tensor, pages: int, hidden:
     """(pages, H_kv, page_size, width), with the sequences' rows where the table says."""
     size = case.page_size
     cache = rows.new_full((pages, rows.shape[1], size, rows.shape[3]), hidden)
-    for b, length in enumerate(case.lengths):
+    for b, length in enumerate(case.cache_seqlens):
         for j0 in range(0, length, size):
             part = rows[b, :, j0 : min(j0 + size, length)]
             cache[table[b, j0 // size], :, : part.shape[1]] = part
@@ -149,7 +149,7 @@ def _in_pages(case: DecodeCase, rows: Tensor, table: Tensor, pages: int, hidden:
 def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Results:
     """What `attention_decode` makes of the case's inputs."""
     o, lse = attention_decode(
-        x.q, x.k_cache, x.v_cache, x.lengths, x.block_table,
+        x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
         mask=case.mask,
         bias=Alibi(x.slopes, "bottom_right") if case.alibi else None,
         scale=case.scale,
@@ -165,7 +165,7 @@ def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Results
     """The textbook's maths of each sequence, every step in `dtype`."""
     o = x.q.new_zeros(case.B, case.H_q, case.M, case.D_v, dtype=dtype)
     lse = x.q.new_zeros(case.B, case.H_q, case.M, dtype=dtype)
-    for b, length in enumerate(case.lengths):
+    for b, length in enumerate(case.cache_seqlens):
         q, k, v = (t[b : b + 1].to(dtype) for t in (x.q, x.k[:, :, :length], x.v[:, :, :length]))
         o[b : b + 1], lse[b : b + 1] = plain_attention(
             q, k, v,
@@ -209,13 +209,13 @@ def _sizes() -> list[DecodeCase]:
     widths = ((1, 1), (7, 5), (17, 33), (64, 64), (48, 80), (100, 36), (128, 128), (256, 16))
     return [
         DecodeCase(name="plain"),
-        DecodeCase(name="full", lengths=(140, 140)),
-        DecodeCase(name="one-position", lengths=(1, 0), N=1),
-        DecodeCase(name="no-room", lengths=(0, 0), N=0, M=2),
-        DecodeCase(name="no-sequences", lengths=(), page_size=16),
+        DecodeCase(name="full", cache_seqlens=(140, 140)),
+        DecodeCase(name="one-position", cache_seqlens=(1, 0), N=1),
+        DecodeCase(name="no-room", cache_seqlens=(0, 0), N=0, M=2),
+        DecodeCase(name="no-sequences", cache_seqlens=(), page_size=16),
         DecodeCase(name="no-queries", M=0),
-        DecodeCase(name="long", lengths=_LONG, N=1300, D=32, D_v=32),
-        DecodeCase(name="long-pages", lengths=_LONG, N=1300, D=32, D_v=32, page_size=64),
+        DecodeCase(name="long", cache_seqlens=_LONG, N=1300, D=32, D_v=32),
+        DecodeCase(name="long-pages", cache_seqlens=_LONG, N=1300, D=32, D_v=32, page_size=64),
         *(
             DecodeCase(name=f"group-{group}-queries-{M}", H_q=2 * group, M=M)
             for group, M in lanes
@@ -234,7 +234,7 @@ def _sizes() -> list[DecodeCase]:
         *(
             DecodeCase(
                 name=f"pages-of-{size}", page_size=size, N=3 * size + 2, M=2,
-                lengths=(size - 1, size, size + 1, 2 * size - 1, 2 * size + 1, 3 * size, 0),
+                cache_seqlens=(size - 1, size, size + 1, 2 * size - 1, 2 * size + 1, 3 * size, 0),
             )
             for size in (1, 7, 16, 24, 32, 48, 64, 100, 128, 256)
         ),
@@ -257,7 +257,7 @@ def _options() -> list[DecodeCase]:
             for name, mask in masks.items()
         ),
         *(
-            DecodeCase(name=f"long-window-{size}", lengths=_LONG, N=1300, M=2, page_size=size,
+            DecodeCase(name=f"long-window-{size}", cache_seqlens=_LONG, N=1300, M=2, page_size=size,
                        mask=_window(600, 0))
             for size in (0, 16, 40)
         ),
@@ -266,7 +266,7 @@ def _options() -> list[DecodeCase]:
         DecodeCase(name="softcap", softcap=1.5, scale=0.4),
         DecodeCase(name="scale-negative", scale=-0.2, M=5),
         DecodeCase(name="scale-zero", scale=0.0),
-        DecodeCase(name="steep", scale=1.0, lengths=(1201, 600), N=1201),
+        DecodeCase(name="steep", scale=1.0, cache_seqlens=(1201, 600), N=1201),
         DecodeCase(name="sinks", sinks=True, M=5),
         *(
             DecodeCase(name=f"everything-{size}", H_q=8, M=2, D=24, D_v=17, mask=_window(50, 0),

@@ -9,8 +9,8 @@ from tests.support.cancellation import gradient_terms
 from tests.support.cases import Case, inputs
 from tests.support.evaluate import Results, by_backend, expected
 from tests.support.isas import forced_isa
-from tests.support.varlen_cases import PACKED_CASES, packed_by_backend, packed_inputs
-from tests.support.varlen_cases import expected as packed_expected
+from tests.support.varlen_cases import VARLEN_CASES, varlen_by_backend, varlen_inputs
+from tests.support.varlen_cases import expected as varlen_expected
 from transformer_kernels import _C
 from transformer_kernels.masks.mask import Mask
 
@@ -51,7 +51,7 @@ def test_no_luck_of_plain_torch_is_needed(name: str, isa: str) -> None:
             got: Results = by_backend(STEEP, inputs(STEEP, torch.float32), "cpu")
             wanted = expected(STEEP, torch.float32)
         else:
-            case = next(case for case in PACKED_CASES if case.name == name)
-            got = packed_by_backend(case, packed_inputs(case, torch.float32, 0.0), "cpu")
-            wanted = packed_expected(case, torch.float32)
+            case = next(case for case in VARLEN_CASES if case.name == name)
+            got = varlen_by_backend(case, varlen_inputs(case, torch.float32, 0.0), "cpu")
+            wanted = varlen_expected(case, torch.float32)
     wanted._replace(plain={name: x.float() for name, x in wanted.exact.items()}).check(got)

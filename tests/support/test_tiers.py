@@ -11,7 +11,7 @@ from _pytest.mark.structures import ParameterSet
 from tests.support.cases import CASES, Case, both, causal, padding
 from tests.support.decode_cases import DECODE_CASES
 from tests.support.tiers import features, in_turns, sample, sampled
-from tests.support.varlen_cases import PACKED_CASES
+from tests.support.varlen_cases import VARLEN_CASES
 
 WAYS = (("cpu", "float32"), ("cpu", "float16"), ("cuda", "float32"), ("cuda", "float16"))
 
@@ -27,7 +27,7 @@ def test_features_are_sizes_options_and_kinds_of_masks() -> None:
     assert features(other) == sizes | {frozenset(kinds)}
 
 
-@pytest.mark.parametrize("cases", [CASES, PACKED_CASES, DECODE_CASES], ids=lambda x: x[0].name)
+@pytest.mark.parametrize("cases", [CASES, VARLEN_CASES, DECODE_CASES], ids=lambda x: x[0].name)
 def test_every_backend_has_every_feature_and_every_dtype(cases: Sequence[Any]) -> None:
     everything = frozenset[Any]().union(*map(features, cases))
     chosen = in_sample(sampled(cases, WAYS))

@@ -28,7 +28,7 @@ LENGTHS = ((67, 67), (0, 3), (5, 131), (3, 0), (0, 0), (64, 64), (1, 70), (33, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedCase:
+class VarlenCase:
     """One call of attention_varlen."""
 
     name: str
@@ -58,8 +58,8 @@ class PackedCase:
         return list(accumulate(M, initial=0)), list(accumulate(N, initial=0))
 
 
-def packed_inputs(
-    case: PackedCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
+def varlen_inputs(
+    case: VarlenCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
 ) -> Inputs:
     """Standard normal numbers, the same in every run and on every device; `hidden` where no query
     sees, or none is."""
@@ -86,7 +86,7 @@ def packed_inputs(
     )
 
 
-def _used_rows(case: PackedCase) -> tuple[Tensor, Tensor]:
+def _used_rows(case: VarlenCase) -> tuple[Tensor, Tensor]:
     """Which queries see a key, and which keys are seen."""
     mask = case.mask or Mask()
     shown = [mask.materialize(1, 1, M, N)[0, 0] for M, N in case.lengths]
@@ -95,7 +95,7 @@ def _used_rows(case: PackedCase) -> tuple[Tensor, Tensor]:
     return q_rows, torch.cat([*(one.any(dim=0) for one in shown), k_behind])
 
 
-def packed_by_backend(case: PackedCase, x: Inputs, backend: str) -> Results:
+def varlen_by_backend(case: VarlenCase, x: Inputs, backend: str) -> Results:
     """What `attention_varlen` makes of the inputs."""
     q_starts, k_starts = (torch.tensor(starts, device=x.q.device) for starts in case.starts)
     o, lse = attention_varlen(
@@ -113,7 +113,7 @@ def packed_by_backend(case: PackedCase, x: Inputs, backend: str) -> Results:
     return with_gradients(x, o, lse)
 
 
-def one_by_one(case: PackedCase, x: Inputs) -> Results:
+def one_by_one(case: VarlenCase, x: Inputs) -> Results:
     """The textbook's maths of each sequence, every step in the inputs' own dtype."""
     o_parts, lse_parts = [], []
     for b, queries, keys, options in _sequences(case, x):
@@ -130,7 +130,7 @@ def one_by_one(case: PackedCase, x: Inputs) -> Results:
     return with_gradients(x, torch.cat(o_parts), torch.cat(lse_parts, dim=1))
 
 
-def _terms(case: PackedCase, x: Inputs, o: Tensor) -> dict[str, float]:
+def _terms(case: VarlenCase, x: Inputs, o: Tensor) -> dict[str, float]:
     """The largest `gradient_terms` of any sequence."""
     largest = {"dq": 0.0, "dk": 0.0}
     for _, queries, keys, options in _sequences(case, x):
@@ -142,7 +142,7 @@ def _terms(case: PackedCase, x: Inputs, o: Tensor) -> dict[str, float]:
     return largest
 
 
-def _sequences(case: PackedCase, x: Inputs) -> Iterator[tuple[int, slice, slice, dict[str, Any]]]:
+def _sequences(case: VarlenCase, x: Inputs) -> Iterator[tuple[int, slice, slice, dict[str, Any]]]:
     """Yields each sequence: its number, rows of q, rows of k and v, arguments of
     `plain_attention`."""
     for b, (queries, keys) in enumerate(zip(*map(pairwise, case.starts), strict=True)):
@@ -163,51 +163,51 @@ def _entry(x: Tensor, rows: slice) -> Tensor:
 
 
 @functools.cache
-def expected(case: PackedCase, dtype: torch.dtype) -> Expected:
+def expected(case: VarlenCase, dtype: torch.dtype) -> Expected:
     """One by one in float64 and in `dtype`, lse in the dtype of statistics, on the same numbers."""
-    x = packed_inputs(case, dtype, 0.0)
+    x = varlen_inputs(case, dtype, 0.0)
     exact, plain = one_by_one(case, x.to(torch.float64)), one_by_one(case, x)
     if dtype in (torch.float16, torch.bfloat16):
         plain["lse"] = one_by_one(case, x.to(torch.float32))["lse"]
     return Expected(exact, plain, _terms(case, x, exact["o"]))
 
 
-def assert_packed_case(
-    case: PackedCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
+def assert_varlen_case(
+    case: VarlenCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
 ) -> None:
     """o, lse and gradients are within the rule, with NaN in whatever must not be read."""
-    got = packed_by_backend(case, packed_inputs(case, dtype, math.nan, device), backend)
+    got = varlen_by_backend(case, varlen_inputs(case, dtype, math.nan, device), backend)
     expected(case, dtype).check(got)
 
 
-def _alibi(case: PackedCase, x: Inputs) -> Alibi | None:
+def _alibi(case: VarlenCase, x: Inputs) -> Alibi | None:
     return None if case.alibi is None or x.slopes is None else Alibi(x.slopes, case.alibi)
 
 
 _CAUSAL, _CAUSAL_END = Mask.causal(), Mask.causal(align="bottom_right")
 
-PACKED_CASES: tuple[PackedCase, ...] = (
-    PackedCase(name="plain", dlse=True),
-    PackedCase(name="behind", behind=(5, 70), mask=_CAUSAL),
-    PackedCase(name="sinks-behind", behind=(66, 3), sinks=True),
-    PackedCase(name="causal", mask=_CAUSAL, dlse=True),
-    PackedCase(name="causal-end", mask=_CAUSAL_END, dlse=True),
-    PackedCase(name="window", mask=Mask.window(9, 3)),
-    PackedCase(name="window-end", mask=Mask.window(40, -2, align="bottom_right")),
-    PackedCase(name="windows", mask=Mask.window(9, None) & Mask.window(30, 7) & _CAUSAL),
-    PackedCase(name="alibi", alibi="top_left", mask=_CAUSAL, H_q=4),
-    PackedCase(name="alibi-end", alibi="bottom_right", H_q=4, dlse=True),
-    PackedCase(name="alibi-causal-end", alibi="bottom_right", mask=_CAUSAL_END),
-    PackedCase(name="softcap", softcap=1.5, scale=0.4),
-    PackedCase(name="dropout", dropout_p=0.3, H_q=4, mask=_CAUSAL_END),
-    PackedCase(name="sinks", sinks=True, dlse=True, mask=Mask.window(3, 0)),
-    PackedCase(name="multi-query", H_q=4, H_kv=1, D=24, D_v=33),
-    PackedCase(name="tokens", lengths=((1, 131), (1, 1), (1, 600), (1, 64)), H_q=4),
-    PackedCase(name="many-short", lengths=tuple((n % 7, n % 5) for n in range(40))),
-    PackedCase(name="one", lengths=((130, 130),), mask=_CAUSAL),
-    PackedCase(name="nothing-but-empty", lengths=((0, 0), (0, 0))),
+VARLEN_CASES: tuple[VarlenCase, ...] = (
+    VarlenCase(name="plain", dlse=True),
+    VarlenCase(name="behind", behind=(5, 70), mask=_CAUSAL),
+    VarlenCase(name="sinks-behind", behind=(66, 3), sinks=True),
+    VarlenCase(name="causal", mask=_CAUSAL, dlse=True),
+    VarlenCase(name="causal-end", mask=_CAUSAL_END, dlse=True),
+    VarlenCase(name="window", mask=Mask.window(9, 3)),
+    VarlenCase(name="window-end", mask=Mask.window(40, -2, align="bottom_right")),
+    VarlenCase(name="windows", mask=Mask.window(9, None) & Mask.window(30, 7) & _CAUSAL),
+    VarlenCase(name="alibi", alibi="top_left", mask=_CAUSAL, H_q=4),
+    VarlenCase(name="alibi-end", alibi="bottom_right", H_q=4, dlse=True),
+    VarlenCase(name="alibi-causal-end", alibi="bottom_right", mask=_CAUSAL_END),
+    VarlenCase(name="softcap", softcap=1.5, scale=0.4),
+    VarlenCase(name="dropout", dropout_p=0.3, H_q=4, mask=_CAUSAL_END),
+    VarlenCase(name="sinks", sinks=True, dlse=True, mask=Mask.window(3, 0)),
+    VarlenCase(name="multi-query", H_q=4, H_kv=1, D=24, D_v=33),
+    VarlenCase(name="tokens", lengths=((1, 131), (1, 1), (1, 600), (1, 64)), H_q=4),
+    VarlenCase(name="many-short", lengths=tuple((n % 7, n % 5) for n in range(40))),
+    VarlenCase(name="one", lengths=((130, 130),), mask=_CAUSAL),
+    VarlenCase(name="nothing-but-empty", lengths=((0, 0), (0, 0))),
     *(
-        PackedCase(name=f"{layout}", layout=layout, lengths=((33, 67), (70, 5)), H_q=4, D=24)
+        VarlenCase(name=f"{layout}", layout=layout, lengths=((33, 67), (70, 5)), H_q=4, D=24)
         for layout in ("transposed", "strided", "unaligned", "expanded")
     ),
 )

@@ -47,7 +47,10 @@ def test_a_config_goes_through_plain_values(preset: TrainConfig) -> None:
         ({"clip": 0.0}, "clip must be above 0, got 0.0"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
         ({"seed": -1}, "seed must be at least 0 and below 2\\*\\*63, got -1"),
-        ({"attention": "x"}, "attention must be one of 'naive', 'fused', 'torch', got 'x'"),
+        (
+            {"attn_implementation": "x"},
+            "attn_implementation must be one of 'eager', 'fused', 'sdpa', got 'x'",
+        ),
     ],
 )
 def test_wrong_settings_are_named(

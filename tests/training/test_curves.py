@@ -49,7 +49,7 @@ def test_rows_go_through_a_tensor_unchanged() -> None:
 @pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_curves_are_drawn(tmp_path: Path, ending: str, magic: bytes) -> None:
     path = tmp_path / f"curve.{ending}"
-    plot_curves({"naive": ROWS, "fused": ROWS[1:]}, path)
+    plot_curves({"eager": ROWS, "fused": ROWS[1:]}, path)
     assert path.read_bytes().startswith(magic)
 
 

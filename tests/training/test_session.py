@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 import torch
 
-from transformer_kernels.nn import AttentionPath, MultiHeadAttention
+from transformer_kernels.nn import AttnImplementation, MultiHeadAttention
 from transformer_kernels.training import (
     ByteWindows,
     CheckpointError,
@@ -29,7 +29,7 @@ from transformer_kernels.training import (
     train,
 )
 
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
 def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
@@ -57,12 +57,14 @@ def test_a_generator_learns(config: TrainConfig, data: Dataset) -> None:
     assert result.score < 3.0 / math.log(2)
 
 
-def curves_of(config: TrainConfig, data: Dataset) -> dict[AttentionPath, list[float]]:
-    curves: dict[AttentionPath, list[float]] = {}
+def curves_of(config: TrainConfig, data: Dataset) -> dict[AttnImplementation, list[float]]:
+    curves: dict[AttnImplementation, list[float]] = {}
     for path in PATHS:
-        result = train(replace(config, attention=path), data)
+        result = train(replace(config, attn_implementation=path), data)
         modules = result.model.modules()
-        taken = {each.attention for each in modules if isinstance(each, MultiHeadAttention)}
+        taken = {
+            each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
+        }
         assert taken == {path}
         validated = [row.val_loss for row in result.rows if row.val_loss is not None]
         assert len(validated) == config.steps // config.eval_every
@@ -72,23 +74,23 @@ def curves_of(config: TrainConfig, data: Dataset) -> dict[AttentionPath, list[fl
 
 def test_every_path_gives_the_same_curve(config: TrainConfig, data: Dataset) -> None:
     curves = curves_of(replace(config, steps=20), data)
-    assert curves["fused"] == pytest.approx(curves["naive"], rel=2e-5)
-    assert curves["torch"] == pytest.approx(curves["naive"], rel=2e-5)
+    assert curves["fused"] == pytest.approx(curves["eager"], rel=2e-5)
+    assert curves["sdpa"] == pytest.approx(curves["eager"], rel=2e-5)
 
 
 @pytest.mark.usefixtures("float64")
 def test_every_path_gives_the_same_curve_in_float64(config: TrainConfig, data: Dataset) -> None:
     curves = curves_of(replace(config, steps=20), data)
-    assert curves["fused"] == pytest.approx(curves["naive"], rel=1e-11)
-    assert curves["torch"] == pytest.approx(curves["naive"], rel=1e-11)
+    assert curves["fused"] == pytest.approx(curves["eager"], rel=1e-11)
+    assert curves["sdpa"] == pytest.approx(curves["eager"], rel=1e-11)
 
 
 def test_naive_and_fused_give_the_same_curve_with_dropout(
     config: TrainConfig, data: Dataset
 ) -> None:
     config = with_dropout(config, 0.2)
-    naive = train(replace(config, attention="naive"), data)
-    fused = train(replace(config, attention="fused"), data)
+    naive = train(replace(config, attn_implementation="eager"), data)
+    fused = train(replace(config, attn_implementation="fused"), data)
     assert fused.losses == pytest.approx(naive.losses, rel=2e-5)
 
 
@@ -98,10 +100,10 @@ def without_times(rows: list[CurveRow]) -> list[CurveRow]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stopped_run_resumes_exactly(
-    config: TrainConfig, data: Dataset, tmp_path: Path, path: AttentionPath
+    config: TrainConfig, data: Dataset, tmp_path: Path, path: AttnImplementation
 ) -> None:
     """Dropout draws from torch's generator, so this holds its state too."""
-    config = with_dropout(replace(config, attention=path), 0.2)
+    config = with_dropout(replace(config, attn_implementation=path), 0.2)
     whole = train(config, data)
     steps = iter(range(1, 4))
     stopped = train(config, data, out=tmp_path, should_stop=lambda: next(steps) == 3)
@@ -183,7 +185,7 @@ def test_the_last_step_is_validated_and_saved(
 ) -> None:
     result = train(replace(config, steps=3), data, out=tmp_path)
     assert [row.val_loss is not None for row in result.rows] == [False, False, True]
-    loaded = load_generator(tmp_path / "checkpoint.pt", attention="naive")
+    loaded = load_generator(tmp_path / "checkpoint.pt", attn_implementation="eager")
     assert not loaded.training
     for name, weight in result.model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight)

@@ -20,7 +20,7 @@ from transformer_kernels.models import (
     Translator,
     TranslatorConfig,
 )
-from transformer_kernels.nn import AttentionPath
+from transformer_kernels.nn import AttnImplementation
 from transformer_kernels.training import (
     TASKS,
     CurveRow,
@@ -62,7 +62,7 @@ TINY: tuple[Task, ...] = (
     BertTask(model=BertConfig(**SMALL, vocabulary=280, hidden=32, context=24, dropout=0.0)),
     LookupTask(model=LookupConfig(vocabulary=1, rows=1, width=16)),
 )
-PATHS: tuple[AttentionPath, ...] = get_args(AttentionPath)
+PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 every_task = pytest.mark.parametrize("task", TINY, ids=lambda task: task.kind)
 
@@ -130,11 +130,11 @@ def test_it_learns_what_it_is_shown(task: Task, folder: Path) -> None:
 def test_every_path_gives_the_same_curve(task: Task, folder: Path) -> None:
     data, curves = data_of(task, folder), {}
     for path in PATHS:
-        result = train(replace(config_of(task), attention=path), data)
+        result = train(replace(config_of(task), attn_implementation=path), data)
         last = result.rows[-1]
         curves[path] = [*result.losses, last.val_loss, last.score]
-    assert curves["fused"] == pytest.approx(curves["naive"], rel=1e-9)
-    assert curves["torch"] == pytest.approx(curves["naive"], rel=1e-9)
+    assert curves["fused"] == pytest.approx(curves["eager"], rel=1e-9)
+    assert curves["sdpa"] == pytest.approx(curves["eager"], rel=1e-9)
 
 
 @pytest.mark.usefixtures("float64")

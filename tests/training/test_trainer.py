@@ -25,7 +25,7 @@ from transformer_kernels.training import (
     resume,
     train,
 )
-from transformer_kernels.training.distributed import Ranks
+from transformer_kernels.training.distributed import DistributedContext
 from transformer_kernels.training.trainer import LEAST_SCALE, split
 
 
@@ -75,12 +75,12 @@ def test_a_recomputed_run_is_the_same_dropout_included(config: TrainConfig, data
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("attention", ["naive", "fused"])
+@pytest.mark.parametrize("attn_implementation", ["eager", "fused"])
 def test_half_precision_learns_the_same(
-    config: TrainConfig, data: Dataset, precision: Precision, attention: Any
+    config: TrainConfig, data: Dataset, precision: Precision, attn_implementation: Any
 ) -> None:
     """Its products are in half precision; weights, gradients and losses are not."""
-    config = replace(config, attention=attention, steps=30, eval_every=30)
+    config = replace(config, attn_implementation=attn_implementation, steps=30, eval_every=30)
     full = train(config, data)
     half = train(replace(config, precision=precision), data)
     assert half.losses != full.losses
@@ -144,15 +144,15 @@ def test_batches_are_cut_as_equally_as_can_be() -> None:
 
 
 def test_a_batch_too_small_for_all_is_refused(config: TrainConfig, data: Dataset) -> None:
-    ranks = Ranks(0, 3)
+    ranks = DistributedContext(0, 3)
     with pytest.raises(ValueError, match="the number of processes, 2 x 3, got 4"):
         Trainer(replace(config, accumulate=2), data, ranks)
 
 
 def test_processes_share_a_batch_without_a_rest() -> None:
     batch = {"tokens": torch.arange(5)}
-    assert Ranks(0, 2).share(batch)["tokens"].tolist() == [0, 2, 4]
-    assert Ranks(1, 2).share(batch)["tokens"].tolist() == [1, 3]
+    assert DistributedContext(0, 2).share(batch)["tokens"].tolist() == [0, 2, 4]
+    assert DistributedContext(1, 2).share(batch)["tokens"].tolist() == [1, 3]
 
 
 def by_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
+from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
 
 
 class FusedBackend(Protocol):
@@ -26,28 +26,26 @@ class FusedBackend(Protocol):
         """Why the kernels do not support the problem; empty where they do."""
 
     def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
     ) -> str:
         """The kernel that would run, for `explain`. It may depend on the strides of q, k and v."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+        self, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(o, lse, block_summary); a block summary is kept for the backward pass."""
+        """(o, lse, block_mask); a block mask is kept for the backward pass."""
 
     def backward(
         self,
         do: Tensor,
         dlse: Tensor | None,
         saved: SavedForBackward,
-        extras: Extras,
+        tensor_args: TensorArgs,
         problem: AttentionProblem,
         *,
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(dq, dk, dv, dbias); dbias is None unless `bias_needs_grad`."""
 
-    def decode(
-        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
+    def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
         """(o, lse) of queries against a cache, where `problem.is_cached`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transformer_kernels.masks.constraints import BlockSparse, KeyRange, Segments, Window
 from transformer_kernels.masks.resolved import UNBOUNDED
-from transformer_kernels.problem import AttentionProblem, Extras, KeyCache
+from transformer_kernels.problem import AttentionProblem, KVCache, TensorArgs
 from transformer_kernels.scores import philox
 
 
@@ -34,39 +34,41 @@ class ReferenceBackend:
         return []
 
     def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
     ) -> str:
         return "torch.matmul, softmax, torch.matmul"
 
 
 def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+    q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) by the formulas of docs/attention.md, as they stand there."""
-    if extras.cu_seqlens_q is not None and extras.cu_seqlens_k is not None:
-        starts = extras.cu_seqlens_q.tolist(), extras.cu_seqlens_k.tolist()
-        return _packed(q, k, v, *starts, extras, problem)
-    return _dense(q, k, v, extras, problem)
+    if tensor_args.cu_seqlens_q is not None and tensor_args.cu_seqlens_k is not None:
+        starts = tensor_args.cu_seqlens_q.tolist(), tensor_args.cu_seqlens_k.tolist()
+        return _packed(q, k, v, *starts, tensor_args, problem)
+    return _dense(q, k, v, tensor_args, problem)
 
 
-def reference_decode(
-    q: Tensor, cache: KeyCache, problem: AttentionProblem
-) -> tuple[Tensor, Tensor]:
-    """(o, lse) of a cache, whose keys are gathered first; its lengths stay on their device."""
+def reference_decode(q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
+    """(o, lse) against a cache. Keys are gathered first; lengths stay on their device."""
     device = problem.device
-    lengths = cache.lengths[:, None, None]
+    cache_seqlens = cache.cache_seqlens[:, None, None]
     i, j = torch.arange(problem.M, device=device)[:, None], torch.arange(problem.N, device=device)
-    distance = j - (i + lengths - problem.M)
-    shown = (j < lengths) & (distance >= problem.diagonal_low) & (distance <= problem.diagonal_high)
+    distance = j - (i + cache_seqlens - problem.M)
+    shown = (
+        (j < cache_seqlens)
+        & (distance >= problem.diagonal_low)
+        & (distance <= problem.diagonal_high)
+    )
     bias: Tensor | None = None
     if cache.alibi_slopes is not None:
         bias = -cache.alibi_slopes[:, None, None] * distance.abs()[:, None]
     k, v = _in_order(cache.k, cache, problem), _in_order(cache.v, cache, problem)
     problem = replace(problem, diagonal_low=-UNBOUNDED, diagonal_high=UNBOUNDED)
-    return _dense(q, k, v, Extras(bias=bias, dense=shown[:, None]), problem)
+    return _dense(q, k, v, TensorArgs(bias=bias, dense=shown[:, None]), problem)
 
 
-def _in_order(x: Tensor, cache: KeyCache, problem: AttentionProblem) -> Tensor:
+def _in_order(x: Tensor, cache: KVCache, problem: AttentionProblem) -> Tensor:
     """(B, H_kv, N, width), with any page where a sequence has none."""
     if cache.block_table is None:
         return x
@@ -74,7 +76,7 @@ def _in_order(x: Tensor, cache: KeyCache, problem: AttentionProblem) -> Tensor:
     if pages == 0:
         return x.new_zeros(problem.B, heads, problem.N, width)
     first = torch.arange(cache.block_table.shape[1], device=x.device) * page_size
-    used = first < cache.lengths[:, None]
+    used = first < cache.cache_seqlens[:, None]
     gathered = x[torch.where(used, cache.block_table, 0).long()]
     return gathered.transpose(1, 2).reshape(problem.B, heads, problem.N, width)
 
@@ -85,7 +87,7 @@ def _packed(
     v: Tensor,
     q_starts: list[int],
     k_starts: list[int],
-    extras: Extras,
+    tensor_args: TensorArgs,
     problem: AttentionProblem,
 ) -> tuple[Tensor, Tensor]:
     """One sequence after the other; the queries behind the last one make one more, without keys."""
@@ -94,7 +96,7 @@ def _packed(
     parts = [
         _dense(
             q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1],
-            extras, _one_sequence(problem, i1 - i0, j1 - j0), b,
+            tensor_args, _one_sequence(problem, i1 - i0, j1 - j0), b,
         )
         for b, ((i0, i1), (j0, j1)) in enumerate(zip(q_rows, k_rows, strict=True))
     ]  # fmt: skip
@@ -103,7 +105,7 @@ def _packed(
 
 
 def _one_sequence(problem: AttentionProblem, M: int, N: int) -> AttentionProblem:
-    d = N - M if problem.from_end else 0
+    d = N - M if problem.bottom_right else 0
     low, high = problem.diagonal_low, problem.diagonal_high
     return replace(
         problem,
@@ -120,12 +122,12 @@ def _dense(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    extras: Extras,
+    tensor_args: TensorArgs,
     problem: AttentionProblem,
     first_batch: int = 0,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = (x.to(problem.accumulate_dtype) for x in (q, k, v))
-    shown = visible(extras, problem)
+    shown = visible(tensor_args, problem)
     if shown is not None:
         # What no query sees, and queries that see nothing, may hold NaN: 0 * NaN must not arise.
         unused = ~shown.any(dim=2).any(dim=1)[:, None, :, None]
@@ -138,9 +140,9 @@ def _dense(
     s = torch.matmul(q, k.transpose(-2, -1)) * problem.scale
     if problem.softcap:
         s = problem.softcap * torch.tanh(s / problem.softcap)
-    s = _add_bias(s, extras, problem)
+    s = _add_bias(s, tensor_args, problem)
     empty: Tensor | None = None
-    if shown is not None or extras.bias is not None or problem.N == 0:
+    if shown is not None or tensor_args.bias is not None or problem.N == 0:
         s = s if shown is None else s.masked_fill(~shown, float("-inf"))
         # A row hidden by the mask, or by a bias of -inf, is made finite here and zeroed below. One
         # without keys has nothing to make finite, but its logsumexp has a NaN for a tangent.
@@ -149,28 +151,28 @@ def _dense(
     lse = torch.logsumexp(s, dim=-1)
     p = torch.softmax(s, dim=-1)
     if problem.dropout_p:
-        p = _drop(p, extras, problem, first_batch)
+        p = _drop(p, tensor_args, problem, first_batch)
     o = torch.matmul(p, v)
     if empty is not None:
         o, lse = o.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
     return o.to(problem.dtype), lse
 
 
-def visible(extras: Extras, problem: AttentionProblem) -> Tensor | None:
+def visible(tensor_args: TensorArgs, problem: AttentionProblem) -> Tensor | None:
     """The bound mask as a bool tensor (1 or B, 1 or H_q, M, N); None where all is visible."""
     M, N, device = problem.M, problem.N, problem.device
     terms: list[Tensor] = []
     low, high = problem.diagonal_low, problem.diagonal_high
     if low != -UNBOUNDED or high != UNBOUNDED:
         terms.append(Window(-low, high, "top_left").visible(M, N, device))
-    if extras.key_end is not None:
-        terms.append(KeyRange(extras.key_start, extras.key_end).visible(M, N, device))
-    if extras.q_segments is not None and extras.k_segments is not None:
-        terms.append(Segments(extras.q_segments, extras.k_segments).visible(M, N, device))
-    if extras.dense is not None:
-        terms.append(extras.dense)
-    if extras.layout is not None:
-        terms.append(BlockSparse(extras.layout, problem.block_size).visible(M, N, device))
+    if tensor_args.key_end is not None:
+        terms.append(KeyRange(tensor_args.key_start, tensor_args.key_end).visible(M, N, device))
+    if tensor_args.q_segments is not None and tensor_args.k_segments is not None:
+        terms.append(Segments(tensor_args.q_segments, tensor_args.k_segments).visible(M, N, device))
+    if tensor_args.dense is not None:
+        terms.append(tensor_args.dense)
+    if tensor_args.layout is not None:
+        terms.append(BlockSparse(tensor_args.layout, problem.block_size).visible(M, N, device))
     if not terms:
         return None
     shown = terms[0]
@@ -179,21 +181,23 @@ def visible(extras: Extras, problem: AttentionProblem) -> Tensor | None:
     return shown.expand(-1, -1, M, N)
 
 
-def _add_bias(s: Tensor, extras: Extras, problem: AttentionProblem) -> Tensor:
-    if extras.bias is not None:
-        s = s + extras.bias.to(s.dtype)
-    if extras.alibi_slopes is not None:
+def _add_bias(s: Tensor, tensor_args: TensorArgs, problem: AttentionProblem) -> Tensor:
+    if tensor_args.bias is not None:
+        s = s + tensor_args.bias.to(s.dtype)
+    if tensor_args.alibi_slopes is not None:
         i = torch.arange(problem.M, device=s.device)[:, None]
         j = torch.arange(problem.N, device=s.device)
         distance = (i + problem.alibi_offset - j).abs().to(s.dtype)
-        s = s - extras.alibi_slopes.to(s.dtype)[:, None, None] * distance
+        s = s - tensor_args.alibi_slopes.to(s.dtype)[:, None, None] * distance
     return s
 
 
-def _drop(p: Tensor, extras: Extras, problem: AttentionProblem, first_batch: int) -> Tensor:
+def _drop(
+    p: Tensor, tensor_args: TensorArgs, problem: AttentionProblem, first_batch: int
+) -> Tensor:
     if problem.dropout_p == 1.0:
         return p * 0.0
-    assert extras.seed is not None
+    assert tensor_args.seed is not None
     B, H, M, N = p.shape
-    kept = philox.keep_mask(extras.seed, B, H, M, N, problem.dropout_p, first_batch)
+    kept = philox.keep_mask(tensor_args.seed, B, H, M, N, problem.dropout_p, first_batch)
     return torch.where(kept, p / (1.0 - problem.dropout_p), 0.0)

@@ -12,23 +12,24 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.resolved import BoundMask
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.masks.resolved import ResolvedMask
+from transformer_kernels.problem import AttentionProblem, TensorArgs
 
-SUMMARY_BLOCK = 64
-"""Queries and keys per entry of the block summary; kSummaryBlock in csrc/common/mask.h."""
+BLOCK_MASK_SIZE = 64
+"""Queries and keys per entry of the block mask; kBlockMaskSize in csrc/common/mask.h."""
 
 OPTIONS = (
-    ", ".join(f"Tensor? {name}" for name in Extras._fields)
+    ", ".join(f"Tensor? {name}" for name in TensorArgs._fields)
     + ", float scale, float softcap, float dropout_p, SymInt diagonal_low, SymInt diagonal_high, "
-    "int block_size, SymInt alibi_offset, bool from_end, SymInt longest_q, SymInt longest_k"
+    "int block_size, SymInt alibi_offset, bool bottom_right, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k"
 )
-"""In every operator's schema: the tensors of `Extras`, then the numbers of `numbers`."""
+"""Part of every operator's schema: the fields of `TensorArgs`, then those of `ScalarArgs`."""
 
-Numbers = tuple[float, float, float, int, int, int, int, bool, int, int]
+ScalarArgs = tuple[float, float, float, int, int, int, int, bool, int, int]
 
 
-def numbers(problem: AttentionProblem) -> Numbers:
+def scalar_args(problem: AttentionProblem) -> ScalarArgs:
     """The scalar arguments, in the order in which the operators take them.
 
     The lengths come with them because shapes of packed sequences do not show the longest one.
@@ -41,23 +42,23 @@ def numbers(problem: AttentionProblem) -> Numbers:
         problem.diagonal_high,
         problem.block_size,
         problem.alibi_offset,
-        problem.from_end,
+        problem.bottom_right,
         problem.M,
         problem.N,
     )
 
 
-_BIAS_NEEDS_GRAD = len(Extras._fields) - 1 + len(get_args(Numbers))
-"""behind the bias, the other extras, and the numbers"""
+_BIAS_NEEDS_GRAD = len(TensorArgs._fields) - 1 + len(get_args(ScalarArgs))
+"""behind the bias, the other tensor_args, and the scalar_args"""
 
 
-def decode_numbers(problem: AttentionProblem) -> tuple[float, float, int, int]:
+def decode_scalar_args(problem: AttentionProblem) -> tuple[float, float, int, int]:
     """The scalar arguments of `attention_decode`."""
     return problem.scale, problem.softcap, problem.diagonal_low, problem.diagonal_high
 
 
-def needs_summary(mask: Extras | BoundMask) -> bool:
-    """Whether the mask has constraints that the block summary speaks of; it is empty otherwise."""
+def needs_block_mask(mask: TensorArgs | ResolvedMask) -> bool:
+    """Whether the mask has constraints that the block mask speaks of; it is empty otherwise."""
     return not (mask.q_segments is None and mask.dense is None and mask.layout is None)
 
 
@@ -69,7 +70,7 @@ def forward_fake(
     statistics = torch.float64 if q.dtype == torch.float64 else torch.float32
     o = empty_like_layout(q, v.shape[-1])
     lse = q.new_empty(B, H, M, dtype=statistics)
-    shape = summary_shape(q, k, q_segments, dense, layout)
+    shape = block_mask_shape(q, k, q_segments, dense, layout)
     return o, lse, q.new_empty(shape, dtype=torch.uint8)
 
 
@@ -81,7 +82,7 @@ def backward_fake(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    block_summary: Tensor | None,
+    block_mask: Tensor | None,
     bias: Tensor | None,
     *rest: Tensor | float | int | bool | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -106,7 +107,7 @@ def empty_like_layout(x: Tensor, width: int) -> Tensor:
     return x.new_empty(B, H, L, width)
 
 
-def summary_shape(
+def block_mask_shape(
     q: Tensor,
     k: Tensor,
     q_segments: object,
@@ -122,7 +123,7 @@ def summary_shape(
         B, H = max(B, dense.shape[0]), dense.shape[1]
     if isinstance(layout, Tensor):
         H = max(H, layout.shape[0])
-    return B, H, -(-q.shape[2] // SUMMARY_BLOCK), -(-k.shape[2] // SUMMARY_BLOCK)
+    return B, H, -(-q.shape[2] // BLOCK_MASK_SIZE), -(-k.shape[2] // BLOCK_MASK_SIZE)
 
 
 def register_fakes(namespace: str) -> None:

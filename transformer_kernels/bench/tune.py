@@ -20,7 +20,7 @@ from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import SavedForBackward
 from transformer_kernels.problem.attention import build_problem
 
-KERNELS: tuple[Kernel, ...] = ("forward", "key_gradients", "query_gradients")
+KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq")
 Results = tuple[Tensor, ...]
 Run = Callable[[], Results]
 
@@ -83,7 +83,7 @@ def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) 
 
 def _fits_registers(kernel: Kernel, tile: Tile, columns: int) -> bool:
     """Sums and scores of a thread, of its 255 registers; and not so few that warps idle."""
-    sums = (2 * tile.block_n if kernel == "key_gradients" else tile.block_m) * columns
+    sums = (2 * tile.block_n if kernel == "bwd_dkdv" else tile.block_m) * columns
     each = (sums + tile.block_m * tile.block_n) / (32 * tile.warps)
     return 16 <= each <= 224
 
@@ -188,8 +188,8 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
     )
     prepared = []
     for mask in (None, Mask.causal()):
-        problem, extras = build_problem(q, k, v, mask, None, None, None, 0.0, None, None)
-        call = launch.prepare(q, k, v, extras, problem)
+        problem, tensor_args = build_problem(q, k, v, mask, None, None, None, 0.0, None, None)
+        call = launch.prepare(q, k, v, tensor_args, problem)
         o, lse, _ = launch.forward(call)
         saved = SavedForBackward(q, k, v, o, lse, None)
         prepared.append((call, launch.prepare_backward(call, do, None, saved)))
@@ -199,10 +199,10 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
         for call, operands in prepared:
             if kernel == "forward":
                 results += launch.forward(call)[:2]
-            elif kernel == "key_gradients":
-                results += launch.key_gradients(call, operands, None)
+            elif kernel == "bwd_dkdv":
+                results += launch.bwd_dkdv(call, operands, None)
             else:
-                results.append(launch.query_gradients(call, operands, None))
+                results.append(launch.bwd_dq(call, operands, None))
         return tuple(results)
 
     return run

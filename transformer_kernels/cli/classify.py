@@ -25,7 +25,9 @@ def run(args: argparse.Namespace) -> int:
     from transformer_kernels.training import Tokens, load_model
 
     with as_user_error(OSError, ValueError):
-        trained = load_model(args.checkpoint, "classifier", attention=args.attention)
+        trained = load_model(
+            args.checkpoint, "classifier", attn_implementation=args.attn_implementation
+        )
         tokens = Tokens.from_json(trained.extra["tokens"])
         texts = texts_of(args.file)
     for name, text in texts:

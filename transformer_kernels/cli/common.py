@@ -17,8 +17,8 @@ def add_checkpoint(parser: argparse.ArgumentParser, *kinds: str) -> None:
 
 def add_attention(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--attention",
-        choices=("naive", "fused", "torch"),
+        "--attn-implementation",
+        choices=("eager", "fused", "sdpa"),
         default="fused",
         help="how attention is computed (default: fused)",
     )

@@ -43,17 +43,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.models.generation import LanguageModel, write
+    from transformer_kernels.models.generation import LanguageModel, generate
     from transformer_kernels.nn.options import check_seed
     from transformer_kernels.training import Tokens, load_model
 
     with as_user_error(OSError, ValueError, ImportError):
         check_seed(args.seed)
-        trained = load_model(args.checkpoint, "generator", "gpt2", attention=args.attention)
+        trained = load_model(
+            args.checkpoint, "generator", "gpt2", attn_implementation=args.attn_implementation
+        )
         model = trained.model
         assert isinstance(model, LanguageModel)
         tokens = Tokens.from_json(trained.extra["tokens"]) if trained.extra else Tokens()
-        following = write(
+        following = generate(
             model,
             tokens.encode(args.prompt.encode("utf-8", "surrogateescape")).tolist(),
             args.length,

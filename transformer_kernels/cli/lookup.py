@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
 
     with as_user_error(OSError, ValueError):
         check_positive("rows", args.rows)
-        trained = load_model(args.checkpoint, "lookup", attention=args.attention)
+        trained = load_model(
+            args.checkpoint, "lookup", attn_implementation=args.attn_implementation
+        )
         facts = facts_of(trained.extra)
     model = trained.model
     assert isinstance(model, Lookup)

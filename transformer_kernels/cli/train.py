@@ -16,12 +16,16 @@ from transformer_kernels.cli.recipes import TRAININGS, Training
 
 if TYPE_CHECKING:
     from transformer_kernels.training import TrainConfig, TrainingRun, TrainResult
-    from transformer_kernels.training.distributed import Ranks
+    from transformer_kernels.training.distributed import DistributedContext
 
 _INTERRUPTED = 130
 
 _RUN_SETTINGS = (
-    ("attention", str, "how attention is computed: bmm and softmax, our kernels, or torch's SDPA"),
+    (
+        "attn-implementation",
+        str,
+        "how attention is computed: bmm and softmax, our kernels, or torch's SDPA",
+    ),
     ("steps", int, "batches to train on"),
     ("batch", int, "examples in a batch, of all processes together"),
     ("accumulate", int, "parts that a batch is cut into, to save memory"),
@@ -31,7 +35,7 @@ _RUN_SETTINGS = (
     ("device", str, "torch device; under torchrun, each process takes its own GPU of `cuda`"),
 )
 _CHOICES = {
-    "attention": ("naive", "fused", "torch"),
+    "attn-implementation": ("eager", "fused", "sdpa"),
     "precision": ("float32", "bfloat16", "float16"),
 }
 
@@ -120,7 +124,7 @@ def run_training(args: argparse.Namespace) -> int:
         return _report(run, result, args.training.uses) if ranks.is_first else 0
 
 
-def _new_run(args: argparse.Namespace, ranks: Ranks) -> TrainingRun:
+def _new_run(args: argparse.Namespace, ranks: DistributedContext) -> TrainingRun:
     from transformer_kernels.training import TrainingRun
 
     config = configured(args)
@@ -129,7 +133,7 @@ def _new_run(args: argparse.Namespace, ranks: Ranks) -> TrainingRun:
     return TrainingRun.start(config, data, out=out, ranks=ranks)
 
 
-def _resumed_run(args: argparse.Namespace, ranks: Ranks) -> TrainingRun:
+def _resumed_run(args: argparse.Namespace, ranks: DistributedContext) -> TrainingRun:
     from transformer_kernels.training import TrainingRun
 
     for name in ("preset", "lr", "out", "recompute", *_names(args.training)):
@@ -180,7 +184,10 @@ def _progress(run: TrainingRun) -> Iterator[Any]:
         return
     config = run.config
     with progress_bar(
-        config.steps, label=config.attention, unit=config.task.unit, score=config.task.score_name
+        config.steps,
+        label=config.attn_implementation,
+        unit=config.task.unit,
+        score=config.task.score_name,
     ) as on_row:
         yield on_row
 
@@ -211,7 +218,9 @@ def _report(run: TrainingRun, result: TrainResult, uses: tuple[str, ...]) -> int
     checkpoint = run.folder / CHECKPOINT
     with as_user_error(OSError):
         picture = run.folder / PICTURE
-        plot_curves({result.config.attention: result.rows}, picture, score=task.score_name)
+        plot_curves(
+            {result.config.attn_implementation: result.rows}, picture, score=task.score_name
+        )
     command = "python -m transformer_kernels"
     if not result.finished:
         print(f"stopped after step {result.rows[-1].step} of {result.config.steps}; go on with")

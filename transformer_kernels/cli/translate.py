@@ -30,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     from transformer_kernels.training.data import BEGIN, END
 
     with as_user_error(OSError, ValueError):
-        trained = load_model(args.checkpoint, "translator", attention=args.attention)
+        trained = load_model(
+            args.checkpoint, "translator", attn_implementation=args.attn_implementation
+        )
         tokens = Tokens.from_json(trained.extra["tokens"])
     model = trained.model
     assert isinstance(model, Translator)

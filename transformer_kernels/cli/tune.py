@@ -6,7 +6,7 @@ import argparse
 
 from transformer_kernels.backends.triton.config import WIDTHS, Kernel
 
-KERNELS: tuple[Kernel, ...] = ("forward", "key_gradients", "query_gradients")
+KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq")
 DTYPES = ("bfloat16", "float16", "float32")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from transformer_kernels.bench import peak_extra_bytes
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training import (
     CurveRow,
     Dataset,
@@ -43,7 +43,7 @@ class Limits:
 def train_side_by_side(
     config: TrainConfig,
     data: Dataset,
-    paths: tuple[AttentionPath, ...],
+    paths: tuple[AttnImplementation, ...],
     *,
     limits: Limits,
     on_step: OnStep,
@@ -55,10 +55,10 @@ def train_side_by_side(
     taking turns after the same number of steps; the last path then trains on to `config.steps`.
     """
     start = time.perf_counter()
-    configs = {path: replace(config, attention=path) for path in paths}
+    configs = {path: replace(config, attn_implementation=path) for path in paths}
     peaks = {path: step_peak_bytes(one, data) for path, one in configs.items()}
     runs = {path: TrainingRun.start(one, data) for path, one in configs.items()}
-    results: dict[AttentionPath, TrainResult] = {}
+    results: dict[AttnImplementation, TrainResult] = {}
     for step in range(1, config.steps + 1):
         now = {path: run.train(should_stop=lambda: True) for path, run in runs.items()}
         on_step({path: result.rows[-1] for path, result in now.items()})

@@ -12,7 +12,7 @@ from transformer_kernels.demo.learning import Learned
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {"naive": COLOURS["naive"], "fused": COLOURS["cpu"]}
+_COLOURS = {"eager": COLOURS["naive"], "fused": COLOURS["cpu"]}
 
 
 def plot_learning(learned: Mapping[str, Learned], bits_per_nat: float, path: Path) -> None:

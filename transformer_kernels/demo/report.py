@@ -21,8 +21,8 @@ from transformer_kernels.demo.settings import DemoSettings
 from transformer_kernels.demo.tables import learning_table, speed_table
 from transformer_kernels.info import info
 from transformer_kernels.models import GPT2
-from transformer_kernels.models.generation import write
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.models.generation import generate
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training import CurveRow, Tokens
 from transformer_kernels.training.curves import rewrite_curve
 from transformer_kernels.training.data import TokenWindows
@@ -44,7 +44,7 @@ def run_demo(settings: DemoSettings, out: Path) -> None:
     if unavailable is not None:
         console.print(f"\nNo fused attention: {unavailable}", markup=False, soft_wrap=True)
     _show_speed(settings, out, console)
-    _show_learning(settings, out, console, ("naive",) if unavailable else ("naive", "fused"))
+    _show_learning(settings, out, console, ("eager",) if unavailable else ("eager", "fused"))
     console.print("\nFiles:")
     for path in sorted(out.iterdir()):
         console.print(f"  {path}", markup=False, soft_wrap=True)
@@ -92,7 +92,7 @@ def _show_speed(settings: DemoSettings, out: Path, console: Console) -> None:
 
 
 def _show_learning(
-    settings: DemoSettings, out: Path, console: Console, paths: tuple[AttentionPath, ...]
+    settings: DemoSettings, out: Path, console: Console, paths: tuple[AttnImplementation, ...]
 ) -> None:
     config = settings.training
     context = config.task.model.context
@@ -128,12 +128,12 @@ def _compare(learned: Mapping[str, Learned], console: Console) -> None:
     """Speed in the steps that both runs did, and how far their losses are apart."""
     if "fused" not in learned:
         return
-    naive, fused = learned["naive"].result, learned["fused"].result
-    steps = len(naive.rows)
-    apart = max(abs(a - b) for a, b in zip(naive.losses, fused.losses, strict=False))
+    eager, fused = learned["eager"].result, learned["fused"].result
+    steps = len(eager.rows)
+    apart = max(abs(a - b) for a, b in zip(eager.losses, fused.losses, strict=False))
     console.print(
         f"In {steps} steps, taken in turns, fused attention trained "
-        f"{naive.seconds / fused.rows[steps - 1].seconds:.2f} times as fast. The losses differ by "
+        f"{eager.seconds / fused.rows[steps - 1].seconds:.2f} times as fast. The losses differ by "
         f"at most {apart:.0e}: training magnifies rounding."
     )
 
@@ -143,7 +143,7 @@ def _write_sample(
 ) -> None:
     assert isinstance(model, GPT2)
     generator = torch.Generator().manual_seed(settings.training.seed)
-    written = write(
+    written = generate(
         model,
         tokens.encode(settings.prompt).tolist(),
         settings.sample_tokens,

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from transformer_kernels import torch_private
 from transformer_kernels.backends import Backend, FusedBackend, ReferenceBackend
 from transformer_kernels.backends.reference import reference_attention, reference_decode
-from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
+from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
 
 
 def attend(
@@ -24,29 +24,31 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    extras: Extras,
+    tensor_args: TensorArgs,
     problem: AttentionProblem,
 ) -> tuple[Tensor, Tensor]:
     """(o, lse), differentiable. The reference runs where a transform needs what kernels lack."""
     if isinstance(backend, ReferenceBackend) or _is_transformed(
-        q, k, v, extras.bias, extras.alibi_slopes
+        q, k, v, tensor_args.bias, tensor_args.alibi_slopes
     ):
-        return reference_attention(q, k, v, extras, problem)
-    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, extras.bias))
+        return reference_attention(q, k, v, tensor_args, problem)
+    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, tensor_args.bias))
     if not (needs_grad and torch.is_grad_enabled()):
-        o, lse, _ = backend.forward(q, k, v, extras, problem)
+        o, lse, _ = backend.forward(q, k, v, tensor_args, problem)
         return o, lse
     # torch.compile refuses an autograd.Function that is given one tensor twice.
     v = v.view_as(v) if v is q or v is k else v
     k = k.view_as(k) if k is q else k
-    if extras.k_segments is not None and extras.k_segments is extras.q_segments:
-        extras = extras._replace(k_segments=extras.k_segments.view_as(extras.k_segments))
-    o, lse = FusedAttention.apply(backend, problem, q, k, v, *extras)  # type: ignore[no-untyped-call]
+    if tensor_args.k_segments is not None and tensor_args.k_segments is tensor_args.q_segments:
+        tensor_args = tensor_args._replace(
+            k_segments=tensor_args.k_segments.view_as(tensor_args.k_segments)
+        )
+    o, lse = FusedAttention.apply(backend, problem, q, k, v, *tensor_args)  # type: ignore[no-untyped-call]
     return o, lse
 
 
 def decode(
-    backend: Backend, q: Tensor, cache: KeyCache, problem: AttentionProblem
+    backend: Backend, q: Tensor, cache: KVCache, problem: AttentionProblem
 ) -> tuple[Tensor, Tensor]:
     """(o, lse). The reference, which alone is differentiable, runs inside transforms."""
     if isinstance(backend, ReferenceBackend) or _is_transformed(
@@ -66,7 +68,7 @@ def _is_transformed(*tensors: Tensor | None) -> bool:
 
 
 class FusedAttention(torch.autograd.Function):
-    """(o, lse) from q, k, v and the extras; differentiable in q, k, v and bias."""
+    """(o, lse) from q, k, v and the tensor_args; differentiable in q, k, v and bias."""
 
     @staticmethod
     def forward(
@@ -76,10 +78,10 @@ class FusedAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *extras: Tensor | None,
+        *tensor_args: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        o, lse, block_summary = backend.forward(q, k, v, Extras(*extras), problem)
-        ctx.save_for_backward(q, k, v, o, lse, block_summary, *extras)
+        o, lse, block_mask = backend.forward(q, k, v, TensorArgs(*tensor_args), problem)
+        ctx.save_for_backward(q, k, v, o, lse, block_mask, *tensor_args)
         ctx.backend, ctx.problem = backend, problem
         ctx.set_materialize_grads(False)
         return o, lse
@@ -89,13 +91,19 @@ class FusedAttention(torch.autograd.Function):
         do, dlse = output_grads
         if do is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
-        q, k, v, o, lse, block_summary, *extras = ctx.saved_tensors
+        q, k, v, o, lse, block_mask, *tensor_args = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        saved = SavedForBackward(q, k, v, o, lse, block_summary)
+        saved = SavedForBackward(q, k, v, o, lse, block_mask)
         grads = first_order(
-            ctx.backend, ctx.problem, do, dlse, saved, Extras(*extras), ctx.needs_input_grad[5]
+            ctx.backend,
+            ctx.problem,
+            do,
+            dlse,
+            saved,
+            TensorArgs(*tensor_args),
+            ctx.needs_input_grad[5],
         )
-        return None, None, *grads, *(None,) * (len(extras) - 1)
+        return None, None, *grads, *(None,) * (len(tensor_args) - 1)
 
 
 def first_order(
@@ -104,16 +112,16 @@ def first_order(
     do: Tensor,
     dlse: Tensor | None,
     saved: SavedForBackward,
-    extras: Extras,
+    tensor_args: TensorArgs,
     bias_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(dq, dk, dv, dbias), with a graph of their own under `create_graph=True`."""
     if torch.is_grad_enabled():
         grads: tuple[Tensor, Tensor, Tensor, Tensor | None] = FusedAttentionBackward.apply(  # type: ignore[no-untyped-call]
-            backend, problem, bias_needs_grad, do, dlse, *saved, *extras
+            backend, problem, bias_needs_grad, do, dlse, *saved, *tensor_args
         )
         return grads
-    return backend.backward(do, dlse, saved, extras, problem, bias_needs_grad=bias_needs_grad)
+    return backend.backward(do, dlse, saved, tensor_args, problem, bias_needs_grad=bias_needs_grad)
 
 
 class FusedAttentionBackward(torch.autograd.Function):
@@ -132,22 +140,22 @@ class FusedAttentionBackward(torch.autograd.Function):
         v: Tensor,
         o: Tensor,
         lse: Tensor,
-        block_summary: Tensor | None,
-        *extras: Tensor | None,
+        block_mask: Tensor | None,
+        *tensor_args: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        ctx.save_for_backward(do, dlse, q, k, v, *extras)
+        ctx.save_for_backward(do, dlse, q, k, v, *tensor_args)
         ctx.problem, ctx.bias_needs_grad = problem, bias_needs_grad
         ctx.set_materialize_grads(False)
-        saved = SavedForBackward(q, k, v, o.detach(), lse.detach(), block_summary)
+        saved = SavedForBackward(q, k, v, o.detach(), lse.detach(), block_mask)
         return backend.backward(
-            do, dlse, saved, Extras(*extras), problem, bias_needs_grad=bias_needs_grad
+            do, dlse, saved, TensorArgs(*tensor_args), problem, bias_needs_grad=bias_needs_grad
         )
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         do, dlse, q, k, v, *rest = ctx.saved_tensors
         ddo, ddlse, ddq, ddk, ddv, ddbias = _second_order(
-            do, dlse, q, k, v, Extras(*rest), ctx.problem, ctx.bias_needs_grad, output_grads
+            do, dlse, q, k, v, TensorArgs(*rest), ctx.problem, ctx.bias_needs_grad, output_grads
         )
         return (
             None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, ddbias,
@@ -161,7 +169,7 @@ def _second_order(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    extras: Extras,
+    tensor_args: TensorArgs,
     problem: AttentionProblem,
     bias_needs_grad: bool,
     output_grads: tuple[Tensor | None, ...],
@@ -175,8 +183,8 @@ def _second_order(
     with torch.enable_grad():
         do, q, k, v = (_separate(x, again) for x in (do, q, k, v))
         dlse = None if dlse is None else _separate(dlse, again)
-        bias = None if extras.bias is None else _separate(extras.bias, again)
-        o, lse = reference_attention(q, k, v, extras._replace(bias=bias), problem)
+        bias = None if tensor_args.bias is None else _separate(tensor_args.bias, again)
+        o, lse = reference_attention(q, k, v, tensor_args._replace(bias=bias), problem)
         first = torch.autograd.grad(
             [o] if dlse is None else [o, lse],
             [q, k, v, bias] if bias is not None and bias_needs_grad else [q, k, v],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from transformer_kernels.backends import BACKENDS, Backend
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 
 def names() -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Explanation:
 
 
 def explanation(
-    problem: AttentionProblem, name: str, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    problem: AttentionProblem, name: str, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
 ) -> Explanation:
     """The same choice as `choose`, told instead of made."""
     candidates = BACKENDS if name == "auto" else (_named(name),)
@@ -74,7 +74,7 @@ def explanation(
     return Explanation(
         problem,
         None if chosen is None else chosen.name,
-        None if chosen is None else chosen.kernel(problem, q, k, v, extras),
+        None if chosen is None else chosen.kernel(problem, q, k, v, tensor_args),
         reasons,
     )
 

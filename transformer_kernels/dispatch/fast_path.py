@@ -21,8 +21,8 @@ from transformer_kernels.backends.native import extension
 from transformer_kernels.dispatch.autograd import first_order
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import BoundMask, bind
-from transformer_kernels.problem import Extras, SavedForBackward
+from transformer_kernels.masks.resolved import ResolvedMask, resolve
+from transformer_kernels.problem import SavedForBackward, TensorArgs
 from transformer_kernels.problem.attention import build_problem
 from transformer_kernels.problem.decode import decode_diagonals
 from transformer_kernels.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
@@ -32,7 +32,7 @@ if extension.unavailable_reason() is None:
     direct_backward = extension.compiled.direct_backward
     direct_decode = extension.compiled.direct_decode
 
-_EVERYTHING = BoundMask()
+_EVERYTHING = ResolvedMask()
 _CPU = CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
 
@@ -56,17 +56,19 @@ def attend(
         return None
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
         return None
-    bound = _bound(mask, q, k) if q.is_cpu else None
-    if bound is None:
+    resolved = _resolve(mask, q, k) if q.is_cpu else None
+    if resolved is None:
         return None
-    o, summary = torch.empty_like(q), _empty_summary(bound, q, k)
+    o, block_mask = torch.empty_like(q), _empty_block_mask(resolved, q, k)
     if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        return o if direct_forward(q, k, v, *bound, summary, scale, grouped, o, None) else None
+        return (
+            o if direct_forward(q, k, v, *resolved, block_mask, scale, grouped, o, None) else None
+        )
     lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q))
-    if not direct_forward(q, k, v, *bound, summary, scale, grouped, o, lse):
+    if not direct_forward(q, k, v, *resolved, block_mask, scale, grouped, o, lse):
         return None
-    computed = o, lse, summary
-    result: Tensor = _apply(q, k, v, computed, bound, scale)
+    computed = o, lse, block_mask
+    result: Tensor = _apply(q, k, v, computed, resolved, scale)
     return result
 
 
@@ -74,7 +76,7 @@ def decode(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None,
     mask: Mask | None,
     scale: float | None,
@@ -86,7 +88,7 @@ def decode(
         type(q) in _PLAIN_TYPES
         and type(k_cache) in _PLAIN_TYPES
         and type(v_cache) in _PLAIN_TYPES
-        and type(lengths) is Tensor
+        and type(cache_seqlens) is Tensor
         and (block_table is None or type(block_table) is Tensor)
     ):
         return None
@@ -98,11 +100,11 @@ def decode(
     ):
         return None
     o = torch.empty_like(q)
-    given = q, k_cache, v_cache, lengths, block_table
+    given = q, k_cache, v_cache, cache_seqlens, block_table
     return o if direct_decode(*given, *diagonals, scale, o) else None
 
 
-def _bound(mask: Mask | None, q: Tensor, k: Tensor) -> BoundMask | None:
+def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
     """None where something does not fit, or is on another device."""
     if mask is None:
         return _EVERYTHING
@@ -111,7 +113,7 @@ def _bound(mask: Mask | None, q: Tensor, k: Tensor) -> BoundMask | None:
     try:
         B, H, M, _ = q.shape
         _, _, N, _ = k.shape
-        return bind(mask, B, H, M, N)
+        return resolve(mask, B, H, M, N)
     except (ValueError, RuntimeError):
         return None
 
@@ -125,11 +127,11 @@ def _diagonals(mask: Mask | None) -> tuple[int, int] | None:
     return decode_diagonals(mask) if plain else None
 
 
-def _empty_summary(bound: BoundMask, q: Tensor, k: Tensor) -> Tensor | None:
-    """Room for the block summary; None where there is none."""
-    if not schema.needs_summary(bound):
+def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | None:
+    """Room for the block block_mask; None where there is none."""
+    if not schema.needs_block_mask(resolved):
         return None
-    shape = schema.summary_shape(q, k, bound.q_segments, bound.dense, bound.layout)
+    shape = schema.block_mask_shape(q, k, resolved.q_segments, resolved.dense, resolved.layout)
     return torch.empty(shape, dtype=torch.uint8)
 
 
@@ -151,29 +153,29 @@ class DirectAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         computed: tuple[Tensor, Tensor, Tensor | None],
-        bound: BoundMask,
+        resolved: ResolvedMask,
         scale: float | None,
     ) -> Tensor:
-        o, lse, summary = computed
-        low, high, *tensors, block_size = bound
-        ctx.save_for_backward(q, k, v, o, lse, summary, *tensors)
+        o, lse, block_mask = computed
+        low, high, *tensors, block_size = resolved
+        ctx.save_for_backward(q, k, v, o, lse, block_mask, *tensors)
         ctx.numbers = low, high, block_size, scale
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, summary, *tensors = ctx.saved_tensors
+        q, k, v, o, lse, block_mask, *tensors = ctx.saved_tensors
         low, high, block_size, scale = ctx.numbers
         if not (torch.is_grad_enabled() or calls_are_observed()):
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            bound = BoundMask._make((low, high, *tensors, block_size))
-            if direct_backward(q, k, v, *bound, summary, scale, o, lse, do, dq, dk, dv):
+            resolved = ResolvedMask._make((low, high, *tensors, block_size))
+            if direct_backward(q, k, v, *resolved, block_mask, scale, o, lse, do, dq, dk, dv):
                 return dq, dk, dv, None, None, None
         problem, _ = build_problem(q, k, v, None, None, scale, None, 0.0, None, None)
         problem = replace(problem, diagonal_low=low, diagonal_high=high, block_size=block_size)
-        saved = SavedForBackward(q, k, v, o, lse, summary)
-        extras = Extras(None, None, None, *tensors)
-        grads = first_order(_CPU, problem, do, None, saved, extras, False)
+        saved = SavedForBackward(q, k, v, o, lse, block_mask)
+        tensor_args = TensorArgs(None, None, None, *tensors)
+        grads = first_order(_CPU, problem, do, None, saved, tensor_args, False)
         return *grads[:3], None, None, None
 
 

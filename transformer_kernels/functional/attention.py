@@ -109,10 +109,12 @@ def attention(
         if plain_o is not None:
             return plain_o
     q, k, v = cast_for_autocast(q, k, v)
-    problem, extras = build_problem(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
+    problem, tensor_args = build_problem(
+        q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks
+    )
     chosen = choose(problem, backend)
     with without_autocast(q.device.type):
-        o, lse = attend(chosen, q, k, v, extras, problem)
+        o, lse = attend(chosen, q, k, v, tensor_args, problem)
     if sinks is not None:
         o, lse = join_sinks(o, lse, sinks)
     return (o, lse) if return_lse else o

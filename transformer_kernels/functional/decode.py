@@ -21,7 +21,7 @@ def attention_decode(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None = None,
     *,
     mask: Mask | None = None,
@@ -39,7 +39,7 @@ def attention_decode(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None = None,
     *,
     mask: Mask | None = None,
@@ -56,7 +56,7 @@ def attention_decode(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None = None,
     *,
     mask: Mask | None = None,
@@ -67,12 +67,12 @@ def attention_decode(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of each sequence's last M tokens to the keys and values that were kept of it.
+    """Attention of each sequence's last M tokens to its cached keys and values.
 
-    Sequence b has lengths[b] keys, those of its last M tokens among them: query i is the token at
-    lengths[b] - M + i, and sees the keys up to its own. What lies behind lengths[b] is not read.
-    `append_to_cache` puts new keys and values where they belong. For inference: the caches are read
-    in place and nothing is differentiated, but by "reference".
+    Sequence b has cache_seqlens[b] keys, including those of its last M tokens: query i is the token
+    at position cache_seqlens[b] - M + i and sees the keys up to its own. Positions from
+    cache_seqlens[b] on are not read. `append_to_cache` writes new keys and values. For inference:
+    the caches are read in place, and only the backend "reference" is differentiable.
 
     Args:
         q: queries (B, H_q, M, D) of the last M tokens; float16, bfloat16, float32 or float64, any
@@ -81,14 +81,14 @@ def attention_decode(
             H_kv (GQA, MQA), N the positions that there is room for. With a block table pages of
             keys (pages, H_kv, page_size, D), of any size; multiples of 16 are read in place.
         v_cache: values (B, H_kv, N, D_v), or pages (pages, H_kv, page_size, D_v).
-        lengths: (B,) int32 or int64 on q's device: how many positions are in use, the new tokens'
-            included. Where one is below M, the queries before position 0 see nothing.
+        cache_seqlens: (B,) int32 or int64 on q's device: the number of positions in use, including
+            the new tokens. Queries at negative positions (cache_seqlens[b] < M) see no key.
         block_table: (B, most pages) int32 or int64: position j of sequence b is row j % page_size
             of page block_table[b, j // page_size]. Entries behind the last page in use may be
             anything.
         mask: windows with align="bottom_right", instead of the causal mask that None stands for:
             `Mask.window(left, 0, align="bottom_right")` is causal too; `Mask()` shows every query
-            all lengths[b] keys. With M = 1 it and None are the same.
+            all cache_seqlens[b] keys. With M = 1 it and None are the same.
         bias: `alibi(slopes, align="bottom_right")`.
         scale: multiplies q k^T; 1/sqrt(D) unless given.
         softcap: scores become softcap * tanh(score / softcap), before the bias.
@@ -102,9 +102,9 @@ def attention_decode(
 
     Raises:
         TypeError, ValueError: an argument is not as above, something requires grad in grad mode
-            (unless backend="reference"), or the named backend cannot take it. On a GPU the values
-            of lengths and block_table are not looked at, and nothing waits for it; in compiled code
-            the kernels look at them.
+            (unless backend="reference"), or the named backend does not support the call. On a GPU
+            the values of cache_seqlens and block_table are not checked, so that the host never
+            waits for the device; in compiled code the kernels check them.
 
     Autocast casts nothing here: caches are large, and q has their dtype.
 
@@ -117,7 +117,7 @@ def attention_decode(
         and not return_lse
         and backend in ("auto", "cpu")
     ):
-        plain_o = fast_path.decode(q, k_cache, v_cache, lengths, block_table, mask, scale)
+        plain_o = fast_path.decode(q, k_cache, v_cache, cache_seqlens, block_table, mask, scale)
         if plain_o is not None:
             return plain_o
     if backend != "reference":
@@ -125,7 +125,7 @@ def attention_decode(
             {"q": q, "k_cache": k_cache, "v_cache": v_cache, "bias": bias, "sinks": sinks}
         )
     problem, cache = build_decode_problem(
-        q, k_cache, v_cache, lengths, block_table, mask, bias, scale, softcap, sinks
+        q, k_cache, v_cache, cache_seqlens, block_table, mask, bias, scale, softcap, sinks
     )
     chosen = choose(problem, backend)
     with without_autocast(q.device.type):

@@ -31,5 +31,7 @@ def explain(
     q, k, v = cast_for_autocast(q, k, v)
     # A seed of its own, lest explaining draw one from torch's generator.
     seed = 0 if seed is None else seed
-    problem, extras = build_problem(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
-    return explanation(problem, backend, q, k, v, extras)
+    problem, tensor_args = build_problem(
+        q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks
+    )
+    return explanation(problem, backend, q, k, v, tensor_args)

@@ -15,7 +15,7 @@ def append_to_cache(
     v_cache: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None = None,
 ) -> None:
     """Writes the keys and values of each sequence's last M tokens, in place.
@@ -25,15 +25,15 @@ def append_to_cache(
         v_cache: likewise.
         k: (B, H_kv, M, D) in the caches' dtype.
         v: (B, H_kv, M, D_v).
-        lengths: (B,) as `attention_decode` takes them: with these M tokens, so that token i goes to
-            position lengths[b] - M + i. At least M.
+        cache_seqlens: (B,) as for `attention_decode`, including these M tokens: token i goes to
+            position cache_seqlens[b] - M + i. At least M.
         block_table: as `attention_decode` takes it.
 
     Raises:
         TypeError, ValueError: an argument is not as above. On a GPU, and in compiled code, the
-            values of lengths and block_table are not looked at.
+            values of cache_seqlens and block_table are not looked at.
     """
-    check_cache(k, k_cache, v_cache, lengths, block_table, _NAMES)
+    check_cache(k, k_cache, v_cache, cache_seqlens, block_table, _NAMES)
     if v.shape != (*k.shape[:3], v_cache.shape[3]) or k.shape[1] != k_cache.shape[1]:
         raise ValueError(
             "k and v must be (B, H_kv, M, D) and (B, H_kv, M, D_v) of the caches' heads and "
@@ -43,13 +43,13 @@ def append_to_cache(
     if v.dtype != k.dtype:
         raise TypeError(f"k and v must share a dtype, got k {k.dtype}, v {v.dtype}")
     B, _, M, _ = k.shape
-    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
-        for b, length in enumerate(lengths.tolist()):
+    if cache_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        for b, length in enumerate(cache_seqlens.tolist()):
             if length < M:
-                raise ValueError(f"lengths must be at least M = {M}, got {length} at {b}")
-    position = lengths[:, None].long() - M + torch.arange(M, device=lengths.device)
+                raise ValueError(f"cache_seqlens must be at least M = {M}, got {length} at {b}")
+    position = cache_seqlens[:, None].long() - M + torch.arange(M, device=cache_seqlens.device)
     if block_table is None:
-        page, row = torch.arange(B, device=lengths.device)[:, None], position
+        page, row = torch.arange(B, device=cache_seqlens.device)[:, None], position
     else:
         page = block_table.long().gather(1, position // k_cache.shape[2])
         row = position % k_cache.shape[2]

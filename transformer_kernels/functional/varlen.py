@@ -119,13 +119,13 @@ def attention_varlen(
     Source: docs/attention.md, section 6.
     """
     q, k, v = cast_for_autocast(q, k, v)
-    problem, extras = build_varlen_problem(
+    problem, tensor_args = build_varlen_problem(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         mask, bias, scale, softcap, dropout_p, seed, sinks,
     )  # fmt: skip
     chosen = choose(problem, backend)
     with without_autocast(q.device.type):
-        o, lse = attend(chosen, one_entry(q), one_entry(k), one_entry(v), extras, problem)
+        o, lse = attend(chosen, one_entry(q), one_entry(k), one_entry(v), tensor_args, problem)
     if sinks is not None:
         o, lse = join_sinks(o, lse, sinks)
         row = torch.arange(q.shape[0], device=q.device)

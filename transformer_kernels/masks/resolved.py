@@ -1,4 +1,4 @@
-"""A mask bound to sizes: at most one constraint of each kind is left, in the form kernels read."""
+"""A mask resolved against sizes: at most one constraint of each kind, as kernels read it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNBOUNDED = 1 << 62
 _Ids = tuple[Tensor, Tensor]
 
 
-class BoundMask(NamedTuple):
+class ResolvedMask(NamedTuple):
     """Visible: i + diagonal_low <= j <= i + diagonal_high, and whatever else is not None."""
 
     diagonal_low: int = -UNBOUNDED
@@ -38,7 +38,7 @@ class BoundMask(NamedTuple):
     block_size: int = 0
 
 
-def bind(mask: Mask | None, B: int, H: int, M: int, N: int) -> BoundMask:
+def resolve(mask: Mask | None, B: int, H: int, M: int, N: int) -> ResolvedMask:
     """Checks the mask against the sizes and merges constraints of the same kind."""
     low, high = -UNBOUNDED, UNBOUNDED
     start: Tensor | None = None
@@ -65,7 +65,7 @@ def bind(mask: Mask | None, B: int, H: int, M: int, N: int) -> BoundMask:
             case BlockSparse():
                 layout, size = _merge_blocks(layout, size, one, M, N)
     q_ids, k_ids = (None, None) if ids is None else ids
-    return BoundMask(low, high, start, end, q_ids, k_ids, shown, layout, size)
+    return ResolvedMask(low, high, start, end, q_ids, k_ids, shown, layout, size)
 
 
 def _merge_bounds(

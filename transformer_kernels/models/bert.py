@@ -23,7 +23,7 @@ from transformer_kernels.nn.attention import head_size
 from transformer_kernels.nn.blocks import Stack, TransformerBlock
 from transformer_kernels.nn.initial import STD, normal_weights
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
@@ -66,10 +66,13 @@ SIZES = {
 class Bert(nn.Module):
     """A vector for every token of a text, from all of the text.
 
-    `attention` chooses how attention is computed, not what: the weights of one path run on another.
+    `attn_implementation` selects how attention is computed, not its result: weights trained with
+    one run with the others.
     """
 
-    def __init__(self, config: BertConfig, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: BertConfig, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
@@ -87,7 +90,7 @@ class Bert(nn.Module):
                 bias=True,
                 dropout=config.dropout,
                 eps=config.eps,
-                attention=attention,
+                attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
         )
@@ -101,7 +104,7 @@ class Bert(nn.Module):
         *,
         heads: int | None = None,
         dropout: float = 0.1,
-        attention: AttentionPath = "fused",
+        attn_implementation: AttnImplementation = "fused",
     ) -> Bert:
         """The encoder with the weights of a file as HuggingFace publishes them, model.safetensors,
         whatever heads that has besides.
@@ -111,11 +114,11 @@ class Bert(nn.Module):
         those of `open_weights`, and a ValueError that names the tensor where one is missing, has a
         wrong shape or has no place here.
         """
-        check_choice("attention", attention, AttentionPath)
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _layout("cls", "classifier")) as weights:
             config, state = _published_encoder(weights, heads, dropout)
             weights.check_all_taken()
-        return with_weights(lambda: cls(config, attention=attention), state)
+        return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
@@ -171,10 +174,12 @@ class BertForPreTraining(nn.Module):
     The embedding of tokens is also the projection to their logits: one parameter.
     """
 
-    def __init__(self, config: BertConfig, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: BertConfig, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Bert(config, attention=attention)
+        self.encoder = Bert(config, attn_implementation=attn_implementation)
         self.transform = nn.Linear(config.width, config.width)
         self.activation = nn.GELU()
         self.transform_norm = nn.LayerNorm(config.width, eps=config.eps)
@@ -190,10 +195,10 @@ class BertForPreTraining(nn.Module):
         *,
         heads: int | None = None,
         dropout: float = 0.1,
-        attention: AttentionPath = "fused",
+        attn_implementation: AttnImplementation = "fused",
     ) -> BertForPreTraining:
         """As `Bert.from_safetensors`, of a file that has both heads of the pre-training."""
-        check_choice("attention", attention, AttentionPath)
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _layout("classifier")) as weights:
             config, encoder = _published_encoder(weights, heads, dropout)
             state = {f"encoder.{name}": tensor for name, tensor in encoder.items()}
@@ -201,7 +206,7 @@ class BertForPreTraining(nn.Module):
             weights.check_tied("cls.predictions.decoder.weight", encoder["embedding.weight"])
             weights.check_tied("cls.predictions.decoder.bias", state["token_bias"])
             weights.check_all_taken()
-        return with_weights(lambda: cls(config, attention=attention), state)
+        return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
@@ -219,12 +224,12 @@ class BertForClassification(nn.Module):
     """Which of some classes a text is of."""
 
     def __init__(
-        self, config: BertConfig, classes: int, *, attention: AttentionPath = "fused"
+        self, config: BertConfig, classes: int, *, attn_implementation: AttnImplementation = "fused"
     ) -> None:
         super().__init__()
         check_positive("classes", classes)
         self.config = config
-        self.encoder = Bert(config, attention=attention)
+        self.encoder = Bert(config, attn_implementation=attn_implementation)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.width, classes)
         normal_weights(self.classifier)
@@ -237,11 +242,11 @@ class BertForClassification(nn.Module):
         classes: int | None = None,
         heads: int | None = None,
         dropout: float = 0.1,
-        attention: AttentionPath = "fused",
+        attn_implementation: AttnImplementation = "fused",
     ) -> BertForClassification:
         """As `Bert.from_safetensors`. With `classes` the last layer is a new one, to be trained;
         without, the file's own, which it must have."""
-        check_choice("attention", attention, AttentionPath)
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
         if classes is not None:
             check_positive("classes", classes)
         unused = ("cls",) if classes is None else ("cls", "classifier")
@@ -255,7 +260,9 @@ class BertForClassification(nn.Module):
                 state["classifier.weight"] = STD * torch.randn(classes, config.width)
                 state["classifier.bias"] = torch.zeros(classes)
             weights.check_all_taken()
-        return with_weights(lambda: cls(config, classes, attention=attention), state)
+        return with_weights(
+            lambda: cls(config, classes, attn_implementation=attn_implementation), state
+        )
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
@@ -318,9 +325,9 @@ def _published_block(
         ("attention.self.query", "attention.queries", width, width),
         ("attention.self.key", "attention.keys", width, width),
         ("attention.self.value", "attention.values", width, width),
-        ("attention.output.dense", "attention.unify", width, width),
-        ("intermediate.dense", "feed_forward.expand", width, hidden),
-        ("output.dense", "feed_forward.contract", hidden, width),
+        ("attention.output.dense", "attention.out_proj", width, width),
+        ("intermediate.dense", "feed_forward.up_proj", width, hidden),
+        ("output.dense", "feed_forward.down_proj", hidden, width),
     ):
         state |= weights.linear(theirs + name, ours + layer, inputs, outputs)
     state |= weights.norm(theirs + "attention.output.LayerNorm", ours + "attention_norm", width)

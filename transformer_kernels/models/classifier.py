@@ -15,7 +15,7 @@ from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import HeadForm, head_size
 from transformer_kernels.nn.blocks import Norm, Stack, TransformerBlock
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
@@ -62,10 +62,13 @@ of films, whose width, heads and vocabulary are those of the experiment it links
 class Classifier(nn.Module):
     """Log-probabilities of the classes of a text.
 
-    `attention` chooses how attention is computed, not what: the weights of one path run on another.
+    `attn_implementation` selects how attention is computed, not its result: weights trained with
+    one run with the others.
     """
 
-    def __init__(self, config: ClassifierConfig, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: ClassifierConfig, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
@@ -78,7 +81,7 @@ class Classifier(nn.Module):
                 norm=config.norm,
                 form=config.form,
                 dropout=config.dropout,
-                attention=attention,
+                attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import attend
-from transformer_kernels.nn.options import AttentionPath, check_choice, check_positive
+from transformer_kernels.nn.options import AttnImplementation, check_choice, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,16 @@ class FactTableConfig:
 class FactTable(nn.Module):
     """`rows` keys and their values, both learned.
 
-    `attention` chooses how the soft way is computed, not what.
+    `attn_implementation` selects how the soft lookup is computed, not its result.
     """
 
-    def __init__(self, config: FactTableConfig, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: FactTableConfig, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
-        check_choice("attention", attention, AttentionPath)
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
         self.config = config
-        self.attention = attention
+        self.attn_implementation = attn_implementation
         self.keys = nn.Parameter(torch.randn(config.rows, config.width))
         self.values = nn.Parameter(torch.randn(config.rows, config.value_width))
 
@@ -80,7 +82,7 @@ class FactTable(nn.Module):
             self.values.expand(B, 1, -1, -1),
             mask=mask,
             scale=None if self.config.scaled else 1.0,
-            attention=self.attention,
+            attn_implementation=self.attn_implementation,
         )[:, 0]
         return o if queries.dim() == 3 else o[0]
 

@@ -13,7 +13,7 @@ from transformer_kernels.nn.cache import KeyValueCache
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What `write` asks of a model, which is an `nn.Module`."""
+    """What `generate` asks of a model, which is an `nn.Module`."""
 
     @property
     def context(self) -> int:
@@ -26,8 +26,8 @@ class LanguageModel(Protocol):
         """tokens (B, T) int64, those after what the cache has -> logits (B, T, vocabulary)."""
 
 
-def check_writing(prompt: Sequence[int], length: int, temperature: float) -> None:
-    """ValueError for what `write` cannot do."""
+def check_generation_arguments(prompt: Sequence[int], length: int, temperature: float) -> None:
+    """ValueError for what `generate` cannot do."""
     if not prompt:
         raise ValueError(f"prompt must have at least one token to go on from, got {prompt!r}")
     if length < 0:
@@ -36,7 +36,7 @@ def check_writing(prompt: Sequence[int], length: int, temperature: float) -> Non
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
 
 
-def write(
+def generate(
     model: LanguageModel,
     prompt: Sequence[int],
     length: int,
@@ -51,13 +51,13 @@ def write(
     softmax(logits / temperature), and read back as input; temperature 0 takes the likeliest. The
     model sees the last `context` tokens: while that is all of them their keys and values are kept,
     unless `cached` is False; beyond, positions move with every token, and all is computed anew.
-    Dropout is off meanwhile. ValueError as `check_writing` has it.
+    Dropout is off meanwhile. ValueError as `check_generation_arguments` has it.
     """
-    check_writing(prompt, length, temperature)
-    return _write(model, list(prompt), length, temperature, generator, cached)
+    check_generation_arguments(prompt, length, temperature)
+    return _generate(model, list(prompt), length, temperature, generator, cached)
 
 
-def _write(
+def _generate(
     model: LanguageModel,
     text: list[int],
     length: int,
@@ -87,7 +87,7 @@ def _last_logits(model: LanguageModel, tokens: list[int], cache: KeyValueCache |
 
 
 def sample(logits: Tensor, temperature: float, generator: torch.Generator | None = None) -> int:
-    """A token of logits (vocabulary,) float64, as `write` draws it."""
+    """A token of logits (vocabulary,) float64, as `generate` draws it."""
     if temperature == 0.0:
         return int(logits.argmax())
     # Relative to the largest, so that a tiny temperature gives -inf, and never inf - inf.

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.models.generation import write
+from transformer_kernels.models.generation import generate
 from transformer_kernels.nn.attention import HeadForm, head_size
 from transformer_kernels.nn.blocks import Activation, Norm, Stack, TransformerBlock
 from transformer_kernels.nn.cache import KeyValueCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
@@ -64,10 +64,13 @@ for a laptop; and the model of the source, which is post-norm with wide heads.""
 class TextGenerator(nn.Module):
     """Logits of the next byte at every position of a text.
 
-    `attention` chooses how attention is computed, not what: the weights of one path run on another.
+    `attn_implementation` selects how attention is computed, not its result: weights trained with
+    one run with the others.
     """
 
-    def __init__(self, config: GeneratorConfig, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: GeneratorConfig, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(VOCABULARY, config.width)
@@ -81,7 +84,7 @@ class TextGenerator(nn.Module):
                 form=config.form,
                 activation=config.activation,
                 dropout=config.dropout,
-                attention=attention,
+                attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
         )
@@ -136,6 +139,6 @@ class TextGenerator(nn.Module):
     ) -> Iterator[int]:
         """Yields the bytes that follow `prompt`, one by one.
 
-        They are drawn as `write` has it; the model sees the last `context` bytes.
+        They are drawn as `generate` has it; the model sees the last `context` bytes.
         """
-        return write(self, prompt, length, temperature=temperature, generator=generator)
+        return generate(self, prompt, length, temperature=temperature, generator=generator)

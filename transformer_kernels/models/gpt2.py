@@ -22,7 +22,7 @@ from transformer_kernels.nn.blocks import Stack, TransformerBlock
 from transformer_kernels.nn.cache import KeyValueCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
@@ -66,7 +66,9 @@ class GPT2(nn.Module):
     has `write`, which continues a text.
     """
 
-    def __init__(self, config: GPT2Config, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: GPT2Config, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
@@ -80,7 +82,7 @@ class GPT2(nn.Module):
                 activation="gelu_tanh",
                 bias=True,
                 dropout=config.dropout,
-                attention=attention,
+                attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
         )
@@ -96,7 +98,7 @@ class GPT2(nn.Module):
         *,
         heads: int | None = None,
         dropout: float = 0.1,
-        attention: AttentionPath = "fused",
+        attn_implementation: AttnImplementation = "fused",
     ) -> GPT2:
         """The model with the weights of a file as HuggingFace publishes them, model.safetensors.
 
@@ -105,12 +107,12 @@ class GPT2(nn.Module):
         those of `open_weights`, and a ValueError that names the tensor where one is missing, has a
         wrong shape or has no place here.
         """
-        check_choice("attention", attention, AttentionPath)
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _LAYOUT) as weights:
             config = _published_config(weights, heads, dropout)
             state = _published_state(weights, config)
             weights.check_all_taken()
-        return with_weights(lambda: cls(config, attention=attention), state)
+        return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
 
     @property
     def context(self) -> int:
@@ -173,9 +175,9 @@ def _published_block(
     state |= weights.norm(theirs + "ln_2", ours + "feed_forward_norm", width)
     for name, layers, inputs, outputs in (
         ("attn.c_attn", ("attention.queries", "attention.keys", "attention.values"), width, width),
-        ("attn.c_proj", ("attention.unify",), width, width),
-        ("mlp.c_fc", ("feed_forward.expand",), width, 4 * width),
-        ("mlp.c_proj", ("feed_forward.contract",), 4 * width, width),
+        ("attn.c_proj", ("attention.out_proj",), width, width),
+        ("mlp.c_fc", ("feed_forward.up_proj",), width, 4 * width),
+        ("mlp.c_proj", ("feed_forward.down_proj",), 4 * width, width),
     ):
         together = len(layers) * outputs
         weight = weights.take(f"{theirs}{name}.weight", (inputs, together)).split(outputs, dim=1)

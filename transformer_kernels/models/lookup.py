@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels.models.fact_table import FactTable, FactTableConfig
-from transformer_kernels.nn.options import AttentionPath, check_positive
+from transformer_kernels.nn.options import AttnImplementation, check_positive
 from transformer_kernels.nn.padding import check_lengths, clear_padding, mean_of_text
 
 
@@ -38,15 +38,17 @@ SIZES = {"demo": LookupConfig(vocabulary=1, rows=1, width=64)}
 class Lookup(nn.Module):
     """Which fact of a table answers a question.
 
-    `attention` chooses how the soft way is computed, not what.
+    `attn_implementation` selects how the soft lookup is computed, not its result.
     """
 
-    def __init__(self, config: LookupConfig, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: LookupConfig, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         sizes = FactTableConfig(rows=config.rows, width=config.width, value_width=config.rows)
-        self.table = FactTable(sizes, attention=attention)
+        self.table = FactTable(sizes, attn_implementation=attn_implementation)
         self.table.values = nn.Parameter(torch.eye(config.rows), requires_grad=False)
         nn.init.normal_(self.table.keys, std=0.02)
 

@@ -17,7 +17,7 @@ from transformer_kernels.nn.attention import head_size
 from transformer_kernels.nn.blocks import DecoderBlock, Norm, Stack, TransformerBlock
 from transformer_kernels.nn.cache import KeyValueCache
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
@@ -87,10 +87,13 @@ class Memory:
 class Translator(nn.Module):
     """Logits of the next token of a translation.
 
-    `attention` chooses how attention is computed, not what: the weights of one path run on another.
+    `attn_implementation` selects how attention is computed, not its result: weights trained with
+    one run with the others.
     """
 
-    def __init__(self, config: TranslatorConfig, *, attention: AttentionPath = "fused") -> None:
+    def __init__(
+        self, config: TranslatorConfig, *, attn_implementation: AttnImplementation = "fused"
+    ) -> None:
         super().__init__()
         self.config = config
         width = config.width
@@ -103,8 +106,8 @@ class Translator(nn.Module):
             self.projection = nn.Linear(width, config.target_vocabulary, bias=False)
         self.positions = SinusoidalPositions(config.context, width)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = _stack(TransformerBlock, config, attention)
-        self.decoder = _stack(DecoderBlock, config, attention)
+        self.encoder = _stack(TransformerBlock, config, attn_implementation)
+        self.decoder = _stack(DecoderBlock, config, attn_implementation)
         self.encoder_norm, self.decoder_norm = (
             nn.LayerNorm(width) if config.norm == "pre" else nn.Identity() for _ in range(2)
         )
@@ -238,7 +241,9 @@ class Translator(nn.Module):
 
 
 def _stack(
-    block: type[TransformerBlock | DecoderBlock], config: TranslatorConfig, attention: AttentionPath
+    block: type[TransformerBlock | DecoderBlock],
+    config: TranslatorConfig,
+    attn_implementation: AttnImplementation,
 ) -> Stack:
     return Stack(
         block(
@@ -247,7 +252,7 @@ def _stack(
             norm=config.norm,
             hidden=config.hidden,
             dropout=config.dropout,
-            attention=attention,
+            attn_implementation=attn_implementation,
         )
         for _ in range(config.layers)
     )

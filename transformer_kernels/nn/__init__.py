@@ -19,12 +19,12 @@ from transformer_kernels.nn.blocks import (
 )
 from transformer_kernels.nn.cache import KeyValueCache, LayerCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.nn.positions import LearnedPositions, SinusoidalPositions, sinusoids
 
 __all__ = [
     "Activation",
-    "AttentionPath",
+    "AttnImplementation",
     "DecoderBlock",
     "FeedForward",
     "HeadForm",

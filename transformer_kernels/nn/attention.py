@@ -10,7 +10,7 @@ from transformer_kernels.functional.attention import attention as attention_oper
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.cache import LayerCache
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
@@ -31,19 +31,19 @@ def attend(
     mask: Mask | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    attention: AttentionPath = "fused",
+    attn_implementation: AttnImplementation = "fused",
 ) -> Tensor:
     """Masked scaled dot-product attention, computed the way `attention` names.
 
     Shapes: q (B, H, M, D), k (B, H, N, D), v (B, H, N, D_v) -> (B, H, M, D_v). `scale` defaults to
-    1/sqrt(D). The three ways agree to rounding; with dropout only "naive" and "fused" do, which
-    draw the same bits, while "torch" draws its own. "torch" stores the whole mask, unless it is
+    1/sqrt(D). The three ways agree to rounding; with dropout only "eager" and "fused" do, which
+    draw the same bits, while "sdpa" draws its own. "sdpa" stores the whole mask, unless it is
     None or exactly `Mask.causal()`.
     """
-    check_choice("attention", attention, AttentionPath)
-    if attention == "torch":
+    check_choice("attn_implementation", attn_implementation, AttnImplementation)
+    if attn_implementation == "sdpa":
         return _torch_attention(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p)
-    backend = "reference" if attention == "naive" else "auto"
+    backend = "reference" if attn_implementation == "eager" else "auto"
     return attention_operator(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p, backend=backend)
 
 
@@ -60,7 +60,7 @@ def _torch_attention(
     )
 
 
-def basic_self_attention(x: Tensor, *, attention: AttentionPath = "fused") -> Tensor:
+def basic_self_attention(x: Tensor, *, attn_implementation: AttnImplementation = "fused") -> Tensor:
     """softmax(x xᵀ) x: self-attention with no parameters and no scale; x and result (B, T, width).
 
     It sees a set: permuting the sequence permutes the result, and changes nothing else.
@@ -68,7 +68,7 @@ def basic_self_attention(x: Tensor, *, attention: AttentionPath = "fused") -> Te
     if x.dim() != 3:
         raise ValueError(f"x must be (batch, length, width), got shape {tuple(x.shape)}")
     head = x[:, None]
-    return attend(head, head, head, scale=1.0, attention=attention)[:, 0]
+    return attend(head, head, head, scale=1.0, attn_implementation=attn_implementation)[:, 0]
 
 
 def divide_by_fourth_root(x: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class MultiHeadAttention(nn.Module):
         bias: bool = False,
         dropout: float = 0.0,
         source_width: int | None = None,
-        attention: AttentionPath = "fused",
+        attn_implementation: AttnImplementation = "fused",
     ) -> None:
         """`source_width` is the width of what keys and values come from; `width` by default.
 
@@ -124,19 +124,19 @@ class MultiHeadAttention(nn.Module):
         """
         super().__init__()
         check_choice("scaling", scaling, Scaling)
-        check_choice("attention", attention, AttentionPath)
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
         check_probability("dropout", dropout)
         self.heads = heads
         self.head_size = head_size(width, heads, form)
         self.scaling = scaling
         self.dropout = dropout
-        self.attention = attention
+        self.attn_implementation = attn_implementation
         inner = heads * self.head_size
         source_width = width if source_width is None else source_width
         self.queries = nn.Linear(width, inner, bias=bias)
         self.keys = nn.Linear(source_width, inner, bias=bias)
         self.values = nn.Linear(source_width, inner, bias=bias)
-        self.unify = nn.Linear(inner, width)
+        self.out_proj = nn.Linear(inner, width)
 
     def forward(
         self,
@@ -159,7 +159,9 @@ class MultiHeadAttention(nn.Module):
         if mask is not None:
             raise ValueError(f"mask must be None with a cache, which is causal, got {mask}")
         q = self._queries(x)
-        return self._unify(cache.attend(q, k, v, scale=self._scale, attention=self.attention))
+        return self._out_proj(
+            cache.attend(q, k, v, scale=self._scale, attn_implementation=self.attn_implementation)
+        )
 
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Of `source` (B, N, source_width), each (B, heads, N, head_size), for `attend_to`."""
@@ -173,9 +175,10 @@ class MultiHeadAttention(nn.Module):
         dropout_p = self.dropout if self.training else 0.0
         o = attend(
             self._queries(x), k, v,
-            mask=mask, scale=self._scale, dropout_p=dropout_p, attention=self.attention,
+            mask=mask, scale=self._scale, dropout_p=dropout_p,
+            attn_implementation=self.attn_implementation,
         )  # fmt: skip
-        return self._unify(o)
+        return self._out_proj(o)
 
     @property
     def _scale(self) -> float | None:
@@ -185,8 +188,8 @@ class MultiHeadAttention(nn.Module):
         q = self._split(self.queries(x))
         return divide_by_fourth_root(q) if self.scaling == "inputs" else q
 
-    def _unify(self, o: Tensor) -> Tensor:
-        y: Tensor = self.unify(o.transpose(1, 2).flatten(2))
+    def _out_proj(self, o: Tensor) -> Tensor:
+        y: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
         return y
 
     def _split(self, projected: Tensor) -> Tensor:

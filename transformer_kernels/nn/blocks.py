@@ -12,7 +12,7 @@ from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import HeadForm, MultiHeadAttention
 from transformer_kernels.nn.cache import KeyValueCache, LayerCache
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
@@ -43,13 +43,13 @@ class FeedForward(nn.Module):
         check_positive("width", width)
         check_positive("hidden", hidden)
         check_choice("activation", activation, Activation)
-        self.expand = nn.Linear(width, hidden)
+        self.up_proj = nn.Linear(width, hidden)
         self.activation = _ACTIVATIONS[activation]()
-        self.contract = nn.Linear(hidden, width)
+        self.down_proj = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., width) -> the same shape."""
-        y: Tensor = self.contract(self.activation(self.expand(x)))
+        y: Tensor = self.down_proj(self.activation(self.up_proj(x)))
         return y
 
 
@@ -89,14 +89,19 @@ class TransformerBlock(_Block):
         bias: bool = False,
         dropout: float = 0.0,
         eps: float = 1e-5,
-        attention: AttentionPath = "fused",
+        attn_implementation: AttnImplementation = "fused",
     ) -> None:
         super().__init__()
         check_choice("norm", norm, Norm)
         check_probability("dropout", dropout)
         self.norm = norm
         self.attention = MultiHeadAttention(
-            width, heads, form=form, bias=bias, dropout=dropout, attention=attention
+            width,
+            heads,
+            form=form,
+            bias=bias,
+            dropout=dropout,
+            attn_implementation=attn_implementation,
         )
         self.feed_forward = FeedForward(width, hidden=hidden, activation=activation)
         self.attention_norm = nn.LayerNorm(width, eps=eps)
@@ -128,14 +133,16 @@ class DecoderBlock(_Block):
         bias: bool = False,
         dropout: float = 0.0,
         eps: float = 1e-5,
-        attention: AttentionPath = "fused",
+        attn_implementation: AttnImplementation = "fused",
     ) -> None:
         super().__init__()
         check_choice("norm", norm, Norm)
         check_probability("dropout", dropout)
         self.norm = norm
         self.attention, self.memory_attention = (
-            MultiHeadAttention(width, heads, bias=bias, dropout=dropout, attention=attention)
+            MultiHeadAttention(
+                width, heads, bias=bias, dropout=dropout, attn_implementation=attn_implementation
+            )
             for _ in range(2)
         )
         self.feed_forward = FeedForward(width, hidden=hidden, activation=activation)

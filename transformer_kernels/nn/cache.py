@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.nn.options import AttentionPath, check_positive
+from transformer_kernels.nn.options import AttnImplementation, check_positive
 
 
 class KeyValueCache:
@@ -74,7 +74,13 @@ class LayerCache:
 
     @torch.no_grad()
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, attention: AttentionPath
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None,
+        attn_implementation: AttnImplementation,
     ) -> Tensor:
         """Puts k and v (B, heads, M, head_size) at the end, to which all positions up to its own
         are shown to each query of q -> (B, heads, M, head_size), in the dtype of the cache, to
@@ -83,9 +89,9 @@ class LayerCache:
         self.keys[:, :, self.written - M : self.written] = k
         self.values[:, :, self.written - M : self.written] = v
         q = q.to(self.keys.dtype)
-        if attention == "torch":
+        if attn_implementation == "sdpa":
             return self._by_torch(q, scale)
-        backend = "reference" if attention == "naive" else "auto"
+        backend = "reference" if attn_implementation == "eager" else "auto"
         return attention_decode(
             q, self.keys, self.values, self.lengths, scale=scale, backend=backend
         )

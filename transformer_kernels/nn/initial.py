@@ -21,5 +21,5 @@ def smaller_branch_ends(model: nn.Module, *, layers: int) -> None:
     """Weights that end a residual branch: deviation 0.02 / sqrt(2 layers), so that the sum over the
     branches does not grow with depth. Source: GPT-2."""
     for name, parameter in model.named_parameters():
-        if name.endswith(("attention.unify.weight", "feed_forward.contract.weight")):
+        if name.endswith(("attention.out_proj.weight", "feed_forward.down_proj.weight")):
             nn.init.normal_(parameter, std=STD / (2 * layers) ** 0.5)

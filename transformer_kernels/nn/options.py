@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-AttentionPath = Literal["naive", "fused", "torch"]
+AttnImplementation = Literal["eager", "fused", "sdpa"]
 """naive: bmm, softmax, bmm in plain torch. fused: our kernels. torch: torch's own SDPA."""
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import BoundMask, bind
+from transformer_kernels.masks.resolved import ResolvedMask, resolve
 from transformer_kernels.problem.checks import check_tensors
-from transformer_kernels.problem.types import AttentionProblem, Extras
+from transformer_kernels.problem.types import AttentionProblem, TensorArgs
 from transformer_kernels.scores.alibi import Alibi
 
 
@@ -25,7 +25,7 @@ def build_problem(
     dropout_p: float,
     seed: int | Tensor | None,
     sinks: Tensor | None,
-) -> tuple[AttentionProblem, Extras]:
+) -> tuple[AttentionProblem, TensorArgs]:
     """The call as a problem; or an error that names the argument, its value and the rule."""
     check_tensors(q, k, v)
     return problem_of_tensors(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
@@ -42,11 +42,11 @@ def problem_of_tensors(
     dropout_p: float,
     seed: int | Tensor | None,
     sinks: Tensor | None,
-) -> tuple[AttentionProblem, Extras]:
+) -> tuple[AttentionProblem, TensorArgs]:
     """`build_problem` for q, k and v that `check_tensors` has seen."""
     B, H_q, M, D = q.shape
     _, H_kv, N, D_v = v.shape
-    bound = _bind_mask(mask, B, H_q, M, N, q.device)
+    resolved = _resolve_mask(mask, B, H_q, M, N, q.device)
     if bias is not None and not isinstance(bias, Tensor | Alibi):
         raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {bias!r}")
     slopes, alibi_offset = _alibi(bias, q, N)
@@ -62,31 +62,31 @@ def problem_of_tensors(
         scale=_scale(scale, D),
         softcap=_softcap(softcap),
         dropout_p=dropout_p,
-        diagonal_low=bound.diagonal_low,
-        diagonal_high=bound.diagonal_high,
-        block_size=bound.block_size,
+        diagonal_low=resolved.diagonal_low,
+        diagonal_high=resolved.diagonal_high,
+        block_size=resolved.block_size,
         alibi_offset=alibi_offset,
         alibi_slopes_need_grad=slopes is not None and slopes.requires_grad,
     )  # fmt: skip
-    extras = Extras(
+    tensor_args = TensorArgs(
         bias=_dense_bias(bias, q, N) if isinstance(bias, Tensor) else None,
         alibi_slopes=None if slopes is None else slopes.to(problem.accumulate_dtype),
         seed=_seed(seed, dropout_p, q.device),
-        key_start=bound.key_start,
-        key_end=bound.key_end,
-        q_segments=bound.q_segments,
-        k_segments=bound.k_segments,
-        dense=bound.dense,
-        layout=bound.layout,
+        key_start=resolved.key_start,
+        key_end=resolved.key_end,
+        q_segments=resolved.q_segments,
+        k_segments=resolved.k_segments,
+        dense=resolved.dense,
+        layout=resolved.layout,
     )
-    return problem, extras
+    return problem, tensor_args
 
 
-def _bind_mask(
+def _resolve_mask(
     mask: Mask | None, B: int, H: int, M: int, N: int, device: torch.device
-) -> BoundMask:
+) -> ResolvedMask:
     if mask is None:
-        return BoundMask()
+        return ResolvedMask()
     if not isinstance(mask, Mask):
         raise TypeError(
             f"mask must be a Mask or None, got {type(mask).__name__}; "
@@ -95,7 +95,7 @@ def _bind_mask(
     for name, tensor in mask.tensors():
         if tensor.device != device:
             raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {device}")
-    return bind(mask, B, H, M, N)
+    return resolve(mask, B, H, M, N)
 
 
 def _alibi(bias: object, q: Tensor, N: int) -> tuple[Tensor | None, int]:

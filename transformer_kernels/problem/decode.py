@@ -9,14 +9,14 @@ from torch import Tensor
 
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import UNBOUNDED, bind
+from transformer_kernels.masks.resolved import UNBOUNDED, resolve
 from transformer_kernels.problem.attention import problem_of_tensors
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
     check_windows,
 )
-from transformer_kernels.problem.types import AttentionProblem, KeyCache
+from transformer_kernels.problem.types import AttentionProblem, KVCache
 from transformer_kernels.scores.alibi import Alibi
 
 _NAMES = ("q", "k_cache", "v_cache")
@@ -27,20 +27,20 @@ def build_decode_problem(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None,
     mask: Mask | None,
     bias: Alibi | None,
     scale: float | None,
     softcap: float | None,
     sinks: Tensor | None,
-) -> tuple[AttentionProblem, KeyCache]:
+) -> tuple[AttentionProblem, KVCache]:
     """The call as a problem; or an error that names the argument, its value and the rule."""
-    check_cache(q, k_cache, v_cache, lengths, block_table, _NAMES)
+    check_cache(q, k_cache, v_cache, cache_seqlens, block_table, _NAMES)
     check_windows(mask, "for decoding")
     check_alibi_or_none(bias, "for decoding")
     _check_alignment(mask, bias)
-    problem, extras = problem_of_tensors(
+    problem, tensor_args = problem_of_tensors(
         q, k_cache, v_cache, None, bias, scale, softcap, 0.0, None, sinks
     )
     low, high = decode_diagonals(mask)
@@ -51,16 +51,16 @@ def build_decode_problem(
         diagonal_high=high,
         alibi_offset=0,
         alibi_slopes_need_grad=False,  # see check_no_gradient
-        from_end=True,
+        bottom_right=True,
         is_cached=True,
         page_size=0 if block_table is None else k_cache.shape[2],
     )
-    cache = KeyCache(
+    cache = KVCache(
         k_cache,
         v_cache,
-        lengths.to(torch.int32).contiguous(),
+        cache_seqlens.to(torch.int32).contiguous(),
         None if block_table is None else block_table.to(torch.int32),
-        extras.alibi_slopes,
+        tensor_args.alibi_slopes,
     )
     return problem, cache
 
@@ -68,7 +68,7 @@ def build_decode_problem(
 def decode_diagonals(mask: Mask | None) -> tuple[int, int]:
     """Of a mask of windows that count from the end, beyond a sequence's own N - M, which
     counts as 0 here. Causal where there is no mask."""
-    return (-UNBOUNDED, 0) if mask is None else bind(mask, 1, 1, 0, 0)[:2]
+    return (-UNBOUNDED, 0) if mask is None else resolve(mask, 1, 1, 0, 0)[:2]
 
 
 def check_no_gradient(tensors: dict[str, Tensor | Alibi | None]) -> None:
@@ -94,7 +94,7 @@ def check_cache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    lengths: Tensor,
+    cache_seqlens: Tensor,
     block_table: Tensor | None,
     names: tuple[str, str, str],
 ) -> None:
@@ -108,13 +108,13 @@ def check_cache(
             raise ValueError(
                 f"{names[1]}'s pages must hold at least 1 position, got {tuple(k_cache.shape)}"
             )
-    _check_integers("lengths", lengths, ("B",), names[0], q)
+    _check_integers("cache_seqlens", cache_seqlens, ("B",), names[0], q)
     if capacity(k_cache, block_table) >= 1 << 31:
         raise ValueError(
             f"a sequence must have room for fewer than 2^31 keys, got {tuple(k_cache.shape)}"
         )
-    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
-        _check_values(k_cache, lengths, block_table, names[1])
+    if cache_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_values(k_cache, cache_seqlens, block_table, names[1])
 
 
 def _check_integers(
@@ -133,24 +133,27 @@ def _check_integers(
         raise ValueError(f"{name} is on {x.device}, {q_name} is on {q.device}")
 
 
-def _check_values(k_cache: Tensor, lengths: Tensor, block_table: Tensor | None, name: str) -> None:
+def _check_values(
+    k_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None, name: str
+) -> None:
     room = capacity(k_cache, block_table)
-    for b, length in enumerate(lengths.tolist()):
+    for b, length in enumerate(cache_seqlens.tolist()):
         if not 0 <= length <= room:
             raise ValueError(
-                f"lengths must be from 0 to {room}, the positions that {name} has room for, "
+                f"cache_seqlens must be from 0 to {room}, the positions that {name} has room for, "
                 f"got {length} at {b}"
             )
     if block_table is None:
         return
     pages, page_size = k_cache.shape[0], k_cache.shape[2]
     first = torch.arange(block_table.shape[1]) * page_size
-    wrong = (first < lengths[:, None]) & ((block_table < 0) | (block_table >= pages))
+    wrong = (first < cache_seqlens[:, None]) & ((block_table < 0) | (block_table >= pages))
     if bool(wrong.any()):
         b, n = wrong.nonzero()[0].tolist()
         raise ValueError(
             f"block_table must name pages 0 to {pages - 1} of {name} wherever a length reaches, "
-            f"got {int(block_table[b, n])} at ({b}, {n}), and lengths[{b}] is {int(lengths[b])}"
+            f"got {int(block_table[b, n])} at ({b}, {n}), and cache_seqlens[{b}] is "
+            f"{int(cache_seqlens[b])}"
         )
 
 

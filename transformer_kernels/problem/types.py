@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_kernels.masks.resolved import UNBOUNDED
 
 
-class Extras(NamedTuple):
+class TensorArgs(NamedTuple):
     """The optional tensors of a call, in the order in which operators take them."""
 
     bias: Tensor | None = None
@@ -26,7 +26,7 @@ class Extras(NamedTuple):
     k_segments: Tensor | None = None
     dense: Tensor | None = None
     layout: Tensor | None = None
-    """The last six: see `bound_mask.BoundMask`."""
+    """The last six: see `bound_mask.ResolvedMask`."""
     cu_seqlens_q: Tensor | None = None
     """(B + 1,) int32, contiguous: sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1. With
     it q, k, v and what belongs to them have one batch entry, which holds the rows of all."""
@@ -34,20 +34,20 @@ class Extras(NamedTuple):
     """The same for k and v; present exactly where cu_seqlens_q is."""
 
 
-class KeyCache(NamedTuple):
+class KVCache(NamedTuple):
     """Keys and values that a model has kept, with room for more, and what tells where they are."""
 
     k: Tensor
     """(B, H_kv, N, D), or in pages: (pages, H_kv, page_size, D)"""
     v: Tensor
     """the same, D_v wide"""
-    lengths: Tensor
+    cache_seqlens: Tensor
     """(B,) int32, contiguous: the positions that are in use; the others may hold anything"""
     block_table: Tensor | None = None
     """(B, most pages) int32: position j of b is in page block_table[b, j // page_size]. Entries
     behind the last one in use may be anything."""
     alibi_slopes: Tensor | None = None
-    """As in `Extras`"""
+    """As in `TensorArgs`"""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class AttentionProblem:
     alibi_offset: int = 0
     """d in -slope * |i + d - j|"""
     alibi_slopes_need_grad: bool = False
-    from_end: bool = False
+    bottom_right: bool = False
     """Of packed sequences and caches: diagonals and alibi_offset are to be moved by each sequence's
     own N - M."""
     is_cached: bool = False
-    """Keys and values are a `KeyCache`, of whose N positions each sequence uses its first ones."""
+    """Keys and values are a `KVCache`, of whose N positions each sequence uses its first ones."""
     page_size: int = 0
     """Positions in a page of the cache; 0 where it has no pages"""
 
@@ -99,4 +99,4 @@ class SavedForBackward(NamedTuple):
     v: Tensor
     o: Tensor
     lse: Tensor
-    block_summary: Tensor | None
+    block_mask: Tensor | None

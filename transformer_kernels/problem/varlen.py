@@ -10,14 +10,14 @@ from torch import Tensor
 
 from transformer_kernels.masks.constraints import Align, Window
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import bind
+from transformer_kernels.masks.resolved import resolve
 from transformer_kernels.problem.attention import problem_of_tensors
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
     check_windows,
 )
-from transformer_kernels.problem.types import AttentionProblem, Extras
+from transformer_kernels.problem.types import AttentionProblem, TensorArgs
 from transformer_kernels.scores.alibi import Alibi
 
 
@@ -41,44 +41,44 @@ def build_varlen_problem(
     dropout_p: float,
     seed: int | Tensor | None,
     sinks: Tensor | None,
-) -> tuple[AttentionProblem, Extras]:
+) -> tuple[AttentionProblem, TensorArgs]:
     """The call as a problem; or an error that names the argument, its value and the rule."""
     check_tensors(q, k, v, ("length", "heads", "width"))
     check_windows(mask, "for packed sequences")
     check_alibi_or_none(bias, "for packed sequences")
-    problem, extras = problem_of_tensors(
+    problem, tensor_args = problem_of_tensors(
         one_entry(q), one_entry(k), one_entry(v),
         None, bias, scale, softcap, dropout_p, seed, sinks,
     )  # fmt: skip
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
-    longest_q = _longest("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    max_seqlen_q = _longest("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
-        max_seqlen_k = longest_q if max_seqlen_k is None else max_seqlen_k
+        max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         raise ValueError(
             "cu_seqlens_q and cu_seqlens_k must be of one length, got "
             f"{tuple(cu_seqlens_q.shape)} and {tuple(cu_seqlens_k.shape)}"
         )
-    longest_k = _longest("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    max_seqlen_k = _longest("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     # Without lengths N - M is 0: offsets are what they are in any sequence, beyond its own N - M.
-    bound = bind(mask, 1, problem.H_q, 0, 0)
+    resolved = resolve(mask, 1, problem.H_q, 0, 0)
     problem = replace(
         problem,
         B=cu_seqlens_q.shape[0] - 1,
-        M=longest_q,
-        N=longest_k,
-        diagonal_low=bound.diagonal_low,
-        diagonal_high=bound.diagonal_high,
+        M=max_seqlen_q,
+        N=max_seqlen_k,
+        diagonal_low=resolved.diagonal_low,
+        diagonal_high=resolved.diagonal_high,
         alibi_offset=0,
-        from_end=_align(mask, bias) == "bottom_right",
+        bottom_right=_align(mask, bias) == "bottom_right",
     )
-    extras = extras._replace(
+    tensor_args = tensor_args._replace(
         cu_seqlens_q=cu_seqlens_q.to(torch.int32).contiguous(),
         cu_seqlens_k=cu_seqlens_k.to(torch.int32).contiguous(),
     )
-    return problem, extras
+    return problem, tensor_args
 
 
 def _align(mask: Mask | None, bias: Alibi | None) -> Align:

@@ -23,7 +23,7 @@ from transformer_kernels.training.presets import PRESETS
 from transformer_kernels.training.progress import progress_bar
 from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.session import (
-    Trained,
+    LoadedModel,
     TrainingRun,
     TrainResult,
     load_generator,
@@ -45,13 +45,13 @@ __all__ = [
     "CurveRow",
     "Dataset",
     "GeneratorTask",
+    "LoadedModel",
     "Precision",
     "Schedule",
     "Task",
     "Tokens",
     "TrainConfig",
     "TrainResult",
-    "Trained",
     "Trainer",
     "TrainingRun",
     "corpus_from_bytes",

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from transformer_kernels.nn.options import (
-    AttentionPath,
+    AttnImplementation,
     check_choice,
     check_positive,
     check_seed,
@@ -25,7 +25,7 @@ class TrainConfig:
     """One run: what for, how long and on how much, and the optimizer (AdamW)."""
 
     task: Task
-    attention: AttentionPath = "fused"
+    attn_implementation: AttnImplementation = "fused"
     steps: int = 2000
     batch: int = 12
     """Examples a step, of all processes and parts together"""
@@ -54,7 +54,7 @@ class TrainConfig:
             raise ValueError(
                 f"accumulate must be at most batch, got {self.accumulate} and {self.batch}"
             )
-        check_choice("attention", self.attention, AttentionPath)
+        check_choice("attn_implementation", self.attn_implementation, AttnImplementation)
         check_choice("precision", self.precision, Precision)
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")

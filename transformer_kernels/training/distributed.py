@@ -20,7 +20,7 @@ _LETTING_GO = 0.2
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DistributedContext:
     """This process's place among `count`."""
 
     rank: int = 0
@@ -61,7 +61,7 @@ class Ranks:
         return any(self.gather(value))
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = DistributedContext()
 
 
 def local_device(device: str) -> str:
@@ -72,15 +72,15 @@ def local_device(device: str) -> str:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def joined() -> Iterator[DistributedContext]:
     """While it is open this process is one of those that torchrun has started; alone without it."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(local_device("cuda"))
     distributed.init_process_group()
-    yield Ranks(distributed.get_rank(), distributed.get_world_size())
+    yield DistributedContext(distributed.get_rank(), distributed.get_world_size())
     # gloo's thread needs Python's lock to let go of the tensors of the last exchange, and its end
     # waits for that thread with the lock held: nothing may be left to let go of. After an error
     # torchrun ends all processes.

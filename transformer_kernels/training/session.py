@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from transformer_kernels.models.generator import TextGenerator
-from transformer_kernels.nn.options import AttentionPath, check_device
+from transformer_kernels.nn.options import AttnImplementation, check_device
 from transformer_kernels.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -27,7 +27,7 @@ from transformer_kernels.training.curves import (
     start_curve,
 )
 from transformer_kernels.training.data import Dataset
-from transformer_kernels.training.distributed import ALONE, Ranks
+from transformer_kernels.training.distributed import SINGLE_PROCESS, DistributedContext
 from transformer_kernels.training.task import Extra, Task
 from transformer_kernels.training.trainer import Trainer
 
@@ -93,7 +93,7 @@ class TrainingRun:
         data: Dataset,
         *,
         out: Path | str | None = None,
-        ranks: Ranks = ALONE,
+        ranks: DistributedContext = SINGLE_PROCESS,
     ) -> TrainingRun:
         """See `train`. The first of several processes writes, for all."""
         trainer = Trainer(config, data, ranks)
@@ -117,7 +117,7 @@ class TrainingRun:
         data: Dataset | None = None,
         source: Path | None = None,
         kind: str | Sequence[str] = (),
-        ranks: Ranks = ALONE,
+        ranks: DistributedContext = SINGLE_PROCESS,
     ) -> TrainingRun:
         """See `resume`; `source` is where the data lies now, and `kind` what the run has to be."""
         path = Path(checkpoint)
@@ -219,7 +219,7 @@ def resume(
     return run.train(on_row=on_row, should_stop=should_stop)
 
 
-class Trained(NamedTuple):
+class LoadedModel(NamedTuple):
     """What a checkpoint is read for when nothing more is to be trained."""
 
     model: nn.Module
@@ -231,23 +231,28 @@ class Trained(NamedTuple):
 def load_model(
     checkpoint: Path | str,
     *kinds: str,
-    attention: AttentionPath = "fused",
+    attn_implementation: AttnImplementation = "fused",
     device: str = "cpu",
-) -> Trained:
+) -> LoadedModel:
     """The model of a checkpoint of one of these kinds (`Task.kind`). OSError or CheckpointError."""
     check_device(device)
     state = load_checkpoint(checkpoint, kind=kinds)
     task = _config(state, checkpoint).task
-    model = task.build(attention)
+    model = task.build(attn_implementation)
     model.load_state_dict(state["model"])
-    return Trained(model.to(device).eval(), task, state["extra"])
+    return LoadedModel(model.to(device).eval(), task, state["extra"])
 
 
 def load_generator(
-    checkpoint: Path | str, *, attention: AttentionPath = "fused", device: str = "cpu"
+    checkpoint: Path | str,
+    *,
+    attn_implementation: AttnImplementation = "fused",
+    device: str = "cpu",
 ) -> TextGenerator:
     """The text generator of a checkpoint, ready to write; see `load_model`."""
-    model = load_model(checkpoint, "generator", attention=attention, device=device).model
+    model = load_model(
+        checkpoint, "generator", attn_implementation=attn_implementation, device=device
+    ).model
     assert isinstance(model, TextGenerator)
     return model
 

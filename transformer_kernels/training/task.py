@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import Batch, Dataset
 
 Extra = dict[str, Any]
@@ -51,7 +51,7 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def build(self, attention: AttentionPath) -> nn.Module:
+    def build(self, attn_implementation: AttnImplementation) -> nn.Module:
         """A new model, on the CPU."""
 
     @abstractmethod

@@ -16,7 +16,11 @@ from transformer_kernels.nn.options import check_device
 from transformer_kernels.training.checkpoint import CheckpointError
 from transformer_kernels.training.config import Precision, TrainConfig
 from transformer_kernels.training.data import Batch, Dataset
-from transformer_kernels.training.distributed import ALONE, Ranks, local_device
+from transformer_kernels.training.distributed import (
+    SINGLE_PROCESS,
+    DistributedContext,
+    local_device,
+)
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,7 +49,9 @@ class Trainer:
     Making one seeds torch's generators with the config's seed.
     """
 
-    def __init__(self, config: TrainConfig, data: Dataset, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, config: TrainConfig, data: Dataset, ranks: DistributedContext = SINGLE_PROCESS
+    ) -> None:
         """ValueError where the device is missing, or a batch too small to be cut."""
         device = local_device(config.device)
         check_device(device)
@@ -62,7 +68,7 @@ class Trainer:
         self.steps_done = 0
         torch.manual_seed(config.seed)
         self.batches = torch.Generator().manual_seed(config.seed)
-        self.model = config.task.build(config.attention).to(self.device)
+        self.model = config.task.build(config.attn_implementation).to(self.device)
         recompute_blocks(self.model, config.recompute)
         self.optimizer = _adamw(self.model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")

@@ -30,11 +30,11 @@ bool read_input(PyObject* object, View& view);
 // An int, no further from 0 than UNBOUNDED in bound_mask.py.
 bool read_integer(PyObject* object, int64_t& to);
 
-// diagonal_low and diagonal_high of a `BoundMask`.
+// diagonal_low and diagonal_high of a `ResolvedMask`.
 bool read_diagonals(PyObject* const* args, Problem& p);
 
-// A `BoundMask`, field by field, and room for its block summary or None. Goes to p.mask; the sizes
-// in p must be known.
+// A `ResolvedMask`, field by field, and room for its block mask or None. Goes to p.mask; the
+// sizes in p must be known.
 constexpr Py_ssize_t kMaskArguments = 10;
 bool read_mask(PyObject* const* args, Problem& p);
 

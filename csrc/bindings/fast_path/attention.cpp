@@ -1,6 +1,7 @@
 // The kernels past torch's dispatcher, which costs a short call more than its computation does.
-// transformer_kernels/dispatch/fast_path.py calls these where nothing could intercept an operator. They decline
-// by returning False, with nothing computed or raised; the call then goes through operators.cpp.
+// transformer_kernels/dispatch/fast_path.py calls these where nothing could intercept an operator.
+// They decline by returning False, with nothing computed or raised; the call then goes through
+// operators.cpp.
 #include "bindings/fast_path/arguments.h"
 #include "bindings/fast_path/functions.h"
 #include "cpu/driver/dense.h"

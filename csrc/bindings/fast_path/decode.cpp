@@ -45,22 +45,22 @@ struct Indices {
 
 }  // namespace
 
-// q, k_cache, v_cache, lengths, block_table or None, both diagonals as they are beyond a sequence's
-// own N - M, scale, o
+// q, k_cache, v_cache, cache_seqlens, block_table or None, both diagonals as they are beyond a
+// sequence's own N - M, scale, o
 PyObject* decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 9)) return nullptr;
   ForwardParams params{};
-  KeyCache cache{};
+  KVCache cache{};
   View q, k, v, o;
-  Indices lengths, table;
+  Indices cache_seqlens, table;
   int64_t one;
   if (!read_input(args[0], q) || !read_input(args[1], k) || !read_input(args[2], v) ||
-      !lengths.read(args[3], 1, q.size[0], one)) {
+      !cache_seqlens.read(args[3], 1, q.size[0], one)) {
     Py_RETURN_FALSE;
   }
-  cache.lengths = lengths.data;
+  cache.cache_seqlens = cache_seqlens.data;
   if (args[4] != Py_None) {
-    if (!table.read(args[4], 2, q.size[0], cache.most_pages)) Py_RETURN_FALSE;
+    if (!table.read(args[4], 2, q.size[0], cache.max_pages)) Py_RETURN_FALSE;
     cache.block_table = table.data;
     cache.page_size = k.size[2];
   }

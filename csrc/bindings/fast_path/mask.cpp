@@ -28,7 +28,7 @@ bool read_integers(PyObject* object, const Problem& p, int64_t length, const int
   return true;
 }
 
-// What the summary depends on: 1, or B and H_q.
+// What the block mask depends on: 1, or B and H_q.
 struct Extent {
   int64_t B = 1, H = 1;
 };
@@ -64,20 +64,20 @@ bool read_layout(PyObject* object, PyObject* block_size, Problem& p, Extent& ext
   return true;
 }
 
-// Of the shape of `ops.summary_shape`, contiguous.
-bool read_summary(PyObject* object, Problem& p, const Extent& extent) {
+// Of the shape of `ops.block_mask_shape`, contiguous.
+bool read_block_mask(PyObject* object, Problem& p, const Extent& extent) {
   if (!needs_flags(p.mask)) return true;
-  const auto blocks = [](int64_t n) { return (n + kSummaryBlock - 1) / kSummaryBlock; };
+  const auto blocks = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
   const int64_t sizes[4] = {extent.B, extent.H, blocks(p.M), blocks(p.N)};
   dlpack::Tensor x;
   if (!read(object, 4, x) || !is(x.dtype, dlpack::kUint, 8)) return false;
   int64_t stride = 1;
   for (int64_t d = 3; d >= 0; --d) {
     if (x.shape[d] != sizes[d] || (x.strides[d] != stride && sizes[d] != 1)) return false;
-    if (d < 3) p.mask.summary_stride[d] = sizes[d] == 1 && d < 2 ? 0 : stride;
+    if (d < 3) p.mask.block_mask_stride[d] = sizes[d] == 1 && d < 2 ? 0 : stride;
     stride *= sizes[d];
   }
-  p.mask.summary = static_cast<uint8_t*>(x.data);
+  p.mask.block_mask = static_cast<uint8_t*>(x.data);
   return true;
 }
 
@@ -95,7 +95,7 @@ bool read_mask(PyObject* const* args, Problem& p) {
   }
   if (mask.q_segments) extent.B = p.B;
   return read_dense(args[6], p, extent) && read_layout(args[7], args[8], p, extent) &&
-         read_summary(args[9], p, extent);
+         read_block_mask(args[9], p, extent);
 }
 
 }  // namespace tk::direct

@@ -97,7 +97,7 @@ struct BackwardScratch {
   uint64_t* keep;  // (kBlock), with dropout
   Real* ds;        // (2, kBlock, kBlock), with the bias's gradient: keys x queries, then turned
   Real* slope;     // (kBlock, kPass), with softcap
-  Real* rows;      // (kBlock, D or D_v), for packing
+  Real* rows;      // (kBlock, D or D_v), for varlen
   Real* o_rows;    // (kBlock, D_v), for delta
 };
 
@@ -188,7 +188,7 @@ void pack_keys_backward(const BackwardParams& p, const BackwardWorkspace<Engine>
                         int64_t place, int64_t head, int64_t n) {
   const int64_t b = head / p.H_kv, h = head % p.H_kv, item = place * w.key_blocks + n;
   if (!is_seen(seen_keys(p, b), n)) return;
-  const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
+  const auto used = [&](int64_t j) { return !p.live_keys || p.live_keys[b * p.N + j]; };
   auto* rows = scratch_of(p, w, worker).rows;
   pack_panel<Engine>(w.k, Slice{p.dtype, p.k, b, h, p.N, p.D}, n * kBlock, used, rows,
                      w.at(w.k_panels, w.k, item), w.finite);

@@ -1,4 +1,4 @@
-// The block summary: what dense masks, layouts and segments leave of each block, found once and
+// The block mask: what dense masks, layouts and segments leave of each block, found once and
 // used by the forward and the backward pass.
 #pragma once
 
@@ -9,13 +9,13 @@ namespace tk::cpu::TK_ISA {
 
 // Queries of one block, without those that see what the one before them sees.
 struct DistinctRows {
-  int64_t rows[kSummaryBlock];
+  int64_t rows[kBlockMaskSize];
   int64_t count = 0;
 };
 
 TK_INLINE DistinctRows distinct_rows(const MaskParams& mask, int64_t M, int64_t b, int64_t i0) {
   DistinctRows found;
-  const int64_t i1 = M - i0 < kSummaryBlock ? M : i0 + kSummaryBlock;
+  const int64_t i1 = M - i0 < kBlockMaskSize ? M : i0 + kBlockMaskSize;
   const int64_t* const ids = mask.q_segments ? mask.q_segments + b * M : nullptr;
   for (int64_t i = i0; i < i1; ++i) {
     const bool as_before = i > i0 && !mask.dense && (!ids || ids[i] == ids[i - 1]) &&
@@ -25,8 +25,8 @@ TK_INLINE DistinctRows distinct_rows(const MaskParams& mask, int64_t M, int64_t 
   return found;
 }
 
-TK_INLINE Visible summarize_block(const MaskParams& mask, int64_t M, int64_t N, int64_t b,
-                                  int64_t h, const DistinctRows& rows, int64_t j0) {
+TK_INLINE Visible classify_block(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                                 const DistinctRows& rows, int64_t j0) {
   const uint64_t columns = bit_range(0, N - j0);
   uint64_t any = 0, all = columns;
   for (int64_t n = 0; n < rows.count; ++n) {
@@ -38,17 +38,17 @@ TK_INLINE Visible summarize_block(const MaskParams& mask, int64_t M, int64_t N, 
   return all == columns ? Visible::kAll : any ? Visible::kSome : Visible::kNone;
 }
 
-// B and H are the summary's own: 1 where nothing in the mask depends on them.
-void summarize(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
-               const Workers& workers) {
-  const int64_t row_blocks = (M + kSummaryBlock - 1) / kSummaryBlock;
-  const int64_t column_blocks = (N + kSummaryBlock - 1) / kSummaryBlock;
+// B and H are the block mask's own: 1 where nothing in the mask depends on them.
+void fill_block_mask(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
+                     const Workers& workers) {
+  const int64_t row_blocks = (M + kBlockMaskSize - 1) / kBlockMaskSize;
+  const int64_t column_blocks = (N + kBlockMaskSize - 1) / kBlockMaskSize;
   for_each(workers, B * H * row_blocks, [&](int64_t, int64_t item) {
     const int64_t b = item / (H * row_blocks), h = item / row_blocks % H, m = item % row_blocks;
-    const DistinctRows rows = distinct_rows(mask, M, b, m * kSummaryBlock);
+    const DistinctRows rows = distinct_rows(mask, M, b, m * kBlockMaskSize);
     for (int64_t n = 0; n < column_blocks; ++n) {
-      mask.summary[item * column_blocks + n] =
-          static_cast<uint8_t>(summarize_block(mask, M, N, b, h, rows, n * kSummaryBlock));
+      mask.block_mask[item * column_blocks + n] =
+          static_cast<uint8_t>(classify_block(mask, M, N, b, h, rows, n * kBlockMaskSize));
     }
   });
 }

@@ -77,7 +77,7 @@ struct LaneTiles {
 TK_INLINE LaneTiles lane_tiles(const Problem& p) {
   const auto parts = [](int64_t all, int64_t most) { return (all + most - 1) / most; };
   const int64_t group = p.H_q / p.H_kv;
-  // Of summary blocks a tile must lie in one: kDecodeLanes divides them.
+  // Of block mask blocks a tile must lie in one: kDecodeLanes divides them.
   if (p.M > kDecodeLanes) {
     const int64_t steps = parts(p.M, kDecodeLanes);
     return {1, kDecodeLanes, steps, group * steps};
@@ -203,14 +203,14 @@ DecodeWorkspace<Real> lay_out_decode(const Sequences& all, int64_t workers, Aren
 // Whether key j may be read.
 TK_INLINE bool is_used(const DecodeHead& at, int64_t j) {
   return j >= at.seen.begin && j < at.seen.end &&
-         (!at.p.key_used || at.p.key_used[at.b * at.p.N + j]);
+         (!at.p.live_keys || at.p.live_keys[at.b * at.p.N + j]);
 }
 
 TK_INLINE bool all_used(const DecodeHead& at, const Block& block) {
   if (block.j0 < at.seen.begin || block.j0 + block.keys > at.seen.end) return false;
   uint8_t used = 1;
-  for (int64_t j = block.j0; at.p.key_used && j < block.j0 + block.keys; ++j) {
-    used &= at.p.key_used[at.b * at.p.N + j];
+  for (int64_t j = block.j0; at.p.live_keys && j < block.j0 + block.keys; ++j) {
+    used &= at.p.live_keys[at.b * at.p.N + j];
   }
   return used != 0;
 }

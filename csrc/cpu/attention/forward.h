@@ -59,7 +59,7 @@ struct ForwardScratch {
   Real* s;         // (kBlock, kQueries)
   char* weights;   // (kPending) of Weights
   uint64_t* keep;  // (kBlock), with dropout
-  Real* rows;      // (kBlock, D or D_v), for packing and for writing o
+  Real* rows;      // (kBlock, D or D_v), for varlen and for writing o
 };
 
 template <typename Engine>
@@ -120,7 +120,7 @@ void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w
                        const HeadPanels& keys, int64_t worker, int64_t head, int64_t n) {
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
   if (!is_seen(seen_keys(p, b), n)) return;
-  const auto used = [&](int64_t j) { return !p.key_used || p.key_used[b * p.N + j]; };
+  const auto used = [&](int64_t j) { return !p.live_keys || p.live_keys[b * p.N + j]; };
   auto* rows = scratch_of(p, w, worker).rows;
   pack_panel<Engine>(w.k, keys_of(p, p.k, b, h, p.D), n * kBlock, used, rows,
                      keys.k + static_cast<size_t>(n) * w.k.bytes, w.finite);

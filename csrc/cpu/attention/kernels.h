@@ -10,9 +10,9 @@ namespace tk::cpu {
 
 struct Kernels {
   const char* name;
-  // Fills mask.summary.
-  void (*summarize)(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
-                    const Workers& workers);
+  // Fills mask.block_mask.
+  void (*fill_block_mask)(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
+                          const Workers& workers);
   // Workspaces are in bytes, 64-byte aligned, and O(M + N) long but for the splits' dq.
   size_t (*forward_workspace)(const ForwardParams& params, const Workers& workers);
   void (*forward)(const ForwardParams& params, const Workers& workers, void* workspace);

@@ -11,7 +11,7 @@
 
 namespace tk::cpu::TK_ISA {
 
-static_assert(kBlock == kSummaryBlock);
+static_assert(kBlock == kBlockMaskSize);
 
 // Keys that some query may see, as far as diagonals and the key range tell.
 TK_INLINE KeyInterval seen_keys(const Problem& p, int64_t b) {
@@ -64,7 +64,7 @@ TK_INLINE void look(const Problem& p, Block& block) {
     } else if (block.visible != visible) {
       block.visible = Visible::kSome;
     }
-    block.flagged |= summary_entry(p.mask, block.b, h, block.i0, block.j0) != Visible::kAll;
+    block.flagged |= block_mask_entry(p.mask, block.b, h, block.i0, block.j0) != Visible::kAll;
   }
   if (block.visible == Visible::kNone) return;
   const KeyInterval keys = block_interval(p.mask, p.N, block.b, block.i0, i1);

@@ -8,25 +8,25 @@ namespace tk {
 
 namespace {
 
-ForwardParams sequence_of(const ForwardParams& batch, const KeyCache& cache, int64_t b) {
+ForwardParams sequence_of(const ForwardParams& batch, const KVCache& cache, int64_t b) {
   ForwardParams p = batch;
   p.B = 1;
-  p.N = cache.lengths[b];
+  p.N = cache.cache_seqlens[b];
   for (Strided* x : rows_of_queries(p)) advance(*x, 0, b, p.dtype);
   advance_statistics(p, b * p.H_q * p.lse_stride);
   if (cache.page_size > 0) {
-    p.pages = cache.block_table + b * cache.most_pages;
+    p.pages = cache.block_table + b * cache.max_pages;
     p.page_size = cache.page_size;
   } else {
     for (Strided* x : rows_of_keys(p)) advance(*x, 0, b, p.dtype);
   }
-  count_from_end(p);
+  align_bottom_right(p);
   return p;
 }
 
-bool pages_exist(const KeyCache& cache, int64_t b) {
-  const int32_t* const pages = cache.block_table + b * cache.most_pages;
-  for (int64_t n = 0; n * cache.page_size < cache.lengths[b]; ++n) {
+bool pages_exist(const KVCache& cache, int64_t b) {
+  const int32_t* const pages = cache.block_table + b * cache.max_pages;
+  for (int64_t n = 0; n * cache.page_size < cache.cache_seqlens[b]; ++n) {
     if (pages[n] < 0 || pages[n] >= cache.pages) return false;
   }
   return true;
@@ -34,15 +34,15 @@ bool pages_exist(const KeyCache& cache, int64_t b) {
 
 }  // namespace
 
-bool fits(const KeyCache& cache, int64_t B, int64_t N) {
+bool fits(const KVCache& cache, int64_t B, int64_t N) {
   for (int64_t b = 0; b < B; ++b) {
-    if (cache.lengths[b] < 0 || cache.lengths[b] > N) return false;
+    if (cache.cache_seqlens[b] < 0 || cache.cache_seqlens[b] > N) return false;
     if (cache.page_size > 0 && !pages_exist(cache, b)) return false;
   }
   return true;
 }
 
-void run_decode(const ForwardParams& params, const KeyCache& cache) {
+void run_decode(const ForwardParams& params, const KVCache& cache) {
   const cpu::Kernels& kernels = cpu::kernels();
   ForwardParams batch = params;
   std::vector<double> lse;

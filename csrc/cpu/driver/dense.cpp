@@ -11,16 +11,16 @@ namespace tk {
 namespace {
 
 // The flags live in `used`.
-void set_used_keys(Problem& problem, std::vector<uint8_t>& used) {
-  used = used_keys(problem);
-  problem.key_used = used.empty() ? nullptr : used.data();
+void set_live_keys(Problem& problem, std::vector<uint8_t>& used) {
+  used = find_live_keys(problem);
+  problem.live_keys = used.empty() ? nullptr : used.data();
 }
 
-// A stride of 0 is of a summary that all batch entries, or all heads, share.
-void write_summary(const Problem& p, const cpu::Kernels& kernels, cpu::Workers threads) {
-  const int64_t* const stride = p.mask.summary_stride;
+// A stride of 0 is of a block mask that all batch entries, or all heads, share.
+void write_block_mask(const Problem& p, const cpu::Kernels& kernels, cpu::Workers threads) {
+  const int64_t* const stride = p.mask.block_mask_stride;
   const int64_t B = stride[0] == 0 ? 1 : p.B, H = stride[1] == 0 ? 1 : p.H_q;
-  kernels.summarize(p.mask, B, H, p.M, p.N, threads);
+  kernels.fill_block_mask(p.mask, B, H, p.M, p.N, threads);
 }
 
 size_t lse_bytes(const Problem& p) {
@@ -32,10 +32,10 @@ size_t lse_bytes(const Problem& p) {
 
 void run_forward(ForwardParams& params) {
   std::vector<uint8_t> used;
-  set_used_keys(params, used);
+  set_live_keys(params, used);
   const cpu::Kernels& kernels = cpu::kernels();
   const cpu::Workers threads = workers();
-  if (params.mask.summary) write_summary(params, kernels, threads);
+  if (params.mask.block_mask) write_block_mask(params, kernels, threads);
   const size_t bytes = kernels.forward_workspace(params, threads);
   const Workspace workspace(bytes + (params.lse ? 0 : lse_bytes(params)));
   if (!params.lse) params.lse = static_cast<char*>(workspace.data()) + bytes;
@@ -44,7 +44,7 @@ void run_forward(ForwardParams& params) {
 
 void run_backward(BackwardParams& params) {
   std::vector<uint8_t> used;
-  set_used_keys(params, used);
+  set_live_keys(params, used);
   const cpu::Kernels& kernels = cpu::kernels();
   const cpu::Workers threads = workers();
   const Workspace workspace(kernels.backward_workspace(params, threads));

@@ -9,7 +9,7 @@
 namespace tk {
 
 // What remains when all else is set: which keys are used, threads and workspace. A forward call
-// writes the mask's block summary, where there is one; if its params have no lse, none is wanted.
+// writes the mask's block mask, where there is one; if its params have no lse, none is wanted.
 void run_forward(ForwardParams& params);
 void run_backward(BackwardParams& params);
 

@@ -11,7 +11,7 @@
 namespace tk {
 
 // (B, N) flags; empty when every key is used.
-inline std::vector<uint8_t> used_keys(const Problem& p) {
+inline std::vector<uint8_t> find_live_keys(const Problem& p) {
   const MaskParams& mask = p.mask;
   const int64_t first = std::max<int64_t>(mask.diagonal_low, 0);
   const int64_t last = std::min(p.M - 1 + mask.diagonal_high, p.N - 1);

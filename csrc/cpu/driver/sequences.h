@@ -77,7 +77,7 @@ Params heads_of(const Params& all, int64_t head, int64_t count) {
 }
 
 // Diagonals and ALiBi count from the end of the keys.
-inline void count_from_end(Problem& p) {
+inline void align_bottom_right(Problem& p) {
   p.mask.diagonal_low += p.N - p.M;
   p.mask.diagonal_high += p.N - p.M;
   p.score.alibi_offset += p.N - p.M;
@@ -98,7 +98,7 @@ void run_side_by_side(std::span<const Params> sequences, int64_t heads, const Pa
   std::vector<std::vector<uint8_t>> used;
   size_t bytes = 0;
   for (const Params& sequence : sequences) {
-    used.push_back(used_keys(sequence));
+    used.push_back(find_live_keys(sequence));
     bytes = std::max(bytes, pass.workspace(heads_of(sequence, 0, 1), kAlone));
   }
   bytes = (bytes + cpu::kAlignment - 1) / cpu::kAlignment * cpu::kAlignment;
@@ -108,7 +108,7 @@ void run_side_by_side(std::span<const Params> sequences, int64_t heads, const Pa
   cpu::for_each(threads, items, [&](int64_t worker, int64_t item) {
     const auto n = static_cast<size_t>(item / heads);
     Params one = heads_of(sequences[n], item % heads, 1);
-    one.key_used = used[n].empty() ? nullptr : used[n].data();
+    one.live_keys = used[n].empty() ? nullptr : used[n].data();
     pass.kernel(one, kAlone, memory + static_cast<size_t>(worker) * bytes);
   });
 }

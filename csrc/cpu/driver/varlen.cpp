@@ -10,7 +10,7 @@ namespace {
 
 // Sequence b, with M queries from row i0 on and N keys from row j0 on.
 template <typename Params>
-Params sequence_of(const Params& packed, bool from_end, int64_t b, int64_t i0, int64_t M,
+Params sequence_of(const Params& packed, bool bottom_right, int64_t b, int64_t i0, int64_t M,
                    int64_t j0, int64_t N) {
   Params p = packed;
   for (Strided* x : rows_of_queries(p)) advance(*x, 2, i0, p.dtype);
@@ -19,20 +19,20 @@ Params sequence_of(const Params& packed, bool from_end, int64_t b, int64_t i0, i
   p.M = M;
   p.N = N;
   p.dropout.first_batch = b;
-  if (from_end) count_from_end(p);
+  if (bottom_right) align_bottom_right(p);
   return p;
 }
 
 // Behind the last sequence there may be queries without keys, and keys without queries: as two more
 // sequences they get what such rows get.
 template <typename Params>
-std::vector<Params> sequences_of(const Params& packed, const Packing& packing) {
-  const int64_t B = packing.B;
-  const int32_t *const q = packing.cu_seqlens_q, *const k = packing.cu_seqlens_k;
+std::vector<Params> sequences_of(const Params& packed, const Varlen& varlen) {
+  const int64_t B = varlen.B;
+  const int32_t *const q = varlen.cu_seqlens_q, *const k = varlen.cu_seqlens_k;
   std::vector<Params> sequences;
   const auto add = [&](int64_t b, int64_t i0, int64_t M, int64_t j0, int64_t N) {
     if (M == 0 && N == 0) return;
-    sequences.push_back(sequence_of(packed, packing.from_end, b, i0, M, j0, N));
+    sequences.push_back(sequence_of(packed, varlen.bottom_right, b, i0, M, j0, N));
   };
   for (int64_t b = 0; b < B; ++b) add(b, q[b], q[b + 1] - q[b], k[b], k[b + 1] - k[b]);
   add(B, q[B], packed.M - q[B], k[B], 0);
@@ -47,20 +47,20 @@ bool rises_within(const int32_t* cu_seqlens, int64_t B, int64_t total) {
 
 }  // namespace
 
-bool fits(const Packing& packing, int64_t M, int64_t N) {
-  return rises_within(packing.cu_seqlens_q, packing.B, M) &&
-         rises_within(packing.cu_seqlens_k, packing.B, N);
+bool fits(const Varlen& varlen, int64_t M, int64_t N) {
+  return rises_within(varlen.cu_seqlens_q, varlen.B, M) &&
+         rises_within(varlen.cu_seqlens_k, varlen.B, N);
 }
 
-void run_forward(const ForwardParams& packed, const Packing& packing) {
+void run_forward(const ForwardParams& packed, const Varlen& varlen) {
   const cpu::Kernels& kernels = cpu::kernels();
-  run_sequences<ForwardParams>(sequences_of(packed, packing),
+  run_sequences<ForwardParams>(sequences_of(packed, varlen),
                                {kernels.forward_workspace, kernels.forward, &run_forward});
 }
 
-void run_backward(const BackwardParams& packed, const Packing& packing) {
+void run_backward(const BackwardParams& packed, const Varlen& varlen) {
   const cpu::Kernels& kernels = cpu::kernels();
-  run_sequences<BackwardParams>(sequences_of(packed, packing),
+  run_sequences<BackwardParams>(sequences_of(packed, varlen),
                                 {kernels.backward_workspace, kernels.backward, &run_backward});
 }
 

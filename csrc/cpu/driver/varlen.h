@@ -8,10 +8,10 @@
 namespace tk {
 
 // Whether every sequence lies within the M queries and N keys of all.
-bool fits(const Packing& packing, int64_t M, int64_t N);
+bool fits(const Varlen& varlen, int64_t M, int64_t N);
 
 // `packed` has one batch entry, which holds all rows. Those behind the last sequence see nothing.
-void run_forward(const ForwardParams& packed, const Packing& packing);
-void run_backward(const BackwardParams& packed, const Packing& packing);
+void run_forward(const ForwardParams& packed, const Varlen& varlen);
+void run_backward(const BackwardParams& packed, const Varlen& varlen);
 
 }  // namespace tk

@@ -7,7 +7,7 @@
 // A tile is 16 rows of 64 bytes: 16 rows or columns of the operand by 32 of depth, in 16 pairs of
 // 32 bits. A left tile has a row of pairs for each of its operand's rows; a right tile a row of
 // columns for each pair. One is the other transposed. Pairs are of any two depths, if only both
-// operands agree: of t and t + 16 where depth is queries or keys, and packing chooses where it is
+// operands agree: of t and t + 16 where depth is queries or keys, and varlen chooses where it is
 // D.
 #pragma once
 

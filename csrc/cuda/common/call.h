@@ -10,9 +10,9 @@ namespace tk::cuda {
 struct Call {
   // Varlen: sequences packed along the row dimension, in device memory; cu_seqlens_q is null for a
   // dense call. The problem then has B = 1, and its M and N count the rows of all sequences.
-  Packing packing;
-  int64_t longest_M, longest_N;  // of one sequence; M and N of a dense call
-  const int64_t* seed;           // in device memory; null without dropout
+  Varlen varlen;
+  int64_t max_seqlen_q, max_seqlen_k;  // of one sequence; M and N of a dense call
+  const int64_t* seed;                 // in device memory; null without dropout
   void* stream;
 };
 

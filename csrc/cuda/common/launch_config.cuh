@@ -16,7 +16,7 @@ inline unsigned grid(int64_t programs) {
 }
 
 inline int64_t sequences(const Problem& p, const Call& call) {
-  return call.packing.cu_seqlens_q ? call.packing.B : p.B;
+  return call.varlen.cu_seqlens_q ? call.varlen.B : p.B;
 }
 
 inline Dropout dropout_of(const Problem& p, const Call& call) {

@@ -5,18 +5,18 @@
 
 namespace tk::cuda {
 
-// The block summary, (batches, heads, row blocks, column blocks): a warp for each entry.
-static TK_KERNEL(kWarp, 1) summary_kernel(const __grid_constant__ Problem p, int heads,
-                                          int row_blocks, int column_blocks) {
+// The block mask, (batches, heads, row blocks, column blocks): a warp for each entry.
+static TK_KERNEL(kWarp, 1) block_mask_kernel(const __grid_constant__ Problem p, int heads,
+                                             int row_blocks, int column_blocks) {
   const int program = static_cast<int>(blockIdx.x);
   const int column = program % column_blocks, row = program / column_blocks % row_blocks;
   const int h = program / column_blocks / row_blocks % heads;
   const int b = program / column_blocks / row_blocks / heads;
-  const int64_t j0 = column * kSummaryBlock;
-  const uint64_t every = bit_range(0, min(p.N - j0, kSummaryBlock));
+  const int64_t j0 = column * kBlockMaskSize;
+  const uint64_t every = bit_range(0, min(p.N - j0, kBlockMaskSize));
   bool some = false, all = true;
-  for (int r = lane_index(); r < kSummaryBlock; r += kWarp) {
-    const int64_t i = row * kSummaryBlock + r;
+  for (int r = lane_index(); r < kBlockMaskSize; r += kWarp) {
+    const int64_t i = row * kBlockMaskSize + r;
     if (i >= p.M) break;
     const uint64_t bits = flag_bits(p.mask, p.M, p.N, b, h, i, j0);
     some |= bits != 0;
@@ -25,9 +25,9 @@ static TK_KERNEL(kWarp, 1) summary_kernel(const __grid_constant__ Problem p, int
   some = __any_sync(~0u, some);
   all = __all_sync(~0u, all);
   if (lane_index() == 0) {
-    p.mask.summary[program] = static_cast<uint8_t>(all    ? Visible::kAll
-                                                   : some ? Visible::kSome
-                                                          : Visible::kNone);
+    p.mask.block_mask[program] = static_cast<uint8_t>(all    ? Visible::kAll
+                                                      : some ? Visible::kSome
+                                                             : Visible::kNone);
   }
 }
 
@@ -35,7 +35,7 @@ constexpr int kUseThreads = 128;
 
 // (B, N): whether segments show a key to some query. A thread for each key.
 static TK_KERNEL(kUseThreads, 1)
-    key_use_kernel(const __grid_constant__ Problem p, uint8_t* used, int blocks) {
+    live_keys_kernel(const __grid_constant__ Problem p, uint8_t* used, int blocks) {
   const int program = static_cast<int>(blockIdx.x), b = program / blocks;
   const int64_t j = program % blocks * kUseThreads + static_cast<int>(threadIdx.x);
   if (j >= p.N) return;

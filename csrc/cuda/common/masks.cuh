@@ -28,11 +28,11 @@ TK_DEVICE Span query_blocks(const Sequence& s, int j0, int j1, int block_m) {
 // What dense masks, layouts and segments leave of a tile.
 TK_DEVICE Visible flags_of(const Problem& p, const Sequence& s, int h, int i0, int i1, int j0,
                            int j1) {
-  if (!p.mask.summary) return Visible::kAll;
+  if (!p.mask.block_mask) return Visible::kAll;
   bool some = false, all = true;
-  for (int i = i0; i < i1; i = (i / kSummaryBlock + 1) * kSummaryBlock) {
-    for (int j = j0; j < j1; j = (j / kSummaryBlock + 1) * kSummaryBlock) {
-      const Visible entry = summary_entry(p.mask, s.b, h, i, j);
+  for (int i = i0; i < i1; i = (i / kBlockMaskSize + 1) * kBlockMaskSize) {
+    for (int j = j0; j < j1; j = (j / kBlockMaskSize + 1) * kBlockMaskSize) {
+      const Visible entry = block_mask_entry(p.mask, s.b, h, i, j);
       some |= entry != Visible::kNone;
       all &= entry == Visible::kAll;
     }

@@ -27,7 +27,7 @@ struct Dropout {
 template <typename Params>
 struct Arguments {
   Params params;
-  Packing packing;  // cu_seqlens_q null: sequences are the batch entries
+  Varlen varlen;  // cu_seqlens_q null: sequences are the batch entries
   Dropout dropout;
   int blocks;  // tiles of the longest sequence, of rows or of keys
 };
@@ -58,13 +58,13 @@ TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
   const Problem& p = a.params;
   Sequence s{b, b, 0, 0, static_cast<int>(p.M), static_cast<int>(p.N), 0, 0, 0, 0, 0};
   int64_t shift = 0;
-  if (a.packing.cu_seqlens_q) {
+  if (a.varlen.cu_seqlens_q) {
     s.at = 0;
-    s.first_q = a.packing.cu_seqlens_q[b];
-    s.first_k = a.packing.cu_seqlens_k[b];
-    s.M = a.packing.cu_seqlens_q[b + 1] - s.first_q;
-    s.N = a.packing.cu_seqlens_k[b + 1] - s.first_k;
-    if (a.packing.from_end) shift = s.N - s.M;
+    s.first_q = a.varlen.cu_seqlens_q[b];
+    s.first_k = a.varlen.cu_seqlens_k[b];
+    s.M = a.varlen.cu_seqlens_q[b + 1] - s.first_q;
+    s.N = a.varlen.cu_seqlens_k[b + 1] - s.first_k;
+    if (a.varlen.bottom_right) shift = s.N - s.M;
   }
   s.low = cut(p.mask.diagonal_low + shift);
   s.high = cut(p.mask.diagonal_high + shift);

@@ -52,7 +52,7 @@ TK_DEVICE float delta_of(const BackwardParams& p, const Sequence& seq, int h, in
 // lse and delta of every row.
 template <typename Element>
 TK_KERNEL(kTermWarps* kWarp, 1)
-row_terms_kernel(const __grid_constant__ BackwardArguments a) {
+backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
   const int h = program / a.blocks % H_q;

@@ -86,10 +86,10 @@ struct UsedKeys {
 };
 
 template <typename Params>
-TK_DEVICE UsedKeys used_keys_of(const Arguments<Params>& a, const Sequence& s) {
+TK_DEVICE UsedKeys live_keys_of(const Arguments<Params>& a, const Sequence& s) {
   const Problem& p = a.params;
   return {max(s.begin, s.low), min(s.end, s.M + s.high),
-          p.key_used ? p.key_used + s.b * p.N : nullptr};
+          p.live_keys ? p.live_keys + s.b * p.N : nullptr};
 }
 
 }  // namespace tk::cuda

@@ -36,10 +36,10 @@ template <typename Element, int kWidth>
 TK_DEVICE int64_t query_tile(const BackwardArguments& a, const Sequence& s, int h, int block) {
   constexpr int kBlockM = kBackwardTile<Element, kWidth>.block_m;
   const BackwardParams& p = a.params;
-  if (!a.packing.cu_seqlens_q) {
+  if (!a.varlen.cu_seqlens_q) {
     return (s.b * p.H_q + h) * ((p.M + kBlockM - 1) / kBlockM) + block;
   }
-  return h * (p.M / kBlockM + a.packing.B) + s.first_q / kBlockM + s.b + block;
+  return h * (p.M / kBlockM + a.varlen.B) + s.first_q / kBlockM + s.b + block;
 }
 
 template <typename Element, int kWidth>
@@ -67,7 +67,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
   const SharedTile<Element, kBlockM, kBlockN> p_tile{do_tiles + kStages * kBlockM * kWidth};
   const SharedTile<Element, kBlockM, kBlockN> ds_tile{p_tile.data + kBlockM * kBlockN};
 
-  const UsedKeys used = used_keys_of(a, seq);
+  const UsedKeys used = live_keys_of(a, seq);
   const auto k = rows_of<const Element>(p.k, seq.at, h_kv, seq.first_k, p.D);
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
   start_load<kThreads>(k_tile, k, j0, false, used);
@@ -183,7 +183,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
 // dq from its sums: a block of queries of one head.
 template <typename Element, int kWidth>
 TK_KERNEL((BackwardParts<Element, kWidth>::kThreads), 1)
-query_gradients_kernel(const __grid_constant__ BackwardArguments a) {
+dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Parts = BackwardParts<Element, kWidth>;
   constexpr int kBlockM = Parts::kTile.block_m, kN = Parts::Queries::kColumns / 8;
   const BackwardParams& p = a.params;

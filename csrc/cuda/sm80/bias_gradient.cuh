@@ -54,7 +54,7 @@ bias_gradient_kernel(const __grid_constant__ BiasGradientArguments a) {
   total.clear();
   for (int b = own / a.own_h; b < B; b += a.own_b) {
     const Sequence seq = sequence_of(a, b);
-    const UsedKeys used = used_keys_of(a, seq);
+    const UsedKeys used = live_keys_of(a, seq);
     for (int h = own % a.own_h; h < H_q; h += a.own_h) {
       const auto q = rows_of<const Element>(p.q, b, h, 0, p.D);
       const auto k = rows_of<const Element>(p.k, b, h / group, 0, p.D);

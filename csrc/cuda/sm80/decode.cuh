@@ -63,9 +63,9 @@ struct KeyPages {
 };
 
 TK_DEVICE KeyPages key_pages(const DecodeArguments& a, const DecodeSequence& s) {
-  const KeyCache& cache = a.cache;
+  const KVCache& cache = a.cache;
   const int32_t* const table =
-      cache.page_size > 0 ? cache.block_table + s.b * cache.most_pages : nullptr;
+      cache.page_size > 0 ? cache.block_table + s.b * cache.max_pages : nullptr;
   return {table, static_cast<int>(cache.page_size), static_cast<int>(cache.pages), s.b, s.begin,
           s.end};
 }

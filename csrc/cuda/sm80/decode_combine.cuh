@@ -9,7 +9,7 @@
 
 namespace tk::cuda {
 
-constexpr int kMergeWarps = 4;
+constexpr int kCombineWarps = 4;
 
 TK_DEVICE float warp_max(float x) {
   for (int distance = 1; distance < kWarp; distance *= 2) {
@@ -18,10 +18,10 @@ TK_DEVICE float warp_max(float x) {
   return x;
 }
 
-// A block for each row: its warps take every kMergeWarps-th part.
+// A block for each row: its warps take every kCombineWarps-th part.
 template <typename Element, int kWidth>
-TK_KERNEL(kMergeWarps* kWarp, 1)
-decode_merge_kernel(const __grid_constant__ DecodeArguments a) {
+TK_KERNEL(kCombineWarps* kWarp, 1)
+decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
   constexpr int kColumns = (kWidth + kWarp - 1) / kWarp;  // of a lane
   const Problem& p = a.params;
   const int M = static_cast<int>(p.M), H_q = static_cast<int>(p.H_q);
@@ -41,8 +41,8 @@ decode_merge_kernel(const __grid_constant__ DecodeArguments a) {
   };
 
   TK_SHARED_MEMORY(memory);
-  float* const o_sums = reinterpret_cast<float*>(memory);  // (kMergeWarps, kWidth)
-  float* const sums = o_sums + kMergeWarps * kWidth;       // (kMergeWarps)
+  float* const o_sums = reinterpret_cast<float*>(memory);  // (kCombineWarps, kWidth)
+  float* const sums = o_sums + kCombineWarps * kWidth;     // (kCombineWarps)
   float largest = -INFINITY;
   for (int64_t n = first + lane_index(); n <= last; n += kWarp) {
     largest = fmaxf(largest, a.lse[part(n)]);
@@ -51,7 +51,7 @@ decode_merge_kernel(const __grid_constant__ DecodeArguments a) {
   const float base = largest == -INFINITY ? 0.0f : largest;
   float sum = 0.0f, o[kColumns] = {};
 #pragma unroll 4
-  for (int64_t n = first + warp_index(); n <= last; n += kMergeWarps) {
+  for (int64_t n = first + warp_index(); n <= last; n += kCombineWarps) {
     const int64_t at = part(n);
     const float share = exp2_approx((a.lse[at] - base) * kLog2E);
     sum += share;
@@ -69,12 +69,12 @@ decode_merge_kernel(const __grid_constant__ DecodeArguments a) {
   __syncthreads();  // all warps' sums are there
 
   sum = 0.0f;
-  for (int n = 0; n < kMergeWarps; ++n) sum += sums[n];
+  for (int n = 0; n < kCombineWarps; ++n) sum += sums[n];
   const bool empty = largest == -INFINITY && sum == 0.0f;
   const auto o_rows = rows_of<Element>(a.params.o, b, h, 0, p.D_v);
-  for (int c = static_cast<int>(threadIdx.x); c < o_rows.width; c += kMergeWarps * kWarp) {
+  for (int c = static_cast<int>(threadIdx.x); c < o_rows.width; c += kCombineWarps * kWarp) {
     float x = 0.0f;
-    for (int n = 0; n < kMergeWarps; ++n) x += o_sums[n * kWidth + c];
+    for (int n = 0; n < kCombineWarps; ++n) x += o_sums[n * kWidth + c];
     o_rows.at(i)[c] = to_element<Element>(empty ? 0.0f : x / sum);
   }
   if (threadIdx.x == 0) {

@@ -46,7 +46,7 @@ size_t decode_bytes(const ForwardParams& p) {
 }
 
 template <typename Element, int kWidth>
-void launch_decode(const ForwardParams& p, const KeyCache& cache, void* workspace, void* stream) {
+void launch_decode(const ForwardParams& p, const KVCache& cache, void* workspace, void* stream) {
   if (p.B * p.H_q * p.M == 0) return;
   if (p.N > kFar) throw std::runtime_error("a cache with room for more than 2^30 keys");
   const DecodeSizes<Element, kWidth> sizes(p);
@@ -61,8 +61,8 @@ void launch_decode(const ForwardParams& p, const KeyCache& cache, void* workspac
   lay_out(layout, sizes, a);
   TK_LAUNCH((decode_kernel<Element, kWidth>), grid(sizes.blocks), sizes.tile.threads(), sizes.bytes,
             stream, a);
-  TK_LAUNCH((decode_merge_kernel<Element, kWidth>), grid(p.B * p.H_q * p.M), kMergeWarps * kWarp,
-            kMergeWarps * (kWidth + 1) * sizeof(float), stream, a);
+  TK_LAUNCH((decode_combine_kernel<Element, kWidth>), grid(p.B * p.H_q * p.M),
+            kCombineWarps * kWarp, kCombineWarps * (kWidth + 1) * sizeof(float), stream, a);
 }
 
 }  // namespace tk::cuda

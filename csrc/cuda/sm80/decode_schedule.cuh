@@ -2,10 +2,10 @@
 //
 // A unit is what is summed for one tile of queries: one key head of one sequence, and 16 warps_m of
 // the queries that share it. Its keys come in tiles of block_n. All tiles of all units lie in one
-// line, unit after unit, and each block takes an equal stretch of it, whatever the lengths are: on
-// the device alone they are known, so every warp adds them up for itself. A block that begins or
-// ends within a unit leaves a partial result, of which there are two places for each block;
-// decode_merge.cuh adds them.
+// line, unit after unit, and each block takes an equal stretch of it, whatever the cache_seqlens
+// are: on the device alone they are known, so every warp adds them up for itself. A block that
+// begins or ends within a unit leaves a partial result, of which there are two places for each
+// block; decode_combine.cuh adds them.
 #pragma once
 
 #include "common/kv_cache.h"
@@ -16,7 +16,7 @@ namespace tk::cuda {
 
 struct DecodeArguments {
   ForwardParams params;  // N is what the cache has room for
-  KeyCache cache;
+  KVCache cache;
   int warps_m;    // warps that have queries of their own; the others share them, and split the keys
   int row_tiles;  // of a key head's queries
   int block_n;
@@ -44,7 +44,7 @@ TK_DEVICE DecodeSequence decode_sequence(const DecodeArguments& a, int b) {
   const int M = static_cast<int>(p.M);
   DecodeSequence s;
   s.b = b;
-  s.N = max(0, min(a.cache.lengths[b], static_cast<int>(p.N)));  // nobody has looked at it
+  s.N = max(0, min(a.cache.cache_seqlens[b], static_cast<int>(p.N)));  // nobody has looked at it
   s.low = cut(p.mask.diagonal_low + s.N - M);
   s.high = cut(p.mask.diagonal_high + s.N - M);
   s.begin = max(0, s.row_begin(0));

@@ -17,7 +17,7 @@ struct Kernels {
   size_t (*bias_gradient_workspace)(const BackwardParams&, const Call&);
   void (*bias_gradient)(const BackwardParams&, const Call&, void* workspace);
   size_t (*decode_workspace)(const ForwardParams&);
-  void (*decode)(const ForwardParams&, const KeyCache&, void* workspace, void* stream);
+  void (*decode)(const ForwardParams&, const KVCache&, void* workspace, void* stream);
 };
 
 // Each is compiled by itself, from kernels.cu with -DTK_ELEMENT and -DTK_WIDTH.

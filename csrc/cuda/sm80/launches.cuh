@@ -15,10 +15,10 @@ namespace tk::cuda {
 template <typename Element, int kWidth>
 void launch_forward(const ForwardParams& p, const Call& call) {
   const ForwardTile tile = forward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth);
-  const int64_t blocks = ceil_of(call.longest_M, tile.block_m);
+  const int64_t blocks = ceil_of(call.max_seqlen_q, tile.block_m);
   const int64_t programs = blocks * p.H_q * sequences(p, call);
   if (programs == 0) return;
-  const Arguments<ForwardParams> a{p, call.packing, dropout_of(p, call), static_cast<int>(blocks)};
+  const Arguments<ForwardParams> a{p, call.varlen, dropout_of(p, call), static_cast<int>(blocks)};
   TK_LAUNCH((forward_kernel<Element, kWidth>), grid(programs), tile.threads(),
             tile.bytes(sizeof(Element), kWidth), call.stream, a);
 }
@@ -30,10 +30,10 @@ struct BackwardSizes {
 
   BackwardSizes(const BackwardParams& p, const Call& call)
       : tile(backward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth)) {
-    row_blocks = ceil_of(call.longest_M, tile.block_m);
-    key_blocks = ceil_of(call.longest_N, tile.block_n);
-    query_tiles = p.H_q * (call.packing.cu_seqlens_q ? p.M / tile.block_m + call.packing.B
-                                                     : p.B * ceil_of(p.M, tile.block_m));
+    row_blocks = ceil_of(call.max_seqlen_q, tile.block_m);
+    key_blocks = ceil_of(call.max_seqlen_k, tile.block_n);
+    query_tiles = p.H_q * (call.varlen.cu_seqlens_q ? p.M / tile.block_m + call.varlen.B
+                                                    : p.B * ceil_of(p.M, tile.block_m));
     rows = p.B * p.H_q * p.lse_stride;
   }
 };
@@ -64,18 +64,19 @@ size_t backward_bytes(const BackwardParams& p, const Call& call) {
 inline BackwardArguments backward_arguments(const BackwardParams& p, const Call& call) {
   BackwardArguments a{};
   a.params = p;
-  a.packing = call.packing;
+  a.varlen = call.varlen;
   a.dropout = dropout_of(p, call);
   return a;
 }
 
 template <typename Element>
-void launch_row_terms(BackwardArguments a, const Call& call) {
-  const int64_t blocks = ceil_of(call.longest_M, kTermWarps);
+void launch_backward_preprocess(BackwardArguments a, const Call& call) {
+  const int64_t blocks = ceil_of(call.max_seqlen_q, kTermWarps);
   const int64_t programs = blocks * a.params.H_q * sequences(a.params, call);
   if (programs == 0) return;
   a.blocks = static_cast<int>(blocks);
-  TK_LAUNCH(row_terms_kernel<Element>, grid(programs), kTermWarps * kWarp, 0, call.stream, a);
+  TK_LAUNCH(backward_preprocess_kernel<Element>, grid(programs), kTermWarps * kWarp, 0, call.stream,
+            a);
 }
 
 // When row terms are there.
@@ -110,7 +111,7 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   clear(workspace, static_cast<size_t>(zeros), call.stream);
   if (!deterministic) a.turns = nullptr;
 
-  launch_row_terms<Element>(a, call);
+  launch_backward_preprocess<Element>(a, call);
   if (sizes.key_blocks * p.H_kv * B > 0) {
     a.blocks = static_cast<int>(sizes.key_blocks);
     TK_LAUNCH((backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
@@ -118,7 +119,7 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   }
   if (sizes.row_blocks * p.H_q * B > 0) {
     a.blocks = static_cast<int>(sizes.row_blocks);
-    TK_LAUNCH((query_gradients_kernel<Element, kWidth>), grid(sizes.row_blocks * p.H_q * B),
+    TK_LAUNCH((dq_postprocess_kernel<Element, kWidth>), grid(sizes.row_blocks * p.H_q * B),
               sizes.tile.threads(), 0, call.stream, a);
   }
   if (p.dbias.data) launch_bias_gradient(a, sizes, call);
@@ -138,7 +139,7 @@ void launch_bias_gradient_alone(const BackwardParams& p, const Call& call, void*
   Layout layout(workspace);
   BackwardArguments a = backward_arguments(p, call);
   lay_out_terms(layout, sizes, a);
-  launch_row_terms<Element>(a, call);
+  launch_backward_preprocess<Element>(a, call);
   launch_bias_gradient(a, sizes, call);
 }
 

@@ -72,7 +72,7 @@ dropout_backward_kernel(const __grid_constant__ BackwardArguments a) {
 // dq from its sums: a tile of queries of one head.
 template <typename Element, int kWidth, int kVWidth>
 TK_KERNEL(hopper_backward_tile(kWidth).kGroups* kGroupThreads, 1)
-query_gradients_kernel(const __grid_constant__ BackwardArguments a) {
+dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Shape = BackwardShape<Element, kWidth, kVWidth>;
   constexpr int kM = Shape::kM;
   const BackwardParams& p = a.params;

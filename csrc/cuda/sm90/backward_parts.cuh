@@ -69,7 +69,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyWo
   const BackwardParams& p = a.params;
   const Sequence seq = sequence_of(a, work.b);
   const int j0 = work.n * kN, j1 = j0 + kN, heads = static_cast<int>(p.H_q / p.H_kv);
-  const bool packed = a.packing.cu_seqlens_q != nullptr;
+  const bool packed = a.varlen.cu_seqlens_q != nullptr;
 
   int h = work.h_kv * heads;
   const int last_h = h + heads - 1;
@@ -91,7 +91,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyWo
   typename Shape::QueryRing::At at;
 
   // What nobody sees may be NaN, which gradients of 0 do not hide.
-  const UsedKeys used = used_keys_of(a, seq);
+  const UsedKeys used = live_keys_of(a, seq);
   const bool hidden = has_hidden_rows(used, j0, packed ? j1 : min(j1, seq.N));
   if (elect_one()) {
     shared.k.note(only) = {work.n, h, false, block.index < 0};  // whether no query sees them

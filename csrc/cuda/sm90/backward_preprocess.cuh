@@ -28,8 +28,8 @@ template <int kM>
 TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int block) {
   const BackwardParams& p = a.params;
   const int H_q = static_cast<int>(p.H_q), M = static_cast<int>(p.M);
-  if (!a.packing.cu_seqlens_q) return (s.b * H_q + h) * ((M + kM - 1) / kM) + block;
-  return h * (M / kM + static_cast<int>(a.packing.B)) + s.first_q / kM + s.b + block;
+  if (!a.varlen.cu_seqlens_q) return (s.b * H_q + h) * ((M + kM - 1) / kM) + block;
+  return h * (M / kM + static_cast<int>(a.varlen.B)) + s.first_q / kM + s.b + block;
 }
 
 // In shared memory.
@@ -45,7 +45,7 @@ struct Terms {
 // A warp for each row of all tiles.
 template <typename Element, int kM>
 TK_KERNEL(kTermWarps* kWarp, 1)
-row_terms_kernel(const __grid_constant__ BackwardArguments a) {
+backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
   const int blocks = a.row_tiles * kM / kTermWarps;

@@ -26,7 +26,7 @@ TK_DEVICE Result<Element> result_of(const Arguments<Params>& a, const TensorMap&
           end,
           head,
           entry,
-          a.packing.cu_seqlens_q != nullptr};
+          a.varlen.cu_seqlens_q != nullptr};
 }
 
 // By a group: its accumulator is rows `to` .. to + 63 of the result, columns from `column` on, the

@@ -63,13 +63,13 @@ template <typename Shape>
 TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
   constexpr int kM = Shape::kM, kN = Shape::kN;
   const ForwardParams& p = a.params;
-  const bool packed = a.packing.cu_seqlens_q != nullptr;
+  const bool packed = a.varlen.cu_seqlens_q != nullptr;
   ForwardPlaces<Shape> at;
   for_each_work(a, a.order, kM, [&](const Work& work) {
     const Sequence seq = sequence_of(a, work.b);
     const int h_kv = work.h / static_cast<int>(p.H_q / p.H_kv);
     const int i0 = work.i0, i1 = min(i0 + kM, seq.M);
-    const UsedKeys used = used_keys_of(a, seq);
+    const UsedKeys used = live_keys_of(a, seq);
     const auto load_k = [&](const Block& block, bool last) {
       shared.k.wait_empty(at.k);
       if (elect_one()) {

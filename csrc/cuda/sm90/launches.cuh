@@ -44,12 +44,12 @@ inline int section_of(const Problem& p, int64_t keys, int64_t heads) {
 template <typename Element, int kWidth, int kVWidth>
 void launch_forward(const ForwardParams& p, const Call& call) {
   constexpr HopperForwardTile kTile = hopper_forward_tile(kWidth);
-  const int64_t blocks = ceil_of(call.longest_M, kTile.block_m());
+  const int64_t blocks = ceil_of(call.max_seqlen_q, kTile.block_m());
   const int64_t heads = sequences(p, call) * p.H_q;
   if (blocks * heads == 0) return;
   ForwardArguments a{
-      {p, call.packing, dropout_of(p, call), static_cast<int>(blocks)},
-      {static_cast<int>(heads), static_cast<int>(blocks), section_of(p, call.longest_N, heads)},
+      {p, call.varlen, dropout_of(p, call), static_cast<int>(blocks)},
+      {static_cast<int>(heads), static_cast<int>(blocks), section_of(p, call.max_seqlen_k, heads)},
       map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
       map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
       map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
@@ -66,9 +66,10 @@ struct BackwardSizes {
   int64_t row_tiles, key_blocks, all_tiles;
 
   BackwardSizes(const BackwardParams& p, const Call& call)
-      : row_tiles(ceil_of(call.longest_M, kM)), key_blocks(ceil_of(call.longest_N, Shape::kN)) {
+      : row_tiles(ceil_of(call.max_seqlen_q, kM)),
+        key_blocks(ceil_of(call.max_seqlen_k, Shape::kN)) {
     all_tiles =
-        p.H_q * (call.packing.cu_seqlens_q ? p.M / kM + call.packing.B : p.B * ceil_of(p.M, kM));
+        p.H_q * (call.varlen.cu_seqlens_q ? p.M / kM + call.varlen.B : p.B * ceil_of(p.M, kM));
   }
 };
 
@@ -99,7 +100,7 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   Layout layout(workspace);
   BackwardArguments a{};
   a.params = p;
-  a.packing = call.packing;
+  a.varlen = call.varlen;
   a.dropout = dropout_of(p, call);
   a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
@@ -116,8 +117,8 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
 
   const int64_t row_programs = sizes.row_tiles * p.H_q * B;
   if (row_programs > 0) {
-    TK_LAUNCH((sm90::row_terms_kernel<Element, kM>), grid(row_programs * (kM / kTermWarps)),
-              kTermWarps * kWarp, 0, call.stream, a);
+    TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM>),
+              grid(row_programs * (kM / kTermWarps)), kTermWarps * kWarp, 0, call.stream, a);
   }
   const int64_t key_programs = sizes.key_blocks * p.H_kv * B;
   if (key_programs > 0 && a.dropout.seed) {
@@ -128,7 +129,7 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
               Shape::kTile.threads(), Shape::kBytes, call.stream, a);
   }
   if (row_programs > 0) {
-    TK_LAUNCH((sm90::query_gradients_kernel<Element, kWidth, kVWidth>), grid(row_programs),
+    TK_LAUNCH((sm90::dq_postprocess_kernel<Element, kWidth, kVWidth>), grid(row_programs),
               Shape::kGroups * kGroupThreads, 0, call.stream, a);
   }
 }

@@ -19,7 +19,7 @@ from transformer_kernels.backends.native.cuda_support import (
     built_for,
     reason_against,
 )
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 BACKEND = CudaBackend()
 ON_GPU = torch.device("cuda")
@@ -79,7 +79,7 @@ def test_the_kernel_is_named(D: int, D_v: int, width: int, gpu: Callable[..., No
 
 def kernel(p: AttentionProblem) -> str:
     q, k = torch.empty(p.B, p.H_q, p.M, p.D, dtype=p.dtype), torch.empty(p.B, p.H_kv, p.N, p.D)
-    return BACKEND.kernel(p, q, k, torch.empty(p.B, p.H_kv, p.N, p.D_v), Extras())
+    return BACKEND.kernel(p, q, k, torch.empty(p.B, p.H_kv, p.N, p.D_v), TensorArgs())
 
 
 @pytest.mark.parametrize(

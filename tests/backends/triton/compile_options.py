@@ -62,21 +62,21 @@ def run(q: Tensor, k: Tensor, **options: Any) -> None:
     """A forward and a backward pass, with a gradient of lse."""
     names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
     given: dict[str, Any] = dict.fromkeys(names) | {"dropout_p": 0.0} | options
-    problem, extras = build_problem(q, k, k, **given)
-    call = launch.prepare(q, k, k, extras, problem)
-    o, lse, summary = launch.forward(call)
-    saved = SavedForBackward(q, k, k, o, lse, summary if summary.numel() else None)
+    problem, tensor_args = build_problem(q, k, k, **given)
+    call = launch.prepare(q, k, k, tensor_args, problem)
+    o, lse, block_mask = launch.forward(call)
+    saved = SavedForBackward(q, k, k, o, lse, block_mask if block_mask.numel() else None)
     launch.backward(call, o, torch.empty_like(lse), saved, True)
 
 
 def run_packed() -> None:
     q, k = empty(500, H, D), empty(500, H // 2, D)
     starts = integers(B + 1)
-    problem, extras = build_varlen_problem(
+    problem, tensor_args = build_varlen_problem(
         q, k, k, starts, starts, S, S, Mask.causal(align="bottom_right"), None, None, None, 0.0,
         None, None,
     )  # fmt: skip
-    call = launch.prepare(one_entry(q), one_entry(k), one_entry(k), extras, problem)
+    call = launch.prepare(one_entry(q), one_entry(k), one_entry(k), tensor_args, problem)
     o, lse, _ = launch.forward(call)
     launch.backward(call, o, None, SavedForBackward(call.q, call.k, call.v, o, lse, None), False)
 

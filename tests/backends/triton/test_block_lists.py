@@ -20,20 +20,20 @@ def call_and_mask(device: torch.device) -> tuple[launch.Call, torch.Tensor]:
     shown[..., 290, 130] = False
     mask = (tk.Mask.dense(shown) & tk.Mask.window(None, 40)).to(device)
     q, k = torch.zeros(1, 1, M, 8, device=device), torch.zeros(1, 1, N, 8, device=device)
-    problem, extras = build_problem(q, k, k, mask, None, None, None, 0.0, None, None)
-    return launch.prepare(q, k, k, extras, problem), mask.materialize(1, 1, M, N)[0, 0].cpu()
+    problem, tensor_args = build_problem(q, k, k, mask, None, None, None, 0.0, None, None)
+    return launch.prepare(q, k, k, tensor_args, problem), mask.materialize(1, 1, M, N)[0, 0].cpu()
 
 
 def test_the_summary_tells_hidden_part_and_full(device: torch.device) -> None:
     """Of the flags alone: diagonals come in with the lists."""
     call, _ = call_and_mask(device)
-    assert call.extras.dense is not None
-    flags = call.extras.dense[0, 0].cpu()
+    assert call.tensor_args.dense is not None
+    flags = call.tensor_args.dense[0, 0].cpu()
     expected = [
         [0 if not block.any() else 2 if block.all() else 1 for block in row.split(64, dim=1)]
         for row in flags.split(64)
     ]
-    assert launch.summarize(call)[0, 0].tolist() == expected
+    assert launch.fill_block_mask(call)[0, 0].tolist() == expected
     assert {0, 1, 2} == {entry for row in expected for entry in row}
 
 
@@ -41,7 +41,7 @@ def test_the_summary_tells_hidden_part_and_full(device: torch.device) -> None:
 @pytest.mark.parametrize("tile", [Tile(128, 64, 4, 1), Tile(32, 128, 4, 1)], ids=str)
 def test_lists_hold_what_is_visible(tile: Tile, by_keys: bool, device: torch.device) -> None:
     call, shown = call_and_mask(device)
-    lists = launch.block_lists(call, launch.summarize(call), tile, by_keys=by_keys)
+    lists = launch.block_lists(call, launch.fill_block_mask(call), tile, by_keys=by_keys)
     assert lists.indices is not None
     assert lists.counts is not None
     sides = max(tile.block_m, 64), max(tile.block_n, 64)

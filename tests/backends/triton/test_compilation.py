@@ -18,8 +18,8 @@ from transformer_kernels.backends.triton.config import CHIPS
 pytestmark = pytest.mark.exhaustive
 
 SCRIPT = Path(__file__).parent / "compile_options.py"
-ALWAYS = {"forward_kernel", "row_terms_kernel", "key_gradients_kernel", "query_gradients_kernel"}
-LISTS = {"summary_kernel", "list_kernel"}
+ALWAYS = {"forward_kernel", "bwd_preprocess_kernel", "bwd_dkdv_kernel", "bwd_dq_kernel"}
+LISTS = {"block_mask_kernel", "list_kernel"}
 KERNELS = {
     "plain": ALWAYS,
     "dense": ALWAYS | LISTS,

@@ -13,7 +13,7 @@ from transformer_kernels.problem import AttentionProblem
 from transformer_kernels.problem.attention import build_problem
 
 KERNELS: tuple[config.Kernel, ...] = (
-    "forward", "key_gradients", "query_gradients", "bias_gradient",
+    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient",
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_tiles_leave_room_for_what_is_loaded_for_each_score(
 ) -> None:
     """Of float32 the compiler keeps parts where it likes, and of wide rows a turned copy: what
     compiles is another test's."""
-    for kernel in ("forward", "key_gradients", "query_gradients"):
+    for kernel in ("forward", "bwd_dkdv", "bwd_dq"):
         for columns in (64, 128):
             tile = config.tile(kernel, chip, 2, columns, score_bytes)
             plain = config.tile(kernel, chip, 2, columns)

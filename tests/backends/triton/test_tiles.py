@@ -18,7 +18,7 @@ from transformer_kernels.backends.triton.compile_report import Compiled, compile
 pytestmark = pytest.mark.exhaustive
 
 CHIPS = ("sm80", "sm90", "sm100", "gfx9")
-KERNELS = {"forward", "row_terms", "key_gradients", "query_gradients", "tile_sums"}
+KERNELS = {"forward", "bwd_preprocess", "bwd_dkdv", "bwd_dq", "tile_sums"}
 SCRIPT = """
 import dataclasses, json, sys
 from transformer_kernels.backends.triton.compile_report import compile_tiles
@@ -68,7 +68,11 @@ def assert_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
     """What tuning takes for granted, for halves. Of wider rows the compiler may keep a turned copy,
     and parts of float32 it keeps where it likes."""
     for one in compiled:
-        if one.kernel in ("row_terms", "tile_sums") or one.dtype == "float32" or one.columns > 128:
+        if (
+            one.kernel in ("bwd_preprocess", "tile_sums")
+            or one.dtype == "float32"
+            or one.columns > 128
+        ):
             continue
         kernel = cast(config.Kernel, one.kernel)
         chip = config.CHIPS[one.chip]

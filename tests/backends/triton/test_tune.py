@@ -50,18 +50,16 @@ def test_a_wrong_tile_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_the_interpreter()
     from transformer_kernels.backends.triton import launch
 
-    honest = launch.query_gradients
+    honest = launch.bwd_dq
 
     def broken(*arguments: object) -> torch.Tensor:
         dq = honest(*arguments)  # type: ignore[arg-type]
-        shipped = config.tile("query_gradients", CHIPS["sm90"], 4, 16)
+        shipped = config.tile("bwd_dq", CHIPS["sm90"], 4, 16)
         return dq if shipped != Tile(16, 16, 4, 1) else dq * 1.01
 
-    monkeypatch.setattr(launch, "query_gradients", broken)
+    monkeypatch.setattr(launch, "bwd_dq", broken)
     tiles = [Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
-    wrong, right = tune.tune(
-        "query_gradients", torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01
-    )
+    wrong, right = tune.tune("bwd_dq", torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01)
     assert isinstance(wrong, Refused)
     assert wrong.tile == tiles[0]
     assert wrong.reason.startswith("WRONG: errs by ")

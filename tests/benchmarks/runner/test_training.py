@@ -57,7 +57,8 @@ def test_a_path_with_another_loss_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
     def wrong(trainer: Trainer) -> Step:
         done = step(trainer)
-        return done._replace(loss=1.02 * done.loss) if trainer.config.attention == "fused" else done
+        is_fused = trainer.config.attn_implementation == "fused"
+        return done._replace(loss=1.02 * done.loss) if is_fused else done
 
     monkeypatch.setattr(Trainer, "step", wrong)
     with pytest.raises(AssertionError, match="fused: a loss of"):
@@ -68,12 +69,12 @@ def test_a_path_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     step = Trainer.step
 
     def out_of_memory(trainer: Trainer) -> Step:
-        if trainer.config.attention == "naive":
+        if trainer.config.attn_implementation == "eager":
             raise torch.cuda.OutOfMemoryError("no 7 GiB more\nthis line is longer")
         return step(trainer)
 
     monkeypatch.setattr(Trainer, "step", out_of_memory)
     rows, left_out = measured()
-    assert left_out == {"naive": "no 7 GiB more"}
+    assert left_out == {"eager": "no 7 GiB more"}
     assert [row.attention for row in rows] == ["fused", "torch"]
     assert "| -, " in table(rows)[2]

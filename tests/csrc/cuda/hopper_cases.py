@@ -16,7 +16,7 @@ from tests.support.cases import (
     padding,
     window,
 )
-from tests.support.varlen_cases import PackedCase
+from tests.support.varlen_cases import VarlenCase
 from transformer_kernels.masks.mask import Mask
 
 
@@ -80,14 +80,14 @@ HOPPER_CASES = (
          mask=both(_lengths, dense("1hmn")), bias="1hmn", softcap=2.0, dlse=True),
 )  # fmt: skip
 
-HOPPER_PACKED = (
-    PackedCase(
+HOPPER_VARLEN = (
+    VarlenCase(
         name="without-keys",
         lengths=((200, 0), (70, 140), (0, 5), (193, 0), (33, 260), (5, 0), (64, 1)),
         H_q=4,
         dlse=True,
     ),
-    PackedCase(
+    VarlenCase(
         name="without-keys-128",
         lengths=((130, 270), (200, 0), (129, 2), (10, 0), (150, 150)),
         H_q=4,
@@ -95,7 +95,7 @@ HOPPER_PACKED = (
         D_v=128,
         mask=Mask.causal(align="bottom_right"),
     ),
-    PackedCase(name="long-192", lengths=((64, 200), (131, 67)), D=192, D_v=128),
-    PackedCase(name="long-256", lengths=((64, 131), (131, 67)), D=256, D_v=256, behind=(3, 70)),
+    VarlenCase(name="long-192", lengths=((64, 200), (131, 67)), D=192, D_v=128),
+    VarlenCase(name="long-256", lengths=((64, 131), (131, 67)), D=256, D_v=256, behind=(3, 70)),
 )
 """Sequences without keys, between others, are where a warp may run ahead of its group."""

@@ -6,17 +6,17 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.csrc.cuda.mutants import DECODING, PACKED, WATCHED, Mutant
 from tests.support import emulator
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_case
 from tests.support.evaluate import assert_case
-from tests.support.varlen_cases import PACKED_CASES, PackedCase, assert_packed_case
+from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support
 
-AnyCase = Case | DecodeCase | PackedCase
+AnyCase = Case | DecodeCase | VarlenCase
 SCHEDULES = (0, 1, 2)
 
 
@@ -31,7 +31,7 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     torch.use_deterministic_algorithms(mutant.deterministic)
     cases: dict[str, AnyCase] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
     cases |= {DECODING + case.name: case for case in DECODE_CASES}
-    cases |= {PACKED + case.name: case for case in (*PACKED_CASES, *HOPPER_PACKED)}
+    cases |= {PACKED + case.name: case for case in (*VARLEN_CASES, *HOPPER_VARLEN)}
     lines = []
     for name in mutant.cases:
         for seed in SCHEDULES:
@@ -44,8 +44,8 @@ def _outcome(case: AnyCase, dtype: torch.dtype) -> str:
     try:
         if isinstance(case, DecodeCase):
             assert_decode_case(case, dtype, "cuda")
-        elif isinstance(case, PackedCase):
-            assert_packed_case(case, dtype, "cuda")
+        elif isinstance(case, VarlenCase):
+            assert_varlen_case(case, dtype, "cuda")
         else:
             assert_case(case, dtype, "cuda")
     except (AssertionError, RuntimeError) as error:

@@ -24,7 +24,7 @@ from tests.support.decode_cases import (
 from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
 from tests.support.poison import poisoned_memory
-from tests.support.varlen_cases import PACKED_CASES, PackedCase, assert_packed_case
+from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
 from transformer_kernels.backends import schema
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.masks.resolved import UNBOUNDED
@@ -82,10 +82,10 @@ def test_tiles_for_little_shared_memory(case: Case, dtype: torch.dtype) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
-def test_packed_in_tiles_for_little_shared_memory(case: PackedCase) -> None:
+@pytest.mark.parametrize("case", VARLEN_CASES, ids=str)
+def test_packed_in_tiles_for_little_shared_memory(case: VarlenCase) -> None:
     with emulator.emulation(SMALL):
-        assert_packed_case(case, torch.bfloat16, "cuda")
+        assert_varlen_case(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -186,7 +186,7 @@ def test_outputs_and_scratch_memory_are_poisoned() -> None:
 def test_what_goes_wrong_in_a_launch_is_raised() -> None:
     """Here what the backend would have said before; on a device also what CUDA reports."""
     q = torch.randn(1, 1, 3, 257)
-    numbers: schema.Numbers = (1.0, 0.0, 0.0, -UNBOUNDED, UNBOUNDED, 0, 0, False, 3, 3)
+    scalar_args: schema.ScalarArgs = (1.0, 0.0, 0.0, -UNBOUNDED, UNBOUNDED, 0, 0, False, 3, 3)
     forward = torch.ops.transformer_kernels_emulated.attention_forward
     with pytest.raises(RuntimeError, match="rows are wider than the widest tile"):
-        forward(q, q, q, *(None,) * 11, *numbers)
+        forward(q, q, q, *(None,) * 11, *scalar_args)

@@ -15,7 +15,7 @@ from torch import Tensor
 import transformer_kernels as tk
 from building.emulated import Emulation
 from building.extension import ROOT
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_PACKED
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.gpu.sanitizer_targets import WATCHED
 from tests.support import emulator
 from tests.support.cases import CASES, Case, inputs
@@ -23,11 +23,11 @@ from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
 from tests.support.tiers import sampled
 from tests.support.varlen_cases import (
-    PACKED_CASES,
-    PackedCase,
-    assert_packed_case,
-    packed_by_backend,
-    packed_inputs,
+    VARLEN_CASES,
+    VarlenCase,
+    assert_varlen_case,
+    varlen_by_backend,
+    varlen_inputs,
 )
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
 from transformer_kernels.functional.explain import explain
@@ -86,9 +86,9 @@ def test_case_in_float16(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", sampled([*PACKED_CASES, *HOPPER_PACKED]))
-def test_packed(case: PackedCase) -> None:
-    assert_packed_case(case, torch.bfloat16, "cuda")
+@pytest.mark.parametrize("case", sampled([*VARLEN_CASES, *HOPPER_VARLEN]))
+def test_packed(case: VarlenCase) -> None:
+    assert_varlen_case(case, torch.bfloat16, "cuda")
 
 
 def is_hoppers(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -222,7 +222,7 @@ def test_gradients(name: str, D: int) -> None:
     tk.attention(*x, backend="cuda", **options).sum().backward()
     told = explain(*x, backend="cuda", **options).kernel
     assert told is not None
-    assert emulator.latest_launch().startswith("(sm90::query")
+    assert emulator.latest_launch().startswith("(sm90::dq_postprocess")
     assert told.startswith("csrc/cuda/sm90")
     assert "sm80 backward" not in told
     assert ("sm80 for dbias" in told) == (name == "bias that requires grad")
@@ -236,7 +236,7 @@ def test_gradients_that_tma_cannot_write() -> None:
     told = explain(*x, backend="cuda").kernel
     assert told is not None
     assert told.startswith("csrc/cuda/sm90 forward, csrc/cuda/sm80 backward")
-    assert emulator.latest_launch().startswith("(query_gradients_kernel")
+    assert emulator.latest_launch().startswith("(dq_postprocess_kernel")
 
 
 def test_wider_rows_are_refused() -> None:
@@ -308,11 +308,11 @@ def test_every_order_of_threads_gives_the_same_bits(case: Case) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(1, 4))
-@pytest.mark.parametrize("case", HOPPER_PACKED[:2], ids=str)
-def test_work_without_keys_under_other_orders(case: PackedCase, seed: int) -> None:
+@pytest.mark.parametrize("case", HOPPER_VARLEN[:2], ids=str)
+def test_work_without_keys_under_other_orders(case: VarlenCase, seed: int) -> None:
     """A warp that has nothing to wait for must not lap the others of its group."""
     with emulator.schedule(seed):
-        assert_packed_case(case, torch.bfloat16, "cuda")
+        assert_varlen_case(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -325,9 +325,9 @@ def test_nothing_races(case: Case) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", HOPPER_PACKED[:1], ids=str)
-def test_nothing_races_in_packed_sequences(case: PackedCase) -> None:
+@pytest.mark.parametrize("case", HOPPER_VARLEN[:1], ids=str)
+def test_nothing_races_in_packed_sequences(case: VarlenCase) -> None:
     """Reported as errors, too."""
-    x = packed_inputs(case, torch.bfloat16, 0.0)
+    x = varlen_inputs(case, torch.bfloat16, 0.0)
     with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(1):
-        packed_by_backend(case, x, "cuda")
+        varlen_by_backend(case, x, "cuda")

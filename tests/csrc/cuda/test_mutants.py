@@ -125,7 +125,7 @@ MUTANTS = (
     _without("decode.cuh", BARRIER, DECODE, "all tiles are read"),
     _without("decode.cuh", BARRIER, DECODE, "all sums are there"),
     _without("decode.cuh", BARRIER, DECODE, "the sums are read"),
-    _without("decode_merge.cuh", BARRIER, DECODE, "all warps' sums are there"),
+    _without("decode_combine.cuh", BARRIER, DECODE, "all warps' sums are there"),
     Mutant(
         "forward.cuh: rows behind the last query",
         "forward.cuh",

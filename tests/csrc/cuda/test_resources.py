@@ -106,7 +106,7 @@ def test_hopper_has_every_kernel_of_its_own(hopper: list[Resources]) -> None:
     assert {one.architecture for one in hopper} == {HOPPER_CODE}
     assert {(one.kernel, one.element, one.width, one.v_width) for one in hopper} >= {
         (kernel, element.lower(), *widths)
-        for kernel in ("forward_kernel", *MOST_SPILLED_ON_HOPPER, "query_gradients_kernel")
+        for kernel in ("forward_kernel", *MOST_SPILLED_ON_HOPPER, "dq_postprocess_kernel")
         for element in HOPPER_ELEMENTS
         for widths in HOPPER_WIDTHS
     }

@@ -1,11 +1,11 @@
-"""Rows kept end to end."""
+"""RaggedTokens kept end to end."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from transformer_kernels.training.data.ragged_tokens import Rows
+from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 
 
 def rows(*lengths: int, largest: int = 9) -> list[torch.Tensor]:
@@ -14,7 +14,7 @@ def rows(*lengths: int, largest: int = 9) -> list[torch.Tensor]:
 
 def test_rows_come_back() -> None:
     given = rows(3, 0, 5, 1)
-    kept = Rows.of(given)
+    kept = RaggedTokens.of(given)
     assert len(kept) == 4
     for number, row in enumerate(given):
         assert torch.equal(kept[number], row)
@@ -22,7 +22,7 @@ def test_rows_come_back() -> None:
 
 def test_rows_are_padded_in_the_order_asked() -> None:
     given = rows(3, 0, 5, 1)
-    tokens, lengths = Rows.of(given).padded(torch.tensor([3, 0, 1, 3]))
+    tokens, lengths = RaggedTokens.of(given).padded(torch.tensor([3, 0, 1, 3]))
     assert lengths.tolist() == [1, 3, 0, 1]
     assert tokens.shape == (4, 3)
     assert tokens[1].tolist() == given[0].tolist()
@@ -31,7 +31,7 @@ def test_rows_are_padded_in_the_order_asked() -> None:
 
 
 def test_no_rows_are_an_empty_batch() -> None:
-    tokens, lengths = Rows.of(rows(2)).padded(torch.empty(0, dtype=torch.int64))
+    tokens, lengths = RaggedTokens.of(rows(2)).padded(torch.empty(0, dtype=torch.int64))
     assert tokens.shape == (0, 0)
     assert lengths.shape == (0,)
 
@@ -41,6 +41,6 @@ def test_no_rows_are_an_empty_batch() -> None:
     [(255, torch.uint8), (256, torch.int16), (32_767, torch.int16), (32_768, torch.int32)],
 )
 def test_values_are_as_narrow_as_they_can_be(largest: int, dtype: torch.dtype) -> None:
-    kept = Rows.of([torch.tensor([largest, 0]), torch.tensor([1])])
+    kept = RaggedTokens.of([torch.tensor([largest, 0]), torch.tensor([1])])
     assert kept.values.dtype == dtype
     assert kept[0].tolist() == [largest, 0]

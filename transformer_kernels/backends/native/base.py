@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
-from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
+from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
 
 
 class NativeBackend:
@@ -18,34 +18,38 @@ class NativeBackend:
         """The namespace of `attention_forward`, `attention_backward` and `attention_decode`."""
         return torch.ops.transformer_kernels
 
-    def decode(
-        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
+    def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
         o, lse = self.operators(q.device).attention_decode.default(
-            q, *cache, *schema.decode_numbers(problem)
+            q, *cache, *schema.decode_scalar_args(problem)
         )
         return o, lse
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+        self, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        o, lse, block_summary = self.operators(q.device).attention_forward.default(
-            q, k, v, *extras, *schema.numbers(problem)
+        o, lse, block_mask = self.operators(q.device).attention_forward.default(
+            q, k, v, *tensor_args, *schema.scalar_args(problem)
         )
-        return o, lse, block_summary if schema.needs_summary(extras) else None
+        return o, lse, block_mask if schema.needs_block_mask(tensor_args) else None
 
     def backward(
         self,
         do: Tensor,
         dlse: Tensor | None,
         saved: SavedForBackward,
-        extras: Extras,
+        tensor_args: TensorArgs,
         problem: AttentionProblem,
         *,
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         deterministic = torch.are_deterministic_algorithms_enabled()
         dq, dk, dv, dbias = self.operators(do.device).attention_backward.default(
-            do, dlse, *saved, *extras, *schema.numbers(problem), bias_needs_grad, deterministic
+            do,
+            dlse,
+            *saved,
+            *tensor_args,
+            *schema.scalar_args(problem),
+            bias_needs_grad,
+            deterministic,
         )
         return dq, dk, dv, dbias if bias_needs_grad else None

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.base import NativeBackend
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 
 class CpuBackend(NativeBackend):
@@ -29,7 +29,7 @@ class CpuBackend(NativeBackend):
         return reasons
 
     def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
     ) -> str:
         accumulate = str(problem.accumulate_dtype).removeprefix("torch.")
         return f"csrc/cpu, {extension.compiled.isa()}, computing in {accumulate}"

@@ -11,7 +11,7 @@ from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.base import NativeBackend
 from transformer_kernels.backends.native.cuda_support import WIDTHS
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
 """Environment variable that csrc/cuda/sm90 reads: 0 leaves all to sm80, to compare or to go round
@@ -47,13 +47,13 @@ class CudaBackend(NativeBackend):
         return reasons
 
     def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
     ) -> str:
         dtype, where = str(problem.dtype).removeprefix("torch."), _where(problem.device)
         if cuda_support.runs_hopper(problem.device):
-            (width, v_width), backward = _hopper_widths(problem, q, k, v, extras)
+            (width, v_width), backward = _hopper_widths(problem, q, k, v, tensor_args)
             if width:
-                bias_needs_grad = extras.bias is not None and extras.bias.requires_grad
+                bias_needs_grad = tensor_args.bias is not None and tensor_args.bias.requires_grad
                 files = "sm90"
                 if backward != (width, v_width):
                     files += " forward, csrc/cuda/sm80 backward"
@@ -66,7 +66,7 @@ class CudaBackend(NativeBackend):
 
 
 def _hopper_widths(
-    problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+    problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Of tiles of q and k, and of v; (0, 0) where csrc/cuda/sm90 does not take the pass."""
     p = problem

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.triton import config, interpreter, operators, target
 from transformer_kernels.backends.triton import kernel_args as arguments
-from transformer_kernels.problem import AttentionProblem, Extras, KeyCache, SavedForBackward
+from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
 
 
 class TritonBackend:
@@ -36,7 +36,7 @@ class TritonBackend:
             reasons.append("float64: these kernels compute in float32")
         elif columns > config.WIDTHS[-1]:
             reasons.append(f"rows of {columns} elements: tiles are up to {config.WIDTHS[-1]} wide")
-        elif config.tile("key_gradients", chip, problem.dtype.itemsize, columns) is None:
+        elif config.tile("bwd_dkdv", chip, problem.dtype.itemsize, columns) is None:
             reasons.append(
                 f"rows of {columns} elements of {problem.dtype}: no tile fits the "
                 f"{chip.shared_kib} KiB of shared memory that {chip.name} has"
@@ -46,38 +46,36 @@ class TritonBackend:
         return reasons
 
     def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, extras: Extras
+        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
     ) -> str:
         chip, columns = target.chip(problem.device), max(problem.D, problem.D_v)
         tile = config.tile(
-            "forward", chip, problem.dtype.itemsize, columns, arguments.score_bytes(extras)
+            "forward", chip, problem.dtype.itemsize, columns, arguments.score_bytes(tensor_args)
         )
         assert tile is not None
         how = "interpreted by numpy" if self.is_interpreted else chip.name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
 
-    def decode(
-        self, q: Tensor, cache: KeyCache, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor]:
+    def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("unsupported_reasons() excludes decoding")
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem
+        self, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        o, lse, block_summary = operators.forward(q, k, v, *extras, *schema.numbers(problem))
-        return o, lse, block_summary if schema.needs_summary(extras) else None
+        o, lse, block_mask = operators.forward(q, k, v, *tensor_args, *schema.scalar_args(problem))
+        return o, lse, block_mask if schema.needs_block_mask(tensor_args) else None
 
     def backward(
         self,
         do: Tensor,
         dlse: Tensor | None,
         saved: SavedForBackward,
-        extras: Extras,
+        tensor_args: TensorArgs,
         problem: AttentionProblem,
         *,
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         dq, dk, dv, dbias = operators.backward(
-            do, dlse, *saved, *extras, *schema.numbers(problem), bias_needs_grad
+            do, dlse, *saved, *tensor_args, *schema.scalar_args(problem), bias_needs_grad
         )
         return dq, dk, dv, dbias if bias_needs_grad else None

@@ -73,7 +73,7 @@ def compile_tiles(
         for chip in chips
         for dtype in dtypes
         for columns in widths
-        if config.tile("key_gradients", CHIPS[chip], dtype.itemsize, columns) is not None
+        if config.tile("bwd_dkdv", CHIPS[chip], dtype.itemsize, columns) is not None
     ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for results in pool.map(_compile_call, jobs):
@@ -124,14 +124,16 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
     bias = torch.empty(8, 1024, 1024, dtype=dtype, device="meta")
 
     def prepare(bias: Tensor | None) -> launch.Call:
-        problem, extras = build_problem(q, k, v, Mask.causal(), bias, None, None, 0.0, None, None)
-        return launch.prepare(q, k, v, extras, problem)
+        problem, tensor_args = build_problem(
+            q, k, v, Mask.causal(), bias, None, None, 0.0, None, None
+        )
+        return launch.prepare(q, k, v, tensor_args, problem)
 
     plain, biased = prepare(None), prepare(bias)
     o, lse, _ = launch.forward(plain)
     operands = launch.prepare_backward(plain, q, None, SavedForBackward(q, k, v, o, lse, None))
-    launch.key_gradients(plain, operands, None)
-    launch.query_gradients(plain, operands, None)
+    launch.bwd_dkdv(plain, operands, None)
+    launch.bwd_dq(plain, operands, None)
     launch.gradient_of_bias(biased, operands, None, lse)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kernel = Literal["forward", "key_gradients", "query_gradients", "bias_gradient"]
+Kernel = Literal["forward", "bwd_dkdv", "bwd_dq", "bias_gradient"]
 WIDTHS = (64, 128, 256, 512)
 """A tile serves the widths up to one of these."""
 
@@ -101,7 +101,7 @@ def _beside_loads(
     """Half the rows of a pass over them, as what is loaded for each score takes registers; and
     fewer loads in flight where those of the tile leave no room."""
     least = 64 if kernel == "forward" and chip.warp_groups else 32
-    if kernel == "key_gradients":
+    if kernel == "bwd_dkdv":
         tile = replace(tile, block_m=min(tile.block_m, max(tile.block_m // 2, least)))
     else:
         tile = replace(tile, block_n=min(tile.block_n, max(tile.block_n // 2, least)))
@@ -136,7 +136,7 @@ def shared_bytes(
     weights and for dk also ds."""
     row = columns * element_size
     kept, streamed = 2 * tile.block_m, 2 * tile.block_n
-    if kernel == "key_gradients":
+    if kernel == "bwd_dkdv":
         kept, streamed = streamed, kept
     elif kernel == "forward":
         kept = tile.block_m
@@ -145,8 +145,8 @@ def shared_bytes(
     ahead = max(1, tile.stages - 1)
     in_flight = tile.stages if chip.warp_groups else ahead  # older chips read a tile to registers
     scores = tile.block_m * tile.block_n
-    rows = tile.block_n if kernel == "key_gradients" else tile.block_m
-    between = scores * element_size * (2 if kernel == "key_gradients" else 1)
+    rows = tile.block_n if kernel == "bwd_dkdv" else tile.block_m
+    between = scores * element_size * (2 if kernel == "bwd_dkdv" else 1)
     if chip.keeps_weights and 16 * tile.warps <= rows:
         between = 0
     return (kept + in_flight * streamed) * row + ahead * scores * score_bytes + between
@@ -164,14 +164,14 @@ _HALVES: dict[Kernel, _Rows] = {
         "sm100": ((128, 128, 8, 3), (128, 64, 8, 3), (128, 32, 8, 2), (32, 32, 8, 1)),
         "gfx9":  ((128, 64, 4, 2), (128, 64, 8, 2), (128, 32, 8, 2), (64, 16, 8, 1)),
     },
-    "key_gradients": {
+    "bwd_dkdv": {
         "sm80":  ((64, 128, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2), (32, 16, 8, 1)),
         "sm86":  ((64, 128, 8, 3), (64, 64, 8, 2), (32, 32, 8, 1), (16, 16, 8, 1)),
         "sm90":  ((64, 128, 8, 3), (64, 128, 8, 3), (32, 32, 8, 1), (32, 16, 8, 1)),
         "sm100": ((64, 128, 8, 3), (64, 128, 8, 3), (32, 64, 8, 2), (32, 16, 8, 1)),
         "gfx9":  ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 1), (16, 16, 4, 1)),
     },
-    "query_gradients": {
+    "bwd_dq": {
         "sm80":  ((128, 64, 8, 3), (64, 64, 8, 2), (64, 64, 8, 1), (32, 16, 8, 1)),
         "sm86":  ((128, 64, 8, 3), (64, 64, 8, 2), (64, 32, 8, 1), (32, 16, 8, 1)),
         "sm90":  ((128, 64, 8, 3), (128, 64, 8, 2), (32, 32, 4, 1), (32, 16, 8, 1)),
@@ -191,14 +191,14 @@ _FLOATS: dict[Kernel, _Rows] = {
         "sm100": ((128, 32, 8, 2), (64, 32, 8, 2), (16, 16, 4, 1), (16, 16, 4, 1)),
         "gfx9":  ((128, 32, 8, 2), (64, 32, 8, 2), (32, 16, 4, 2), (16, 16, 4, 1)),
     },
-    "key_gradients": {
+    "bwd_dkdv": {
         "sm80":  ((32, 32, 4, 1), (16, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "sm86":  ((32, 32, 4, 1), (16, 16, 8, 1), (16, 16, 8, 1), None),
         "sm90":  ((32, 64, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "sm100": ((32, 64, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "gfx9":  ((32, 64, 8, 1), (16, 32, 8, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
-    "query_gradients": {
+    "bwd_dq": {
         "sm80":  ((32, 32, 4, 1), (32, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),
         "sm86":  ((32, 32, 4, 1), (32, 32, 8, 1), (16, 16, 8, 1), None),
         "sm90":  ((64, 32, 8, 2), (64, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.problem import AttentionProblem, Extras
+from transformer_kernels.problem import AttentionProblem, TensorArgs
 from transformer_kernels.scores import philox
 
 LOG2E = 1.0 / math.log(2.0)
@@ -29,8 +29,8 @@ class Rows(NamedTuple):
     stride_l: int
 
 
-class Numbers(NamedTuple):
-    """What changes from call to call. Kernels take these one by one, as `*numbers`: in a tuple
+class Scalars(NamedTuple):
+    """What changes from call to call. Kernels take these one by one, as `*scalars`: in a tuple
     Triton would compile a kernel anew where one is 1 or a multiple of 16."""
 
     rows: int
@@ -56,12 +56,12 @@ class Sequences(NamedTuple):
 
     cu_q: Tensor | None
     cu_k: Tensor | None
-    from_end: int
+    bottom_right: int
     """1: diagonals and ALiBi count from N - M of each sequence; else 0"""
 
 
 class MaskTensors(NamedTuple):
-    """See `bound_mask.BoundMask`. Flags are bytes."""
+    """See `bound_mask.ResolvedMask`. Flags are bytes."""
 
     key_start: Tensor | None
     key_end: Tensor | None
@@ -127,9 +127,9 @@ def rows(x: Tensor) -> Rows:
     return Rows(x, *x.stride()[:3])
 
 
-def numbers(q: Tensor, problem: AttentionProblem) -> Numbers:
+def scalars(q: Tensor, problem: AttentionProblem) -> Scalars:
     reach = problem.M + problem.N  # further out than any index, wherever it counts from
-    return Numbers(
+    return Scalars(
         rows=q.shape[2],
         M=problem.M,
         N=problem.N,
@@ -139,15 +139,15 @@ def numbers(q: Tensor, problem: AttentionProblem) -> Numbers:
     )
 
 
-def mask_tensors(extras: Extras, problem: AttentionProblem) -> MaskTensors:
-    dense, layout = _bytes(extras.dense), _bytes(extras.layout)
+def mask_tensors(tensor_args: TensorArgs, problem: AttentionProblem) -> MaskTensors:
+    dense, layout = _bytes(tensor_args.dense), _bytes(tensor_args.layout)
     dense_b, dense_h, dense_i, dense_j = _strides(dense, 4)
     layout_h, layout_i, layout_j = _strides(layout, 3)
     return MaskTensors(
-        key_start=_contiguous(extras.key_start),
-        key_end=_contiguous(extras.key_end),
-        q_segments=_contiguous(extras.q_segments),
-        k_segments=_contiguous(extras.k_segments),
+        key_start=_contiguous(tensor_args.key_start),
+        key_end=_contiguous(tensor_args.key_end),
+        q_segments=_contiguous(tensor_args.q_segments),
+        k_segments=_contiguous(tensor_args.k_segments),
         dense=dense,
         dense_b=dense_b,
         dense_h=dense_h,
@@ -162,33 +162,33 @@ def mask_tensors(extras: Extras, problem: AttentionProblem) -> MaskTensors:
     )
 
 
-def scores(extras: Extras, problem: AttentionProblem, scale: float) -> Scores:
-    plain = not problem.softcap and extras.bias is None and extras.alibi_slopes is None
-    bias_b, bias_h, bias_i, bias_j = _strides(extras.bias, 4)
+def scores(tensor_args: TensorArgs, problem: AttentionProblem, scale: float) -> Scores:
+    plain = not problem.softcap and tensor_args.bias is None and tensor_args.alibi_slopes is None
+    bias_b, bias_h, bias_i, bias_j = _strides(tensor_args.bias, 4)
     return Scores(
         scale=scale,
         plain_scale=scale * LOG2E if plain else None,
         softcap=problem.softcap or None,
-        bias=extras.bias,
+        bias=tensor_args.bias,
         bias_b=bias_b,
         bias_h=bias_h,
         bias_i=bias_i,
         bias_j=bias_j,
-        columns=None if extras.bias is None else problem.N,
-        slopes=_contiguous(extras.alibi_slopes),
+        columns=None if tensor_args.bias is None else problem.N,
+        slopes=_contiguous(tensor_args.alibi_slopes),
     )
 
 
-def dropout(extras: Extras, problem: AttentionProblem) -> Dropout:
+def dropout(tensor_args: TensorArgs, problem: AttentionProblem) -> Dropout:
     if not problem.dropout_p:
         return Dropout(None, 0, 1.0)
     p = problem.dropout_p
-    return Dropout(extras.seed, philox.keep_threshold(p), 1.0 / (1.0 - p) if p < 1.0 else 0.0)
+    return Dropout(tensor_args.seed, philox.keep_threshold(p), 1.0 / (1.0 - p) if p < 1.0 else 0.0)
 
 
-def score_bytes(extras: Extras) -> int:
+def score_bytes(tensor_args: TensorArgs) -> int:
     """What a tile loads for each of its scores, besides rows of q, k and v."""
-    tensors = (extras.bias, extras.dense, extras.layout)
+    tensors = (tensor_args.bias, tensor_args.dense, tensor_args.layout)
     return sum(x.element_size() for x in tensors if x is not None)
 
 

@@ -8,22 +8,21 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
-from transformer_kernels.backends.triton import config, interpreter, target
-from transformer_kernels.backends.triton import kernel_args as arguments
+from transformer_kernels.backends.triton import config, interpreter, kernel_args, target
 from transformer_kernels.backends.triton.config import Kernel, Tile
 from transformer_kernels.backends.triton.kernel_args import NO_LISTS, BlockLists
 from transformer_kernels.backends.triton.kernels.backward import (
-    key_gradients_kernel,
-    query_gradients_kernel,
+    bwd_dkdv_kernel,
+    bwd_dq_kernel,
 )
 from transformer_kernels.backends.triton.kernels.bias_gradient import (
     column_sums_kernel,
     tile_sums_kernel,
 )
-from transformer_kernels.backends.triton.kernels.block_lists import list_kernel, summary_kernel
+from transformer_kernels.backends.triton.kernels.block_lists import block_mask_kernel, list_kernel
 from transformer_kernels.backends.triton.kernels.forward import forward_kernel
-from transformer_kernels.backends.triton.kernels.score_gradient import row_terms_kernel
-from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+from transformer_kernels.backends.triton.kernels.score_gradient import bwd_preprocess_kernel
+from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
 
 if interpreter.is_on():
     interpreter.mend()
@@ -39,27 +38,27 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    extras: Extras
+    tensor_args: TensorArgs
     problem: AttentionProblem
-    numbers: arguments.Numbers
-    mask: arguments.MaskTensors
-    scores: arguments.Scores
-    dropout: arguments.Dropout
+    scalars: kernel_args.Scalars
+    mask: kernel_args.MaskTensors
+    scores: kernel_args.Scores
+    dropout: kernel_args.Dropout
 
     @property
-    def sequences(self) -> arguments.Sequences:
-        packed = self.extras
-        from_end = int(self.problem.from_end)
-        return arguments.Sequences(packed.cu_seqlens_q, packed.cu_seqlens_k, from_end)
+    def sequences(self) -> kernel_args.Sequences:
+        packed = self.tensor_args
+        bottom_right = int(self.problem.bottom_right)
+        return kernel_args.Sequences(packed.cu_seqlens_q, packed.cu_seqlens_k, bottom_right)
 
     @property
-    def heads(self) -> arguments.Heads:
-        return arguments.Heads(self.problem.H_q, self.problem.H_q // self.problem.H_kv)
+    def heads(self) -> kernel_args.Heads:
+        return kernel_args.Heads(self.problem.H_q, self.problem.H_q // self.problem.H_kv)
 
     def output(self, like: Tensor, width: int) -> Tensor:
         """(B, H, L, width); zeros for packed sequences, as rows behind the last one stay so."""
         x = schema.empty_like_layout(like, width)
-        return x if self.extras.cu_seqlens_q is None else x.zero_()
+        return x if self.tensor_args.cu_seqlens_q is None else x.zero_()
 
     def blocks_of(self, rows: int, block: int, heads: int) -> int:
         """How many programs take `block` of `rows` each, in every head of every batch entry."""
@@ -69,56 +68,58 @@ class Call(NamedTuple):
 class Operands(NamedTuple):
     """What every backward kernel reads, in the order in which they take it."""
 
-    q: arguments.Rows
-    k: arguments.Rows
-    v: arguments.Rows
-    do: arguments.Rows
+    q: kernel_args.Rows
+    k: kernel_args.Rows
+    v: kernel_args.Rows
+    do: kernel_args.Rows
     base: Tensor
     delta: Tensor
 
 
-def prepare(q: Tensor, k: Tensor, v: Tensor, extras: Extras, problem: AttentionProblem) -> Call:
+def prepare(
+    q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
+) -> Call:
     return Call(
         as_rows(q),
         as_rows(k),
         as_rows(v),
-        extras,
+        tensor_args,
         problem,
-        arguments.numbers(q, problem),
-        arguments.mask_tensors(extras, problem),
-        arguments.scores(extras, problem, problem.scale),
-        arguments.dropout(extras, problem),
+        kernel_args.scalars(q, problem),
+        kernel_args.mask_tensors(tensor_args, problem),
+        kernel_args.scores(tensor_args, problem, problem.scale),
+        kernel_args.dropout(tensor_args, problem),
     )
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """(o, lse, block summary); the summary is empty for a mask that needs none."""
+    """(o, lse, block block_mask); the block_mask is empty for a mask that needs none."""
     p = call.problem
     o = call.output(call.q, p.D_v)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
-    if call.extras.cu_seqlens_q is not None:
+    if call.tensor_args.cu_seqlens_q is not None:
         lse.fill_(float("-inf"))
-    summary = summarize(call)
+    block_mask = fill_block_mask(call)
     q, scores = call.q, call.scores
     if p.scale < 0.0:  # the kernel takes a row's maximum before it scales
-        q, scores = -q, arguments.scores(call.extras, p, -p.scale)
+        q, scores = -q, kernel_args.scores(call.tensor_args, p, -p.scale)
     tile, meta = tiling("forward", call)
     launch(
         forward_kernel,
         call.blocks_of(p.M, tile.block_m, p.H_q),
-        *map(arguments.rows, (q, call.k, call.v, o)),
+        *map(kernel_args.rows, (q, call.k, call.v, o)),
         lse,
-        *call.numbers,
+        *call.scalars,
         call.heads,
         call.sequences,
         call.mask,
-        block_lists(call, summary, tile, by_keys=False),
+        block_lists(call, block_mask, tile, by_keys=False),
         scores,
         call.dropout,
         **meta,
         **grains(tile),
     )
-    return o, lse, summary
+    return o, lse, block_mask
 
 
 def backward(
@@ -126,10 +127,10 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(dq, dk, dv, dbias)."""
     operands = prepare_backward(call, do, dlse, saved)
-    dk, dv = key_gradients(call, operands, saved.block_summary)
-    dq = query_gradients(call, operands, saved.block_summary)
+    dk, dv = bwd_dkdv(call, operands, saved.block_mask)
+    dq = bwd_dq(call, operands, saved.block_mask)
     dbias = None
-    if bias_needs_grad and call.extras.bias is not None:
+    if bias_needs_grad and call.tensor_args.bias is not None:
         dbias = gradient_of_bias(call, operands, dlse, saved.lse)
     return dq, dk, dv, dbias
 
@@ -137,21 +138,21 @@ def backward(
 def prepare_backward(
     call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward
 ) -> Operands:
-    """Computes what each row brings into all its tiles: see `row_terms_kernel`."""
+    """Computes what each row brings into all its tiles: see `bwd_preprocess_kernel`."""
     p = call.problem
     o, do, lse = as_rows(saved.o), as_rows(do), saved.lse.contiguous()
     base, delta = torch.empty_like(lse), torch.empty_like(lse)
     block = 64
     launch(
-        row_terms_kernel,
+        bwd_preprocess_kernel,
         call.blocks_of(p.M, block, p.H_q),
-        arguments.rows(o),
-        arguments.rows(do),
+        kernel_args.rows(o),
+        kernel_args.rows(do),
         lse,
         None if dlse is None else dlse.contiguous(),
         base,
         delta,
-        *call.numbers[:3],
+        *call.scalars[:3],
         call.heads,
         call.sequences,
         D_V=p.D_v,
@@ -159,25 +160,25 @@ def prepare_backward(
         BLOCK_DV=config.width(p.D_v),
         EXACT=o.dtype == torch.float32,
     )
-    q, k, v = map(arguments.rows, (call.q, call.k, call.v))
-    return Operands(q, k, v, arguments.rows(do), base, delta)
+    q, k, v = map(kernel_args.rows, (call.q, call.k, call.v))
+    return Operands(q, k, v, kernel_args.rows(do), base, delta)
 
 
-def key_gradients(call: Call, operands: Operands, summary: Tensor | None) -> tuple[Tensor, Tensor]:
+def bwd_dkdv(call: Call, operands: Operands, block_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     p = call.problem
     dk, dv = (call.output(x, x.shape[-1]) for x in (call.k, call.v))
-    tile, meta = tiling("key_gradients", call)
+    tile, meta = tiling("bwd_dkdv", call)
     launch(
-        key_gradients_kernel,
+        bwd_dkdv_kernel,
         call.blocks_of(p.N, tile.block_n, p.H_kv),
         *operands,
-        arguments.rows(dk),
-        arguments.rows(dv),
-        *call.numbers,
+        kernel_args.rows(dk),
+        kernel_args.rows(dv),
+        *call.scalars,
         call.heads,
         call.sequences,
         call.mask,
-        block_lists(call, summary, tile, by_keys=True),
+        block_lists(call, block_mask, tile, by_keys=True),
         call.scores,
         call.dropout,
         **meta,
@@ -186,20 +187,20 @@ def key_gradients(call: Call, operands: Operands, summary: Tensor | None) -> tup
     return dk, dv
 
 
-def query_gradients(call: Call, operands: Operands, summary: Tensor | None) -> Tensor:
+def bwd_dq(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
     p = call.problem
     dq = call.output(call.q, p.D)
-    tile, meta = tiling("query_gradients", call)
+    tile, meta = tiling("bwd_dq", call)
     launch(
-        query_gradients_kernel,
+        bwd_dq_kernel,
         call.blocks_of(p.M, tile.block_m, p.H_q),
         *operands,
-        arguments.rows(dq),
-        *call.numbers,
+        kernel_args.rows(dq),
+        *call.scalars,
         call.heads,
         call.sequences,
         call.mask,
-        block_lists(call, summary, tile, by_keys=False),
+        block_lists(call, block_mask, tile, by_keys=False),
         call.scores,
         call.dropout,
         **meta,
@@ -210,11 +211,11 @@ def query_gradients(call: Call, operands: Operands, summary: Tensor | None) -> T
 
 def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: Tensor) -> Tensor:
     """dbias, of the bias's shape and dtype."""
-    p, bias = call.problem, call.extras.bias
+    p, bias = call.problem, call.tensor_args.bias
     assert bias is not None
     own_b, own_h, rows, columns = bias.shape
     tile, meta = tiling("bias_gradient", call)
-    options = (*call.numbers, call.heads, call.mask, call.scores, call.dropout)
+    options = (*call.scalars, call.heads, call.mask, call.scores, call.dropout)
     if columns == 1 != p.N:
         return _reduced(_row_sums(operands.delta, dlse, lse)[..., None], bias)
     if rows == 1 != p.M:
@@ -234,7 +235,7 @@ def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: T
         tile_sums_kernel,
         tiles * own_b * own_h,
         *operands,
-        arguments.rows(dbias),
+        kernel_args.rows(dbias),
         *options,
         p.B,
         own_b,
@@ -255,38 +256,40 @@ def _reduced(sums: Tensor, bias: Tensor) -> Tensor:
     return (sums.sum(over, keepdim=True) if over else sums).to(bias.dtype)
 
 
-def summarize(call: Call) -> Tensor:
+def fill_block_mask(call: Call) -> Tensor:
     """A byte for each block of 64 x 64 (block_lists.py)."""
-    extras = call.extras
-    shape = schema.summary_shape(call.q, call.k, extras.q_segments, extras.dense, extras.layout)
-    summary = call.q.new_empty(shape, dtype=torch.uint8)
-    if schema.needs_summary(extras):
+    tensor_args = call.tensor_args
+    shape = schema.block_mask_shape(
+        call.q, call.k, tensor_args.q_segments, tensor_args.dense, tensor_args.layout
+    )
+    block_mask = call.q.new_empty(shape, dtype=torch.uint8)
+    if schema.needs_block_mask(tensor_args):
         launch(
-            summary_kernel,
-            summary.numel(),
-            summary,
+            block_mask_kernel,
+            block_mask.numel(),
+            block_mask,
             call.problem.M,
             call.problem.N,
             call.mask,
             shape[1],
-            BLOCK=schema.SUMMARY_BLOCK,
+            BLOCK=schema.BLOCK_MASK_SIZE,
         )
-    return summary
+    return block_mask
 
 
-def block_lists(call: Call, summary: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
-    """Which blocks each block of queries visits, or of keys; none are needed without a summary."""
-    if summary is None or not schema.needs_summary(call.extras):
+def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
+    """Blocks that each block of queries, or of keys, visits; NO_LISTS without a block mask."""
+    if block_mask is None or not schema.needs_block_mask(call.tensor_args):
         return NO_LISTS
     p, grain = call.problem, grains(tile)
     rows = -(-p.M // grain["ROW_GRAIN"])
     columns = -(-p.N // grain["KEY_GRAIN"])
     if by_keys:
         rows, columns = columns, rows
-    by_batch = summary.shape[0] > 1 or call.mask.key_end is not None
-    own_b, own_h = p.B if by_batch else 1, summary.shape[1]
-    indices = summary.new_empty(own_b, own_h, rows, columns, dtype=torch.int32)
-    counts = summary.new_empty(own_b, own_h, rows, 2, dtype=torch.int32)
+    by_batch = block_mask.shape[0] > 1 or call.mask.key_end is not None
+    own_b, own_h = p.B if by_batch else 1, block_mask.shape[1]
+    indices = block_mask.new_empty(own_b, own_h, rows, columns, dtype=torch.int32)
+    counts = block_mask.new_empty(own_b, own_h, rows, 2, dtype=torch.int32)
     lists = BlockLists(
         indices,
         counts,
@@ -297,10 +300,10 @@ def block_lists(call: Call, summary: Tensor | None, tile: Tile, *, by_keys: bool
     launch(
         list_kernel,
         own_b * own_h * rows,
-        summary,
-        arguments.broadcast_strides(summary)[:3],
+        block_mask,
+        kernel_args.broadcast_strides(block_mask)[:3],
         lists,
-        *call.numbers[1:5],
+        *call.scalars[1:5],
         call.mask,
         own_h,
         BLOCK_M=grain["ROW_GRAIN"],
@@ -317,7 +320,7 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
     chip = target.chip(p.device)
     columns = max(block_d, block_dv)
     tile = config.tile(
-        kernel, chip, call.q.element_size(), columns, arguments.score_bytes(call.extras)
+        kernel, chip, call.q.element_size(), columns, kernel_args.score_bytes(call.tensor_args)
     )
     assert tile is not None  # the backend has said no where there is none
     return tile, {
@@ -334,10 +337,10 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
 
 
 def grains(tile: Tile) -> dict[str, int]:
-    """What block lists count in: blocks of the tile, or of the summary where those are larger."""
+    """Block size of the block lists: the tile's, or the block mask's if that is larger."""
     return {
-        "ROW_GRAIN": max(tile.block_m, schema.SUMMARY_BLOCK),
-        "KEY_GRAIN": max(tile.block_n, schema.SUMMARY_BLOCK),
+        "ROW_GRAIN": max(tile.block_m, schema.BLOCK_MASK_SIZE),
+        "KEY_GRAIN": max(tile.block_n, schema.BLOCK_MASK_SIZE),
     }
 
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
-from transformer_kernels.problem import AttentionProblem, Extras, SavedForBackward
+from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
 
-_EXTRAS = len(Extras._fields)
+_EXTRAS = len(TensorArgs._fields)
 
 
 def _problem(
-    q: Tensor, k: Tensor, v: Tensor, extras: Extras, numbers: tuple[Any, ...]
+    q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, scalar_args: tuple[Any, ...]
 ) -> AttentionProblem:
-    scale, softcap, dropout_p, low, high, block_size, alibi_offset, from_end, M, N = numbers
-    packed = extras.cu_seqlens_q
+    scale, softcap, dropout_p, low, high, block_size, alibi_offset, bottom_right, M, N = scalar_args
+    packed = tensor_args.cu_seqlens_q
     return AttentionProblem(
         B=q.shape[0] if packed is None else packed.shape[0] - 1,
         H_q=q.shape[1],
@@ -38,17 +38,17 @@ def _problem(
         diagonal_high=high,
         block_size=block_size,
         alibi_offset=alibi_offset,
-        from_end=from_end,
+        bottom_right=bottom_right,
     )
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     from transformer_kernels.backends.triton import launch
 
-    extras = Extras(*options[:_EXTRAS])
-    problem = _problem(q, k, v, extras, options[_EXTRAS:])
+    tensor_args = TensorArgs(*options[:_EXTRAS])
+    problem = _problem(q, k, v, tensor_args, options[_EXTRAS:])
     with _device_of(q):
-        return launch.forward(launch.prepare(q, k, v, extras, problem))
+        return launch.forward(launch.prepare(q, k, v, tensor_args, problem))
 
 
 def _backward(
@@ -59,17 +59,17 @@ def _backward(
     v: Tensor,
     o: Tensor,
     lse: Tensor,
-    block_summary: Tensor | None,
+    block_mask: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from transformer_kernels.backends.triton import launch
 
     *given, bias_needs_grad = options
-    extras = Extras(*given[:_EXTRAS])
-    problem = _problem(q, k, v, extras, tuple(given[_EXTRAS:]))
-    saved = SavedForBackward(q, k, v, o, lse, block_summary)
+    tensor_args = TensorArgs(*given[:_EXTRAS])
+    problem = _problem(q, k, v, tensor_args, tuple(given[_EXTRAS:]))
+    saved = SavedForBackward(q, k, v, o, lse, block_mask)
     with _device_of(q):
-        call = launch.prepare(q, k, v, extras, problem)
+        call = launch.prepare(q, k, v, tensor_args, problem)
         dq, dk, dv, dbias = launch.backward(call, do, dlse, saved, bias_needs_grad)
     return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
 
@@ -82,11 +82,11 @@ def _device_of(x: Tensor) -> Any:
 _LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
 _LIBRARY.define(
     f"triton_forward(Tensor q, Tensor k, Tensor v, {schema.OPTIONS}) "
-    "-> (Tensor o, Tensor lse, Tensor block_summary)"
+    "-> (Tensor o, Tensor lse, Tensor block_mask)"
 )
 _LIBRARY.define(
     "triton_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-    f"Tensor? block_summary, {schema.OPTIONS}, bool bias_needs_grad) "
+    f"Tensor? block_mask, {schema.OPTIONS}, bool bias_needs_grad) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
 )
 for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter

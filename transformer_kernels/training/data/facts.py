@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.training.data.dataset import Batch, digest_of
-from transformer_kernels.training.data.ragged_tokens import Rows
+from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.standard_library import standard_library_folder
 
 UNKNOWN = 0
@@ -53,7 +53,7 @@ class Facts:
             known = self._known[row]
             size = max(2, (len(known) + 1) // 2)
             questions.append(known[torch.randperm(len(known), generator=generator)[:size]])
-        words, lengths = Rows.of(questions).padded(torch.arange(count))
+        words, lengths = RaggedTokens.of(questions).padded(torch.arange(count))
         return {"words": words, "lengths": lengths, "rows": rows}
 
     def held_out(self, count: int) -> Batch:

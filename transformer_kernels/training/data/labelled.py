@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
-from transformer_kernels.training.data.ragged_tokens import Rows
+from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.tokens import Tokens
 
 
@@ -27,9 +27,9 @@ class LabelledTexts:
     classes: tuple[str, ...]
     """The name of each label, from 0 on"""
     tokens: Tokens
-    train: tuple[Rows, ...]
+    train: tuple[RaggedTokens, ...]
     """For each class, at least one row"""
-    validation: tuple[Rows, ...]
+    validation: tuple[RaggedTokens, ...]
     """The same"""
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:
@@ -62,21 +62,21 @@ def label_texts(
     """The dataset of these texts, for each class a sequence of at least one, none empty; each is
     cut to its first `longest` tokens."""
     digest = digest_of("labelled texts", *classes, tokens.to_json(), longest)
-    parts: list[tuple[Rows, ...]] = []
+    parts: list[tuple[RaggedTokens, ...]] = []
     for part in (train, validation):
         for texts in part:
             digest = digest_of(digest, *texts)
         parts.append(
             tuple(
-                Rows.of([row[:longest].clone() for row in tokens.encode_all(texts)])
+                RaggedTokens.of([row[:longest].clone() for row in tokens.encode_all(texts)])
                 for texts in part
             )
         )
     return LabelledTexts(name, source, digest, classes, tokens, parts[0], parts[1])
 
 
-def _batch(part: Sequence[Rows], labels: Tensor, rows: Tensor) -> Batch:
-    picked = Rows.of(
+def _batch(part: Sequence[RaggedTokens], labels: Tensor, rows: Tensor) -> Batch:
+    picked = RaggedTokens.of(
         [part[label][row] for label, row in zip(labels.tolist(), rows.tolist(), strict=True)]
     )
     tokens, lengths = picked.padded(torch.arange(len(labels)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_kernels.nn.options import check_positive
 from transformer_kernels.training.data.corpus import Corpus, bytes_of
 from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
-from transformer_kernels.training.data.ragged_tokens import Rows
+from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.tokens import CLASS, MASK, SEPARATOR, Tokens
 
 CHOSEN = 0.15
@@ -89,7 +89,7 @@ class MaskedSentences:
         firsts = evenly(len(self._validation) - 1, count)
         return self._batch(self._validation, firsts, torch.Generator().manual_seed(0))
 
-    def _batch(self, lines: Rows, firsts: Tensor, generator: torch.Generator) -> Batch:
+    def _batch(self, lines: RaggedTokens, firsts: Tensor, generator: torch.Generator) -> Batch:
         is_next = torch.randint(2, (len(firsts),), generator=generator)
         whole: list[Tensor] = []
         second_at: list[int] = []
@@ -100,7 +100,7 @@ class MaskedSentences:
             two, _ = _segment(lines, start, room - len(one), len(lines))
             whole.append(torch.cat([_CLASS, one, _SEPARATOR, two, _SEPARATOR]))
             second_at.append(len(one) + 2)
-        tokens, lengths = Rows.of(whole).padded(torch.arange(len(whole)))
+        tokens, lengths = RaggedTokens.of(whole).padded(torch.arange(len(whole)))
         positions = torch.arange(tokens.shape[1])
         second = torch.tensor(second_at)[:, None]
         there = positions < lengths[:, None]
@@ -116,11 +116,11 @@ class MaskedSentences:
         }
 
     @cached_property
-    def _train(self) -> Rows:
+    def _train(self) -> RaggedTokens:
         return _lines(self.corpus.train, self.tokens)
 
     @cached_property
-    def _validation(self) -> Rows:
+    def _validation(self) -> RaggedTokens:
         return _lines(self.corpus.validation, self.tokens)
 
 
@@ -145,12 +145,12 @@ _CLASS = torch.tensor([CLASS])
 _SEPARATOR = torch.tensor([SEPARATOR])
 
 
-def _lines(text: Tensor, tokens: Tokens) -> Rows:
+def _lines(text: Tensor, tokens: Tokens) -> RaggedTokens:
     lines = bytes_of(text).splitlines(keepends=True)
-    return Rows.of(tokens.encode_all(line for line in lines if line.strip()))
+    return RaggedTokens.of(tokens.encode_all(line for line in lines if line.strip()))
 
 
-def _segment(lines: Rows, first: int, room: int, limit: int) -> tuple[Tensor, int]:
+def _segment(lines: RaggedTokens, first: int, room: int, limit: int) -> tuple[Tensor, int]:
     """At most `room` tokens, from line `first` on and before line `limit`, and the line after."""
     start = int(lines.starts[first])
     fitting = int(torch.searchsorted(lines.starts, start + room, right=True)) - 1
@@ -158,7 +158,7 @@ def _segment(lines: Rows, first: int, room: int, limit: int) -> tuple[Tensor, in
     return lines.values[start : min(int(lines.starts[end]), start + room)].long(), end
 
 
-def _elsewhere(lines: Rows, first: int, end: int, generator: torch.Generator) -> int:
+def _elsewhere(lines: RaggedTokens, first: int, end: int, generator: torch.Generator) -> int:
     """A line at random, none of `first` to `end`, and not the same as line `end`."""
     others = len(lines) - (end + 1 - first)
     drawn = int(torch.randint(others, (), generator=generator))

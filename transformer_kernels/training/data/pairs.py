@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_kernels.nn.options import check_positive
 from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
-from transformer_kernels.training.data.ragged_tokens import Rows
+from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.tokens import BEGIN, END, Tokens, train_tokens
 
 TextPair = tuple[str, str]
@@ -32,9 +32,9 @@ class Pairs:
     source: str | None
     digest: str
     tokens: Tokens
-    train: tuple[Rows, Rows]
+    train: tuple[RaggedTokens, RaggedTokens]
     """Sources and targets, a row of each for a pair"""
-    validation: tuple[Rows, Rows]
+    validation: tuple[RaggedTokens, RaggedTokens]
     left_out: int
     """How many pairs were empty on a side, or too long"""
 
@@ -117,7 +117,7 @@ def pair_texts(
     check_positive("longest", longest)
     tokens.check_special()
     digest = digest_of("pairs", tokens.to_json(), longest)
-    parts: list[tuple[Rows, Rows]] = []
+    parts: list[tuple[RaggedTokens, RaggedTokens]] = []
     left_out = 0
     for part, pairs in (("training", train), ("validation", validation)):
         digest = digest_of(digest, *(text for pair in pairs for text in pair))
@@ -134,7 +134,7 @@ def pair_texts(
                 f"{name}: of {len(pairs)} pairs in the {part} part, none has text on both sides "
                 f"and at most {longest} tokens"
             )
-        parts.append((Rows.of(sources), Rows.of(targets)))
+        parts.append((RaggedTokens.of(sources), RaggedTokens.of(targets)))
         left_out += len(pairs) - len(sources)
     return Pairs(name, source, digest, tokens, parts[0], parts[1], left_out)
 
@@ -143,7 +143,7 @@ _BEGIN = torch.tensor([BEGIN])
 _END = torch.tensor([END])
 
 
-def _batch(part: tuple[Rows, Rows], pairs: Tensor) -> Batch:
+def _batch(part: tuple[RaggedTokens, RaggedTokens], pairs: Tensor) -> Batch:
     source, source_lengths = part[0].padded(pairs)
     target, target_lengths = part[1].padded(pairs)
     return {

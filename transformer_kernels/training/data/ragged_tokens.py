@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Rows:
+class RaggedTokens:
     """R rows of integers."""
 
     values: Tensor
@@ -19,12 +19,12 @@ class Rows:
     """(R + 1,) int64: row r is values[starts[r] : starts[r + 1]]"""
 
     @staticmethod
-    def of(rows: Sequence[Tensor]) -> Rows:
+    def of(rows: Sequence[Tensor]) -> RaggedTokens:
         """`rows`: (length,) int64 each, of numbers that are not negative."""
         lengths = torch.tensor([0, *(len(row) for row in rows)])
         values = torch.cat([torch.empty(0, dtype=torch.int64), *rows])
         largest = int(values.max()) if len(values) else 0
-        return Rows(values.to(_narrow(largest)), lengths.cumsum(0))
+        return RaggedTokens(values.to(_narrow(largest)), lengths.cumsum(0))
 
     def __len__(self) -> int:
         return len(self.starts) - 1

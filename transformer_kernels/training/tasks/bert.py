@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from transformer_kernels.models.bert import BertConfig, BertForPreTraining
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import (
     NOT_ASKED,
     Batch,
@@ -47,8 +47,8 @@ class BertTask(Task):
         assert isinstance(data, MaskedSentences)
         return {"tokens": data.tokens.to_json()}
 
-    def build(self, attention: AttentionPath) -> BertForPreTraining:
-        return BertForPreTraining(self.model, attention=attention)
+    def build(self, attn_implementation: AttnImplementation) -> BertForPreTraining:
+        return BertForPreTraining(self.model, attn_implementation=attn_implementation)
 
     def tokens(self, batch: Batch) -> int:
         return int(batch["lengths"].sum())

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from transformer_kernels.models.classifier import Classifier, ClassifierConfig
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import (
     Batch,
     Dataset,
@@ -55,8 +55,8 @@ class ClassifierTask(Task):
         assert isinstance(data, LabelledTexts)
         return {"tokens": data.tokens.to_json(), "classes": list(data.classes)}
 
-    def build(self, attention: AttentionPath) -> Classifier:
-        return Classifier(self.model, attention=attention)
+    def build(self, attn_implementation: AttnImplementation) -> Classifier:
+        return Classifier(self.model, attn_implementation=attn_implementation)
 
     def tokens(self, batch: Batch) -> int:
         return int(batch["lengths"].sum())

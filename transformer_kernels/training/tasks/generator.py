@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from transformer_kernels.models.generator import GeneratorConfig, TextGenerator
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import Batch, ByteWindows, Dataset, load_corpus
 from transformer_kernels.training.losses import cross_entropy_sum
 from transformer_kernels.training.task import Extra, Task
@@ -30,8 +30,8 @@ class GeneratorTask(Task):
     def data(self, source: Path | None = None, extra: Extra | None = None) -> ByteWindows:
         return ByteWindows(load_corpus(source), self.model.context)
 
-    def build(self, attention: AttentionPath) -> TextGenerator:
-        return TextGenerator(self.model, attention=attention)
+    def build(self, attn_implementation: AttnImplementation) -> TextGenerator:
+        return TextGenerator(self.model, attn_implementation=attn_implementation)
 
     def tokens(self, batch: Batch) -> int:
         return batch["tokens"][:, 1:].numel()

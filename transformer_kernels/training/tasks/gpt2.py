@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from transformer_kernels.models.gpt2 import GPT2, GPT2Config
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import (
     Batch,
     Dataset,
@@ -48,8 +48,8 @@ class GPT2Task(Task):
         assert isinstance(data, TokenWindows)
         return {"tokens": data.tokens.to_json()}
 
-    def build(self, attention: AttentionPath) -> GPT2:
-        return GPT2(self.model, attention=attention)
+    def build(self, attn_implementation: AttnImplementation) -> GPT2:
+        return GPT2(self.model, attn_implementation=attn_implementation)
 
     def tokens(self, batch: Batch) -> int:
         return batch["tokens"][:, 1:].numel()

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from transformer_kernels.models.lookup import Lookup, LookupConfig
-from transformer_kernels.nn.options import AttentionPath
+from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import Batch, Dataset, Fact, Facts, as_facts, load_facts
 from transformer_kernels.training.task import Extra, Task
 
@@ -40,8 +40,8 @@ class LookupTask(Task):
         assert isinstance(data, Facts)
         return {"facts": [[fact.key, fact.value] for fact in data.facts]}
 
-    def build(self, attention: AttentionPath) -> Lookup:
-        return Lookup(self.model, attention=attention)
+    def build(self, attn_implementation: AttnImplementation) -> Lookup:
+        return Lookup(self.model, attn_implementation=attn_implementation)
 
     def tokens(self, batch: Batch) -> int:
         return int(batch["lengths"].sum())

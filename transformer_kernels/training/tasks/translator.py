@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from transformer_kernels.models.translator import Translator, TranslatorConfig
-from transformer_kernels.nn.options import AttentionPath, check_probability
+from transformer_kernels.nn.options import AttnImplementation, check_probability
 from transformer_kernels.training.data import (
     BEGIN,
     END,
@@ -55,8 +55,8 @@ class TranslatorTask(Task):
         assert isinstance(data, Pairs)
         return {"tokens": data.tokens.to_json()}
 
-    def build(self, attention: AttentionPath) -> Translator:
-        return Translator(self.model, attention=attention)
+    def build(self, attn_implementation: AttnImplementation) -> Translator:
+        return Translator(self.model, attn_implementation=attn_implementation)
 
     def tokens(self, batch: Batch) -> int:
         return int(batch["source_lengths"].sum() + batch["target_lengths"].sum())

@@ -41,7 +41,7 @@ from transformer_kernels.backends.triton.kernels.score_gradient import (
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def key_gradients_kernel(
+def bwd_dkdv_kernel(
     q,
     k,
     v,
@@ -187,7 +187,7 @@ def add_queries(
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def query_gradients_kernel(
+def bwd_dq_kernel(
     q,
     k,
     v,

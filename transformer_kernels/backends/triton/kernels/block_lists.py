@@ -1,6 +1,6 @@
 """Dense masks, layouts and segments, summed up by blocks; and which blocks each block visits.
 
-The summary has a byte for each 64 x 64 block: 0 hidden, 1 in part, 2 wholly visible. It is made
+The block_mask has a byte for each 64 x 64 block: 0 hidden, 1 in part, 2 wholly visible. It is made
 once, in the forward pass. Lists are made from it for each kernel, whose tiles may be larger, and
 take diagonals and key ranges in as well.
 """
@@ -15,14 +15,14 @@ from transformer_kernels.backends.triton.kernels.masks import (
     query_spans,
 )
 
-SUMMARY_BLOCK = tl.constexpr(64)
+BLOCK_MASK_SIZE = tl.constexpr(64)
 CHUNK = tl.constexpr(128)
 """blocks that a program of a list looks at together"""
 
 
 @triton.jit(do_not_specialize=["M", "N"])
-def summary_kernel(summary, M, N, mask, heads, BLOCK: tl.constexpr):
-    """A program a block; summary is (B or 1, heads, row blocks, column blocks) bytes"""
+def block_mask_kernel(block_mask, M, N, mask, heads, BLOCK: tl.constexpr):
+    """A program a block; block_mask is (B or 1, heads, row blocks, column blocks) bytes"""
     row_blocks, column_blocks = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
     program = tl.program_id(0)
     column = program % column_blocks
@@ -35,12 +35,12 @@ def summary_kernel(summary, M, N, mask, heads, BLOCK: tl.constexpr):
     as_all = shown == ((i < M) & (j < N))
     some = tl.max(tl.max(shown.to(tl.int32), 1), 0)
     every = tl.min(tl.min(as_all.to(tl.int32), 1), 0)
-    tl.store(summary + program, (some + every * some).to(tl.uint8))
+    tl.store(block_mask + program, (some + every * some).to(tl.uint8))
 
 
 @triton.jit(do_not_specialize=["M", "N", "low", "high"])
 def list_kernel(
-    summary,
+    block_mask,
     strides,
     lists,
     M,
@@ -73,7 +73,7 @@ def list_kernel(
         )
 
     indices = lists.indices + tl.cast(program, tl.int64) * lists.columns
-    entries = summary + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
+    entries = block_mask + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
     in_part, in_full = 0, 0
     for chunk in range(any_begin, any_end, CHUNK):
         other = chunk + tl.arange(0, CHUNK)
@@ -100,14 +100,14 @@ def tile_entry(
     entries, row_stride, row, column, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """Whether something, and whether everything, is visible in these tiles"""
-    ROWS: tl.constexpr = BLOCK_M // SUMMARY_BLOCK
-    COLUMNS: tl.constexpr = BLOCK_N // SUMMARY_BLOCK
+    ROWS: tl.constexpr = BLOCK_M // BLOCK_MASK_SIZE
+    COLUMNS: tl.constexpr = BLOCK_N // BLOCK_MASK_SIZE
     some = row < 0
     every = row >= 0
     for r in tl.static_range(ROWS):
         for c in tl.static_range(COLUMNS):
             at_row, at_column = row * ROWS + r, column * COLUMNS + c
-            there = (at_row * SUMMARY_BLOCK < M) & (at_column * SUMMARY_BLOCK < N)
+            there = (at_row * BLOCK_MASK_SIZE < M) & (at_column * BLOCK_MASK_SIZE < N)
             entry = tl.load(entries + at_row * row_stride + at_column, mask=there, other=2)
             some = some | (there & (entry > 0))
             every = every & (entry == 2)

@@ -30,7 +30,7 @@ def sequence(sequences, b, M, N):
 @triton.jit
 def from_start(sequences, low, high, offset, M, N):
     """low, high and ALiBi's offset, counted from the first query and the first key"""
-    shift = sequences.from_end * (N - M)
+    shift = sequences.bottom_right * (N - M)
     return low + shift, high + shift, offset + shift
 
 

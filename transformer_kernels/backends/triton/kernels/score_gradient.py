@@ -82,7 +82,7 @@ def product_gradients(ds, products, scores):
 
 
 @triton.jit(do_not_specialize=["rows", "M", "N"])
-def row_terms_kernel(
+def bwd_preprocess_kernel(
     o,
     do,
     lse,
