@@ -190,7 +190,13 @@ def test_resuming_keeps_the_settings(
 ) -> None:
     out = tmp_path / "run"
     assert run(TINY, "--data", text, "--out", out) == 0
-    for option in ("--steps 9", "--lr 0.1", "--eval-every 2", "--attn-implementation eager", "--out x"):
+    for option in (
+        "--steps 9",
+        "--lr 0.1",
+        "--eval-every 2",
+        "--attn-implementation eager",
+        "--out x",
+    ):
         line = refused(capsys, option, "--resume", out / "checkpoint.pt")
         assert line.startswith(f"{option.split()[0]} cannot be given with --resume")
     other = tmp_path / "other.txt"

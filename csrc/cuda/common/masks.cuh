@@ -9,16 +9,16 @@ namespace tk::cuda {
 TK_DEVICE int ceil_divide(int x, int y) { return (x + y - 1) / y; }
 
 // first <= n < last
-struct Span {
+struct BlockRange {
   int first, last;
 };
 
 // Blocks outside of which nothing is visible: of keys, for queries i0 <= i < i1; and of queries,
 // for keys j0 <= j < j1, because i + low <= j <= i + high.
-TK_DEVICE Span key_blocks(const Sequence& s, int i0, int i1, int block_n) {
+TK_DEVICE BlockRange key_blocks(const Sequence& s, int i0, int i1, int block_n) {
   return {s.row_begin(i0) / block_n, ceil_divide(s.row_end(i1 - 1), block_n)};
 }
-TK_DEVICE Span query_blocks(const Sequence& s, int j0, int j1, int block_m) {
+TK_DEVICE BlockRange query_blocks(const Sequence& s, int j0, int j1, int block_m) {
   const int first = max(j0, s.begin), last = min(j1, s.end) - 1;
   if (first > last) return {0, 0};
   return {max(first - s.high, 0) / block_m,
@@ -26,8 +26,8 @@ TK_DEVICE Span query_blocks(const Sequence& s, int j0, int j1, int block_m) {
 }
 
 // What dense masks, layouts and segments leave of a tile.
-TK_DEVICE Visible flags_of(const Problem& p, const Sequence& s, int h, int i0, int i1, int j0,
-                           int j1) {
+TK_DEVICE Visible element_mask_of(const Problem& p, const Sequence& s, int h, int i0, int i1,
+                                  int j0, int j1) {
   if (!p.mask.block_mask) return Visible::kAll;
   bool some = false, all = true;
   for (int i = i0; i < i1; i = (i / kBlockMaskSize + 1) * kBlockMaskSize) {
@@ -47,7 +47,7 @@ TK_DEVICE Visible tile_visible(const Problem& p, const Sequence& s, int h, int i
   const int first = max(j0, s.begin), last = min(j1, s.end) - 1;
   if (first > last || i0 + s.low > last || i1 - 1 + s.high < first) return Visible::kNone;
   const bool all = s.row_begin(i1 - 1) <= j0 && j1 <= s.row_end(i0);
-  const Visible flags = flags_of(p, s, h, i0, i1, j0, min(j1, s.N));
+  const Visible flags = element_mask_of(p, s, h, i0, i1, j0, min(j1, s.N));
   return all || flags == Visible::kNone ? flags : Visible::kSome;
 }
 
@@ -59,9 +59,9 @@ struct Block {
 // The blocks of a line of tiles, ascending, those that are hidden left out. A warp looks at 32 of
 // them at once, and every warp of a thread block sees the same.
 template <typename VisibleAt>
-class Walk {
+class BlockIterator {
  public:
-  TK_DEVICE_METHOD Walk(Span span, const VisibleAt& visible)
+  TK_DEVICE_METHOD BlockIterator(BlockRange span, const VisibleAt& visible)
       : span_(span), window_(span.first - kWarp), visible_(visible) {}
 
   // From the first block on, of what is visible now.
@@ -74,7 +74,7 @@ class Walk {
     while (!some_) {
       window_ += kWarp;
       if (window_ >= span_.last) return {-1, false};
-      look();
+      scan();
     }
     const int bit = __ffs(static_cast<int>(some_)) - 1;
     some_ &= some_ - 1;
@@ -85,7 +85,7 @@ class Walk {
   TK_DEVICE_METHOD int before(int n) {
     int count = 0;
     while ((window_ += kWarp) < min(span_.last, n)) {
-      look();
+      scan();
       const int bits = min(n - window_, kWarp);
       count += __popc(static_cast<int>(some_ & ~0u >> (kWarp - bits)));
     }
@@ -93,14 +93,14 @@ class Walk {
   }
 
  private:
-  TK_DEVICE_METHOD void look() {
+  TK_DEVICE_METHOD void scan() {
     const int n = window_ + lane_index();
     const Visible visible = n < span_.last ? visible_(n) : Visible::kNone;
     some_ = __ballot_sync(~0u, visible != Visible::kNone);
     full_ = __ballot_sync(~0u, visible == Visible::kAll);
   }
 
-  Span span_;
+  BlockRange span_;
   int window_;
   uint32_t some_ = 0, full_ = 0;
   VisibleAt visible_;
@@ -117,19 +117,19 @@ enum class RowsAre { kQueries, kKeys };
 
 // Sets scores that are hidden to -inf. The accumulator's first element is (i0, j0).
 template <RowsAre kRows = RowsAre::kQueries, int kM, int kN>
-TK_DEVICE void hide(Accumulator<kM, kN>& scores, const Problem& p, const Sequence& s, int h, int i0,
-                    int j0) {
+TK_DEVICE void apply_mask(Accumulator<kM, kN>& scores, const Problem& p, const Sequence& s, int h,
+                          int i0, int j0) {
   constexpr bool kQueries = kRows == RowsAre::kQueries;
   scores.for_each([&](int row, int column, float& x) {
     const int i = i0 + (kQueries ? row : column), j = j0 + (kQueries ? column : row);
     if (j < s.row_begin(i) || j >= s.row_end(i)) x = -INFINITY;
   });
   if (!needs_flags(p.mask)) return;
-  const auto hide_flagged = [&](int row, int column, float& x) {
+  const auto apply_element_mask = [&](int row, int column, float& x) {
     const int i = i0 + (kQueries ? row : column), j = j0 + (kQueries ? column : row);
     if (i < s.M && j < s.N && !flag(p.mask, p.M, p.N, s.b, h, i, j)) x = -INFINITY;
   };
-  for_each_in_memory(hide_flagged, scores);
+  for_each_in_memory(apply_element_mask, scores);
 }
 
 }  // namespace tk::cuda

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/common/shared_tile.cuh"
+#include "cuda/platform/major.h"
 
 namespace tk::cuda {
 
@@ -121,13 +122,11 @@ TK_DEVICE void set_pair(Fragment<Half_>& f, int n, float x, float y) {
   f.x[0][n] = pack(x, y, Half_{});
 }
 
-// Which operand of a product, and how it lies in its tile: rows of a, or columns of b, as the
-// tile's rows or as its columns.
+// Operand of a product.
 enum class Side { kA, kB };
-enum class Lies { kAsRows, kAsColumns };
 
 // 16 x 16 blocks of an operand, of which a warp takes kAcross rows of a, or columns of b.
-template <Side kSide, Lies kLies, int kAcross, typename Tile>
+template <Side kSide, Major kMajor, int kAcross, typename Tile>
 class Operand {
  public:
   using Element = std::remove_pointer_t<decltype(Tile::data)>;
@@ -141,11 +140,11 @@ class Operand {
     if constexpr (sizeof(Element) == 4) {
       load_numbers(f, across, k);
     } else {
-      const int rows = kLies == Lies::kAsRows ? across : k;
-      const int columns = kLies == Lies::kAsRows ? k : across;
+      const int rows = kMajor == Major::kK ? across : k;
+      const int columns = kMajor == Major::kK ? k : across;
       const Element* const from =
           kMoves ? tile_.moved(lane_offset_, rows, columns) : tile_.at(row(rows), column(columns));
-      if constexpr (kLies == Lies::kAsRows) {
+      if constexpr (kMajor == Major::kK) {
         load_matrices(f.x[0], from);
       } else {
         load_matrices_transposed(f.x[0], from);
@@ -158,19 +157,19 @@ class Operand {
   // that the warp's columns do not cross from one panel into another.
   static constexpr bool kMoves =
       sizeof(Element) == 2 &&
-      (kLies == Lies::kAsRows || kAcross % Tile::kPanel == 0 || Tile::kPanel % kAcross == 0);
+      (kMajor == Major::kK || kAcross % Tile::kPanel == 0 || Tile::kPanel % kAcross == 0);
 
   // Where in the tile this lane's address is. Of four 8 x 8 matrices a has the second below the
   // first, b beside it; the lanes' eights follow.
   TK_DEVICE_METHOD int row(int rows) const {
-    constexpr bool kBelow = (kSide == Side::kA) == (kLies == Lies::kAsRows);
+    constexpr bool kBelow = (kSide == Side::kA) == (kMajor == Major::kK);
     const int lane = lane_index(), within = kBelow ? lane % 16 : lane % 8 + lane / 16 * 8;
-    return rows + within + (kLies == Lies::kAsRows ? first_ : 0);
+    return rows + within + (kMajor == Major::kK ? first_ : 0);
   }
   TK_DEVICE_METHOD int column(int columns) const {
-    constexpr bool kBelow = (kSide == Side::kA) == (kLies == Lies::kAsRows);
+    constexpr bool kBelow = (kSide == Side::kA) == (kMajor == Major::kK);
     const int lane = lane_index(), within = kBelow ? lane / 16 * 8 : lane / 8 % 2 * 8;
-    return columns + within + (kLies == Lies::kAsColumns ? first_ : 0);
+    return columns + within + (kMajor == Major::kMN ? first_ : 0);
   }
 
   TK_DEVICE_METHOD void load_numbers(Fragment<Element>& f, int across, int k) const {
@@ -179,7 +178,7 @@ class Operand {
     for (int n = 0; n < 4; ++n) {
       const int i = first_ + across + lane / 4 + (kSide == Side::kA ? n % 2 : n / 2) * 8;
       const int c = k + lane % 4 * 2 + (kSide == Side::kA ? n / 2 : n % 2) * 8;
-      if constexpr (kLies == Lies::kAsRows) {
+      if constexpr (kMajor == Major::kK) {
         set_pair(f, n, *tile_.at(i, c), *tile_.at(i, c + 1));
       } else {
         set_pair(f, n, *tile_.at(c, i), *tile_.at(c + 1, i));
@@ -239,7 +238,7 @@ TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Fragment<Element> (&a)[
 }
 
 // c += a b, of which c is rows row .. and columns column .. of the whole.
-template <Lies kA, Lies kB, int kDepth, int kM, int kN, typename TileA, typename TileB>
+template <Major kA, Major kB, int kDepth, int kM, int kN, typename TileA, typename TileB>
 TK_DEVICE void add_product(Accumulator<kM, kN>& c, const TileA& a_tile, int row,
                            const TileB& b_tile, int column) {
   using OperandA = Operand<Side::kA, kA, 16 * kM, TileA>;
@@ -257,7 +256,7 @@ TK_DEVICE void add_product(Accumulator<kM, kN>& c, const TileA& a_tile, int row,
 }
 
 // c += a b, of which a is in registers.
-template <Lies kB, int kM, int kN, int kDepthTiles, typename TileB>
+template <Major kB, int kM, int kN, int kDepthTiles, typename TileB>
 TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Accumulator<kM, kDepthTiles>& a_numbers,
                            const TileB& b_tile) {
   const Operand<Side::kB, kB, 8 * kN, TileB> b_operand(b_tile, 0);

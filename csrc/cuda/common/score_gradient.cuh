@@ -135,7 +135,7 @@ struct TileGradients {
       };
       for_each_in_memory(differentiate, s, dp);
     }
-    if (!full) hide(s, p, seq, h, i0, j0);
+    if (!full) apply_mask(s, p, seq, h, i0, j0);
     for_each_element<kM, kN>([&](int m, int n, int e) {
       float& x = s.x[m][n][e];
       const bool hidden = !full && x == -INFINITY;

@@ -76,7 +76,7 @@ TK_DEVICE void start_load(const SharedTile<Element, kRows, kWidth>& tile,
 }
 
 // Keys that diagonals, the range and segments show to some query.
-struct UsedKeys {
+struct LiveKeys {
   int begin, end;
   const uint8_t* used;  // null = all
 
@@ -86,7 +86,7 @@ struct UsedKeys {
 };
 
 template <typename Params>
-TK_DEVICE UsedKeys live_keys_of(const Arguments<Params>& a, const Sequence& s) {
+TK_DEVICE LiveKeys live_keys_of(const Arguments<Params>& a, const Sequence& s) {
   const Problem& p = a.params;
   return {max(s.begin, s.low), min(s.end, s.M + s.high),
           p.live_keys ? p.live_keys + s.b * p.N : nullptr};

@@ -35,15 +35,17 @@ struct SoftmaxState {
 
   // Scores become weights relative to m, and o and l are brought to it.
   template <typename Element, int kN, int kColumns>
-  TK_DEVICE_METHOD void take(Accumulator<kM, kN>& s, Accumulator<kM, kColumns>& o, float unit) {
-    raise<Element>(s, unit, [&](int k, int half, float factor) { multiply(o, k, half, factor); });
-    weigh<Element>(s, unit);
+  TK_DEVICE_METHOD void update(Accumulator<kM, kN>& s, Accumulator<kM, kColumns>& o, float unit) {
+    update_max<Element>(s, unit,
+                        [&](int k, int half, float factor) { multiply(o, k, half, factor); });
+    exponentiate<Element>(s, unit);
   }
 
   // Raises m where scores of the warp are too far above it, and brings l to it. Then what was
   // summed with weights is to be multiplied: rescale(k, half, factor), for every row.
   template <typename Element, int kN, typename Rescale>
-  TK_DEVICE_METHOD void raise(const Accumulator<kM, kN>& s, float unit, const Rescale& rescale) {
+  TK_DEVICE_METHOD void update_max(const Accumulator<kM, kN>& s, float unit,
+                                   const Rescale& rescale) {
     float largest[kM][2];
     bool is_far = false;
     for_each_row([&](int k, int half) {
@@ -67,7 +69,7 @@ struct SoftmaxState {
 
   // Scores become weights relative to m, and are added to l.
   template <typename Element, int kN>
-  TK_DEVICE_METHOD void weigh(Accumulator<kM, kN>& s, float unit) {
+  TK_DEVICE_METHOD void exponentiate(Accumulator<kM, kN>& s, float unit) {
     for_each_row([&](int k, int half) {
       const float from = base(k, half);
 #pragma unroll

@@ -58,15 +58,16 @@ constexpr ForwardTile forward_tile(int arch, int element_bytes, int width) {
   return {64, 64, 4};                     // 96 KiB at width 256
 }
 
-// On Hopper (csrc/cuda/sm90) a block has a warpgroup that loads and `groups` that each own 64 rows
-// of scores and of o. All of a multiprocessor's shared memory, 227 KiB, is one block's: `stages`
-// tiles of k and of v, and a second one of q where it fits, so that the next rows' are there early.
+// On Hopper (csrc/cuda/sm90) a block has a warpgroup that loads and `consumers` that each own 64
+// rows of scores and of o. All of a multiprocessor's shared memory, 227 KiB, is one block's:
+// `stages` tiles of k and of v, and a second one of q where it fits, so that the next rows' are
+// there early.
 struct HopperForwardTile {
-  int groups, block_n, stages, q_stages;
-  int loader_registers, registers;  // a thread; those of all groups make 64 K
+  int consumers, block_n, stages, q_stages;
+  int producer_registers, registers;  // a thread; those of all groups make 64 K
 
-  constexpr int block_m() const { return 64 * groups; }
-  constexpr int threads() const { return 128 * (1 + groups); }
+  constexpr int block_m() const { return 64 * consumers; }
+  constexpr int threads() const { return 128 * (1 + consumers); }
   constexpr int tile_bytes(int width, int v_width) const {
     return 2 * (q_stages * block_m() * width + stages * block_n * (width + v_width));
   }
@@ -90,11 +91,11 @@ constexpr HopperForwardTile hopper_forward_tile(int width) {
 struct HopperBackwardTile {
   int block_m, block_n, stages, square_tiles;
   bool dq_in_shared;  // on its way to its sums
-  int loader_registers, registers;
+  int producer_registers, registers;
 
-  static constexpr int kGroups = 2;
+  static constexpr int kConsumers = 2;
 
-  constexpr int threads() const { return 128 * (1 + kGroups); }
+  constexpr int threads() const { return 128 * (1 + kConsumers); }
   // k and v, q and do; squares; sums of dq and what rows bring along, in float32
   constexpr int tile_bytes(int width, int v_width) const {
     return 2 * ((block_n + stages * block_m) * (width + v_width) +

@@ -10,12 +10,10 @@
 // + i % 2; a in registers is laid out as for mma.m16n8k16.
 #pragma once
 
+#include "cuda/platform/major.h"
 #include "cuda/platform/sm90_ptx.h"
 
 namespace tk::cuda {
-
-// Which index runs fastest in shared memory: k, or the row of a and the column of b.
-enum class Major : uint8_t { kK = 0, kMN = 1 };
 
 // A matrix in shared memory, of chunks of 16 bytes; w is 1, 2, 4 or 8 chunks to a swizzled row:
 //   kK:  chunk k / 8 of row r is at stride (r / 8) + 16 w (r % 8) + 16 (k / 8)

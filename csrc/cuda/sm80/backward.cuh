@@ -67,7 +67,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
   const SharedTile<Element, kBlockM, kBlockN> p_tile{do_tiles + kStages * kBlockM * kWidth};
   const SharedTile<Element, kBlockM, kBlockN> ds_tile{p_tile.data + kBlockM * kBlockN};
 
-  const UsedKeys used = live_keys_of(a, seq);
+  const LiveKeys used = live_keys_of(a, seq);
   const auto k = rows_of<const Element>(p.k, seq.at, h_kv, seq.first_k, p.D);
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
   start_load<kThreads>(k_tile, k, j0, false, used);
@@ -99,8 +99,8 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
     const auto visible = [&](int m) {
       return tile_visible(p, seq, h, m * kBlockM, min((m + 1) * kBlockM, seq.M), j0, j1);
     };
-    Walk walk(query_blocks(seq, j0, j1, kBlockM), visible);
-    Block block = walk.next();
+    BlockIterator iterator(query_blocks(seq, j0, j1, kBlockM), visible);
+    Block block = iterator.next();
     if (kStages == 1) __syncthreads();  // the head before has read its tiles
     if (block.index >= 0) start(block, stage);
 
@@ -110,14 +110,14 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
       const QueryTile do_tile{do_tiles + stage * kBlockM * kWidth};
       wait_copies<0>();
       __syncthreads();  // q and do are there; p, ds and the other stage are read
-      const Block next = walk.next();
+      const Block next = iterator.next();
       if (kStages == 2 && next.index >= 0) start(next, stage ^ 1);
 
       typename Parts::Scores s, dp;
       s.clear();
       dp.clear();
-      add_product<Lies::kAsRows, Lies::kAsRows, kWidth>(s, q_tile, row_m, k_tile, column_m);
-      add_product<Lies::kAsRows, Lies::kAsRows, kWidth>(dp, do_tile, row_m, v_tile, column_m);
+      add_product<Major::kK, Major::kK, kWidth>(s, q_tile, row_m, k_tile, column_m);
+      add_product<Major::kK, Major::kK, kWidth>(dp, do_tile, row_m, v_tile, column_m);
       TileGradients<Element, Parts::Scores::kRows / 16> gradients{
           a, seq, h, i0 + row_m, j0 + column_m, block.full, {}};
       gradients.terms.load(a.lse + at, a.delta + at, i0 + row_m, seq.M);
@@ -126,7 +126,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
       store_shared(ds_tile, row_m, column_m, dp);
       __syncthreads();  // p and ds are there
 
-      constexpr Lies kAsRows = Lies::kAsRows, kAsColumns = Lies::kAsColumns;
+      constexpr Major kAsRows = Major::kK, kAsColumns = Major::kMN;
       add_product<kAsColumns, kAsColumns, kBlockM>(dv, p_tile, row_n, do_tile, column_n);
       add_product<kAsColumns, kAsColumns, kBlockM>(dk, ds_tile, row_n, q_tile, column_n);
       typename Parts::Queries dq;
@@ -139,7 +139,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
           return tile_visible(p, seq, h, i0, min(i0 + kBlockM, seq.M), other * kBlockN,
                               (other + 1) * kBlockN);
         };
-        Walk keys(key_blocks(seq, i0, min(i0 + kBlockM, seq.M), kBlockN), of_keys);
+        BlockIterator keys(key_blocks(seq, i0, min(i0 + kBlockM, seq.M), kBlockN), of_keys);
         const int turn = keys.before(n);
         if (threadIdx.x == 0) {
           while (load_acquire(a.turns + tile) != turn) {

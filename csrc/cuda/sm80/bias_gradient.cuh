@@ -54,7 +54,7 @@ bias_gradient_kernel(const __grid_constant__ BiasGradientArguments a) {
   total.clear();
   for (int b = own / a.own_h; b < B; b += a.own_b) {
     const Sequence seq = sequence_of(a, b);
-    const UsedKeys used = live_keys_of(a, seq);
+    const LiveKeys used = live_keys_of(a, seq);
     for (int h = own % a.own_h; h < H_q; h += a.own_h) {
       const auto q = rows_of<const Element>(p.q, b, h, 0, p.D);
       const auto k = rows_of<const Element>(p.k, b, h / group, 0, p.D);
@@ -77,8 +77,8 @@ bias_gradient_kernel(const __grid_constant__ BiasGradientArguments a) {
         typename Parts::Scores s, dp;
         s.clear();
         dp.clear();
-        add_product<Lies::kAsRows, Lies::kAsRows, kWidth>(s, q_tile, row, k_tile, column);
-        add_product<Lies::kAsRows, Lies::kAsRows, kWidth>(dp, do_tile, row, v_tile, column);
+        add_product<Major::kK, Major::kK, kWidth>(s, q_tile, row, k_tile, column);
+        add_product<Major::kK, Major::kK, kWidth>(dp, do_tile, row, v_tile, column);
         TileGradients<Element, Parts::Scores::kRows / 16> gradients{
             a, seq, h, i0 + row, j0 + column, visible == Visible::kAll, {}};
         gradients.terms.load(a.lse + at, a.delta + at, i0 + row, M);

@@ -160,8 +160,8 @@ TK_DEVICE void apply(Accumulator<1, 2>& products, const DecodeScores& x, int j0)
   for_each_in_memory(to_score, products);
 }
 
-TK_DEVICE void hide(Accumulator<1, 2>& scores, const DecodeScores& x, const DecodeSequence& s,
-                    int j0) {
+TK_DEVICE void apply_mask(Accumulator<1, 2>& scores, const DecodeScores& x, const DecodeSequence& s,
+                          int j0) {
   scores.for_each([&](int row, int column, float& value) {
     const int i = row < 8 ? x.i[0] : x.i[1], j = j0 + column;
     if (j < s.row_begin(i) || j >= s.row_end(i)) value = -INFINITY;
@@ -316,8 +316,8 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
     for (int c = 0; c < kWarps; ++c) {
       if (c >= a.warps_m) break;
       scores[c].clear();
-      add_product<Lies::kAsRows, Lies::kAsRows, kWidth>(
-          scores[c], q_tile(warp_m), 0, sixteen(k_tile(n), c * warps_n + warp_n), 0);
+      add_product<Major::kK, Major::kK, kWidth>(scores[c], q_tile(warp_m), 0,
+                                                sixteen(k_tile(n), c * warps_n + warp_n), 0);
     }
 
     wait_copies<2>();
@@ -333,9 +333,9 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
       if (c >= a.warps_m) break;
       const int sixteenth = c * warps_n + warp_n, j = j0 + 16 * sixteenth;
       if (!plain) apply(scores[c], rows, j);
-      if (!full) hide(scores[c], rows, s, j);
-      softmax.template take<Element>(scores[c], o, unit);
-      add_product<Lies::kAsColumns>(o, scores[c], sixteen(v_tile(n), sixteenth));
+      if (!full) apply_mask(scores[c], rows, s, j);
+      softmax.template update<Element>(scores[c], o, unit);
+      add_product<Major::kMN>(o, scores[c], sixteen(v_tile(n), sixteenth));
     }
   }
 

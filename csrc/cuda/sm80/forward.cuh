@@ -43,7 +43,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const auto q = rows_of<const Element>(p.q, seq.at, h, seq.first_q, p.D);
   const auto k = rows_of<const Element>(p.k, seq.at, h_kv, seq.first_k, p.D);
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
-  const UsedKeys used = live_keys_of(a, seq);
+  const LiveKeys used = live_keys_of(a, seq);
   const bool plain = has_plain_scores<Element>(p.score);
   const float scale = static_cast<float>(p.score.scale);
   const float unit = plain ? scale * kLog2E : kLog2E;  // of a score, in powers of 2
@@ -51,8 +51,8 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const auto visible = [&](int n) {
     return tile_visible(p, seq, h, i0, i1, n * kBlockN, (n + 1) * kBlockN);
   };
-  Walk walk(key_blocks(seq, i0, i1, kBlockN), visible);
-  Block block = walk.next();
+  BlockIterator iterator(key_blocks(seq, i0, i1, kBlockN), visible);
+  Block block = iterator.next();
   if (block.index >= 0) {
     start_load<kThreads>(q_tile, q, i0, i0 + kBlockM <= seq.M, [&](int i) { return i < seq.M; });
     start_load<kThreads>(k_tile, k, block.index * kBlockN, block.full, used);
@@ -70,17 +70,17 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
     start_load<kThreads>(v_tile, v, j0, block.full, used);
     Accumulator<kRows / 16, kBlockN / 8> s;
     s.clear();
-    add_product<Lies::kAsRows, Lies::kAsRows, kWidth>(s, q_tile, row, k_tile, 0);
+    add_product<Major::kK, Major::kK, kWidth>(s, q_tile, row, k_tile, 0);
 
     wait_copies<0>();
     __syncthreads();  // v is there, and k read
-    const Block next = walk.next();
+    const Block next = iterator.next();
     if (next.index >= 0) start_load<kThreads>(k_tile, k, next.index * kBlockN, next.full, used);
     if (!plain) apply(s, p, seq, h, i0 + row, j0);
-    if (!block.full) hide(s, p, seq, h, i0 + row, j0);
-    softmax.template take<Element>(s, o, unit);
+    if (!block.full) apply_mask(s, p, seq, h, i0 + row, j0);
+    softmax.template update<Element>(s, o, unit);
     if (a.dropout.seed) drop(s, a.dropout, seq.b, h, i0 + row, j0);
-    add_product<Lies::kAsColumns>(o, s, v_tile);
+    add_product<Major::kMN>(o, s, v_tile);
     block = next;
   }
 

@@ -28,7 +28,7 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   const KeyWork work{program / a.blocks / H_kv, program / a.blocks % H_kv, program % a.blocks};
   if (work.n * Shape::kN >= sequence_of(a, work.b).N) return;
   if (threadIdx.x == 0) {
-    constexpr int kReaders = kTile.kGroups * kGroupWarps;
+    constexpr int kReaders = kTile.kConsumers * kGroupWarps;
     shared.k.init(kReaders);
     shared.v.init(kReaders);
     shared.q.init(kReaders);
@@ -40,7 +40,7 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   __syncthreads();
 
   if (threadIdx.x < kGroupThreads) {
-    release_registers<kTile.loader_registers>();
+    release_registers<kTile.producer_registers>();
     if (warp_index() == 0) {
       load(a, shared, work);
     } else {
@@ -71,7 +71,7 @@ dropout_backward_kernel(const __grid_constant__ BackwardArguments a) {
 
 // dq from its sums: a tile of queries of one head.
 template <typename Element, int kWidth, int kVWidth>
-TK_KERNEL(hopper_backward_tile(kWidth).kGroups* kGroupThreads, 1)
+TK_KERNEL(hopper_backward_tile(kWidth).kConsumers* kGroupThreads, 1)
 dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Shape = BackwardShape<Element, kWidth, kVWidth>;
   constexpr int kM = Shape::kM;
@@ -81,7 +81,7 @@ dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   const Sequence seq = sequence_of(a, program / a.row_tiles / H_q);
   if (block * kM >= seq.M) return;
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
-  const int64_t part = int64_t{tile_of<kM>(a, seq, h, block)} * Shape::kGroups + group;
+  const int64_t part = int64_t{tile_of<kM>(a, seq, h, block)} * Shape::kConsumers + group;
   const float* const sums = a.dq_sums + part * Shape::kDqNumbers;
   Accumulator<1, Shape::kDqColumns / 8> dq;
 #pragma unroll

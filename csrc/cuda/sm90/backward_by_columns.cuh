@@ -18,10 +18,11 @@ namespace tk::cuda::sm90 {
 template <typename Element, int kRowWidth, int kRowVWidth>
 struct ShapeByColumns : BackwardRings<Element, kRowWidth, kRowVWidth> {
   using Rings = BackwardRings<Element, kRowWidth, kRowVWidth>;
-  using Rings::kM, Rings::kN, Rings::kGroups, Rings::kTile, Rings::kWidth, Rings::kVWidth;
+  using Rings::kM, Rings::kN, Rings::kConsumers, Rings::kTile, Rings::kWidth, Rings::kVWidth;
   static_assert(kM == 64 && kN == kGroupRows);
 
-  static constexpr int kColumns = kWidth / kGroups, kVColumns = kVWidth / kGroups;  // of a group
+  static constexpr int kColumns = kWidth / kConsumers,
+                       kVColumns = kVWidth / kConsumers;  // of a group
   static constexpr int kDqColumns = kColumns, kDqNumbers = kM * kDqColumns;
   TK_DEVICE_METHOD static int dq_row(int) { return 0; }
   TK_DEVICE_METHOD static int dq_column(int group) { return group * kDqColumns; }
@@ -53,7 +54,7 @@ struct ShapeByColumns : BackwardRings<Element, kRowWidth, kRowVWidth> {
 // Adds a group's part of dq to the sums, by all its threads.
 template <typename Shape, int kN>
 TK_DEVICE void add_dq(const BackwardArguments& a, const Note& note, const Accumulator<1, kN>& dq) {
-  const int64_t part = int64_t{note.tile} * Shape::kGroups + group_index();
+  const int64_t part = int64_t{note.tile} * Shape::kConsumers + group_index();
   if (a.turns) {
     if (is_first_of_group()) {
       while (load_acquire(a.turns + part) != note.turn) {
@@ -75,7 +76,7 @@ TK_DEVICE void differentiate_keys(const BackwardArguments& a,
                                   const ShapeByColumns<Element, kRowWidth, kRowVWidth>& shared,
                                   const KeyWork& work, Drops& drops) {
   using Shape = ShapeByColumns<Element, kRowWidth, kRowVWidth>;
-  constexpr int kAll = Shape::kGroups * kGroupThreads, kQueries = Shape::kM / Shape::kGroups;
+  constexpr int kAll = Shape::kConsumers * kGroupThreads, kQueries = Shape::kM / Shape::kConsumers;
   const int group = uniform_group_index(), warp_row = group_warp() * 16;
   const int query = group * kQueries, j0 = work.n * Shape::kN;
   const int k_column = group * Shape::kColumns, v_column = group * Shape::kVColumns;

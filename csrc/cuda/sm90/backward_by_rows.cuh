@@ -15,18 +15,18 @@ namespace tk::cuda::sm90 {
 template <typename Element, int kWidth>
 struct ShapeByRows : BackwardRings<Element, kWidth, kWidth> {
   using Rings = BackwardRings<Element, kWidth, kWidth>;
-  using Rings::kM, Rings::kN, Rings::kGroups, Rings::kTile;
-  static_assert(kN == kGroups * kGroupRows);
+  using Rings::kM, Rings::kN, Rings::kConsumers, Rings::kTile;
+  static_assert(kN == kConsumers * kGroupRows);
 
   // Of dq each group has 64 rows and columns: one tile has as many of the one as of the other.
   static constexpr int kDqColumns = 64, kDqNumbers = kGroupRows * kDqColumns;  // of a group
-  static_assert(kM * kWidth == kGroups * kDqNumbers);
+  static_assert(kM * kWidth == kConsumers * kDqNumbers);
   TK_DEVICE_METHOD static int dq_row(int group) { return kM == 64 ? 0 : group * 64; }
   TK_DEVICE_METHOD static int dq_column(int group) { return kM == 64 ? group * 64 : 0; }
 
   using DsTile = SharedTile<Element, kN, kM>;
   static constexpr int kDqBytes = kDqNumbers * sizeof(float);  // of a group
-  static constexpr int kTilesBytes = Rings::kRingsBytes + DsTile::kBytes + kGroups * kDqBytes;
+  static constexpr int kTilesBytes = Rings::kRingsBytes + DsTile::kBytes + kConsumers * kDqBytes;
   static constexpr int kBytes = kPatternBytes + kTilesBytes + Rings::kOtherBytes;
   static_assert(kBytes == kTile.bytes(kWidth, kWidth));
 
@@ -44,7 +44,7 @@ struct ShapeByRows : BackwardRings<Element, kWidth, kWidth> {
 // Adds a group's part of dq to the sums, by its first thread.
 template <typename Shape>
 TK_DEVICE void add_dq(const BackwardArguments& a, const Note& note, const float* from) {
-  const int64_t part = int64_t{note.tile} * Shape::kGroups + group_index();
+  const int64_t part = int64_t{note.tile} * Shape::kConsumers + group_index();
   if (a.turns) {
     while (load_acquire(a.turns + part) != note.turn) {
     }
@@ -64,7 +64,7 @@ TK_DEVICE void differentiate_keys(const BackwardArguments& a,
                                   const ShapeByRows<Element, kWidth>& shared, const KeyWork& work,
                                   Drops& drops) {
   using Shape = ShapeByRows<Element, kWidth>;
-  constexpr int kM = Shape::kM, kAll = Shape::kGroups * kGroupThreads;
+  constexpr int kM = Shape::kM, kAll = Shape::kConsumers * kGroupThreads;
   const int group = uniform_group_index(), row = group * kGroupRows,
             warp_row = row + group_warp() * 16;
   const int j0 = work.n * Shape::kN;

@@ -16,7 +16,7 @@ struct BackwardRings {
   static constexpr int kWidth = hopper_backward_width(kRowWidth);
   static constexpr int kVWidth = hopper_backward_width(kRowVWidth);
   static constexpr HopperBackwardTile kTile = hopper_backward_tile(kWidth);
-  static constexpr int kM = kTile.block_m, kN = kTile.block_n, kGroups = kTile.kGroups;
+  static constexpr int kM = kTile.block_m, kN = kTile.block_n, kConsumers = kTile.kConsumers;
 
   using KeyRing = Ring<SharedTile<Element, kN, kWidth>, 1>;
   using ValueRing = Ring<SharedTile<Element, kN, kVWidth>, 1>;
@@ -58,7 +58,7 @@ TK_DEVICE int turn_of(const BackwardArguments& a, const Sequence& seq, int h, in
   const auto visible = [&](int other) {
     return tile_visible(a.params, seq, h, i0, i1, other * kN, (other + 1) * kN);
   };
-  return Walk(key_blocks(seq, i0, i1, kN), visible).before(n);
+  return BlockIterator(key_blocks(seq, i0, i1, kN), visible).before(n);
 }
 
 // Tiles of queries that see some of these keys, of one head after the other.
@@ -76,13 +76,13 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyWo
   const auto visible = [&](int m) {
     return tile_visible(p, seq, h, m * kM, min((m + 1) * kM, seq.M), j0, j1);
   };
-  Walk walk(query_blocks(seq, j0, j1, kM), visible);
+  BlockIterator iterator(query_blocks(seq, j0, j1, kM), visible);
   const auto advance = [&] {
-    Block block = walk.next();
+    Block block = iterator.next();
     while (block.index < 0 && h < last_h) {
       ++h;
-      walk.restart();
-      block = walk.next();
+      iterator.restart();
+      block = iterator.next();
     }
     return block;
   };
@@ -91,7 +91,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyWo
   typename Shape::QueryRing::At at;
 
   // What nobody sees may be NaN, which gradients of 0 do not hide.
-  const UsedKeys used = live_keys_of(a, seq);
+  const LiveKeys used = live_keys_of(a, seq);
   const bool hidden = has_hidden_rows(used, j0, packed ? j1 : min(j1, seq.N));
   if (elect_one()) {
     shared.k.note(only) = {work.n, h, false, block.index < 0};  // whether no query sees them
@@ -150,7 +150,7 @@ TK_DEVICE void differentiate(const BackwardArguments& a, const KeyWork& work, co
   const float *const lse = terms.lse() + column, *const delta = terms.delta() + column;
   wait_product<1>(s);
   if (plain) {
-    if (!note.full) hide<RowsAre::kKeys>(s, p, sequence_of(a, work.b), note.h, i0, j0);
+    if (!note.full) apply_mask<RowsAre::kKeys>(s, p, sequence_of(a, work.b), note.h, i0, j0);
     s.for_each([&](int, int query, float& x) {
       const bool hidden = !note.full && x == -INFINITY;
       x = exp2_approx(fmaf(x, unit, -lse[query]));

@@ -48,7 +48,7 @@ struct Drops {
   TK_DEVICE_METHOD explicit Drops(unsigned char* shared)
       : ring(shared, shared + KeptRing::kTileBytes) {}
 
-  TK_DEVICE_METHOD void init() const { ring.init(Shape::kGroups * kGroupWarps, kDrawingWarps); }
+  TK_DEVICE_METHOD void init() const { ring.init(Shape::kConsumers * kGroupWarps, kDrawingWarps); }
 
   // By every warp of every group, once for each tile of queries: of its 16 keys in 64 others,
   // number `key_group` of the block's, and 8 kN queries from `query` on.

@@ -69,7 +69,7 @@ TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
     const Sequence seq = sequence_of(a, work.b);
     const int h_kv = work.h / static_cast<int>(p.H_q / p.H_kv);
     const int i0 = work.i0, i1 = min(i0 + kM, seq.M);
-    const UsedKeys used = live_keys_of(a, seq);
+    const LiveKeys used = live_keys_of(a, seq);
     const auto load_k = [&](const Block& block, bool last) {
       shared.k.wait_empty(at.k);
       if (elect_one()) {
@@ -95,9 +95,9 @@ TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
     const auto visible = [&](int n) {
       return tile_visible(p, seq, work.h, i0, i1, n * kN, (n + 1) * kN);
     };
-    Walk walk(key_blocks(seq, i0, i1, kN), visible);
-    Block block = walk.next();
-    Block next = block.index >= 0 ? walk.next() : block;
+    BlockIterator iterator(key_blocks(seq, i0, i1, kN), visible);
+    Block block = iterator.next();
+    Block next = block.index >= 0 ? iterator.next() : block;
     if (block.index >= 0) load_k(block, next.index < 0);
     shared.q.wait_empty(at.q);
     if (elect_one()) {
@@ -106,7 +106,7 @@ TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
     }
     at.q.next();
     while (block.index >= 0) {
-      const Block after = next.index >= 0 ? walk.next() : next;
+      const Block after = next.index >= 0 ? iterator.next() : next;
       if (next.index >= 0) load_k(next, after.index < 0);
       load_v(block);
       block = next;
@@ -116,16 +116,16 @@ TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
 }
 
 // Products of one group at a time.
-template <int kGroups>
+template <int kConsumers>
 struct Turns {
   int group;
 
   TK_DEVICE_METHOD void begin() const {
-    if (group == kGroups - 1) pass();
+    if (group == kConsumers - 1) pass();
   }
   TK_DEVICE_METHOD void wait() const { named_barrier_sync(kTurn + group, 2 * kGroupThreads); }
   TK_DEVICE_METHOD void pass() const {
-    named_barrier_arrive(kTurn + (group + 1) % kGroups, 2 * kGroupThreads);
+    named_barrier_arrive(kTurn + (group + 1) % kConsumers, 2 * kGroupThreads);
   }
 };
 
@@ -144,7 +144,7 @@ struct Sums {
 // Adds up all keys that rows row .. row + 63 of the work see; i0 is the query of this warp's first.
 template <typename Shape>
 TK_DEVICE void attend(const ForwardArguments& a, const Shape& shared, ForwardPlaces<Shape>& at,
-                      const Work& work, int row, int i0, const Turns<Shape::kTile.groups>& turns,
+                      const Work& work, int row, int i0, const Turns<Shape::kTile.consumers>& turns,
                       Sums<Shape>& sums) {
   using Element = typename Shape::Element;
   constexpr int kN = Shape::kN;
@@ -158,11 +158,11 @@ TK_DEVICE void attend(const ForwardArguments& a, const Shape& shared, ForwardPla
   const auto finish_scores = [&](const Note& block) {
     const int j0 = block.index * kN;
     if (!plain) apply(s, p, sequence_of(a, work.b), work.h, i0, j0);
-    if (!block.full) hide(s, p, sequence_of(a, work.b), work.h, i0, j0);
+    if (!block.full) apply_mask(s, p, sequence_of(a, work.b), work.h, i0, j0);
     rescale[0] = rescale[1] = 1.0f;
-    sums.softmax.template raise<Element>(
+    sums.softmax.template update_max<Element>(
         s, unit, [&](int, int half, float factor) { rescale[half] = factor; });
-    sums.softmax.template weigh<Element>(s, unit);
+    sums.softmax.template exponentiate<Element>(s, unit);
     if (a.dropout.seed) drop(s, a.dropout, work.b, work.h, i0, j0);
   };
   const auto round_weights = [&] {
@@ -230,21 +230,21 @@ forward_kernel(const __grid_constant__ ForwardArguments a) {
   TK_SHARED_MEMORY(memory);
   const Shape shared(memory + (-shared_address(memory) & (kPatternBytes - 1)));
   if (threadIdx.x == 0) {
-    shared.q.init(kTile.groups);
-    shared.k.init(kTile.groups * kGroupWarps);
-    shared.v.init(kTile.groups * kGroupWarps);
+    shared.q.init(kTile.consumers);
+    shared.k.init(kTile.consumers * kGroupWarps);
+    shared.v.init(kTile.consumers * kGroupWarps);
     fence_mbarrier_init();
   }
   __syncthreads();
 
   if (threadIdx.x < kGroupThreads) {
-    release_registers<kTile.loader_registers>();
+    release_registers<kTile.producer_registers>();
     if (warp_index() == 0) load(a, shared);
   } else {
     request_registers<kTile.registers>();
     const int group = uniform_group_index();
     const int row = group * kGroupRows;
-    const Turns<kTile.groups> turns{group};
+    const Turns<kTile.consumers> turns{group};
     ForwardPlaces<Shape> at;
     turns.begin();
     for_each_work(a, a.order, Shape::kM, [&](const Work& work) {

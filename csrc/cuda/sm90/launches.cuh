@@ -76,8 +76,8 @@ struct BackwardSizes {
 // Sums and counts, which begin as zeros, come first.
 template <typename Shape>
 void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
-  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kGroups * Shape::kDqNumbers);
-  a.turns = layout.take<int>(sizes.all_tiles * Shape::kGroups);
+  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kConsumers * Shape::kDqNumbers);
+  a.turns = layout.take<int>(sizes.all_tiles * Shape::kConsumers);
   a.begun = layout.take<int>(1);
   a.terms = layout.take<float>(sizes.all_tiles * 2 * Shape::kM);
 }
@@ -130,7 +130,7 @@ void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
   }
   if (row_programs > 0) {
     TK_LAUNCH((sm90::dq_postprocess_kernel<Element, kWidth, kVWidth>), grid(row_programs),
-              Shape::kGroups * kGroupThreads, 0, call.stream, a);
+              Shape::kConsumers * kGroupThreads, 0, call.stream, a);
   }
 }
 

@@ -42,19 +42,24 @@ class Mutant:
     """of the kernels: the one that is compiled anew, and that the cases run"""
     deterministic: bool = False
     chip: int = 80
-    """whose source it is, in csrc/cuda/sm80 or sm90, and whose kernels the cases run"""
+    """Whose kernels the cases run"""
 
     def __str__(self) -> str:
         return self.name
 
 
+def mutated(mutant: Mutant) -> str:
+    """The text of its source, changed."""
+    text = (ROOT / "csrc/cuda" / mutant.source).read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.source} has not one {mutant.old!r}"
+    return text.replace(mutant.old, mutant.new)
+
+
 def build(mutant: Mutant, folder: Path) -> Path:
     """The library of all kernels, that of one element type and width changed."""
     shutil.copytree(ROOT / "csrc", folder / "csrc")
-    changed = folder / f"csrc/cuda/sm{mutant.chip}" / mutant.source
-    text = changed.read_text()
-    assert text.count(mutant.old) == 1, f"{mutant.source} has not one {mutant.old!r}"
-    changed.write_text(text.replace(mutant.old, mutant.new))
+    changed = folder / "csrc/cuda" / mutant.source
+    changed.write_text(mutated(mutant))
 
     torch, compiler = find_torch(), find_compiler(os.environ)
     units = WATCHED.units(torch, ROOT)
@@ -65,15 +70,16 @@ def build(mutant: Mutant, folder: Path) -> Path:
     objects[index] = folder / "kernels.o"
     # A mutant runs for a second or two, which no optimisation is worth.
     flags = (*COMMON_FLAGS, *units[index].flags, "-fsanitize=thread", "-O0", "-c")
-    _run([*compiler, *flags, str(source), "-o", str(objects[index])])
+    _run([*compiler, *flags, str(source), "-o", str(objects[index])], folder)
     library = folder / "mutant.so"
     link = (f"-L{torch.root / 'lib'}", *LINK_FLAGS, "-ldl")
-    _run([*compiler, *map(str, objects), "-o", str(library), *link])
+    _run([*compiler, *map(str, objects), "-o", str(library), *link], folder)
     return library
 
 
-def _run(command: Sequence[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], folder: Path) -> None:
+    """`folder` has the csrc/ that includes are relative to."""
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 

@@ -22,27 +22,27 @@ DROPOUT = ("dropout-queries",)
 
 
 def _forward(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
-    return _mutant("forward.cuh", name, old, new, cases)
+    return _mutant("sm90/forward.cuh", name, old, new, cases)
 
 
 def _parts(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
-    return _mutant("backward_parts.cuh", name, old, new, cases)
+    return _mutant("sm90/backward_parts.cuh", name, old, new, cases)
 
 
 def _rows(name: str, old: str, new: str, cases: tuple[str, ...], turns: bool = False) -> Mutant:
-    return _mutant("backward_by_rows.cuh", name, old, new, cases, turns)
+    return _mutant("sm90/backward_by_rows.cuh", name, old, new, cases, turns)
 
 
 def _kept(name: str, old: str, new: str) -> Mutant:
-    return _mutant("kept.cuh", name, old, new, DROPOUT)
+    return _mutant("sm90/dropout_mask.cuh", name, old, new, DROPOUT)
 
 
 def _columns(name: str, old: str, new: str, turns: bool = False) -> Mutant:
-    return _mutant("backward_by_columns.cuh", name, old, new, WIDE, turns, "half-256-256")
+    return _mutant("sm90/backward_by_columns.cuh", name, old, new, WIDE, turns, "half-256-256")
 
 
 def _ring(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
-    return _mutant("ring.cuh", name, old, new, cases)
+    return _mutant("sm90/pipeline.cuh", name, old, new, cases)
 
 
 def _mutant(
@@ -112,25 +112,25 @@ MUTANTS = (
     _parts("do v is not there", "wait_product<0>(dp);", "", QUERIES),
     _rows("gradients are not there", "wait_product<0>(dv);", "", QUERIES),
     _mutant(
-        "products.cuh",
+        "sm90/gemm.cuh",
         "a sum begins while registers change",
         "b = as_columns(b_tile, 0);\n  wgmma_fence();",
         "b = as_columns(b_tile, 0);",
         KEYS,
     ),
     # o, dk and dv by way of tiles; ds and dq by way of theirs.
-    _mutant("results.cuh", "stores do not see o", _PUBLISH, "group_sync();\n", WORKS),
-    _mutant("results.cuh", "o is stored before all have it", _PUBLISH, "fence_async();\n", WORKS),
-    _mutant("results.cuh", "nobody waits for stores", _STORE, "    commit_stores();\n", WORKS),
+    _mutant("sm90/epilogue.cuh", "stores do not see o", _PUBLISH, "group_sync();\n", WORKS),
+    _mutant("sm90/epilogue.cuh", "o is stored before all have it", _PUBLISH, "fence_async();\n", WORKS),
+    _mutant("sm90/epilogue.cuh", "nobody waits for stores", _STORE, "    commit_stores();\n", WORKS),
     _mutant(
-        "results.cuh",
+        "sm90/epilogue.cuh",
         "rows behind a packed sequence",
         "to + kGroupRows > result.end",
         "to > result.end",
         NO_KEYS,
     ),
     _mutant(
-        "results.cuh",
+        "sm90/epilogue.cuh",
         "a warp runs ahead of those that write by hand",
         "    group_sync();\n    return;",
         "    return;",
@@ -194,9 +194,9 @@ MUTANTS = (
           HIDDEN),
     # Barriers begin.
     _forward("TMA does not see barriers", "fence_mbarrier_init();", "", WORKS),
-    _mutant("backward.cuh", "barriers are not there", "  }\n  __syncthreads();", "  }", QUERIES),
+    _mutant("sm90/backward.cuh", "barriers are not there", "  }\n  __syncthreads();", "  }", QUERIES),
     _forward(
-        "too few readers of k", "k.init(kTile.groups * kGroupWarps)", "k.init(kTile.groups)", KEYS
+        "too few readers of k", "k.init(kTile.consumers * kGroupWarps)", "k.init(kTile.consumers)", KEYS
     ),
     _ring("rounds are not told apart", "if (stage == 0) parity ^= 1;", "", KEYS),
     # Turns are for speed, but must not stop anybody.
