@@ -1,11 +1,11 @@
-# Every target but help and clean sets up what it needs first: a virtual environment with pinned
-# packages (requirements/), and the compiled extension. In an environment that is already prepared,
-# without any download:  make test PYTHON=python3 VENV=
+# All targets except help and clean first set up a virtual environment with pinned packages
+# (requirements/) and the compiled extension. To use an existing environment without downloads:
+#   make test PYTHON=python3 VENV=
 PYTHON ?= python3
 VENV ?= .venv
 
-# CUDA kernels for the GPUs that torch finds, and none without one. `pip install .` builds a default
-# list of chips there, which takes up to 13 minutes. See building/chips.py.
+# Builds CUDA kernels for the GPUs that torch finds, and none without a GPU. Without this setting a
+# default list of chips is built, which takes up to 13 minutes. See building/chips.py.
 export TORCH_CUDA_ARCH_LIST ?= native
 
 ifeq ($(strip $(VENV)),)
@@ -15,12 +15,12 @@ ifeq ($(strip $(VENV)),)
 else
   RUN := $(VENV)/bin/python
   CLANG_FORMAT := $(VENV)/bin/clang-format
-  # The file that says that requirements/$(1).txt is installed.
+  # Stamp file: requirements/$(1).txt is installed.
   packages = $(VENV)/.$(1)
   COMMAND := $(VENV)/bin/transformer-kernels
 endif
 
-# One process a core, where pytest-xdist is installed.
+# One process per core if pytest-xdist is installed.
 PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
 
 .DEFAULT_GOAL := help
@@ -32,7 +32,7 @@ help:
 	@echo "make test-all  all tests"
 	@echo "make bench     the benchmarks"
 	@echo "make gpu       on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
-	@echo "make lint      ruff, mypy and clang-format"
+	@echo "make lint      ruff, mypy, clang-format and lengths of functions"
 	@echo "make build     the environment and the compiled extension"
 	@echo "make clean     remove what was built; $(VENV) stays"
 	@echo "Options: PYTHON=$(PYTHON), VENV=$(VENV) (empty: use PYTHON as it is, without downloads),"
@@ -46,19 +46,19 @@ test: $(call packages,test) build
 
 test-all: test test-rest
 
-# Tests that `make test` leaves out.
+# Tests that `make test` skips.
 test-rest: $(call packages,test-all) build oldest
 	$(PYTEST) tests -m exhaustive
 
-# Triton kernels, compiled by the oldest Triton supported. It is installed beside the environment:
-# GPUs live with older versions than the tests are run with.
+# Compiles the Triton kernels with the oldest supported Triton, in a separate folder: many GPU
+# machines have older versions than the test environment.
 oldest: $(call packages,test) build build/oldest
 	PYTHONPATH=build/oldest $(PYTEST) tests/backends/triton/test_compilation.py
 
 bench: $(call packages,test) build
 	$(RUN) -m pytest benchmarks
 
-# Ten minutes at most. Logs and rows go to OUT, which is benchmarks/results/<device> unless given.
+# Ten minutes at most. Logs and rows are written to OUT, by default benchmarks/results/<device>.
 OUT ?=
 gpu: $(call packages,test)
 	@$(RUN) -m benchmarks.runner.gpu $(if $(OUT),--out "$(OUT)")
@@ -67,24 +67,25 @@ lint: $(call packages,lint) build
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
+	$(RUN) -m building.function_lengths
 	find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(CLANG_FORMAT) --dry-run --Werror
 
 build: extension $(COMMAND)
 
-# ninja knows what is out of date; when nothing is, this takes a second.
+# ninja rebuilds only outdated objects; without any, this takes a second.
 extension: $(call packages,demo)
 	@echo "== the compiled extension"
 	@$(RUN) setup.py --quiet build_ext --inplace
 
-# pip compiles bytecode in one process; compileall uses all cores. Some packages ship files that are
-# templates, and do not compile.
+# pip compiles bytecode in one process; compileall uses all cores. Errors are ignored, because some
+# packages contain templates that do not compile.
 $(VENV)/.%: requirements/%.txt requirements/versions.txt | $(VENV)/bin/python
 	@echo "== packages of $<, into $(VENV)"
 	@$(PYTHON) -m pip --python $(VENV)/bin/python install -qq --no-compile --requirement $<
 	@$(RUN) -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
 
-# --without-pip, because a system's Python may lack ensurepip; its own pip fills the environment.
+# --without-pip, because a system's Python may lack ensurepip. Its own pip installs the packages.
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit( \
 	  f"Python 3.11 or later is needed, and this is {sys.version}: make PYTHON=python3.12")'

@@ -1,8 +1,8 @@
 """Builds transformer_kernels._C with ninja: one shared object, every source with its own flags.
 
-Without a C++ compiler the package installs as plain Python, without nvcc with the CPU's kernels
-alone, and says what it lacks. A compiler that is there and fails is an error. MAX_JOBS, CXX,
-CUDA_HOME, CUDA_PATH and TORCH_CUDA_ARCH_LIST are honoured.
+Without a C++ compiler the package installs as pure Python. Without nvcc it installs with the CPU
+kernels only. Both cases print what is missing. A compiler that is present and fails is an error.
+MAX_JOBS, CXX, CUDA_HOME, CUDA_PATH and TORCH_CUDA_ARCH_LIST are honoured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent))  # pip runs this file without it
+    sys.path.insert(0, str(Path(__file__).resolve().parent))  # pip does not add this folder
     from building.extension import BuildExtension
 
     setup(

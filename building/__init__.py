@@ -1,1 +1,1 @@
-"""What setup.py builds the extension with: tools, units and ninja. Not part of the package."""
+"""Build system of the extension, used by setup.py and the tests. Not part of the package."""

@@ -1,4 +1,4 @@
-"""The chips that CUDA kernels are compiled for, and the flags by which nvcc does it."""
+"""Compute capabilities that CUDA kernels are compiled for, and the corresponding flags of nvcc."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ from building.tile_config import LARGE_SHARED
 Capability = tuple[int, int]
 
 ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
-"""Environment variable: compute capabilities such as "8.0;9.0+PTX"; "native", the visible GPUs;
-"none". Unset: nothing beside a torch for CPUs, else the visible GPUs, else DEFAULT_CHIPS."""
+"""Environment variable: compute capabilities such as "8.0;9.0+PTX", "native" for the visible GPUs,
+or "none". If it is unset, a CPU build of torch gets no CUDA kernels. A CUDA build of torch gets
+kernels for the visible GPUs or, without a GPU, for DEFAULT_CHIPS."""
 
 MINIMUM_CAPABILITY: Capability = (8, 0)
-"""mma.sync of bfloat16, cp.async"""
+"""The kernels need mma.sync for bfloat16, and cp.async."""
 
 DEFAULT_CHIPS: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
 HOPPER: Capability = (9, 0)
 HOPPER_CODE = "sm_90a"
-"""For instructions that only chips of 9.0 have; code for sm_90 runs there too, without them. Every
-nvcc that knows the one knows the other, and lists the one alone."""
+"""Target with the instructions that exist only on compute capability 9.0 (wgmma, setmaxnreg). Every
+nvcc that compiles for sm_90 also compiles for sm_90a, although --list-gpu-code does not name it."""
 
-NAME_CHIPS = f'set {ARCH_LIST}="8.0;9.0+PTX", or whatever the compute capabilities are'
+NAME_CHIPS = f'set {ARCH_LIST}="8.0;9.0+PTX", with the compute capabilities you need'
 
 
 @dataclass(frozen=True)
 class Chips:
-    """A set of chips to compile kernels for."""
+    """A set of compute capabilities to compile kernels for."""
 
     capabilities: tuple[Capability, ...]
     ptx: bool
-    """Also code that drivers compile for chips yet to come"""
-    passed_over: tuple[Capability, ...] = ()
-    """Asked for, but too old"""
+    """True to include PTX, which drivers compile for newer chips."""
+    too_old: tuple[Capability, ...] = ()
+    """Requested capabilities below MINIMUM_CAPABILITY, which are skipped."""
     hopper: bool = False
-    """Also the kernels of csrc/cuda/sm90"""
+    """True to include the kernels of csrc/cuda/sm90."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """As build_info() names them."""
+        """Names of the targets, as build_info() reports them."""
         codes = map(code, self.capabilities)
         hopper = (HOPPER_CODE,) if self.hopper else ()
         return (*codes, *hopper, *(("compute_86",) if self.ptx else ()))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Kernels of sm80 are translated twice: with tiles for 163 KiB of shared memory, and 99.
+        """Flags for the kernels of sm80.
 
-        PTX is of the second kind whatever the chips, for it must run on any.
+        They are compiled with two tile configurations: for 163 KiB of shared memory per block, and
+        for 99 KiB. PTX always has the smaller tiles, because it must run on every chip.
         """
         large = [code(one) for one in self.capabilities if one in LARGE_SHARED]
         small = [code(one) for one in self.capabilities if one not in LARGE_SHARED]
@@ -62,10 +64,12 @@ class Chips:
 
     @property
     def hopper_flags(self) -> tuple[str, ...]:
+        """Flags for the kernels of sm90."""
         return _gencode("compute_90a", [HOPPER_CODE] if self.hopper else [])
 
 
 def code(capability: Capability) -> str:
+    """The target of a capability: "sm_80" for (8, 0)."""
     return "sm_{}{}".format(*capability)
 
 
@@ -76,53 +80,54 @@ def _gencode(virtual: str, codes: Sequence[str]) -> tuple[str, ...]:
 def chips_for(arch_list: str, toolkit: Toolkit) -> Chips:
     """The chips of an arch list such as "8.0;9.0+PTX".
 
-    Raises PlatformError for what the format or nvcc does not know, NoCudaError if nothing remains.
+    Raises PlatformError if the list is malformed or names a chip that nvcc does not support, and
+    NoCudaError if all chips are too old.
     """
     asked, ptx = parse_arch_list(arch_list)
-    passed_over = tuple(one for one in asked if one < MINIMUM_CAPABILITY)
+    too_old = tuple(one for one in asked if one < MINIMUM_CAPABILITY)
     wanted = tuple(one for one in asked if one >= MINIMUM_CAPABILITY)
     for one in wanted:
         if code(one) not in toolkit.codes:
             raise PlatformError(
-                f"{ARCH_LIST} is {arch_list!r}, and nvcc of CUDA {toolkit.version} does not "
+                f"{ARCH_LIST} is {arch_list!r}, but nvcc of CUDA {toolkit.version} does not "
                 f"compile for {code(one)}"
             )
     if not wanted:
         raise NoCudaError(
-            f"{ARCH_LIST} is {arch_list!r}, and they need compute capability "
+            f"{ARCH_LIST} is {arch_list!r}, but the kernels need compute capability "
             "{}.{} or later".format(*MINIMUM_CAPABILITY),
             NAME_CHIPS,
         )
-    return Chips(wanted, ptx, passed_over, hopper=HOPPER in wanted)
+    return Chips(wanted, ptx, too_old, hopper=HOPPER in wanted)
 
 
 def chips_of_gpus(gpus: Sequence[Capability], toolkit: Toolkit) -> Chips:
-    """The chips of these GPUs; PTX for those that are newer than this nvcc.
+    """The chips of these GPUs, and PTX if some are newer than this nvcc.
 
     Raises NoCudaError if all of them are too old.
     """
-    passed_over = tuple(one for one in gpus if one < MINIMUM_CAPABILITY)
+    too_old = tuple(one for one in gpus if one < MINIMUM_CAPABILITY)
     wanted = [one for one in gpus if one >= MINIMUM_CAPABILITY]
     if not wanted:
         raise NoCudaError(
-            f"the GPUs here are {', '.join(map(code, passed_over))}, and the kernels need "
+            f"the visible GPUs are {', '.join(map(code, too_old))}, but the kernels need "
             f"{code(MINIMUM_CAPABILITY)} or later",
             NAME_CHIPS,
         )
     known = tuple(one for one in wanted if code(one) in toolkit.codes)
-    return Chips(known, len(known) < len(wanted), passed_over, hopper=HOPPER in known)
+    return Chips(known, len(known) < len(wanted), too_old, hopper=HOPPER in known)
 
 
 def default_chips(toolkit: Toolkit) -> Chips:
-    """The chips that most people have, as far as this nvcc knows them, and PTX."""
+    """DEFAULT_CHIPS as far as this nvcc supports them, and PTX."""
     known = tuple(one for one in DEFAULT_CHIPS if code(one) in toolkit.codes)
     return Chips(known, ptx=True, hopper=HOPPER in known)
 
 
 def parse_arch_list(text: str) -> tuple[tuple[Capability, ...], bool]:
-    """Capabilities of an arch list, ascending, and whether it asks for PTX.
+    """Returns the capabilities of an arch list in ascending order, and True if it requests PTX.
 
-    "9.0a" is "9.0": what the a stands for is used where it is. The f of "10.0f" is not used yet.
+    The suffixes of "9.0a" and "10.0f" are ignored: kernels for sm_90a are built with 9.0 anyway.
     """
     capabilities, ptx = set(), False
     for item in text.replace(";", " ").split():

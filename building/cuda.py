@@ -1,4 +1,4 @@
-"""CUDA kernels: whether and for which chips they are built, and from which units."""
+"""CUDA build: the decision to build CUDA kernels, their chips and their units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from building.tools import Torch, visible_gpus
 from building.unit import Unit
 
 ELEMENTS = ("Half", "BFloat16", "float")
-"""Types of C++"""
+"""C++ element types of the kernels of sm80."""
 
 HOPPER_ELEMENTS = ("Half", "BFloat16")
 
@@ -26,22 +26,24 @@ NVCC_FLAGS = (
     "-O3",
     INCLUDE,
     *("-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall"),
-    *("-Xptxas", "-v"),  # registers and spills, into a file beside the object
+    *("-Xptxas", "-v"),  # registers and spills, written to a file beside the object
 )
 
 
 @dataclass(frozen=True)
 class CudaBuild:
+    """A CUDA toolkit and the chips to build for."""
+
     toolkit: Toolkit
     chips: Chips
 
     def nvcc(self, cxx: Sequence[str]) -> tuple[str, ...]:
-        """The command, which compiles host code by the same C++ compiler as everything else."""
+        """The command of nvcc, with `cxx` as its host compiler."""
         return (self.toolkit.nvcc, *_host_compiler(cxx), *NVCC_FLAGS)
 
     @property
     def definitions(self) -> tuple[str, ...]:
-        """For build_info()."""
+        """Preprocessor definitions for build_info()."""
         return (
             f'-DTK_CUDA_VERSION="{self.toolkit.version}"',
             f'-DTK_CUDA_ARCHITECTURES="{" ".join(self.chips.architectures)}"',
@@ -49,7 +51,7 @@ class CudaBuild:
 
     @property
     def link_flags(self) -> tuple[str, ...]:
-        """The runtime is ours alone: it neither serves nor takes from the one that torch loads."""
+        """Links the static CUDA runtime with hidden symbols, separate from the runtime of torch."""
         archive = self.toolkit.runtime
         return (str(archive), f"-Wl,--exclude-libs,{archive.name}", "-lrt", "-ldl", "-lpthread")
 
@@ -62,9 +64,9 @@ def _host_compiler(cxx: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_cuda(environ: Mapping[str, str], torch: Torch) -> CudaBuild:
-    """The build that `ARCH_LIST` and the installed torch call for.
+    """Chooses the CUDA build from `ARCH_LIST`, the installed torch and the visible GPUs.
 
-    Raises NoCudaError if there will be no CUDA kernels, PlatformError for a variable that is wrong.
+    Raises NoCudaError if no CUDA kernels are built, PlatformError if a variable is invalid.
     """
     asked = environ.get(ARCH_LIST, "").strip()
     choice = asked.lower()
@@ -74,17 +76,17 @@ def find_cuda(environ: Mapping[str, str], torch: Torch) -> CudaBuild:
         toolkit = find_toolkit(environ)
         return CudaBuild(toolkit, chips_for(asked, toolkit))
     if not torch.runs_cuda:
-        raise NoCudaError(f"torch {torch.version} is a build for CPUs", NAME_CHIPS)
+        raise NoCudaError(f"torch {torch.version} is a CPU build", NAME_CHIPS)
     toolkit = find_toolkit(environ)
     if gpus := visible_gpus():
         return CudaBuild(toolkit, chips_of_gpus(gpus, toolkit))
     if choice == "native":
-        raise NoCudaError(f"{ARCH_LIST} is {asked!r}, and torch finds no GPU", NAME_CHIPS)
+        raise NoCudaError(f"{ARCH_LIST} is {asked!r}, but torch finds no GPU", NAME_CHIPS)
     return CudaBuild(toolkit, default_chips(toolkit))
 
 
 def cuda_units(torch: Torch, chips: Chips) -> tuple[Unit, ...]:
-    """Every object of csrc/cuda."""
+    """Units of all CUDA kernels and operators."""
     return (
         *(Unit(source, stable_abi(torch)) for source in OPERATORS),
         *kernel_units("nvcc", chips.flags, chips.hopper),
@@ -96,7 +98,7 @@ Compiler = Literal["c++", "nvcc"]
 
 
 def kernel_units(compiler: Compiler, flags: tuple[str, ...], hopper: bool) -> tuple[Unit, ...]:
-    """The kernels for any chip, and what launches all of them, Hopper's too if there are."""
+    """The kernels of sm80, and the dispatcher of all kernels (with those of sm90 if `hopper`)."""
     return (
         Unit("csrc/cuda/dispatch.cu", (*flags, *(("-DTK_SM90",) if hopper else ())), "", compiler),
         *(
@@ -113,7 +115,7 @@ def kernel_units(compiler: Compiler, flags: tuple[str, ...], hopper: bool) -> tu
 
 
 def hopper_units(compiler: Compiler, flags: tuple[str, ...]) -> tuple[Unit, ...]:
-    """The kernels of csrc/cuda/sm90."""
+    """The kernels of csrc/cuda/sm90 and their dispatcher."""
     return (
         Unit("csrc/cuda/sm90/dispatch.cpp"),
         *(

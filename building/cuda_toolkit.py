@@ -1,4 +1,4 @@
-"""The CUDA toolkit: where nvcc is, and whether it will do."""
+"""Detection of the CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from setuptools.errors import PlatformError
 
 MINIMUM_CUDA = (12, 1)
-"""The first whose nvcc compiles C++20, and whose PTX has red of four floats"""
+"""The first version whose nvcc compiles C++20 and whose PTX has vectorised red of four floats."""
 
 INSTALL_CUDA = "install a CUDA toolkit, {}.{} or later, or set CUDA_HOME".format(*MINIMUM_CUDA)
 
 
 class NoCudaError(Exception):
-    """No CUDA kernels are built: the reason, and what to do to build them."""
+    """The reason why no CUDA kernels are built, and the remedy."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason)
@@ -28,40 +28,41 @@ class NoCudaError(Exception):
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit."""
+    """An installed CUDA toolkit."""
 
     nvcc: str
     home: Path
-    """The folder that has include/cuda.h"""
+    """The folder that contains include/cuda.h."""
     version: str
     codes: frozenset[str]
-    """Targets of nvcc: sm_80, compute_80, ..."""
+    """Targets that nvcc supports: sm_80, compute_80, ..."""
 
     @property
     def runtime(self) -> Path:
-        """The static CUDA runtime."""
+        """Path of the static CUDA runtime."""
         name = "libcudart_static.a"
         places = (self.home / "lib64", self.home / "lib", *self.home.glob("targets/*/lib"))
         for place in places:
             if (place / name).is_file():
                 return place / name
-        raise PlatformError(f"{name} is not in {self.home}: install CUDA's development files")
+        raise PlatformError(f"{name} is not in {self.home}: install the development files of CUDA")
 
 
 def find_toolkit(environ: Mapping[str, str]) -> Toolkit:
-    """In CUDA_HOME, else CUDA_PATH, else where nvcc is on PATH.
+    """Finds the toolkit in CUDA_HOME, else in CUDA_PATH, else by nvcc on PATH.
 
-    Raises NoCudaError if there is none or it is too old, PlatformError if a variable leads nowhere.
+    Raises NoCudaError if there is none or it is too old, PlatformError if CUDA_HOME or CUDA_PATH
+    names a folder without nvcc.
     """
     nvcc, home = _find_nvcc(environ)
     release = re.search(r"release (\d+)\.(\d+)", _output(nvcc, "--version"))
     if release is None:
-        raise PlatformError(f"{nvcc} --version does not tell its release")
+        raise PlatformError(f"{nvcc} --version does not print a release")
     version = ".".join(release.groups())
     if tuple(map(int, release.groups())) < MINIMUM_CUDA:
         minimum = ".".join(map(str, MINIMUM_CUDA))
         raise NoCudaError(
-            f"CUDA {version} in {home} is too old, {minimum} is the first that works", INSTALL_CUDA
+            f"CUDA {version} in {home} is too old: {minimum} or later is needed", INSTALL_CUDA
         )
     return Toolkit(nvcc, home, version, frozenset(_output(nvcc, "--list-gpu-code").split()))
 
@@ -71,7 +72,7 @@ def _find_nvcc(environ: Mapping[str, str]) -> tuple[str, Path]:
         if folder := environ.get(variable):
             home = Path(folder)
             if not (home / "bin/nvcc").is_file():
-                raise PlatformError(f"{variable} is {folder!r}, in which there is no bin/nvcc")
+                raise PlatformError(f"{variable} is {folder!r}, which has no bin/nvcc")
             return str(home / "bin/nvcc"), home
     nvcc = shutil.which("nvcc", path=environ.get("PATH", ""))
     if nvcc is None:
@@ -80,17 +81,17 @@ def _find_nvcc(environ: Mapping[str, str]) -> tuple[str, Path]:
 
 
 def _home_of(nvcc: str) -> Path:
-    """nvcc on PATH may be a link, or a script that calls the real one, which knows where it is."""
+    """The toolkit of an nvcc on PATH, which may be a link, or a script that calls the real nvcc."""
     told = re.search(r"^#\$ TOP=(.+)$", _output(nvcc, "--dryrun", "-x", "cu", "/dev/null"), re.M)
     places = [Path(told[1].strip())] if told else []
     for home in (*places, Path(nvcc).resolve().parents[1]):
         if (home / "include/cuda.h").is_file():
             return home.resolve()
-    raise NoCudaError(f"{nvcc} is there, but not its include/cuda.h", "set CUDA_HOME")
+    raise NoCudaError(f"{nvcc} is found, but its include/cuda.h is missing", "set CUDA_HOME")
 
 
 def _output(*command: str) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise PlatformError(f"{shlex.join(command)} fails: {result.stderr.strip()}")
+        raise PlatformError(f"{shlex.join(command)} failed: {result.stderr.strip()}")
     return result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""The units of libraries that tests load: CUDA kernels compiled for the CPU, emulated."""
+"""Units of the emulated CUDA kernels: libraries for the tests, compiled by the C++ compiler."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from building.unit import Unit
 
 FLAGS = (
     "-DTK_EMULATOR",
-    "-g1",  # errors tell lines
-    "-Wno-unknown-pragmas",  # unroll is nvcc's
+    "-g1",  # line numbers in error messages
+    "-Wno-unknown-pragmas",  # `unroll` is a pragma of nvcc
 )
 KERNEL_FLAGS = (*FLAGS, "-O1")
-"""A third less to compile than -O2, and 5% slower: the emulator itself takes most of the time."""
+"""-O1 compiles in two thirds of the time of -O2 and runs 5% slower, because most of the time is
+spent in the emulator itself."""
 EMULATOR_FLAGS = (*FLAGS, "-O3")
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """A way to compile the kernels for the emulator."""
+    """Configuration of a library of emulated kernels."""
 
     arch: int = 800
-    """Whose tiles: 800, for chips with 163 KiB of shared memory a block, or 860, with 99. The first
-    also has the kernels for Hopper, which run where a test asks for that chip."""
+    """Tile configuration: 800 for chips with 163 KiB of shared memory per block, 860 for 99 KiB.
+    800 also includes the kernels for Hopper, which run when a test selects that chip."""
     races: bool = False
-    """Whether the emulator sees every access, and reports those that nothing orders"""
+    """True to instrument every memory access, so that the emulator reports data races."""
 
     @property
     def suffix(self) -> str:
@@ -36,7 +37,7 @@ class Emulation:
 
     @property
     def library(self) -> str:
-        """The namespace of its operators."""
+        """Namespace of the operators of the library."""
         return f"transformer_kernels_emulated{self.suffix}"
 
     @property
@@ -44,14 +45,14 @@ class Emulation:
         return self.arch == 800
 
     def units(self, torch: Torch, root: Path) -> tuple[Unit, ...]:
-        # No library of the sanitizer's is linked: the emulator has what the compiler calls.
-        watched = ("-fsanitize=thread",) if self.races else ()
-        kernels = (*KERNEL_FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *watched, "-x", "c++")
+        # The sanitizer's runtime is not linked: the emulator defines the hooks (tsan.cpp).
+        sanitizer = ("-fsanitize=thread",) if self.races else ()
+        kernels = (*KERNEL_FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *sanitizer, "-x", "c++")
         operators = (*KERNEL_FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
         emulator = sorted((root / "csrc/cuda/emulator").glob("*.cpp"))
         return (
-            # First, for of an inline function that several have the linker keeps the first, and the
-            # emulator's must not be watched.
+            # The emulator comes first: of an inline function in several objects, the linker keeps
+            # the first copy, which must not be instrumented.
             *(Unit(str(source.relative_to(root)), EMULATOR_FLAGS) for source in emulator),
             *kernel_units("c++", kernels, self.has_hopper),
             *(hopper_units("c++", kernels) if self.has_hopper else ()),

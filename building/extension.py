@@ -1,4 +1,4 @@
-"""setuptools' build_ext: which units there are, and what is said about them."""
+"""The build_ext command: units, compiler flags, and the report of what was built."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from building.unit import Unit
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# torch is loaded with its symbols private, so _C must name the libraries it takes them from.
-# libtorch.so has no code of its own: it stands for whichever of libtorch_cpu, libtorch_cuda the
-# installed torch has. No rpath: `import torch` has loaded them all before _C is imported.
+# Python loads the libraries of torch with RTLD_LOCAL, so _C must be linked to them. libtorch.so has
+# no code: it depends on libtorch_cpu and, in a CUDA build, libtorch_cuda. No rpath is needed,
+# because `import torch` loads them all before _C is imported.
 LINK_FLAGS = (
     "-shared",
     *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-Wl,--no-as-needed",)),
@@ -43,23 +43,24 @@ LINK_FLAGS = (
 
 
 def announce(text: str) -> None:
-    """Print, past pip too: pip shows a build's output only with -v, so write to its terminal."""
+    """Prints `text`. Under pip, which hides build output, also writes it to the terminal."""
     print(text, flush=True)
     if "setuptools.build_meta" in sys.modules and not sys.stdout.isatty():
         try:
             Path("/dev/tty").write_text(f"\n{text}\n")
         except OSError:
-            return  # nobody is watching
+            return  # no terminal
 
 
 def units(machine: str, torch: Torch, pybind11: str, cuda: CudaBuild | None) -> tuple[Unit, ...]:
-    """Every object of the extension, in link order."""
+    """All units of the extension, in link order."""
     if cuda is None:
         return host_units(machine, torch, pybind11)
     return (*host_units(machine, torch, pybind11, cuda.definitions), *cuda_units(torch, cuda.chips))
 
 
 def toolchain(compiler: tuple[str, ...], torch: Torch, cuda: CudaBuild | None) -> Toolchain:
+    """Commands of the C++ compiler and nvcc, and the link flags."""
     link_flags = (f"-L{torch.root / 'lib'}", *LINK_FLAGS)
     if cuda is None:
         return Toolchain(compiler, COMMON_FLAGS, link_flags)
@@ -67,7 +68,7 @@ def toolchain(compiler: tuple[str, ...], torch: Torch, cuda: CudaBuild | None) -
 
 
 class BuildExtension(build_ext):
-    """setuptools' build_ext with ninja in place of its own compiler driver."""
+    """The build_ext command of setuptools, with ninja instead of its compiler driver."""
 
     def run(self) -> None:
         if missing := missing_tools(os.environ, Path(sysconfig.get_path("include"))):
@@ -113,7 +114,7 @@ def _find_cuda(torch: Torch) -> CudaBuild | NoCudaError:
 
 
 def report(machine: str, cuda: CudaBuild | NoCudaError) -> list[str]:
-    """Lines that say what was built, what was not, and what to set for another choice."""
+    """Lines that list what was built, what was not built and why, and how to change it."""
     isas = ", ".join(isa.name for isa in isas_for(machine))
     lines = [f"  built:     CPU kernels for {isas}"]
     if isinstance(cuda, NoCudaError):
@@ -127,8 +128,8 @@ def report(machine: str, cuda: CudaBuild | NoCudaError) -> list[str]:
         f"  built:     CUDA kernels for {', '.join(chips.architectures)}, "
         f"by CUDA {toolkit.version} in {toolkit.home}"
     )
-    if chips.passed_over:
-        old = ", ".join("sm_{}{}".format(*one) for one in chips.passed_over)
+    if chips.too_old:
+        old = ", ".join("sm_{}{}".format(*one) for one in chips.too_old)
         lines.append(f"  not built: CUDA kernels for {old}: they need sm_80 or later")
     lines.append(f'             for other chips: set {ARCH_LIST}="8.0;9.0+PTX"; for none, "none"')
     return lines

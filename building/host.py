@@ -1,4 +1,4 @@
-"""The units that a C++ compiler makes: the module, the operators, and the CPU's kernels."""
+"""Units compiled by the C++ compiler: the module, the operators and the CPU kernels."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from building.tools import MINIMUM_TORCH, Torch
 from building.unit import Unit
 
 INCLUDE = "-Icsrc"
-"""Includes are relative to csrc/; ninja runs in the project's root."""
+"""Includes are relative to csrc/. ninja runs in the root of the project."""
 
-# Not -ffast-math: NaN, infinity and the order of sums belong to the operator's contract.
+# No -ffast-math: NaN, infinity and the order of sums are part of the operator's contract.
 COMMON_FLAGS = (
     INCLUDE,
     "-std=c++20",  # the language of the kernels; torch's headers ask for C++17 or later
     "-O3",
     "-fPIC",
-    "-fvisibility=hidden",  # nothing of ours is exported but the module's entry point
-    "-ffp-contract=fast",  # multiply-add as one instruction; -std=c++20 alone turns it off
-    "-fno-math-errno",  # nothing reads errno, and setting it keeps sqrt and friends scalar
-    "-fno-trapping-math",  # nothing traps, and vector code may compute lanes it throws away
+    "-fvisibility=hidden",  # only the entry point of the module is exported
+    "-ffp-contract=fast",  # fused multiply-add; -std=c++20 alone disables it
+    "-fno-math-errno",  # setting errno prevents vectorisation of sqrt and others
+    "-fno-trapping-math",  # vector code may compute lanes that are discarded
     "-Wall",
     "-Wextra",
 )
@@ -38,12 +38,12 @@ class Isa:
     machines: frozenset[str]
 
 
-# Ascending, and so are the objects on the link line: of an inline function that several of them
-# carry the linker keeps the first, which must run on every machine.
+# In ascending order, as are the objects on the link line: of an inline function in several objects
+# the linker keeps the first copy, which must run on every machine.
 AVX512_FLAGS = (
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
     "-mprefer-vector-width=512",  # compilers default to 256 bits
-    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 means its own immintrin.h
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # false positives in GCC 12's immintrin.h
 )
 ISAS = (
     Isa("portable", (), EVERY_MACHINE),
@@ -54,15 +54,16 @@ ISAS = (
 
 
 def isas_for(machine: str) -> tuple[Isa, ...]:
+    """Instruction sets that are compiled for this machine."""
     return tuple(isa for isa in ISAS if not isa.machines or machine in isa.machines)
 
 
 def stable_abi(torch: Torch) -> tuple[str, ...]:
-    """The flags of a unit that sees torch's headers."""
+    """Compiler flags of a unit that includes headers of torch."""
     major, minor = MINIMUM_TORCH
     return (
         *("-isystem", str(torch.root / "include")),
-        # The oldest torch whose stable ABI may be used: the build runs on any later one.
+        # The oldest torch whose stable ABI may be used. The build runs on any later version.
         f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000",
     )
 
@@ -70,7 +71,7 @@ def stable_abi(torch: Torch) -> tuple[str, ...]:
 def host_units(
     machine: str, torch: Torch, pybind11_include: str, about_cuda: tuple[str, ...] = ()
 ) -> tuple[Unit, ...]:
-    """Every object but CUDA's, in link order. `about_cuda` are definitions for build_info()."""
+    """All units except those of CUDA, in link order. `about_cuda`: definitions for build_info()."""
     isas = isas_for(machine)
     minimum = ".".join(map(str, MINIMUM_TORCH))
     python = ("-isystem", sysconfig.get_path("include"))

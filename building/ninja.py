@@ -1,4 +1,4 @@
-"""build.ninja, and running it."""
+"""Writes build.ninja and runs ninja."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from building.tools import find_ninja
 from building.unit import Unit
 
 GIB_A_JOB = {"c++": 1, "nvcc": 4}
-"""What a compiler may need at once"""
+"""Peak memory of one compiler process, in GiB."""
 
-# Of ptxas -v only warnings are shown; all of it is kept, for tests that look for spills.
+# Filters `ptxas -v` down to warnings. The complete output is kept for the tests of spills.
 _SHOWN = r"grep -Ev '^ptxas info|^ *[0-9]+ bytes (stack frame|gmem)|^$$' $out.ptxas"
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers' commands, and what is linked behind the objects."""
+    """Commands of the compilers, and the link flags."""
 
     cxx: tuple[str, ...]
     cxx_flags: tuple[str, ...]
     link_flags: tuple[str, ...]
     nvcc: tuple[str, ...] = ()
-    """with its flags; empty where no unit is nvcc's"""
+    """nvcc with its flags. Empty if no unit needs it."""
 
 
 def job_count(
     environ: Mapping[str, str], cores: int, memory_gib: float, gib_a_job: float = 1
 ) -> int:
-    """MAX_JOBS if set, else one job for each core, as long as each has so much memory."""
+    """Number of parallel jobs: MAX_JOBS if set, else one per core, limited by memory."""
     if text := environ.get("MAX_JOBS"):
         if not text.isdecimal() or int(text) < 1:
             raise PlatformError(f"MAX_JOBS is {text!r}; expected a whole number of at least 1")
@@ -50,7 +50,7 @@ def available_cores() -> int:
 
 
 def memory_gib() -> float:
-    """Physical memory, or the container's share of it."""
+    """Physical memory in GiB, or the memory limit of the container if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
@@ -61,7 +61,7 @@ def memory_gib() -> float:
 def ninja_file(
     units: Sequence[Unit], tools: Toolchain, folder: str, output: str, nvcc_jobs: int = 1
 ) -> str:
-    """The text of build.ninja. Headers are tracked by the compilers' own dependency files."""
+    """The text of build.ninja. Headers are tracked by dependency files of the compilers."""
     lines = [f"builddir = {folder}", *_cxx_rules(tools)]
     if any(unit.compiler == "nvcc" for unit in units):
         lines += _nvcc_rule(tools, nvcc_jobs)
@@ -111,9 +111,14 @@ def _escape(text: str) -> str:
 
 
 def run_ninja(root: Path, folder: str, text: str, *, hint: str = "", quiet: bool = False) -> None:
-    """Writes build.ninja into the folder and builds it. Raises CompileError where that fails.
+    """Writes build.ninja into `folder` and runs ninja. Raises CompileError if the build fails.
 
-    `quiet` shows the compilers' messages alone, without a line for each file.
+    Args:
+        root: Root of the project; commands run there.
+        folder: Build folder, relative to `root`.
+        text: Contents of build.ninja.
+        hint: Text appended to the error message.
+        quiet: True to show only messages of the compilers.
     """
     path = root / folder / "build.ninja"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,5 +129,5 @@ def run_ninja(root: Path, folder: str, text: str, *, hint: str = "", quiet: bool
         command.append("--quiet")
     if subprocess.run(command, cwd=root, check=False).returncode != 0:
         raise CompileError(
-            f"the extension did not compile; the compiler's messages stand above{hint}"
+            f"the extension did not compile; see the messages of the compiler above{hint}"
         )

@@ -1,4 +1,4 @@
-"""Constants of csrc/cuda/common/tile_config.h that decide what is built, parsed from the header."""
+"""Constants of csrc/cuda/common/tile_config.h that determine the units, parsed from the header."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def _integers(name: str) -> list[int]:
 
 
 WIDTHS = tuple(_integers("kWidths"))
-"""Row widths of the tiles that every chip has"""
+"""Head widths of the kernels of sm80."""
 
 _pairs = iter(_integers("kHopperWidths"))
 HOPPER_WIDTHS = tuple(zip(_pairs, _pairs, strict=True))
-"""Row widths of Hopper's tiles: of q and k, and of v"""
+"""Head widths of the kernels of sm90: pairs of the width of q and k, and the width of v."""
 
 LARGE_SHARED = frozenset(divmod(chip, 10) for chip in _integers("kLargeSharedChips"))
-"""Compute capabilities with 163 KiB of shared memory a block or more"""
+"""Compute capabilities with at least 163 KiB of shared memory per block."""

@@ -1,4 +1,4 @@
-"""What a build needs that is not ours: found, or named as missing, with how to get it."""
+"""Detection of the compiler, torch, pybind11 and ninja, with installation hints if missing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Torch:
 
     @property
     def runs_cuda(self) -> bool:
-        """Whether this build of torch has CUDA; one for CPUs cannot hold CUDA tensors."""
+        """True for a CUDA build of torch. A CPU build cannot hold CUDA tensors."""
         return (self.root / "lib/libtorch_cuda.so").is_file()
 
 
 def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The C++ compiler's command: CXX if set, else the first of c++, g++, clang++ on PATH.
+    """The command of the C++ compiler: CXX if set, else the first of c++, g++, clang++ on PATH.
 
-    Empty if there is none. Raises PlatformError if CXX names a program that is not there.
+    Empty if there is none. Raises PlatformError if CXX names a program that is not on PATH.
     """
     path = environ.get("PATH", "")
     if chosen := shlex.split(environ.get("CXX", "")):
@@ -49,7 +49,7 @@ def find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def missing_tools(environ: Mapping[str, str], python_include: Path) -> list[str]:
-    """What must be installed, outside Python, before the extension can be built."""
+    """Missing system packages that the build needs, with installation hints."""
     missing = []
     if not find_compiler(environ):
         missing.append(
@@ -86,16 +86,16 @@ for i in range(torch.cuda.device_count()):
 
 
 def visible_gpus() -> tuple[tuple[int, int], ...]:
-    """Compute capabilities of the GPUs that torch finds, ascending, without repetitions.
+    """Distinct compute capabilities of the GPUs that torch finds, in ascending order.
 
-    CUDA_VISIBLE_DEVICES is honoured. torch is imported in a process of its own, so that the build
-    holds no CUDA context. Raises PlatformError if torch does not import.
+    CUDA_VISIBLE_DEVICES is honoured. torch is imported in a separate process, so that the build
+    holds no CUDA context. Raises PlatformError if torch cannot be imported.
     """
     command = [sys.executable, "-c", _VISIBLE_GPUS]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         error = result.stderr.strip().rpartition("\n")[2]
-        raise PlatformError(f"torch cannot be asked for GPUs: {error}")
+        raise PlatformError(f"torch cannot list the GPUs: {error}")
     lines = (line.split() for line in result.stdout.splitlines() if line.startswith("gpu "))
     return tuple(sorted({(int(major), int(minor)) for _, major, minor in lines}))
 

@@ -1,4 +1,4 @@
-"""One object file."""
+"""Compilation units."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Unit:
-    """A source, the flags that it alone gets, and what tells it from others of this source."""
+    """One object file: a source, its own flags, and a name for this variant of the source."""
 
     source: str
     flags: tuple[str, ...] = ()
@@ -18,6 +18,6 @@ class Unit:
 
     @property
     def object_name(self) -> str:
-        """Relative to the build folder."""
+        """Path of the object file, relative to the build folder."""
         stem = PurePosixPath(self.source).with_suffix("")
         return f"{stem}{f'-{self.variant}' if self.variant else ''}.o"

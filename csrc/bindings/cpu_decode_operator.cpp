@@ -1,4 +1,4 @@
-// The schema of `attention_decode`, and the operator on a CPU.
+// Schema of attention_decode, and its CPU implementation.
 #include <torch/csrc/stable/library.h>
 
 #include <tuple>
@@ -13,12 +13,13 @@ using tk::Tensor;
 
 std::tuple<Tensor, Tensor> attention_decode(Tensor q, Tensor k_cache, Tensor v_cache,
                                             TK_DECODE_OPTIONS) {
-  tk::DecodeCall call(q, k_cache, v_cache, TK_DECODE_OPTION_NAMES);
-  STD_TORCH_CHECK(call.device.is_cpu(), "these kernels run on the CPU");
-  STD_TORCH_CHECK(tk::fits(call.cache, call.params.B, call.params.N),
-                  "cache_seqlens must lie within the cache, and lead only to pages that there are");
-  tk::run_decode(call.params, call.cache);
-  return {call.o, call.lse};
+  tk::DecodeArgs args(q, k_cache, v_cache, TK_DECODE_OPTION_NAMES);
+  STD_TORCH_CHECK(args.device.is_cpu(), "the tensors must be on the CPU");
+  STD_TORCH_CHECK(
+      tk::fits(args.cache, args.params.B, args.params.N),
+      "cache_seqlens must be within the capacity, and block_table must hold existing pages");
+  tk::run_decode(args.params, args.cache);
+  return {args.o, args.lse};
 }
 
 }  // namespace

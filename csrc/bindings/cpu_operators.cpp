@@ -1,4 +1,4 @@
-// The operators' schema, and the operators on a CPU.
+// Schemas of attention_forward and attention_backward, and their CPU implementations.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -19,34 +19,34 @@ void launch(int64_t count, void (*body)(void*, int64_t), void* context) {
   });
 }
 
-// What stands in tensors, of which `Call` knows no more than where they are.
-void read_values(tk::Call& call) {
-  STD_TORCH_CHECK(call.device.is_cpu(), "these kernels run on the CPU");
-  tk::Problem& p = call.problem;
-  if (call.seed) p.dropout.seed = static_cast<uint64_t>(*call.seed);
-  STD_TORCH_CHECK(!call.varlen || tk::fits(*call.varlen, p.M, p.N),
-                  "cu_seqlens must start at 0, never fall, and end within the rows");
+// Reads the values of the seed and of cu_seqlens, of which AttentionArgs holds pointers only.
+void read_values(tk::AttentionArgs& args) {
+  STD_TORCH_CHECK(args.device.is_cpu(), "the tensors must be on the CPU");
+  tk::Problem& p = args.problem;
+  if (args.seed) p.dropout.seed = static_cast<uint64_t>(*args.seed);
+  STD_TORCH_CHECK(!args.varlen || tk::fits(*args.varlen, p.M, p.N),
+                  "cu_seqlens must start at 0, not decrease, and end within the rows");
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v, TK_OPTIONS) {
-  tk::Call call(q, k, v, TK_OPTION_NAMES);
-  read_values(call);
-  tk::Forward pass(call, q);
-  call.varlen ? tk::run_forward(pass.params, *call.varlen) : tk::run_forward(pass.params);
+  tk::AttentionArgs args(q, k, v, TK_OPTION_NAMES);
+  read_values(args);
+  tk::ForwardPass pass(args, q);
+  args.varlen ? tk::run_forward(pass.params, *args.varlen) : tk::run_forward(pass.params);
   return {pass.o, pass.lse, pass.block_mask};
 }
 
-// Deterministic whether or not it is asked for.
+// The CPU kernels are always deterministic.
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Optional dlse, Tensor q,
                                                               Tensor k, Tensor v, Tensor o,
                                                               Tensor lse, Optional block_mask,
                                                               TK_OPTIONS, bool bias_needs_grad,
                                                               bool) {
-  tk::Call call(q, k, v, TK_OPTION_NAMES);
-  read_values(call);
+  tk::AttentionArgs args(q, k, v, TK_OPTION_NAMES);
+  read_values(args);
   const tk::BackwardInputs inputs{d_o, q, k, v, o, lse, dlse, block_mask, bias};
-  tk::Backward pass(call, inputs, bias_needs_grad);
-  call.varlen ? tk::run_backward(pass.params, *call.varlen) : tk::run_backward(pass.params);
+  tk::BackwardPass pass(args, inputs, bias_needs_grad);
+  args.varlen ? tk::run_backward(pass.params, *args.varlen) : tk::run_backward(pass.params);
   return {pass.dq, pass.dk, pass.dv, pass.dbias};
 }
 

@@ -1,4 +1,4 @@
-// `attention_decode` on a CUDA device, or emulated; see operators.cpp.
+// CUDA implementation of attention_decode, also for the emulator; see cuda_operators.cpp.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -17,14 +17,14 @@ std::tuple<Tensor, Tensor> attention_decode(Tensor q, Tensor k_cache, Tensor v_c
                                             TK_DECODE_OPTIONS) {
   const Tensor q_rows = tk::cuda::as_rows(q), k_rows = tk::cuda::as_rows(k_cache),
                v_rows = tk::cuda::as_rows(v_cache);
-  tk::DecodeCall call(q_rows, k_rows, v_rows, TK_DECODE_OPTION_NAMES);
-  const tk::cuda::OnDevice on(call.device);
-  const Tensor scratch = tk::cuda::workspace(tk::cuda::decode_workspace(call.params), call.device);
-  on.expect({q_rows, k_rows, v_rows, call.cache_seqlens, call.block_table, call.alibi_slopes,
-             call.o, call.lse, scratch},
-            true);
-  tk::cuda::decode(call.params, call.cache, scratch.data_ptr(), on.stream());
-  return {call.o, call.lse};
+  tk::DecodeArgs args(q_rows, k_rows, v_rows, TK_DECODE_OPTION_NAMES);
+  const tk::cuda::OnDevice on(args.device);
+  const Tensor scratch = tk::cuda::workspace(tk::cuda::decode_workspace(args.params), args.device);
+  on.declare_accesses({q_rows, k_rows, v_rows, args.cache_seqlens, args.block_table,
+                       args.alibi_slopes, args.o, args.lse, scratch},
+                      true);
+  tk::cuda::decode(args.params, args.cache, scratch.data_ptr(), on.stream());
+  return {args.o, args.lse};
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// The operators on a CUDA device, of the schemas in csrc/bindings/tensor_args.h; and, with
-// TK_EMULATOR, the same on a CPU, where the emulator runs the kernels (csrc/cuda/emulator).
+// CUDA implementations of the operators declared in csrc/bindings/tensor_args.h. With TK_EMULATOR
+// they run on the CPU, in the emulator of csrc/cuda/emulator.
 //
-// Nothing here waits for the device or reads its memory, so that a CUDA graph can be captured.
+// Nothing here synchronises with the device or reads its memory, so that CUDA graphs can capture
+// it.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -22,42 +23,42 @@ using tk::cuda::as_rows;
 using tk::cuda::OnDevice;
 using tk::cuda::workspace;
 
-tk::cuda::Call launch_of(const tk::Call& call, const OnDevice& on) {
-  return {call.varlen.value_or(tk::Varlen{}), call.max_seqlen_q, call.max_seqlen_k, call.seed,
+tk::cuda::LaunchArgs launch_of(const tk::AttentionArgs& args, const OnDevice& on) {
+  return {args.varlen.value_or(tk::Varlen{}), args.max_seqlen_q, args.max_seqlen_k, args.seed,
           on.stream()};
 }
 
-// All tensors of a call: what kernels may touch.
-void expect(const OnDevice& on, const tk::Call& call, std::vector<Optional> tensors,
-            bool deterministic) {
-  tensors.insert(tensors.end(), call.kept.begin(), call.kept.end());
-  tensors.insert(tensors.end(), {call.key_start, call.key_end, call.q_segments, call.k_segments,
-                                 call.dense, call.layout, call.cu_seqlens_q, call.cu_seqlens_k});
-  on.expect(tensors, deterministic);
+// Declares all tensors that the kernels may access.
+void declare_accesses(const OnDevice& on, const tk::AttentionArgs& args,
+                      std::vector<Optional> tensors, bool deterministic) {
+  tensors.insert(tensors.end(), args.owned.begin(), args.owned.end());
+  tensors.insert(tensors.end(), {args.key_start, args.key_end, args.q_segments, args.k_segments,
+                                 args.dense, args.layout, args.cu_seqlens_q, args.cu_seqlens_k});
+  on.declare_accesses(tensors, deterministic);
 }
 
-// Of packed sequences no kernel sees the rows behind the last one; how many there are is known to
-// the device alone.
-void clear(const tk::Call& call, std::initializer_list<Tensor*> outputs) {
-  if (!call.varlen) return;
+// Packed sequences: zeroes the outputs, because no kernel writes trailing padding, and only the
+// device knows its length.
+void zero_if_varlen(const tk::AttentionArgs& args, std::initializer_list<Tensor*> outputs) {
+  if (!args.varlen) return;
   for (Tensor* x : outputs) torch::stable::zero_(*x);
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v, TK_OPTIONS) {
   const Tensor q_rows = as_rows(q), k_rows = as_rows(k), v_rows = as_rows(v);
-  tk::Call call(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
-  const OnDevice on(call.device);
-  tk::Forward pass(call, q);
-  const tk::cuda::Call launch = launch_of(call, on);
-  const Tensor scratch = workspace(tk::cuda::forward_workspace(pass.params, launch), call.device);
-  expect(on, call, {q_rows, k_rows, v_rows, bias, pass.o, pass.lse, pass.block_mask, scratch},
-         true);
+  tk::AttentionArgs args(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
+  const OnDevice on(args.device);
+  tk::ForwardPass pass(args, q);
+  const tk::cuda::LaunchArgs launch = launch_of(args, on);
+  const Tensor scratch = workspace(tk::cuda::forward_workspace(pass.params, launch), args.device);
+  declare_accesses(
+      on, args, {q_rows, k_rows, v_rows, bias, pass.o, pass.lse, pass.block_mask, scratch}, true);
   if (pass.params.mask.block_mask) {
     tk::cuda::fill_block_mask(pass.params, pass.block_mask.size(0), pass.block_mask.size(1),
                               launch);
   }
-  clear(call, {&pass.o});
-  if (call.varlen) torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
+  zero_if_varlen(args, {&pass.o});
+  if (args.varlen) torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
   tk::cuda::forward(pass.params, launch, scratch.data_ptr());
   return {pass.o, pass.lse, pass.block_mask};
 }
@@ -68,24 +69,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Option
                                                               TK_OPTIONS, bool bias_needs_grad,
                                                               bool deterministic) {
   const Tensor q_rows = as_rows(q), k_rows = as_rows(k), v_rows = as_rows(v);
-  tk::Call call(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
-  const OnDevice on(call.device);
+  tk::AttentionArgs args(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
+  const OnDevice on(args.device);
   const Tensor d_o_rows = as_rows(d_o), o_rows = as_rows(o);
   const tk::BackwardInputs inputs{d_o_rows, q, k, v, o_rows, lse, dlse, block_mask, bias};
-  tk::Backward pass(call, inputs, bias_needs_grad);
-  clear(call, {&pass.dq, &pass.dk, &pass.dv});
-  const tk::cuda::Call launch = launch_of(call, on);
-  const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), call.device);
-  expect(on, call,
-         {q_rows, k_rows, v_rows, bias, o_rows, d_o_rows, block_mask, pass.dq, pass.dk, pass.dv,
-          pass.dbias, scratch},
-         deterministic);
+  tk::BackwardPass pass(args, inputs, bias_needs_grad);
+  zero_if_varlen(args, {&pass.dq, &pass.dk, &pass.dv});
+  const tk::cuda::LaunchArgs launch = launch_of(args, on);
+  const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), args.device);
+  declare_accesses(on, args,
+                   {q_rows, k_rows, v_rows, bias, o_rows, d_o_rows, block_mask, pass.dq, pass.dk,
+                    pass.dv, pass.dbias, scratch},
+                   deterministic);
   tk::cuda::backward(pass.params, launch, scratch.data_ptr(), deterministic);
   return {pass.dq, pass.dk, pass.dv, pass.dbias};
 }
 
 #ifndef TK_EMULATOR
-// Whether the Hopper kernels are built, enabled and supported by the device.
+// True if the Hopper kernels are built, enabled and supported by the device.
 bool runs_hopper(int64_t device) {
   const OnDevice on({aoti_torch_device_type_cuda(), static_cast<int32_t>(device)});
   return tk::cuda::runs_hopper();

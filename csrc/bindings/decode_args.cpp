@@ -11,7 +11,7 @@ namespace {
 const int32_t* indices(const Tensor& x, int64_t dimensions, int64_t B, const Device& device) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Int && is_on(x, device) && x.is_contiguous() &&
                       x.dim() == dimensions && x.size(0) == B,
-                  "cache_seqlens and the block table must be int32, with a row for each sequence");
+                  "cache_seqlens and block_table must be int32, with one row per sequence");
   return static_cast<const int32_t*>(x.data_ptr());
 }
 
@@ -25,7 +25,7 @@ const void* slopes_of(const Tensor& x, const Problem& p, const Device& device) {
 
 }  // namespace
 
-DecodeCall::DecodeCall(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+DecodeArgs::DecodeArgs(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                        TK_DECODE_OPTIONS)
     : device(device_of(q)),
       cache_seqlens(torch::stable::contiguous(cache_seqlens)),
@@ -39,7 +39,7 @@ DecodeCall::DecodeCall(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
     cache.block_table = indices(*this->block_table, 2, queries.size[0], device);
     cache.max_pages = this->block_table->size(1);
     cache.page_size = k_cache.size(2);
-    STD_TORCH_CHECK(cache.page_size > 0, "the cache's pages are empty");
+    STD_TORCH_CHECK(cache.page_size > 0, "the page size of the cache must be at least 1");
   }
   STD_TORCH_CHECK(set_tensors(params, cache, queries, view(k_cache, device), view(v_cache, device)),
                   "q and the caches do not fit together");

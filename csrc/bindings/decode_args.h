@@ -1,11 +1,11 @@
-// The tensors of `attention_decode` as the kernels' params, on any device; see call.h.
+// Converts the arguments of `attention_decode` to kernel params, on any device; see tensor_args.h.
 #pragma once
 
 #include "bindings/tensor_args.h"
 #include "common/kv_cache.h"
 
-// The tensors of `KVCache` in problem.py, in its order, and the numbers of
-// `ops.decode_scalar_args`.
+// The tensors of `KVCache` in problem/types.py, in its order, then the scalar arguments of
+// `decode_scalar_args` in backends/schema.py.
 #define TK_DECODE_OPTIONS                                                              \
   ::tk::Tensor cache_seqlens, ::tk::Optional block_table, ::tk::Optional alibi_slopes, \
       double scale, double softcap, int64_t diagonal_low, int64_t diagonal_high
@@ -20,10 +20,10 @@
 
 namespace tk {
 
-// With its outputs, allocated and not computed. What cache_seqlens and the table hold is not looked
-// at.
-struct DecodeCall {
-  DecodeCall(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, TK_DECODE_OPTIONS);
+// Arguments of attention_decode, with its outputs allocated but not computed. The values of
+// cache_seqlens and block_table are not read here.
+struct DecodeArgs {
+  DecodeArgs(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, TK_DECODE_OPTIONS);
 
   Device device;
   Tensor cache_seqlens;

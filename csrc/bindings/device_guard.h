@@ -1,4 +1,4 @@
-// Where the operators of csrc/cuda run their kernels: a CUDA device or, with TK_EMULATOR, a CPU.
+// Device guard of the CUDA operators: a CUDA device, or the emulator on the CPU with TK_EMULATOR.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -14,7 +14,7 @@
 #ifdef TK_EMULATOR
 #include "cuda/emulator/core.h"
 #else
-// Weak: a torch without CUDA does not have it, nor tensors that would bring a call here.
+// Weak: a CPU-only torch lacks this symbol, but has no CUDA tensors that could lead here.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 #endif
 
@@ -42,16 +42,16 @@ class OnDevice {
 
   void* stream() const { return nullptr; }
 
-  // Where accesses are watched, those of anything but these tensors are reported; so are sums in an
-  // open order of a call that is to be `deterministic`.
-  void expect(const std::vector<Optional>& tensors, bool deterministic) const {
+  // For the race detector: an access outside these tensors is reported, and in a `deterministic`
+  // call an accumulation in unspecified order.
+  void declare_accesses(const std::vector<Optional>& tensors, bool deterministic) const {
     if (!emulator::options().races) return;
     emulator::options().ordered_sums = deterministic;
-    for (const Optional& x : tensors) expect(x);
+    for (const Optional& x : tensors) declare_access(x);
   }
 
  private:
-  static void expect(const Optional& x) {
+  static void declare_access(const Optional& x) {
     if (!x || x->numel() == 0) return;
     int32_t dtype;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(x->get(), &dtype));
@@ -64,7 +64,7 @@ class OnDevice {
 
 #else
 
-// Makes the device the current one, and finds the stream that is current on it.
+// Sets the current device, and holds its current stream.
 class OnDevice {
  public:
   explicit OnDevice(const Device& device) : guard_(checked(device).index) {
@@ -74,12 +74,12 @@ class OnDevice {
 
   void* stream() const { return stream_; }
 
-  void expect(const std::vector<Optional>&, bool) const {}
+  void declare_accesses(const std::vector<Optional>&, bool) const {}
 
  private:
   static const Device& checked(const Device& device) {
     STD_TORCH_CHECK(device.type == aoti_torch_device_type_cuda(),
-                    "these kernels run on a CUDA device");
+                    "the tensors must be on a CUDA device");
     return device;
   }
 
@@ -89,13 +89,13 @@ class OnDevice {
 
 #endif
 
-// Kernels read and write rows whose elements lie side by side.
+// Kernels need a unit last stride: returns x, or a contiguous copy.
 inline Tensor as_rows(const Tensor& x) {
-  const bool side_by_side = x.dim() != 4 || x.stride(3) == 1 || x.size(3) == 1;
-  return side_by_side ? x : torch::stable::contiguous(x);
+  const bool unit_stride = x.dim() != 4 || x.stride(3) == 1 || x.size(3) == 1;
+  return unit_stride ? x : torch::stable::contiguous(x);
 }
 
-// Freed while kernels use it, as torch's allocator gives it to later work of this stream only.
+// May be freed while kernels still use it: torch's allocator reuses it in stream order.
 inline Tensor workspace(size_t bytes, const Device& device) {
   const std::array<int64_t, 1> size{static_cast<int64_t>(bytes)};
   return empty(size, ScalarType::Byte, device);

@@ -1,5 +1,5 @@
-// The library of emulated operators, TK_LIBRARY: what csrc/bindings/cuda_operators.cpp implements,
-// and what tests may set. tests/support/emulator.py builds and loads it.
+// Schemas of the emulated operators in the namespace TK_LIBRARY, and test settings of the emulator.
+// csrc/bindings/cuda_operators.cpp implements them; tests/support/emulator.py builds and loads it.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
@@ -17,25 +17,25 @@ void want_poison(bool wanted) { tk::want_poison(wanted); }
 
 int64_t poisoned_bytes() { return static_cast<int64_t>(tk::poisoned_bytes()); }
 
-// In which order lanes and warps run; every order must give the same.
+// Seed of the order in which lanes and warps run. Every order must give the same result.
 void set_schedule(int64_t seed) { tk::emulator::options().seed = static_cast<uint64_t>(seed); }
 
-// The chip that kernels are chosen for from now on, 80 or 90; returns the one before.
+// Sets the emulated compute capability, 80 or 90; returns the previous one.
 int64_t set_chip(int64_t capability) {
   return std::exchange(tk::emulator::options().capability, static_cast<int>(capability));
 }
 
-// Of the emulated chip, whatever the device.
+// Refers to the emulated compute capability; the device is ignored.
 bool runs_hopper(int64_t) { return tk::cuda::runs_hopper(); }
 
 std::string latest_launch() { return tk::emulator::latest_launch(); }
 
-// Of kernels that are compiled with -fsanitize=thread.
+// Enables the race detector, for kernels compiled with -fsanitize=thread.
 void report_races(bool wanted) { tk::emulator::options().races = wanted; }
 
 }  // namespace
 
-// In between, so that TK_LIBRARY is replaced by what it stands for.
+// Indirection, so that TK_LIBRARY is expanded before it is stringified.
 #define TK_DEFINE(library) STABLE_TORCH_LIBRARY(library, m)
 #define TK_IMPLEMENT(library, key) STABLE_TORCH_LIBRARY_IMPL(library, key, m)
 

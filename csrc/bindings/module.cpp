@@ -1,4 +1,4 @@
-// The Python module: everything about the extension that is not an operator.
+// The Python module: functions of the extension that are not operators.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -30,7 +30,7 @@ std::string compiler() {
 #endif
 }
 
-// Empty where CUDA kernels are not built; setup.py defines them otherwise.
+// Defined by setup.py if CUDA kernels are built.
 #ifndef TK_CUDA_VERSION
 #define TK_CUDA_VERSION ""
 #define TK_CUDA_ARCHITECTURES ""
@@ -59,7 +59,7 @@ py::dict cpu_features() {
   return features;
 }
 
-// Where rows of a tensor begin, and its strides.
+// Data pointer and strides of a tensor.
 using Rows = std::pair<uintptr_t, std::array<int64_t, 4>>;
 
 tk::Strided strided(const Rows& rows) {
@@ -68,8 +68,8 @@ tk::Strided strided(const Rows& rows) {
   return x;
 }
 
-// (width of q and k, width of v) of the Hopper tiles, for the forward and the backward pass; do is
-// laid out as o.
+// Returns the Hopper tile widths (q and k, v) for the forward and the backward pass. do has the
+// strides of o.
 using WidthPair = std::pair<int, int>;
 std::pair<WidthPair, WidthPair> hopper_widths(int dtype, const std::array<int64_t, 7>& sizes,
                                               const Rows& q, const Rows& k, const Rows& v,

@@ -24,41 +24,42 @@ DType dtype_of(const Tensor& x) {
     case ScalarType::Double:
       return DType::kFloat64;
     default:
-      STD_TORCH_CHECK(false, "attention takes float16, bfloat16, float32 or float64");
+      STD_TORCH_CHECK(false, "attention supports float16, bfloat16, float32 and float64");
   }
 }
 
 const int32_t* starts(const Tensor& cu_seqlens, int64_t count, const Device& device) {
   STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int && is_on(cu_seqlens, device) &&
                       cu_seqlens.dim() == 1 && cu_seqlens.size(0) == count && count > 0,
-                  "cu_seqlens must be two vectors of int32, of equal length, at least 1");
+                  "cu_seqlens must be two int32 vectors of equal length, at least 1");
   return static_cast<const int32_t*>(cu_seqlens.data_ptr());
 }
 
-// (B or 1, H_q or 1, row blocks, column blocks): 1 where the mask does not depend on it. Empty when
-// diagonals and key ranges say it all. `block_mask_shape` in ops.py tells the same.
-Tensor empty_block_mask(const Call& call) {
-  const Problem& p = call.problem;
-  if (!needs_flags(p.mask)) {
-    return empty(std::array<int64_t, 1>{0}, ScalarType::Byte, call.device);
+// Allocates the block mask (B or 1, H_q or 1, row blocks, column blocks); an extent is 1 if the
+// mask does not depend on it. Empty if the mask has only diagonals and key ranges. Same shape as
+// `block_mask_shape` in backends/schema.py.
+Tensor empty_block_mask(const AttentionArgs& args) {
+  const Problem& p = args.problem;
+  if (!has_element_mask(p.mask)) {
+    return empty(std::array<int64_t, 1>{0}, ScalarType::Byte, args.device);
   }
-  int64_t B = call.q_segments ? p.B : 1, H = 1;
-  if (call.dense) {
-    B = std::max(B, call.dense->size(0));
-    H = std::max(H, call.dense->size(1));
+  int64_t B = args.q_segments ? p.B : 1, H = 1;
+  if (args.dense) {
+    B = std::max(B, args.dense->size(0));
+    H = std::max(H, args.dense->size(1));
   }
-  if (call.layout) H = std::max(H, call.layout->size(0));
+  if (args.layout) H = std::max(H, args.layout->size(0));
   const auto blocks = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
   return empty(std::array<int64_t, 4>{B, H, blocks(p.M), blocks(p.N)}, ScalarType::Byte,
-               call.device);
+               args.device);
 }
 
-void use_block_mask(Call& call, const Tensor& block_mask) {
-  if (!needs_flags(call.problem.mask)) return;
+void use_block_mask(AttentionArgs& args, const Tensor& block_mask) {
+  if (!has_element_mask(args.problem.mask)) return;
   STD_TORCH_CHECK(block_mask.dim() == 4 && block_mask.scalar_type() == ScalarType::Byte &&
-                      is_on(block_mask, call.device),
-                  "the block mask is not one");
-  MaskParams& mask = call.problem.mask;
+                      is_on(block_mask, args.device),
+                  "the block mask must be a 4-D uint8 tensor on the device of q");
+  MaskParams& mask = args.problem.mask;
   mask.block_mask = static_cast<uint8_t*>(block_mask.data_ptr());
   const int64_t rows = block_mask.size(2), columns = block_mask.size(3);
   mask.block_mask_stride[0] = block_mask.size(0) == 1 ? 0 : block_mask.size(1) * rows * columns;
@@ -83,8 +84,7 @@ bool is_on(const Tensor& x, const Device& device) {
 }
 
 View view(const Tensor& x, const Device& device) {
-  STD_TORCH_CHECK(x.dim() == 4 && is_on(x, device),
-                  "expected a tensor of four dimensions, on the device of q");
+  STD_TORCH_CHECK(x.dim() == 4 && is_on(x, device), "expected a 4-D tensor on the device of q");
   return {x.data_ptr(), dtype_of(x), x.sizes().data(), x.strides().data()};
 }
 
@@ -96,13 +96,13 @@ const int64_t* integers(const Tensor& x, std::initializer_list<int64_t> shape,
               x.dim() == static_cast<int64_t>(shape.size());
   int64_t d = 0;
   for (const int64_t size : shape) fits = fits && x.size(d++) == size;
-  STD_TORCH_CHECK(fits, "a mask's integers do not fit the problem");
+  STD_TORCH_CHECK(fits, "an integer tensor of the mask does not fit the problem");
   return static_cast<const int64_t*>(x.data_ptr());
 }
 
 const uint8_t* booleans(const Tensor& x, int64_t dimensions, const Device& device) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Bool && is_on(x, device) && x.dim() == dimensions,
-                  "a mask's booleans do not fit the problem");
+                  "a bool tensor of the mask does not fit the problem");
   return static_cast<const uint8_t*>(x.data_ptr());
 }
 
@@ -112,18 +112,19 @@ ScalarType statistics_dtype(const Tensor& q) {
   return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// By torch's C function: by name, through the dispatcher, an allocation takes three times as long.
+// Calls torch's C function directly: an allocation through the dispatcher takes three times as
+// long.
 Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
                      ScalarType dtype, const Device& device) {
-  AtenTensorHandle made;
+  AtenTensorHandle handle;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device.type,
-      device.index, &made));
-  const Tensor x(made);
+      device.index, &handle));
+  const Tensor x(handle);
   if (device.is_cpu()) {
     int64_t bytes;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(made, &bytes));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(handle, &bytes));
     expect_writes(x.data_ptr(), static_cast<size_t>(bytes));
     poison(x.data_ptr(), static_cast<size_t>(bytes));
   }
@@ -148,7 +149,7 @@ Tensor empty_like_layout(const Tensor& x, int64_t width, const Device& device) {
   return empty_strided(sizes, strides, x.scalar_type(), device);
 }
 
-Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS)
+AttentionArgs::AttentionArgs(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS)
     : device(device_of(q)),
       key_start(contiguous(key_start)),
       key_end(contiguous(key_end)),
@@ -171,14 +172,15 @@ Call::Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS)
   set_varlen(bottom_right);
 }
 
-void Call::set_mask(int64_t low, int64_t high, int64_t block_size) {
+void AttentionArgs::set_mask(int64_t low, int64_t high, int64_t block_size) {
   const Problem& p = problem;
   MaskParams& mask = problem.mask;
   mask.diagonal_low = low;
   mask.diagonal_high = high;
   if (key_start) mask.key_start = integers(*key_start, {p.B}, device);
   if (key_end) mask.key_end = integers(*key_end, {p.B}, device);
-  STD_TORCH_CHECK(q_segments.has_value() == k_segments.has_value(), "segments come in pairs");
+  STD_TORCH_CHECK(q_segments.has_value() == k_segments.has_value(),
+                  "q_segments and k_segments must be given together");
   if (q_segments) {
     mask.q_segments = integers(*q_segments, {p.B, p.M}, device);
     mask.k_segments = integers(*k_segments, {p.B, p.N}, device);
@@ -188,7 +190,8 @@ void Call::set_mask(int64_t low, int64_t high, int64_t block_size) {
     const int64_t sizes[4] = {p.B, p.H_q, p.M, p.N};
     for (int64_t d = 0; d < 4; ++d) {
       const int64_t size = dense->size(d);
-      STD_TORCH_CHECK(size == 1 || size == sizes[d], "the dense mask does not broadcast");
+      STD_TORCH_CHECK(size == 1 || size == sizes[d],
+                      "the dense mask does not broadcast to (B, H_q, M, N)");
       mask.dense_stride[d] = size == 1 ? 0 : dense->stride(d);
     }
   }
@@ -204,7 +207,7 @@ void Call::set_mask(int64_t low, int64_t high, int64_t block_size) {
   }
 }
 
-void Call::set_scores(const Optional& bias, const Optional& slopes) {
+void AttentionArgs::set_scores(const Optional& bias, const Optional& slopes) {
   Problem& p = problem;
   if (bias) {
     const View x = view(*bias, device);
@@ -212,7 +215,8 @@ void Call::set_scores(const Optional& bias, const Optional& slopes) {
     p.score.bias_dtype = x.dtype;
     const int64_t sizes[4] = {p.B, p.H_q, p.M, p.N};
     for (int64_t d = 0; d < 4; ++d) {
-      STD_TORCH_CHECK(x.size[d] == 1 || x.size[d] == sizes[d], "the bias does not broadcast");
+      STD_TORCH_CHECK(x.size[d] == 1 || x.size[d] == sizes[d],
+                      "the bias does not broadcast to (B, H_q, M, N)");
     }
   }
   if (slopes) {
@@ -221,67 +225,69 @@ void Call::set_scores(const Optional& bias, const Optional& slopes) {
         slopes->dim() == 1 && slopes->size(0) == p.H_q && is_on(*slopes, device) &&
             slopes->scalar_type() == (double_wanted ? ScalarType::Double : ScalarType::Float),
         "the ALiBi slopes do not fit the problem");
-    kept.push_back(torch::stable::contiguous(*slopes));
-    p.score.alibi_slopes = kept.back().data_ptr();
+    owned.push_back(torch::stable::contiguous(*slopes));
+    p.score.alibi_slopes = owned.back().data_ptr();
   }
 }
 
-void Call::set_dropout(double p, const Optional& given) {
+void AttentionArgs::set_dropout(double p, const Optional& given) {
   problem.dropout.p = p;
   STD_TORCH_CHECK(p == 0 || given, "dropout needs a seed");
   if (!given) return;
   STD_TORCH_CHECK(
       given->scalar_type() == ScalarType::Long && given->numel() == 1 && is_on(*given, device),
       "the seed must be one int64, on the device of q");
-  kept.push_back(*given);
+  owned.push_back(*given);
   seed = static_cast<const int64_t*>(given->data_ptr());
 }
 
-void Call::set_varlen(bool bottom_right) {
-  STD_TORCH_CHECK(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(), "cu_seqlens come in pairs");
+void AttentionArgs::set_varlen(bool bottom_right) {
+  STD_TORCH_CHECK(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(),
+                  "cu_seqlens_q and cu_seqlens_k must be given together");
   if (!cu_seqlens_q) return;
   const int64_t count = cu_seqlens_q->numel();
   varlen = {count - 1, starts(*cu_seqlens_q, count, device), starts(*cu_seqlens_k, count, device),
             bottom_right};
   const Problem& p = problem;
   STD_TORCH_CHECK(p.B == 1 && !p.score.bias.data && !p.mask.key_start && !p.mask.key_end &&
-                      !needs_flags(p.mask),
-                  "packed sequences take one batch entry, diagonals and ALiBi alone");
+                      !has_element_mask(p.mask),
+                  "packed sequences support one batch entry, diagonals and ALiBi only");
 }
 
-Forward::Forward(Call& call, const Tensor& q)
-    : o(empty_like_layout(q, call.problem.D_v, call.device)),
-      lse(empty(std::array<int64_t, 3>{call.problem.B, call.problem.H_q, call.problem.M},
-                statistics_dtype(q), call.device)),
-      block_mask(empty_block_mask(call)) {
-  use_block_mask(call, block_mask);
-  static_cast<Problem&>(params) = call.problem;
-  params.o = strided(o, call.device);
+ForwardPass::ForwardPass(AttentionArgs& args, const Tensor& q)
+    : o(empty_like_layout(q, args.problem.D_v, args.device)),
+      lse(empty(std::array<int64_t, 3>{args.problem.B, args.problem.H_q, args.problem.M},
+                statistics_dtype(q), args.device)),
+      block_mask(empty_block_mask(args)) {
+  use_block_mask(args, block_mask);
+  static_cast<Problem&>(params) = args.problem;
+  params.o = strided(o, args.device);
   params.lse = lse.data_ptr();
 }
 
-Backward::Backward(Call& call, const BackwardInputs& x, bool bias_needs_grad)
-    : dq(empty_like_layout(x.q, x.q.size(3), call.device)),
-      dk(empty_like_layout(x.k, x.k.size(3), call.device)),
-      dv(empty_like_layout(x.v, x.v.size(3), call.device)),
-      dbias(empty(std::array<int64_t, 1>{0}, x.q.scalar_type(), call.device)) {
-  const Device& device = call.device;
-  STD_TORCH_CHECK(x.block_mask || !needs_flags(call.problem.mask), "the block mask is missing");
-  if (x.block_mask) use_block_mask(call, *x.block_mask);
-  static_cast<Problem&>(params) = call.problem;
+BackwardPass::BackwardPass(AttentionArgs& args, const BackwardInputs& x, bool bias_needs_grad)
+    : dq(empty_like_layout(x.q, x.q.size(3), args.device)),
+      dk(empty_like_layout(x.k, x.k.size(3), args.device)),
+      dv(empty_like_layout(x.v, x.v.size(3), args.device)),
+      dbias(empty(std::array<int64_t, 1>{0}, x.q.scalar_type(), args.device)) {
+  const Device& device = args.device;
+  STD_TORCH_CHECK(x.block_mask || !has_element_mask(args.problem.mask),
+                  "the block mask is missing");
+  if (x.block_mask) use_block_mask(args, *x.block_mask);
+  static_cast<Problem&>(params) = args.problem;
   params.o = strided(x.o, device);
   params.d_o = strided(x.d_o, device);
   params.dq = strided(dq, device);
   params.dk = strided(dk, device);
   params.dv = strided(dv, device);
-  call.kept.push_back(torch::stable::contiguous(x.lse));
-  params.lse = call.kept.back().data_ptr();
+  args.owned.push_back(torch::stable::contiguous(x.lse));
+  params.lse = args.owned.back().data_ptr();
   if (x.dlse) {
-    call.kept.push_back(torch::stable::contiguous(*x.dlse));
-    params.dlse = call.kept.back().data_ptr();
+    args.owned.push_back(torch::stable::contiguous(*x.dlse));
+    params.dlse = args.owned.back().data_ptr();
   }
   if (bias_needs_grad) {
-    STD_TORCH_CHECK(x.bias, "there is no bias to give a gradient");
+    STD_TORCH_CHECK(x.bias, "bias_needs_grad requires a bias");
     std::copy_n(x.bias->sizes().data(), 4, params.bias_size);
     dbias = empty(params.bias_size, x.bias->scalar_type(), device);
     params.dbias = strided(dbias, device);

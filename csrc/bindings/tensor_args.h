@@ -1,7 +1,8 @@
-// An operator's tensors as the kernels' params, on any device. This and the operators' files alone
-// see torch headers (stable ABI, so that one build serves every later torch). What a caller may get
-// wrong is checked in validate.py; here stands only what memory safety needs. Values of tensors are
-// not read: they may be on a GPU, and not there yet.
+// Converts operator arguments to kernel params, on any device. Only this directory includes torch
+// headers, and only the stable ABI, so that one build serves every later torch release.
+//
+// transformer_kernels/problem reports errors of the caller; the checks here ensure memory safety
+// only. Tensor values are not read: they may be on a GPU, and not yet computed.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -15,8 +16,8 @@
 #include "common/params.h"
 #include "common/tensor_view.h"
 
-// The optional tensors, in the order of `TensorArgs` in problem.py, and the numbers of
-// `ops.numbers`.
+// The optional tensors, in the order of `TensorArgs` in problem/types.py, then the scalar arguments
+// of `scalar_args` in backends/schema.py.
 #define TK_OPTIONS                                                                                 \
   ::tk::Optional bias, ::tk::Optional alibi_slopes, ::tk::Optional seed, ::tk::Optional key_start, \
       ::tk::Optional key_end, ::tk::Optional q_segments, ::tk::Optional k_segments,                \
@@ -62,38 +63,39 @@ struct Device {
 Device device_of(const Tensor& x);
 bool is_on(const Tensor& x, const Device& device);
 
-// Checked: four dimensions, a dtype that attention takes, on this device.
+// Views of a 4-D tensor on this device. Raises an error for other tensors and dtypes.
 View view(const Tensor& x, const Device& device);
 Strided strided(const Tensor& x, const Device& device);
 
-// Contiguous int64 of this shape, and bool of so many dimensions; checked.
+// Data pointers of a contiguous int64 tensor of this shape, and of a bool tensor with this number
+// of dimensions. Raise an error for other tensors.
 const int64_t* integers(const Tensor& x, std::initializer_list<int64_t> shape,
                         const Device& device);
 const uint8_t* booleans(const Tensor& x, int64_t dimensions, const Device& device);
 
 Optional contiguous(const Optional& x);
 
-// Of the dtype of softmax statistics and of sums.
+// dtype of softmax statistics and sums: float32, or float64 for float64 inputs.
 ScalarType statistics_dtype(const Tensor& q);
 
-// Of unspecified content; on a CPU poisoned if that is wanted.
+// Uninitialised tensors; on a CPU filled with NaN after want_poison(true).
 Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
                      ScalarType dtype, const Device& device);
 Tensor empty(std::span<const int64_t> sizes, ScalarType dtype, const Device& device);
-// (B, H, L, width) with x's order of heads and sequence in memory.
+// Uninitialised (B, H, L, width), with the memory order of x's heads and sequence.
 Tensor empty_like_layout(const Tensor& x, int64_t width, const Device& device);
 
-// Everything that a call's params point to lives as long as this. Dropout's seed and what
-// cu_seqlens hold are left to those who may read them.
-struct Call {
-  Call(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS);
+// Arguments of attention_forward or attention_backward. Owns every tensor that the params point to.
+// The values of the seed and of cu_seqlens are not read here.
+struct AttentionArgs {
+  AttentionArgs(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS);
 
   Device device;
   Problem problem{};
   std::optional<Varlen> varlen;
-  int64_t max_seqlen_q, max_seqlen_k;  // of packed sequences; M and N if there are none
+  int64_t max_seqlen_q, max_seqlen_k;  // M and N without packed sequences
   const int64_t* seed = nullptr;       // null without dropout
-  std::vector<Tensor> kept;
+  std::vector<Tensor> owned;           // tensors without a member of their own
   Optional key_start, key_end, q_segments, k_segments, dense, layout, cu_seqlens_q, cu_seqlens_k;
 
  private:
@@ -103,12 +105,12 @@ struct Call {
   void set_varlen(bool bottom_right);
 };
 
-// A pass with its outputs, all of them allocated and none computed.
-struct Forward {
-  Forward(Call& call, const Tensor& q);
+// Params of a forward pass, with its outputs allocated but not computed.
+struct ForwardPass {
+  ForwardPass(AttentionArgs& args, const Tensor& q);
 
   Tensor o, lse;
-  Tensor block_mask;  // empty where params.mask.block_mask is null
+  Tensor block_mask;  // empty if params.mask.block_mask is null
   ForwardParams params{};
 };
 
@@ -117,11 +119,12 @@ struct BackwardInputs {
   const Optional &dlse, &block_mask, &bias;
 };
 
-struct Backward {
-  Backward(Call& call, const BackwardInputs& x, bool bias_needs_grad);
+// Params of a backward pass, with its outputs allocated but not computed.
+struct BackwardPass {
+  BackwardPass(AttentionArgs& args, const BackwardInputs& x, bool bias_needs_grad);
 
   Tensor dq, dk, dv;
-  Tensor dbias;  // empty unless it is wanted
+  Tensor dbias;  // empty unless bias_needs_grad
   BackwardParams params{};
 };
 

@@ -1,5 +1,4 @@
-// Keys and values that a model keeps while it writes: so many of each sequence, in order or in
-// pages.
+// Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +9,17 @@
 namespace tk {
 
 struct KVCache {
-  const int32_t* cache_seqlens;  // (B): positions in use; those behind them may hold anything
-  int64_t page_size = 0;         // 0 = no pages: k and v are (B, H_kv, N, width)
+  const int32_t* cache_seqlens;  // (B): valid positions per sequence; later ones are undefined
+  int64_t page_size = 0;         // 0: not paged, k and v are (B, H_kv, N, width)
   int64_t pages = 0;
-  // (B, max_pages): position j of b is in page block_table[b, j / page_size]. Entries behind the
-  // last page in use may be anything.
+  // (B, max_pages): position j of sequence b is in page block_table[b, j / page_size]. Entries past
+  // the last page in use may hold anything.
   const int32_t* block_table = nullptr;
   int64_t max_pages = 0;
 };
 
-// Sets sizes, strides and dtype; whether all fit together. N is what the cache has room for.
+// Fills in sizes, strides and dtype; N is the capacity of the cache. Returns false if the shapes or
+// dtypes do not match.
 inline bool set_tensors(Problem& p, KVCache& cache, const View& q, const View& k, const View& v) {
   if (cache.page_size == 0) return set_tensors(p, q, k, v);
   cache.pages = k.size[0];

@@ -1,5 +1,6 @@
-// Functions in shared headers are compiled once for each instruction set. They must never become
-// one symbol, or the linker would keep the AVX-512 copy for every machine.
+// Inlining macros. Functions in shared headers are compiled once per instruction set and must not
+// have external linkage: the linker would merge the copies and could keep the AVX-512 one for every
+// CPU.
 #pragma once
 
 #ifdef __CUDACC__

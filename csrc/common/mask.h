@@ -1,5 +1,5 @@
-// Which blocks and which elements are visible: the one place that kernels ask, forward and
-// backward.
+// Mask visibility per block, per row and per element. Shared by the forward and backward kernels,
+// on CPU and CUDA.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace tk {
 
-// Queries and keys a side of one entry of the block mask (BLOCK_MASK_SIZE in backends/schema.py).
-constexpr int64_t kBlockMaskSize = 64;  // as many as a word has bits
+// Queries and keys per entry of the block mask; equals BLOCK_MASK_SIZE in backends/schema.py.
+constexpr int64_t kBlockMaskSize = 64;  // one bit per key fits in a 64-bit word
 
-enum class Visible : uint8_t { kNone, kSome, kAll };
+enum class Visible : uint8_t { kEmpty, kPartial, kFull };
 
 // Keys begin <= j < end.
 struct KeyInterval {
@@ -26,7 +26,7 @@ struct QueryInterval {
   int64_t end;
 };
 
-// The keys that the diagonals, the key range and N leave to query i.
+// Keys visible to query i under the diagonals, the key range and N.
 TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i) {
   int64_t begin = i + mask.diagonal_low, end = i + mask.diagonal_high + 1;
   if (mask.key_start && mask.key_start[b] > begin) begin = mask.key_start[b];
@@ -36,56 +36,56 @@ TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b,
 
 TK_INLINE Visible block_mask_entry(const MaskParams& mask, int64_t b, int64_t h, int64_t i0,
                                    int64_t j0) {
-  if (!mask.block_mask) return Visible::kAll;
+  if (!mask.block_mask) return Visible::kFull;
   const int64_t row = b * mask.block_mask_stride[0] + h * mask.block_mask_stride[1] +
                       i0 / kBlockMaskSize * mask.block_mask_stride[2];
   return static_cast<Visible>(mask.block_mask[row + j0 / kBlockMaskSize]);
 }
 
-// The block of queries i0 <= i < i1 and keys j0 <= j < j1, of at most kBlockMaskSize a side and
-// aligned to it.
+// Visibility of the block of queries i0 <= i < i1 and keys j0 <= j < j1. The block has at most
+// kBlockMaskSize rows and columns and does not cross a block mask boundary.
 TK_INLINE Visible block_visible(const MaskParams& mask, int64_t N, int64_t b, int64_t h, int64_t i0,
                                 int64_t i1, int64_t j0, int64_t j1) {
   const Visible entry = block_mask_entry(mask, b, h, i0, j0);
-  if (entry == Visible::kNone) return entry;
+  if (entry == Visible::kEmpty) return entry;
   const KeyInterval first = row_interval(mask, N, b, i0), last = row_interval(mask, N, b, i1 - 1);
-  if (last.end <= j0 || first.begin >= j1) return Visible::kNone;
+  if (last.end <= j0 || first.begin >= j1) return Visible::kEmpty;
   const bool all = last.begin <= j0 && first.end >= j1;
-  return all ? entry : Visible::kSome;
+  return all ? entry : Visible::kPartial;
 }
 
-// Keys that some query of i0 <= i < i1 may see, as far as diagonals, the key range and N tell. Both
-// ends of a row's interval grow with i, so the first and last row tell.
+// Keys visible to any query of i0 <= i < i1 under the diagonals, the key range and N. Both ends of
+// a row's interval increase with i, so the first and the last row determine it.
 TK_INLINE KeyInterval block_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i0,
                                      int64_t i1) {
   return {row_interval(mask, N, b, i0).begin, row_interval(mask, N, b, i1 - 1).end};
 }
 
-// Queries that may see one of the keys j0 <= j < j1, as far as diagonals tell; both ends may lie
-// outside of 0 .. M.
+// Queries to which a key of j0 <= j < j1 is visible under the diagonals. Both ends may lie outside
+// 0 .. M.
 TK_INLINE QueryInterval block_queries(const MaskParams& mask, int64_t j0, int64_t j1) {
   return {j0 - mask.diagonal_high, j1 - mask.diagonal_low};
 }
 
-TK_INLINE bool needs_flags(const MaskParams& mask) {
+TK_INLINE bool has_element_mask(const MaskParams& mask) {
   return mask.dense || mask.layout || mask.q_segments;
 }
 
-// Bit c: flags[c], which are 0 or 1. `columns` is at most 64.
-TK_INLINE uint64_t bits_of(const uint8_t* flags, int64_t columns) {
+// Packs `columns` (at most 64) bytes, each 0 or 1, into bits: bit c is bytes[c].
+TK_INLINE uint64_t pack_bits(const uint8_t* bytes, int64_t columns) {
   uint64_t bits = 0;
   int64_t c = 0;
   for (; c + 8 <= columns; c += 8) {
     uint64_t eight;
-    __builtin_memcpy(&eight, flags + c, 8);
-    // Byte n's lowest bit moves to bit 56 + n; no two of the products meet.
+    __builtin_memcpy(&eight, bytes + c, 8);
+    // The lowest bit of byte n moves to bit 56 + n; no two partial products overlap.
     bits |= (eight * 0x0102040810204080u) >> 56 << c;
   }
-  for (; c < columns; ++c) bits |= static_cast<uint64_t>(flags[c]) << c;
+  for (; c < columns; ++c) bits |= static_cast<uint64_t>(bytes[c]) << c;
   return bits;
 }
 
-// Bits first .. last - 1, of 64; none where last <= first.
+// Mask of bits first .. last - 1, clipped to 64 bits; 0 if last <= first.
 TK_INLINE uint64_t bit_range(int64_t first, int64_t last) {
   first = first < 0 ? 0 : first;
   last = last > 64 ? 64 : last;
@@ -96,19 +96,19 @@ TK_INLINE uint64_t dense_bits(const MaskParams& mask, int64_t b, int64_t h, int6
                               int64_t columns) {
   const int64_t* stride = mask.dense_stride;
   const uint8_t* row = mask.dense + b * stride[0] + h * stride[1] + i * stride[2] + j0 * stride[3];
-  if (stride[3] == 1) return bits_of(row, columns);
-  uint8_t flags[kBlockMaskSize];
-  for (int64_t c = 0; c < columns; ++c) flags[c] = row[c * stride[3]];
-  return bits_of(flags, columns);
+  if (stride[3] == 1) return pack_bits(row, columns);
+  uint8_t bytes[kBlockMaskSize];
+  for (int64_t c = 0; c < columns; ++c) bytes[c] = row[c * stride[3]];
+  return pack_bits(bytes, columns);
 }
 
 TK_INLINE uint64_t segment_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t i,
                                 int64_t j0, int64_t columns) {
   const int64_t id = mask.q_segments[b * M + i];
   const int64_t* ids = mask.k_segments + b * N + j0;
-  uint8_t flags[kBlockMaskSize];
-  for (int64_t c = 0; c < columns; ++c) flags[c] = ids[c] == id;
-  return bits_of(flags, columns);
+  uint8_t bytes[kBlockMaskSize];
+  for (int64_t c = 0; c < columns; ++c) bytes[c] = ids[c] == id;
+  return pack_bits(bytes, columns);
 }
 
 TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int64_t j0,
@@ -123,9 +123,9 @@ TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int
   return bits;
 }
 
-// Bit c: whether dense, layout and segments show key j0 + c to query i.
-TK_INLINE uint64_t flag_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
-                             int64_t i, int64_t j0) {
+// Bit c: key j0 + c is visible to query i under the element mask (dense, layout and segments).
+TK_INLINE uint64_t element_mask_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b,
+                                     int64_t h, int64_t i, int64_t j0) {
   const int64_t columns = N - j0 < kBlockMaskSize ? N - j0 : kBlockMaskSize;
   uint64_t bits = bit_range(0, columns);
   if (mask.q_segments) bits &= segment_bits(mask, M, N, b, i, j0, columns);
@@ -134,9 +134,9 @@ TK_INLINE uint64_t flag_bits(const MaskParams& mask, int64_t M, int64_t N, int64
   return bits;
 }
 
-// Whether dense, layout and segments show key j to query i.
-TK_INLINE bool flag(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h, int64_t i,
-                    int64_t j) {
+// True if key j is visible to query i under the element mask.
+TK_INLINE bool element_visible(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                               int64_t i, int64_t j) {
   if (mask.q_segments && mask.q_segments[b * M + i] != mask.k_segments[b * N + j]) return false;
   if (mask.dense) {
     const int64_t* stride = mask.dense_stride;
@@ -148,12 +148,12 @@ TK_INLINE bool flag(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int
       .layout[h * stride[0] + i / mask.block_size * stride[1] + j / mask.block_size * stride[2]];
 }
 
-// Bit c: whether query i may see key j0 + c. j0 is a multiple of kBlockMaskSize.
+// Bit c: key j0 + c is visible to query i. j0 is a multiple of kBlockMaskSize.
 TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
                                 int64_t i, int64_t j0) {
   const KeyInterval keys = row_interval(mask, N, b, i);
   const uint64_t bits = bit_range(keys.begin - j0, keys.end - j0);
-  return bits && needs_flags(mask) ? bits & flag_bits(mask, M, N, b, h, i, j0) : bits;
+  return bits && has_element_mask(mask) ? bits & element_mask_bits(mask, M, N, b, h, i, j0) : bits;
 }
 
 }  // namespace tk

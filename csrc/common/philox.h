@@ -1,7 +1,8 @@
-// Philox4x32-7: which weights dropout keeps, a pure function of (seed, b, h, i, j).
-// 64 neighbouring columns are 8 counters of 4 words of 2 halves: column j is half (j >> 3) & 1 of
-// word (j >> 4) & 3 of counter (j >> 6) * 8 + (j & 7). See docs/attention.md and philox.py. Salmon
-// et al. 2011.
+// Philox4x32-7 (Salmon et al. 2011): random bits for dropout, a pure function of (seed, b, h, i,
+// j).
+//
+// 64 consecutive columns use 8 counters of 4 words of 2 halves. Column j is half (j >> 3) & 1 of
+// word (j >> 4) & 3 of counter (j >> 6) * 8 + (j & 7). See docs/attention.md and philox.py.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +12,17 @@
 namespace tk {
 
 constexpr int kPhiloxColumns = 64;
-constexpr int kPhiloxCounters = 8;  // for kPhiloxColumns columns
+constexpr int kPhiloxCounters = 8;  // per kPhiloxColumns columns
 constexpr int kPhiloxRounds = 7;
 constexpr uint32_t kPhiloxMultiplier[2] = {0xD2511F53, 0xCD9E8D57};
 
-// A weight is kept when its half is at least this.
+// Threshold for 16-bit random numbers: a weight is kept if its number is at least this.
 TK_INLINE uint32_t keep_threshold(double p) {
   const double scaled = p * 65536 + 0.5;
   return scaled >= 65535 ? 0xffffu : static_cast<uint32_t>(scaled);
 }
 
-// A round's.
+// Key of one round.
 struct PhiloxKey {
   uint32_t word[2];
 };

@@ -1,4 +1,4 @@
-// Tensors without naming whose: what operators and direct.cpp make a problem of.
+// Framework-independent tensor views, from which the bindings build a Problem.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace tk {
 
-// A tensor of four dimensions, as its owner describes it.
+// A four-dimensional tensor. Does not own its data, sizes or strides.
 struct View {
   void* data;
   DType dtype;
@@ -15,14 +15,14 @@ struct View {
   const int64_t* stride;
 };
 
-// Dimensions of size 1 get stride 0: they may stand for any index.
+// Dimensions of size 1 get stride 0, so that they broadcast.
 inline Strided strided(const View& x) {
   Strided s{x.data, {}};
   for (int64_t d = 0; d < 4; ++d) s.stride[d] = x.size[d] == 1 ? 0 : x.stride[d];
   return s;
 }
 
-// Sets sizes, strides and dtype; whether the three fit together.
+// Fills in sizes, strides and dtype. Returns false if the shapes or dtypes do not match.
 inline bool set_tensors(Problem& p, const View& q, const View& k, const View& v) {
   p.dtype = q.dtype;
   p.q = strided(q), p.k = strided(k), p.v = strided(v);

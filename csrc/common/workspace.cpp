@@ -39,7 +39,7 @@ void expect_writes(void* memory, size_t bytes) {
   const auto begin = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t first = round_up(begin, kHugePage),
                   last = (begin + bytes) / kHugePage * kHugePage;
-  // Only a wish: where the system denies it the pages are small, and all else the same.
+  // Only a hint: if the system declines, the pages are small and nothing else changes.
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
 }
@@ -54,13 +54,13 @@ struct alignas(kAlignment) Workspace::Block {
   }
   static void free(Block* block) { std::free(block); }
 
-  static std::atomic<Block*> kept;
+  static std::atomic<Block*> cached;
 };
 
-std::atomic<Workspace::Block*> Workspace::Block::kept{nullptr};
+std::atomic<Workspace::Block*> Workspace::Block::cached{nullptr};
 
 Workspace::Workspace(size_t bytes) {
-  block_ = bytes <= kMostKept ? Block::kept.exchange(nullptr) : nullptr;
+  block_ = bytes <= kMaxCachedBytes ? Block::cached.exchange(nullptr) : nullptr;
   if (!block_ || block_->capacity < bytes) {
     Block::free(std::exchange(block_, nullptr));
     block_ = Block::make(bytes);
@@ -69,12 +69,12 @@ Workspace::Workspace(size_t bytes) {
 }
 
 Workspace::~Workspace() {
-  Block::free(block_->capacity <= kMostKept ? Block::kept.exchange(block_) : block_);
+  Block::free(block_->capacity <= kMaxCachedBytes ? Block::cached.exchange(block_) : block_);
 }
 
 void* Workspace::data() const { return block_->data(); }
 
-void Workspace::release() { Block::free(Block::kept.exchange(nullptr)); }
+void Workspace::release() { Block::free(Block::cached.exchange(nullptr)); }
 
 void want_poison(bool wanted) { poison_wanted = wanted; }
 

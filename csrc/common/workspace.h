@@ -1,15 +1,15 @@
-// Memory that kernels are given: scratch for one call, and poison for tests.
+// Kernel memory: per-call scratch, and poisoning of fresh memory for tests.
 #pragma once
 
 #include <cstddef>
 
 namespace tk {
 
-// 64-byte aligned memory of unspecified content, as long as this lives.
+// RAII scratch memory, 64-byte aligned, with unspecified content.
 //
-// Fresh pages cost more than a short call computes: at (B, H, S, D) = (32, 8, 64, 32) page faults
-// were a tenth of its time. So one block is kept from call to call, of kMostKept bytes at most; a
-// call that overlaps with another one allocates for itself.
+// Fresh pages can cost more than a short call computes: at (B, H, S, D) = (32, 8, 64, 32) page
+// faults were a tenth of its time. One block of at most kMaxCachedBytes is therefore cached between
+// calls. A concurrent call allocates its own block.
 class Workspace {
  public:
   explicit Workspace(size_t bytes);
@@ -19,26 +19,26 @@ class Workspace {
 
   void* data() const;
 
-  // Frees the block that is kept.
+  // Frees the cached block.
   static void release();
 
-  static constexpr size_t kMostKept = size_t{64} << 20;
+  static constexpr size_t kMaxCachedBytes = size_t{64} << 20;
 
  private:
   struct Block;
   Block* block_;
 };
 
-// For memory that will be written as a whole: asks for huge pages, where some fit into it. Fresh
-// small pages cost more than what is written to them: two thirds of the gradient of a large bias.
+// Requests huge pages for memory that will be fully written, where whole huge pages fit. Faults on
+// small pages can cost more than the stores: two thirds of the gradient of a large bias.
 void expect_writes(void* memory, size_t bytes);
 
-// While poison is wanted, `poison` fills fresh memory with ones: NaN in every floating-point type.
-// Workspaces and the operators' outputs pass through it.
+// Poisoning, for tests: while enabled, `poison` fills fresh memory with 0xFF bytes, which is NaN in
+// every floating-point type. Workspaces and the operators' outputs pass through it.
 void want_poison(bool wanted);
 void poison(void* memory, size_t bytes);
 
-// How much has been filled so far.
+// Total bytes poisoned so far.
 size_t poisoned_bytes();
 
 }  // namespace tk

@@ -1,4 +1,4 @@
-// Which kernels take a problem, and what all of them need first.
+// Selects the kernels for a problem, and runs the mask kernels before them.
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>
@@ -24,7 +24,7 @@ template <typename Element, size_t... kIndex>
 const Kernels& kernels_of(int width, std::index_sequence<kIndex...>) {
   const Kernels* found = nullptr;
   ((width == kWidths[kIndex] ? void(found = &kernels<Element, kWidths[kIndex]>()) : void()), ...);
-  if (!found) throw std::runtime_error("rows are wider than the widest tile");
+  if (!found) throw std::runtime_error("head dimensions are wider than the widest tile, 256");
   return *found;
 }
 
@@ -45,26 +45,28 @@ const Kernels& kernels_for(const Problem& p) {
   throw std::runtime_error("float64: these kernels compute in float32");
 }
 
-// Diagonals and indices are ints.
+// Indices and clamped diagonals must fit an int.
 void check_lengths(const Problem& p) {
-  if (p.M > kFar || p.N > kFar) throw std::runtime_error("more than 2^30 queries or keys");
+  if (p.M > kMaxIndex || p.N > kMaxIndex) {
+    throw std::runtime_error("the problem has more than 2^30 queries or keys");
+  }
 }
 
-// Flags of keys that segments show to some query, and what else the pass needs behind them.
-uint8_t* take_live_keys(Layout& layout, const Problem& p) {
+// Allocates the live keys, which segment masks need, at the start of the workspace.
+uint8_t* allocate_live_keys(Layout& layout, const Problem& p) {
   return p.mask.q_segments ? layout.take<uint8_t>(p.B * p.N) : nullptr;
 }
 
-void find_live_keys(Problem& p, uint8_t* used, const Call& call) {
-  p.live_keys = used;
-  const int64_t blocks = ceil_of(p.N, kUseThreads);
-  if (!used || blocks * p.B == 0) return;
-  TK_LAUNCH(live_keys_kernel, grid(blocks * p.B), kUseThreads, 0, call.stream, p, used,
+void find_live_keys(Problem& p, uint8_t* live_keys, const LaunchArgs& launch) {
+  p.live_keys = live_keys;
+  const int64_t blocks = ceil_of(p.N, kLiveKeysThreads);
+  if (!live_keys || blocks * p.B == 0) return;
+  TK_LAUNCH(live_keys_kernel, grid(blocks * p.B), kLiveKeysThreads, 0, launch.stream, p, live_keys,
             static_cast<int>(blocks));
 }
 
 #ifdef TK_SM90
-// Null where sm80's kernels are to be taken.
+// Returns null if the sm80 kernels run the problem.
 template <typename Params>
 const sm90::Kernels* hopper_kernels_for(const Params& params) {
   return runs_hopper() ? sm90::kernels_for(params) : nullptr;
@@ -74,7 +76,7 @@ const sm90::Kernels* hopper_kernels_for(const Params& params) {
 }  // namespace
 
 #ifndef TK_EMULATOR
-void use_device(int device) { check(cudaSetDevice(device), "the device"); }
+void use_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
 #endif
 
 bool runs_hopper() {
@@ -85,50 +87,51 @@ bool runs_hopper() {
 #endif
 }
 
-size_t forward_workspace(const ForwardParams& params, const Call&) {
+size_t forward_workspace(const ForwardParams& params, const LaunchArgs&) {
   Layout layout(nullptr);
-  take_live_keys(layout, params);
+  allocate_live_keys(layout, params);
   return layout.bytes();
 }
 
-void forward(const ForwardParams& params, const Call& call, void* workspace) {
+void forward(const ForwardParams& params, const LaunchArgs& launch, void* workspace) {
   check_lengths(params);
   ForwardParams p = params;
   Layout layout(workspace);
-  find_live_keys(p, take_live_keys(layout, p), call);
+  find_live_keys(p, allocate_live_keys(layout, p), launch);
 #ifdef TK_SM90
-  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) return hopper->forward(p, call);
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) return hopper->forward(p, launch);
 #endif
-  kernels_for(p).forward(p, call);
+  kernels_for(p).forward(p, launch);
 }
 
-size_t backward_workspace(const BackwardParams& params, const Call& call) {
+size_t backward_workspace(const BackwardParams& params, const LaunchArgs& launch) {
   Layout layout(nullptr);
-  take_live_keys(layout, params);
+  allocate_live_keys(layout, params);
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
-    const size_t bytes = hopper->backward_workspace(params, call);
+    const size_t bytes = hopper->backward_workspace(params, launch);
     if (!params.dbias.data) return layout.bytes() + bytes;
-    const size_t of_bias = kernels_for(params).bias_gradient_workspace(params, call);
-    return layout.bytes() + std::max(bytes, of_bias);
+    const size_t bias_bytes = kernels_for(params).bias_gradient_workspace(params, launch);
+    return layout.bytes() + std::max(bytes, bias_bytes);
   }
 #endif
-  return layout.bytes() + kernels_for(params).backward_workspace(params, call);
+  return layout.bytes() + kernels_for(params).backward_workspace(params, launch);
 }
 
-void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic) {
+void backward(const BackwardParams& params, const LaunchArgs& launch, void* workspace,
+              bool deterministic) {
   check_lengths(params);
   BackwardParams p = params;
   Layout layout(workspace);
-  find_live_keys(p, take_live_keys(layout, p), call);
+  find_live_keys(p, allocate_live_keys(layout, p), launch);
   void* const rest = static_cast<char*>(workspace) + layout.bytes();
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
-    if (p.dbias.data) kernels_for(p).bias_gradient(p, call, rest);
-    return hopper->backward(p, call, rest, deterministic);
+    if (p.dbias.data) kernels_for(p).bias_gradient(p, launch, rest);
+    return hopper->backward(p, launch, rest, deterministic);
   }
 #endif
-  kernels_for(p).backward(p, call, rest, deterministic);
+  kernels_for(p).backward(p, launch, rest, deterministic);
 }
 
 size_t decode_workspace(const ForwardParams& params) {
@@ -139,12 +142,12 @@ void decode(const ForwardParams& params, const KVCache& cache, void* workspace, 
   kernels_for(params).decode(params, cache, workspace, stream);
 }
 
-void fill_block_mask(const Problem& p, int64_t batches, int64_t heads, const Call& call) {
+void fill_block_mask(const Problem& p, int64_t batches, int64_t heads, const LaunchArgs& launch) {
   const int64_t row_blocks = ceil_of(p.M, kBlockMaskSize),
                 column_blocks = ceil_of(p.N, kBlockMaskSize);
   const int64_t programs = batches * heads * row_blocks * column_blocks;
   if (programs == 0) return;
-  TK_LAUNCH(block_mask_kernel, grid(programs), kWarp, 0, call.stream, p, static_cast<int>(heads),
+  TK_LAUNCH(block_mask_kernel, grid(programs), kWarp, 0, launch.stream, p, static_cast<int>(heads),
             static_cast<int>(row_blocks), static_cast<int>(column_blocks));
 }
 

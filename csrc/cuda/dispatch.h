@@ -1,4 +1,4 @@
-// What the operators call. Plain C++: no CUDA and no torch.
+// CUDA launch entry points, called by the operators. Plain C++: no CUDA and no torch headers.
 #pragma once
 
 #include <cstddef>
@@ -6,35 +6,38 @@
 
 #include "common/kv_cache.h"
 #include "common/params.h"
-#include "cuda/common/call.h"
+#include "cuda/common/launch_args.h"
 
 namespace tk::cuda {
 
-// Makes the device the current one, with a context: torch's guard does nothing where the device is
-// the thread's current one, and a thread that is new to CUDA has no context yet.
+// Makes `device` current and creates its context. torch's device guard does nothing if the device
+// is already current, and a new thread has no context yet.
 void use_device(int device);
 
-// Whether the kernels of sm90 run what they take: they are built, the current device is Hopper, and
-// TRANSFORMER_KERNELS_HOPPER, in the environment, is not 0.
+// True if the sm90 kernels are used for the problems they support: they are built, the current
+// device is Hopper, and the environment variable TRANSFORMER_KERNELS_HOPPER is not 0.
 bool runs_hopper();
 
-// Bytes of memory of the device that a pass needs beside its inputs and outputs.
-size_t forward_workspace(const ForwardParams& params, const Call& call);
-size_t backward_workspace(const BackwardParams& params, const Call& call);
+// Bytes of device workspace that a pass needs.
+size_t forward_workspace(const ForwardParams& params, const LaunchArgs& launch);
+size_t backward_workspace(const BackwardParams& params, const LaunchArgs& launch);
 
-// On the current device. Nothing waits for it. Outputs of packed sequences come in as what rows
-// without keys give, so that those behind the last sequence may be left alone. Throws
-// std::runtime_error where CUDA reports one.
-void forward(const ForwardParams& params, const Call& call, void* workspace);
-// `deterministic`: dq is summed in the order of key blocks, which wait for each other.
-void backward(const BackwardParams& params, const Call& call, void* workspace, bool deterministic);
+// Enqueues a pass on call.stream of the current device, asynchronously. Varlen outputs must be
+// initialized to the result of fully masked rows (o = 0, lse = -inf, gradients 0): rows after the
+// last sequence are not written. Throws std::runtime_error for CUDA errors.
+void forward(const ForwardParams& params, const LaunchArgs& launch, void* workspace);
+// `deterministic`: key blocks add to dq in ascending order, and wait for each other.
+void backward(const BackwardParams& params, const LaunchArgs& launch, void* workspace,
+              bool deterministic);
 
-// Queries of all sequences of a cache, which is in memory of the device with its cache_seqlens and
-// table; N is what it has room for. Diagonals and ALiBi count from each sequence's own N - M.
+// Attention of the queries over a KV cache, which is in device memory with its cache_seqlens and
+// block table; N is the capacity of the cache. Diagonals and ALiBi are relative to N - M of each
+// sequence, where N is its cache_seqlens entry.
 size_t decode_workspace(const ForwardParams& params);
 void decode(const ForwardParams& params, const KVCache& cache, void* workspace, void* stream);
 
-// Fills the problem's block mask, of so many batch entries and heads.
-void fill_block_mask(const Problem& problem, int64_t batches, int64_t heads, const Call& call);
+// Fills the block mask of the problem, which has `batches` batch entries and `heads` heads.
+void fill_block_mask(const Problem& problem, int64_t batches, int64_t heads,
+                     const LaunchArgs& launch);
 
 }  // namespace tk::cuda

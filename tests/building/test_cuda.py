@@ -1,4 +1,4 @@
-"""building/: whether CUDA kernels are built, by which nvcc, and for which chips."""
+"""CUDA build: choice of the toolkit and the chips, flags of nvcc, and units."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ esac
 
 
 def toolkit_in(folder: Path, release: str = "13.0") -> Path:
-    """A folder that looks like one."""
+    """A fake toolkit; returns its nvcc."""
     (folder / "bin").mkdir(parents=True)
     (folder / "include").mkdir()
     (folder / "include/cuda.h").touch()
@@ -61,7 +61,7 @@ def toolkit_in(folder: Path, release: str = "13.0") -> Path:
 
 
 def torch_in(folder: Path, *, runs_cuda: bool) -> Torch:
-    """A folder that looks like an installed torch."""
+    """A fake installation of torch."""
     (folder / "torch/lib").mkdir(parents=True)
     if runs_cuda:
         (folder / "torch/lib/libtorch_cuda.so").touch()
@@ -72,7 +72,7 @@ def toolkit(codes: frozenset[str] = CODES) -> Toolkit:
     return Toolkit("nvcc", Path("cuda"), "13.0", codes)
 
 
-def test_cuda_home_comes_before_cuda_path_and_that_before_path(tmp_path: Path) -> None:
+def test_cuda_home_precedes_cuda_path_which_precedes_path(tmp_path: Path) -> None:
     homes = [tmp_path / name for name in ("home", "path", "onpath")]
     for home in homes:
         toolkit_in(home)
@@ -88,7 +88,7 @@ def test_cuda_home_comes_before_cuda_path_and_that_before_path(tmp_path: Path) -
     assert found.runtime == homes[0] / "lib64/libcudart_static.a"
 
 
-def test_a_script_on_path_leads_to_the_toolkit_of_the_nvcc_it_calls(tmp_path: Path) -> None:
+def test_wrapper_script_on_path_resolves_to_the_toolkit_it_calls(tmp_path: Path) -> None:
     real = toolkit_in(tmp_path / "cuda-13.0")
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin/nvcc"
@@ -98,42 +98,44 @@ def test_a_script_on_path_leads_to_the_toolkit_of_the_nvcc_it_calls(tmp_path: Pa
     assert (found.nvcc, found.home) == (str(script), tmp_path / "cuda-13.0")
 
 
-def test_a_link_on_path_leads_to_the_toolkit_behind_it(tmp_path: Path) -> None:
+def test_symlink_on_path_resolves_to_its_toolkit(tmp_path: Path) -> None:
     real = toolkit_in(tmp_path / "cuda")
-    real.write_text(real.read_text().replace("TOP", "BOTTOM"))  # an nvcc that does not tell
+    real.write_text(
+        real.read_text().replace("TOP", "BOTTOM")
+    )  # an nvcc that does not print its home
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvcc").symlink_to(real)
     assert find_toolkit({"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}).home == tmp_path / "cuda"
 
 
-def test_without_nvcc_there_are_no_cuda_kernels_and_why_is_said(tmp_path: Path) -> None:
+def test_missing_nvcc_is_reported_with_a_remedy(tmp_path: Path) -> None:
     installed = torch_in(tmp_path, runs_cuda=True)
     with pytest.raises(NoCudaError, match=r"no nvcc on PATH, and CUDA_HOME and CUDA_PATH") as error:
         find_cuda({"PATH": str(tmp_path), "CUDA_HOME": ""}, installed)
     assert "install a CUDA toolkit, 12.1 or later" in error.value.remedy
 
 
-def test_an_nvcc_without_its_headers_is_not_used(tmp_path: Path) -> None:
+def test_nvcc_without_headers_is_not_used(tmp_path: Path) -> None:
     nvcc = toolkit_in(tmp_path / "cuda")
     (tmp_path / "cuda/include/cuda.h").unlink()
-    with pytest.raises(NoCudaError, match=r"not its include/cuda\.h"):
+    with pytest.raises(NoCudaError, match=r"its include/cuda\.h is missing"):
         find_toolkit({"PATH": f"{nvcc.parent}:/usr/bin:/bin"})
 
 
 @pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
-def test_a_variable_that_leads_nowhere_is_an_error(variable: str, tmp_path: Path) -> None:
-    with pytest.raises(PlatformError, match=rf"{variable} is '.*', in which there is no bin/nvcc"):
+def test_variable_naming_a_folder_without_nvcc_is_an_error(variable: str, tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match=rf"{variable} is '.*', which has no bin/nvcc"):
         find_toolkit({"PATH": "/usr/bin:/bin", variable: str(tmp_path)})
 
 
-def test_an_old_cuda_is_passed_over(tmp_path: Path) -> None:
+def test_old_cuda_is_not_used(tmp_path: Path) -> None:
     toolkit_in(tmp_path / "cuda", release="11.8")
-    with pytest.raises(NoCudaError, match=r"CUDA 11\.8 in .* is too old, 12\.1 is the first"):
+    with pytest.raises(NoCudaError, match=r"CUDA 11\.8 in .* is too old: 12\.1 or later"):
         find_toolkit({"PATH": "/usr/bin:/bin", "CUDA_HOME": str(tmp_path / "cuda")})
 
 
 @pytest.mark.parametrize("text", ["none", " None "])
-def test_none_switches_it_off(text: str, tmp_path: Path) -> None:
+def test_none_disables_cuda(text: str, tmp_path: Path) -> None:
     installed = torch_in(tmp_path, runs_cuda=True)
     with pytest.raises(NoCudaError, match=r"TORCH_CUDA_ARCH_LIST is '[nN]one'"):
         find_cuda({"PATH": "/usr/bin:/bin", ARCH_LIST: text}, installed)
@@ -142,18 +144,18 @@ def test_none_switches_it_off(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arch_list", "runs_cuda", "gpus", "built"),
     [
-        ("", False, [], "torch 2.13.0+cpu is a build for CPUs"),
-        ("native", False, [], "torch 2.13.0+cpu is a build for CPUs"),
+        ("", False, [], "torch 2.13.0+cpu is a CPU build"),
+        ("native", False, [], "torch 2.13.0+cpu is a CPU build"),
         ("9.0", False, [], ["sm_90", "sm_90a"]),
         ("8.0", True, [(9, 0)], ["sm_80"]),
         ("", True, [], ["sm_80", "sm_90", "sm_90a", "compute_86"]),
-        ("native", True, [], "TORCH_CUDA_ARCH_LIST is 'native', and torch finds no GPU"),
+        ("native", True, [], "TORCH_CUDA_ARCH_LIST is 'native', but torch finds no GPU"),
         ("", True, [(9, 0)], ["sm_90", "sm_90a"]),
         ("Native", True, [(7, 5), (8, 0)], ["sm_80"]),
-        ("", True, [(7, 5)], "the GPUs here are sm_75, and the kernels need sm_80 or later"),
+        ("", True, [(7, 5)], "the visible GPUs are sm_75, but the kernels need sm_80 or later"),
     ],
 )
-def test_what_is_built_follows_the_arch_list_torch_and_the_gpus(
+def test_chips_are_chosen_from_the_arch_list_torch_and_the_gpus(
     arch_list: str,
     runs_cuda: bool,
     gpus: list[tuple[int, int]],
@@ -161,7 +163,7 @@ def test_what_is_built_follows_the_arch_list_torch_and_the_gpus(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """nvcc here knows 8.0 and 9.0. A string is the reason why nothing is built."""
+    """This nvcc supports 8.0 and 9.0. `built` is a string if it is the reason for no CUDA build."""
     installed = torch_in(tmp_path, runs_cuda=runs_cuda)
     monkeypatch.setattr(cuda, "visible_gpus", lambda: tuple(gpus))
     nvcc = toolkit_in(tmp_path / "cuda")
@@ -173,12 +175,12 @@ def test_what_is_built_follows_the_arch_list_torch_and_the_gpus(
         find_cuda(environ, installed)
     assert report("x86_64", error.value)[1:] == [
         f"  not built: CUDA kernels: {built}",
-        '             to build them: set TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX", or whatever the '
-        "compute capabilities are",
+        '             to build them: set TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX", with the compute '
+        "capabilities you need",
     ]
 
 
-def test_gpus_newer_than_nvcc_get_ptx() -> None:
+def test_gpus_newer_than_nvcc_use_ptx() -> None:
     assert chips_of_gpus([(9, 0), (12, 1)], toolkit()) == Chips(((9, 0),), ptx=True, hopper=True)
     assert chips_of_gpus([(12, 1)], toolkit()).architectures == ("compute_86",)
 
@@ -188,9 +190,9 @@ def test_visible_gpus_are_those_that_torch_finds() -> None:
     assert visible_gpus() == tuple(sorted(found))
 
 
-def test_a_torch_that_does_not_import_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("building.tools._VISIBLE_GPUS", "raise ImportError('libcudart')")
-    with pytest.raises(PlatformError, match=r"torch cannot be asked for GPUs: .*libcudart"):
+    with pytest.raises(PlatformError, match=r"torch cannot list the GPUs: .*libcudart"):
         visible_gpus()
 
 
@@ -209,12 +211,12 @@ def test_arch_list(text: str, capabilities: tuple[tuple[int, int], ...], ptx: bo
 
 
 @pytest.mark.parametrize("item", ["Hopper", "90", "sm_90", "9.0x", "8.0,9.0", "9.0+ptx"])
-def test_what_is_no_capability_is_an_error(item: str) -> None:
+def test_malformed_capability_is_an_error(item: str) -> None:
     with pytest.raises(PlatformError, match=rf"ARCH_LIST has '{re.escape(item)}'; expected comp"):
         parse_arch_list(f"8.0 {item}")
 
 
-def test_the_default_is_what_this_nvcc_knows() -> None:
+def test_default_chips_are_those_that_nvcc_supports() -> None:
     chips = default_chips(toolkit())
     assert chips == Chips(((8, 0), (8, 6), (9, 0)), ptx=True, hopper=True)
     assert chips.architectures == ("sm_80", "sm_86", "sm_90", "sm_90a", "compute_86")
@@ -224,15 +226,15 @@ def test_the_default_is_what_this_nvcc_knows() -> None:
     ("asked", "has"),
     [("9.0", True), ("9.0a", True), ("8.0 9.0+PTX", True), ("8.0", False)],
 )
-def test_hoppers_own_kernels_come_with_its_chip(asked: str, has: bool) -> None:
-    """nvcc lists sm_90 alone."""
+def test_sm90_kernels_are_built_for_capability_9_0(asked: str, has: bool) -> None:
+    """nvcc --list-gpu-code names sm_90 but not sm_90a."""
     chips = chips_for(asked, toolkit())
     assert chips.hopper == has
     assert ("sm_90a" in chips.architectures) == has
     assert has <= ("sm_90" in chips.architectures)
 
 
-def test_architectures_are_told_in_order() -> None:
+def test_architectures_are_reported_in_order() -> None:
     assert ALL.architectures == ("sm_80", "sm_90", "sm_120", "sm_90a", "compute_86")
     built = f"CUDA kernels for {', '.join(ALL.architectures)}, by CUDA 13.0 in cuda"
     assert report("x86_64", CudaBuild(toolkit(), ALL))[1:] == [
@@ -241,23 +243,25 @@ def test_architectures_are_told_in_order() -> None:
     ]
 
 
-def test_chips_that_nvcc_does_not_know_are_an_error() -> None:
+def test_chips_that_nvcc_does_not_support_are_an_error() -> None:
     with pytest.raises(PlatformError, match=r"nvcc of CUDA 13\.0 does not compile for sm_103"):
         chips_for("8.0 10.3", toolkit())
 
 
-def test_chips_that_are_too_old_are_passed_over_and_said() -> None:
+def test_chips_that_are_too_old_are_skipped_and_reported() -> None:
     build = CudaBuild(toolkit(), chips_for("7.5 8.0", toolkit()))
-    assert build.chips == Chips(((8, 0),), ptx=False, passed_over=((7, 5),))
+    assert build.chips == Chips(((8, 0),), ptx=False, too_old=((7, 5),))
     assert report("x86_64", build)[1:3] == [
         "  built:     CUDA kernels for sm_80, by CUDA 13.0 in cuda",
         "  not built: CUDA kernels for sm_75: they need sm_80 or later",
     ]
-    with pytest.raises(NoCudaError, match=r"'7\.0;7\.5', and they need compute capability 8\.0"):
+    with pytest.raises(
+        NoCudaError, match=r"'7\.0;7\.5', but the kernels need compute capability 8\.0"
+    ):
         chips_for("7.0;7.5", toolkit())
 
 
-def test_kernels_are_translated_once_for_each_size_of_shared_memory() -> None:
+def test_kernels_are_compiled_once_per_tile_configuration() -> None:
     assert Chips(((8, 0), (8, 6), (9, 0), (12, 0)), ptx=True).flags == (
         *("-gencode", "arch=compute_80,code=[sm_80,sm_90]"),
         *("-gencode", "arch=compute_86,code=[sm_86,sm_120,compute_86]"),
@@ -266,15 +270,15 @@ def test_kernels_are_translated_once_for_each_size_of_shared_memory() -> None:
     assert Chips(((9, 0),), ptx=True).flags[2:] == ("-gencode", "arch=compute_86,code=[compute_86]")
 
 
-def test_each_unit_is_compiled_for_its_chips() -> None:
-    """Hopper's for Hopper alone; and the unit that launches them knows whether they are there."""
-    of_nvcc = [unit for unit in cuda_units(TORCH, ALL) if unit.compiler == "nvcc"]
-    for unit in of_nvcc:
-        is_hoppers = unit.source == "csrc/cuda/sm90/kernels.cu"
+def test_units_are_compiled_for_their_chips() -> None:
+    """Kernels of sm90 are compiled only for sm_90a, and the dispatcher is told if they exist."""
+    nvcc_units = [unit for unit in cuda_units(TORCH, ALL) if unit.compiler == "nvcc"]
+    for unit in nvcc_units:
+        is_sm90 = unit.source == "csrc/cuda/sm90/kernels.cu"
         hopper = ("-gencode", "arch=compute_90a,code=[sm_90a]")
-        expected = hopper if is_hoppers else ALL.flags
+        expected = hopper if is_sm90 else ALL.flags
         assert unit.flags[: len(expected)] == expected
-        assert ("sm_90a" in " ".join(unit.flags)) == is_hoppers
+        assert ("sm_90a" in " ".join(unit.flags)) == is_sm90
         assert ("-DTK_SM90" in unit.flags) == (unit.source == "csrc/cuda/dispatch.cu")
     without = Chips(((8, 0), (9, 0)), ptx=True)
     for unit in cuda_units(TORCH, without):
@@ -282,35 +286,35 @@ def test_each_unit_is_compiled_for_its_chips() -> None:
         assert "-DTK_SM90" not in unit.flags
 
 
-def test_nvcc_gives_host_code_to_the_same_compiler() -> None:
+def test_nvcc_uses_the_same_host_compiler() -> None:
     build = CudaBuild(toolkit(), Chips(((9, 0),), ptx=False))
     assert build.nvcc(("g++-12",))[:3] == ("nvcc", "-ccbin", "g++-12")
     with_flags = build.nvcc(("/usr/bin/ccache", "clang++", "-m64", "-g"))
     assert with_flags[1:5] == ("-ccbin", "clang++", "-Xcompiler", "-m64,-g")
 
 
-def test_object_names_differ() -> None:
+def test_object_names_are_unique() -> None:
     units: tuple[Unit, ...] = (*host_units("x86_64", TORCH, ""), *cuda_units(TORCH, ALL))
     names = [unit.object_name for unit in units]
     assert len(set(names)) == len(names)
 
 
-def test_widths_are_those_of_the_tiles() -> None:
-    """Units that nobody asks for cost time, and those that are missing do not link."""
+def test_every_width_has_a_unit() -> None:
+    """Unused units cost build time, and missing units fail to link."""
     assert WIDTHS == (32, 64, 96, 128, 192, 256)
     chips = Chips(((9, 0),), ptx=False)
     variants = {unit.variant for unit in cuda_units(TORCH, chips)} - {""}
     assert len(variants) == len(WIDTHS) * len(ELEMENTS)
 
 
-def test_widths_for_hopper_are_those_that_are_asked_for() -> None:
+def test_every_hopper_width_has_a_unit() -> None:
     assert HOPPER_WIDTHS == ((64, 64), (128, 128), (192, 128), (256, 256))
     variants = {unit.variant for unit in hopper_units("nvcc", ())} - {""}
     assert len(variants) == len(HOPPER_WIDTHS) * len(HOPPER_ELEMENTS)
 
 
 def test_every_default_chip_compiles(tmp_path: Path) -> None:
-    """The flags are those that this nvcc takes."""
+    """The installed nvcc accepts the flags."""
     try:
         found = find_toolkit(os.environ)
     except NoCudaError as reason:

@@ -1,4 +1,4 @@
-"""setup.py: what is compiled with which flags, and what happens where something is missing."""
+"""setup.py: units and flags, incremental builds, and errors for missing tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def program(folder: Path, name: str, script: str = "exit 0") -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A project with setup.py as it is and the smallest sources that it can build."""
+    """A project with the real setup.py and minimal sources."""
     root = tmp_path / "tree"
     (root / "transformer_kernels").mkdir(parents=True)
     shutil.copy(ROOT / "setup.py", root)
@@ -74,7 +74,7 @@ def test_kernels_are_compiled_once_for_each_instruction_set() -> None:
     assert [isa.name for isa in isas_for("aarch64")] == ["portable"]
 
 
-def test_objects_that_run_on_every_machine_are_linked_first() -> None:
+def test_portable_objects_are_linked_first() -> None:
     needs_isa = [
         any(flag.startswith("-m") for flag in unit.flags)
         for unit in host_units("x86_64", TORCH, "")
@@ -82,13 +82,13 @@ def test_objects_that_run_on_every_machine_are_linked_first() -> None:
     assert needs_isa == sorted(needs_isa)
 
 
-def test_only_bindings_see_torch_headers() -> None:
+def test_only_bindings_include_torch_headers() -> None:
     sources = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
     seen = {path for path in sources if TORCH_INCLUDE.search(path.read_text())}
     assert {path.parent for path in seen} == {ROOT / "csrc/bindings"}
 
 
-def test_the_ninja_file_gives_each_unit_its_compiler_and_its_flags() -> None:
+def test_ninja_file_has_the_compiler_and_flags_of_each_unit() -> None:
     units = (Unit("csrc/a.cpp"), Unit("csrc/cuda/k.cu", ("-DX=1",), "half-64", "nvcc"))
     tools = Toolchain(("g++", "-v"), ("-O3",), ("-ltorch",), ("nvcc", "-std=c++20"))
     lines = [line.strip() for line in ninja_file(units, tools, "out", "out/_C.so", 3).split("\n")]
@@ -108,7 +108,7 @@ def test_cxx_names_the_compiler(tmp_path: Path) -> None:
     assert tools.find_compiler(environ) == ("my-c++", "-v")
 
 
-def test_cxx_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_cxx_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match=r"CXX is 'icpx'"):
         tools.find_compiler({"PATH": str(tmp_path), "CXX": "icpx"})
 
@@ -121,7 +121,7 @@ def test_compiler_is_found_on_path(tmp_path: Path) -> None:
     assert tools.find_compiler({"PATH": str(tmp_path)}) == ("g++",)
 
 
-def test_each_missing_tool_is_named_with_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_tools_are_named_with_installation_hints(tmp_path: Path) -> None:
     compiler, headers = tools.missing_tools({"PATH": str(tmp_path)}, tmp_path)
     assert "apt install g++" in compiler
     assert "apt install python3-dev" in headers
@@ -173,9 +173,7 @@ def test_bad_max_jobs_is_refused(text: str) -> None:
         job_count({"MAX_JOBS": text}, 2, 2.0)
 
 
-def test_without_compiler_the_build_succeeds_and_says_what_it_lacks(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_build_without_a_compiler_succeeds_and_reports_it(tree: Path, tmp_path: Path) -> None:
     result = build(tree, PATH=str(tmp_path), CXX="")
     assert result.returncode == 0, result.stderr
     assert "not built: CPU kernels" in result.stdout
@@ -183,7 +181,7 @@ def test_without_compiler_the_build_succeeds_and_says_what_it_lacks(
     assert not shared_object(tree).exists()
 
 
-def test_failing_compiler_is_an_error_with_its_output(tree: Path, tmp_path: Path) -> None:
+def test_compiler_failure_is_an_error_with_its_output(tree: Path, tmp_path: Path) -> None:
     compiler = program(tmp_path, "broken-c++", "echo 'error: out of registers' >&2; exit 1")
     result = build(tree, CXX=str(compiler))
     assert result.returncode != 0
@@ -194,7 +192,7 @@ def test_failing_compiler_is_an_error_with_its_output(tree: Path, tmp_path: Path
 
 
 @pytest.mark.skipif(not tools.find_compiler(os.environ), reason=NO_COMPILER)
-def test_build_repeats_only_what_a_changed_header_reaches(tree: Path) -> None:
+def test_rebuild_compiles_only_dependents_of_a_changed_header(tree: Path) -> None:
     first = build(tree)
     assert first.returncode == 0, first.stdout + first.stderr
     assert first.stdout.count("compile csrc/") == len(host_units(os.uname().machine, TORCH, ""))
@@ -210,7 +208,7 @@ def test_build_repeats_only_what_a_changed_header_reaches(tree: Path) -> None:
     assert "compile csrc/bindings/cpu_operators.cpp" not in again
 
 
-def test_source_archive_holds_what_a_build_needs(tmp_path: Path) -> None:
+def test_source_archive_contains_the_build_inputs(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
     command += ["sdist", "--dist-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -226,20 +224,20 @@ def test_source_archive_holds_what_a_build_needs(tmp_path: Path) -> None:
 
 
 def names_in(lines: Iterable[str]) -> set[str]:
-    """Packages of a list of requirements, without versions and comments."""
+    """Package names in a list of requirements."""
     found = (re.match(r"[\w-]+", line) for line in lines)
     return {one[0] for one in found if one is not None and one[0] != "transformer_kernels"}
 
 
 def listed(name: str) -> set[str]:
-    """Packages of requirements/<name>.txt and of the lists that it includes."""
+    """Package names in requirements/<name>.txt and the lists it includes."""
     lines = (ROOT / f"requirements/{name}.txt").read_text().splitlines()
     included = [line.split()[1].removesuffix(".txt") for line in lines if line.startswith("-r ")]
     own = names_in(line for line in lines if not line.startswith("-"))
     return own.union(*map(listed, included))
 
 
-def test_lists_of_requirements_have_the_packages_of_the_extras() -> None:
+def test_requirement_lists_match_the_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = {name: names_in(x) for name, x in project["project"]["optional-dependencies"].items()}
     build, torch = names_in(project["build-system"]["requires"]), {"torch"}
@@ -249,7 +247,7 @@ def test_lists_of_requirements_have_the_packages_of_the_extras() -> None:
     assert listed("lint") == listed("test-all") | extras["lint"]
 
 
-def test_every_listed_package_has_a_version() -> None:
+def test_every_required_package_is_pinned() -> None:
     lines = (ROOT / "requirements/versions.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
     assert listed("lint") <= pinned

@@ -6,7 +6,7 @@ namespace tk::direct {
 
 namespace {
 
-// Found once, when the module is loaded, and kept like it.
+// Looked up once, when the module is loaded; never freed.
 struct Torch {
   PyObject* tensor = nullptr;
   PyObject* parameter = nullptr;

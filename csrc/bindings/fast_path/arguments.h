@@ -1,5 +1,5 @@
-// Python objects as the kernels' arguments, for direct.cpp and direct_decode.cpp. What is not
-// plainly right is declined: false, with no Python exception set.
+// Conversion of Python objects to kernel arguments, for the CPU fast path. The readers return
+// false, with no Python exception set, for anything but plain valid arguments.
 #pragma once
 
 #include <Python.h>
@@ -14,42 +14,42 @@
 
 namespace tk::direct {
 
-// Before anything else; without torch's exchange every call is declined.
+// Must be called first. Without torch's DLPack exchange table every call is declined.
 void find_torch();
 
-// A CPU tensor of exactly these types and so many dimensions, good as long as the tensor. One
-// without memory of its own (sparse, a wrapper of a transform) is declined.
+// Reads a CPU tensor of type torch.Tensor or Parameter with this number of dimensions; valid as
+// long as the tensor. Tensors without memory (sparse, transform wrappers) are declined.
 bool read(PyObject* object, int32_t dimensions, dlpack::Tensor& tensor);
 
-// The same, of a dtype that attention takes.
+// The same, for the floating-point dtypes of attention.
 bool read(PyObject* object, int32_t dimensions, View& view);
 
-// Of four dimensions and the caller's: it may be a lazy negation, of which DLPack does not tell.
+// A 4-D input of the caller. Declines lazy negations, which DLPack does not report.
 bool read_input(PyObject* object, View& view);
 
-// An int, no further from 0 than UNBOUNDED in bound_mask.py.
+// An int of magnitude at most UNBOUNDED of masks/resolved.py.
 bool read_integer(PyObject* object, int64_t& to);
 
-// diagonal_low and diagonal_high of a `ResolvedMask`.
+// diagonal_low and diagonal_high of a ResolvedMask.
 bool read_diagonals(PyObject* const* args, Problem& p);
 
-// A `ResolvedMask`, field by field, and room for its block mask or None. Goes to p.mask; the
-// sizes in p must be known.
+// Reads the fields of a ResolvedMask, and the block mask to fill or None, into p.mask. The sizes in
+// p must be set.
 constexpr Py_ssize_t kMaskArguments = 10;
 bool read_mask(PyObject* const* args, Problem& p);
 
-// A float, or None for that of the width.
+// A float, or None for 1/sqrt(D).
 bool read_scale(PyObject* object, Problem& p);
 
 bool has_size(const View& x, int64_t B, int64_t H, int64_t L, int64_t width);
 
-// A tensor that Python made, to be written; in rows, as the operators make theirs.
+// True if x has this shape, the dtype of p and a unit last stride, as outputs must have.
 bool is_output(const View& x, const Problem& p, int64_t H, int64_t L, int64_t width);
 
-// False with a Python exception set.
+// Returns false with a Python exception set if the counts differ.
 bool count_is(Py_ssize_t count, Py_ssize_t wanted);
 
-// Runs without the interpreter's lock, as torch's operators do. True, or an exception.
+// Runs without the GIL, as torch's operators do. Returns True, or null with a Python exception set.
 template <typename Run>
 PyObject* run_unlocked(Run&& run) {
   std::optional<std::string> failure;
@@ -65,7 +65,7 @@ PyObject* run_unlocked(Run&& run) {
   return nullptr;
 }
 
-// Of direct_decode.cpp.
+// Implemented in fast_path/decode.cpp.
 PyObject* decode(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace tk::direct

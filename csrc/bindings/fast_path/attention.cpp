@@ -1,7 +1,7 @@
-// The kernels past torch's dispatcher, which costs a short call more than its computation does.
-// transformer_kernels/dispatch/fast_path.py calls these where nothing could intercept an operator.
-// They decline by returning False, with nothing computed or raised; the call then goes through
-// operators.cpp.
+// CPU fast path: calls the kernels without torch's dispatcher, which costs more than a short
+// attention. transformer_kernels/dispatch/fast_path.py calls these functions if nothing may
+// intercept an operator. They return False, with nothing computed or raised, for unsupported calls;
+// the call then runs through cpu_operators.cpp.
 #include "bindings/fast_path/arguments.h"
 #include "bindings/fast_path/functions.h"
 #include "cpu/driver/dense.h"
@@ -23,7 +23,7 @@ bool is_lse(const View& x, const Problem& p) {
          (x.stride[0] == p.H_q * p.M || p.B == 1);
 }
 
-// q, k, v, the mask's arguments, scale
+// Arguments: q, k, v, the mask's arguments, scale.
 constexpr Py_ssize_t kProblemArguments = 3 + kMaskArguments + 1;
 
 bool read_problem(PyObject* const* args, Problem& p) {
@@ -33,7 +33,7 @@ bool read_problem(PyObject* const* args, Problem& p) {
          read_scale(args[3 + kMaskArguments], p);
 }
 
-// After the problem's arguments: grouped, o, lse or None.
+// Arguments after those of the problem: grouped, o, lse or None.
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, kProblemArguments + 3)) return nullptr;
   ForwardParams params{};
@@ -52,7 +52,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return run_unlocked([&] { run_forward(params); });
 }
 
-// After the problem's arguments: o, lse, do, dq, dk, dv.
+// Arguments after those of the problem: o, lse, do, dq, dk, dv.
 PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, kProblemArguments + 6)) return nullptr;
   BackwardParams params{};

@@ -1,4 +1,4 @@
-// `attention_decode` past torch's dispatcher; see direct.cpp.
+// CPU fast path of attention_decode; see fast_path/attention.cpp.
 #include "cpu/driver/decode.h"
 
 #include <algorithm>
@@ -11,10 +11,10 @@ namespace tk::direct {
 
 namespace {
 
-constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
 
-// Rows of int32 where they lie, or a copy. What does not fit in 32 bits is none of a cache's, and
-// becomes -1.
+// An int32 view of a tensor, or a converted copy. Values outside int32 become -1, which is invalid
+// in a cache.
 struct Indices {
   const int32_t* data;
   std::vector<int32_t> copy;
@@ -36,7 +36,8 @@ struct Indices {
       const int64_t at = n / columns * row + n % columns * column;
       const int64_t value = x.dtype.bits == 32 ? static_cast<const int32_t*>(x.data)[at]
                                                : static_cast<const int64_t*>(x.data)[at];
-      copy[static_cast<size_t>(n)] = value < 0 || value > kMost ? -1 : static_cast<int32_t>(value);
+      copy[static_cast<size_t>(n)] =
+          value < 0 || value > kMaxIndex ? -1 : static_cast<int32_t>(value);
     }
     data = copy.data();
     return true;
@@ -45,17 +46,17 @@ struct Indices {
 
 }  // namespace
 
-// q, k_cache, v_cache, cache_seqlens, block_table or None, both diagonals as they are beyond a
-// sequence's own N - M, scale, o
+// Arguments: q, k_cache, v_cache, cache_seqlens, block_table or None, diagonal_low and
+// diagonal_high relative to each sequence's N - M, scale, o.
 PyObject* decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 9)) return nullptr;
   ForwardParams params{};
   KVCache cache{};
   View q, k, v, o;
   Indices cache_seqlens, table;
-  int64_t one;
+  int64_t columns;
   if (!read_input(args[0], q) || !read_input(args[1], k) || !read_input(args[2], v) ||
-      !cache_seqlens.read(args[3], 1, q.size[0], one)) {
+      !cache_seqlens.read(args[3], 1, q.size[0], columns)) {
     Py_RETURN_FALSE;
   }
   cache.cache_seqlens = cache_seqlens.data;
@@ -64,7 +65,7 @@ PyObject* decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     cache.block_table = table.data;
     cache.page_size = k.size[2];
   }
-  if (!set_tensors(params, cache, q, k, v) || params.N > kMost ||
+  if (!set_tensors(params, cache, q, k, v) || params.N > kMaxIndex ||
       !read_diagonals(args + 5, params) || !read_scale(args[7], params) || !read(args[8], 4, o) ||
       !is_output(o, params, params.H_q, params.M, params.D_v) || !fits(cache, params.B, params.N)) {
     Py_RETURN_FALSE;

@@ -1,5 +1,5 @@
-// The part of DLPack 1.3 that direct_arguments.cpp reads: how a Python tensor describes itself to
-// C. A standard ABI, so neither torch's headers nor its version matter.
+// The part of DLPack 1.3 that fast_path/arguments.cpp uses to read Python tensors. It is a standard
+// ABI, independent of torch's headers and version.
 // https://dmlc.github.io/dlpack/latest/
 #pragma once
 
@@ -26,7 +26,7 @@ struct DataType {
   uint16_t lanes;
 };
 
-// Shape and strides count elements, and belong to the tensor that was asked.
+// Strides are in elements. Shape and strides are owned by the Python tensor.
 struct Tensor {
   void* data;
   Device device;
@@ -37,7 +37,7 @@ struct Tensor {
   uint64_t byte_offset;
 };
 
-// What `type(tensor).__dlpack_c_exchange_api__` points to.
+// The table behind `type(tensor).__dlpack_c_exchange_api__`.
 struct Exchange {
   struct {
     uint32_t major;

@@ -1,4 +1,4 @@
-// Masks as bound_mask.py binds them: at most one constraint of each kind.
+// Reads a ResolvedMask of masks/resolved.py: at most one constraint of each kind.
 #include "common/mask.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ bool is(const dlpack::DataType& type, uint8_t code, uint8_t bits) {
   return type.code == code && type.bits == bits && type.lanes == 1;
 }
 
-// None, or int64 (B) or, with a length, (B, length), in rows that lie together.
+// Reads None, or contiguous int64: (B) if length is negative, else (B, length).
 bool read_integers(PyObject* object, const Problem& p, int64_t length, const int64_t*& to) {
   if (object == Py_None) return true;
   const int32_t dimensions = length < 0 ? 1 : 2;
@@ -28,7 +28,7 @@ bool read_integers(PyObject* object, const Problem& p, int64_t length, const int
   return true;
 }
 
-// What the block mask depends on: 1, or B and H_q.
+// Batch and head extents of the block mask; 1 if it does not depend on them.
 struct Extent {
   int64_t B = 1, H = 1;
 };
@@ -64,9 +64,9 @@ bool read_layout(PyObject* object, PyObject* block_size, Problem& p, Extent& ext
   return true;
 }
 
-// Of the shape of `ops.block_mask_shape`, contiguous.
+// The block mask must be contiguous, with the shape of `block_mask_shape` in backends/schema.py.
 bool read_block_mask(PyObject* object, Problem& p, const Extent& extent) {
-  if (!needs_flags(p.mask)) return true;
+  if (!has_element_mask(p.mask)) return true;
   const auto blocks = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
   const int64_t sizes[4] = {extent.B, extent.H, blocks(p.M), blocks(p.N)};
   dlpack::Tensor x;

@@ -1,13 +1,12 @@
-// Backward: dq, dk, dv. The scores are recomputed from lse; nothing of size M x N is stored.
+// Backward pass: dq, dk, dv. The scores are recomputed from lse; nothing of size M x N is stored.
 //
-//   for every chunk of queries, for every stripe of blocks of keys, for every stripe of the chunk's
-//   blocks of queries:
-//     p, ds = score_gradient            of each block: keys x queries
+//   for each chunk of queries, stripe of key blocks, and stripe of the chunk's query blocks:
+//     p, ds = score_gradient            per block: keys x queries
 //     dv += dropout(p) do,  dk += scale ds q,  dq^T += scale k^T ds
 //
-// Stripes are kSquare blocks wide, so that sums are read and written once for several products.
-// Each split of the keys sums a dq of its own, and the splits are added in order, so gradients do
-// not depend on which thread ran first.
+// A stripe is kSquare blocks wide, so that accumulators are read and written once for several
+// products. Each split of the keys accumulates its own dq, and the splits are added in a fixed
+// order: gradients do not depend on thread timing.
 #pragma once
 
 #include "cpu/attention/bias_gradient.h"
@@ -16,7 +15,7 @@
 
 namespace tk::cpu::TK_ISA {
 
-// ds of rows r and r + 16 times the slopes of its pass (keys x kPass).
+// Multiplies ds of rows r and r + 16 by the softcap derivative (keys x kPass).
 template <int64_t kPass, typename Real>
 TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
                                  Vec<Real> (&ds)[2][2]) {
@@ -28,7 +27,7 @@ TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
   }
 }
 
-// Zeros in t.ds where the block has keys that it does not compute.
+// Zeroes the keys of t.ds that the block does not compute.
 template <typename Engine>
 void clear_rest(const BackwardScratch<Engine>& t, const Block& block) {
   const int64_t end = block.first + block.keys;
@@ -36,7 +35,7 @@ void clear_rest(const BackwardScratch<Engine>& t, const Block& block) {
   clear(t.ds + end * kBlock, (kBlock - end) * kBlock);
 }
 
-// What one tile of the square contributes to the three gradients.
+// Products that one tile of the square adds to the three gradients.
 template <typename Engine>
 struct TileTerms {
   using Product = typename Engine::Product;
@@ -44,10 +43,10 @@ struct TileTerms {
   Product dq, dk, dv;
 };
 
-// p and ds of a tile, and what to multiply them with. `tile` numbers it within the square.
+// Computes p and ds of one tile and returns its products. `tile` is its index within the square.
 template <typename Engine>
 TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
-                                const BackwardScratch<Engine>& t, int64_t tile, int64_t place,
+                                const BackwardScratch<Engine>& t, int64_t tile, int64_t slot,
                                 int64_t n, int64_t m, const Block& block) {
   using Real = typename Engine::Real;
   using Scratch = BackwardScratch<Engine>;
@@ -57,21 +56,21 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
   const bool capped = p.score.softcap != 0;
   Real* const tile_of_ds = writes_ds(p) ? t.ds + block.first * kBlock : nullptr;
   if (tile_of_ds) clear_rest(t, block);
-  score_gradient(p, w, t, place, n, m, block,
+  score_gradient(p, w, t, slot, n, m, block,
                  [&](int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
                      Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
-                   if (tile_of_ds) put_in_tile(row, lane, ds, tile_of_ds, Into::kFresh);
+                   if (tile_of_ds) put_in_tile(row, lane, ds, tile_of_ds, WriteMode::kOverwrite);
                    if (capped) multiply_by_slope<Engine::kPass>(t.slope, row, lane, ds);
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
                  });
   return {block,
-          {Engine::left_t(w.k, w.k_panel(place, n), block.first), gradient.right(), block.keys},
-          {gradient.left(), Engine::right(w.q, w.q_panel(place, m)), block.computed_queries()},
-          {weights.left(), Engine::right(w.d_o, w.do_panel(place, m)), block.computed_queries()}};
+          {Engine::left_t(w.k, w.k_panel(slot, n), block.first), gradient.right(), block.keys},
+          {gradient.left(), Engine::right(w.q, w.q_panel(slot, m)), block.computed_queries()},
+          {weights.left(), Engine::right(w.d_o, w.do_panel(slot, m)), block.computed_queries()}};
 }
 
-// A row or column of the square: the tiles that are not hidden.
+// The visible tiles of one row or column of the square.
 template <typename Engine>
 struct TileLine {
   const TileTerms<Engine>* tiles[Engine::kSquare];
@@ -80,18 +79,19 @@ struct TileLine {
   void add(const TileTerms<Engine>& tile) { tiles[count++] = &tile; }
 };
 
-// dq += the terms of a block of queries.
+// Accumulates dq of one block of queries.
 template <typename Engine>
 void add_to_dq(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& line,
                typename Engine::Real* dq) {
   typename Engine::Product terms[Engine::kSquare];
   for (int n = 0; n < line.count; ++n) terms[n] = line.tiles[n]->dq;
   const int64_t queries = line.tiles[0]->block.computed_queries();
-  Engine::template multiply<Exact::kMostly>(w.k.width, queries, terms, line.count, dq, kBlock,
-                                            Into::kSum);
+  Engine::template multiply<Accuracy::kReduced>(w.k.width, queries, terms, line.count, dq, kBlock,
+                                                WriteMode::kAccumulate);
 }
 
-// dk, dv += the terms of a block of keys, those with the same visible keys at a time.
+// Accumulates dk and dv of one block of keys. Tiles with the same range of computed keys share one
+// call.
 template <typename Engine>
 void add_to_dk_dv(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& line,
                   typename Engine::Real* dk, typename Engine::Real* dv) {
@@ -104,27 +104,29 @@ void add_to_dk_dv(const BackwardWorkspace<Engine>& w, const TileLine<Engine>& li
       if (tile.block.first != block.first || tile.block.keys != block.keys) break;
       dk_terms[count] = tile.dk, dv_terms[count] = tile.dv;
     }
-    Engine::template multiply<Exact::kMostly>(block.keys, w.v.width, dv_terms, count,
-                                              dv + block.first * w.v.width, w.v.width, Into::kSum);
-    Engine::template multiply<Exact::kMostly>(block.keys, w.k.width, dk_terms, count,
-                                              dk + block.first * w.k.width, w.k.width, Into::kSum);
+    Engine::template multiply<Accuracy::kReduced>(block.keys, w.v.width, dv_terms, count,
+                                                  dv + block.first * w.v.width, w.v.width,
+                                                  WriteMode::kAccumulate);
+    Engine::template multiply<Accuracy::kReduced>(block.keys, w.k.width, dk_terms, count,
+                                                  dk + block.first * w.k.width, w.k.width,
+                                                  WriteMode::kAccumulate);
   }
 }
 
-// Blocks n0 .. n1 - 1 of keys of head `head`, counted over the batch.
+// Key blocks n0 .. n1 - 1 of `head`, which counts over the batch.
 struct Stripe {
-  int64_t place, head, n0, n1;
+  int64_t slot, head, n0, n1;
 
   int64_t first_key() const { return n0 * kBlock; }
   int64_t keys(int64_t N) const { return std::min(n1 * kBlock, N) - first_key(); }
 };
 
-// A stripe's keys and blocks m0 .. m1 - 1 of queries.
+// One stripe of keys against query blocks m0 .. m1 - 1.
 template <typename Engine>
 void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                      const BackwardScratch<Engine>& t, const Stripe& at, int64_t m0, int64_t m1,
                      int64_t split) {
-  const auto [place, head, n0, n1] = at;
+  const auto [slot, head, n0, n1] = at;
   constexpr int64_t kSquare = Engine::kSquare;
   TileTerms<Engine> tiles[kSquare * kSquare];
   TileLine<Engine> rows[kSquare], columns[kSquare];
@@ -134,8 +136,8 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
       Block block = make_block(p, head / p.H_kv, h, m % w.head_blocks * kBlock, kBlock, n * kBlock);
       block.next_i = kSquare * kBlock;
       const int64_t tile = (n - n0) * kSquare + m - m0;
-      if (block.visible != Visible::kNone) {
-        tiles[tile] = backward_tile(p, w, t, tile, place, n, m, block);
+      if (block.visible != Visible::kEmpty) {
+        tiles[tile] = backward_tile(p, w, t, tile, slot, n, m, block);
         rows[n - n0].add(tiles[tile]);
         columns[m - m0].add(tiles[tile]);
       } else if (writes_ds(p)) {
@@ -143,15 +145,15 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
       }
       if (writes_ds(p)) write_ds(p, block.b, block.h, block.i0, block.j0, t.ds);
     }
-    if (columns[m - m0].count > 0) add_to_dq(w, columns[m - m0], w.dq_of(place, split, m));
+    if (columns[m - m0].count > 0) add_to_dq(w, columns[m - m0], w.dq_of(slot, split, m));
   }
   for (int64_t n = n0; n < n1; ++n) {
-    const int64_t row = (place * w.key_blocks + n) * kBlock;
+    const int64_t row = (slot * w.key_blocks + n) * kBlock;
     add_to_dk_dv(w, rows[n - n0], w.dk + row * w.k.width, w.dv + row * w.v.width);
   }
 }
 
-// Rows of dk or dv, which lie as they are computed; `padded` is how far apart.
+// Writes rows of dk or dv, which are row-major with leading dimension `padded`.
 template <typename Real>
 void write_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t row0, int64_t rows,
                 int64_t width, int64_t padded, Real factor, const Real* from) {
@@ -162,7 +164,7 @@ void write_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t ro
   }
 }
 
-// Zeros in rows of dk or dv, whose elements lie together: in every dtype all bits are 0.
+// Zeroes rows of dk or dv, whose elements are contiguous: all-zero bits are 0 in every dtype.
 TK_INLINE void clear_rows(DType dtype, const Strided& to, int64_t b, int64_t h, int64_t row0,
                           int64_t rows, int64_t width) {
   const int64_t size = size_of(dtype);
@@ -171,11 +173,11 @@ TK_INLINE void clear_rows(DType dtype, const Strided& to, int64_t b, int64_t h, 
   }
 }
 
-// dk and dv are cleared just before they are added to, and written just after: so they are in the
-// second-level cache.
+// dk and dv are cleared just before their first product and written just after the last one, while
+// they are in L2.
 template <typename Engine>
 void begin_stripe(const BackwardParams& p, const BackwardWorkspace<Engine>& w, const Stripe& at) {
-  const int64_t row = at.place * w.key_blocks * kBlock + at.first_key();
+  const int64_t row = at.slot * w.key_blocks * kBlock + at.first_key();
   const int64_t rows = at.keys(round_up(p.N, kKeyGroup));
   clear(w.dk + row * w.k.width, rows * w.k.width);
   clear(w.dv + row * w.v.width, rows * w.v.width);
@@ -185,52 +187,53 @@ template <typename Engine>
 void end_stripe(const BackwardParams& p, const BackwardWorkspace<Engine>& w, const Stripe& at) {
   using Real = typename Engine::Real;
   const int64_t b = at.head / p.H_kv, h = at.head % p.H_kv, keys = at.keys(p.N);
-  const int64_t row = at.place * w.key_blocks * kBlock + at.first_key();
+  const int64_t row = at.slot * w.key_blocks * kBlock + at.first_key();
   write_rows(p.dtype, p.dk, b, h, at.first_key(), keys, p.D, w.k.width,
              static_cast<Real>(p.score.scale), w.dk + row * w.k.width);
   write_rows(p.dtype, p.dv, b, h, at.first_key(), keys, p.D_v, w.v.width, keep_factor<Real>(p),
              w.dv + row * w.v.width);
 }
 
-// Of keys that no query sees.
-TK_INLINE void skip_stripe(const BackwardParams& p, const Stripe& at) {
+// Zero gradients, for keys that are fully masked.
+TK_INLINE void write_zero_stripe(const BackwardParams& p, const Stripe& at) {
   const int64_t b = at.head / p.H_kv, h = at.head % p.H_kv;
   clear_rows(p.dtype, p.dk, b, h, at.first_key(), at.keys(p.N), p.D);
   clear_rows(p.dtype, p.dv, b, h, at.first_key(), at.keys(p.N), p.D_v);
 }
 
-// The split's stripes of keys are every `splits`-th, so that causal work divides evenly. Calls
-// begin_chunk(m0, m1) and end_chunk(m0, m1) around the work on blocks m0 .. m1 - 1 of queries.
+// One split of the keys: every `splits`-th stripe, which balances causal work. Calls
+// begin_chunk(m0, m1) and end_chunk(m0, m1) around query blocks m0 .. m1 - 1.
 template <typename Engine, typename BeginChunk, typename EndChunk>
 void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
-                    int64_t place, int64_t head, int64_t split, BeginChunk&& begin_chunk,
+                    int64_t slot, int64_t head, int64_t split, BeginChunk&& begin_chunk,
                     EndChunk&& end_chunk) {
   constexpr int64_t kSquare = Engine::kSquare;
   [[maybe_unused]] const typename Engine::Session session;
   const BackwardScratch<Engine> t = scratch_of(p, w, worker);
-  // A bias has a gradient, if only of zeros, where nothing is seen.
-  const bool everywhere = writes_ds(p) && p.M > 0;
-  const KeyInterval seen = everywhere ? KeyInterval{0, p.N} : seen_keys(p, head / p.H_kv);
-  const auto for_each_stripe = [&](bool of_seen, auto&& visit) {
+  // The bias gradient must be written in fully masked blocks too, where it is zero.
+  const bool all_blocks = writes_ds(p) && p.M > 0;
+  const KeyInterval key_range =
+      all_blocks ? KeyInterval{0, p.N} : visible_key_range(p, head / p.H_kv);
+  const auto for_each_stripe = [&](bool visible, auto&& visit) {
     for (int64_t n0 = split * kSquare; n0 < w.key_blocks; n0 += w.splits * kSquare) {
       const int64_t n1 = std::min(n0 + kSquare, w.key_blocks);
-      if (is_seen(seen, n0, n1 - n0) == of_seen) visit(Stripe{place, head, n0, n1});
+      if (overlaps(key_range, n0, n1 - n0) == visible) visit(Stripe{slot, head, n0, n1});
     }
   };
-  for_each_stripe(false, [&](const Stripe& at) { skip_stripe(p, at); });
+  for_each_stripe(false, [&](const Stripe& at) { write_zero_stripe(p, at); });
   for (int64_t begin = 0; begin < w.query_blocks; begin += w.chunk) {
     const int64_t end = std::min(begin + w.chunk, w.query_blocks);
     begin_chunk(begin, end);
-    clear(w.dq_of(place, split, begin), (end - begin) * kBlock * w.k.width);
+    clear(w.dq_of(slot, split, begin), (end - begin) * kBlock * w.k.width);
     for_each_stripe(true, [&](const Stripe& at) {
-      const QueryInterval queries = everywhere
+      const QueryInterval queries = all_blocks
                                         ? QueryInterval{0, p.M}
                                         : block_queries(p.mask, at.n0 * kBlock, at.n1 * kBlock);
-      const auto [first, last] = w.span(queries);
+      const auto [first, last] = w.block_span(queries);
       if (begin <= first && first < end) begin_stripe(p, w, at);
       for (int64_t m0 = begin; m0 < end; m0 += kSquare) {
         const int64_t m1 = std::min(m0 + kSquare, end);
-        if (w.meets(queries, m0, m1)) backward_square(p, w, t, at, m0, m1, split);
+        if (w.overlaps(queries, m0, m1)) backward_square(p, w, t, at, m0, m1, split);
       }
       if (begin <= last && last < end) end_stripe(p, w, at);
     });
@@ -239,25 +242,26 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   if (writes_ds(p)) end_streams();
 }
 
-// Adds the splits' dq and writes block m of the queries that share head `head`.
+// Sums dq over the splits and writes block m of the queries that share key head `head`.
 template <typename Engine>
 void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
-              int64_t place, int64_t head, int64_t m) {
+              int64_t slot, int64_t head, int64_t m) {
   using Real = typename Engine::Real;
   const int64_t i0 = m % w.head_blocks * kBlock;
   const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
-  Real* const dq = w.dq_of(place, 0, m);
+  Real* const dq = w.dq_of(slot, 0, m);
   for (int64_t split = 1; split < w.splits; ++split) {
-    const Real* other = w.dq_of(place, split, m);
+    const Real* other = w.dq_of(slot, split, m);
     for (int64_t c = 0; c < kBlock * w.k.width; ++c) dq[c] += other[c];
   }
   Real scale[kBlock];
   for (Real& x : scale) x = static_cast<Real>(p.score.scale);
-  write_turned<kBlock>({p.dtype, p.dq, head / p.H_kv, h, i0, std::min(p.M - i0, kBlock), p.D}, dq,
-                       w.k.width, scale, scratch_of(p, w, worker).rows);
+  write_transposed<kBlock>({p.dtype, p.dq, head / p.H_kv, h, i0, std::min(p.M - i0, kBlock), p.D},
+                           dq, w.k.width, scale, scratch_of(p, w, worker).rows);
 }
 
-// False: the engine cannot take these numbers, and what was written is of no use.
+// Returns false if the input contains values that the engine cannot represent; the output is then
+// invalid.
 template <typename Engine>
 bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   const BackwardWorkspace<Engine> w = lay_out_backward<Engine>(p, workers.count, arena);

@@ -1,5 +1,5 @@
-// The bias of a tile of scores. Its rows are queries and the tile's are keys: it is transposed on
-// the way, a square of as many rows as a vector has lanes at a time.
+// Additive bias of a tile of scores. The bias is queries x keys and the tile keys x queries: it is
+// transposed in registers, in squares of one vector per row.
 #pragma once
 
 #include <algorithm>
@@ -9,37 +9,36 @@
 
 namespace tk::cpu::TK_ISA {
 
-// The bias's columns for the tile's keys, for one lane's query.
+// Offset of the bias of one lane's query and the tile's first key.
 TK_INLINE int64_t bias_offset(const Problem& p, const Block& block, int64_t lane) {
   const Strided& bias = p.score.bias;
   return row_offset(bias, block.b, block.head(lane), block.query(lane)) +
          block.key(0) * bias.stride[3];
 }
 
-// Keys behind the last one have a bias of 0.
+// Reads one row of bias; keys past N get 0.
 template <typename Real>
 TK_INLINE void read_bias(const Problem& p, const Block& block, int64_t lane, Real* row) {
-  const int64_t known = std::min(p.N - block.key(0), block.keys);
+  const int64_t valid = std::min(p.N - block.key(0), block.keys);
   read_row(p.score.bias_dtype, p.score.bias.data, bias_offset(p, block, lane),
-           p.score.bias.stride[3], known, row);
-  for (int64_t c = known; c < block.keys; ++c) row[c] = 0;
+           p.score.bias.stride[3], valid, row);
+  for (int64_t c = valid; c < block.keys; ++c) row[c] = 0;
 }
 
-// The rows of bias of the tile that is likely to follow. They lie far apart, which no processor
-// foresees, and are prefetched one by one while others are computed with: all at once they would
-// wait for each other. They go to the second-level cache: rows of a power of two bytes would all
-// want one set of the first level.
-struct BiasAhead {
+// Prefetches the bias of the next tile, one row at a time between computations. The rows are too
+// far apart for the hardware prefetcher, and requested all at once they would wait for each other.
+// They go to L2: rows whose pitch is a power of two would compete for one set of L1.
+struct BiasPrefetch {
   const char* data = nullptr;
   int64_t stride = 0, rows = 0, bytes = 0;
 
-  TK_INLINE_METHOD void fetch(int64_t row) const {
+  TK_INLINE_METHOD void prefetch_row(int64_t row) const {
     if (row >= rows) return;
     for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(data + row * stride + n, 0, 2);
   }
 };
 
-TK_INLINE BiasAhead bias_ahead(const Problem& p, const Block& block) {
+TK_INLINE BiasPrefetch next_bias(const Problem& p, const Block& block) {
   const Strided& bias = p.score.bias;
   if (!bias.data || bias.stride[2] == 0 || bias.stride[3] != 1) return {};
   const int64_t size = size_of(p.score.bias_dtype);
@@ -48,14 +47,13 @@ TK_INLINE BiasAhead bias_ahead(const Problem& p, const Block& block) {
           bias.stride[2] * size, block.queries, block.keys * size};
 }
 
-// s = scale s + bias for the queries of one vector of lanes. Pairs of bfloat16 are transposed as
-// one.
+// s = scale s + bias for one vector of queries. bfloat16 is transposed in pairs of keys.
 template <typename Stored, typename Real, int64_t kQueries>
 TK_INLINE void add_rows(const Stored* const (&rows)[kLanes<Real>], int64_t keys, Real scale,
                         Real* s) {
   constexpr bool kPairs = std::is_same_v<Stored, BFloat16>;
   using Element = std::conditional_t<kPairs, uint32_t, Real>;
-  constexpr int64_t W = kLanes<Real>, kKeys = kPairs ? 2 : 1;  // keys of an Element
+  constexpr int64_t W = kLanes<Real>, kKeys = kPairs ? 2 : 1;  // keys per Element
   for (int64_t r0 = 0; r0 < keys; r0 += W * kKeys) {
     Vec<Element> square[W];
 #pragma GCC unroll 16
@@ -64,7 +62,7 @@ TK_INLINE void add_rows(const Stored* const (&rows)[kLanes<Real>], int64_t keys,
         square[lane] = load(reinterpret_cast<const uint32_t*>(rows[lane] + r0));
       } else {
         Vec<Real> row[1];
-        Wide<Stored>::load(rows[lane] + r0, row);
+        ConvertedRow<Stored>::load(rows[lane] + r0, row);
         square[lane] = row[0];
       }
     }
@@ -84,7 +82,7 @@ TK_INLINE void add_rows(const Stored* const (&rows)[kLanes<Real>], int64_t keys,
   }
 }
 
-// The same, from rows of Stored where they lie.
+// s = scale s + bias, read in place from rows of Stored.
 template <typename Stored, typename Real, int64_t kQueries>
 void add_bias_in_place(const Problem& p, const Block& block, Real scale, Real* s) {
   constexpr int64_t W = kLanes<Real>;
@@ -99,7 +97,7 @@ void add_bias_in_place(const Problem& p, const Block& block, Real scale, Real* s
 }
 
 template <typename Real, int64_t kQueries>
-void add_bias_of_any_kind(const Problem& p, const Block& block, Real scale, Real* s) {
+void add_bias_converted(const Problem& p, const Block& block, Real scale, Real* s) {
   constexpr int64_t W = kLanes<Real>;
   for (int64_t lane0 = 0; lane0 < block.queries; lane0 += W) {
     Real copies[W][kBlock];
@@ -112,7 +110,7 @@ void add_bias_of_any_kind(const Problem& p, const Block& block, Real scale, Real
   }
 }
 
-// s = scale s + bias.
+// s = scale s + bias, for a bias of any dtype and strides.
 template <typename Real, int64_t kQueries>
 void add_bias(const Problem& p, const Block& block, Real scale, Real* s) {
   const Strided& bias = p.score.bias;
@@ -138,7 +136,7 @@ void add_bias(const Problem& p, const Block& block, Real scale, Real* s) {
   if (in_place && dtype == kDTypeOf<Real>) {
     return add_bias_in_place<Real, Real, kQueries>(p, block, scale, s);
   }
-  add_bias_of_any_kind<Real, kQueries>(p, block, scale, s);
+  add_bias_converted<Real, kQueries>(p, block, scale, s);
 }
 
 }  // namespace tk::cpu::TK_ISA

@@ -1,6 +1,6 @@
-// dbias: ds summed over the dimensions in which the bias broadcasts. Where there is none,
-// backward.h writes ds as it goes. Else it is a pass of its own, by tiles of the bias, so that no
-// two threads add to one element and the order of sums is fixed.
+// dbias: ds summed over the broadcast dimensions of the bias. A bias that does not broadcast is
+// handled by backward.h, which writes ds directly. Otherwise this separate pass iterates over tiles
+// of the bias, so that no two threads add to the same element and the order of summation is fixed.
 #pragma once
 
 #include "cpu/attention/score_gradient.h"
@@ -8,12 +8,13 @@
 
 namespace tk::cpu::TK_ISA {
 
-// A bias that broadcasts along queries (keys) leaves one partial sum for each block of them.
+// Partial sums of a bias that broadcasts along queries (or keys): one per block of queries (or
+// keys).
 template <typename Real>
 struct BiasGradient {
-  int64_t rows, columns;  // of the partial sums: M or query_blocks, N or key_blocks
+  int64_t rows, columns;  // of the partial sums: M or head_blocks, N or key_blocks
   bool sum_rows, sum_columns;
-  Real* partial;  // (bias B, bias H, rows, columns), if it folds
+  Real* partial;  // (bias B, bias H, rows, columns), if folds()
 
   bool folds() const { return sum_rows || sum_columns; }
 };
@@ -28,24 +29,24 @@ auto lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engi
   g.rows = g.sum_rows ? w.head_blocks : p.M;
   g.columns = g.sum_columns ? w.key_blocks : p.N;
   const int64_t slices = p.bias_size[0] * p.bias_size[1];
-  g.partial = take<Real>(arena, g.folds() ? slices * g.rows * g.columns : 0);
+  g.partial = allocate<Real>(arena, g.folds() ? slices * g.rows * g.columns : 0);
   return g;
 }
 
-// Takes ds of rows r and r + 16 of a block into a tile of kBlock keys by kBlock queries.
+// Stores or adds ds of rows r and r + 16 to a tile of kBlock keys x kBlock queries.
 template <typename Real>
 TK_INLINE void put_in_tile(int64_t r, int64_t lane, const Vec<Real> (&ds)[2][2], Real* tile,
-                           Into into) {
+                           WriteMode mode) {
   for (int half = 0; half < 2; ++half) {
     for (int n = 0; n < 2; ++n) {
       Real* to = tile + (r + half * kKeyGroup / 2) * kBlock + lane + n * kLanes<Real>;
-      store(to, into == Into::kSum ? load(to) + ds[half][n] : ds[half][n]);
+      store(to, mode == WriteMode::kAccumulate ? load(to) + ds[half][n] : ds[half][n]);
     }
   }
 }
 
-// Writes a tile (keys x queries) of dbias, with space for another one behind it, where the bias
-// broadcasts along neither. A gradient that the caches would not hold anyway is streamed.
+// Writes a tile of ds (keys x queries, followed by scratch of the same size) to dbias, for a bias
+// that broadcasts along neither queries nor keys. A gradient larger than the caches is streamed.
 template <typename Real>
 void write_ds(const BackwardParams& p, int64_t bias_b, int64_t bias_h, int64_t i0, int64_t j0,
               Real* tile) {
@@ -54,13 +55,13 @@ void write_ds(const BackwardParams& p, int64_t bias_b, int64_t bias_h, int64_t i
   const bool large = size[0] * size[1] * size[2] * size[3] >= kLarge;
   Real ones[kBlock];
   for (Real& x : ones) x = 1;
-  write_turned<kBlock>(
+  write_transposed<kBlock>(
       {p.score.bias_dtype, p.dbias, bias_b, bias_h, i0, std::min(p.M - i0, kBlock),
-       std::min(p.N - j0, kBlock), j0, large ? Stores::kStreamed : Stores::kCached},
+       std::min(p.N - j0, kBlock), j0, large ? StorePolicy::kStreamed : StorePolicy::kCached},
       tile, kBlock, ones, tile + kBlock * kBlock);
 }
 
-// tile (keys x queries): the sum of ds over every (b, h) that reads this tile of the bias.
+// tile (keys x queries): sum of ds over every (b, h) that reads this tile of the bias.
 template <typename Engine>
 void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                          const BackwardScratch<Engine>& t, int64_t bias_b, int64_t bias_h,
@@ -72,19 +73,20 @@ void sum_score_gradients(const BackwardParams& p, const BackwardWorkspace<Engine
   for (int64_t b = b0; b < b1; ++b) {
     for (int64_t h = h0; h < h1; ++h) {
       const Block block = make_block(p, b, h, i0, kBlock, j0);
-      if (block.visible == Visible::kNone) continue;
-      const int64_t sharing = p.H_q / p.H_kv, place = b * p.H_kv + h / sharing;
-      const int64_t query_block = h % sharing * w.head_blocks + i0 / kBlock;
-      score_gradient(p, w, t, place, j0 / kBlock, query_block, block,
-                     [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2],
-                         const Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
-                       put_in_tile(row, lane, ds, tile + block.first * kBlock, Into::kSum);
-                     });
+      if (block.visible == Visible::kEmpty) continue;
+      const int64_t q_per_kv = p.H_q / p.H_kv, slot = b * p.H_kv + h / q_per_kv;
+      const int64_t query_block = h % q_per_kv * w.head_blocks + i0 / kBlock;
+      score_gradient(
+          p, w, t, slot, j0 / kBlock, query_block, block,
+          [&](int64_t row, int64_t lane, const Vec<Real>(&)[2][2], const Vec<Real>(&ds)[2][2])
+              TK_INLINE_LAMBDA {
+                put_in_tile(row, lane, ds, tile + block.first * kBlock, WriteMode::kAccumulate);
+              });
     }
   }
 }
 
-// tile (queries x keys): its columns are summed into the first one, or its rows.
+// Sums the columns of tile (queries x keys) into the first column, or the rows into the first row.
 template <typename Real>
 void fold_tile(const BiasGradient<Real>& g, Real* tile) {
   if (g.sum_columns) {
@@ -99,7 +101,7 @@ void fold_tile(const BiasGradient<Real>& g, Real* tile) {
   }
 }
 
-// tile (queries x keys), folded, to the partial sums of slice `slice` of the bias.
+// Writes a folded tile (queries x keys) to the partial sums of bias slice `slice`.
 template <typename Real>
 void write_partial(const BackwardParams& p, const BiasGradient<Real>& g, int64_t slice, int64_t i0,
                    int64_t j0, const Real* tile) {
@@ -112,7 +114,7 @@ void write_partial(const BackwardParams& p, const BiasGradient<Real>& g, int64_t
   }
 }
 
-// Adds up the partial sums of one element of the bias.
+// Sums the partial sums of one element of the bias.
 template <typename Real>
 void write_folded(const BackwardParams& p, const BiasGradient<Real>& g, int64_t slice, int64_t r,
                   int64_t c) {
@@ -142,10 +144,10 @@ void bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     const int64_t b = slice / p.bias_size[1], h = slice % p.bias_size[1];
     sum_score_gradients(p, w, t, b, h, m * kBlock, n * kBlock, t.ds);
     if (g.folds()) {
-      auto* const turned = t.ds + kBlock * kBlock;
-      transpose_tile<kBlock, kBlock>(t.ds, turned);
-      fold_tile(g, turned);
-      write_partial(p, g, slice, m * kBlock, n * kBlock, turned);
+      auto* const transposed = t.ds + kBlock * kBlock;
+      transpose_tile<kBlock, kBlock>(t.ds, transposed);
+      fold_tile(g, transposed);
+      write_partial(p, g, slice, m * kBlock, n * kBlock, transposed);
     } else {
       write_ds(p, b, h, m * kBlock, n * kBlock, t.ds);
       end_streams();

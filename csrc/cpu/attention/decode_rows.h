@@ -1,6 +1,6 @@
-// The two products of decoding, straight from the rows of k and v in the caller's memory. Vectors
-// lie along a row, and a row serves several queries while it is in registers. While one row is
-// read another is prefetched: arithmetic hides behind memory only if lines arrive all the time.
+// The two products of decoding, read in place from the rows of k and v. Vectors run along a row,
+// and a row in registers serves several queries. One row is prefetched for each row read:
+// arithmetic overlaps with memory only while cache lines keep arriving.
 #pragma once
 
 #include "cpu/engine/prefetch.h"
@@ -8,58 +8,62 @@
 
 namespace tk::cpu::TK_ISA {
 
-// Rows that may be read in whole vectors, `stride` elements apart. While one is read another is
-// prefetched, `near` bytes on; from row `turn` on, a multiple of 16, what follows lies elsewhere,
-// `leap` bytes on. Either may lie behind the last row.
+// Rows of whole vectors, `stride` elements apart. While row r is read, the row `distance` bytes
+// ahead is prefetched, or from row `tail` (a multiple of 16) on the one `tail_distance` bytes
+// ahead: the next contiguous run. Prefetches may go past the last row.
 template <typename Storage>
 struct Rows {
   const Storage* data;
   int64_t stride;
-  int64_t near, turn, leap;
+  int64_t distance, tail, tail_distance;
 
   TK_INLINE_METHOD const Storage* row(int64_t r) const { return data + r * stride; }
-  TK_INLINE_METHOD Rows from(int64_t r) const { return {row(r), stride, near, turn - r, leap}; }
-  TK_INLINE_METHOD int64_t ahead(int64_t r) const { return r < turn ? near : leap; }
+  TK_INLINE_METHOD Rows from(int64_t r) const {
+    return {row(r), stride, distance, tail - r, tail_distance};
+  }
+  TK_INLINE_METHOD int64_t prefetch_distance(int64_t r) const {
+    return r < tail ? distance : tail_distance;
+  }
 };
 
-// to: the row, width a multiple of kChunk.
+// Converts a row to the compute dtype, in the order of ConvertedRow; width is a multiple of kChunk.
 template <typename Storage, typename Real>
-TK_INLINE void widen(const Storage* row, int64_t width, Real* to) {
-  constexpr int kParts = Wide<Storage>::kParts;
+TK_INLINE void convert_row(const Storage* row, int64_t width, Real* to) {
+  constexpr int kParts = ConvertedRow<Storage>::kParts;
   for (int64_t c = 0; c < width; c += kChunk<Storage>, row += kChunk<Storage>) {
     Vec<Real> x[kParts];
-    Wide<Storage>::load(row, x);
+    ConvertedRow<Storage>::load(row, x);
     for (int part = 0; part < kParts; ++part) store(to + c + part * kLanes<Real>, x[part]);
   }
 }
 
-// Where element c of a row stands in that order.
+// Position of element c in the order of ConvertedRow.
 template <typename Storage>
-TK_INLINE int64_t place(int64_t c) {
-  constexpr int64_t kParts = Wide<Storage>::kParts, kSize = kChunk<Storage>;
+TK_INLINE int64_t converted_index(int64_t c) {
+  constexpr int64_t kParts = ConvertedRow<Storage>::kParts, kSize = kChunk<Storage>;
   return c / kSize * kSize + c % kParts * (kSize / kParts) + c % kSize / kParts;
 }
 
-// s[n][r] = k[r] . q[n] for kQueries of q (kQueries x width); rows of s are lds apart. keys is a
-// multiple of kLanes, width of kChunk.
+// s[n][r] = k[r] . q[n] for kQueries rows of q (kQueries x width); lds is the leading dimension of
+// s. keys is a multiple of kLanes, width of kChunk.
 template <int kQueries, typename Storage, typename Real>
 void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, Real* s,
                    int64_t lds) {
-  constexpr int W = kLanes<Real>, kParts = Wide<Storage>::kParts;
+  constexpr int W = kLanes<Real>, kParts = ConvertedRow<Storage>::kParts;
   constexpr int kKeys = W / kQueries;           // their sums fill a vector
-  constexpr int kStep = kKeys < 4 ? kKeys : 4;  // more rows at a time would lack address registers
+  constexpr int kStep = kKeys < 4 ? kKeys : 4;  // more rows would run out of address registers
   for (int64_t r = 0; r < keys; r += kKeys) {
     Vec<Real> sum[W] = {};
 #pragma GCC unroll 4
     for (int m0 = 0; m0 < kKeys; m0 += kStep) {
-      const int64_t ahead = k.ahead(r + m0);
+      const int64_t ahead = k.prefetch_distance(r + m0);
       for (int64_t d = 0; d < width; d += kParts * W) {
 #pragma GCC unroll 4
         for (int m = m0; m < m0 + kStep; ++m) {
           const Storage* from = k.row(r + m) + d;
           Vec<Real> key[kParts];
           prefetch(from, ahead);
-          Wide<Storage>::load(from, key);
+          ConvertedRow<Storage>::load(from, key);
 #pragma GCC unroll 4
           for (int n = 0; n < kQueries; ++n) {
 #pragma GCC unroll 2
@@ -70,7 +74,7 @@ void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, 
         }
       }
     }
-    const Vec<Real> totals = sum_each<Real>(sum);
+    const Vec<Real> totals = row_sums<Real>(sum);
 #pragma GCC unroll 4
     for (int n = 0; n < kQueries; ++n) {
       __builtin_memcpy(s + n * lds + r, reinterpret_cast<const Real*>(&totals) + n * kKeys,
@@ -79,14 +83,14 @@ void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, 
   }
 }
 
-// o[n] += the sum over r of weights[n][r] v[r], kChunks chunks of columns at a time. All rows lie
-// on one side of the turn: to ask row by row would be a tenth of the loop.
+// o[n] += sum over r of weights[n][r] v[r], in strips of kChunks chunks of columns. All rows are on
+// one side of `tail`: a test per row would cost a tenth of the loop.
 template <int kQueries, int kChunks, typename Storage, typename Real>
 TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o,
                            int64_t ldo, int64_t width) {
-  constexpr int W = kLanes<Real>, kParts = Wide<Storage>::kParts;
+  constexpr int W = kLanes<Real>, kParts = ConvertedRow<Storage>::kParts;
   constexpr int64_t kColumns = kChunks * kChunk<Storage>;
-  const int64_t ahead = v.ahead(0);
+  const int64_t ahead = v.prefetch_distance(0);
   for (; width >= kColumns; width -= kColumns, v.data += kColumns, o += kColumns) {
     Vec<Real> sum[kQueries][kChunks][kParts] = {};
     for (int64_t r = 0; r < keys; ++r) {
@@ -95,7 +99,7 @@ TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, i
       for (int c = 0; c < kChunks; ++c) {
         const Storage* from = v.row(r) + c * kChunk<Storage>;
         prefetch(from, ahead);
-        Wide<Storage>::load(from, value[c]);
+        ConvertedRow<Storage>::load(from, value[c]);
       }
 #pragma GCC unroll 4
       for (int n = 0; n < kQueries; ++n) {
@@ -121,15 +125,15 @@ TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, i
   }
 }
 
-// o (kQueries x width) += weights v; rows of weights are ldw apart, of o ldo. keys is a multiple
-// of kRows: so few that they are in the first-level cache when the next columns are read.
+// o (kQueries x width) += weights v, with leading dimensions ldw and ldo. keys is a multiple of
+// kRows, few enough for v to be in L1 when the next columns are read.
 template <int kQueries, typename Storage, typename Real>
 void add_rows(Rows<Storage> v, int64_t keys, const Real* weights, int64_t ldw, Real* o, int64_t ldo,
               int64_t width) {
   constexpr int64_t kRows = 16;
   constexpr int kSums = kVectorBytes == 64 ? 16 : 8;  // half of the registers
   constexpr int kVectors = kSums / kQueries < 8 ? kSums / kQueries : 8;
-  constexpr int kChunks = kVectors / Wide<Storage>::kParts;
+  constexpr int kChunks = kVectors / ConvertedRow<Storage>::kParts;
   for (int64_t r = 0; r < keys; r += kRows) {
     add_columns<kQueries, kChunks>(v.from(r), kRows, weights + r, ldw, o, ldo, width);
   }

@@ -1,4 +1,4 @@
-// delta = rowsum(do o): what the gradient of the softmax subtracts in every row.
+// delta = rowsum(do o), which the gradient of the softmax subtracts in every row.
 #pragma once
 
 #include "cpu/engine/pack.h"
@@ -6,27 +6,28 @@
 
 namespace tk::cpu::TK_ISA {
 
-// dots[r] = a_r b_r. rows is a multiple of kLanes, width of kChunk.
+// dots[r] = a_r . b_r. rows is a multiple of kLanes, width of kChunk.
 template <typename Storage, typename Real>
 void dot_rows(const Storage* a, int64_t a_stride, const Storage* b, int64_t b_stride, int64_t rows,
               int64_t width, Real* dots) {
   constexpr int64_t W = kLanes<Real>;
-  constexpr int kParts = Wide<Storage>::kParts;
+  constexpr int kParts = ConvertedRow<Storage>::kParts;
   for (int64_t r = 0; r < rows; r += W) {
     Vec<Real> sums[W] = {};
     for (int64_t n = 0; n < W; ++n, a += a_stride, b += b_stride) {
       for (int64_t c = 0; c < width; c += kChunk<Storage>) {
         Vec<Real> x[kParts], y[kParts];
-        Wide<Storage>::load(a + c, x);
-        Wide<Storage>::load(b + c, y);
+        ConvertedRow<Storage>::load(a + c, x);
+        ConvertedRow<Storage>::load(b + c, y);
         for (int part = 0; part < kParts; ++part) sums[n] += x[part] * y[part];
       }
     }
-    store(dots + r, sum_each<Real>(sums));
+    store(dots + r, row_sums<Real>(sums));
   }
 }
 
-// The same of `rows` rows from row0 on, if they are whole vectors in memory. False: they are not.
+// dots of `rows` rows from row0 on, read in place. Returns false if they are not whole vectors of
+// Storage in memory.
 template <typename Storage, typename Real>
 bool dot_in_place(const Slice& a, const Slice& b, int64_t row0, int64_t rows, Real* dots) {
   if (a.dtype != kDTypeOf<Storage> || a.width % kChunk<Storage> != 0) return false;
@@ -38,8 +39,8 @@ bool dot_in_place(const Slice& a, const Slice& b, int64_t row0, int64_t rows, Re
 }
 
 template <typename Real>
-bool dot_in_place_of_any_dtype(const Slice& a, const Slice& b, int64_t row0, int64_t rows,
-                               Real* dots) {
+bool dot_in_place_any_dtype(const Slice& a, const Slice& b, int64_t row0, int64_t rows,
+                            Real* dots) {
   if constexpr (sizeof(Real) == 4) {
     if (dot_in_place<BFloat16>(a, b, row0, rows, dots)) return true;
     if (dot_in_place<Float16>(a, b, row0, rows, dots)) return true;
@@ -47,14 +48,14 @@ bool dot_in_place_of_any_dtype(const Slice& a, const Slice& b, int64_t row0, int
   return dot_in_place<Real>(a, b, row0, rows, dots);
 }
 
-// Of `rows` rows from row0 on, a multiple of kLanes; those behind the end, and those that are not
-// kept, have 0. What cannot be read in place goes through the scratches (rows x padded).
+// dots of `rows` rows (a multiple of kLanes) from row0 on; 0 for rows past the end and rows with
+// !keep. Rows that cannot be read in place are copied to the scratch buffers (rows x padded).
 template <typename Real, typename Keep>
 void row_dots(const Slice& a, const Slice& b, int64_t row0, int64_t rows, int64_t padded,
               Keep&& keep, Real* a_scratch, Real* b_scratch, Real* dots) {
   bool all = row0 + rows <= a.length;
   for (int64_t r = row0; all && r < row0 + rows; ++r) all = keep(r);
-  if (all && dot_in_place_of_any_dtype(a, b, row0, rows, dots)) return;
+  if (all && dot_in_place_any_dtype(a, b, row0, rows, dots)) return;
   unpack_rows(a, row0, rows, padded, keep, a_scratch);
   unpack_rows(b, row0, rows, padded, keep, b_scratch);
   dot_rows<Real>(a_scratch, padded, b_scratch, padded, rows, padded, dots);

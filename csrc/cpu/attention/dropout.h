@@ -1,4 +1,4 @@
-// Which weights dropout keeps: docs/attention.md, section 7, for a tile of keys by queries.
+// Dropout mask of a tile of keys x queries: docs/attention.md, section 7.
 #pragma once
 
 #if defined(__SSE2__)
@@ -12,8 +12,8 @@ namespace tk::cpu::TK_ISA {
 
 static_assert(kBlock == kPhiloxColumns);
 
-// Philox wants 32 x 32 -> 64 bits: words lie in the lower halves of 64 bits, whatever is above
-// them.
+// Philox multiplies 32 x 32 -> 64 bits: words are in the lower halves of 64-bit lanes, the upper
+// halves are arbitrary.
 using Words = Vec<uint64_t>;
 
 TK_INLINE Words multiply_words(Words a, uint32_t b) {
@@ -41,10 +41,10 @@ TK_INLINE void philox_round(const Words (&key)[2], Words (&x)[4]) {
   x[3] = product0;
 }
 
-// Two rounds of Philox, of which every part that does not depend on both the counter and the lane
-// is computed beforehand: the products of round 1, and one product of round 2 each.
+// The first two rounds of Philox, split into a part that depends on the counter only and one that
+// depends on the lane only. Precomputed: both products of round 1, and one of round 2 each.
 struct PhiloxCounter {
-  uint32_t x[3];  // what the counter contributes to words 0, 1 and 2
+  uint32_t x[3];  // contribution of the counter to words 0, 1 and 2
 
   PhiloxCounter(const PhiloxKey (&keys)[kPhiloxRounds], uint32_t counter, uint32_t b) {
     const uint64_t first = uint64_t{kPhiloxMultiplier[0]} * counter;
@@ -56,9 +56,9 @@ struct PhiloxCounter {
   }
 };
 
-// One in each lane.
+// The lane part; one query in each lane.
 struct PhiloxLanes {
-  Words x[3];  // what heads h and queries i contribute to words 0, 2 and 3
+  Words x[3];  // contribution of heads h and queries i to words 0, 2 and 3
 
   PhiloxLanes(const PhiloxKey (&keys)[kPhiloxRounds], Words h, Words i) {
     const Words first = multiply_words(h, kPhiloxMultiplier[1]);
@@ -70,13 +70,13 @@ struct PhiloxLanes {
   }
 };
 
-// What the weights that are kept are multiplied by.
+// Scale of the kept weights.
 template <typename Real>
 TK_INLINE Real keep_factor(const Problem& p) {
   return p.dropout.p < 1 ? static_cast<Real>(1 / (1 - p.dropout.p)) : Real{0};
 }
 
-// One bit for each lane.
+// One bit per lane: x >= threshold.
 template <typename Bits>
 TK_INLINE uint64_t at_least(Vec<Bits> x, Vec<Bits> threshold) {
 #if defined(__AVX512F__)
@@ -96,13 +96,13 @@ TK_INLINE uint64_t at_least(Vec<Bits> x, Vec<Bits> threshold) {
 #endif
 }
 
-// The bits of a vector of lanes are read and written alone where they are whole bytes. Lanes are
-// written in order: the first ones make a word of bits, whatever was there.
+// Access to the bits of one vector of lanes within a word, by bytes where they are whole bytes.
+// Lanes are written in order: the first write initializes the word.
 template <typename Real>
 using LaneBits = std::conditional_t<kLanes<Real> == 16, uint16_t, uint8_t>;
 
 template <typename Real>
-TK_INLINE uint64_t bits_of(const uint64_t& keep, int64_t lane) {
+TK_INLINE uint64_t lane_bits(const uint64_t& keep, int64_t lane) {
   if constexpr (kLanes<Real> < 8) return keep >> lane;
   LaneBits<Real> bits;
   __builtin_memcpy(&bits, reinterpret_cast<const char*>(&keep) + lane / 8, sizeof(bits));
@@ -110,7 +110,7 @@ TK_INLINE uint64_t bits_of(const uint64_t& keep, int64_t lane) {
 }
 
 template <typename Real>
-TK_INLINE void put_bits(uint64_t& keep, int64_t lane, uint64_t bits) {
+TK_INLINE void set_lane_bits(uint64_t& keep, int64_t lane, uint64_t bits) {
   if constexpr (kLanes<Real> < 8) {
     keep = (lane == 0 ? 0 : keep) | bits << lane;
   } else {
@@ -121,7 +121,7 @@ TK_INLINE void put_bits(uint64_t& keep, int64_t lane, uint64_t bits) {
 
 // x where the lane's bit is set, else 0.
 template <typename Real>
-TK_INLINE Vec<Real> keep_bits(uint64_t bits, Vec<Real> x) {
+TK_INLINE Vec<Real> mask_lanes(uint64_t bits, Vec<Real> x) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Real) == 4) {
     return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), x);
@@ -135,30 +135,19 @@ TK_INLINE Vec<Real> keep_bits(uint64_t bits, Vec<Real> x) {
 #endif
 }
 
-// keep[r], of a tile of keys by kQueries: a bit for each lane, set where the weight is kept.
-template <typename Real, int64_t kQueries>
-void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
-  static_assert(kQueries <= 64);
-  using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
-  constexpr int kSets = sizeof(uint64_t) / sizeof(Real);  // of words, which fill a vector of Bits
-  constexpr int64_t W = kLanes<Real>;
-  // Halves are compared where they are uppermost in 32 bits.
-  const Vec<Bits> threshold = broadcast<Bits>(keep_threshold(p.dropout.p) << 16);
-
-  PhiloxKey keys[kPhiloxRounds];
-  philox_keys(p.dropout.seed, keys);
-  Words round_keys[kPhiloxRounds][2];
-  for (int round = 2; round < kPhiloxRounds; ++round) {
-    for (int n = 0; n < 2; ++n) round_keys[round][n] = broadcast<uint64_t>(keys[round].word[n]);
-  }
-  constexpr int64_t kWords = kLanes<uint64_t>, kVectors = kQueries / kSets / kWords;
-  Words lanes[3][kSets][kVectors];
+// The lane parts of a tile's queries. Lane c of lanes[word][set][n] is query
+// (n kLanes<uint64_t> + c) kSets + set.
+template <int kSets, int64_t kVectors>
+TK_INLINE void lane_parts(const Problem& p, const Block& block,
+                          const PhiloxKey (&keys)[kPhiloxRounds],
+                          Words (&lanes)[3][kSets][kVectors]) {
+  constexpr int64_t kWords = kLanes<uint64_t>, kQueries = kVectors * kSets * kWords;
   for (int set = 0; set < kSets; ++set) {
     for (int64_t n = 0; n < kVectors; ++n) {
       const Words lane = (iota<uint64_t>() + static_cast<uint64_t>(n * kWords)) * kSets + set;
       Words h = broadcast(static_cast<uint64_t>(p.dropout.first_head + block.h));
       Words i = lane + static_cast<uint64_t>(block.i0);
-      if (block.per_head < kQueries) {  // heads share the tile
+      if (block.per_head < kQueries) {  // several heads in the tile
         for (int64_t c = 0; c < kWords; ++c) {
           const int64_t at = static_cast<int64_t>(lane[c]);
           h[c] = static_cast<uint64_t>(p.dropout.first_head + block.head(at));
@@ -169,6 +158,27 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
       for (int word = 0; word < 3; ++word) lanes[word][set][n] = part.x[word];
     }
   }
+}
+
+// keep[r], for each key r of a tile of keys x kQueries: bit `lane` is set if the weight is kept.
+template <typename Real, int64_t kQueries>
+void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
+  static_assert(kQueries <= 64);
+  using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
+  constexpr int kSets = sizeof(uint64_t) / sizeof(Real);  // vectors of words per vector of Bits
+  constexpr int64_t W = kLanes<Real>;
+  // 16-bit random numbers are compared in the upper half of 32 bits.
+  const Vec<Bits> threshold = broadcast<Bits>(keep_threshold(p.dropout.p) << 16);
+
+  PhiloxKey keys[kPhiloxRounds];
+  philox_keys(p.dropout.seed, keys);
+  Words round_keys[kPhiloxRounds][2];
+  for (int round = 2; round < kPhiloxRounds; ++round) {
+    for (int n = 0; n < 2; ++n) round_keys[round][n] = broadcast<uint64_t>(keys[round].word[n]);
+  }
+  constexpr int64_t kVectors = kQueries / kSets / kLanes<uint64_t>;
+  Words lanes[3][kSets][kVectors];
+  lane_parts(p, block, keys, lanes);
   for (int64_t counter = 0; counter < kPhiloxCounters; ++counter) {
     const int64_t first = block.j0 / kBlock * kPhiloxCounters;
     const PhiloxCounter part(keys, static_cast<uint32_t>(first + counter),
@@ -196,8 +206,8 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
         if constexpr (kSets == 2) words |= x[kSets - 1][word] << 32;
         const Vec<Bits> upper = reinterpret_cast<Vec<Bits>>(words);
         const Vec<Bits> lower = (upper << 16) & Bits{0xffffffffu};
-        put_bits<Real>(keep[r], lane, at_least<Bits>(lower, threshold));
-        put_bits<Real>(keep[r + kPhiloxCounters], lane, at_least<Bits>(upper, threshold));
+        set_lane_bits<Real>(keep[r], lane, at_least<Bits>(lower, threshold));
+        set_lane_bits<Real>(keep[r + kPhiloxCounters], lane, at_least<Bits>(upper, threshold));
       }
     }
   }

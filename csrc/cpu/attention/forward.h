@@ -1,6 +1,6 @@
-// Forward: o = softmax(s) v and lse, one block of queries at a time, everything transposed.
+// Forward pass: o = softmax(s) v and lse, one block of queries at a time, in transposed tiles.
 //
-//   for every block of keys that is not hidden:
+//   for each visible block of keys:
 //     s = scores(k q^T)              keys x queries, in L1
 //     m' = max(m, column max of s)   running maximum
 //     p = exp(s - m')
@@ -23,29 +23,28 @@
 
 namespace tk::cpu::TK_ISA {
 
-// Keys and values are read a chunk at a time, which stays in the second-level cache while a group
-// of blocks of queries passes over it.
+// Keys and values are read in chunks that stay in L2 while a group of query blocks passes.
 constexpr size_t kChunkBytes = 512 << 10;
 
 template <typename Engine>
 struct ForwardWorkspace {
   PanelLayout k, v, q;
-  int64_t key_blocks, chunk;  // blocks of a head, blocks of a chunk
-  bool own_heads;             // a worker takes whole heads of k, and its panels hold one
-  char* panels;               // (heads of k or workers), see HeadPanels
+  int64_t key_blocks, chunk;  // key blocks per head, and per chunk
+  bool own_heads;             // one worker processes a whole key head; its panels hold one head
+  char* panels;               // (key heads or workers), see HeadPanels
   size_t panels_bytes;
   char* scratch;  // (workers), see ForwardScratch
   size_t scratch_bytes;
   bool* finite;
 };
 
-// One head's keys and values.
+// Packed keys and values of one head.
 struct HeadPanels {
   char* k;  // (key_blocks)
   char* v;  // (key_blocks)
 };
 
-// One worker's, small enough to stay in its cache.
+// Scratch of one worker, small enough for its L1 and L2. A member is one query block of a group.
 template <typename Engine>
 struct ForwardScratch {
   using Real = typename Engine::Real;
@@ -54,12 +53,12 @@ struct ForwardScratch {
   using State = SoftmaxState<Real, kQueries>;
   State* state;    // (kGroup)
   Real* o;         // (kGroup, D_v, kQueries)
-  bool* begun;     // (kGroup): whether anything was added to o, which is not cleared before
+  bool* begun;     // (kGroup): o holds a sum; until then it is uninitialized
   char* q_panels;  // (kGroup)
   Real* s;         // (kBlock, kQueries)
-  char* weights;   // (kPending) of Weights
-  uint64_t* keep;  // (kBlock), with dropout
-  Real* rows;      // (kBlock, D or D_v), for varlen and for writing o
+  char* weights;   // kPending tiles of type Weights
+  uint64_t* keep;  // (kBlock), only with dropout
+  Real* rows;      // (kBlock, D or D_v), for packing and for writing o
 };
 
 template <typename Engine>
@@ -69,14 +68,15 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   using Scratch = ForwardScratch<Engine>;
   constexpr int64_t kTileSize = kBlock * Scratch::kQueries;
   Scratch t;
-  t.s = take<Real>(arena, kTileSize);
-  t.weights = take<char>(arena, Engine::kPending * static_cast<int64_t>(Scratch::Weights::kBytes));
-  t.state = take<typename Scratch::State>(arena, Engine::kGroup);
-  t.o = take<Real>(arena, Engine::kGroup * w.v.width * Scratch::kQueries);
-  t.begun = take<bool>(arena, Engine::kGroup);
-  t.q_panels = take<char>(arena, Engine::kGroup * static_cast<int64_t>(w.q.bytes));
-  t.keep = take<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
-  t.rows = take<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
+  t.s = allocate<Real>(arena, kTileSize);
+  t.weights =
+      allocate<char>(arena, Engine::kPending * static_cast<int64_t>(Scratch::Weights::kBytes));
+  t.state = allocate<typename Scratch::State>(arena, Engine::kGroup);
+  t.o = allocate<Real>(arena, Engine::kGroup * w.v.width * Scratch::kQueries);
+  t.begun = allocate<bool>(arena, Engine::kGroup);
+  t.q_panels = allocate<char>(arena, Engine::kGroup * static_cast<int64_t>(w.q.bytes));
+  t.keep = allocate<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
+  t.rows = allocate<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
   return t;
 }
 
@@ -92,18 +92,18 @@ ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers
   w.own_heads = can_own_heads(heads, workers);
   w.panels_bytes = static_cast<size_t>(w.key_blocks) * (w.k.bytes + w.v.bytes);
   w.panels =
-      take<char>(arena, (w.own_heads ? workers : heads) * static_cast<int64_t>(w.panels_bytes));
+      allocate<char>(arena, (w.own_heads ? workers : heads) * static_cast<int64_t>(w.panels_bytes));
   Arena one;
   lay_out_scratch(p, w, one);
   w.scratch_bytes = one.used;
-  w.scratch = take<char>(arena, workers * static_cast<int64_t>(one.used));
-  w.finite = take<bool>(arena, 1);
+  w.scratch = allocate<char>(arena, workers * static_cast<int64_t>(one.used));
+  w.finite = allocate<bool>(arena, 1);
   return w;
 }
 
 template <typename Engine>
-HeadPanels head_panels(const ForwardWorkspace<Engine>& w, int64_t place) {
-  char* const k = w.panels + static_cast<size_t>(place) * w.panels_bytes;
+HeadPanels head_panels(const ForwardWorkspace<Engine>& w, int64_t slot) {
+  char* const k = w.panels + static_cast<size_t>(slot) * w.panels_bytes;
   return {k, k + static_cast<size_t>(w.key_blocks) * w.k.bytes};
 }
 
@@ -114,46 +114,47 @@ ForwardScratch<Engine> scratch_of(const ForwardParams& p, const ForwardWorkspace
   return lay_out_scratch(p, w, arena);
 }
 
-// Packs block n of keys and values of head `head`, counted over the batch, if a query may see it.
+// Packs key block n of `head`, which counts over the batch, unless it is fully masked.
 template <typename Engine>
 void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                        const HeadPanels& keys, int64_t worker, int64_t head, int64_t n) {
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
-  if (!is_seen(seen_keys(p, b), n)) return;
-  const auto used = [&](int64_t j) { return !p.live_keys || p.live_keys[b * p.N + j]; };
+  if (!overlaps(visible_key_range(p, b), n)) return;
+  const auto is_live = [&](int64_t j) { return !p.live_keys || p.live_keys[b * p.N + j]; };
   auto* rows = scratch_of(p, w, worker).rows;
-  pack_panel<Engine>(w.k, keys_of(p, p.k, b, h, p.D), n * kBlock, used, rows,
+  pack_panel<Engine>(w.k, keys_of(p, p.k, b, h, p.D), n * kBlock, is_live, rows,
                      keys.k + static_cast<size_t>(n) * w.k.bytes, w.finite);
-  pack_panel<Engine>(w.v, keys_of(p, p.v, b, h, p.D_v), n * kBlock, used, rows,
+  pack_panel<Engine>(w.v, keys_of(p, p.v, b, h, p.D_v), n * kBlock, is_live, rows,
                      keys.v + static_cast<size_t>(n) * w.v.bytes, w.finite);
 }
 
-// Products v^T p that o still has to take: it is read and written once for several of them. The
-// first ones begin it.
+// Products v^T p not yet added to o, which is read and written once for several of them. The first
+// update overwrites o.
 template <typename Engine>
 struct Pending {
   using Real = typename Engine::Real;
   bool& begun;
   typename Engine::Product terms[Engine::kPending];
-  int count = 0, taken = 0;  // terms, and weights' places ever taken
+  int count = 0, used_tiles = 0;  // terms, and weight tiles handed out
 
   explicit Pending(bool& begun) : begun(begun) {}
 
-  // Where the next term's weights go: not where those of another one still lie.
-  size_t next_place() { return static_cast<size_t>(taken++ % Engine::kPending); }
+  // Weight tile for the next term; the tiles of pending terms are not reused.
+  size_t next_tile() { return static_cast<size_t>(used_tiles++ % Engine::kPending); }
   bool full() const { return count == Engine::kPending; }
 
   void add_to(Real* o, int64_t width) {
     if (count == 0) return;
-    const Into into = std::exchange(begun, true) ? Into::kSum : Into::kFresh;
-    Engine::template multiply<Exact::kMostly>(width, Engine::kQueries, terms, count, o,
-                                              Engine::kQueries, into, Reads::kOnce);
+    const WriteMode mode =
+        std::exchange(begun, true) ? WriteMode::kAccumulate : WriteMode::kOverwrite;
+    Engine::template multiply<Accuracy::kReduced>(width, Engine::kQueries, terms, count, o,
+                                                  Engine::kQueries, mode, LoadPolicy::kStreamed);
     count = 0;
   }
 };
 
-// Takes a block of keys into the softmax's state of the group's block `member`, and its values into
-// `pending`, or with all that is pending into o.
+// Updates the softmax state of group member `member` with one block of keys, and queues the product
+// with its values. A full queue is added to o.
 template <typename Engine>
 void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const HeadPanels& keys, const ForwardScratch<Engine>& t, int64_t member,
@@ -167,44 +168,46 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const char* v_panel = keys.v + panel * w.v.bytes;
   const Product scores{Engine::left(w.k, keys.k + panel * w.k.bytes, block.first),
                        Engine::right_t(w.q, q_panel, 0), p.D};
-  Engine::template multiply<Exact::kFully>(block.keys, kQueries, &scores, 1, t.s, kQueries,
-                                           Into::kFresh, Reads::kOnce);
+  Engine::template multiply<Accuracy::kFull>(block.keys, kQueries, &scores, 1, t.s, kQueries,
+                                             WriteMode::kOverwrite, LoadPolicy::kStreamed);
   finish_scores<Real, kQueries>(p, block, t.s, nullptr);
 
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
   if (keep) dropout_bits<Real, kQueries>(p, block, t.keep);
-  const Weights weights(t.s, t.weights + pending.next_place() * Weights::kBytes);
+  const Weights weights(t.s, t.weights + pending.next_tile() * Weights::kBytes);
   Real* o = t.o + member * w.v.width * kQueries;
-  // Weights of before are relative to the maximum of before.
-  const auto shrink_o = [&](int64_t lane, Vec<Real> factor) {
+  // Pending weights are relative to the old maximum and must be added first.
+  const auto rescale_o = [&](int64_t lane, Vec<Real> factor) {
     pending.add_to(o, w.v.width);
     if (!pending.begun) return;
     for (Real* to = o + lane; to < o + w.v.width * kQueries; to += kQueries) {
       store(to, load(to) * factor);
     }
   };
-  const Soon values = Engine::kReadsOnce ? Soon{} : Soon{v_panel, static_cast<int64_t>(w.v.bytes)};
+  const PrefetchRange values = Engine::kStreamsLeft
+                                   ? PrefetchRange{}
+                                   : PrefetchRange{v_panel, static_cast<int64_t>(w.v.bytes)};
   online_softmax<Engine>(t.s, block.keys, static_cast<Real>(score_to_log2(p)), keep,
-                         t.state[member], shrink_o, weights, values, bias_ahead(p, block));
+                         t.state[member], rescale_o, weights, values, next_bias(p, block));
   pending.terms[pending.count++] = {Engine::left_t(w.v, v_panel, block.first), weights.right(),
                                     block.keys};
   if (pending.full()) pending.add_to(o, w.v.width);
 }
 
-// Takes those of the blocks `first` .. `last` - 1 of keys that are not hidden into the group's
-// block `member`, which begins at query i0.
+// Processes the visible key blocks of `first` .. `last` - 1 for group member `member`, whose first
+// query is i0.
 template <typename Engine>
 void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const HeadPanels& keys, const ForwardScratch<Engine>& t, int64_t member,
                    int64_t b, int64_t h, int64_t i0, int64_t first, int64_t last) {
   const int64_t i1 = std::min(i0 + Engine::kQueries, p.M);
-  const KeyInterval seen = block_interval(p.mask, p.N, b, i0, i1);
-  const int64_t end = std::min(last, (seen.end + kBlock - 1) / kBlock);
+  const KeyInterval key_range = block_interval(p.mask, p.N, b, i0, i1);
+  const int64_t end = std::min(last, (key_range.end + kBlock - 1) / kBlock);
   Pending<Engine> pending(t.begun[member]);
-  for (int64_t n = std::max(first, seen.begin / kBlock); n < end; ++n) {
+  for (int64_t n = std::max(first, key_range.begin / kBlock); n < end; ++n) {
     Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
     block.next_j = kBlock;
-    if (block.visible != Visible::kNone) forward_block(p, w, keys, t, member, block, pending);
+    if (block.visible != Visible::kEmpty) forward_block(p, w, keys, t, member, block, pending);
   }
   pending.add_to(t.o + member * w.v.width * Engine::kQueries, w.v.width);
 }
@@ -236,12 +239,12 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
     store(lse + lane, state.lse(lane));
   }
   const int64_t queries = std::min(p.M - i0, kQueries);
-  write_turned<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v}, o, w.v.width, share, t.rows);
+  write_transposed<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v}, o, w.v.width, share, t.rows);
   Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.lse_stride + i0;
   for (int64_t lane = 0; lane < queries; ++lane) to[lane] = lse[lane];
 }
 
-// Attends with blocks `first` .. `last` - 1 of head h's queries.
+// Processes query blocks `first` .. `last` - 1 of head h.
 template <typename Engine>
 void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const HeadPanels& keys, int64_t worker, int64_t b, int64_t h, int64_t first,
@@ -260,17 +263,18 @@ void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   for_each_member([&](int64_t member, int64_t i0) { end_forward(p, w, t, member, b, h, i0); });
 }
 
-// False: the engine cannot take these numbers, and what was written is of no use.
+// Returns false if the input contains values that the engine cannot represent; the output is then
+// invalid.
 template <typename Engine>
 bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
   const ForwardWorkspace<Engine> w = lay_out_forward<Engine>(p, workers.count, arena);
   const int64_t query_blocks = round_up(p.M, Engine::kQueries) / Engine::kQueries;
   const int64_t members = w.key_blocks > w.chunk ? Engine::kGroup : 1;
   const int64_t groups = round_up(query_blocks, members) / members;
-  const int64_t sharing = p.H_q / p.H_kv;  // heads of q that share one of k
+  const int64_t q_per_kv = p.H_q / p.H_kv;  // query heads per key head
   const auto attend = [&](const HeadPanels& keys, int64_t worker, int64_t head, int64_t group) {
     const int64_t first = group % groups * members;
-    forward_group(p, w, keys, worker, head / p.H_kv, head % p.H_kv * sharing + group / groups,
+    forward_group(p, w, keys, worker, head / p.H_kv, head % p.H_kv * q_per_kv + group / groups,
                   first, std::min(first + members, query_blocks));
   };
   *w.finite = true;
@@ -280,17 +284,17 @@ bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
       [[maybe_unused]] const typename Engine::Session session;
       const HeadPanels keys = head_panels(w, worker);
       for (int64_t n = 0; n < w.key_blocks; ++n) pack_keys_forward(p, w, keys, worker, head, n);
-      for (int64_t n = 0; n < sharing * groups; ++n) attend(keys, worker, head, n);
+      for (int64_t n = 0; n < q_per_kv * groups; ++n) attend(keys, worker, head, n);
     });
   } else {
     for_each(workers, heads * w.key_blocks, [&](int64_t worker, int64_t item) {
       const int64_t head = item / w.key_blocks;
       pack_keys_forward(p, w, head_panels(w, head), worker, head, item % w.key_blocks);
     });
-    for_each(workers, heads * sharing * groups, [&](int64_t worker, int64_t item) {
+    for_each(workers, heads * q_per_kv * groups, [&](int64_t worker, int64_t item) {
       [[maybe_unused]] const typename Engine::Session session;
-      const int64_t head = item / (sharing * groups);
-      attend(head_panels(w, head), worker, head, item % (sharing * groups));
+      const int64_t head = item / (q_per_kv * groups);
+      attend(head_panels(w, head), worker, head, item % (q_per_kv * groups));
     });
   }
   return *w.finite;

@@ -1,5 +1,5 @@
-// The kernels of one instruction set. setup.py compiles this file once for each, with TK_ISA naming
-// it: the same algorithm over wider registers.
+// The kernels of one instruction set. The build compiles this file once per instruction set, with
+// TK_ISA as the name of the namespace.
 #ifndef TK_ISA
 #error "compile with -DTK_ISA=portable, avx2, avx512 or amx"
 #endif
@@ -34,11 +34,11 @@ using BFloat16Engine = Fma<float>;
 using Float32Engine = Fma<float>;
 #endif
 
-// Float's three parts take longer to split and to pack than so few keys and queries to multiply.
+// For so few keys and queries, splitting and packing float32 takes longer than the products.
 bool is_short(const Problem& p) { return p.M <= kKeyGroup && p.N <= kKeyGroup; }
 
-// run(engine) with the problem's engine. Those that split numbers into parts return false when they
-// meet an infinity; then multiply-adds do it again.
+// run(engine) with the engine of the problem's dtype. Engines that split numbers into parts return
+// false if they meet an infinity or NaN; the multiply-add engine then repeats the call.
 template <typename Run>
 void with_engine(const Problem& p, Run&& run) {
   bool done = false;
@@ -59,7 +59,7 @@ void with_engine(const Problem& p, Run&& run) {
   if (!done) run(Fma<float>{});
 }
 
-// The most that any engine which may run takes.
+// Bytes of workspace: the maximum over all engines that may run.
 template <typename Count>
 size_t workspace(const Problem& p, Count&& count) {
   size_t bytes = 0;

@@ -1,4 +1,5 @@
-// The kernels of one instruction set: kernels.cpp is compiled once for each, dispatch.cpp chooses.
+// Kernel table of one instruction set. kernels.cpp is compiled once per instruction set;
+// driver/isa_dispatch.cpp selects one.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +14,13 @@ struct Kernels {
   // Fills mask.block_mask.
   void (*fill_block_mask)(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
                           const Workers& workers);
-  // Workspaces are in bytes, 64-byte aligned, and O(M + N) long but for the splits' dq.
+  // Workspace sizes are in bytes, 64-byte aligned, and O(M + N), except for the dq of each split.
   size_t (*forward_workspace)(const ForwardParams& params, const Workers& workers);
   void (*forward)(const ForwardParams& params, const Workers& workers, void* workspace);
   size_t (*backward_workspace)(const BackwardParams& params, const Workers& workers);
   void (*backward)(const BackwardParams& params, const Workers& workers, void* workspace);
-  // Whether queries are few enough to read k and v in place, for which these are. Sequences are
-  // problems of one batch entry with the same queries and heads, at least one.
+  // Decoding: reads k and v in place, for few queries. `decodes` is true if it is the faster path.
+  // Sequences are problems of one batch entry with the same queries and heads; count >= 1.
   bool (*decodes)(const Problem& problem);
   size_t (*decode_workspace)(const ForwardParams* sequences, int64_t count, const Workers& workers);
   void (*decode)(const ForwardParams* sequences, int64_t count, const Workers& workers,

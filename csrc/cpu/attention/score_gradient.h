@@ -1,7 +1,7 @@
-// The gradient of one tile of scores, recomputed from q, k and lse. Tiles are transposed, as in the
+// Gradient of one tile of scores, recomputed from q, k and lse. Tiles are transposed, as in the
 // forward pass.
 //
-//   p = exp(s - lse),  z = dropout's factor,  dp = v do^T
+//   p = exp(s - lse),  z = dropout factor,  dp = v do^T
 //   ds = p (z dp - delta + dlse),  delta = rowsum(do o)
 //
 // Symbols and derivation: docs/attention.md.
@@ -12,45 +12,46 @@
 
 namespace tk::cpu::TK_ISA {
 
-// The scores of one pass (keys x kPass, queries from `lane` on) to t.s, dp to t.dp, dropout's bits
+// Computes one pass (keys x kPass, queries from `lane` on): scores to t.s, dp to t.dp, dropout bits
 // to t.keep.
 template <typename Engine>
 void multiply_pass(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
-                   const BackwardScratch<Engine>& t, int64_t place, int64_t key_block,
+                   const BackwardScratch<Engine>& t, int64_t slot, int64_t key_block,
                    int64_t query_block, const Block& block, int64_t lane) {
   using Real = typename Engine::Real;
   using Product = typename Engine::Product;
   constexpr int64_t kPass = Engine::kPass;
-  const Product scores{Engine::left(w.k, w.k_panel(place, key_block), block.first),
-                       Engine::right_t(w.q, w.q_panel(place, query_block), lane), p.D};
+  const Product scores{Engine::left(w.k, w.k_panel(slot, key_block), block.first),
+                       Engine::right_t(w.q, w.q_panel(slot, query_block), lane), p.D};
   const int64_t queries = block.computed_queries();
-  // Every pass reads k and v, but finds them in the first-level cache only if both are small.
+  // Every pass reads k and v; they stay in L1 between passes only if both are small.
   constexpr int64_t kSmall = 16 << 10;
   const int64_t bytes = block.keys * (w.k.width + w.v.width) * Engine::kElementBytes;
-  const Reads reads = bytes <= kSmall ? Reads::kAgain : Reads::kOnce;
-  Engine::template multiply<Exact::kFully>(block.keys, queries, &scores, 1, t.s, kPass,
-                                           Into::kFresh, reads);
+  const LoadPolicy policy = bytes <= kSmall ? LoadPolicy::kCached : LoadPolicy::kStreamed;
+  Engine::template multiply<Accuracy::kFull>(block.keys, queries, &scores, 1, t.s, kPass,
+                                             WriteMode::kOverwrite, policy);
   finish_scores<Real, kPass>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
-  const Product dp{Engine::left(w.v, w.v_panel(place, key_block), block.first),
-                   Engine::right_t(w.d_o, w.do_panel(place, query_block), lane), p.D_v};
-  Engine::template multiply<Exact::kFully>(block.keys, queries, &dp, 1, t.dp, kPass, Into::kFresh,
-                                           reads);
+  const Product dp{Engine::left(w.v, w.v_panel(slot, key_block), block.first),
+                   Engine::right_t(w.d_o, w.do_panel(slot, query_block), lane), p.D_v};
+  Engine::template multiply<Accuracy::kFull>(block.keys, queries, &dp, 1, t.dp, kPass,
+                                             WriteMode::kOverwrite, policy);
   if (p.dropout.p > 0) dropout_bits<Real, kPass>(p, block, t.keep);
 }
 
-// visit(r, lane, p where it is kept, ds): rows r and r + 16 of a tile of keys by queries, two
-// vectors of each; ds is the gradient of the scores, bias included, before the softcap's slope.
-// Scores and dp are computed for kPass queries at a time, to stay in the first-level cache.
+// visit(r, lane, weight, ds) for rows r and r + 16 of a tile of keys x queries, two vectors each.
+// weight is p after dropout, without its scale; ds is the gradient of the scores including the
+// bias, before the softcap derivative. Scores and dp are computed for kPass queries at a time, to
+// stay in L1.
 template <typename Engine, typename Visit>
 void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
-                    const BackwardScratch<Engine>& t, int64_t place, int64_t key_block,
+                    const BackwardScratch<Engine>& t, int64_t slot, int64_t key_block,
                     int64_t query_block, const Block& block, Visit&& visit) {
   using Real = typename Engine::Real;
   constexpr int64_t W = kLanes<Real>, kPass = Engine::kPass;
-  const int64_t query_item = w.query_room(place, query_block);
+  const int64_t query_item = w.query_index(slot, query_block);
   const Real to_log2 = static_cast<Real>(score_to_log2(p)), kept = keep_factor<Real>(p);
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
-  BiasAhead bias;
+  BiasPrefetch bias;
   int64_t step = 0;
   for (int64_t lane = 0; lane < block.computed_queries(); lane += 2 * W) {
     Vec<Real> lse[2], lse_rest[2], delta[2];
@@ -64,13 +65,13 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       Block pass = block;
       pass.i0 += lane;
       pass.queries = std::min(block.queries - lane, kPass);
-      multiply_pass(p, w, t, place, key_block, query_block, pass, lane);
-      bias = bias_ahead(p, pass);
+      multiply_pass(p, w, t, slot, key_block, query_block, pass, lane);
+      bias = next_bias(p, pass);
       step = 0;
     }
     for (int64_t group = 0; group < block.keys; group += kKeyGroup) {
       for (int64_t row = group; row < group + kKeyGroup / 2; ++row) {
-        bias.fetch(step++);
+        bias.prefetch_row(step++);
         Vec<Real> weight[2][2], ds[2][2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
@@ -84,9 +85,9 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
             Vec<Real> dp_kept = load(t.dp + at);
             const Vec<Real> p_all = weight[half][n];
             if (keep) {
-              const uint64_t bits = bits_of<Real>(keep[r], column);
-              dp_kept = kept * keep_bits<Real>(bits, dp_kept);
-              weight[half][n] = keep_bits<Real>(bits, p_all);
+              const uint64_t bits = lane_bits<Real>(keep[r], column);
+              dp_kept = kept * mask_lanes<Real>(bits, dp_kept);
+              weight[half][n] = mask_lanes<Real>(bits, p_all);
             }
             ds[half][n] = p_all * (dp_kept - delta[n]);
           }

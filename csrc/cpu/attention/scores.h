@@ -1,5 +1,5 @@
-// What happens to a tile of scores between the two products: scale, softcap, bias, mask. Forward,
-// backward and decoding share every line.
+// Elementwise operations on a tile of scores between the two products: scale, softcap, bias, mask.
+// Shared by the forward pass, the backward pass and decoding.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace tk::cpu::TK_ISA {
 template <typename Real>
 constexpr Real kHidden = -static_cast<Real>(__builtin_inf());
 
-// s = cap tanh(s / cap); slope = the derivative 1 - tanh^2, where it is asked for.
+// s = cap tanh(s / cap); slope = the derivative 1 - tanh^2, unless null.
 template <typename Real>
 void apply_softcap(Real cap, Real* s, Real* slope, int64_t count) {
   for_each_vector(s, count, [&](Vec<Real> x, int64_t c) {
@@ -38,9 +38,10 @@ void add_alibi(const Problem& p, const Block& block, Real* s) {
   }
 }
 
-// Every lane's visible keys as bits, tested one key at a time across the lanes.
+// Hides masked scores. Each lane has its visible keys as bits, which are tested one key at a time
+// across all lanes.
 template <typename Real, int64_t kQueries>
-void hide_by_flags(const Problem& p, const Block& block, Real* s) {
+void apply_element_mask(const Problem& p, const Block& block, Real* s) {
   using Int = IntOf<Real>;
   constexpr int64_t kBits = 8 * sizeof(Int);
   Int words[kBlock / kBits][kQueries] = {};
@@ -60,9 +61,9 @@ void hide_by_flags(const Problem& p, const Block& block, Real* s) {
   }
 }
 
-// The same where each query's visible keys are an interval.
+// Hides masked scores where the visible keys of each query are an interval.
 template <typename Real, int64_t kQueries>
-void hide_by_intervals(const Problem& p, const Block& block, Real* s) {
+void apply_interval_mask(const Problem& p, const Block& block, Real* s) {
   using Int = IntOf<Real>;
   Int begin[kQueries] = {}, end[kQueries] = {};
   for (int64_t lane = 0; lane < block.queries; ++lane) {
@@ -78,27 +79,27 @@ void hide_by_intervals(const Problem& p, const Block& block, Real* s) {
   }
 }
 
-// What scores are multiplied by to become powers of two. While nothing comes between the product
-// and the softmax, the scale waits for it and costs nothing.
-TK_INLINE bool scale_waits(const Problem& p) {
+// The scale is deferred to the softmax, where it costs nothing, if no softcap, bias or ALiBi comes
+// between the product and the softmax.
+TK_INLINE bool scale_is_deferred(const Problem& p) {
   return p.score.softcap == 0 && !p.score.bias.data && !p.score.alibi_slopes && p.score.scale > 0;
 }
 
 TK_INLINE double score_to_log2(const Problem& p) {
   constexpr double kLog2E = 1.4426950408889634;
-  return scale_waits(p) ? p.score.scale * kLog2E : kLog2E;
+  return scale_is_deferred(p) ? p.score.scale * kLog2E : kLog2E;
 }
 
-// Whether finish_scores has anything to do.
-TK_INLINE bool is_unfinished(const Problem& p, const Block& block) {
-  return !scale_waits(p) || block.visible != Visible::kAll;
+// True if finish_scores has anything to do.
+TK_INLINE bool needs_finishing(const Problem& p, const Block& block) {
+  return !scale_is_deferred(p) || block.visible != Visible::kFull;
 }
 
-// s: k q^T on entry, the scores of docs/attention.md on return, but for a scale that waits. `slope`
-// (a tile) takes the softcap's derivative and may be null.
+// s: k q^T on entry; on return the scores of docs/attention.md, except for a deferred scale.
+// `slope` (a tile) receives the softcap derivative; may be null.
 template <typename Real, int64_t kQueries>
 void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
-  if (!scale_waits(p)) {
+  if (!scale_is_deferred(p)) {
     const int64_t count = block.keys * kQueries;
     Real scale = static_cast<Real>(p.score.scale);
     if (p.score.softcap != 0 || !p.score.bias.data) {
@@ -111,9 +112,9 @@ void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
     if (p.score.bias.data) add_bias<Real, kQueries>(p, block, scale, s);
     if (p.score.alibi_slopes) add_alibi<Real, kQueries>(p, block, s);
   }
-  if (block.visible != Visible::kAll) {
-    block.flagged ? hide_by_flags<Real, kQueries>(p, block, s)
-                  : hide_by_intervals<Real, kQueries>(p, block, s);
+  if (block.visible != Visible::kFull) {
+    block.element_mask ? apply_element_mask<Real, kQueries>(p, block, s)
+                       : apply_interval_mask<Real, kQueries>(p, block, s);
   }
 }
 

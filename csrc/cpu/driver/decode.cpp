@@ -12,13 +12,13 @@ ForwardParams sequence_of(const ForwardParams& batch, const KVCache& cache, int6
   ForwardParams p = batch;
   p.B = 1;
   p.N = cache.cache_seqlens[b];
-  for (Strided* x : rows_of_queries(p)) advance(*x, 0, b, p.dtype);
+  for (Strided* x : query_tensors(p)) advance(*x, 0, b, p.dtype);
   advance_statistics(p, b * p.H_q * p.lse_stride);
   if (cache.page_size > 0) {
     p.pages = cache.block_table + b * cache.max_pages;
     p.page_size = cache.page_size;
   } else {
-    for (Strided* x : rows_of_keys(p)) advance(*x, 0, b, p.dtype);
+    for (Strided* x : key_tensors(p)) advance(*x, 0, b, p.dtype);
   }
   align_bottom_right(p);
   return p;

@@ -1,4 +1,4 @@
-// Attention of each sequence's last M queries to its keys in a cache.
+// Decoding from a key/value cache: attention of each sequence's last M queries.
 #pragma once
 
 #include "common/kv_cache.h"
@@ -6,11 +6,11 @@
 
 namespace tk {
 
-// Whether every position in use lies within N, and in a page that there is.
+// True if every sequence length is within N and every page in use exists.
 bool fits(const KVCache& cache, int64_t B, int64_t N);
 
-// `batch` has all sequences; its N is what the cache has room for. Diagonals and ALiBi count from
-// each one's own N - M, as if added to them. A batch without lse wants none.
+// `batch` describes all sequences; its N is the capacity of the cache. Each sequence's own N - M is
+// added to the diagonals and the ALiBi offset. A null lse skips the log-sum-exp output.
 void run_decode(const ForwardParams& batch, const KVCache& cache);
 
 }  // namespace tk

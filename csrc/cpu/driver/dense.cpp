@@ -10,13 +10,13 @@ namespace tk {
 
 namespace {
 
-// The flags live in `used`.
-void set_live_keys(Problem& problem, std::vector<uint8_t>& used) {
-  used = find_live_keys(problem);
-  problem.live_keys = used.empty() ? nullptr : used.data();
+// `live` owns the data of problem.live_keys.
+void set_live_keys(Problem& problem, std::vector<uint8_t>& live) {
+  live = find_live_keys(problem);
+  problem.live_keys = live.empty() ? nullptr : live.data();
 }
 
-// A stride of 0 is of a block mask that all batch entries, or all heads, share.
+// A stride of 0 means that all batch entries, or all heads, share the block mask.
 void write_block_mask(const Problem& p, const cpu::Kernels& kernels, cpu::Workers threads) {
   const int64_t* const stride = p.mask.block_mask_stride;
   const int64_t B = stride[0] == 0 ? 1 : p.B, H = stride[1] == 0 ? 1 : p.H_q;
@@ -31,8 +31,8 @@ size_t lse_bytes(const Problem& p) {
 }  // namespace
 
 void run_forward(ForwardParams& params) {
-  std::vector<uint8_t> used;
-  set_live_keys(params, used);
+  std::vector<uint8_t> live;
+  set_live_keys(params, live);
   const cpu::Kernels& kernels = cpu::kernels();
   const cpu::Workers threads = workers();
   if (params.mask.block_mask) write_block_mask(params, kernels, threads);
@@ -43,8 +43,8 @@ void run_forward(ForwardParams& params) {
 }
 
 void run_backward(BackwardParams& params) {
-  std::vector<uint8_t> used;
-  set_live_keys(params, used);
+  std::vector<uint8_t> live;
+  set_live_keys(params, live);
   const cpu::Kernels& kernels = cpu::kernels();
   const cpu::Workers threads = workers();
   const Workspace workspace(kernels.backward_workspace(params, threads));

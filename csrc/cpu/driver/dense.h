@@ -1,4 +1,4 @@
-// One call of the kernels, whoever asks: the operators for torch's dispatcher, direct.cpp past it.
+// CPU launch entry points, shared by the dispatcher operators and the fast path.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,13 @@
 
 namespace tk {
 
-// What remains when all else is set: which keys are used, threads and workspace. A forward call
-// writes the mask's block mask, where there is one; if its params have no lse, none is wanted.
+// Fills in the derived fields (live keys, threads, workspace) and launches the kernel. The forward
+// pass also writes the block mask if the mask needs one. A null params.lse skips the log-sum-exp
+// output.
 void run_forward(ForwardParams& params);
 void run_backward(BackwardParams& params);
 
-// torch's own threads; operators.cpp lends them.
+// torch's intra-op thread pool; defined in bindings/cpu_operators.cpp.
 cpu::Workers workers();
 
 }  // namespace tk

@@ -30,15 +30,15 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// CPUID leaf 7: what __builtin_cpu_supports does not know in every compiler.
-bool has_tiles() {
+// CPUID leaf 7: not every compiler's __builtin_cpu_supports knows AMX.
+bool has_amx_tiles() {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAmxBf16) && (d & kAmxTile);
 }
 
-// Linux saves the tiles only of processes that have asked for it; granted for good, to all threads.
-bool may_use_tiles() {
+// Linux enables AMX state per process, on request. Once granted it holds for all threads.
+bool request_amx_permission() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -48,14 +48,14 @@ bool may_use_tiles() {
 }
 
 bool has_amx_bf16() {
-  static const bool has = has_tiles() && may_use_tiles();
+  static const bool has = has_amx_tiles() && request_amx_permission();
   return has;
 }
 
 bool has_amx() { return has_avx512() && has_amx_bf16(); }
 #endif
 
-// Least first; the names are those of the namespaces in kernels.h.
+// In ascending order of preference; the names are those of the namespaces in kernels.h.
 const Candidate kCandidates[] = {
     {&portable::kKernels, [] { return true; }},
 #if defined(TK_HAVE_AVX2)
@@ -104,8 +104,8 @@ std::vector<std::string> built_isas() {
 
 const Kernels& kernels() {
   static const Kernels* const chosen = best();
-  const Kernels* const by_force = forced.load(std::memory_order_relaxed);
-  return by_force ? *by_force : *chosen;
+  const Kernels* const forced_kernels = forced.load(std::memory_order_relaxed);
+  return forced_kernels ? *forced_kernels : *chosen;
 }
 
 std::string isa() { return kernels().name; }

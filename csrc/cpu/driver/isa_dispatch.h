@@ -1,4 +1,4 @@
-// Which instruction set runs. Includes no torch header and none of the instruction sets' own.
+// Selection of the instruction set at run time. Includes neither torch headers nor intrinsics.
 #pragma once
 
 #include <string>
@@ -13,18 +13,18 @@ struct Feature {
   bool present;
 };
 
-// What the CPU has, of what kernels may use.
+// CPU features that the kernels can use, and whether this CPU has them.
 std::vector<Feature> cpu_features();
 
-// The instruction sets that were compiled in, least first.
+// Instruction sets compiled in, in ascending order of preference.
 std::vector<std::string> built_isas();
 
-// The kernels in use: those forced, or else the best that this CPU runs.
+// The kernels in use: the forced ones, else the best that this CPU supports.
 const Kernels& kernels();
 std::string isa();
 
-// Forces one of built_isas() until called again; "auto" lets the CPU decide. Throws
-// std::invalid_argument for a name that is not built, or that this CPU cannot run.
+// Forces one of built_isas() until the next call; "auto" restores the default. Throws
+// std::invalid_argument if the name is not built or not supported by this CPU.
 void force_isa(const std::string& name);
 
 }  // namespace tk::cpu

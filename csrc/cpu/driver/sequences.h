@@ -1,5 +1,5 @@
-// Problems of one batch entry each, alike but for their lengths: long ones one after the other,
-// each by all workers, then the heads of the short ones side by side.
+// Runs problems of one batch entry each that differ only in their lengths. Long ones run one after
+// another, each on all workers; then the heads of the short ones run concurrently, one worker each.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,12 @@
 
 namespace tk {
 
-inline std::array<Strided*, 2> rows_of_queries(ForwardParams& p) { return {&p.q, &p.o}; }
-inline std::array<Strided*, 2> rows_of_keys(ForwardParams& p) { return {&p.k, &p.v}; }
-inline std::array<Strided*, 4> rows_of_queries(BackwardParams& p) {
+inline std::array<Strided*, 2> query_tensors(ForwardParams& p) { return {&p.q, &p.o}; }
+inline std::array<Strided*, 2> key_tensors(ForwardParams& p) { return {&p.k, &p.v}; }
+inline std::array<Strided*, 4> query_tensors(BackwardParams& p) {
   return {&p.q, &p.o, &p.d_o, &p.dq};
 }
-inline std::array<Strided*, 4> rows_of_keys(BackwardParams& p) {
-  return {&p.k, &p.v, &p.dk, &p.dv};
-}
+inline std::array<Strided*, 4> key_tensors(BackwardParams& p) { return {&p.k, &p.v, &p.dk, &p.dv}; }
 
 inline int64_t bytes_of(DType dtype) {
   switch (dtype) {
@@ -48,7 +46,7 @@ inline void advance(const void*& data, int64_t bytes) {
   if (data) data = static_cast<const char*>(data) + bytes;
 }
 
-// From row `row` of dimension `dimension` on.
+// Moves the data pointer to row `row` of dimension `dimension`.
 inline void advance(Strided& x, int64_t dimension, int64_t row, DType dtype) {
   advance(x.data, row * x.stride[dimension] * bytes_of(dtype));
 }
@@ -61,22 +59,22 @@ inline void advance_statistics(BackwardParams& p, int64_t rows) {
   advance(p.dlse, rows * bytes_of_statistics(p.dtype));
 }
 
-// The problem with `count` heads of k, from `head` on.
+// The problem restricted to `count` key heads from `head` on.
 template <typename Params>
-Params heads_of(const Params& all, int64_t head, int64_t count) {
+Params slice_heads(const Params& all, int64_t head, int64_t count) {
   Params p = all;
-  const int64_t sharing = p.H_q / p.H_kv, q_head = head * sharing;
-  for (Strided* x : rows_of_queries(p)) advance(*x, 1, q_head, p.dtype);
-  for (Strided* x : rows_of_keys(p)) advance(*x, 1, head, p.dtype);
+  const int64_t q_per_kv = p.H_q / p.H_kv, q_head = head * q_per_kv;
+  for (Strided* x : query_tensors(p)) advance(*x, 1, q_head, p.dtype);
+  for (Strided* x : key_tensors(p)) advance(*x, 1, head, p.dtype);
   advance_statistics(p, q_head * p.lse_stride);
   advance(p.score.alibi_slopes, q_head * bytes_of_statistics(p.dtype));
   p.H_kv = count;
-  p.H_q = count * sharing;
+  p.H_q = count * q_per_kv;
   p.dropout.first_head = q_head;
   return p;
 }
 
-// Diagonals and ALiBi count from the end of the keys.
+// Aligns the diagonals and ALiBi to the last key.
 inline void align_bottom_right(Problem& p) {
   p.mask.diagonal_low += p.N - p.M;
   p.mask.diagonal_high += p.N - p.M;
@@ -87,19 +85,19 @@ template <typename Params>
 struct Pass {
   size_t (*workspace)(const Params&, const cpu::Workers&);
   void (*kernel)(const Params&, const cpu::Workers&, void* workspace);
-  void (*by_all)(Params&);
+  void (*run_on_all_workers)(Params&);
 };
 
-// Every head of these sequences by one worker.
+// Runs each head of these sequences on one worker.
 template <typename Params>
-void run_side_by_side(std::span<const Params> sequences, int64_t heads, const Pass<Params>& pass) {
-  constexpr cpu::Workers kAlone{1, nullptr};
+void run_concurrently(std::span<const Params> sequences, int64_t heads, const Pass<Params>& pass) {
+  constexpr cpu::Workers kOneWorker{1, nullptr};
   const cpu::Workers threads = workers();
-  std::vector<std::vector<uint8_t>> used;
+  std::vector<std::vector<uint8_t>> live;
   size_t bytes = 0;
   for (const Params& sequence : sequences) {
-    used.push_back(find_live_keys(sequence));
-    bytes = std::max(bytes, pass.workspace(heads_of(sequence, 0, 1), kAlone));
+    live.push_back(find_live_keys(sequence));
+    bytes = std::max(bytes, pass.workspace(slice_heads(sequence, 0, 1), kOneWorker));
   }
   bytes = (bytes + cpu::kAlignment - 1) / cpu::kAlignment * cpu::kAlignment;
   const Workspace workspace(bytes * static_cast<size_t>(threads.count));
@@ -107,28 +105,29 @@ void run_side_by_side(std::span<const Params> sequences, int64_t heads, const Pa
   const int64_t items = static_cast<int64_t>(sequences.size()) * heads;
   cpu::for_each(threads, items, [&](int64_t worker, int64_t item) {
     const auto n = static_cast<size_t>(item / heads);
-    Params one = heads_of(sequences[n], item % heads, 1);
-    one.live_keys = used[n].empty() ? nullptr : used[n].data();
-    pass.kernel(one, kAlone, memory + static_cast<size_t>(worker) * bytes);
+    Params one = slice_heads(sequences[n], item % heads, 1);
+    one.live_keys = live[n].empty() ? nullptr : live[n].data();
+    pass.kernel(one, kOneWorker, memory + static_cast<size_t>(worker) * bytes);
   });
 }
 
 template <typename Params>
 void run_sequences(std::vector<Params> sequences, const Pass<Params>& pass) {
-  // A sequence is long if one of its heads has more than one in so many of a worker's share of all
-  // weights: handed out whole, it could be what the others wait for.
+  // A sequence is long if one of its heads has more than 1/8 of a worker's share of all weights: as
+  // a single work item it could keep the other workers waiting.
   constexpr int64_t kItemsPerWorker = 8;
-  const auto weights = [](const Params& p) { return p.M * p.N; };
-  std::stable_sort(sequences.begin(), sequences.end(),
-                   [&](const Params& a, const Params& b) { return weights(a) > weights(b); });
-  int64_t all = 0;
-  for (const Params& p : sequences) all += weights(p);
+  const auto weight_count = [](const Params& p) { return p.M * p.N; };
+  std::stable_sort(sequences.begin(), sequences.end(), [&](const Params& a, const Params& b) {
+    return weight_count(a) > weight_count(b);
+  });
+  int64_t total = 0;
+  for (const Params& p : sequences) total += weight_count(p);
   const int64_t heads = sequences.empty() ? 1 : sequences.front().H_kv;
-  const int64_t most = all / (workers().count * kItemsPerWorker) * heads;
+  const int64_t limit = total / (workers().count * kItemsPerWorker) * heads;
   const auto short_ones = std::find_if(sequences.begin(), sequences.end(),
-                                       [&](const Params& p) { return weights(p) <= most; });
-  for (auto p = sequences.begin(); p != short_ones; ++p) pass.by_all(*p);
-  run_side_by_side(std::span<const Params>(short_ones, sequences.end()), heads, pass);
+                                       [&](const Params& p) { return weight_count(p) <= limit; });
+  for (auto p = sequences.begin(); p != short_ones; ++p) pass.run_on_all_workers(*p);
+  run_concurrently(std::span<const Params>(short_ones, sequences.end()), heads, pass);
 }
 
 }  // namespace tk

@@ -8,13 +8,13 @@ namespace tk {
 
 namespace {
 
-// Sequence b, with M queries from row i0 on and N keys from row j0 on.
+// Sequence b: M queries from row i0 on, N keys from row j0 on.
 template <typename Params>
 Params sequence_of(const Params& packed, bool bottom_right, int64_t b, int64_t i0, int64_t M,
                    int64_t j0, int64_t N) {
   Params p = packed;
-  for (Strided* x : rows_of_queries(p)) advance(*x, 2, i0, p.dtype);
-  for (Strided* x : rows_of_keys(p)) advance(*x, 2, j0, p.dtype);
+  for (Strided* x : query_tensors(p)) advance(*x, 2, i0, p.dtype);
+  for (Strided* x : key_tensors(p)) advance(*x, 2, j0, p.dtype);
   advance_statistics(p, i0);
   p.M = M;
   p.N = N;
@@ -23,8 +23,8 @@ Params sequence_of(const Params& packed, bool bottom_right, int64_t b, int64_t i
   return p;
 }
 
-// Behind the last sequence there may be queries without keys, and keys without queries: as two more
-// sequences they get what such rows get.
+// Rows past the last sequence (trailing padding) form two more sequences: queries without keys, and
+// keys without queries.
 template <typename Params>
 std::vector<Params> sequences_of(const Params& packed, const Varlen& varlen) {
   const int64_t B = varlen.B;
@@ -40,7 +40,7 @@ std::vector<Params> sequences_of(const Params& packed, const Varlen& varlen) {
   return sequences;
 }
 
-bool rises_within(const int32_t* cu_seqlens, int64_t B, int64_t total) {
+bool are_valid_offsets(const int32_t* cu_seqlens, int64_t B, int64_t total) {
   return cu_seqlens[0] == 0 && std::is_sorted(cu_seqlens, cu_seqlens + B + 1) &&
          cu_seqlens[B] <= total;
 }
@@ -48,8 +48,8 @@ bool rises_within(const int32_t* cu_seqlens, int64_t B, int64_t total) {
 }  // namespace
 
 bool fits(const Varlen& varlen, int64_t M, int64_t N) {
-  return rises_within(varlen.cu_seqlens_q, varlen.B, M) &&
-         rises_within(varlen.cu_seqlens_k, varlen.B, N);
+  return are_valid_offsets(varlen.cu_seqlens_q, varlen.B, M) &&
+         are_valid_offsets(varlen.cu_seqlens_k, varlen.B, N);
 }
 
 void run_forward(const ForwardParams& packed, const Varlen& varlen) {

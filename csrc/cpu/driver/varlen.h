@@ -1,4 +1,4 @@
-// Sequences of different lengths, packed one behind another: a call of the kernels for each.
+// Packed sequences of different lengths: one kernel call per sequence.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace tk {
 
-// Whether every sequence lies within the M queries and N keys of all.
+// True if every sequence lies within the M query rows and N key rows.
 bool fits(const Varlen& varlen, int64_t M, int64_t N);
 
-// `packed` has one batch entry, which holds all rows. Those behind the last sequence see nothing.
+// `packed` has one batch entry, which holds all rows. Rows past the last sequence are fully masked.
 void run_forward(const ForwardParams& packed, const Varlen& varlen);
 void run_backward(const BackwardParams& packed, const Varlen& varlen);
 

@@ -1,14 +1,14 @@
-// The engine that multiplies by AMX tiles of bfloat16 and sums in float.
+// AMX engine: multiplies tiles of bfloat16, accumulates in float32.
 //
-// float16 is exactly the sum of two bfloat16, float of three. With x = x0 + x1 + x2 by falling
-// size, x y = x0 y0 + (x0 y1 + x1 y0) + (x0 y2 + x1 y1 + x2 y0) but for terms below the last bit:
-// kParts parts take 1, 3 (4 to be exact) or 6 products, which add up in the same float tiles.
+// float16 is exactly the sum of two bfloat16, float32 of three. With x = x0 + x1 + x2 in descending
+// magnitude, x y = x0 y0 + (x0 y1 + x1 y0) + (x0 y2 + x1 y1 + x2 y0) up to terms below the last
+// bit. kParts parts take 1, 3 (4 to be exact) or 6 products, accumulated in the same float tiles.
 //
-// A tile is 16 rows of 64 bytes: 16 rows or columns of the operand by 32 of depth, in 16 pairs of
-// 32 bits. A left tile has a row of pairs for each of its operand's rows; a right tile a row of
-// columns for each pair. One is the other transposed. Pairs are of any two depths, if only both
-// operands agree: of t and t + 16 where depth is queries or keys, and varlen chooses where it is
-// D.
+// A tile is 16 rows of 64 bytes: 16 rows or columns of the operand by a depth of 32, as 16 pairs of
+// 16-bit elements. A left tile has one row of pairs per operand row. A right tile has one row per
+// pair, with an element pair for each column: it is a left tile transposed. Any two depths may form
+// a pair if both operands agree: here t and t + 16 where depth is queries or keys, and a pairing
+// chosen by the packing code where depth is D.
 #pragma once
 
 #include <immintrin.h>
@@ -22,19 +22,19 @@
 
 namespace tk::cpu::TK_ISA {
 
-constexpr int64_t kTile = 16;       // rows of a tile; pairs in a row
-constexpr int64_t kTileDepth = 32;  // elements in a row
+constexpr int64_t kTile = 16;       // rows of a tile; pairs per row
+constexpr int64_t kTileDepth = 32;  // elements per row
 constexpr int64_t kTileBytes = 1024;
 
-// Tile (t, g, part) of an operand begins at data + t * stride + (g * kParts + part) * kTileBytes;
-// t counts rows (columns), g depth.
+// Tile (t, g, part) of an operand begins at data + t * stride + (g * kParts + part) * kTileBytes; t
+// counts along rows (columns), g along depth.
 struct AmxOperand {
   const char* data;
   int64_t stride;
 };
 
-// A constant: of one on the stack GCC 12 keeps only the stores to the first 8 bytes, which is all
-// that its intrinsic names as an input.
+// A constant: for a local variable GCC 12 eliminates all stores past the first 8 bytes, which is
+// all that the intrinsic declares as its input.
 struct alignas(64) AmxConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -42,7 +42,7 @@ struct alignas(64) AmxConfig {
 };
 constexpr AmxConfig kAllTiles;
 
-// All eight tiles are 16 x 64 bytes while a Session lives.
+// Configures all eight tiles as 16 x 64 bytes for its lifetime.
 class AmxSession {
  public:
   AmxSession() { _tile_loadconfig(&kAllTiles); }
@@ -51,8 +51,8 @@ class AmxSession {
   AmxSession& operator=(const AmxSession&) = delete;
 };
 
-// parts[n]: the n-th parts of low in the low halves, of high in the high ones. Each is rounded to
-// nearest, which leaves the least to those that follow; of a third part there is nothing to round.
+// parts[n]: the n-th bfloat16 parts of low (lower halves) and high (upper halves). The first two
+// are rounded to nearest, which minimizes the remainder; the third is exact.
 template <int kParts>
 TK_INLINE void split_pairs(__m512 low, __m512 high, __m512i (&parts)[kParts]) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
@@ -71,14 +71,14 @@ TK_INLINE void split_pairs(__m512 low, __m512 high, __m512i (&parts)[kParts]) {
   }
 }
 
-// The compiler's intrinsics take a tile's number only as a literal.
+// Tile numbers must be literals in the compiler's intrinsics, hence inline assembly.
 template <int kNumber>
 TK_INLINE void load_tile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kNumber) : "memory");
 }
-// Past the first-level cache, where there is no second reader: what lies there stays there.
+// Non-temporal load: does not evict other data from L1.
 template <int kNumber>
-TK_INLINE void load_tile_once(const void* from, int64_t stride) {
+TK_INLINE void load_tile_streamed(const void* from, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kNumber) : "memory");
 }
 template <int kNumber>
@@ -94,29 +94,31 @@ TK_INLINE void multiply_tile() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
 }
 
-// A square of 2 x 2 tiles of c, in tiles 0 to 3; a is in 4 and 5, b in 6 and 7. Four stores in a
-// row would stall the loads that follow: a square is stored tile by tile where the next one begins.
-// kOnce: no other square reads the same tiles of a.
-template <bool kOnce>
+// A square of 2 x 2 tiles of c, in tiles 0 to 3; a is in tiles 4 and 5, b in 6 and 7. Four
+// consecutive stores would stall the loads that follow, so a square is stored tile by tile while
+// the next one begins. kStreamed: no other square reads the same tiles of a.
+template <bool kStreamed>
 struct AmxSquares {
-  float* before = nullptr;  // the square that is still to be stored
-  float* now = nullptr;
-  int64_t ldc;  // of c
-  Into into;
+  float* previous = nullptr;  // the square not yet stored
+  float* current = nullptr;
+  int64_t ldc;  // leading dimension of c
+  WriteMode mode;
 
   template <int kNumber>
   TK_INLINE_METHOD void begin_tile() const {
     const int64_t at = kNumber / 2 * kTile * ldc + kNumber % 2 * kTile;
-    if (before) store_tile<kNumber>(before + at, ldc * 4);
-    into == Into::kSum ? load_tile<kNumber>(now + at, ldc * 4) : clear_tile<kNumber>();
+    if (previous) store_tile<kNumber>(previous + at, ldc * 4);
+    mode == WriteMode::kAccumulate ? load_tile<kNumber>(current + at, ldc * 4)
+                                   : clear_tile<kNumber>();
   }
 
   template <int kNumber>
   TK_INLINE_METHOD static void load_a(const char* from) {
-    kOnce ? load_tile_once<kNumber>(from, 64) : load_tile<kNumber>(from, 64);
+    kStreamed ? load_tile_streamed<kNumber>(from, 64) : load_tile<kNumber>(from, 64);
   }
 
-  // The next parts of a and b, where they change; c is begun at a square's first step.
+  // One product of the current parts of a and b, which are loaded where they change. The first step
+  // of a square also initializes the tiles of c.
   template <bool kFirst, bool kNewA, bool kNewB>
   TK_INLINE_METHOD void step(const char* a, int64_t a_stride, const char* b,
                              int64_t b_stride) const {
@@ -134,19 +136,20 @@ struct AmxSquares {
     multiply_tile<3, 5, 7>();
   }
 
-  // Two parts each. The product of both second parts is 2^-18 of the whole at most.
-  template <Exact kExact, bool kFirst>
+  // Two parts each. The product of the two second parts is at most 2^-18 of the total.
+  template <Accuracy kAccuracy, bool kFirst>
   TK_INLINE_METHOD void steps_of_two(const char* a, int64_t a_stride, const char* b,
                                      int64_t b_stride) const {
     constexpr int64_t T = kTileBytes;
-    constexpr bool kFully = kExact == Exact::kFully;
-    if constexpr (kFully) step<kFirst, true, true>(a + T, a_stride, b + T, b_stride);
-    step<kFirst && !kFully, !kFully, true>(a + T, a_stride, b, b_stride);
+    constexpr bool kFull = kAccuracy == Accuracy::kFull;
+    if constexpr (kFull) step<kFirst, true, true>(a + T, a_stride, b + T, b_stride);
+    step<kFirst && !kFull, !kFull, true>(a + T, a_stride, b, b_stride);
     step<false, true, false>(a, a_stride, b, b_stride);
     step<false, false, true>(a, a_stride, b + T, b_stride);
   }
 
-  // Three parts each: the products before that of both first parts, which would round them away.
+  // Three parts each: the small products. They precede the product of the first parts, next to
+  // which they would be rounded away.
   template <bool kFirst>
   TK_INLINE_METHOD void small_steps_of_three(const char* a, int64_t a_stride, const char* b,
                                              int64_t b_stride) const {
@@ -159,10 +162,10 @@ struct AmxSquares {
   }
 
   TK_INLINE_METHOD void store_last() const {
-    store_tile<0>(now, ldc * 4);
-    store_tile<1>(now + kTile, ldc * 4);
-    store_tile<2>(now + kTile * ldc, ldc * 4);
-    store_tile<3>(now + kTile * ldc + kTile, ldc * 4);
+    store_tile<0>(current, ldc * 4);
+    store_tile<1>(current + kTile, ldc * 4);
+    store_tile<2>(current + kTile * ldc, ldc * 4);
+    store_tile<3>(current + kTile * ldc + kTile, ldc * 4);
   }
 };
 
@@ -178,12 +181,12 @@ struct Amx {
   static constexpr int64_t kPass = 32;
   static constexpr int64_t kSquare = 2;
   static constexpr int64_t kWidth = 32;
-  // Three parts are read twice: once for the small products.
-  static constexpr bool kReadsOnce = kParts < 3;
+  // With three parts the left operand is read twice: the small products come first.
+  static constexpr bool kStreamsLeft = kParts < 3;
   static constexpr Precision kPrecision = kParts < 3 ? Precision::kHalf : Precision::kReal;
   static constexpr bool kSplits = kParts > 1;
-  static constexpr int64_t kPairBytes = kParts * kTileBytes;  // of one depth of a tile, all parts
-  static constexpr int64_t kElementBytes = 2 * kParts;        // of an operand
+  static constexpr int64_t kPairBytes = kParts * kTileBytes;  // one tile, all parts
+  static constexpr int64_t kElementBytes = 2 * kParts;        // per operand element
 
   using Session = AmxSession;
 
@@ -202,7 +205,7 @@ struct Amx {
     return panel;
   }
 
-  // bfloat16 is packed from its bits, anything else as float.
+  // bfloat16 is packed as it is, other dtypes as float.
   using Stored = std::conditional_t<kParts == 1, BFloat16, float>;
   static constexpr bool kReadsInPlace = true;
   static Stored* unpack_to(const PanelLayout&, char*, Stored* scratch) { return scratch; }
@@ -219,7 +222,7 @@ struct Amx {
     }
   }
 
-  // From row `row` on, a multiple of 32.
+  // The panel from row `row` on, a multiple of 32.
   static Left left(const PanelLayout& panel, const char* from, int64_t row) {
     const int64_t stride = panel.width / kTileDepth * kPairBytes;
     return {from + panel.left + row / kTile * stride, stride};
@@ -231,16 +234,17 @@ struct Amx {
   static Right right(const PanelLayout& panel, const char* from) {
     return {from + panel.right, panel.rows / kTileDepth * kPairBytes};
   }
-  // Its columns are the panel's rows, and begin with row `row`, a multiple of 16.
+  // Columns are the rows of the panel from `row` on, a multiple of 16.
   static Right right_t(const PanelLayout& panel, const char* from, int64_t row) {
     const int64_t stride = panel.width / kTileDepth * kPairBytes;
     return {from + panel.right_t + row / kTile * stride, stride};
   }
 
-  // A tile between two products: split anew, as a left operand, a right one, or both.
+  // Operand tile between two products: split into parts again, as left operand, right operand or
+  // both.
   template <unsigned kUses, int64_t kRows, int64_t kColumns>
   struct Tile {
-    static constexpr bool kOverwrites = false;  // the scores
+    static constexpr bool kOverwrites = false;  // does not overwrite the scores
     static constexpr int64_t kForm = kRows * kColumns * 2 * kParts;
     static constexpr int64_t kLeftStride = kColumns / kTileDepth * kPairBytes;
     static constexpr int64_t kRightStride = kRows / kTileDepth * kPairBytes;
@@ -283,26 +287,26 @@ struct Amx {
   };
 
   // c (rows x columns, leading dimension ldc) = or += the sum of the terms. rows and columns are
-  // multiples of 32; depth is filled up with zeros to one.
-  template <Exact kExact>
+  // multiples of 32; depth is padded with zeros to a multiple of 32.
+  template <Accuracy kAccuracy>
   static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, float* c,
-                       int64_t ldc, Into into, Reads reads = Reads::kAgain) {
-    if (kReadsOnce && reads == Reads::kOnce && columns == 2 * kTile) {
-      multiply_squares<kExact, true>(rows, columns, terms, count, c, ldc, into);
+                       int64_t ldc, WriteMode mode, LoadPolicy policy = LoadPolicy::kCached) {
+    if (kStreamsLeft && policy == LoadPolicy::kStreamed && columns == 2 * kTile) {
+      multiply_squares<kAccuracy, true>(rows, columns, terms, count, c, ldc, mode);
     } else {
-      multiply_squares<kExact, false>(rows, columns, terms, count, c, ldc, into);
+      multiply_squares<kAccuracy, false>(rows, columns, terms, count, c, ldc, mode);
     }
   }
 
  private:
-  template <Exact kExact, bool kOnce>
+  template <Accuracy kAccuracy, bool kStreamed>
   TK_INLINE_METHOD static void multiply_squares(int64_t rows, int64_t columns, const Product* terms,
-                                                int count, float* c, int64_t ldc, Into into) {
-    AmxSquares<kOnce> squares{.ldc = ldc, .into = into};
+                                                int count, float* c, int64_t ldc, WriteMode mode) {
+    AmxSquares<kStreamed> squares{.ldc = ldc, .mode = mode};
     for (int64_t r = 0; r < rows; r += 2 * kTile) {
       for (int64_t n = 0; n < columns; n += 2 * kTile) {
-        squares.before = squares.now;
-        squares.now = c + r * ldc + n;
+        squares.previous = squares.current;
+        squares.current = c + r * ldc + n;
         if constexpr (kParts == 3) {
           for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
             squares.template small_steps_of_three<kFirst>(operands...);
@@ -310,7 +314,7 @@ struct Amx {
         }
         for_each_step(terms, count, r, n, [&]<bool kFirst>(auto... operands) TK_INLINE_LAMBDA {
           if constexpr (kParts == 2) {
-            squares.template steps_of_two<kExact, kFirst>(operands...);
+            squares.template steps_of_two<kAccuracy, kFirst>(operands...);
           } else {
             squares.template step<kFirst && kParts == 1, true, true>(operands...);
           }
@@ -320,14 +324,14 @@ struct Amx {
     squares.store_last();
   }
 
-  // The same 32 elements of the panel that is likely to be packed next, `ahead` elements on. Rows
-  // of float16 are not packed where they lie.
-  TK_INLINE_METHOD static void fetch(const Stored* row, int64_t ahead) {
+  // Prefetches the same 32 elements of the panel that is likely to be packed next, `ahead` elements
+  // on. float16 rows are not packed in place, so they are not prefetched here.
+  TK_INLINE_METHOD static void prefetch_next_panel(const Stored* row, int64_t ahead) {
     constexpr int64_t kSize = sizeof(Stored);
     if constexpr (kParts != 2) prefetch(row, ahead * kSize, kTileDepth * kSize);
   }
 
-  // The pairs of 32 elements of one row.
+  // Pairs within 32 elements of one row.
   TK_INLINE_METHOD static void pairs_in_row(const Stored* row, __m512i (&parts)[kParts]) {
     if constexpr (kParts == 1) {
       parts[0] = _mm512_loadu_si512(row);
@@ -336,11 +340,11 @@ struct Amx {
     }
   }
 
-  // The pairs of 2 x 16 columns of two rows.
+  // Pairs of two rows, for 2 x 16 columns.
   TK_INLINE_METHOD static void pairs_of_rows(const Stored* upper, const Stored* lower,
                                              __m512i (&parts)[2][kParts]) {
     if constexpr (kParts == 1) {
-      // Words of the lower row have bit 5 set.
+      // Bit 5 of an index selects the lower row.
       const __m512i first =
           _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
                            6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -356,23 +360,23 @@ struct Amx {
     }
   }
 
-  // One tile's parts as they are to `straight`, transposed to `turned`; either may be null.
-  static void put_tiles(const __m512i (&pairs)[kParts][kTile], char* straight, char* turned) {
+  // Stores all parts of one tile to `direct`, and transposed to `transposed`; either may be null.
+  static void put_tiles(const __m512i (&pairs)[kParts][kTile], char* direct, char* transposed) {
     for (int part = 0; part < kParts; ++part) {
       Vec<int32_t> square[kTile];
       for (int64_t t = 0; t < kTile; ++t) {
         square[t] = reinterpret_cast<Vec<int32_t>>(pairs[part][t]);
-        if (straight) _mm512_store_si512(straight + part * kTileBytes + t * 64, pairs[part][t]);
+        if (direct) _mm512_store_si512(direct + part * kTileBytes + t * 64, pairs[part][t]);
       }
-      if (!turned) continue;
+      if (!transposed) continue;
       transpose<int32_t>(square);
       for (int64_t t = 0; t < kTile; ++t) {
-        store(reinterpret_cast<int32_t*>(turned + part * kTileBytes + t * 64), square[t]);
+        store(reinterpret_cast<int32_t*>(transposed + part * kTileBytes + t * 64), square[t]);
       }
     }
   }
 
-  // Depth along the rows: pairs lie in one row of the panel.
+  // Packs with depth along rows: both elements of a pair are in one row of the panel.
   static void pack_depth_in_rows(const PanelLayout& panel, const Stored* rows, int64_t stride,
                                  char* left, char* right_t) {
     const int64_t groups = panel.width / kTileDepth;
@@ -381,7 +385,7 @@ struct Amx {
         __m512i pairs[kParts][kTile];
         for (int64_t t = 0; t < kTile; ++t) {
           const Stored* row = rows + (r + t) * stride + g * kTileDepth;
-          fetch(row, panel.rows * stride);
+          prefetch_next_panel(row, panel.rows * stride);
           __m512i parts[kParts];
           pairs_in_row(row, parts);
           for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
@@ -392,7 +396,7 @@ struct Amx {
     }
   }
 
-  // Depth down the columns: pairs lie in two rows of the panel.
+  // Packs with depth along columns: the elements of a pair are in two rows of the panel.
   static void pack_depth_in_columns(const PanelLayout& panel, const Stored* rows, int64_t stride,
                                     char* right, char* left_t) {
     const int64_t groups = panel.rows / kTileDepth;
@@ -402,8 +406,8 @@ struct Amx {
         for (int64_t t = 0; t < kTile; ++t) {
           const Stored* upper = rows + (g * kTileDepth + t) * stride + c;
           const Stored* lower = upper + kTile * stride;
-          fetch(upper, panel.rows * stride);
-          fetch(lower, panel.rows * stride);
+          prefetch_next_panel(upper, panel.rows * stride);
+          prefetch_next_panel(lower, panel.rows * stride);
           __m512i parts[2][kParts];
           pairs_of_rows(upper, lower, parts);
           for (int n = 0; n < 2; ++n) {
@@ -418,7 +422,7 @@ struct Amx {
     }
   }
 
-  // visit<first>(a, its stride, b, its stride) for all the depth of every term.
+  // visit<first>(a, its stride, b, its stride) over the depth of every term.
   template <typename Visit>
   TK_INLINE_METHOD static void for_each_step(const Product* terms, int count, int64_t row,
                                              int64_t column, Visit&& visit) {

@@ -1,5 +1,5 @@
-// A workspace cut into aligned arrays. Without memory it only counts, so that the same code says
-// how much is needed and then lays it out.
+// Bump allocator over a workspace. Without memory it only counts bytes, so that one layout function
+// both measures a workspace and lays it out.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct Arena {
 };
 
 template <typename T>
-TK_INLINE T* take(Arena& arena, int64_t count) {
+TK_INLINE T* allocate(Arena& arena, int64_t count) {
   T* const array = arena.base ? reinterpret_cast<T*>(arena.base + arena.used) : nullptr;
   arena.used += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
   return array;

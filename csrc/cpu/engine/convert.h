@@ -1,5 +1,5 @@
-// Rows of any dtype to and from the dtype that is computed in. Branch-free, so that loops
-// vectorise; rounding is to nearest even, subnormals and NaN are kept.
+// Conversion of rows between storage dtypes and the compute dtype. Branch-free, so that loops
+// vectorize. Rounds to nearest even; keeps subnormals and NaN.
 #pragma once
 
 #if defined(__F16C__)
@@ -44,7 +44,8 @@ TK_INLINE double to_real(double x) { return x; }
 TK_INLINE float to_real(BFloat16 x) { return bit_cast<float>(uint32_t{x.bits} << 16); }
 TK_INLINE float to_real(Float16 x) {
   const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, magnitude = x.bits & 0x7fffu;
-  // The exponent's bias grows by 112; that of infinity and NaN once more, to stay all ones.
+  // The exponent bias grows by 112; infinity and NaN get 112 more, which keeps all exponent bits
+  // set.
   const uint32_t normal = (magnitude << 13) + (112u << 23);
   const uint32_t special = magnitude >= 0x7c00u ? normal + (112u << 23) : normal;
   const float subnormal = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
@@ -64,7 +65,7 @@ TK_INLINE void from_real(double x, Float16& y) {
   const uint32_t bits = bit_cast<uint32_t>(static_cast<float>(x));
   const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Adding 0.5 leaves a subnormal's bits, rounded, at the low end of the sum.
+  // Adding 0.5 leaves the rounded bits of a subnormal at the low end of the sum.
   const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   uint32_t half = magnitude < 0x38800000u ? subnormal : normal;
   half = magnitude >= 0x47800000u ? 0x7c00u : half;
@@ -72,7 +73,7 @@ TK_INLINE void from_real(double x, Float16& y) {
   y.bits = static_cast<uint16_t>(half | sign);
 }
 
-// A vector of neighbours: by instruction where there is one, which means the same.
+// Eight float16 at a time; F16C instructions give the same results as the scalar code.
 constexpr int64_t kHalves = 8;
 
 TK_INLINE void read_halves(const Float16* from, float* to) {
@@ -122,7 +123,7 @@ TK_INLINE void write_as(const Real* from, int64_t count, Real factor, Storage* t
   }
 }
 
-// Element `offset` of an array of the given dtype is the first of `count`.
+// Reads `count` elements from element `offset` of an array of the given dtype.
 template <typename Real>
 void read_row(DType dtype, const void* base, int64_t offset, int64_t stride, int64_t count,
               Real* to) {
@@ -138,7 +139,7 @@ void read_row(DType dtype, const void* base, int64_t offset, int64_t stride, int
   }
 }
 
-// Times `factor`.
+// Writes `count` elements times `factor`.
 template <typename Real>
 void write_row(const Real* from, int64_t count, Real factor, DType dtype, void* base,
                int64_t offset, int64_t stride) {

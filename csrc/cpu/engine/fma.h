@@ -1,4 +1,4 @@
-// The engine that multiplies by vector multiply-adds, in float or double.
+// FMA engine: multiplies with vector multiply-adds, in float or double.
 #pragma once
 
 #include "cpu/engine/operand.h"
@@ -6,7 +6,7 @@
 
 namespace tk::cpu::TK_ISA {
 
-// Accumulators fill the register file: kStripRows x kStripVectors of them, one row of b, one of a.
+// Register blocking: kStripRows x kStripVectors accumulators, one row of b, one element of a.
 #if defined(__AVX512F__)
 constexpr int kStripRows = 6, kStripVectors = 4;  // 24 + 4 + 1 of 32 registers
 #elif defined(__AVX2__)
@@ -15,7 +15,7 @@ constexpr int kStripRows = 6, kStripVectors = 2;  // 12 + 2 + 1 of 16
 constexpr int kStripRows = 4, kStripVectors = 2;  // 8 + 2 + 1 of 16
 #endif
 
-// Read one element at a time, so that it may just as well be transposed.
+// Read element by element, so that either dimension may be contiguous.
 template <typename Real>
 struct FmaLeft {
   const Real* data;
@@ -31,7 +31,7 @@ struct FmaRight {
 
 template <typename Real, int kRows, int kVectors>
 __attribute__((noinline)) void multiply_strip(FmaLeft<Real> a, const Real* b, int64_t ldb, Real* c,
-                                              int64_t ldc, int64_t depth, Into into) {
+                                              int64_t ldc, int64_t depth, WriteMode mode) {
   constexpr int W = kLanes<Real>;
   Vec<Real> sum[kRows][kVectors] = {};
   for (int64_t d = 0; d < depth; ++d) {
@@ -45,41 +45,41 @@ __attribute__((noinline)) void multiply_strip(FmaLeft<Real> a, const Real* b, in
       for (int n = 0; n < kVectors; ++n) sum[r][n] += left * right[n];
     }
   }
-  // Adding to c last keeps chains of additions short: errors grow with depth and with the number of
-  // tiles, not with their product.
+  // Adding to c last keeps addition chains short: errors grow with depth plus the number of tiles,
+  // not with their product.
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int n = 0; n < kVectors; ++n) {
       Real* to = c + r * ldc + n * W;
-      store(to, into == Into::kSum ? load(to) + sum[r][n] : sum[r][n]);
+      store(to, mode == WriteMode::kAccumulate ? load(to) + sum[r][n] : sum[r][n]);
     }
   }
 }
 
 template <typename Real, int kVectors, int kRows = kStripRows>
 TK_INLINE void multiply_rows(int64_t rows, FmaLeft<Real> a, const Real* b, int64_t ldb, Real* c,
-                             int64_t ldc, int64_t depth, Into into) {
+                             int64_t ldc, int64_t depth, WriteMode mode) {
   for (; rows >= kRows; rows -= kRows, a.data += kRows * a.row_stride, c += kRows * ldc) {
-    multiply_strip<Real, kRows, kVectors>(a, b, ldb, c, ldc, depth, into);
+    multiply_strip<Real, kRows, kVectors>(a, b, ldb, c, ldc, depth, mode);
   }
   if constexpr (kRows > 1) {
     if (rows > 0) {
-      multiply_rows<Real, kVectors, kRows - 1>(rows, a, b, ldb, c, ldc, depth, into);
+      multiply_rows<Real, kVectors, kRows - 1>(rows, a, b, ldb, c, ldc, depth, mode);
     }
   }
 }
 
 template <typename Real, int kVectors = kStripVectors>
 TK_INLINE void multiply_columns(int64_t rows, int64_t columns, FmaLeft<Real> a, const Real* b,
-                                int64_t ldb, Real* c, int64_t ldc, int64_t depth, Into into) {
+                                int64_t ldb, Real* c, int64_t ldc, int64_t depth, WriteMode mode) {
   constexpr int64_t kColumns = kVectors * kLanes<Real>;
   for (; columns >= kColumns; columns -= kColumns, b += kColumns, c += kColumns) {
-    multiply_rows<Real, kVectors>(rows, a, b, ldb, c, ldc, depth, into);
+    multiply_rows<Real, kVectors>(rows, a, b, ldb, c, ldc, depth, mode);
   }
   if constexpr (kVectors > 1) {
     if (columns > 0) {
-      multiply_columns<Real, kVectors - 1>(rows, columns, a, b, ldb, c, ldc, depth, into);
+      multiply_columns<Real, kVectors - 1>(rows, columns, a, b, ldb, c, ldc, depth, mode);
     }
   }
 }
@@ -90,20 +90,20 @@ struct Fma {
   using Left = FmaLeft<Real>;
   using Right = FmaRight<Real>;
   using Product = Term<Left, Right>;
-  static constexpr int64_t kQueries = 64;  // a block of the forward pass
-  static constexpr int64_t kGroup = 8;     // blocks that pass over a chunk of keys together
-  static constexpr int kPending = 1;       // products that an update of o may wait for
+  static constexpr int64_t kQueries = 64;  // queries per block of the forward pass
+  static constexpr int64_t kGroup = 8;     // query blocks that share a chunk of keys
+  static constexpr int kPending = 1;       // products per update of o
   static constexpr int64_t kPass = 64;     // queries whose scores the backward pass holds
-  static constexpr int64_t kSquare = 1;    // blocks a side that share an update of dq, dk, dv
+  static constexpr int64_t kSquare = 1;    // blocks per side that share an update of dq, dk, dv
   static constexpr int64_t kWidth = kLanes<Real>;
-  static constexpr bool kReadsOnce = false;  // left operands, past the first-level cache
+  static constexpr bool kStreamsLeft = false;  // no non-temporal loads of left operands
   static constexpr Precision kPrecision = Precision::kReal;
   static constexpr bool kSplits = false;
   static constexpr int64_t kElementBytes = sizeof(Real);
 
-  struct Session {};  // nothing to set up
+  struct Session {};  // no setup
 
-  // Rows serve as left operands, either way, and as right ones; only kRightT needs a copy.
+  // Rows serve as left operands, transposed or not, and as right ones; only kRightT needs a copy.
   static PanelLayout layout(unsigned uses, int64_t rows, int64_t width) {
     const int64_t padded = round_up(width, kWidth);
     const size_t size = static_cast<size_t>(rows * padded) * sizeof(Real);
@@ -111,7 +111,8 @@ struct Fma {
     return {uses, rows, padded, 0, 0, 0, right_t, uses & kRightT ? right_t + size : right_t};
   }
 
-  // Rows are unpacked into the panel, which they are part of, unless it wants only the copy.
+  // Rows are unpacked into the panel, of which they are part, unless it holds only the transposed
+  // copy.
   using Stored = Real;
   static constexpr bool kReadsInPlace = false;
   static Real* unpack_to(const PanelLayout& panel, char* to, Real* scratch) {
@@ -131,7 +132,7 @@ struct Fma {
     }
   }
 
-  // From row `row` on.
+  // The panel from row `row` on.
   static Left left(const PanelLayout& panel, const char* from, int64_t row) {
     return {reinterpret_cast<const Real*>(from) + row * panel.width, panel.width, 1};
   }
@@ -141,12 +142,12 @@ struct Fma {
   static Right right(const PanelLayout& panel, const char* from) {
     return {reinterpret_cast<const Real*>(from), panel.width};
   }
-  // Its columns are the panel's rows, and begin with row `row`.
+  // Columns are the rows of the panel from `row` on.
   static Right right_t(const PanelLayout& panel, const char* from, int64_t row) {
     return {reinterpret_cast<const Real*>(from + panel.right_t) + row, panel.rows};
   }
 
-  // A tile between two products: written over the scores it comes from.
+  // Operand tile between two products: overwrites the scores in place.
   template <unsigned kUses, int64_t kRows, int64_t kColumns>
   struct Tile {
     static constexpr bool kOverwrites = true;
@@ -169,12 +170,12 @@ struct Fma {
 
   // c (rows x columns, leading dimension ldc) = or += the sum of the terms. columns is a multiple
   // of kWidth.
-  template <Exact>
+  template <Accuracy>
   static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, Real* c,
-                       int64_t ldc, Into into, Reads = Reads::kAgain) {
-    for (int n = 0; n < count; ++n, into = Into::kSum) {
+                       int64_t ldc, WriteMode mode, LoadPolicy = LoadPolicy::kCached) {
+    for (int n = 0; n < count; ++n, mode = WriteMode::kAccumulate) {
       multiply_columns<Real>(rows, columns, terms[n].a, terms[n].b.data, terms[n].b.ld, c, ldc,
-                             terms[n].depth, into);
+                             terms[n].depth, mode);
     }
   }
 };

@@ -1,6 +1,8 @@
-// What a micro-kernel's operands look like is its engine's business (fma.h, amx.h). The loops know
-// only this: tiles are sums of products a b; a is a left operand (rows x depth), b a right one
-// (depth x columns); a panel holds kBlock rows of q, k, v or do in the forms that its uses ask for.
+// Operands of the matrix engines (fma.h, amx.h); their memory layout is private to the engine.
+//
+// A product is a sum of terms a b: a is the left operand (rows x depth), b the right one (depth x
+// columns). A panel is a packed block of kBlock rows of q, k, v or do, in every form that its uses
+// need.
 #pragma once
 
 #include <cstddef>
@@ -10,27 +12,27 @@
 
 namespace tk::cpu::TK_ISA {
 
-// kLeft and kRight take the panel as it is, the others transposed.
+// kLeft and kRight use the panel's rows as they are; kLeftT and kRightT use its transpose.
 enum Use : unsigned { kLeft = 1, kLeftT = 2, kRight = 4, kRightT = 8 };
 
 struct PanelLayout {
   unsigned uses;
-  int64_t rows, width;                  // padded to what the engine multiplies
-  size_t left, left_t, right, right_t;  // where each form begins, in bytes
+  int64_t rows, width;                  // padded to the engine's granularity
+  size_t left, left_t, right, right_t;  // byte offset of each form
   size_t bytes;
 };
 
-enum class Into : uint8_t { kFresh, kSum };
+// kAccumulate adds to the destination.
+enum class WriteMode : uint8_t { kOverwrite, kAccumulate };
 
-// Whether a left operand is wanted again while it is in the first-level cache. If not, it need not
-// drive out others there.
-enum class Reads : uint8_t { kOnce, kAgain };
+// kStreamed: the left operand is read once and loaded past L1, where it would evict other data.
+enum class LoadPolicy : uint8_t { kStreamed, kCached };
 
-// How exact a product is: to the operands' last bits, or as exact as a right operand that was
+// kFull: exact to the last bits of the operands. kReduced: as exact as a right operand that was
 // rounded to its parts between two products.
-enum class Exact : uint8_t { kFully, kMostly };
+enum class Accuracy : uint8_t { kFull, kReduced };
 
-// One product a b of a sum of products.
+// One term a b of a sum of products.
 template <typename Left, typename Right>
 struct Term {
   Left a;

@@ -1,6 +1,6 @@
-// Blocks of q, k, v, o, do as rows in the dtype that is computed in, widths and lengths padded with
-// zeros: the loops that read them have no edges. Rows that nothing may see become zero, so that NaN
-// in them meets no product.
+// Packing of blocks of q, k, v, o and do: rows in the compute dtype, padded with zeros in both
+// dimensions, so that the loops that read them have no edge cases. Dead rows become zero: they may
+// hold NaN, which must not enter a product.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 
 namespace tk::cpu::TK_ISA {
 
-constexpr int64_t kBlock = 64;  // keys a block, and queries where their number is not the engine's
+constexpr int64_t kBlock = 64;  // keys per block; queries too, unless the engine sets kQueries
 
-// One (b, h) slice of a tensor: rows (length, width). Of a cache in pages, see Problem::pages.
+// Rows (length, width) of one (b, h) of a tensor. For paged caches see Problem::pages.
 struct Slice {
   DType dtype;
   Strided tensor;
@@ -27,52 +27,52 @@ struct Slice {
     return row_offset(tensor, pages[row / page_size], h, row % page_size);
   }
 
-  // How many of `count` rows from `row` on lie stride[2] apart.
-  TK_INLINE_METHOD int64_t together(int64_t row, int64_t count) const {
+  // Number of rows, at most `count`, from `row` on that are stride[2] apart.
+  TK_INLINE_METHOD int64_t contiguous_rows(int64_t row, int64_t count) const {
     return pages ? std::min(count, page_size - row % page_size) : count;
   }
 };
 
-// Head h of k or v, its rows `width` elements.
+// Head h of k or v, with rows of `width` elements.
 TK_INLINE Slice keys_of(const Problem& p, const Strided& x, int64_t b, int64_t h, int64_t width) {
   return {p.dtype, x, b, h, p.N, width, p.pages, p.page_size};
 }
 
-// Asks for the row `ahead` rows behind row `row`.
-TK_INLINE void fetch_row(const Slice& from, int64_t row, int64_t ahead) {
+// Prefetches row `row` + `ahead`.
+TK_INLINE void prefetch_row(const Slice& from, int64_t row, int64_t ahead) {
   if (from.pages || from.tensor.stride[3] != 1) return;
   const int64_t size = size_of(from.dtype);
   const int64_t offset = from.offset(row) + ahead * from.tensor.stride[2];
   prefetch(from.tensor.data, offset * size, from.width * size);
 }
 
-// rows[r] for `count` rows from row0 on, `padded` elements each; row r is zero where
-// !keep(row0 + r). BFloat16 stays what it is.
+// Reads `count` rows from row0 on, `padded` elements each. Rows with !keep(row0 + r) become zero.
+// bfloat16 stays bfloat16 if Stored is.
 template <typename Stored, typename Keep>
 TK_INLINE void unpack_rows(const Slice& from, int64_t row0, int64_t count, int64_t padded,
                            Keep&& keep, Stored* rows) {
   for (int64_t r = 0; r < count; ++r, rows += padded) {
     const bool read = row0 + r < from.length && keep(row0 + r);
-    const int64_t known = read ? from.width : 0, stride = from.tensor.stride[3];
+    const int64_t valid = read ? from.width : 0, stride = from.tensor.stride[3];
     if (read) {
-      fetch_row(from, row0 + r, count);
+      prefetch_row(from, row0 + r, count);
       const int64_t offset = from.offset(row0 + r);
       if constexpr (std::is_same_v<Stored, BFloat16>) {
         const Stored* row = static_cast<const Stored*>(from.tensor.data) + offset;
         if (stride == 1) {
-          __builtin_memcpy(rows, row, static_cast<size_t>(known) * sizeof(Stored));
+          __builtin_memcpy(rows, row, static_cast<size_t>(valid) * sizeof(Stored));
         } else {
-          for (int64_t c = 0; c < known; ++c) rows[c] = row[c * stride];
+          for (int64_t c = 0; c < valid; ++c) rows[c] = row[c * stride];
         }
       } else {
-        read_row(from.dtype, from.tensor.data, offset, stride, known, rows);
+        read_row(from.dtype, from.tensor.data, offset, stride, valid, rows);
       }
     }
-    for (int64_t c = known; c < padded; ++c) rows[c] = Stored{};
+    for (int64_t c = valid; c < padded; ++c) rows[c] = Stored{};
   }
 }
 
-// Neither NaN nor anything that rounds to infinity in bfloat16.
+// True if x holds neither NaN nor a value that rounds to infinity in bfloat16.
 TK_INLINE bool all_finite(const float* x, int64_t count) {
   constexpr uint32_t kTooLarge = 0x7f7f8000u;
   uint32_t largest = 0;
@@ -83,8 +83,8 @@ TK_INLINE bool all_finite(const float* x, int64_t count) {
   return largest < kTooLarge;
 }
 
-// Fills one panel. `finite` becomes false where the engine would split an infinity into parts,
-// whose products with zeros are NaN: see kernels.cpp. `scratch` holds the panel's rows, if need be.
+// Packs one panel. Clears `finite` if the engine would have to split an infinity or NaN into parts
+// (see kernels.cpp). `scratch` holds the panel's rows if they cannot be read in place.
 template <typename Engine, typename Keep>
 void pack_panel(const PanelLayout& layout, const Slice& from, int64_t row0, Keep&& keep,
                 void* scratch, char* panel, bool* finite) {
@@ -98,7 +98,7 @@ void pack_panel(const PanelLayout& layout, const Slice& from, int64_t row0, Keep
   const bool in_place = Engine::kReadsInPlace && kept == layout.rows &&
                         from.width == layout.width && from.tensor.stride[3] == 1 &&
                         from.dtype == kDTypeOf<Stored> &&
-                        from.together(row0, layout.rows) == layout.rows;
+                        from.contiguous_rows(row0, layout.rows) == layout.rows;
   const Stored* rows;
   int64_t stride = layout.width;
   if (in_place) {

@@ -1,4 +1,4 @@
-// Asking for memory before it is needed.
+// Software prefetch into L1.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ namespace tk::cpu::TK_ISA {
 
 constexpr int64_t kLineBytes = 64;
 
-// What lies `ahead` bytes behind `data`, which may be behind the end of an array.
+// Prefetches the line `ahead` bytes past `data`; the address may lie past the end of the array.
 TK_INLINE void prefetch(const void* data, int64_t ahead) {
   __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<intptr_t>(data) + ahead));
 }
 
-// The same of `bytes` bytes from there on.
+// Prefetches `bytes` bytes from there on.
 TK_INLINE void prefetch(const void* data, int64_t ahead, int64_t bytes) {
   for (int64_t n = 0; n < bytes; n += kLineBytes) prefetch(data, ahead + n);
 }

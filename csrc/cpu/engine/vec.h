@@ -1,4 +1,4 @@
-// The vector type: as wide as the instruction set's registers, arithmetic by the compiler.
+// Vectors as wide as the registers of the instruction set, on compiler vector extensions.
 #pragma once
 
 #if defined(__SSE2__)
@@ -29,7 +29,7 @@ struct VecOf {
 template <typename Real>
 using Vec = typename VecOf<Real>::type;
 
-// Integers as wide as Real, for its bits and for comparisons.
+// Integer of the size of Real, for bit operations and comparisons.
 template <typename Real>
 using IntOf = std::conditional_t<sizeof(Real) == 4, int32_t, int64_t>;
 
@@ -53,8 +53,8 @@ TK_INLINE Vec<Real> broadcast(Real x) {
   return x - Vec<Real>{};
 }
 
-// Where p is aligned to a vector, x goes to memory past the caches: a line that is written as a
-// whole need not be read before, and drives nothing out. end_streams() before others may look.
+// Non-temporal store; p is aligned to a vector. A fully written line need not be read first, and
+// evicts nothing. Other threads may read only after end_streams().
 template <typename T>
 TK_INLINE void stream(void* p, Vec<T> x) {
 #if defined(__AVX512F__)
@@ -74,7 +74,7 @@ TK_INLINE void end_streams() {
 #endif
 }
 
-// NaN in b is kept out, as in std::max: a NaN score shows up in the exponential instead.
+// Ignores NaN in b, as std::max does; a NaN score shows up in the exponential instead.
 template <typename Real>
 TK_INLINE Vec<Real> max(Vec<Real> a, Vec<Real> b) {
   return b > a ? b : a;
@@ -88,22 +88,22 @@ TK_INLINE Vec<Real> iota() {
   return x;
 }
 
-// Every lane of the result is op over all lanes of x.
+// Reduces all lanes of x with op; every lane holds the result.
 template <typename Real, int kHalf, typename Op, int... kLane>
-TK_INLINE Vec<Real> fold_halves(Vec<Real> x, Op op, std::integer_sequence<int, kLane...> lanes) {
+TK_INLINE Vec<Real> reduce_halves(Vec<Real> x, Op op, std::integer_sequence<int, kLane...> lanes) {
   x = op(x, __builtin_shufflevector(x, x, (kLane ^ kHalf)...));
-  if constexpr (kHalf > 1) return fold_halves<Real, kHalf / 2>(x, op, lanes);
+  if constexpr (kHalf > 1) return reduce_halves<Real, kHalf / 2>(x, op, lanes);
   return x;
 }
 
 template <typename Real, typename Op>
-TK_INLINE Vec<Real> fold(Vec<Real> x, Op op) {
-  return fold_halves<Real, kLanes<Real> / 2>(x, op,
-                                             std::make_integer_sequence<int, kLanes<Real>>());
+TK_INLINE Vec<Real> reduce(Vec<Real> x, Op op) {
+  return reduce_halves<Real, kLanes<Real> / 2>(x, op,
+                                               std::make_integer_sequence<int, kLanes<Real>>());
 }
 
-// The square matrix of kLanes rows, transposed: squares off the diagonal change places, from the
-// largest to single elements.
+// Transposes a square of kLanes rows in place: swaps off-diagonal sub-squares, from the largest to
+// single elements.
 template <typename T, int kSquare, int... kLane>
 TK_INLINE void swap_squares(Vec<T>* rows, std::integer_sequence<int, kLane...> lanes) {
   constexpr int W = kLanes<T>;
@@ -124,8 +124,8 @@ TK_INLINE void transpose(Vec<T>* rows) {
   swap_squares<T, kLanes<T> / 2>(rows, std::make_integer_sequence<int, kLanes<T>>());
 }
 
-// Lane r of the result is the sum of rows[r]: a transpose that adds as soon as two rows have
-// changed places.
+// Lane r of the result is the sum of rows[r]: a transpose that adds two rows as soon as they are
+// swapped.
 template <typename Real, int kSquare, int... kLane>
 TK_INLINE Vec<Real> add_squares(Vec<Real>* rows, std::integer_sequence<int, kLane...> lanes) {
   constexpr int W = kLanes<Real>;
@@ -141,11 +141,11 @@ TK_INLINE Vec<Real> add_squares(Vec<Real>* rows, std::integer_sequence<int, kLan
 }
 
 template <typename Real>
-TK_INLINE Vec<Real> sum_each(Vec<Real>* rows) {
+TK_INLINE Vec<Real> row_sums(Vec<Real>* rows) {
   return add_squares<Real, kLanes<Real> / 2>(rows, std::make_integer_sequence<int, kLanes<Real>>());
 }
 
-// to (kColumns x kRows) = from (kRows x kColumns), transposed; both are multiples of kLanes.
+// to (kColumns x kRows) = from (kRows x kColumns) transposed; both sizes are multiples of kLanes.
 template <int64_t kRows, int64_t kColumns, typename T>
 void transpose_tile(const T* from, T* to) {
   constexpr int64_t W = kLanes<T>;

@@ -1,4 +1,4 @@
-// Rows of any dtype as vectors of the dtype that is computed in, by instruction where there is one.
+// Vector loads of any storage dtype, converted to the compute dtype.
 #pragma once
 
 #if defined(__F16C__)
@@ -10,9 +10,9 @@
 
 namespace tk::cpu::TK_ISA {
 
-// How rows of Storage become vectors: kParts vectors at a time, in an order of its own.
+// Loads kParts converted vectors at a time; the order of elements depends on the dtype.
 template <typename Storage>
-struct Wide {
+struct ConvertedRow {
   using Real = Storage;
   static constexpr int kParts = 1;
 
@@ -21,9 +21,9 @@ struct Wide {
   }
 };
 
-// Even elements, then odd ones: a bfloat16 is the upper half of a float.
+// Even elements first, then odd ones: a bfloat16 is the upper half of a float.
 template <>
-struct Wide<BFloat16> {
+struct ConvertedRow<BFloat16> {
   using Real = float;
   static constexpr int kParts = 2;
 
@@ -35,7 +35,7 @@ struct Wide<BFloat16> {
 };
 
 template <>
-struct Wide<Float16> {
+struct ConvertedRow<Float16> {
   using Real = float;
   static constexpr int kParts = 1;
 
@@ -50,8 +50,9 @@ struct Wide<Float16> {
   }
 };
 
-// Elements that are loaded at a time.
+// Elements per load.
 template <typename Storage>
-constexpr int64_t kChunk = Wide<Storage>::kParts * kLanes<typename Wide<Storage>::Real>;
+constexpr int64_t kChunk =
+    ConvertedRow<Storage>::kParts * kLanes<typename ConvertedRow<Storage>::Real>;
 
 }  // namespace tk::cpu::TK_ISA

@@ -1,4 +1,4 @@
-// exp and tanh on vectors: argument reduction by powers of two, then a polynomial.
+// Vectorized exp, 2^x, log and tanh: argument reduction by powers of two, then a polynomial.
 #pragma once
 
 #if defined(__AVX512DQ__)
@@ -9,7 +9,7 @@
 
 namespace tk::cpu::TK_ISA {
 
-// On |r| <= ln(2)/2 the first term left out is below half an ulp: r^8/8! = 5e-9, r^14/14! = 4e-18.
+// On |r| <= ln(2)/2 the first omitted term is below half an ulp: r^8/8! = 5e-9, r^14/14! = 4e-18.
 template <typename Real>
 constexpr int kExpDegree = sizeof(Real) == 4 ? 7 : 13;
 
@@ -20,7 +20,7 @@ template <>
 struct ExpConstants<float> {
   static constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-06f;
-  static constexpr float kSmallestPower = -125.0f;  // 2^x is a normal number from here on
+  static constexpr float kSmallestPower = -125.0f;  // from here on 2^x is a normal number
   static constexpr int kMantissaBits = 23, kExponentBias = 127;
 };
 
@@ -32,7 +32,7 @@ struct ExpConstants<double> {
   static constexpr int kMantissaBits = 52, kExponentBias = 1023;
 };
 
-// exp(x) = power * (1 + rest), |x| small enough for power = 2^n to be a normal number.
+// exp(x) = power * (1 + rest), if |x| is small enough for power = 2^n to be a normal number.
 template <typename Real>
 struct SplitExp {
   Vec<Real> power;
@@ -57,10 +57,10 @@ TK_INLINE SplitExp<Real> split_exp(Vec<Real> x) {
   return {reinterpret_cast<Vec<Real>>(bits << C::kMantissaBits), series * r};
 }
 
-// How exactly 2^x is wanted: to the last bits of Real, or well below half precision's rounding.
+// Accuracy of 2^x: well below half precision's rounding, or to the last bits of Real.
 enum class Precision : uint8_t { kHalf, kReal };
 
-// Minimax polynomials of 2^x on [0, 1], lowest power first, for the relative error (Remez).
+// Minimax polynomials (Remez, relative error) of 2^x on [0, 1], lowest power first.
 template <typename Real, Precision kPrecision>
 struct Exp2Series;
 
@@ -84,8 +84,8 @@ struct Exp2Series<double, Precision::kReal> {  // 3.1e-18
       1.025445737901455022e-7,  6.554457162654839149e-9,   6.272434464802889565e-10};
 };
 
-// 2^x = 2^floor(x) 2^(x - floor(x)) for x up to the largest exponent; 0 below the normal numbers,
-// NaN stays NaN.
+// 2^x = 2^floor(x) 2^(x - floor(x)), for x up to the largest exponent. Flushes subnormal results to
+// 0; NaN stays NaN.
 template <typename Real, Precision kPrecision>
 TK_INLINE Vec<Real> exp2(Vec<Real> x) {
   constexpr auto& kTerms = Exp2Series<Real, kPrecision>::kTerms;
@@ -120,15 +120,15 @@ TK_INLINE Vec<Real> exp2(Vec<Real> x) {
 #endif
 }
 
-// log(x) of a normal number x > 0; -inf for 0; NaN stays NaN. x = 2^n f with f about 1, and
-// log(f) = 2 artanh(z) with z = (f - 1) / (f + 1), |z| < 0.172.
+// log(x) of a normal number x > 0; -inf for 0; NaN stays NaN. With x = 2^n f and f near 1, log(f) =
+// 2 artanh(z), z = (f - 1) / (f + 1), |z| < 0.172.
 template <typename Real>
 TK_INLINE Vec<Real> log(Vec<Real> x) {
   using C = ExpConstants<Real>;
   using Ints = Vec<IntOf<Real>>;
   constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
   constexpr Real kSqrt2 = static_cast<Real>(1.4142135623730951);
-  constexpr int kTerms = sizeof(Real) == 4 ? 4 : 10;  // of the odd series, behind the first
+  constexpr int kTerms = sizeof(Real) == 4 ? 4 : 10;  // of the odd series, after the first term
   constexpr IntOf<Real> kOne = IntOf<Real>{C::kExponentBias} << C::kMantissaBits;
   const Ints bits = reinterpret_cast<Ints>(x);
   const Ints exponent = (bits >> C::kMantissaBits) - C::kExponentBias;

@@ -1,4 +1,4 @@
-// Threads, without naming whose: operators.cpp lends torch's pool.
+// Thread pool interface; bindings/cpu_operators.cpp supplies torch's pool.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct Workers {
   void (*launch)(int64_t count, void (*body)(void* context, int64_t worker), void* context);
 };
 
-// visit(worker, item) for every item, handed out one by one as workers become free: blocks behind a
-// mask differ in cost. No result depends on who takes which.
+// visit(worker, item) for every item, scheduled dynamically: masked blocks differ in cost. Results
+// do not depend on the assignment.
 template <typename Visit>
 TK_INLINE void for_each(const Workers& workers, int64_t items, Visit&& visit) {
   struct Context {
@@ -37,7 +37,8 @@ TK_INLINE void for_each(const Workers& workers, int64_t items, Visit&& visit) {
   }
 }
 
-// Whether workers can share out whole heads evenly: what they pack is then in their caches.
+// True if whole heads divide evenly among the workers; what a worker packs is then in its own
+// caches.
 TK_INLINE bool can_own_heads(int64_t heads, int64_t workers) {
   return heads >= 8 * workers || (heads >= 4 * workers && heads % workers == 0);
 }

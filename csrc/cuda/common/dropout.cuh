@@ -1,7 +1,7 @@
-// Which weights dropout keeps: docs/attention.md, section 7.
+// Dropout masks from Philox counters: docs/attention.md, section 7.
 //
-// 64 keys share 8 counters, and a lane's columns 2 t, 2 t + 1 of eight neighbouring 8-column tiles
-// are just those of two counters: no half of a word is computed twice.
+// 64 keys share 8 counters. The columns 2 t, 2 t + 1 that a lane holds of eight adjacent 8-column
+// tiles are exactly those of two counters, so that no random number is computed twice.
 #pragma once
 
 #include "common/philox.h"
@@ -28,7 +28,7 @@ TK_DEVICE Words philox(uint64_t seed, uint32_t counter, uint32_t i, uint32_t h, 
   return w;
 }
 
-// Which of a counter's 8 numbers keep their weight, in as many bits.
+// One bit for each of a counter's 8 random numbers: 1 if its weight is kept.
 TK_DEVICE uint32_t kept_of(const Dropout& dropout, int counter, int i, int h, int b) {
   const Words w =
       philox(static_cast<uint64_t>(*dropout.seed), static_cast<uint32_t>(counter),
@@ -43,17 +43,18 @@ TK_DEVICE uint32_t kept_of(const Dropout& dropout, int counter, int i, int h, in
   return kept;
 }
 
-// Bit 8 (4 (m groups + g) + e) + n of the result: whether element e of tile (m, g kGroup + n) of an
-// accumulator is kept, of which the first element is (i0, j0); j0 is a multiple of 16.
+// Dropout mask of the elements that a lane holds of an accumulator. Element e of tile
+// (m, g kGroup + n) is kept if bit 8 (4 (m kGroups + g) + e) + n is 1. The accumulator's first
+// element is query i0 and key j0, a multiple of 16.
 template <int kM, int kN>
-struct Kept {
-  static constexpr int kGroup = kN < 8 ? kN : 8;  // 8-column tiles that are of the same 64 keys
+struct DropoutMask {
+  static constexpr int kGroup = kN < 8 ? kN : 8;  // 8-column tiles within the same 64 keys
   static constexpr int kGroups = kN / kGroup;
   static_assert(kN % kGroup == 0 && kM * kGroups * 4 <= 8);
   uint64_t bits = 0;
 
-  TK_DEVICE_METHOD explicit Kept(uint64_t all) : bits(all) {}
-  TK_DEVICE_METHOD Kept(const Dropout& dropout, int b, int h, int i0, int j0) {
+  TK_DEVICE_METHOD explicit DropoutMask(uint64_t all) : bits(all) {}
+  TK_DEVICE_METHOD DropoutMask(const Dropout& dropout, int b, int h, int i0, int j0) {
     const int row = i0 + lane_index() / 4, first_tile = j0 / 8 % 8;
 #pragma unroll 1
     for (int n = 0; n < kM * kGroups * 4; ++n) {
@@ -64,16 +65,16 @@ struct Kept {
     }
   }
 
-  // The arguments are constants where loops are unrolled.
+  // The arguments are compile-time constants in unrolled loops.
   TK_DEVICE_METHOD bool operator()(int m, int n, int e) const {
     return (bits >> (8 * (4 * (m * kGroups + n / kGroup) + e) + n % kGroup) & 1) != 0;
   }
 };
 
-// z p: weights that are dropped become 0; the others are still to be multiplied by the factor.
+// z p, without the factor 1 / (1 - dropout_p): sets dropped weights to 0.
 template <int kM, int kN>
 TK_DEVICE void drop(Accumulator<kM, kN>& p, const Dropout& dropout, int b, int h, int i0, int j0) {
-  const Kept<kM, kN> kept(dropout, b, h, i0, j0);
+  const DropoutMask<kM, kN> kept(dropout, b, h, i0, j0);
   for_each_element<kM, kN>([&](int m, int n, int e) {
     if (!kept(m, n, e)) p.x[m][n][e] = 0.0f;
   });

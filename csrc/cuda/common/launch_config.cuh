@@ -1,4 +1,4 @@
-// What the launches have in common.
+// Grid sizes and dropout arguments, shared by all launches.
 #pragma once
 
 #include <climits>
@@ -11,18 +11,19 @@ namespace tk::cuda {
 inline int64_t ceil_of(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 inline unsigned grid(int64_t programs) {
-  if (programs > INT_MAX) throw std::runtime_error("more blocks than a grid of CUDA takes");
+  if (programs > INT_MAX)
+    throw std::runtime_error("the launch needs more than 2^31 - 1 CTAs, the limit of a CUDA grid");
   return static_cast<unsigned>(programs);
 }
 
-inline int64_t sequences(const Problem& p, const Call& call) {
-  return call.varlen.cu_seqlens_q ? call.varlen.B : p.B;
+inline int64_t sequences(const Problem& p, const LaunchArgs& launch) {
+  return launch.varlen.cu_seqlens_q ? launch.varlen.B : p.B;
 }
 
-inline Dropout dropout_of(const Problem& p, const Call& call) {
-  if (!call.seed) return {nullptr, 0, 1.0f};
+inline Dropout dropout_of(const Problem& p, const LaunchArgs& launch) {
+  if (!launch.seed) return {nullptr, 0, 1.0f};
   const double rate = p.dropout.p;
-  return {call.seed, keep_threshold(rate), rate < 1 ? static_cast<float>(1 / (1 - rate)) : 0.0f};
+  return {launch.seed, keep_threshold(rate), rate < 1 ? static_cast<float>(1 / (1 - rate)) : 0.0f};
 }
 
 }  // namespace tk::cuda

@@ -1,4 +1,4 @@
-// Which tiles a block visits, and which of their elements are visible.
+// Block iteration over visible tiles, and masking of their elements.
 #pragma once
 
 #include "common/mask.h"
@@ -8,16 +8,18 @@ namespace tk::cuda {
 
 TK_DEVICE int ceil_divide(int x, int y) { return (x + y - 1) / y; }
 
-// first <= n < last
+// Blocks first <= n < last.
 struct BlockRange {
   int first, last;
 };
 
-// Blocks outside of which nothing is visible: of keys, for queries i0 <= i < i1; and of queries,
-// for keys j0 <= j < j1, because i + low <= j <= i + high.
+// Range of key blocks that contains all keys visible to queries i0 <= i < i1.
 TK_DEVICE BlockRange key_blocks(const Sequence& s, int i0, int i1, int block_n) {
   return {s.row_begin(i0) / block_n, ceil_divide(s.row_end(i1 - 1), block_n)};
 }
+
+// Range of query blocks that contains all queries that see keys j0 <= j < j1. It follows from the
+// band i + low <= j <= i + high.
 TK_DEVICE BlockRange query_blocks(const Sequence& s, int j0, int j1, int block_m) {
   const int first = max(j0, s.begin), last = min(j1, s.end) - 1;
   if (first > last) return {0, 0};
@@ -25,55 +27,56 @@ TK_DEVICE BlockRange query_blocks(const Sequence& s, int j0, int j1, int block_m
           ceil_divide(max(min(last - s.low + 1, s.M), 0), block_m)};
 }
 
-// What dense masks, layouts and segments leave of a tile.
+// Visibility of a tile under dense masks, layouts and segments, read from the block mask.
 TK_DEVICE Visible element_mask_of(const Problem& p, const Sequence& s, int h, int i0, int i1,
                                   int j0, int j1) {
-  if (!p.mask.block_mask) return Visible::kAll;
+  if (!p.mask.block_mask) return Visible::kFull;
   bool some = false, all = true;
   for (int i = i0; i < i1; i = (i / kBlockMaskSize + 1) * kBlockMaskSize) {
     for (int j = j0; j < j1; j = (j / kBlockMaskSize + 1) * kBlockMaskSize) {
       const Visible entry = block_mask_entry(p.mask, s.b, h, i, j);
-      some |= entry != Visible::kNone;
-      all &= entry == Visible::kAll;
+      some |= entry != Visible::kEmpty;
+      all &= entry == Visible::kFull;
     }
   }
-  return all ? Visible::kAll : some ? Visible::kSome : Visible::kNone;
+  return all ? Visible::kFull : some ? Visible::kPartial : Visible::kEmpty;
 }
 
-// The tile of queries i0 <= i < i1 and keys j0 <= j < j1; i1 is at most M, j1 may lie beyond N.
-// Both ends of a row's interval of keys grow with the row: the first and the last row tell for all.
+// Visibility of the tile of queries i0 <= i < i1 and keys j0 <= j < j1, where i1 <= M and j1 may
+// exceed N. Both ends of a row's key interval grow with the row, so that testing the first and the
+// last row suffices.
 TK_DEVICE Visible tile_visible(const Problem& p, const Sequence& s, int h, int i0, int i1, int j0,
                                int j1) {
   const int first = max(j0, s.begin), last = min(j1, s.end) - 1;
-  if (first > last || i0 + s.low > last || i1 - 1 + s.high < first) return Visible::kNone;
+  if (first > last || i0 + s.low > last || i1 - 1 + s.high < first) return Visible::kEmpty;
   const bool all = s.row_begin(i1 - 1) <= j0 && j1 <= s.row_end(i0);
-  const Visible flags = element_mask_of(p, s, h, i0, i1, j0, min(j1, s.N));
-  return all || flags == Visible::kNone ? flags : Visible::kSome;
+  const Visible element_mask = element_mask_of(p, s, h, i0, i1, j0, min(j1, s.N));
+  return all || element_mask == Visible::kEmpty ? element_mask : Visible::kPartial;
 }
 
 struct Block {
-  int index;  // -1: there is none
-  bool full;  // all of it is visible
+  int index;  // -1 = no further block
+  bool full;  // every element is visible
 };
 
-// The blocks of a line of tiles, ascending, those that are hidden left out. A warp looks at 32 of
-// them at once, and every warp of a thread block sees the same.
+// Iterates over the blocks of a row or column of tiles in ascending order and skips empty ones. A
+// warp tests 32 blocks at once; every warp of a CTA computes the same result.
 template <typename VisibleAt>
 class BlockIterator {
  public:
-  TK_DEVICE_METHOD BlockIterator(BlockRange span, const VisibleAt& visible)
-      : span_(span), window_(span.first - kWarp), visible_(visible) {}
+  TK_DEVICE_METHOD BlockIterator(BlockRange range, const VisibleAt& visible)
+      : range_(range), window_(range.first - kWarp), visible_(visible) {}
 
-  // From the first block on, of what is visible now.
+  // Starts over at the first block; `visible` is called again for every block.
   TK_DEVICE_METHOD void restart() {
-    window_ = span_.first - kWarp;
+    window_ = range_.first - kWarp;
     some_ = 0;
   }
 
   TK_DEVICE_METHOD Block next() {
     while (!some_) {
       window_ += kWarp;
-      if (window_ >= span_.last) return {-1, false};
+      if (window_ >= range_.last) return {-1, false};
       scan();
     }
     const int bit = __ffs(static_cast<int>(some_)) - 1;
@@ -81,10 +84,10 @@ class BlockIterator {
     return {window_ + bit, (full_ >> bit & 1) != 0};
   }
 
-  // How many come before block n.
+  // Number of visible blocks before block n. Call it on a new iterator.
   TK_DEVICE_METHOD int before(int n) {
     int count = 0;
-    while ((window_ += kWarp) < min(span_.last, n)) {
+    while ((window_ += kWarp) < min(range_.last, n)) {
       scan();
       const int bits = min(n - window_, kWarp);
       count += __popc(static_cast<int>(some_ & ~0u >> (kWarp - bits)));
@@ -95,27 +98,27 @@ class BlockIterator {
  private:
   TK_DEVICE_METHOD void scan() {
     const int n = window_ + lane_index();
-    const Visible visible = n < span_.last ? visible_(n) : Visible::kNone;
-    some_ = __ballot_sync(~0u, visible != Visible::kNone);
-    full_ = __ballot_sync(~0u, visible == Visible::kAll);
+    const Visible visible = n < range_.last ? visible_(n) : Visible::kEmpty;
+    some_ = __ballot_sync(~0u, visible != Visible::kEmpty);
+    full_ = __ballot_sync(~0u, visible == Visible::kFull);
   }
 
-  BlockRange span_;
+  BlockRange range_;
   int window_;
   uint32_t some_ = 0, full_ = 0;
   VisibleAt visible_;
 };
 
-// Whether query i sees key j.
+// True if query i sees key j.
 TK_DEVICE bool is_visible(const Problem& p, const Sequence& s, int h, int i, int j) {
   if (j < s.row_begin(i) || j >= s.row_end(i)) return false;
-  return !needs_flags(p.mask) || flag(p.mask, p.M, p.N, s.b, h, i, j);
+  return !has_element_mask(p.mask) || element_visible(p.mask, p.M, p.N, s.b, h, i, j);
 }
 
-// What the rows of an accumulator are; its columns are the other.
+// The dimension along the rows of an accumulator; its columns are the other one.
 enum class RowsAre { kQueries, kKeys };
 
-// Sets scores that are hidden to -inf. The accumulator's first element is (i0, j0).
+// Sets hidden scores to -inf. The accumulator's first element is query i0 and key j0.
 template <RowsAre kRows = RowsAre::kQueries, int kM, int kN>
 TK_DEVICE void apply_mask(Accumulator<kM, kN>& scores, const Problem& p, const Sequence& s, int h,
                           int i0, int j0) {
@@ -124,10 +127,10 @@ TK_DEVICE void apply_mask(Accumulator<kM, kN>& scores, const Problem& p, const S
     const int i = i0 + (kQueries ? row : column), j = j0 + (kQueries ? column : row);
     if (j < s.row_begin(i) || j >= s.row_end(i)) x = -INFINITY;
   });
-  if (!needs_flags(p.mask)) return;
+  if (!has_element_mask(p.mask)) return;
   const auto apply_element_mask = [&](int row, int column, float& x) {
     const int i = i0 + (kQueries ? row : column), j = j0 + (kQueries ? column : row);
-    if (i < s.M && j < s.N && !flag(p.mask, p.M, p.N, s.b, h, i, j)) x = -INFINITY;
+    if (i < s.M && j < s.N && !element_visible(p.mask, p.M, p.N, s.b, h, i, j)) x = -INFINITY;
   };
   for_each_in_memory(apply_element_mask, scores);
 }

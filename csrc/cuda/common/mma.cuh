@@ -1,9 +1,9 @@
-// Products of tiles on tensor cores: what a warp holds of them, and how it multiplies.
+// Matrix products of shared-memory tiles on tensor cores: fragments, accumulators and operands.
 //
-// mma.m16n8k16 takes 16 x 16 of a and 16 x 8 of b, 8 and 4 numbers a lane. Lane 4 g + t holds rows
-// g and g + 8 and columns 2 t, 2 t + 1 of a result (PTX ISA, "Matrix Fragments for mma.m16n8k16").
-// Float32 is split into three bfloat16, of which 6 products are kept: what is left out is below
-// 2^-24 of the result.
+// mma.m16n8k16 multiplies 16 x 16 elements of a by 16 x 8 of b; a lane holds 8 and 4 of them. Lane
+// 4 g + t holds rows g and g + 8 and columns 2 t, 2 t + 1 of the result (PTX ISA, "Matrix Fragments
+// for mma.m16n8k16"). A float32 operand is split into three bfloat16 parts. Six of the nine partial
+// products are computed; the others are below 2^-24 of the result.
 #pragma once
 
 #include <type_traits>
@@ -19,13 +19,14 @@ TK_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
 template <typename Element>
 constexpr int kParts = sizeof(Element) == 4 ? 3 : 1;
 
-// 16 x 16 of a, or 16 x 16 of b (two of its 16 x 8).
+// A 16 x 16 operand fragment: one of a, or two adjacent 16 x 8 ones of b.
 template <typename Element>
 struct Fragment {
   uint32_t x[kParts<Element>][4];
 };
 
-// visit(m, n, e) with constants: element e of 16 x 8 tile (m, n) of an accumulator.
+// Calls visit(m, n, e) for element e of each 16 x 8 tile (m, n) of an accumulator. The loops are
+// unrolled, so that m, n and e are compile-time constants.
 template <int kM, int kN, typename Visit>
 TK_DEVICE void for_each_element(const Visit& visit) {
 #pragma unroll
@@ -38,11 +39,11 @@ TK_DEVICE void for_each_element(const Visit& visit) {
   }
 }
 
-// Where in its tile a lane holds element e.
+// Row and column of a lane's element e within a 16 x 8 tile.
 TK_DEVICE int row_of(int e) { return lane_index() / 4 + e / 2 * 8; }
 TK_DEVICE int column_of(int e) { return lane_index() % 4 * 2 + e % 2; }
 
-// 16 kM x 8 kN numbers of a warp.
+// A warp's float32 accumulator of 16 kM x 8 kN elements.
 template <int kM, int kN>
 struct Accumulator {
   static constexpr int kRows = 16 * kM, kColumns = 8 * kN;
@@ -52,14 +53,14 @@ struct Accumulator {
     for_each_element<kM, kN>([&](int m, int n, int e) { x[m][n][e] = 0.0f; });
   }
 
-  // visit(row, column, number), for those that this lane holds.
+  // Calls visit(row, column, element) for the elements of this lane.
   template <typename Visit>
   TK_DEVICE_METHOD void for_each(const Visit& visit) {
     for_each_element<kM, kN>(
         [&](int m, int n, int e) { visit(16 * m + row_of(e), 8 * n + column_of(e), x[m][n][e]); });
   }
 
-  // visit(column, first, second), for neighbours in row 16 k + row_of(2 half).
+  // Calls visit(column, first, second) for adjacent elements in row 16 k + row_of(2 half).
   template <typename Visit>
   TK_DEVICE_METHOD void for_each_pair_of(int k, int half, const Visit& visit) const {
 #pragma unroll
@@ -68,7 +69,7 @@ struct Accumulator {
     }
   }
 
-  // visit(row, column, first, second), for neighbours in a row.
+  // Calls visit(row, column, first, second) for adjacent elements of a row.
   template <typename Visit>
   TK_DEVICE_METHOD void for_each_pair(const Visit& visit) const {
     for_each_element<kM, kN>([&](int m, int n, int e) {
@@ -78,8 +79,9 @@ struct Accumulator {
   }
 };
 
-// The same for numbers of one or more accumulators, by a loop over copies in memory. For what is
-// long and rare: unrolled it would take registers, and time to compile, from everything else.
+// Like for_each, for the elements of one or two accumulators, but as a rolled loop over copies in
+// local memory. It is for long and rare code (a bias, a softcap, a dense mask): unrolled, that
+// would take registers from the main loop and multiply the compile time.
 template <typename Visit, int kM, int kN, typename... Others>
 TK_DEVICE void for_each_in_memory(const Visit& visit, Accumulator<kM, kN>& first,
                                   Others&... others) {
@@ -122,10 +124,11 @@ TK_DEVICE void set_pair(Fragment<Half_>& f, int n, float x, float y) {
   f.x[0][n] = pack(x, y, Half_{});
 }
 
-// Operand of a product.
+// Operand of a matrix product.
 enum class Side { kA, kB };
 
-// 16 x 16 blocks of an operand, of which a warp takes kAcross rows of a, or columns of b.
+// Loads 16 x 16 fragments of an operand from shared memory. A warp uses kAcross rows of a, or
+// columns of b, from `first` on.
 template <Side kSide, Major kMajor, int kAcross, typename Tile>
 class Operand {
  public:
@@ -135,7 +138,8 @@ class Operand {
     if constexpr (kMoves) lane_offset_ = opaque(tile.offset(row(0), column(0)));
   }
 
-  // The block that begins `across` after the first and at k; constants.
+  // Loads the fragment at row (a) or column (b) first + across and at depth k. Both are
+  // compile-time constants in unrolled loops.
   TK_DEVICE_METHOD void load(Fragment<Element>& f, int across, int k) const {
     if constexpr (sizeof(Element) == 4) {
       load_numbers(f, across, k);
@@ -153,14 +157,14 @@ class Operand {
   }
 
  private:
-  // Offsets of constants are cheaper than addresses, which would be kept in registers. They need
-  // that the warp's columns do not cross from one panel into another.
+  // Constant offsets from one lane offset, instead of addresses that each need a register. This
+  // requires that the warp's columns do not cross a panel boundary.
   static constexpr bool kMoves =
       sizeof(Element) == 2 &&
       (kMajor == Major::kK || kAcross % Tile::kPanel == 0 || Tile::kPanel % kAcross == 0);
 
-  // Where in the tile this lane's address is. Of four 8 x 8 matrices a has the second below the
-  // first, b beside it; the lanes' eights follow.
+  // Row and column of this lane's ldmatrix address. The second of the four 8 x 8 matrices is below
+  // the first for a, and beside it for b; each group of eight lanes addresses one matrix.
   TK_DEVICE_METHOD int row(int rows) const {
     constexpr bool kBelow = (kSide == Side::kA) == (kMajor == Major::kK);
     const int lane = lane_index(), within = kBelow ? lane % 16 : lane % 8 + lane / 16 * 8;
@@ -190,7 +194,7 @@ class Operand {
   int first_, lane_offset_;
 };
 
-// 16 x 16 of a from an accumulator, rounded: weights become an operand.
+// Converts 16 x 16 elements of an accumulator (weights) to an operand fragment a, rounded.
 template <typename Element, int kM, int kN>
 TK_DEVICE void to_a(Fragment<Element>& a, const Accumulator<kM, kN>& from, int m, int k16) {
 #pragma unroll
@@ -206,8 +210,8 @@ TK_DEVICE void multiply(float (&c)[4], const Fragment<Element>& a, const Fragmen
   if constexpr (kParts<Element> == 1) {
     multiply_accumulate(c, a.x[0], b.x[0][2 * half], b.x[0][2 * half + 1], Element{});
   } else {
-    // Small ones first. Tensor cores cut what they sum towards zero, and a long sum drifts: so it
-    // is no sum of theirs, but one of additions, which round.
+    // Smallest parts first. Tensor cores truncate sums towards zero, and a long sum would drift. So
+    // each product starts from zero, and is added to c by float32 additions, which round.
     float sum[4] = {};
     constexpr int kA[] = {2, 1, 0, 1, 0, 0}, kB[] = {0, 1, 2, 0, 1, 0};
 #pragma unroll
@@ -220,7 +224,7 @@ TK_DEVICE void multiply(float (&c)[4], const Fragment<Element>& a, const Fragmen
   }
 }
 
-// c += a b, of 16 x 16 blocks of a: a warp's rows, from k on.
+// c += a b for 16 columns of a, from k on; `a` holds the fragments of the warp's rows.
 template <int kM, int kN, typename Element, typename OperandB>
 TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Fragment<Element> (&a)[kM],
                            const OperandB& b_operand, int k) {
@@ -237,7 +241,7 @@ TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Fragment<Element> (&a)[
   }
 }
 
-// c += a b, of which c is rows row .. and columns column .. of the whole.
+// c += a b, where c is the part of the product that begins at (row, column).
 template <Major kA, Major kB, int kDepth, int kM, int kN, typename TileA, typename TileB>
 TK_DEVICE void add_product(Accumulator<kM, kN>& c, const TileA& a_tile, int row,
                            const TileB& b_tile, int column) {
@@ -255,7 +259,7 @@ TK_DEVICE void add_product(Accumulator<kM, kN>& c, const TileA& a_tile, int row,
   }
 }
 
-// c += a b, of which a is in registers.
+// c += a b with a in registers.
 template <Major kB, int kM, int kN, int kDepthTiles, typename TileB>
 TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Accumulator<kM, kDepthTiles>& a_numbers,
                            const TileB& b_tile) {
@@ -270,7 +274,7 @@ TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Accumulator<kM, kDepthT
   }
 }
 
-// Rounded, into a tile of shared memory.
+// Rounds an accumulator to the element type and stores it to shared memory at (row, column).
 template <int kM, int kN, typename Element, int kRows, int kWidth>
 TK_DEVICE void store_shared(const SharedTile<Element, kRows, kWidth>& tile, int row, int column,
                             const Accumulator<kM, kN>& from) {

@@ -1,13 +1,13 @@
-// Where things lie in global memory: the rows of a head, and the sequence that a block works on.
+// Global memory layout: the rows of a head, and the sequence that a CTA processes.
 #pragma once
 
-#include "cuda/common/call.h"
+#include "cuda/common/launch_args.h"
 #include "cuda/common/tile_config.h"
 #include "cuda/platform/sm80_ptx.h"
 
 namespace tk::cuda {
 
-// What code is compiled for: which of the two sets of tiles it has.
+// Architecture that the code is compiled for; it selects one of the two sets of tiles.
 #if defined(__CUDA_ARCH__)
 constexpr int kArch = __CUDA_ARCH__;
 #elif defined(TK_EMULATED_ARCH)
@@ -16,34 +16,34 @@ constexpr int kArch = TK_EMULATED_ARCH;
 constexpr int kArch = kLargeArch;
 #endif
 
-// Which weights dropout keeps, and what those are multiplied by.
+// Dropout of attention weights.
 struct Dropout {
   const int64_t* seed;  // null without dropout
-  uint32_t threshold;   // a weight is kept when its half of a word is at least this
-  float factor;
+  uint32_t threshold;   // a weight is kept if its 16-bit random number is at least this
+  float factor;         // of kept weights: 1 / (1 - dropout_p)
 };
 
-// What every kernel is given; kernels of one pass differ in Params.
+// Kernel arguments; Params depend on the pass.
 template <typename Params>
 struct Arguments {
   Params params;
-  Varlen varlen;  // cu_seqlens_q null: sequences are the batch entries
+  Varlen varlen;  // cu_seqlens_q null = dense: the sequences are the batch entries
   Dropout dropout;
-  int blocks;  // tiles of the longest sequence, of rows or of keys
+  int blocks;  // query blocks or key blocks (by kernel) of the longest sequence
 };
 
-// Diagonals are cut to this, which no index reaches and i plus which is an int.
-constexpr int64_t kFar = int64_t{1} << 30;
+// Limit on lengths and diagonals; the sum of two fits an int.
+constexpr int64_t kMaxIndex = int64_t{1} << 30;
 
-TK_DEVICE int cut(int64_t diagonal) {
-  return static_cast<int>(diagonal < -kFar ? -kFar : diagonal > kFar ? kFar : diagonal);
+TK_DEVICE int clamp_diagonal(int64_t diagonal) {
+  return static_cast<int>(max(-kMaxIndex, min(diagonal, kMaxIndex)));
 }
 
-// Query i sees keys max(begin, i + low) <= j < min(end, i + high + 1), as far as flags allow.
+// Query i sees keys max(begin, i + low) <= j < min(end, i + high + 1) that its element mask allows.
 struct Sequence {
-  int b;                 // which one it is
-  int at;                // its batch entry in memory
-  int first_q, first_k;  // its first rows there
+  int b;                 // index of the sequence
+  int at;                // batch entry that holds it: b, or 0 for varlen
+  int first_q, first_k;  // first rows within the batch entry
   int M, N;
   int low, high;
   int begin, end;
@@ -66,11 +66,11 @@ TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
     s.N = a.varlen.cu_seqlens_k[b + 1] - s.first_k;
     if (a.varlen.bottom_right) shift = s.N - s.M;
   }
-  s.low = cut(p.mask.diagonal_low + shift);
-  s.high = cut(p.mask.diagonal_high + shift);
+  s.low = clamp_diagonal(p.mask.diagonal_low + shift);
+  s.high = clamp_diagonal(p.mask.diagonal_high + shift);
   s.alibi_offset = static_cast<int>(p.score.alibi_offset + shift);
-  s.begin = p.mask.key_start ? max(cut(p.mask.key_start[b]), 0) : 0;
-  s.end = p.mask.key_end ? min(cut(p.mask.key_end[b]), s.N) : s.N;
+  s.begin = p.mask.key_start ? max(clamp_diagonal(p.mask.key_start[b]), 0) : 0;
+  s.end = p.mask.key_end ? min(clamp_diagonal(p.mask.key_end[b]), s.N) : s.N;
   return s;
 }
 
@@ -83,13 +83,13 @@ TK_DEVICE void store_two(Element* to, float x, float y) {
   *reinterpret_cast<uint32_t*>(to) = pack(x, y, Element{});
 }
 
-// The rows of one head, contiguous elements each.
+// The rows of one head; the elements of a row are contiguous.
 template <typename Element>
 struct Rows {
   Element* data;
   int64_t stride;
   int width;
-  bool in_chunks;  // of 16 bytes, aligned
+  bool in_chunks;  // true if rows consist of aligned 16-byte chunks
 
   TK_DEVICE_METHOD Element* at(int row) const { return data + row * stride; }
 
@@ -114,7 +114,7 @@ TK_DEVICE Rows<Element> rows_of(const Strided& x, int at, int h, int first, int6
   return {data, x.stride[2], static_cast<int>(width), bits % 16 == 0};
 }
 
-// The first number of a head, of (B, H_q, rows) in float32: lse and its like.
+// Offset of a sequence's first row in lse, delta and dlse, (B, H_q, rows) in float32.
 TK_DEVICE int64_t statistics_offset(const Problem& p, const Sequence& s, int h) {
   return (s.at * p.H_q + h) * p.lse_stride + s.first_q;
 }

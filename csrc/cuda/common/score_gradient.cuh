@@ -1,4 +1,5 @@
-// The backward pass of one tile, and what each row brings into it. docs/attention.md, section 3.
+// Gradients of one tile of scores, and the preprocess kernel that computes delta for each row.
+// docs/attention.md, section 3.
 //
 //   p  = exp(s - lse), 0 where hidden
 //   dp = z (do v)
@@ -13,28 +14,28 @@
 namespace tk::cuda {
 
 struct BackwardArguments : Arguments<BackwardParams> {
-  float* lse;      // as params.lse, but +inf for rows that see nothing, so that their weights are 0
-  float* delta;    // laid out as lse
-  float* dq_sums;  // a tile of block_m x width for each block of queries, as its threads hold it
-  int* turns;      // for each of those, how many key blocks have added; null: in any order
-  int* begun;      // how many blocks have begun
+  float* lse;          // params.lse, but +inf for fully masked rows, so that their weights are 0
+  float* delta;        // same layout as lse
+  float* dq_sums;      // (query tiles, block_m * width), in the order of the threads' registers
+  int* dq_semaphore;   // (query tiles): key blocks already added to dq; null if in any order
+  int* block_counter;  // CTAs started so far
 };
 
-// The number of a block, the same for all its threads; in the order in which blocks begin where
-// that is counted.
-TK_DEVICE int program_of(int* begun, unsigned char* memory) {
-  if (!begun) return static_cast<int>(blockIdx.x);
+// Index of the CTA, the same for all its threads. With a counter, CTAs are numbered in the order in
+// which they start; null means blockIdx.
+TK_DEVICE int program_of(int* block_counter, unsigned char* memory) {
+  if (!block_counter) return static_cast<int>(blockIdx.x);
   int* const shared = reinterpret_cast<int*>(memory);
-  if (threadIdx.x == 0) *shared = atomicAdd(begun, 1);
+  if (threadIdx.x == 0) *shared = atomicAdd(block_counter, 1);
   __syncthreads();
   const int program = *shared;
-  __syncthreads();  // everybody has read the number
+  __syncthreads();  // all threads have read the index
   return program;
 }
 
-constexpr int kTermWarps = 4;  // of a block; a row each
+constexpr int kTermWarps = 4;  // warps per CTA of the preprocess kernel, one row each
 
-// rowsum(do o) - dlse of query i, by a warp; `at` is where its statistics are.
+// rowsum(do o) - dlse of query i, computed by a warp. `at` is the query's offset in dlse.
 template <typename Element>
 TK_DEVICE float delta_of(const BackwardParams& p, const Sequence& seq, int h, int i, int64_t at) {
   const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
@@ -49,7 +50,7 @@ TK_DEVICE float delta_of(const BackwardParams& p, const Sequence& seq, int h, in
   return p.dlse ? sum - static_cast<const float*>(p.dlse)[at] : sum;
 }
 
-// lse and delta of every row.
+// Writes lse and delta of every row.
 template <typename Element>
 TK_KERNEL(kTermWarps* kWarp, 1)
 backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
@@ -67,8 +68,9 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   a.delta[at] = delta;
 }
 
-// Queries that are there and, unless `lse` is null, see something. The others may be NaN.
-struct UsedQueries {
+// True for queries within the sequence that are not fully masked; a null `lse` skips the second
+// test. Other rows may hold NaN.
+struct LiveQueries {
   int M;
   const float* lse;
 
@@ -84,9 +86,9 @@ TK_DEVICE float recomputed_weight(float s, float lse, float unit) {
   }
 }
 
-// lse and delta of a lane's rows of an accumulator.
+// lse and delta of the accumulator rows that a lane holds.
 template <int kM>
-struct RowTerms {
+struct RowStatistics {
   float lse[kM][2], delta[kM][2];
 
   TK_DEVICE_METHOD void load(const float* all_lse, const float* all_delta, int i0, int M) {
@@ -99,19 +101,19 @@ struct RowTerms {
   }
 };
 
-// With a softcap the gradients of scores, which a bias gets, are not those of products.
+// With a softcap the gradient of a score (the bias gradient) differs from that of its product.
 enum class GradientsOf { kProducts, kScores };
 
-// A tile's place, and all that its gradients depend on beside products.
+// Position and row statistics of a tile of scores.
 template <typename Element, int kM>
 struct TileGradients {
   const BackwardArguments& a;
   const Sequence& seq;
-  int h, i0, j0;  // of the accumulators' first element
+  int h, i0, j0;  // head, query and key of the accumulators' first element
   bool full;
-  RowTerms<kM> terms;
+  RowStatistics<kM> rows;
 
-  // Products and do v become z p, and da or ds.
+  // Replaces s = q k^T by z p, and dp = do v^T by da or ds.
   template <GradientsOf kOf, int kN>
   TK_DEVICE_METHOD void apply(Accumulator<kM, kN>& s, Accumulator<kM, kN>& dp) const {
     const BackwardParams& p = a.params;
@@ -119,12 +121,12 @@ struct TileGradients {
     const float unit = plain ? static_cast<float>(p.score.scale) * kLog2E : kLog2E;
     const float factor = a.dropout.factor;
     uint64_t kept_bits = 0;
-    if (a.dropout.seed) kept_bits = Kept<kM, kN>(a.dropout, seq.b, h, i0, j0).bits;
-    const Kept<kM, kN> kept{kept_bits};
+    if (a.dropout.seed) kept_bits = DropoutMask<kM, kN>(a.dropout, seq.b, h, i0, j0).bits;
+    const DropoutMask<kM, kN> kept{kept_bits};
     for_each_element<kM, kN>([&](int m, int n, int e) {
       float& x = dp.x[m][n][e];
       if (a.dropout.seed) x = kept(m, n, e) ? x * factor : 0.0f;
-      x -= terms.delta[m][e / 2];
+      x -= rows.delta[m][e / 2];
     });
     if (!plain) {
       const Scores scores = scores_of(p, seq, h);
@@ -139,7 +141,7 @@ struct TileGradients {
     for_each_element<kM, kN>([&](int m, int n, int e) {
       float& x = s.x[m][n][e];
       const bool hidden = !full && x == -INFINITY;
-      x = recomputed_weight<Element>(x, terms.lse[m][e / 2], unit);
+      x = recomputed_weight<Element>(x, rows.lse[m][e / 2], unit);
       dp.x[m][n][e] = hidden ? 0.0f : x * dp.x[m][n][e];
       if (a.dropout.seed) x = kept(m, n, e) ? x * factor : 0.0f;
     });

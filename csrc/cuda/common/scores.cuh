@@ -1,4 +1,4 @@
-// From products to scores: scale, softcap, bias. docs/attention.md, section 2.
+// Scores from products q k^T: scale, softcap, bias, ALiBi. docs/attention.md, section 2.
 #pragma once
 
 #include "cuda/common/mma.cuh"
@@ -8,21 +8,21 @@ namespace tk::cuda {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-// Exponentials are powers of 2. Of halves with nothing but a scale, products stay what they are,
-// and the scale is part of their unit; else scores are natural logarithms. A negative scale would
-// turn maxima into minima.
+// True if the softmax works on unscaled products, with the scale folded into the exponent (exp2).
+// This holds for 16-bit types without score options. Otherwise scores are natural logarithms. A
+// negative scale would turn maxima into minima.
 template <typename Element>
 TK_DEVICE bool has_plain_scores(const ScoreParams& s) {
   return sizeof(Element) == 2 && s.scale > 0 && s.softcap == 0 && !s.alibi_slopes && !s.bias.data;
 }
 
-// What a problem's scores need beside the product.
+// Score options of one head.
 struct Scores {
   float scale;
   float softcap;
   float slope;
   int alibi_offset;
-  const void* bias;  // of this head
+  const void* bias;  // bias of this head; null = none
   int64_t bias_stride[2];
   DType bias_dtype;
   int M, N;
@@ -63,7 +63,7 @@ TK_DEVICE float bias_at(const Scores& x, int i, int j) {
 
 struct Score {
   float value;
-  float derivative;  // in the scaled product
+  float derivative;  // with respect to the scaled product
 };
 
 TK_DEVICE Score score(const Scores& x, float product, int i, int j) {
@@ -79,7 +79,7 @@ TK_DEVICE Score score(const Scores& x, float product, int i, int j) {
   return s;
 }
 
-// Products become scores.
+// Replaces products by scores.
 template <int kM, int kN>
 TK_DEVICE void apply(Accumulator<kM, kN>& products, const Problem& p, const Sequence& seq, int h,
                      int i0, int j0) {
@@ -90,7 +90,7 @@ TK_DEVICE void apply(Accumulator<kM, kN>& products, const Problem& p, const Sequ
   for_each_in_memory(to_score, products);
 }
 
-// 2^(unit (s - largest)). Halves can do with one rounding more, which saves an operation.
+// 2^(unit (s - largest)). 16-bit types tolerate one more rounding, which saves an operation.
 template <typename Element>
 TK_DEVICE float weight(float s, float largest, float unit) {
   if constexpr (sizeof(Element) == 2) {

@@ -1,8 +1,8 @@
-// A tile in shared memory, and how it gets there.
+// Swizzled tiles in shared memory, and asynchronous copies into them.
 //
-// Rows are cut into panels of 128 bytes (64 where that does not divide them), and the 16-byte
-// chunks of a panel's row are exchanged by an exclusive or with the row: eight rows at the same
-// column, which one matrix load takes, then lie in eight different quarters of the 32 banks.
+// Rows are divided into panels of 128 bytes, or 64 if 128 does not divide the row. The index of a
+// 16-byte chunk within a panel row is XORed with the row. The eight rows that one ldmatrix reads at
+// the same column are then in different groups of four banks, without bank conflicts.
 #pragma once
 
 #include "cuda/common/rows.cuh"
@@ -29,20 +29,22 @@ struct SharedTile {
 
   TK_DEVICE_METHOD Element* at(int row, int column) const { return data + offset(row, column); }
 
-  // (row + rows, column + columns) from offset(row, column), for constants `rows`, a multiple of 8,
-  // and `columns`, of 16, which row and column's place in its panel do not carry into.
+  // Address of (row + rows, column + columns), given offset(row, column). `rows` is a constant
+  // multiple of 8 and `columns` of 16; adding `columns` must not carry beyond the bits of the
+  // column within its panel.
   TK_DEVICE_METHOD Element* moved(int offset, int rows, int columns) const {
     return data + ((offset ^ columns % kPanel) + (columns / kPanel * kRows + rows) * kPanel);
   }
 };
 
-// Starts to copy rows first, first + 1, ... of a head; zeros beyond its width and, unless `all`
-// are, for rows that are not `there`: they are not read, and may be NaN. Done after
-// `wait_copies<0>` and a barrier.
-template <int kThreads, typename Element, int kRows, int kWidth, typename There>
+// Starts an asynchronous copy of rows first, first + 1, ... of a head into the tile. Columns beyond
+// the width are filled with zeros, and, unless `all` is set, rows for which is_live(row) is false.
+// Those rows are not read and may hold NaN. The copy is complete after wait_copies<0>() and a
+// barrier.
+template <int kThreads, typename Element, int kRows, int kWidth, typename IsLive>
 TK_DEVICE void start_load(const SharedTile<Element, kRows, kWidth>& tile,
                           const Rows<const Element>& rows, int first, bool all,
-                          const There& there) {
+                          const IsLive& is_live) {
   constexpr int kPerChunk = 16 / sizeof(Element), kChunks = kWidth / kPerChunk;
   constexpr bool kSameColumn = kThreads % kChunks == 0 && kRows * kChunks % kThreads == 0;
   const int thread = opaque(static_cast<int>(threadIdx.x));
@@ -50,7 +52,7 @@ TK_DEVICE void start_load(const SharedTile<Element, kRows, kWidth>& tile,
 #pragma unroll 1
     for (int n = thread; n < kRows * kWidth; n += kThreads) {
       const int row = n / kWidth, column = n % kWidth;
-      const bool copied = column < rows.width && (all || there(first + row));
+      const bool copied = column < rows.width && (all || is_live(first + row));
       *tile.at(row, column) = copied ? rows.at(first + row)[column] : Element{};
     }
   } else if (kSameColumn && all) {
@@ -67,7 +69,7 @@ TK_DEVICE void start_load(const SharedTile<Element, kRows, kWidth>& tile,
 #pragma unroll 1
     for (int n = thread; n < kRows * kChunks; n += kThreads) {
       const int row = n / kChunks, column = n % kChunks * kPerChunk;
-      const bool copied = column < rows.width && (all || there(first + row));
+      const bool copied = column < rows.width && (all || is_live(first + row));
       const Element* const from = rows.at(first + row) + column;
       copy_async_16(tile.at(row, column), copied ? from : rows.data, copied);
     }
@@ -75,13 +77,13 @@ TK_DEVICE void start_load(const SharedTile<Element, kRows, kWidth>& tile,
   commit_copies();
 }
 
-// Keys that diagonals, the range and segments show to some query.
+// Live keys: keys visible to at least one query under the band, key-range and segment constraints.
 struct LiveKeys {
   int begin, end;
-  const uint8_t* used;  // null = all
+  const uint8_t* by_segment;  // (N): 1 if some query is in the key's segment; null = all
 
   TK_DEVICE_METHOD bool operator()(int j) const {
-    return j >= begin && j < end && (!used || used[j]);
+    return j >= begin && j < end && (!by_segment || by_segment[j]);
   }
 };
 

@@ -1,11 +1,11 @@
-// The online softmax: a running maximum and denominator for each row. docs/attention.md, section 5.
+// Online softmax: running maximum and denominator of each row. docs/attention.md, section 5.
 #pragma once
 
 #include "cuda/common/scores.cuh"
 
 namespace tk::cuda {
 
-// Four lanes hold a row.
+// Reductions over the four lanes that hold a row.
 TK_DEVICE float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -15,16 +15,16 @@ TK_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The maximum that weights are relative to may lag behind the true one by this power of 2: bringing
-// o to a new one is a product for each of its elements, and without a lag some row of a warp nearly
-// always has a new one.
-constexpr float kLag = 8.0f;
+// o and l are rescaled only if the true maximum exceeds m by more than this, in powers of 2.
+// Rescaling multiplies every element of o, and without a threshold some row of a warp nearly always
+// has a new maximum.
+constexpr float kRescaleThreshold = 8.0f;
 
-// Of 16 kM rows; a lane holds two of every 16.
+// Softmax state of 16 kM rows; a lane holds two rows of every 16.
 template <int kM>
 struct SoftmaxState {
-  float m[kM][2];  // in the scores' unit; -inf before the first visible key
-  float l[kM][2];  // this lane's share
+  float m[kM][2];  // maximum, in the unit of the scores; -inf before the first visible key
+  float l[kM][2];  // denominator: the sum over this lane's columns
 
   TK_DEVICE_METHOD void clear() {
     for_each_row([&](int k, int half) {
@@ -33,7 +33,8 @@ struct SoftmaxState {
     });
   }
 
-  // Scores become weights relative to m, and o and l are brought to it.
+  // Replaces scores by weights relative to m; updates m and l, and rescales o. Multiplication by
+  // `unit` converts scores to powers of 2.
   template <typename Element, int kN, int kColumns>
   TK_DEVICE_METHOD void update(Accumulator<kM, kN>& s, Accumulator<kM, kColumns>& o, float unit) {
     update_max<Element>(s, unit,
@@ -41,13 +42,13 @@ struct SoftmaxState {
     exponentiate<Element>(s, unit);
   }
 
-  // Raises m where scores of the warp are too far above it, and brings l to it. Then what was
-  // summed with weights is to be multiplied: rescale(k, half, factor), for every row.
+  // Updates m if a score of the warp exceeds it by more than kRescaleThreshold. In that case l is
+  // rescaled, and rescale(k, half, factor) is called for every row to rescale the caller's sums.
   template <typename Element, int kN, typename Rescale>
   TK_DEVICE_METHOD void update_max(const Accumulator<kM, kN>& s, float unit,
                                    const Rescale& rescale) {
     float largest[kM][2];
-    bool is_far = false;
+    bool rescales = false;
     for_each_row([&](int k, int half) {
       float x = -INFINITY;
 #pragma unroll
@@ -55,9 +56,9 @@ struct SoftmaxState {
         x = fmaxf(x, fmaxf(s.x[k][n][2 * half], s.x[k][n][2 * half + 1]));
       }
       largest[k][half] = quad_max(x);
-      is_far |= (largest[k][half] - m[k][half]) * unit > kLag;
+      rescales |= (largest[k][half] - m[k][half]) * unit > kRescaleThreshold;
     });
-    if (!__any_sync(~0u, is_far)) return;
+    if (!__any_sync(~0u, rescales)) return;
     for_each_row([&](int k, int half) {
       const float before = m[k][half];
       m[k][half] = fmaxf(before, largest[k][half]);
@@ -67,7 +68,7 @@ struct SoftmaxState {
     });
   }
 
-  // Scores become weights relative to m, and are added to l.
+  // Replaces scores by weights relative to m, and adds them to l.
   template <typename Element, int kN>
   TK_DEVICE_METHOD void exponentiate(Accumulator<kM, kN>& s, float unit) {
     for_each_row([&](int k, int half) {
@@ -83,8 +84,9 @@ struct SoftmaxState {
     });
   }
 
-  // When all keys are summed: visit(k, half, share, lse), for every row. o is to be multiplied by
-  // the share, which includes `factor`; `unit` is a score's, in natural logarithms.
+  // Calls visit(k, half, share, lse) for every row after the last key. o is to be multiplied by
+  // `share`, which includes `factor`. Multiplication by `unit` converts scores to natural
+  // logarithms.
   template <typename Visit>
   TK_DEVICE_METHOD void finish(float factor, float unit, const Visit& visit) const {
     for_each_row([&](int k, int half) {
@@ -106,7 +108,7 @@ struct SoftmaxState {
   }
 
  private:
-  // visit(k, half): row 8 half + lane / 4 of the k-th 16.
+  // Calls visit(k, half) for row 16 k + 8 half + lane / 4.
   template <typename Visit>
   TK_DEVICE_METHOD static void for_each_row(const Visit& visit) {
 #pragma unroll

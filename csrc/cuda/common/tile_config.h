@@ -1,8 +1,8 @@
 // Tile sizes of every CUDA kernel, each with its reason. Plain C++.
 //
-// M x N are queries x keys. Shared memory decides: 163 KiB a block on compute capability 8.0 and
-// 8.7, 227 on 9.0 and 10.x, but 99 on 8.6, 8.9 and 12.x. So there are two sets, and code compiled
-// for 8.0 has the large one, for 8.6 the small one.
+// M x N are queries x keys. The limit is shared memory per CTA: 163 KiB on compute capability 8.0
+// and 8.7, 227 KiB on 9.0 and 10.x, but 99 KiB on 8.6, 8.9 and 12.x. So there are two sets of
+// tiles. Code compiled for 8.0 uses the large set, code compiled for 8.6 the small set.
 //
 // building/tile_config.py parses kWidths, kHopperWidths and kLargeSharedChips; _C exports them.
 #pragma once
@@ -12,20 +12,20 @@ namespace tk::cuda {
 constexpr int kWarp = 32;
 constexpr int kLargeArch = 800;
 
-// Chips with 163 KiB of shared memory a block or more: 80 is compute capability 8.0. Others have
-// 99, as far as is known.
+// Chips with at least 163 KiB of shared memory per CTA; 80 is compute capability 8.0. All other
+// known chips have 99 KiB.
 constexpr int kLargeSharedChips[] = {80, 87, 90, 100, 101, 103, 110};
 
-// Row widths of tiles: D and D_v are padded to the next one.
+// Row widths of tiles. D and D_v are padded to the next one.
 constexpr int kWidths[] = {32, 64, 96, 128, 192, 256};
 
-// Row widths of Hopper's tiles: of q and k, and of v.
+// Row widths of the Hopper tiles: of q and k, and of v.
 struct Widths {
   int width, v_width;
 };
 constexpr Widths kHopperWidths[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
 
-// The smallest tile width that holds rows of so many elements; 0 if none does.
+// Returns the smallest tile width of at least `columns`; 0 if there is none.
 constexpr int width_for(int columns) {
   for (const int width : kWidths) {
     if (columns <= width) return width;
@@ -37,48 +37,47 @@ struct ForwardTile {
   int block_m, block_n, warps;
 
   constexpr int threads() const { return warps * kWarp; }
-  // q, k and v
+  // Shared memory: q, k and v.
   constexpr int bytes(int element_bytes, int width) const {
     return (block_m + 2 * block_n) * width * element_bytes;
   }
 };
 
-// A warp owns block_m / warps rows of scores and of o. Its registers hold both, in float32: with 32
-// rows and 64 keys 64 of them for scores and `width` for o, out of 255.
+// A warp owns block_m / warps rows of scores and of o, both in float32 registers. With 32 rows and
+// 64 keys a thread needs 64 registers for scores and `width` for o, of 255.
 constexpr ForwardTile forward_tile(int arch, int element_bytes, int width) {
   const bool large = arch == kLargeArch;
   if (element_bytes == 4) {
-    // Twice the bytes, and three parts to each operand: 16 rows a warp.
+    // Twice the bytes, and three parts per operand: 16 rows per warp.
     if (width <= 96) return {64, 64, 4};
     if (width <= 192) return {64, 32, 4};
     return large ? ForwardTile{64, 32, 4} : ForwardTile{32, 32, 2};
   }
-  if (width <= 128) return {128, 64, 4};  // 64 KiB at most: two blocks share a multiprocessor
-  if (large) return {128, 64, 8};         // o of 32 rows would take all registers
+  if (width <= 128) return {128, 64, 4};  // at most 64 KiB: two CTAs per multiprocessor
+  if (large) return {128, 64, 8};         // o of 32 rows would need all registers
   return {64, 64, 4};                     // 96 KiB at width 256
 }
 
-// On Hopper (csrc/cuda/sm90) a block has a warpgroup that loads and `consumers` that each own 64
-// rows of scores and of o. All of a multiprocessor's shared memory, 227 KiB, is one block's:
-// `stages` tiles of k and of v, and a second one of q where it fits, so that the next rows' are
-// there early.
+// On Hopper (csrc/cuda/sm90) a CTA has one producer warpgroup and `consumers` consumer warpgroups
+// of 64 rows of scores and o each. One CTA uses all shared memory of a multiprocessor, 227 KiB:
+// `stages` tiles of k and of v, and a second tile of q if it fits, to load the next rows early.
 struct HopperForwardTile {
   int consumers, block_n, stages, q_stages;
-  int producer_registers, registers;  // a thread; those of all groups make 64 K
+  int producer_registers, registers;  // per thread; 64 K for all warpgroups of a CTA
 
   constexpr int block_m() const { return 64 * consumers; }
   constexpr int threads() const { return 128 * (1 + consumers); }
   constexpr int tile_bytes(int width, int v_width) const {
     return 2 * (q_stages * block_m() * width + stages * block_n * (width + v_width));
   }
-  // Swizzled tiles begin at a multiple of 1024. Two barriers and a note go with each.
+  // Swizzled tiles are aligned to 1024 bytes. Each has two barriers and a TileInfo: 40 bytes.
   constexpr int bytes(int width, int v_width) const {
     return 1024 + tile_bytes(width, v_width) + 40 * (q_stages + 2 * stages);
   }
 };
 
-// Rows of q and k of at most `width`, of v of at most `v_width`. A thread has width / 2 numbers of
-// o, block_n / 2 of scores and half as many registers of weights.
+// For rows of q and k of at most `width`. A thread holds v_width / 2 elements of o, block_n / 2
+// scores, and weights in half as many registers.
 constexpr HopperForwardTile hopper_forward_tile(int width) {
   if (width <= 64) return {3, 128, 2, 2, 32, 160};   // 113 KiB
   if (width <= 128) return {2, 128, 2, 2, 40, 232};  // 193 KiB
@@ -86,17 +85,18 @@ constexpr HopperForwardTile hopper_forward_tile(int width) {
   return {2, 64, 2, 1, 40, 232};                     // 193 KiB
 }
 
-// Two groups have block_n keys, and dk and dv of them; queries pass by, `stages` tiles of q and of
-// do at a time. `square_tiles` are of weights and of ds, on their way from one product to another.
+// Two consumer warpgroups own block_n keys, and accumulate dk and dv in registers. Shared memory
+// holds `stages` tiles of q and of do, and `square_tiles` tiles of weights and of ds that pass from
+// one product to the next.
 struct HopperBackwardTile {
   int block_m, block_n, stages, square_tiles;
-  bool dq_in_shared;  // on its way to its sums
+  bool dq_in_shared;  // dq is staged in shared memory before it is added to its sums
   int producer_registers, registers;
 
   static constexpr int kConsumers = 2;
 
   constexpr int threads() const { return 128 * (1 + kConsumers); }
-  // k and v, q and do; squares; sums of dq and what rows bring along, in float32
+  // k and v, q and do; p and ds; in float32: dq, and lse and delta of the rows
   constexpr int tile_bytes(int width, int v_width) const {
     return 2 * ((block_n + stages * block_m) * (width + v_width) +
                 square_tiles * block_n * block_m) +
@@ -107,35 +107,36 @@ struct HopperBackwardTile {
   }
 };
 
-// Of rows of at most 128 each group owns 64 keys: a thread has `width` numbers of dk and dv,
-// block_m of s and dp, and 32 of dq. Of longer ones dk and dv of as many would take all registers,
-// so that the groups share 64 keys and each has half of the columns.
+// For a width of at most 128 each warpgroup owns 64 keys: a thread holds `width` elements of dk and
+// dv, block_m of s and dp, and 32 of dq. For wider rows dk and dv of 64 keys would need all
+// registers. The warpgroups then share 64 keys, and each owns half of the columns.
 constexpr HopperBackwardTile hopper_backward_tile(int width) {
   if (width <= 64) return {128, 128, 2, 1, true, 40, 232};  // 163 KiB
   if (width <= 128) return {64, 128, 2, 1, true, 40, 232};  // 178 KiB
   return {64, 64, 2, 4, false, 40, 232};                    // 226 KiB, with v of 128 178
 }
 
-// What q, k or v is filled up to: columns are halved between groups, and come in panels of 64.
+// Padded width of q, k or v. Beyond 128 the columns are split between two warpgroups, in panels of
+// 64 columns.
 constexpr int hopper_backward_width(int width) {
   return width <= 128 ? width : (width + 127) / 128 * 128;
 }
 
-// A tile of scores is split over warps_m x (warps / warps_m) warps, the gradients of keys over
-// warps_n x (warps / warps_n), those of queries over warps_q x (warps / warps_q). Every part has a
-// multiple of 16 rows and columns; the squarer it is, the less is read from shared memory.
+// A tile of scores is split over warps_m x (warps / warps_m) warps, dk and dv over
+// warps_n x (warps / warps_n), dq over warps_q x (warps / warps_q). Each part has a multiple of 16
+// rows and columns. Square parts read the least from shared memory.
 struct BackwardTile {
   int block_m, block_n, warps, warps_m, warps_n, warps_q, stages;
 
   constexpr int threads() const { return warps * kWarp; }
-  // k and v; `stages` of q and do; p and ds
+  // Shared memory: k and v; `stages` tiles of q and do; p and ds.
   constexpr int bytes(int element_bytes, int width) const {
     return (2 * block_n * width + 2 * stages * block_m * width + 2 * block_m * block_n) *
            element_bytes;
   }
 };
 
-// dk and dv stay in registers all the way: 2 * block_n * width numbers, over all threads.
+// dk and dv stay in registers: 2 * block_n * width elements over all threads.
 constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
   const bool large = arch == kLargeArch;
   if (element_bytes == 4) {
@@ -144,7 +145,7 @@ constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
     if (width <= 128 && large) return {32, 64, 8, 2, 4, 2, 1};
     if (width <= 128 || large) return {32, 32, 4, 2, 2, 2, 1};  // 136 KiB at width 256
     if (width <= 192) return {16, 32, 2, 1, 2, 1, 1};
-    return {16, 16, 1, 1, 1, 1, 1};  // 66 KiB; registers go to memory
+    return {16, 16, 1, 1, 1, 1, 1};  // 66 KiB; registers are spilled
   }
   if (width <= 32) return {64, 128, 8, 2, 4, 4, 2};
   if (width <= 64) return {64, 128, 8, 2, 4, 2, 2};  // 96 KiB
@@ -159,17 +160,17 @@ constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
   return {32, 32, 4, 2, 2, 2, 1};
 }
 
-// A block of decoding takes block_n keys at a time, of which each warp has 16, or more where
-// queries take several warps; two tiles of keys and two of values are there or on their way. What
-// counts is that bytes are on their way all the time: `blocks` share a multiprocessor at least, two
-// of 64 KiB with 32 to 48 KiB each to come, or three of half that; or one of 128 KiB has it to
-// itself.
+// A decode CTA processes block_n keys at a time. Each warp owns 16 of them, or more if the queries
+// need several warps. Shared memory holds two tiles of keys and two of values, loaded or in flight.
+// Decoding is bound by memory bandwidth, so loads must always be in flight: at least `blocks` CTAs
+// share a multiprocessor. These are two of 64 KiB with 32 to 48 KiB in flight each, three of half
+// that size, or one of 128 KiB.
 struct DecodeTile {
-  static constexpr int kQueries = 16;  // of a warp: what one instruction multiplies
+  static constexpr int kQueries = 16;  // rows per warp: m of one mma instruction
   int block_n, warps, blocks;
 
   constexpr int threads() const { return warps * kWarp; }
-  // 16 `warps_m` queries, and the four tiles
+  // Shared memory: 16 * warps_m queries, and four tiles of keys and values.
   constexpr int bytes(int element_bytes, int width, int warps_m) const {
     return (kQueries * warps_m + 4 * block_n) * width * element_bytes;
   }
@@ -178,14 +179,14 @@ struct DecodeTile {
 constexpr DecodeTile decode_tile(int arch, int element_bytes, int width) {
   const bool large = arch == kLargeArch;
   const int row = width * element_bytes;
-  if (row <= 128) return {64, 4, 3};  // with four registers would not suffice
+  if (row <= 128) return {64, 4, 3};  // four CTAs would need too many registers
   if (row <= 256) return {64, 4, 2};
   if (row <= 512) return large ? DecodeTile{64, 4, 1} : DecodeTile{32, 2, 1};
-  return large ? DecodeTile{32, 2, 1} : DecodeTile{16, 1, 1};  // 80 KiB at most with its queries
+  return large ? DecodeTile{32, 2, 1} : DecodeTile{16, 1, 1};  // at most 80 KiB with the queries
 }
 
-// The least that a block has to do: to begin, and to merge what it leaves, takes as long as about
-// two tiles.
-constexpr int kLeastDecodeTiles = 4;
+// Minimum number of tiles per decode CTA. Starting a CTA and combining its partial result takes as
+// long as about two tiles.
+constexpr int kMinDecodeTiles = 4;
 
 }  // namespace tk::cuda

@@ -1,4 +1,4 @@
-// One block of memory, cut into arrays. Plain C++.
+// Layout of a workspace: one allocation divided into arrays. Plain C++.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace tk::cuda {
 
-// Cuts from `memory`; from null it only counts.
+// Allocates arrays in order from `memory`. With null it only counts the bytes.
 class Layout {
  public:
   explicit Layout(void* memory) : memory_(static_cast<char*>(memory)) {}

@@ -1,4 +1,5 @@
-// What the emulated instructions are made of: threads that wait for each other, and errors.
+// Primitives that the emulated instructions are built from: warp collectives, barriers,
+// asynchronous copies, launches and errors.
 #pragma once
 
 #include <cstddef>
@@ -11,81 +12,82 @@ namespace tk::emulator {
 constexpr int kWarp = 32;
 constexpr uint32_t kAllLanes = 0xffffffff;
 
-// Where a kernel calls an instruction.
+// Source location of an instruction in a kernel.
 struct Site {
   const char* file;
   int line;
-  // As the default of a parameter: where that function is called.
+  // As a default argument: the location of the call.
   static constexpr Site here(const char* file_ = __builtin_FILE(), int line_ = __builtin_LINE()) {
     return {file_, line_};
   }
 };
 
+// A range of global memory.
 struct Extent {
   const void* begin;
   size_t bytes;
 };
 
 struct Options {
-  // The order of lanes, warps and blocks, the place of shared memory and the delay of asynchronous
-  // copies follow it. 0: ascending; 1: descending; else random.
+  // Schedule: the order of lanes, warps and blocks, the base address of shared memory and the delay
+  // of asynchronous copies. 0: ascending order; 1: descending order; otherwise random.
   uint64_t seed = 0;
-  // Also report accesses that nothing orders, of kernels compiled with -fsanitize=thread.
+  // Report data races of kernels compiled with -fsanitize=thread.
   bool races = false;
-  // With them sums of floats by atomics whose order is left open, so that their last bits are too.
+  // With races: also report unordered float atomics, whose sums are not bitwise reproducible.
   bool ordered_sums = false;
-  // With them accesses of global memory outside of these; none: anywhere.
+  // With races: also report global accesses outside of these extents. Empty: no limit.
   std::vector<Extent> global = {};
-  // The chip that kernels are chosen for: 80 or 90.
+  // Compute capability that kernels are chosen for: 80 or 90.
   int capability = 80;
-  // Processor time after which a thread that never lets another run is taken to hang.
-  int patience_seconds = 20;
-  // Dynamic shared memory that a launch may ask for; sm_90 has 227 KiB.
-  size_t most_shared_bytes = 227 * 1024;
+  // CPU time without a yield after which a thread is reported as an endless loop.
+  int timeout_seconds = 20;
+  // Limit of the dynamic shared memory of a launch; sm_90 has 227 KiB.
+  size_t max_shared_bytes = 227 * 1024;
 };
 Options& options();
 
-// Thrown by a launch: which thread did what where.
+// Thrown by launch(). The message names the kernel, block, thread and source line.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What lanes of a warp do together. `operands` are those of the 32 lanes.
+// A warp-wide instruction. run() gets the operands of all 32 lanes.
 struct Collective {
   const char* name;
   void (*run)(uint32_t lanes, void* const* operands);
-  bool same_site;  // whether all lanes must call it in the same place
+  bool same_site;  // true if all lanes must call it from the same source line
 };
 
-// Returns when every lane of `lanes` has called it and run() has been called once.
-void together(const Collective& what, uint32_t lanes, void* operand, Site site);
+// Blocks until every lane of `lanes` has called it. The last lane calls run() once for all.
+void warp_collective(const Collective& collective, uint32_t lanes, void* operand, Site site);
 
 int this_lane();
 
-// Ends the launch with an Error.
+// Aborts the launch with an Error.
 [[noreturn]] void fail(Site site, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// The dynamic shared memory of this block.
+// Dynamic shared memory of the current block.
 unsigned char* shared_memory();
-// As an address of PTX: of 18 bits, and aligned as the memory is.
+// The 18-bit shared-memory address that PTX uses, with the alignment of the pointer.
 uint32_t shared_address(const void* shared);
-// Fails unless all bytes are in it and the address is a multiple of `alignment`.
+// Fails unless [address, address + bytes) is in shared memory and aligned to `alignment`.
 void check_shared(const void* address, size_t bytes, size_t alignment, const char* name, Site site);
 
-// A barrier of the block, for `threads` threads.
+// Named barrier `id` of the block, for `threads` threads.
 void barrier_wait(int id, unsigned threads, const char* name, Site site);
 void barrier_arrive(int id, unsigned threads, const char* name, Site site);
 
-// Lets other threads run first: for loops that wait for memory to change.
+// Yields until other threads have run, in loops that poll memory.
 void spin(const char* name, Site site);
 
 void fence();
 int load_acquire(const int* global, Site site);
 void add_release(int* global, int value, Site site);
 
-// An asynchronous copy of 16 bytes by this thread; zeros if not there. Arrives at the wait.
-void copy_later(void* shared, const void* global, bool there, Site site);
+// cp.async of 16 bytes, or of zeros if `valid` is false. The data is written at the wait.
+void copy_async(void* shared, const void* global, bool valid, Site site);
 void commit_copies();
 void wait_copies(int pending);
 
@@ -99,9 +101,9 @@ struct Launch {
   size_t argument_bytes;
 };
 // Throws Error.
-void launch(const Launch& what);
+void launch(const Launch& launch);
 
-// The kernel of the latest launch.
+// Name of the kernel launched last.
 const char* latest_launch();
 
 }  // namespace tk::emulator

@@ -1,4 +1,4 @@
-// CUDA's own names, for a kernel that the host compiler compiles. Only those that kernels use.
+// CUDA built-ins for kernels compiled by the host compiler. Only those that kernels use.
 #pragma once
 
 #include <cmath>
@@ -55,10 +55,10 @@ TK_DEVICE uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { ret
 
 namespace tk::emulator {
 
-// A lane's part in a shuffle or a vote.
+// Operand of one lane of a shuffle or a vote.
 struct Exchange {
   uint64_t value;
-  int source;  // the lane whose value it gets
+  int source;  // lane to read from
   Site site;
 };
 extern const Collective kShuffle, kBallot, kSyncWarp;
@@ -68,14 +68,14 @@ T shuffle(unsigned lanes, T value, int source, Site site) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
   Exchange exchange{0, source, site};
   memcpy(&exchange.value, &value, sizeof value);
-  together(kShuffle, lanes, &exchange, site);
+  warp_collective(kShuffle, lanes, &exchange, site);
   memcpy(&value, &exchange.value, sizeof value);
   return value;
 }
 
 inline unsigned ballot(unsigned lanes, bool predicate, Site site) {
   Exchange exchange{predicate, 0, site};
-  together(kBallot, lanes, &exchange, site);
+  warp_collective(kBallot, lanes, &exchange, site);
   return static_cast<unsigned>(exchange.value);
 }
 
@@ -106,7 +106,7 @@ struct Multiprocessors {
   int count, shared_bytes;
 };
 
-// Few and odd, so that work is split unevenly, with room for one block each.
+// A small odd count, so that persistent kernels split work unevenly. One block fits on each.
 inline Multiprocessors multiprocessors() { return {7, 0}; }
 
 inline int compute_capability() { return emulator::options().capability; }
@@ -119,7 +119,7 @@ TK_DEVICE void __syncthreads(tk::emulator::Site site = tk::emulator::Site::here(
 
 TK_DEVICE void __syncwarp(unsigned lanes = tk::emulator::kAllLanes,
                           tk::emulator::Site site = tk::emulator::Site::here()) {
-  tk::emulator::together(tk::emulator::kSyncWarp, lanes, nullptr, site);
+  tk::emulator::warp_collective(tk::emulator::kSyncWarp, lanes, nullptr, site);
 }
 
 template <typename T>
@@ -167,43 +167,44 @@ TK_DEVICE int __all_sync(unsigned lanes, int predicate,
 
 namespace tk::emulator {
 
-// Threads take turns, so that what reads and writes at once is atomic. Not inline: an access here
-// is none that could race.
-float update(float* address, float (*change)(float, float), float value, Site site);
-int update(int* address, int (*change)(int, int), int value, Site site);
-unsigned update(unsigned* address, unsigned (*change)(unsigned, unsigned), unsigned value,
-                Site site);
-unsigned long long update(unsigned long long* address,
-                          unsigned long long (*change)(unsigned long long, unsigned long long),
-                          unsigned long long value, Site site);
+// Read-modify-write. It is atomic because a fiber runs until it yields. Not inline: the race
+// detector must not instrument these accesses as plain ones.
+float atomic_update(float* address, float (*operation)(float, float), float value, Site site);
+int atomic_update(int* address, int (*operation)(int, int), int value, Site site);
+unsigned atomic_update(unsigned* address, unsigned (*operation)(unsigned, unsigned), unsigned value,
+                       Site site);
+unsigned long long atomic_update(unsigned long long* address,
+                                 unsigned long long (*operation)(unsigned long long,
+                                                                 unsigned long long),
+                                 unsigned long long value, Site site);
 
 }  // namespace tk::emulator
 
 template <typename T>
 TK_DEVICE T atomicAdd(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
-  return tk::emulator::update(address, [](T old, T x) -> T { return old + x; }, value, site);
+  return tk::emulator::atomic_update(address, [](T old, T x) -> T { return old + x; }, value, site);
 }
 
 template <typename T>
 TK_DEVICE T atomicMax(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
-  return tk::emulator::update(
+  return tk::emulator::atomic_update(
       address, [](T old, T x) -> T { return old < x ? x : old; }, value, site);
 }
 
 template <typename T>
 TK_DEVICE T atomicMin(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
-  return tk::emulator::update(
+  return tk::emulator::atomic_update(
       address, [](T old, T x) -> T { return x < old ? x : old; }, value, site);
 }
 
 template <typename T>
 TK_DEVICE T atomicOr(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
-  return tk::emulator::update(address, [](T old, T x) -> T { return old | x; }, value, site);
+  return tk::emulator::atomic_update(address, [](T old, T x) -> T { return old | x; }, value, site);
 }
 
 template <typename T>
 TK_DEVICE T atomicExch(T* address, T value, tk::emulator::Site site = tk::emulator::Site::here()) {
-  return tk::emulator::update(address, [](T, T x) -> T { return x; }, value, site);
+  return tk::emulator::atomic_update(address, [](T, T x) -> T { return x; }, value, site);
 }
 
 TK_DEVICE void __threadfence() { tk::emulator::fence(); }
@@ -245,12 +246,12 @@ TK_DEVICE float __int_as_float(int bits) { return __uint_as_float(static_cast<un
 
 TK_DEVICE float __fdividef(float a, float b) { return a / b; }
 TK_DEVICE float tk_reciprocal_root(float x) { return 1 / sqrtf(x); }
-// Macros, because C libraries have symbols of these names.
+// Macros, because C libraries define symbols with these names.
 #define rsqrtf tk_reciprocal_root
 #define __expf expf
 #define __logf logf
 
-// As CUDA has them: unqualified, of one type or of two that mix.
+// CUDA's unqualified min and max, also for mixed types.
 template <typename A, typename B>
 TK_DEVICE auto min(A a, B b) -> decltype(a + b) {
   return b < a ? b : a;

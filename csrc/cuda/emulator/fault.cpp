@@ -41,13 +41,14 @@ std::string describe_fault(const void* address) {
   const Block& block = *current->block;
   char text[160];
   if (block.stacks.overflowed(address) >= 0) {
-    snprintf(text, sizeof text, "more than %zu bytes of local variables", kStackBytes);
-  } else if (block.shared.surrounds(address)) {
+    snprintf(text, sizeof text, "stack overflow: more than %zu bytes of local variables",
+             kStackBytes);
+  } else if (block.shared.in_guarded_range(address)) {
     const auto* at = static_cast<const unsigned char*>(address);
-    snprintf(text, sizeof text, "byte %td of shared memory, which has %zu",
+    snprintf(text, sizeof text, "access to byte %td of shared memory, which has %zu bytes",
              at - block.shared.base(), block.shared.size());
   } else {
-    snprintf(text, sizeof text, "address 0x%zx, where there is no memory",
+    snprintf(text, sizeof text, "access to unmapped address 0x%zx",
              reinterpret_cast<size_t>(address));
   }
   return text;
@@ -57,9 +58,8 @@ void on_timer() {
   if (machine.switches() != switches_at_tick) {
     switches_at_tick = machine.switches();
     idle_ticks = 0;
-  } else if (++idle_ticks >= options().patience_seconds) {
-    machine.leave("has not let another thread run for " +
-                  std::to_string(options().patience_seconds) + " s");
+  } else if (++idle_ticks >= options().timeout_seconds) {
+    machine.abort_launch("has not yielded for " + std::to_string(options().timeout_seconds) + " s");
   }
 }
 
@@ -70,18 +70,18 @@ void on_signal(int signal, siginfo_t* info, void* context) {
     if (current && here) on_timer();
     return;
   }
-  if (!here || !current) {  // not ours: on return it happens again
+  if (!here || !current) {  // restore the previous handler; the signal recurs on return
     for (int n = 0; n < kCount; ++n) {
       if (kSignals[n] == signal) sigaction(signal, &before[n], nullptr);
     }
     return;
   }
   const void* code = static_cast<const char*>(program_counter(context)) + 1;
-  machine.leave(code, signal == SIGFPE ? "divides by zero" : describe_fault(info->si_addr));
+  machine.abort_launch(code, signal == SIGFPE ? "division by zero" : describe_fault(info->si_addr));
 }
 
 #ifdef __linux__
-// Programs at a fixed address have no base to subtract.
+// True for a non-PIE executable, whose addresses are absolute.
 bool is_fixed(const void* base) {
   Elf64_Ehdr header;
   memcpy(&header, base, sizeof header);
@@ -94,7 +94,7 @@ bool is_fixed(const void*) { return false; }
 }  // namespace
 
 FaultHandler::FaultHandler() {
-  // Where a handler runs: the stack of the thread may be what is used up.
+  // A separate stack for handlers, because the fault may be a stack overflow.
   constexpr size_t kHandlerStack = 256 * 1024;
   static const std::unique_ptr<char[]> stack(new char[kHandlerStack]);
   launching = pthread_self();
@@ -106,7 +106,7 @@ FaultHandler::FaultHandler() {
   struct sigaction action{};
   action.sa_sigaction = on_signal;
   action.sa_flags =
-      SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER;  // it does not return to where it began
+      SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER;  // the handler does not return
   for (int n = 0; n < kCount; ++n) sigaction(kSignals[n], &action, &before[n]);
   constexpr itimerval kEverySecond{{1, 0}, {1, 0}};
   setitimer(ITIMER_VIRTUAL, &kEverySecond, &timer_before_);
@@ -115,7 +115,7 @@ FaultHandler::FaultHandler() {
 FaultHandler::~FaultHandler() {
   setitimer(ITIMER_VIRTUAL, &timer_before_, nullptr);
   for (int n = 0; n < kCount; ++n) {
-    // A tick that is on its way would end the process.
+    // With the default action, a pending timer signal would kill the process.
     if (kSignals[n] == SIGVTALRM && before[n].sa_handler == SIG_DFL) continue;
     sigaction(kSignals[n], &before[n], nullptr);
   }

@@ -1,5 +1,5 @@
-// Bad addresses and endless loops in kernels become errors of the launch instead of killing the
-// process.
+// Signal handlers that turn invalid addresses, divisions by zero and endless loops in kernels into
+// launch errors.
 #pragma once
 
 #include <sys/time.h>
@@ -9,7 +9,7 @@
 
 namespace tk::emulator {
 
-// While it lives. What happens outside of kernels is left to whoever handled it before.
+// Installs the handlers for its lifetime. Signals outside of kernels go to the previous handlers.
 class FaultHandler {
  public:
   FaultHandler();
@@ -21,7 +21,8 @@ class FaultHandler {
   itimerval timer_before_;
 };
 
-// The line of the source, if there is debug information and addr2line to read it.
+// Source file and line of a code address, or module and offset without debug information or
+// addr2line.
 std::string describe_code(const void* code);
 
 }  // namespace tk::emulator

@@ -19,7 +19,7 @@
 
 #if defined(__x86_64__) && !defined(TK_EMULATOR_UCONTEXT)
 
-// The last jump, unlike `ret`, is to a target that the processor can predict.
+// An indirect jump instead of `ret`, which the return-address predictor would mispredict.
 __asm__(TK_FUNCTION R"(
   pushq %rbp
   pushq %rbx
@@ -40,8 +40,8 @@ __asm__(TK_FUNCTION R"(
 )");
 
 namespace {
-constexpr int kReturnWord = 6;      // the address to go on at, after six registers
-constexpr size_t kFrameBytes = 64;  // leaves the stack as after a call: 8 below a multiple of 16
+constexpr int kReturnWord = 6;      // the resume address follows six registers
+constexpr size_t kFrameBytes = 64;  // stack alignment as after a call: 8 below a multiple of 16
 }  // namespace
 
 #elif defined(__aarch64__) && !defined(TK_EMULATOR_UCONTEXT)
@@ -84,7 +84,8 @@ constexpr size_t kFrameBytes = 160;
 
 #include <ucontext.h>
 
-// Slower by a system call. The stack pointer is a context, which lies on the stack that it is of.
+// Portable fallback; each switch costs a system call. The "stack pointer" is a ucontext_t that is
+// stored on the stack it describes.
 void tk_emulator_switch(void** from, void* to) {
   ucontext_t here;
   *from = &here;
@@ -97,11 +98,12 @@ namespace tk::emulator {
 
 namespace {
 
-// Were all stacks alike, 32 lanes would compete for the same few lines of the first-level cache.
+// Stack tops are staggered by 128 bytes, so that 32 lanes do not compete for the same L1 sets.
 constexpr size_t kColours = 32;
 constexpr size_t kColourBytes = 128;
 
-// As large as a stack: large arrays would step over a page. A multiple of every page size.
+// As large as a stack, because large arrays could skip a single guard page. A multiple of every
+// page size.
 constexpr size_t kGuardBytes = kStackBytes;
 constexpr size_t kStride = kGuardBytes + kStackBytes;
 

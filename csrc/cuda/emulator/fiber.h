@@ -1,4 +1,4 @@
-// Stacks of their own for the threads of a block, and the switch between them.
+// Fibers: the stacks of the threads of a block, and the context switch.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@ namespace tk::emulator {
 
 constexpr size_t kStackBytes = 128 * 1024;
 
-// Stacks in one range of addresses, an unreadable page below each. They live as long as the
-// process.
+// Stacks in one address range, each with an inaccessible guard region below it. They are reused
+// until the process ends.
 class Stacks {
  public:
   Stacks() = default;
@@ -21,7 +21,7 @@ class Stacks {
   // The stack pointer of a fiber that starts with entry(), which must not return.
   void* prepare(int index, void (*entry)());
   bool contains(const void* address) const;
-  // The fiber below whose stack the address is; -1: none.
+  // Index of the fiber whose guard region contains the address, or -1.
   int overflowed(const void* address) const;
 
  private:
@@ -32,6 +32,7 @@ class Stacks {
 }  // namespace tk::emulator
 
 extern "C" {
-// Keeps the registers that calls preserve on the present stack, whose pointer goes to *from.
+// Saves the callee-saved registers on the current stack and its pointer in *from, then resumes
+// `to`.
 void tk_emulator_switch(void** from, void* to) __asm__("tk_emulator_switch");
 }

@@ -1,4 +1,4 @@
-// Eight 16-bit numbers at once to float. The emulator's own.
+// Conversion of eight 16-bit numbers to float, and the accumulation of tensor cores. Internal.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace tk::emulator {
 typedef float Row __attribute__((vector_size(32)));
 typedef uint32_t Bits __attribute__((vector_size(32)));
 
-// By reference: compilers differ in how they pass vectors that the processor may not have. The
-// upper halves of `halves` are zero.
+// Passed by reference, because the ABI for vector arguments depends on the target. The upper 16
+// bits of each element of `halves` are zero.
 inline void to_row(Row& row, const Bits& halves, cuda::BFloat16) {
   row = reinterpret_cast<Row>(halves << 16);
 }
 
-// Shifted into place the exponent is 112 too small, of subnormal numbers too.
+// After the shift the exponent is 112 too small, for subnormal numbers too.
 inline void to_row(Row& row, const Bits& halves, cuda::Half) {
   const Bits magnitude = halves & 0x7fffu, sign = (halves & 0x8000u) << 16;
   const Row finite = reinterpret_cast<Row>(magnitude << 13) * 0x1p112f;
@@ -27,8 +27,8 @@ inline void to_row(Row& row, const Bits& halves, cuda::Half) {
                               (reinterpret_cast<Bits>(finite) & ~is_special));
 }
 
-// What an accumulator becomes: tensor cores cut it towards zero.
-inline float accumulated(float c, float terms) {
+// c + terms, truncated towards zero as tensor cores do.
+inline float add_truncating(float c, float terms) {
   const double exact = double{c} + double{terms};
   const float rounded = static_cast<float>(exact);
   const double beyond = rounded < 0 ? exact - rounded : rounded - exact;
@@ -40,7 +40,7 @@ inline float accumulated(float c, float terms) {
   return cut;
 }
 
-// Of eight numbers in a row.
+// Loads eight contiguous 16-bit numbers.
 inline void load_row(Row& row, const void* eight, bool bfloat16) {
   uint16_t halves[8];
   memcpy(halves, eight, sizeof halves);

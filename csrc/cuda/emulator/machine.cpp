@@ -15,12 +15,11 @@ Thread* current = nullptr;
 
 namespace {
 
-// Rounds in which every thread that can run only looks whether memory has changed, and no atomic or
-// asynchronous copy changes it.
-constexpr int kPatience = 20000;
-// Rounds after which blocks that have not started may be what they wait for.
-constexpr int kBeforeMoreBlocks = 4;
-constexpr unsigned kMostResidents = 32;
+// Rounds of polling, without any atomic or asynchronous copy, after which the launch is deadlocked.
+constexpr int kMaxIdleRounds = 20000;
+// Rounds of polling after which another block starts, because the others may wait for it.
+constexpr int kIdleRoundsBeforeNewBlock = 4;
+constexpr unsigned kMaxResidents = 32;
 
 }  // namespace
 
@@ -42,18 +41,18 @@ void Machine::run(const Launch& launch) {
     throw Error(std::string(launch.name) + ": " + why);
   };
   if (launch.threads == 0 || launch.threads > kMaxThreads || launch.threads % kWarp) {
-    refuse(std::to_string(launch.threads) + " threads; must be a multiple of 32 up to 1024");
+    refuse(std::to_string(launch.threads) + " threads; expected a multiple of 32 from 32 to 1024");
   }
-  if (launch.shared_bytes > options().most_shared_bytes) {
+  if (launch.shared_bytes > options().max_shared_bytes) {
     refuse(std::to_string(launch.shared_bytes) + " bytes of shared memory; at most " +
-           std::to_string(options().most_shared_bytes));
+           std::to_string(options().max_shared_bytes));
   }
   gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
   blockDim = dim3(launch.threads);
   const uint64_t blocks = uint64_t{gridDim.x} * gridDim.y * gridDim.z;
   if (blocks == 0 || gridDim.x > 0x7fffffff || gridDim.y > 65535 || gridDim.z > 65535) {
-    refuse("a grid of " + std::to_string(gridDim.x) + " x " + std::to_string(gridDim.y) + " x " +
-           std::to_string(gridDim.z) + " blocks");
+    refuse("invalid grid of " + std::to_string(gridDim.x) + " x " + std::to_string(gridDim.y) +
+           " x " + std::to_string(gridDim.z) + " blocks");
   }
   const uint64_t seed = options().seed;
   random_state_ = (seed + 1) * 0x9E3779B97F4A7C15u;
@@ -61,7 +60,7 @@ void Machine::run(const Launch& launch) {
   arrival_ = seed < 2 ? static_cast<Arrival>(seed) : seed % 2 ? Arrival::kLate : Arrival::kRandom;
   residents_ = 1 + seed % 3;
   started_ = 0, blocks_ = static_cast<unsigned>(blocks);
-  idle_rounds_ = 0, elsewhere_ = false;
+  idle_rounds_ = 0, switch_block_ = false;
   error_.clear();
   error_code_ = nullptr;
   races.begin_launch(options().races);
@@ -72,9 +71,9 @@ void Machine::run(const Launch& launch) {
     }
     while (resident_.size() < residents_ && started_ < blocks_) start_block();
     if (resident_.empty() || !error_.empty()) break;
-    Thread* next = pick_anywhere();
+    Thread* next = pick_thread();
     if (!next) {
-      error_ = stuck();
+      error_ = describe_deadlock();
       break;
     }
     current = next;
@@ -108,7 +107,7 @@ void Machine::start_block() {
     Warp& warp = block.warps[w];
     warp.ready = kAllLanes;
     warp.spinning = warp.done = 0;
-    warp.meetings = warp.rotation = 0;
+    warp.pending_count = warp.rotation = 0;
     warp.priority = static_cast<uint32_t>(random());
   }
   for (int t = 0; t < block.thread_count; ++t) {
@@ -129,7 +128,7 @@ void Machine::start_block() {
 void Machine::retire(size_t slot) {
   Block& block = *resident_[slot];
   std::string wrong = finish(block);
-  if (block.shared.trespassed()) {
+  if (block.shared.written_outside()) {
     wrong =
         "wrote outside of its " + std::to_string(block.shared.size()) + " bytes of shared memory";
   }
@@ -142,19 +141,19 @@ void Machine::thread_entry() {
   machine.launch_.thread(machine.launch_.arguments);
   Thread& self = *current;
   Warp& warp = *self.warp;
-  for (int m = 0; m < warp.meetings; ++m) {
-    const Meeting& meeting = warp.meeting[m];
-    if (!(meeting.lanes & self.bit)) continue;
+  for (int m = 0; m < warp.pending_count; ++m) {
+    const PendingCollective& pending = warp.pending[m];
+    if (!(pending.lanes & self.bit)) continue;
     char lanes[60];
-    snprintf(lanes, sizeof lanes, " by lanes %08x for lanes %08x", meeting.arrived, meeting.lanes);
-    machine.leave("exits, but is waited for in " + std::string(meeting.what->name) + " at " +
-                  describe(meeting.site) + lanes);
+    snprintf(lanes, sizeof lanes, " by lanes %08x for lanes %08x", pending.arrived, pending.lanes);
+    machine.abort_launch("exits, but is waited for in " + std::string(pending.collective->name) +
+                         " at " + describe(pending.site) + lanes);
   }
   self.state = State::kDone;
   warp.ready &= ~self.bit;
   warp.done |= self.bit;
   --self.block->alive;
-  machine.progress();
+  machine.note_progress();
   machine.yield();
   __builtin_unreachable();
 }
@@ -167,14 +166,14 @@ Thread* Machine::pick_lane(Block& block, int w) {
   } else if (order_ == Order::kDescending) {
     lane = 31 - __builtin_clz(warp.ready);
   } else {
-    const int turn = warp.rotation;
-    const uint32_t turned = warp.ready >> turn | warp.ready << (-turn & 31);
-    lane = (__builtin_ctz(turned) + turn) & 31;
+    const int first = warp.rotation;
+    const uint32_t rotated = warp.ready >> first | warp.ready << (-first & 31);
+    lane = (__builtin_ctz(rotated) + first) & 31;
   }
   return &block.threads[w * kWarp + lane];
 }
 
-Thread* Machine::pick_in(Block& block) {
+Thread* Machine::pick_thread_in(Block& block) {
   int best = -1;
   for (int w = 0; w < block.warp_count; ++w) {
     const Warp& warp = block.warps[w];
@@ -201,29 +200,29 @@ bool Machine::wake_spinning() {
   return any;
 }
 
-bool Machine::deliver_somewhere() {
+bool Machine::deliver_any_load() {
   for (auto& block : resident_) {
     if (deliver_load(*block)) return true;
   }
   return false;
 }
 
-bool Machine::is_time_to_deliver() {
+bool Machine::should_deliver() {
   return arrival_ == Arrival::kSoon || (arrival_ == Arrival::kRandom && random() % 16 == 0);
 }
 
-Thread* Machine::pick_anywhere() {
+Thread* Machine::pick_thread() {
   for (;;) {
     const size_t count = resident_.size();
-    const size_t first = elsewhere_ && order_ == Order::kRandom ? random() % count : 0;
-    elsewhere_ = false;
+    const size_t first = switch_block_ && order_ == Order::kRandom ? random() % count : 0;
+    switch_block_ = false;
     for (size_t n = 0; n < count; ++n) {
-      if (Thread* next = pick_in(*resident_[(first + n) % count])) return next;
+      if (Thread* next = pick_thread_in(*resident_[(first + n) % count])) return next;
     }
-    const bool delivered = deliver_somewhere(), woken = wake_spinning();
+    const bool delivered = deliver_any_load(), woken = wake_spinning();
     if (delivered) continue;
-    if (!woken || ++idle_rounds_ > kPatience) return nullptr;
-    if (idle_rounds_ > kBeforeMoreBlocks && started_ < blocks_ && count < kMostResidents) {
+    if (!woken || ++idle_rounds_ > kMaxIdleRounds) return nullptr;
+    if (idle_rounds_ > kIdleRoundsBeforeNewBlock && started_ < blocks_ && count < kMaxResidents) {
       start_block();
       idle_rounds_ = 0;
     }
@@ -235,9 +234,9 @@ void Machine::yield() {
   Thread& self = *current;
   Block& block = *self.block;
   const int w = static_cast<int>(self.warp - block.warps);
-  if (!block.sm90.loads.empty() && is_time_to_deliver()) deliver_load(block);
+  if (!block.sm90.loads.empty() && should_deliver()) deliver_load(block);
   Thread* next = nullptr;
-  if (!elsewhere_) next = self.warp->ready ? pick_lane(block, w) : pick_in(block);
+  if (!switch_block_) next = self.warp->ready ? pick_lane(block, w) : pick_thread_in(block);
   if (!next) {
     tk_emulator_switch(&self.stack_pointer, main_stack_pointer_);
     return;
@@ -248,43 +247,44 @@ void Machine::yield() {
   tk_emulator_switch(&self.stack_pointer, next->stack_pointer);
 }
 
-void Machine::perhaps_yield() {
+void Machine::maybe_yield() {
   if (order_ != Order::kRandom || random() % 8) return;
   for (int w = 0; w < current->block->warp_count; ++w) {
     current->block->warps[w].priority = static_cast<uint32_t>(random());
   }
-  elsewhere_ = true;
+  switch_block_ = true;
   yield();
 }
 
-void Machine::leave(std::string error) {
+void Machine::abort_launch(std::string error) {
   error_ = describe(*current->block) + ", thread " + std::to_string(current->index) + ": " +
            std::move(error);
   tk_emulator_switch(&current->stack_pointer, main_stack_pointer_);
   __builtin_unreachable();
 }
 
-void Machine::leave(const void* code, std::string error) {
+void Machine::abort_launch(const void* code, std::string error) {
   error_code_ = code;
-  leave(std::move(error));
+  abort_launch(std::move(error));
 }
 
-std::string Machine::stuck() {
+std::string Machine::describe_deadlock() {
   std::string text;
   for (const auto& block : resident_) {
     if (!text.empty()) text += '\n';
-    text += describe(*block) + ": deadlock, no thread can go on\n" + describe_threads(*block);
+    text +=
+        describe(*block) + ": deadlock, no thread can make progress\n" + describe_threads(*block);
   }
   return text;
 }
 
 static const char* latest = "";
 
-void launch(const Launch& what) {
-  static std::mutex one_at_a_time;
-  const std::lock_guard<std::mutex> lock(one_at_a_time);
-  latest = what.name;
-  machine.run(what);
+void launch(const Launch& launch) {
+  static std::mutex launch_mutex;
+  const std::lock_guard<std::mutex> lock(launch_mutex);
+  latest = launch.name;
+  machine.run(launch);
 }
 
 const char* latest_launch() { return latest; }

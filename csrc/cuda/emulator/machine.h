@@ -1,4 +1,5 @@
-// Blocks that run, their threads, and who runs next. The emulator's own; kernels see core.h.
+// Scheduler of the emulator: resident blocks, their warps and threads, and the choice of the next
+// thread. Internal; kernels include core.h.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@ constexpr int kMaxThreads = 1024;
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr int kBarriers = 16;
 
-enum class State : uint8_t { kReady, kTogether, kBarrier, kMBarrier, kSpin, kDone };
+enum class State : uint8_t { kReady, kCollective, kBarrier, kMBarrier, kSpin, kDone };
 
 constexpr uint32_t kNoMBarrier = ~0u;
 
@@ -33,16 +34,16 @@ struct Thread {
   int index;     // in the block
   uint32_t bit;  // of its lane
   State state;
-  uint8_t barrier;    // where it waits
-  uint32_t mbarrier;  // the same, by its address
-  const char* doing;  // what it waits in
+  uint8_t barrier;        // named barrier it waits at
+  uint32_t mbarrier;      // address of the mbarrier it waits at
+  const char* operation;  // instruction it waits in
   Site site;
   CopyQueue copies;
 };
 
-// Lanes that wait for others of a collective. Parts of a warp may wait in different ones.
-struct Meeting {
-  const Collective* what;
+// A collective that some lanes have reached. Parts of a warp may wait in different collectives.
+struct PendingCollective {
+  const Collective* collective;
   uint32_t lanes, arrived;
   Site site;
 };
@@ -50,9 +51,9 @@ struct Meeting {
 struct Warp {
   uint32_t ready, spinning, done;
   uint32_t priority;
-  int rotation;  // where the search for the next lane begins
-  int meetings;
-  Meeting meeting[kWarp];  // each has a lane of its own that waits
+  int rotation;  // lane at which the search for the next lane begins
+  int pending_count;
+  PendingCollective pending[kWarp];  // at most one for each waiting lane
   void* operand[kWarp];
 };
 
@@ -64,7 +65,7 @@ struct Barrier {
 
 struct Block {
   dim3 index;
-  unsigned number;  // in the order in which blocks start
+  unsigned number;  // linear block index
   int thread_count, warp_count, alive;
   Stacks stacks;
   SharedMemory shared;
@@ -73,15 +74,15 @@ struct Block {
   std::unique_ptr<Thread[]> threads;
   Warp warps[kMaxWarps];
   Barrier barriers[kBarriers];
-  std::vector<int> arrivals[kBarriers];  // threads, where races are looked for
+  std::vector<int> arrivals[kBarriers];  // thread indices; only with race detection
 };
 
-// The current thread is not ready until somebody says so.
-void wait_in(State state, const char* doing, Site site);
+// Marks the current thread as waiting. It stays so until another thread makes it ready.
+void set_waiting(State state, const char* operation, Site site);
 
 enum class Order : uint8_t { kAscending, kDescending, kRandom };
 
-// When copies by TMA arrive: when nothing else can happen, as soon as a thread waits, or at random.
+// When TMA loads complete: when no thread can run, at the next yield, or at random.
 enum class Arrival : uint8_t { kLate, kSoon, kRandom };
 
 class Machine {
@@ -91,36 +92,36 @@ class Machine {
   Order order() const { return order_; }
   uint64_t random();
 
-  // Lets others run. The current thread goes on when it is ready and its turn comes.
+  // Switches to the next thread. Returns when the current thread is ready and scheduled again.
   void yield();
-  // Where the order is random: perhaps lets others run.
-  void perhaps_yield();
-  // What others spin for may have come.
-  void progress() { idle_rounds_ = 0; }
-  // Keeps the error for the caller of launch() and leaves the current thread for good.
-  [[noreturn]] void leave(std::string error);
-  // The same where only the address after the instruction is known.
-  [[noreturn]] void leave(const void* code, std::string error);
+  // With a random order, yields with probability 1/8.
+  void maybe_yield();
+  // Resets the deadlock detector: memory that other threads poll may have changed.
+  void note_progress() { idle_rounds_ = 0; }
+  // Records the error for launch() to throw, and never resumes the current thread.
+  [[noreturn]] void abort_launch(std::string error);
+  // The same with the address after the failing instruction instead of a source location.
+  [[noreturn]] void abort_launch(const void* code, std::string error);
   uint64_t switches() const { return switches_; }
 
  private:
   static void thread_entry();
   void start_block();
   void retire(size_t slot);
-  Thread* pick_anywhere();
-  Thread* pick_in(Block& block);
+  Thread* pick_thread();
+  Thread* pick_thread_in(Block& block);
   Thread* pick_lane(Block& block, int warp);
   bool wake_spinning();
-  bool deliver_somewhere();
-  bool is_time_to_deliver();
-  std::string stuck();
+  bool deliver_any_load();
+  bool should_deliver();
+  std::string describe_deadlock();
 
   Launch launch_;
   Order order_;
   Arrival arrival_;
   unsigned residents_, started_, blocks_;
   std::vector<std::unique_ptr<Block>> resident_, spare_;
-  bool elsewhere_;  // go on with another block, if there is one
+  bool switch_block_;  // the next yield may switch to another block
   int idle_rounds_;
   uint64_t switches_ = 0;
   void* main_stack_pointer_;
@@ -130,11 +131,11 @@ class Machine {
 };
 
 extern Machine machine;
-extern Thread* current;  // null outside of kernels
+extern Thread* current;  // nullptr outside of kernels
 
 std::string describe(Site site);
 std::string describe(const Block& block);
-// What each thread of the block waits for, a line for each group of threads.
+// The instruction that each thread waits in, one line for each group of threads in the same state.
 std::string describe_threads(const Block& block);
 void wake_barrier(Block& block, int id);
 

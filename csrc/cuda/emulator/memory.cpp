@@ -12,10 +12,10 @@ namespace tk::emulator {
 
 namespace {
 
-// An address in shared memory has 18 bits in the descriptors of sm_90.
+// Shared-memory addresses have 18 bits in the matrix descriptors of sm_90.
 constexpr size_t kWindow = 256 * 1024;
 constexpr size_t kGuard = 64 * 1024;  // a multiple of every page size
-constexpr size_t kEdge = 4096;        // bytes on either side that are looked at afterwards
+constexpr size_t kRedZone = 4096;     // bytes on either side checked when the block exits
 
 bool is_poison(const unsigned char* begin, const unsigned char* end) {
   return std::all_of(begin, end, [](unsigned char byte) { return byte == kPoison; });
@@ -35,14 +35,14 @@ void SharedMemory::begin(size_t bytes, size_t shift) {
     window_ = static_cast<unsigned char*>(memory) + kGuard;
     mprotect(window_, kWindow, PROT_READ | PROT_WRITE);
   }
-  const size_t whole = (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
-  base_ = window_ + kWindow - whole - shift * kSharedAlignment;
+  const size_t rounded = (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
+  base_ = window_ + kWindow - rounded - shift * kSharedAlignment;
   size_ = bytes;
-  memset(base_ - kEdge, kPoison, static_cast<size_t>(window_ + kWindow - base_) + kEdge);
+  memset(base_ - kRedZone, kPoison, static_cast<size_t>(window_ + kWindow - base_) + kRedZone);
 }
 
-bool SharedMemory::trespassed() const {
-  return !is_poison(base_ - kEdge, base_) || !is_poison(base_ + size_, window_ + kWindow);
+bool SharedMemory::written_outside() const {
+  return !is_poison(base_ - kRedZone, base_) || !is_poison(base_ + size_, window_ + kWindow);
 }
 
 uint32_t SharedMemory::address(const void* shared) const {
@@ -54,7 +54,7 @@ bool SharedMemory::contains(const void* address) const {
   return at >= base_ && at < base_ + size_;
 }
 
-bool SharedMemory::surrounds(const void* address) const {
+bool SharedMemory::in_guarded_range(const void* address) const {
   const auto* at = static_cast<const unsigned char*>(address);
   return window_ && at >= window_ - kGuard && at < window_ + kWindow + kGuard;
 }
@@ -68,9 +68,10 @@ void check_shared(const void* address, size_t bytes, size_t alignment, const cha
   const SharedMemory& shared = current->block->shared;
   const auto* at = static_cast<const unsigned char*>(address);
   const long long offset = at - shared.base();
-  if (!shared.surrounds(address)) fail(site, "%s: %p is not in shared memory", name, address);
+  if (!shared.in_guarded_range(address))
+    fail(site, "%s: %p is not in shared memory", name, address);
   if (offset < 0 || static_cast<size_t>(offset) + bytes > shared.size()) {
-    fail(site, "%s: bytes %lld to %lld of shared memory, which has %zu", name, offset,
+    fail(site, "%s: bytes %lld to %lld of shared memory, which has %zu bytes", name, offset,
          offset + static_cast<long long>(bytes), shared.size());
   }
   if (reinterpret_cast<uintptr_t>(at) % alignment) {
@@ -79,14 +80,14 @@ void check_shared(const void* address, size_t bytes, size_t alignment, const cha
   }
 }
 
-void copy_later(void* shared, const void* global, bool there, Site site) {
+void copy_async(void* shared, const void* global, bool valid, Site site) {
   check_shared(shared, 16, 16, "cp.async", site);
-  CopyLater copy{static_cast<unsigned char*>(shared),
+  AsyncCopy copy{static_cast<unsigned char*>(shared),
                  static_cast<const unsigned char*>(global),
-                 there,
+                 valid,
                  {},
                  site};
-  if (there) {
+  if (valid) {
     if (reinterpret_cast<uintptr_t>(global) % 16) {
       fail(site, "cp.async: reads %p; must be a multiple of 16", global);
     }
@@ -112,8 +113,8 @@ void wait_copies(int pending) {
   long count = 0;
   for (long g = 0; g < groups; ++g) count += queue.groups[static_cast<size_t>(g)];
   for (long n = 0; n < count; ++n) {
-    const CopyLater& copy = queue.copies[static_cast<size_t>(n)];
-    if (copy.there && memcmp(copy.bytes, copy.global, 16) != 0) {
+    const AsyncCopy& copy = queue.copies[static_cast<size_t>(n)];
+    if (copy.valid && memcmp(copy.bytes, copy.global, 16) != 0) {
       fail(copy.site, "cp.async: its source %p was written before the copy was waited for",
            static_cast<const void*>(copy.global));
     }

@@ -1,4 +1,4 @@
-// The shared memory of a block, and asynchronous copies to it.
+// Shared memory of a block, and cp.async copies to it.
 #pragma once
 
 #include <cstddef>
@@ -9,28 +9,28 @@
 
 namespace tk::emulator {
 
-constexpr size_t kSharedAlignment = 128;  // what TK_SHARED_MEMORY promises
-constexpr unsigned char kPoison = 0xff;   // all bytes so: a NaN in every format
+constexpr size_t kSharedAlignment = 128;  // alignment that TK_SHARED_MEMORY guarantees
+constexpr unsigned char kPoison = 0xff;   // repeated, a NaN in every float format
 
-// Between pages that cannot be read.
+// Shared memory between inaccessible guard pages.
 class SharedMemory {
  public:
   SharedMemory() = default;
   SharedMemory(const SharedMemory&) = delete;
   ~SharedMemory();
 
-  // All poison; `shift` times the alignment before the end of what can be read.
+  // Fills the memory with poison. It ends `shift` * kSharedAlignment bytes before the guard pages.
   void begin(size_t bytes, size_t shift);
-  // Whether bytes close before or behind it were written.
-  bool trespassed() const;
+  // True if bytes just before or just after the shared memory were written.
+  bool written_outside() const;
 
   unsigned char* base() const { return base_; }
   size_t size() const { return size_; }
   uint32_t address(const void* shared) const;
   unsigned char* at(uint32_t address) const { return window_ + address; }
   bool contains(const void* address) const;
-  // Also the edges and the pages that cannot be read.
-  bool surrounds(const void* address) const;
+  // True for shared memory, its red zones and its guard pages.
+  bool in_guarded_range(const void* address) const;
 
  private:
   unsigned char* window_ = nullptr;
@@ -38,17 +38,17 @@ class SharedMemory {
   size_t size_ = 0;
 };
 
-struct CopyLater {
+struct AsyncCopy {
   unsigned char* shared;
   const unsigned char* global;
-  bool there;
-  unsigned char bytes[16];  // as they were at issue
+  bool valid;
+  unsigned char bytes[16];  // source at issue
   Site site;
 };
 
-// Those of one thread, oldest first, and how many are in each group that was committed.
+// Pending cp.async copies of one thread, oldest first, and the size of each committed group.
 struct CopyQueue {
-  std::vector<CopyLater> copies;
+  std::vector<AsyncCopy> copies;
   std::vector<int> groups;
   int uncommitted = 0;
 };

@@ -13,47 +13,47 @@ Races races;
 namespace {
 
 constexpr size_t kGranule = 16;
-// Reads and atomics of other blocks that are kept for 16 bytes: what all blocks read would fill
-// memory.
-constexpr size_t kForeign = 8;
+// Limit of recorded reads and atomics of other blocks for each granule. Without it, memory that all
+// blocks read would need a record for each block.
+constexpr size_t kMaxOtherBlockRecords = 8;
 
 void join(Clock& to, const Clock& from) {
   if (to.size() < from.size()) to.resize(from.size());
   for (size_t n = 0; n < from.size(); ++n) to[n] = std::max(to[n], from[n]);
 }
 
-void join(Seen& to, const Seen& from) {
+void join(BlockClocks& to, const BlockClocks& from) {
   join(to.all, from.all);
   join(to.fenced, from.fenced);
 }
 
-Known merged(const Known& a, const Known& b) {
+SharedClocks merged(const SharedClocks& a, const SharedClocks& b) {
   if (!b || a == b) return a;
   if (!a) return b;
-  auto both = std::make_shared<std::map<unsigned, Seen>>(*a);
+  auto both = std::make_shared<std::map<unsigned, BlockClocks>>(*a);
   for (const auto& [block, seen] : *b) join((*both)[block], seen);
   return both;
 }
 
-Known with(const Known& others, unsigned block, const Seen& seen) {
-  auto all = others ? std::make_shared<std::map<unsigned, Seen>>(*others)
-                    : std::make_shared<std::map<unsigned, Seen>>();
+SharedClocks with_block(const SharedClocks& others, unsigned block, const BlockClocks& seen) {
+  auto all = others ? std::make_shared<std::map<unsigned, BlockClocks>>(*others)
+                    : std::make_shared<std::map<unsigned, BlockClocks>>();
   join((*all)[block], seen);
   return all;
 }
 
-Knowledge& knowledge_of(Block& block, int thread) {
+ThreadClocks& clocks_of(Block& block, int thread) {
   return block.races.threads[static_cast<size_t>(thread)];
 }
 
-Knowledge& mine() { return knowledge_of(*current->block, current->index); }
+ThreadClocks& current_clocks() { return clocks_of(*current->block, current->index); }
 
-uint32_t& own_step(Knowledge& knowledge, int thread) {
-  return knowledge.here.all[static_cast<size_t>(thread)];
+uint32_t& own_step(ThreadClocks& clocks, int thread) {
+  return clocks.own_block.all[static_cast<size_t>(thread)];
 }
 
-// What this thread does from now on is not part of what it has told.
-void next_step() { ++own_step(mine(), current->index); }
+// Advances the clock: later accesses are not covered by clocks published before.
+void next_step() { ++own_step(current_clocks(), current->index); }
 
 bool reads(Access access) { return access == Access::kRead || access == Access::kAsyncRead; }
 
@@ -66,13 +66,13 @@ bool covers(const Clock& clock, const Record& record) {
   return thread < clock.size() && clock[thread] >= record.step;
 }
 
-bool is_before(const Record& earlier, const Record& later, const Knowledge& known, bool shared) {
+bool is_before(const Record& earlier, const Record& later, const ThreadClocks& known, bool shared) {
   const bool same_block = earlier.block == later.block;
-  const Seen* seen = &known.here;
+  const BlockClocks* seen = &known.own_block;
   if (!same_block) {
-    if (!known.elsewhere) return false;
-    const auto found = known.elsewhere->find(earlier.block);
-    if (found == known.elsewhere->end()) return false;
+    if (!known.other_blocks) return false;
+    const auto found = known.other_blocks->find(earlier.block);
+    if (found == known.other_blocks->end()) return false;
     seen = &found->second;
   }
   if (shared && is_async(later.access) && earlier.access == Access::kWrite)
@@ -88,11 +88,12 @@ std::string describe(const Record& record) {
     text += " by thread " + std::to_string(record.thread);
   }
   if (record.block != current->block->number) text += " of block " + std::to_string(record.block);
-  const Where& where = record.where;
-  return text + " at " + (where.site.file ? describe(where.site) : describe_code(where.code));
+  const Location& location = record.location;
+  return text + " at " +
+         (location.site.file ? describe(location.site) : describe_code(location.code));
 }
 
-bool is_own_memory(const void* address) {
+bool is_untracked(const void* address) {
   const auto* at = static_cast<const char*>(address);
   const auto within = [at](const void* begin, size_t bytes) {
     const auto* from = static_cast<const char*>(begin);
@@ -106,8 +107,8 @@ bool is_own_memory(const void* address) {
 
 }  // namespace
 
-void Races::begin_launch(bool look) {
-  on = look, busy = false;
+void Races::begin_launch(bool enabled) {
+  on = enabled, in_handler = false;
   thread = pthread_self();
   global_.clear();
   released_.clear();
@@ -117,7 +118,7 @@ void Races::begin_block(Block& block) {
   const auto threads = static_cast<size_t>(block.thread_count), all = threads + kAsyncClocks;
   block.races.threads.assign(all, {});
   for (size_t n = 0; n < all; ++n) {
-    Seen& here = block.races.threads[n].here;
+    BlockClocks& here = block.races.threads[n].own_block;
     here.all.assign(all, 0);
     here.fenced.assign(all, 0);
     here.all[n] = 1;
@@ -135,25 +136,26 @@ Records& Races::records_of(const void* address) {
   return block.races.shared[static_cast<size_t>(offset) / kGranule];
 }
 
-void Races::access(const void* address, size_t bytes, Access access, const Where& where) {
-  this->access(address, bytes, access, where, current->index);
+void Races::access(const void* address, size_t bytes, Access access, const Location& location) {
+  this->access(address, bytes, access, location, current->index);
 }
 
-void Races::access(const void* address, size_t bytes, Access access, const Where& where,
+void Races::access(const void* address, size_t bytes, Access access, const Location& location,
                    int actor) {
-  if (is_own_memory(address)) return;
+  if (is_untracked(address)) return;
   Block& block = *current->block;
   const auto* at = static_cast<const unsigned char*>(address);
-  if (block.shared.surrounds(at) &&
+  if (block.shared.in_guarded_range(at) &&
       !(block.shared.contains(at) && block.shared.contains(at + bytes - 1))) {
-    const std::string text = "byte " + std::to_string(at - block.shared.base()) +
-                             " of shared memory, which has " + std::to_string(block.shared.size());
-    if (where.site.file) fail(where.site, "%s", text.c_str());
-    machine.leave(where.code, text);
+    const std::string text = "access to byte " + std::to_string(at - block.shared.base()) +
+                             " of shared memory, which has " + std::to_string(block.shared.size()) +
+                             " bytes";
+    if (location.site.file) fail(location.site, "%s", text.c_str());
+    machine.abort_launch(location.code, text);
   }
-  if (!block.shared.contains(at)) check_extent(at, bytes, access, where);
-  Knowledge& known = knowledge_of(block, actor);
-  Record record{where, block.number, own_step(known, actor), actor, 0, access};
+  if (!block.shared.contains(at)) check_extent(at, bytes, access, location);
+  ThreadClocks& known = clocks_of(block, actor);
+  Record record{location, block.number, own_step(known, actor), actor, 0, access};
   for (size_t done = 0; done < bytes;) {
     const size_t first = reinterpret_cast<uintptr_t>(at + done) % kGranule;
     const size_t count = std::min(bytes - done, kGranule - first);
@@ -163,7 +165,8 @@ void Races::access(const void* address, size_t bytes, Access access, const Where
   }
 }
 
-void Races::check_extent(const void* address, size_t bytes, Access access, const Where& where) {
+void Races::check_extent(const void* address, size_t bytes, Access access,
+                         const Location& location) {
   const std::vector<Extent>& extents = options().global;
   if (extents.empty()) return;
   const auto* at = static_cast<const char*>(address);
@@ -172,23 +175,23 @@ void Races::check_extent(const void* address, size_t bytes, Access access, const
     if (at >= begin && at + bytes <= begin + extent.bytes) return;
   }
   char text[120];
-  snprintf(text, sizeof text, "%s of %zu bytes at %p, outside of the global memory it was given",
+  snprintf(text, sizeof text, "%s of %zu bytes at %p, outside of the global memory of this call",
            reads(access) ? "read" : "write", bytes, address);
-  if (where.site.file) fail(where.site, "%s", text);
-  machine.leave(where.code, text);
+  if (location.site.file) fail(location.site, "%s", text);
+  machine.abort_launch(location.code, text);
 }
 
-void Races::check(Records& records, const Record& record, const Knowledge& known,
+void Races::check(Records& records, const Record& record, const ThreadClocks& known,
                   const void* address) {
-  size_t kept = 0, foreign = 0;
+  size_t kept = 0, other_block_records = 0;
   const bool shared = current->block->shared.contains(address);
   for (size_t n = 0; n < records.size(); ++n) {
     Record& earlier = records[n];
     const bool before = is_before(earlier, record, known, shared);
-    const bool clash = (earlier.bytes & record.bytes) &&
-                       !(reads(record.access) && reads(earlier.access)) &&
-                       !(earlier.access == Access::kAtomic && record.access == Access::kAtomic);
-    if (clash && !before) {
+    const bool conflicts = (earlier.bytes & record.bytes) &&
+                           !(reads(record.access) && reads(earlier.access)) &&
+                           !(earlier.access == Access::kAtomic && record.access == Access::kAtomic);
+    if (conflicts && !before) {
       char place[80];
       if (shared) {
         snprintf(place, sizeof place, "byte %td of shared memory",
@@ -196,16 +199,17 @@ void Races::check(Records& records, const Record& record, const Knowledge& known
       } else {
         snprintf(place, sizeof place, "global memory %p", address);
       }
-      machine.leave("race at " + std::string(place) + ": " + describe(record) +
-                    " is not ordered with " + describe(earlier));
+      machine.abort_launch("race at " + std::string(place) + ": " + describe(record) +
+                           " is not ordered with " + describe(earlier));
     }
-    // Whatever clashes with the earlier one later clashes with this one too.
+    // Drop the earlier bytes: any later access that conflicts with them conflicts with these too.
     const bool covers_all = record.access == Access::kWrite || record.access == Access::kAsyncWrite;
     if (before && (covers_all || earlier.access == record.access)) {
       earlier.bytes &= static_cast<uint16_t>(~record.bytes);
     }
     if (!earlier.bytes) continue;
-    if (earlier.access != Access::kWrite && earlier.block != record.block && ++foreign > kForeign) {
+    if (earlier.access != Access::kWrite && earlier.block != record.block &&
+        ++other_block_records > kMaxOtherBlockRecords) {
       continue;
     }
     if (kept != n) records[kept] = earlier;
@@ -215,99 +219,105 @@ void Races::check(Records& records, const Record& record, const Knowledge& known
   records.push_back(record);
 }
 
-void Races::meet(Block& block, const std::vector<int>& arrived, const std::vector<int>& waited) {
-  Seen all;
-  Known elsewhere;
+void Races::synchronize(Block& block, const std::vector<int>& arrived,
+                        const std::vector<int>& waited) {
+  BlockClocks all;
+  SharedClocks other_blocks;
   for (const int t : arrived) {
-    Knowledge& knowledge = knowledge_of(block, t);
-    join(all, knowledge.here);
-    elsewhere = merged(elsewhere, knowledge.elsewhere);
-    ++own_step(knowledge, t);
+    ThreadClocks& clocks = clocks_of(block, t);
+    join(all, clocks.own_block);
+    other_blocks = merged(other_blocks, clocks.other_blocks);
+    ++own_step(clocks, t);
   }
   for (const int t : waited) {
-    Knowledge& knowledge = knowledge_of(block, t);
-    join(knowledge.here, all);
-    knowledge.elsewhere = elsewhere;
+    ThreadClocks& clocks = clocks_of(block, t);
+    join(clocks.own_block, all);
+    clocks.other_blocks = other_blocks;
   }
 }
 
-void Races::meet_lanes(uint32_t lanes) {
+void Races::synchronize_lanes(uint32_t lanes) {
   std::vector<int> threads;
   for (; lanes; lanes &= lanes - 1) {
     threads.push_back(current->index / kWarp * kWarp + __builtin_ctz(lanes));
   }
-  meet(*current->block, threads, threads);
+  synchronize(*current->block, threads, threads);
 }
 
-void Races::tell(Known& known) {
-  known = merged(with(mine().elsewhere, current->block->number, mine().here), known);
+void Races::publish(SharedClocks& known) {
+  known = merged(
+      with_block(current_clocks().other_blocks, current->block->number, current_clocks().own_block),
+      known);
   next_step();
 }
 
-void Races::learn(const Known& known) {
+void Races::observe(const SharedClocks& known) {
   if (!known) return;
-  Knowledge& knowledge = mine();
+  ThreadClocks& clocks = current_clocks();
   const auto own = known->find(current->block->number);
-  if (own != known->end()) join(knowledge.here, own->second);
-  knowledge.elsewhere = merged(knowledge.elsewhere, known);
+  if (own != known->end()) join(clocks.own_block, own->second);
+  clocks.other_blocks = merged(clocks.other_blocks, known);
 }
 
-void Races::merge(Known& into, const Known& known) { into = merged(into, known); }
+void Races::merge(SharedClocks& into, const SharedClocks& known) { into = merged(into, known); }
 
-void Races::release(const void* address) { tell(released_[address]); }
+void Races::release(const void* address) { publish(released_[address]); }
 
 void Races::acquire(const void* address) {
   const auto found = released_.find(address);
-  if (found != released_.end()) learn(found->second);
+  if (found != released_.end()) observe(found->second);
 }
 
 void Races::fence() {
-  Knowledge& knowledge = mine();
-  learn(knowledge.read);
-  knowledge.read = knowledge.at_fence = nullptr;
-  tell(knowledge.at_fence);
+  ThreadClocks& clocks = current_clocks();
+  observe(clocks.pending_acquire);
+  clocks.pending_acquire = clocks.at_fence = nullptr;
+  publish(clocks.at_fence);
 }
 
-Access Races::sum() const { return options().ordered_sums ? Access::kWrite : Access::kAtomic; }
+Access Races::float_add_access() const {
+  return options().ordered_sums ? Access::kWrite : Access::kAtomic;
+}
 
-void Races::relaxed(const void* address, size_t bytes, const Where& where) {
-  access(address, bytes, Access::kAtomic, where);
-  Knowledge& knowledge = mine();
+void Races::relaxed(const void* address, size_t bytes, const Location& location) {
+  access(address, bytes, Access::kAtomic, location);
+  ThreadClocks& clocks = current_clocks();
   const auto found = released_.find(address);
-  if (found != released_.end()) knowledge.read = merged(knowledge.read, found->second);
-  if (!knowledge.at_fence) return;
-  Known& released = released_[address];
-  released = merged(knowledge.at_fence, released);
+  if (found != released_.end())
+    clocks.pending_acquire = merged(clocks.pending_acquire, found->second);
+  if (!clocks.at_fence) return;
+  SharedClocks& released = released_[address];
+  released = merged(clocks.at_fence, released);
 }
 
 Step Races::begin_async() {
   BlockRaces& races = current->block->races;
   const int thread = current->block->thread_count + races.next_async++ % kAsyncClocks;
-  Knowledge& knowledge = knowledge_of(*current->block, thread);
-  const uint32_t step = own_step(knowledge, thread) + 1;
-  knowledge = mine();
-  own_step(knowledge, thread) = step;
+  ThreadClocks& clocks = clocks_of(*current->block, thread);
+  const uint32_t step = own_step(clocks, thread) + 1;
+  clocks = current_clocks();
+  own_step(clocks, thread) = step;
   return {thread, step};
 }
 
-void Races::go_on_async(Step step) {
-  join(knowledge_of(*current->block, step.thread).here, mine().here);
+void Races::continue_async(Step step) {
+  join(clocks_of(*current->block, step.thread).own_block, current_clocks().own_block);
 }
 
 void Races::end_async(Block& block, Step step, int thread) {
-  uint32_t& known = knowledge_of(block, thread).here.all[static_cast<size_t>(step.thread)];
+  uint32_t& known = clocks_of(block, thread).own_block.all[static_cast<size_t>(step.thread)];
   known = std::max(known, step.step);
 }
 
-void Races::end_async(Block& block, Step step, Known& known) {
-  Seen seen;
+void Races::end_async(Block& block, Step step, SharedClocks& known) {
+  BlockClocks seen;
   seen.all.assign(static_cast<size_t>(step.thread) + 1, 0);
   seen.all.back() = step.step;
-  known = merged(known, with(nullptr, block.number, seen));
+  known = merged(known, with_block(nullptr, block.number, seen));
 }
 
 void Races::fence_async() {
-  Seen& here = mine().here;
+  BlockClocks& here = current_clocks().own_block;
   here.fenced = here.all;
   next_step();
 }

@@ -1,5 +1,5 @@
-// Accesses that nothing orders: a vector clock for each thread of a block, and for each 16 bytes
-// the latest accesses. Barriers, __syncwarp, release and acquire order; shuffles and mma do not.
+// Race detector: a vector clock for each thread of a block, and the latest accesses to each 16-byte
+// granule. Barriers, __syncwarp, release and acquire order accesses; shuffles and mma do not.
 #pragma once
 
 #include <pthread.h>
@@ -18,102 +18,105 @@ namespace tk::emulator {
 
 struct Block;
 
-// The asynchronous ones are those of TMA and wgmma, which see what others wrote only after a
+// Asynchronous accesses are those of TMA and wgmma, which see generic writes only after
 // fence.proxy.async.
 enum class Access : uint8_t { kRead, kWrite, kAtomic, kAsyncRead, kAsyncWrite };
 
-// In the source; where that is not known, the address after the instruction.
-struct Where {
+// Source location of an access or, if that is unknown, the address after the instruction.
+struct Location {
   Site site{nullptr, 0};
   const void* code = nullptr;
 };
 
 struct Record {
-  Where where;
+  Location location;
   unsigned block;
-  uint32_t step;  // of the thread
+  uint32_t step;  // clock of the thread
   int thread;
-  uint16_t bytes;  // of the 16, a bit each
+  uint16_t bytes;  // bit mask of the bytes of the granule
   Access access;
 };
 using Records = std::vector<Record>;
 
 using Clock = std::vector<uint32_t>;
 
-// Up to which step of each thread of a block something is known, and known to have been fenced.
-struct Seen {
+// Vector clock of one block: the last observed step of each thread, and the last step that is
+// covered by fence.proxy.async.
+struct BlockClocks {
   Clock all, fenced;
 };
-// The same of several blocks, by number; null: nothing.
-using Known = std::shared_ptr<const std::map<unsigned, Seen>>;
+// Vector clocks of several blocks, by block number. Null: empty.
+using SharedClocks = std::shared_ptr<const std::map<unsigned, BlockClocks>>;
 
-// Of one thread.
-struct Knowledge {
-  Seen here;
-  Known elsewhere;
-  Known at_fence;  // at its latest __threadfence, this block too
-  Known read;      // from relaxed atomics, if a fence follows
+// Clocks of one thread.
+struct ThreadClocks {
+  BlockClocks own_block;
+  SharedClocks other_blocks;
+  SharedClocks at_fence;         // at its latest __threadfence, own block included
+  SharedClocks pending_acquire;  // read by relaxed atomics; takes effect at the next fence
 };
 
-// One step of an asynchronous copy or product, which counts as a thread.
+// One step of an asynchronous copy or product. Each has a virtual thread index.
 struct Step {
   int thread = -1;
   uint32_t step = 0;
 };
 
 struct BlockRaces {
-  std::vector<Knowledge> threads;  // then what runs asynchronously
-  std::vector<Records> shared;     // for each 16 bytes
+  std::vector<ThreadClocks> threads;  // followed by the asynchronous operations
+  std::vector<Records> shared;        // by granule
   int next_async = 0;
 };
 
-// More than this in flight would be taken for one another.
+// Limit of asynchronous operations in flight; beyond it, virtual threads are reused.
 constexpr int kAsyncClocks = 128;
 
 class Races {
  public:
-  bool on = false;    // whether the launch that runs looks for them
-  bool busy = false;  // the emulator's own templates may be instrumented too
-  pthread_t thread;   // of the system, that runs the launch
+  bool on = false;          // true if the current launch detects races
+  bool in_handler = false;  // guards against instrumented templates of the emulator
+  pthread_t thread;         // OS thread that runs the launch
 
-  void begin_launch(bool look);
+  void begin_launch(bool enabled);
   void begin_block(Block& block);
 
-  // By a thread of the block or, from thread_count on, something asynchronous.
-  void access(const void* address, size_t bytes, Access access, const Where& where, int actor);
-  void access(const void* address, size_t bytes, Access access, const Where& where);
-  // Threads of a block have met: those that waited know what all know.
-  void meet(Block& block, const std::vector<int>& arrived, const std::vector<int>& waited);
-  void meet_lanes(uint32_t lanes);
+  // Records an access by `actor`: a thread or, from thread_count on, an asynchronous operation.
+  void access(const void* address, size_t bytes, Access access, const Location& location,
+              int actor);
+  void access(const void* address, size_t bytes, Access access, const Location& location);
+  // Barrier: the clocks of all `arrived` threads are joined into those of the `waited` threads.
+  void synchronize(Block& block, const std::vector<int>& arrived, const std::vector<int>& waited);
+  void synchronize_lanes(uint32_t lanes);
   void release(const void* address);
   void acquire(const void* address);
   void fence();
-  // A relaxed read-modify-write, which orders only together with fences.
-  void relaxed(const void* address, size_t bytes, const Where& where);
-  // Of an addition of floats.
-  Access sum() const;
+  // A relaxed read-modify-write. It orders accesses only together with fences.
+  void relaxed(const void* address, size_t bytes, const Location& location);
+  // How a float atomicAdd is recorded; see Options::ordered_sums.
+  Access float_add_access() const;
 
-  // What the current thread knows, for others to learn.
-  void tell(Known& known);
-  void learn(const Known& known);
-  void merge(Known& into, const Known& known);
-  // Something asynchronous that knows what the current thread knows.
+  // Release and acquire of the clocks of the current thread.
+  void publish(SharedClocks& known);
+  void observe(const SharedClocks& known);
+  void merge(SharedClocks& into, const SharedClocks& known);
+  // Starts an asynchronous operation that is ordered after the current thread.
   Step begin_async();
-  // The current thread adds to it.
-  void go_on_async(Step step);
-  // It ends before what a thread, or whoever learns of `known`, does after this.
+  // Orders the operation after the current thread as well.
+  void continue_async(Step step);
+  // Orders the end of the operation before later accesses of `thread`, or of observers of `known`.
   void end_async(Block& block, Step step, int thread);
-  void end_async(Block& block, Step step, Known& known);
+  void end_async(Block& block, Step step, SharedClocks& known);
   // fence.proxy.async.
   void fence_async();
 
  private:
-  void check(Records& records, const Record& record, const Knowledge& known, const void* address);
+  void check(Records& records, const Record& record, const ThreadClocks& known,
+             const void* address);
   Records& records_of(const void* address);
-  void check_extent(const void* address, size_t bytes, Access access, const Where& where);
+  void check_extent(const void* address, size_t bytes, Access access, const Location& location);
 
   std::unordered_map<uintptr_t, Records> global_;
-  std::unordered_map<const void*, Known> released_;
+  std::unordered_map<const void*, SharedClocks> released_;
 };
 
 extern Races races;

@@ -1,4 +1,4 @@
-// The functions of sm80/ptx.h, on the CPU.
+// Emulated versions of the functions of sm80/ptx.h.
 #pragma once
 
 #include "cuda/emulator/core.h"
@@ -11,9 +11,9 @@ using emulator::Site;
 
 TK_DEVICE uint32_t shared_address(const void* shared) { return emulator::shared_address(shared); }
 
-TK_DEVICE void copy_async_16(void* shared, const void* global, bool there,
+TK_DEVICE void copy_async_16(void* shared, const void* global, bool valid,
                              Site site = Site::here()) {
-  emulator::copy_later(shared, global, there, site);
+  emulator::copy_async(shared, global, valid, site);
 }
 
 TK_DEVICE void commit_copies() { emulator::commit_copies(); }
@@ -34,7 +34,7 @@ TK_DEVICE float to_float(BFloat16 x) {
   return __uint_as_float(static_cast<unsigned>(x.bits) << 16);
 }
 
-// Shifted into place the exponent is 112 too small, of subnormal numbers too.
+// After the shift the exponent is 112 too small, for subnormal numbers too.
 TK_DEVICE float to_float(Half x) {
   const unsigned magnitude = x.bits & 0x7fffu, sign = (x.bits & 0x8000u) << 16;
   const float finite = __uint_as_float(magnitude << 13) * 0x1p112f;
@@ -65,7 +65,7 @@ inline Half to_element<Half>(float x) {
   const unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u;
   const unsigned magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {0x7fff};
-  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // 65520 and up
+  if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // 65520 and above
   if (magnitude < 0x38800000u) {  // below 2^-14: adding 1/2 rounds to a multiple of 2^-24
     const unsigned rounded = __float_as_uint(__uint_as_float(magnitude) + 0.5f);
     return {static_cast<uint16_t>(sign | (rounded - 0x3f000000u))};

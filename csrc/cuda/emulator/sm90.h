@@ -1,4 +1,4 @@
-// What a block keeps for the instructions of sm_90. The emulator's own; kernels see sm90_ptx.h.
+// State of a block for the instructions of sm_90. Internal; kernels include sm90_ptx.h.
 #pragma once
 
 #include <cstdint>
@@ -16,68 +16,69 @@ struct Block;
 
 struct MBarrier {
   uint32_t expected, pending;  // arrivals
-  int64_t bytes = 0;           // announced and not yet there
+  int64_t bytes = 0;           // expected and not yet arrived
   unsigned phase = 0;
-  bool fenced = false;    // so that TMA sees it
-  bool copies = false;    // arrive in this phase
-  bool unseen = false;    // copies have arrived that nobody has waited for
-  int owner;              // who initialised it
-  Known arriving, ended;  // what waiters learn: of this phase, of those before
+  bool fenced = false;      // visible to TMA
+  bool copies = false;      // true if copies completed in this phase
+  bool unobserved = false;  // true if copies completed and no thread has waited for them
+  int owner;                // thread that initialised it
+  // Clocks that waiters observe: of arrivals in this phase, and of completed phases.
+  SharedClocks arriving, ended;
 };
 
-// A box of a tensor, or bytes in a row where rank is 0.
+// A TMA transfer: a box of a tensor or, if the rank is 0, contiguous bytes.
 struct Transfer {
   cuda::TensorBox tensor;
   int at[cuda::kTensorRank];
   unsigned char* shared;
-  unsigned char* global;  // of bytes in a row
+  unsigned char* global;  // of contiguous bytes
   size_t bytes;
   Site site;
-  Step step;  // to or from shared memory
+  Step step;  // of its shared-memory access
 };
 
 struct Load {
   Transfer transfer;
-  std::vector<unsigned char> data;  // of the box, rows in order
+  std::vector<unsigned char> data;  // the box in row-major order
   uint32_t barrier;
 };
 
 struct Store {
   Transfer transfer;
   bool add;
-  uint64_t hash;                    // of what is read, at issue
-  std::vector<unsigned char> data;  // once it is read
-  Step write;
+  uint64_t hash;                    // of the source at issue
+  std::vector<unsigned char> data;  // empty until shared memory is read
+  Step write;                       // of its global-memory access
 };
 
-// Those of one thread, oldest first, and how many are in each group that was committed.
+// Pending stores of one thread, oldest first, and the size of each committed group.
 struct StoreQueue {
   std::vector<Store> stores;
   std::vector<size_t> groups;
   size_t uncommitted = 0;
 };
 
-// A matrix in shared memory, as its descriptor says.
-struct MatrixPlace {
+// A decoded matrix descriptor of wgmma.
+struct MatrixDescriptor {
   uint32_t start, leading, stride;
-  unsigned chunks;  // of a swizzled row
+  unsigned chunks;  // 16-byte chunks in a swizzled row
   bool mn_major;
 };
 
-// The numbers of a warp's lanes that a product is added to. They are poison while it is under way.
+// Accumulator registers of a warp. The lanes' copies are poison while products are in flight.
 struct Accumulator {
-  float* of_lane[kWarp];
+  float* lane_registers[kWarp];
   int count;
   std::vector<float> values;  // (32, count)
-  int products = 0;           // under way
+  int products = 0;           // in flight
 };
 
 struct WarpProduct {
   const float* key;  // of its accumulator
   uint64_t a, b;
-  const uint32_t* a_of_lane[kWarp];  // or null: a is a descriptor
+  const uint32_t* a_registers[kWarp];  // of each lane; null if a is a descriptor
   bool a_mn_major, b_mn_major, bfloat16, accumulate;
-  uint64_t hash;  // of the operands, at issue
+  uint64_t hash;  // of the operands at issue
   Site site;
 };
 
@@ -86,13 +87,13 @@ struct WarpProducts {
   std::vector<size_t> groups;
   size_t uncommitted = 0;
   std::map<const float*, Accumulator> accumulators;
-  bool fenced = false;          // since registers were last touched
-  size_t done = 0, waited = 0;  // products, since the block began
-  std::vector<Step> steps;      // of each product that was issued
+  bool fenced = false;          // wgmma.fence since the last wait
+  size_t done = 0, waited = 0;  // number of products computed and waited for
+  std::vector<Step> steps;      // of each issued product
 };
 
-// What the first warp of a warpgroup issued; the others must issue the same.
-struct Issue {
+// A product as issued by the first warp of a warpgroup. The other warps must issue the same.
+struct IssuedProduct {
   uint64_t a, b;
   int count;
   bool a_in_registers, a_mn_major, b_mn_major, bfloat16, accumulate;
@@ -104,26 +105,26 @@ struct Sm90 {
   std::vector<unsigned char> async;  // shared memory as TMA and wgmma see it
   std::map<uint32_t, MBarrier> barriers;
   std::vector<Load> loads;
-  std::vector<StoreQueue> stores;          // of each thread
-  std::vector<WarpProducts> products;      // of each warp
-  std::vector<std::vector<Issue>> issues;  // of each warpgroup
-  std::vector<int> registers;              // of each thread of a warp
+  std::vector<StoreQueue> stores;                  // of each thread
+  std::vector<WarpProducts> products;              // of each warp
+  std::vector<std::vector<IssuedProduct>> issues;  // of each warpgroup
+  std::vector<int> registers;                      // per thread, for each warp
 };
 
-// Of the current block, made ready at its first use.
+// State of the current block, initialised at its first use.
 Sm90& sm90();
-// As TMA and wgmma see it: `address` is in the memory that threads see.
+// The async-proxy copy of a shared-memory address, as TMA and wgmma see it.
 unsigned char* async_view(Block& block, const void* address);
-// Of 16 bytes as threads see them and as TMA and wgmma do.
+// Hash of 16 bytes of shared memory in both views, generic and async proxy.
 uint64_t hash_chunk(uint64_t hash, Block& block, const void* address);
 
-// Lets a load arrive; false: none is under way.
+// Completes one pending load. Returns false if there is none.
 bool deliver_load(Block& block);
 void complete_bytes(Block& block, uint32_t barrier, size_t bytes, Step step);
-// The address of a barrier that TMA may use.
+// Address of an mbarrier. Fails unless it is visible to TMA.
 uint32_t barrier_for_copy(const uint64_t* barrier, const char* name, Site site);
 void finish_stores(Block& block);
-// All threads have exited: what is wrong; empty: nothing.
+// Completes the block after all threads have exited. Returns an error message, or an empty string.
 std::string finish(Block& block);
 std::string describe_mbarrier(const Block& block, uint32_t barrier);
 

@@ -1,4 +1,4 @@
-// Barriers in shared memory, the fence between threads and TMA, registers, elect.
+// mbarrier, fence.proxy.async, setmaxnreg and elect.
 #include <cstdio>
 #include <cstring>
 
@@ -9,12 +9,12 @@ namespace tk::emulator {
 
 namespace {
 
-// What is stored where a barrier is, so that a store over it shows.
+// Value stored in the memory of an mbarrier, to detect stores that overwrite it.
 uint64_t cookie(uint32_t address) { return 0x6d62617272696572u ^ address; }
 
-constexpr int64_t kMostBytes = (1 << 20) - 1;  // that a phase can count
+constexpr int64_t kMaxTransactionBytes = (1 << 20) - 1;  // of one phase
 
-MBarrier& find(const uint64_t* barrier, const char* name, Site site) {
+MBarrier& find_mbarrier(const uint64_t* barrier, const char* name, Site site) {
   check_shared(barrier, 8, 8, name, site);
   const uint32_t address = shared_address(barrier);
   auto& barriers = sm90().barriers;
@@ -33,7 +33,7 @@ void end_phase_if_complete(Block& block, uint32_t address, MBarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   barrier.pending = barrier.expected;
   ++barrier.phase;
-  barrier.unseen |= barrier.copies;
+  barrier.unobserved |= barrier.copies;
   barrier.copies = false;
   if (races.on) {
     races.merge(barrier.ended, barrier.arriving);
@@ -44,28 +44,29 @@ void end_phase_if_complete(Block& block, uint32_t address, MBarrier& barrier) {
     if (thread.state != State::kMBarrier || thread.mbarrier != address) continue;
     thread.state = State::kReady;
     thread.warp->ready |= thread.bit;
-    barrier.unseen = false;
+    barrier.unobserved = false;
   }
 }
 
 void arrive(uint64_t* at, uint32_t bytes, const char* name, Site site) {
-  machine.perhaps_yield();
-  MBarrier& barrier = find(at, name, site);
+  machine.maybe_yield();
+  MBarrier& barrier = find_mbarrier(at, name, site);
   if (barrier.pending == 0) fail(site, "%s: more than %u arrivals", name, barrier.expected);
   barrier.bytes += bytes;
-  if (barrier.bytes > kMostBytes) fail(site, "%s: %u bytes are too many", name, bytes);
+  if (barrier.bytes > kMaxTransactionBytes)
+    fail(site, "%s: %u bytes exceed the transaction count of a phase", name, bytes);
   --barrier.pending;
-  if (races.on) races.tell(barrier.arriving);
+  if (races.on) races.publish(barrier.arriving);
   end_phase_if_complete(*current->block, shared_address(at), barrier);
-  machine.progress();
+  machine.note_progress();
 }
 
-// Of a multiprocessor, for one lane of each warp.
+// Registers of a multiprocessor for each lane index.
 constexpr int kRegisters = 64 * 1024 / kWarp;
 
 struct Registers {
   int count;
-  bool more;
+  bool increase;
   bool done;
   Site site;
 };
@@ -80,8 +81,8 @@ bool enough_registers(int count) {
 void run_registers(uint32_t, void* const* operands) {
   const auto& wanted = *static_cast<Registers*>(operands[0]);
   int& mine = sm90().registers[static_cast<size_t>(current->index / kWarp)];
-  if (wanted.more ? wanted.count < mine : wanted.count > mine) {
-    fail(wanted.site, "setmaxnreg.%s to %d: the warp has %d", wanted.more ? "inc" : "dec",
+  if (wanted.increase ? wanted.count < mine : wanted.count > mine) {
+    fail(wanted.site, "setmaxnreg.%s to %d: the warp has %d", wanted.increase ? "inc" : "dec",
          wanted.count, mine);
   }
   const bool done = enough_registers(wanted.count);
@@ -111,7 +112,7 @@ Sm90& sm90() {
   state.stores.resize(static_cast<size_t>(block.thread_count));
   state.products.resize(warps);
   state.issues.resize((warps + 3) / 4);
-  // What a launch gives each thread, as far as the launch bounds let it: a multiple of 8.
+  // Registers of each thread at launch: the most that the block size allows, a multiple of 8.
   const int registers = 64 * 1024 / block.thread_count / 8 * 8;
   state.registers.assign(warps, registers > 248 ? 255 : registers);
   return state;
@@ -136,11 +137,11 @@ void complete_bytes(Block& block, uint32_t address, size_t bytes, Step step) {
   barrier.copies = true;
   if (races.on) races.end_async(block, step, barrier.arriving);
   end_phase_if_complete(block, address, barrier);
-  machine.progress();
+  machine.note_progress();
 }
 
 uint32_t barrier_for_copy(const uint64_t* at, const char* name, Site site) {
-  if (!find(at, name, site).fenced) {
+  if (!find_mbarrier(at, name, site).fenced) {
     fail(site, "%s: no fence since the mbarrier at byte %td was initialised", name,
          reinterpret_cast<const unsigned char*>(at) - shared_memory());
   }
@@ -161,11 +162,11 @@ std::string finish(Block& block) {
   const Sm90& state = block.sm90;
   if (!state.used) return "";
   if (!state.loads.empty()) {
-    return "exits before the copy at " + describe(state.loads[0].transfer.site) + " is there";
+    return "exits before the copy at " + describe(state.loads[0].transfer.site) + " has arrived";
   }
   for (const auto& [address, barrier] : state.barriers) {
-    if (barrier.unseen) {
-      return "exits, and nobody has waited for the copies that came by " +
+    if (barrier.unobserved) {
+      return "exits without waiting for the copies that completed on " +
              describe_mbarrier(block, address);
     }
   }
@@ -184,7 +185,7 @@ std::string finish(Block& block) {
   }
   for (size_t w = 1; w < state.registers.size(); ++w) {
     if (w % 4 && state.registers[w] != state.registers[w - 1]) {
-      return "setmaxnreg by a part of the warpgroup of warp " + std::to_string(w);
+      return "setmaxnreg by only part of the warpgroup of warp " + std::to_string(w);
     }
   }
   finish_stores(block);
@@ -200,15 +201,15 @@ using namespace emulator;
 void mbarrier_init(uint64_t* at, uint32_t arrivals, Site site) {
   check_shared(at, 8, 8, "mbarrier.init", site);
   const uint32_t address = shared_address(at);
-  if (arrivals == 0 || arrivals > kMostBytes) {
-    fail(site, "mbarrier.init: %u arrivals", arrivals);
+  if (arrivals == 0 || arrivals > kMaxTransactionBytes) {
+    fail(site, "mbarrier.init: %u arrivals; expected 1 to 1048575", arrivals);
   }
   if (races.on) races.access(at, 8, Access::kWrite, {site});
   MBarrier barrier{};
   barrier.expected = barrier.pending = arrivals;
   barrier.owner = current->index;
   if (!sm90().barriers.emplace(address, barrier).second) {
-    fail(site, "mbarrier.init: there is one already");
+    fail(site, "mbarrier.init: the mbarrier is already initialised");
   }
   const uint64_t stored = cookie(address);
   memcpy(at, &stored, sizeof stored);
@@ -227,33 +228,34 @@ void mbarrier_arrive_expect(uint64_t* at, uint32_t bytes, Site site) {
 }
 
 bool mbarrier_try_wait(uint64_t* at, uint32_t parity, Site site) {
-  find(at, "mbarrier.try_wait", site);
-  wait_in(State::kSpin, "mbarrier.try_wait", site);
+  find_mbarrier(at, "mbarrier.try_wait", site);
+  set_waiting(State::kSpin, "mbarrier.try_wait", site);
   current->mbarrier = shared_address(at);
   current->warp->spinning |= current->bit;
   machine.yield();
   current->state = State::kReady;
-  MBarrier& barrier = find(at, "mbarrier.try_wait", site);
+  MBarrier& barrier = find_mbarrier(at, "mbarrier.try_wait", site);
   if ((barrier.phase & 1) == (parity & 1)) return false;
-  barrier.unseen = false;
-  if (races.on) races.learn(barrier.ended);
+  barrier.unobserved = false;
+  if (races.on) races.observe(barrier.ended);
   return true;
 }
 
 void mbarrier_wait(uint64_t* at, uint32_t parity, Site site) {
-  machine.perhaps_yield();
-  MBarrier& barrier = find(at, "mbarrier.try_wait", site);
+  machine.maybe_yield();
+  MBarrier& barrier = find_mbarrier(at, "mbarrier.try_wait", site);
   if ((barrier.phase & 1) != (parity & 1)) {
-    barrier.unseen = false;
+    barrier.unobserved = false;
   } else {
-    wait_in(State::kMBarrier, "mbarrier.try_wait", site);
+    set_waiting(State::kMBarrier, "mbarrier.try_wait", site);
     current->mbarrier = shared_address(at);
     machine.yield();
   }
-  if (races.on) races.learn(barrier.ended);
+  if (races.on) races.observe(barrier.ended);
 }
 
-// All that this thread may see by now: other threads' stores too, if they are ordered before.
+// Refreshes the async-proxy copy with all stores that this thread may observe, including those of
+// other threads that are ordered before it.
 void fence_async() {
   Sm90& state = sm90();
   const SharedMemory& shared = current->block->shared;
@@ -264,15 +266,15 @@ void fence_async() {
 
 bool elect_one(Site site) {
   bool elected = false;
-  emulator::together(kElect, kAllLanes, &elected, site);
+  emulator::warp_collective(kElect, kAllLanes, &elected, site);
   return elected;
 }
 
-void set_registers(int count, bool more, Site site) {
-  Registers registers{count, more, false, site};
+void set_registers(int count, bool increase, Site site) {
+  Registers registers{count, increase, false, site};
   while (!registers.done) {
-    while (more && !enough_registers(count)) emulator::spin("setmaxnreg.inc", site);
-    emulator::together(kSetRegisters, kAllLanes, &registers, site);
+    while (increase && !enough_registers(count)) emulator::spin("setmaxnreg.inc", site);
+    emulator::warp_collective(kSetRegisters, kAllLanes, &registers, site);
   }
 }
 

@@ -1,4 +1,4 @@
-// TMA: loads that arrive later, stores that read later.
+// TMA: loads that complete later, and stores that read shared memory later.
 #include <cstring>
 
 #include "cuda/emulator/machine.h"
@@ -10,10 +10,10 @@ namespace {
 
 constexpr size_t kChunk = 16;
 
-// One row of a box: where it is, and which of its elements are in the tensor.
+// One row of a box: its address, and the range of bytes that are inside of the tensor.
 struct BoxRow {
-  unsigned char* global;  // of element 0, which may be outside
-  int64_t first, last;    // elements in the tensor: first <= n < last
+  unsigned char* global;  // address of byte 0, which may be outside
+  int64_t first, last;    // bytes inside of the tensor: first <= n < last
 };
 
 size_t row_bytes(const Transfer& transfer) {
@@ -47,8 +47,8 @@ BoxRow box_row(const Transfer& transfer, size_t row) {
   return {global, first * element, last * element};
 }
 
-// Where a chunk of the box lies, of chunks counted from its beginning.
-unsigned char* chunk_place(const Block& block, const Transfer& transfer, size_t chunk) {
+// Swizzled shared-memory address of a 16-byte chunk of the box.
+unsigned char* chunk_address(const Block& block, const Transfer& transfer, size_t chunk) {
   uint32_t address = block.shared.address(transfer.shared + chunk * kChunk);
   const unsigned chunks = transfer.tensor.rank ? cuda::swizzle_chunks(transfer.tensor.swizzle) : 1;
   address ^= (address >> 7 & (chunks - 1)) << 4;
@@ -56,16 +56,16 @@ unsigned char* chunk_place(const Block& block, const Transfer& transfer, size_t 
 }
 
 template <typename Do>
-void each_chunk(const Transfer& transfer, Do&& run) {
+void for_each_chunk(const Transfer& transfer, Do&& run) {
   const Block& block = *current->block;
   for (size_t chunk = 0; chunk < transfer.bytes / kChunk; ++chunk) {
-    run(chunk_place(block, transfer, chunk));
+    run(chunk_address(block, transfer, chunk));
   }
 }
 
-// Every row that has bytes in the tensor: run(global, offset in the box, count).
+// Calls run(global, offset in the box, bytes) for each row that intersects the tensor.
 template <typename Do>
-void each_row(const Transfer& transfer, Do&& run) {
+void for_each_row(const Transfer& transfer, Do&& run) {
   const size_t bytes = row_bytes(transfer), rows = row_count(transfer);
   for (size_t n = 0; n < rows; ++n) {
     const BoxRow row = box_row(transfer, n);
@@ -81,17 +81,17 @@ Transfer tensor_transfer(const cuda::TensorMap& map, const void* shared, const i
   Transfer transfer{cuda::decode(map), {}, nullptr, nullptr, 0, site, {}};
   if (transfer.tensor.rank == 0) fail(site, "%s: not a tensor map", name);
   if (transfer.tensor.rank != rank) {
-    fail(site, "%s: %d coordinates of a tensor of rank %d", name, rank, transfer.tensor.rank);
+    fail(site, "%s: %d coordinates for a tensor of rank %d", name, rank, transfer.tensor.rank);
   }
   for (int n = 0; n < rank; ++n) transfer.at[n] = at[n];
   if (at[0] * static_cast<int>(cuda::element_bytes(transfer.tensor.type)) % int{kChunk} != 0) {
-    fail(site, "%s: column %d does not begin at a multiple of 16 bytes", name, at[0]);
+    fail(site, "%s: column %d is not aligned to 16 bytes", name, at[0]);
   }
   transfer.bytes = row_bytes(transfer) * row_count(transfer);
   const unsigned chunks = cuda::swizzle_chunks(transfer.tensor.swizzle);
   check_shared(shared, transfer.bytes, 128, name, site);
   if (chunks > 1 && shared_address(shared) % (128 * chunks)) {
-    fail(site, "%s: address %u of shared memory; its swizzle needs a multiple of %u", name,
+    fail(site, "%s: address %u of shared memory; its swizzle requires a multiple of %u", name,
          shared_address(shared), 128 * chunks);
   }
   transfer.shared = const_cast<unsigned char*>(static_cast<const unsigned char*>(shared));
@@ -112,31 +112,32 @@ Transfer bulk_transfer(const void* shared, const void* global, uint32_t bytes, c
   return transfer;
 }
 
-// Global memory is read at once, so that a bad address is this thread's; the rest comes later.
+// Reads global memory at issue, so that a bad address is reported for this thread. The data is
+// written to shared memory later.
 void issue_load(const Transfer& transfer, const uint64_t* barrier, const char* name) {
   const Site site = transfer.site;
   Load load{transfer, {}, barrier_for_copy(barrier, name, site)};
   if (races.on) load.transfer.step = races.begin_async();
   const int actor = load.transfer.step.thread;
   load.data.assign(transfer.bytes, 0);
-  each_row(transfer, [&](const unsigned char* global, size_t offset, size_t count) {
+  for_each_row(transfer, [&](const unsigned char* global, size_t offset, size_t count) {
     if (races.on) races.access(global, count, Access::kRead, {site}, actor);
     memcpy(load.data.data() + offset, global, count);
   });
   Block& block = *current->block;
-  each_chunk(transfer, [&](unsigned char* place) {
+  for_each_chunk(transfer, [&](unsigned char* place) {
     if (races.on) races.access(place, kChunk, Access::kAsyncWrite, {site}, actor);
     memset(place, kPoison, kChunk);
     memset(async_view(block, place), kPoison, kChunk);
   });
   block.sm90.loads.push_back(std::move(load));
-  machine.perhaps_yield();
+  machine.maybe_yield();
 }
 
 uint64_t hash_of(Block& block, const Transfer& transfer) {
   uint64_t hash = 0;
   for (size_t chunk = 0; chunk < transfer.bytes / kChunk; ++chunk) {
-    hash = hash_chunk(hash, block, chunk_place(block, transfer, chunk));
+    hash = hash_chunk(hash, block, chunk_address(block, transfer, chunk));
   }
   return hash;
 }
@@ -149,16 +150,16 @@ void issue_store(const Transfer& transfer, bool add) {
   if (races.on) {
     store.transfer.step = races.begin_async();
     store.write = races.begin_async();
-    each_chunk(transfer, [&](const unsigned char* place) {
+    for_each_chunk(transfer, [&](const unsigned char* place) {
       races.access(place, kChunk, Access::kAsyncRead, {site}, store.transfer.step.thread);
     });
   }
-  each_row(transfer, [&](unsigned char* global, size_t, size_t count) {
+  for_each_row(transfer, [&](unsigned char* global, size_t, size_t count) {
     if (races.on) {
-      races.access(global, count, add ? races.sum() : Access::kAsyncWrite, {site},
+      races.access(global, count, add ? races.float_add_access() : Access::kAsyncWrite, {site},
                    store.write.thread);
     }
-    // A bad address is this thread's.
+    // Touch the destination, so that a bad address is reported for this thread.
     static_cast<void>(*static_cast<volatile unsigned char*>(global));
     static_cast<void>(*static_cast<volatile unsigned char*>(global + count - 1));
   });
@@ -172,12 +173,12 @@ void read_shared(Store& store) {
   Block& block = *current->block;
   const Transfer& transfer = store.transfer;
   if (hash_of(block, transfer) != store.hash) {
-    fail(transfer.site, "cp.async.bulk: what it stores was changed before it was waited for");
+    fail(transfer.site, "cp.async.bulk: its source was changed before the store was waited for");
   }
   store.data.resize(transfer.bytes);
   for (size_t chunk = 0; chunk < transfer.bytes / kChunk; ++chunk) {
     memcpy(store.data.data() + chunk * kChunk,
-           async_view(block, chunk_place(block, transfer, chunk)), kChunk);
+           async_view(block, chunk_address(block, transfer, chunk)), kChunk);
   }
 }
 
@@ -194,7 +195,7 @@ void write_global(const Store& store) {
   const cuda::TensorBox& tensor = store.transfer.tensor;
   const auto type = tensor.rank ? tensor.type : cuda::TensorType::kFloat;
   const auto as_float = [](auto x) { return cuda::to_float(x); };
-  each_row(store.transfer, [&](unsigned char* global, size_t offset, size_t count) {
+  for_each_row(store.transfer, [&](unsigned char* global, size_t offset, size_t count) {
     const unsigned char* data = store.data.data() + offset;
     if (!store.add) {
       memcpy(global, data, count);
@@ -223,7 +224,7 @@ bool deliver_load(Block& block) {
   const Load load = std::move(loads[chosen]);
   loads.erase(loads.begin() + static_cast<long>(chosen));
   for (size_t chunk = 0; chunk < load.data.size() / kChunk; ++chunk) {
-    unsigned char* const place = chunk_place(block, load.transfer, chunk);
+    unsigned char* const place = chunk_address(block, load.transfer, chunk);
     memcpy(place, load.data.data() + chunk * kChunk, kChunk);
     memcpy(async_view(block, place), place, kChunk);
   }
@@ -264,7 +265,7 @@ void store_tensor(const TensorMap& map, const void* shared, const int* at, int r
   const Transfer transfer = tensor_transfer(map, shared, at, rank, "cp.async.bulk.tensor", site);
   const uint64_t row = transfer.tensor.size[0] * cuda::element_bytes(transfer.tensor.type);
   if (row % kChunk != 0) {
-    fail(site, "cp.async.bulk.tensor: stores 16 bytes at a time, also behind rows of %d",
+    fail(site, "cp.async.bulk.tensor: rows of %d bytes; stores need a multiple of 16",
          static_cast<int>(row));
   }
   issue_store(transfer, add);

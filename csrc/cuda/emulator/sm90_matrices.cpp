@@ -1,4 +1,4 @@
-// stmatrix.
+// The instruction stmatrix.
 #include <cstring>
 
 #include "cuda/emulator/machine.h"
@@ -14,7 +14,7 @@ struct MatrixStore {
   Site site;
 };
 
-// Who holds a number is who writes it.
+// The lane that holds a number counts as its writer, not the lane that provides the address.
 void store(void* at, const void* from, size_t bytes, int lane, Site site) {
   if (races.on) {
     races.access(at, bytes, Access::kWrite, {site}, current->index / kWarp * kWarp + lane);
@@ -49,10 +49,10 @@ void run_store_transposed(uint32_t, void* const* operands) {
 const Collective kStore{"stmatrix", run_store, true};
 const Collective kStoreTransposed{"stmatrix.trans", run_store_transposed, true};
 
-void store_matrices(const Collective& what, void* shared_row, const uint32_t* x, Site site) {
-  check_shared(shared_row, 16, 16, what.name, site);
+void store_matrices(const Collective& collective, void* shared_row, const uint32_t* x, Site site) {
+  check_shared(shared_row, 16, 16, collective.name, site);
   MatrixStore operand{static_cast<unsigned char*>(shared_row), x, site};
-  together(what, kAllLanes, &operand, site);
+  warp_collective(collective, kAllLanes, &operand, site);
 }
 
 }  // namespace

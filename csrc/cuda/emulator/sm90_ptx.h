@@ -1,4 +1,4 @@
-// The functions of sm90/ptx.h, on the CPU.
+// Emulated versions of the functions of sm90/ptx.h.
 #pragma once
 
 #include "cuda/emulator/core.h"
@@ -15,7 +15,7 @@ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity, Site site = Site::her
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, Site site = Site::here());
 
 void fence_async();
-TK_DEVICE void fence_async_global() {}  // global memory has no copy of its own here
+TK_DEVICE void fence_async_global() {}  // global memory has no async-proxy copy here
 
 TK_DEVICE void named_barrier_sync(int barrier, int threads, Site site = Site::here()) {
   emulator::barrier_wait(barrier, static_cast<unsigned>(threads), "bar.sync", site);
@@ -73,7 +73,7 @@ TK_DEVICE void wait_stores(Site site = Site::here()) {
 }
 
 bool elect_one(Site site = Site::here());
-void set_registers(int count, bool more, Site site);
+void set_registers(int count, bool increase, Site site);
 
 template <int kRegisters>
 TK_DEVICE void request_registers(Site site = Site::here()) {

@@ -1,5 +1,5 @@
-// What TMA is told of a tensor. Not in the header: kernels' units may be watched for races, and the
-// emulator's own strings must not be.
+// Encoding of TMA descriptors. Not in the header, because units of kernels may be compiled with
+// -fsanitize=thread, which must not instrument the emulator's own strings.
 #include "cuda/platform/sm90_tensor_map.h"
 
 #include <stdexcept>
@@ -8,13 +8,15 @@
 namespace tk::cuda {
 
 TensorMap encode(const TensorBox& tensor) {
-  const auto require = [](bool right, const std::string& what) {
-    if (!right) throw std::runtime_error("tensor map: " + what);
+  const auto require = [](bool valid, const std::string& what) {
+    if (!valid) throw std::runtime_error("tensor map: " + what);
   };
   const auto text = [](uint64_t number) { return std::to_string(number); };
   const size_t element = element_bytes(tensor.type);
-  require(tensor.rank >= 1 && tensor.rank <= kTensorRank, "rank " + std::to_string(tensor.rank));
-  require(reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0, "data is not a multiple of 16");
+  require(tensor.rank >= 1 && tensor.rank <= kTensorRank,
+          "rank " + std::to_string(tensor.rank) + "; expected 1 to 5");
+  require(reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0,
+          "the data address is not a multiple of 16");
   for (int n = 0; n < tensor.rank; ++n) {
     const std::string dimension = " of dimension " + std::to_string(n);
     require(tensor.size[n] >= 1 && tensor.size[n] <= uint64_t{1} << 32,
@@ -27,7 +29,7 @@ TensorMap encode(const TensorBox& tensor) {
   require(row % 16 == 0, "rows of " + text(row) + " bytes; must be a multiple of 16");
   require(tensor.swizzle == Swizzle::kNone || row == swizzled,
           "rows of " + text(row) + " bytes, swizzled by " + text(swizzled));
-  // Fields of 64 bits first; a box is at most 256, so that a byte holds it less one.
+  // 64-bit fields first. A box size is at most 256, so one byte holds the size minus one.
   TensorMap map{};
   map.words[0] = reinterpret_cast<uint64_t>(tensor.data);
   uint64_t boxes = 0;
@@ -39,7 +41,7 @@ TensorMap encode(const TensorBox& tensor) {
   map.words[11] = boxes;
   map.words[12] = static_cast<uint64_t>(tensor.rank) | static_cast<uint64_t>(tensor.type) << 8 |
                   static_cast<uint64_t>(tensor.swizzle) << 16;
-  map.words[15] = 0x746b2d6d61702121;  // that it is one
+  map.words[15] = 0x746b2d6d61702121;  // marks a valid map
   return map;
 }
 

@@ -1,4 +1,4 @@
-// TensorMap on the CPU: it holds the TensorBox itself.
+// Emulated TensorMap, which stores the fields of the TensorBox.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@ inline unsigned swizzle_chunks(Swizzle swizzle) {
   return swizzle == Swizzle::kNone ? 1 : 16u >> static_cast<int>(swizzle);
 }
 
-// Throws std::runtime_error for what the driver refuses.
+// Throws std::runtime_error for a box that the driver refuses.
 TensorMap encode(const TensorBox& tensor);
 
-// The inverse; rank 0: it is none.
+// The inverse of encode(). Rank 0: not a tensor map.
 TensorBox decode(const TensorMap& map);
 
 }  // namespace tk::cuda

@@ -1,4 +1,4 @@
-// The functions of sm90/wgmma.h, on the CPU.
+// Emulated versions of the functions of sm90/wgmma.h.
 #pragma once
 
 #include <type_traits>
@@ -7,11 +7,11 @@
 
 namespace tk::emulator {
 
-// A lane's part of a product that the whole warp issues.
+// Operands of one lane of a product.
 struct ProductIssue {
   float* c;
   int count;
-  const uint32_t* a_registers;  // null: a is a descriptor
+  const uint32_t* a_registers;  // null if a is a descriptor
   uint64_t a, b;
   bool a_mn_major, b_mn_major, bfloat16, accumulate;
   Site site;

@@ -1,4 +1,4 @@
-// What code compiled with -fsanitize=thread calls; the compiler's own library is not linked.
+// Hooks called by code compiled with -fsanitize=thread. The compiler's own runtime is not linked.
 #include <cstddef>
 
 #include "cuda/emulator/machine.h"
@@ -9,10 +9,11 @@ using tk::emulator::Access;
 
 inline void record(const void* address, size_t bytes, Access access, const void* code) {
   using namespace tk::emulator;
-  if (!races.on || !current || races.busy || !pthread_equal(pthread_self(), races.thread)) return;
-  races.busy = true;
+  if (!races.on || !current || races.in_handler || !pthread_equal(pthread_self(), races.thread))
+    return;
+  races.in_handler = true;
   races.access(address, bytes, access, {{nullptr, 0}, code});
-  races.busy = false;
+  races.in_handler = false;
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
-// Clang calls these for memory functions that it does not expand.
+// Clang calls these for memory functions that it does not inline.
 void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
   if (bytes) record(from, bytes, Access::kRead, TK_RETURN_ADDRESS);
   if (bytes) record(to, bytes, Access::kWrite, TK_RETURN_ADDRESS);

@@ -1,4 +1,4 @@
-// How threads wait: for the lanes of a warp, at barriers of the block, for memory to change.
+// Waiting of threads: warp collectives, barriers of the block, and polling of memory.
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -17,14 +17,14 @@ std::string hex(uint32_t lanes) {
   return text;
 }
 
-[[noreturn]] void fail_divergent(const Collective& what, uint32_t lanes, Site site,
-                                 const Meeting& meeting) {
+[[noreturn]] void fail_divergent(const Collective& collective, uint32_t lanes, Site site,
+                                 const PendingCollective& pending) {
   fail(site, "%s for lanes %08x, but lanes %08x of the warp wait in %s for lanes %08x at %s",
-       what.name, lanes, meeting.arrived, meeting.what->name, meeting.lanes,
-       describe(meeting.site).c_str());
+       collective.name, lanes, pending.arrived, pending.collective->name, pending.lanes,
+       describe(pending.site).c_str());
 }
 
-bool same_place(Site a, Site b) {
+bool equal_sites(Site a, Site b) {
   return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file));
 }
 
@@ -48,17 +48,17 @@ std::string describe_threads(const Block& block) {
     std::string where;
     uint32_t lanes = 0;
     if (thread.state != State::kDone)
-      where = std::string(thread.doing) + " at " + describe(thread.site);
+      where = std::string(thread.operation) + " at " + describe(thread.site);
     if (thread.state == State::kBarrier) {
       const Barrier& barrier = block.barriers[thread.barrier];
       where += ", where " + std::to_string(barrier.arrived) + " of " +
-               std::to_string(barrier.expected) + " threads have come";
+               std::to_string(barrier.expected) + " threads have arrived";
     }
     if (thread.state != State::kDone && thread.mbarrier != kNoMBarrier) {
       where += ", " + describe_mbarrier(block, thread.mbarrier);
     }
-    for (int m = 0; m < warp.meetings && thread.state == State::kTogether; ++m) {
-      if (warp.meeting[m].arrived & thread.bit) lanes = warp.meeting[m].lanes;
+    for (int m = 0; m < warp.pending_count && thread.state == State::kCollective; ++m) {
+      if (warp.pending[m].arrived & thread.bit) lanes = warp.pending[m].lanes;
     }
     if (lanes) where += " for lanes " + hex(lanes);
     groups[{thread.state, where, lanes}][t / kWarp] |= thread.bit;
@@ -83,12 +83,12 @@ void fail(Site site, const char* format, ...) {
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  machine.leave(describe(site) + ": " + text);
+  machine.abort_launch(describe(site) + ": " + text);
 }
 
-void wait_in(State state, const char* doing, Site site) {
+void set_waiting(State state, const char* operation, Site site) {
   current->state = state;
-  current->doing = doing;
+  current->operation = operation;
   current->site = site;
   current->mbarrier = kNoMBarrier;
   current->warp->ready &= ~current->bit;
@@ -96,41 +96,43 @@ void wait_in(State state, const char* doing, Site site) {
 
 int this_lane() { return current->index % kWarp; }
 
-void together(const Collective& what, uint32_t lanes, void* operand, Site site) {
+void warp_collective(const Collective& collective, uint32_t lanes, void* operand, Site site) {
   Thread& self = *current;
   Warp& warp = *self.warp;
   int m = 0;
-  for (; m < warp.meetings; ++m) {
-    const Meeting& other = warp.meeting[m];
-    if (other.what == &what && other.lanes == lanes &&
-        (!what.same_site || same_place(other.site, site))) {
+  for (; m < warp.pending_count; ++m) {
+    const PendingCollective& other = warp.pending[m];
+    if (other.collective == &collective && other.lanes == lanes &&
+        (!collective.same_site || equal_sites(other.site, site))) {
       break;
     }
-    if (other.arrived & lanes && other.lanes & self.bit) fail_divergent(what, lanes, site, other);
+    if (other.arrived & lanes && other.lanes & self.bit)
+      fail_divergent(collective, lanes, site, other);
   }
-  Meeting& meeting = warp.meeting[m];
-  if (m == warp.meetings) {
-    if (!(lanes & self.bit)) fail(site, "%s for lanes %08x, not its own", what.name, lanes);
+  PendingCollective& pending = warp.pending[m];
+  if (m == warp.pending_count) {
+    if (!(lanes & self.bit))
+      fail(site, "%s for lanes %08x, which do not include its own", collective.name, lanes);
     if (lanes & warp.done) {
-      fail(site, "%s for lanes %08x, of which %08x have exited", what.name, lanes,
+      fail(site, "%s for lanes %08x, of which %08x have exited", collective.name, lanes,
            lanes & warp.done);
     }
-    meeting = {&what, lanes, 0, site};
-    ++warp.meetings;
+    pending = {&collective, lanes, 0, site};
+    ++warp.pending_count;
   }
   warp.operand[self.index % kWarp] = operand;
-  meeting.arrived |= self.bit;
-  if (meeting.arrived != lanes) {
-    wait_in(State::kTogether, what.name, site);
+  pending.arrived |= self.bit;
+  if (pending.arrived != lanes) {
+    set_waiting(State::kCollective, collective.name, site);
     machine.yield();
     return;
   }
-  what.run(lanes, warp.operand);
-  warp.meeting[m] = warp.meeting[--warp.meetings];
+  collective.run(lanes, warp.operand);
+  warp.pending[m] = warp.pending[--warp.pending_count];
   warp.ready |= lanes;
   if (machine.order() == Order::kRandom) {
     warp.rotation = static_cast<int>(machine.random() % kWarp);
-    machine.perhaps_yield();
+    machine.maybe_yield();
   }
 }
 
@@ -143,7 +145,7 @@ void wake_barrier(Block& block, int id) {
     thread.warp->ready |= thread.bit;
     if (races.on) waiting.push_back(t);
   }
-  if (races.on) races.meet(block, block.arrivals[id], waiting);
+  if (races.on) races.synchronize(block, block.arrivals[id], waiting);
   block.arrivals[id].clear();
   for (int w = 0; w < block.warp_count; ++w) {
     block.warps[w].priority = static_cast<uint32_t>(machine.random());
@@ -152,22 +154,22 @@ void wake_barrier(Block& block, int id) {
 
 namespace {
 
-void come_to_barrier(int id, unsigned threads, bool wait, const char* name, Site site) {
+void arrive_at_barrier(int id, unsigned threads, bool wait, const char* name, Site site) {
   Block& block = *current->block;
-  if (id < 0 || id >= kBarriers) fail(site, "%s: barrier %d; there are 16", name, id);
+  if (id < 0 || id >= kBarriers) fail(site, "%s: barrier %d; expected 0 to 15", name, id);
   if (threads == 0 || threads % kWarp || threads > static_cast<unsigned>(block.thread_count)) {
-    fail(site, "%s for %u threads of %d; must be a multiple of 32", name, threads,
-         block.thread_count);
+    fail(site, "%s for %u threads of %d; must be a multiple of 32, and at most the block", name,
+         threads, block.thread_count);
   }
   Barrier& barrier = block.barriers[id];
   if (barrier.arrived && barrier.expected != threads) {
-    fail(site, "%s: barrier %d for %u threads, but at %s for %u", name, id, threads,
+    fail(site, "%s: barrier %d for %u threads, but at %s for %u threads", name, id, threads,
          describe(barrier.site).c_str(), barrier.expected);
   }
   barrier = {threads, barrier.arrived + 1, name, site};
   if (races.on) block.arrivals[id].push_back(current->index);
   if (wait) {
-    wait_in(State::kBarrier, name, site);
+    set_waiting(State::kBarrier, name, site);
     current->barrier = static_cast<uint8_t>(id);
   }
   if (barrier.arrived == threads) {
@@ -180,11 +182,11 @@ void come_to_barrier(int id, unsigned threads, bool wait, const char* name, Site
 }  // namespace
 
 void barrier_wait(int id, unsigned threads, const char* name, Site site) {
-  come_to_barrier(id, threads, true, name, site);
+  arrive_at_barrier(id, threads, true, name, site);
 }
 
 void barrier_arrive(int id, unsigned threads, const char* name, Site site) {
-  come_to_barrier(id, threads, false, name, site);
+  arrive_at_barrier(id, threads, false, name, site);
 }
 
 void fence() {
@@ -201,17 +203,17 @@ int load_acquire(const int* global, Site site) {
 }
 
 void add_release(int* global, int value, Site site) {
-  machine.perhaps_yield();
+  machine.maybe_yield();
   if (races.on) {
     races.access(global, sizeof *global, Access::kAtomic, {site});
     races.release(global);
   }
   *global += value;
-  machine.progress();
+  machine.note_progress();
 }
 
 void spin(const char* name, Site site) {
-  wait_in(State::kSpin, name, site);
+  set_waiting(State::kSpin, name, site);
   current->warp->spinning |= current->bit;
   machine.yield();
   current->state = State::kReady;

@@ -1,4 +1,4 @@
-// What a kernel is written with, for nvcc and for the emulator (docs/emulator.md) alike:
+// Macros and host functions for kernels, for nvcc and for the CPU emulator (docs/emulator.md):
 //
 //   template <typename Element, int kWidth>
 //   TK_KERNEL(128, 2) forward_kernel(const __grid_constant__ Params p) {
@@ -8,7 +8,7 @@
 //   constexpr auto kernel = &forward_kernel<Element, kWidth>;
 //   TK_LAUNCH(kernel, dim3(M_blocks, B * H_q), 128, shared_bytes, stream, params);
 //
-// TK_LAUNCH throws std::runtime_error.
+// TK_LAUNCH throws std::runtime_error for CUDA errors.
 #pragma once
 
 #ifdef TK_EMULATOR
@@ -33,7 +33,7 @@
 #define TK_KERNEL(threads, blocks_per_multiprocessor) \
   __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
 
-// Bytes, aligned to 128.
+// Dynamic shared memory as bytes, aligned to 128.
 #define TK_SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
 
 #define TK_LAUNCH(kernel, grid, threads, shared_bytes, stream, ...) \
@@ -43,54 +43,57 @@ namespace tk::cuda {
 
 inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // so that the next launch is not blamed for it
+    static_cast<void>(
+        cudaGetLastError());  // clears the error, so that the next launch does not report it
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
   }
 }
 
-// The current device's.
+// Multiprocessors of the current device.
 struct Multiprocessors {
   int count;
-  int shared_bytes;  // of each
+  int shared_bytes;  // shared memory of one multiprocessor
 };
 
 inline Multiprocessors multiprocessors() {
   int device;
   Multiprocessors all;
-  check(cudaGetDevice(&device), "the current device");
+  check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&all.count, cudaDevAttrMultiProcessorCount, device),
-        "the number of multiprocessors");
+        "cudaDevAttrMultiProcessorCount");
   check(cudaDeviceGetAttribute(&all.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
                                device),
-        "shared memory of a multiprocessor");
+        "cudaDevAttrMaxSharedMemoryPerMultiprocessor");
   return all;
 }
 
-// Of the current device: 90 for 9.0.
+// Compute capability of the current device: 90 for 9.0.
 inline int compute_capability() {
   int device, major, minor;
-  check(cudaGetDevice(&device), "the current device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "its chip");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "its chip");
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "cudaDevAttrComputeCapabilityMajor");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+        "cudaDevAttrComputeCapabilityMinor");
   return 10 * major + minor;
 }
 
-// Lets a kernel ask for so much shared memory on the current device. It is never lowered: another
-// thread may be about to launch the same kernel with more.
+// Raises the shared-memory limit of a kernel on the current device to `bytes`. The limit is never
+// lowered: another thread may be about to launch the same kernel with more.
 inline void allow_shared_bytes(const char* name, const void* kernel, size_t bytes) {
-  constexpr size_t kWithoutAsking = 48 * 1024;
-  if (bytes <= kWithoutAsking) return;
+  constexpr size_t kDefaultLimit = 48 * 1024;
+  if (bytes <= kDefaultLimit) return;
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, size_t> allowed;
   int device;
-  check(cudaGetDevice(&device), "the current device");
+  check(cudaGetDevice(&device), "cudaGetDevice");
   const std::lock_guard<std::mutex> lock(mutex);
-  size_t& now = allowed[{device, kernel}];
-  if (bytes <= now) return;
+  size_t& limit = allowed[{device, kernel}];
+  if (bytes <= limit) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),
         name);
-  now = bytes;
+  limit = bytes;
 }
 
 template <typename... Parameters, typename... Arguments>

@@ -1,5 +1,5 @@
-// The element types of the kernels. They hold bits only: the compiler's own half types need headers
-// that a host without a CUDA toolkit lacks. Conversions are in sm80/ptx.h.
+// Element types of the kernels, as plain bits. The half types of CUDA need headers that a host
+// without a CUDA toolkit does not have. Conversions are in sm80_ptx.h.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 namespace tk::cuda {
 
-// The index that is contiguous: k, or the row of a and the column of b.
+// The contiguous index of an operand: k, or the row of a (m) and the column of b (n).
 enum class Major : uint8_t { kK = 0, kMN = 1 };
 
 }  // namespace tk::cuda

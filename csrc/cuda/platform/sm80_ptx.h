@@ -1,5 +1,5 @@
-// Every instruction of sm_80 that has no name in CUDA C++. Fragments are laid out as the PTX manual
-// shows for m16n8k16. The emulator has a function of the same name for each.
+// Wrappers of sm_80 PTX instructions without a CUDA C++ intrinsic. Fragments have the layout that
+// the PTX ISA defines for m16n8k16. The emulator implements each function under the same name.
 #pragma once
 
 #include "cuda/platform/device.h"
@@ -17,22 +17,22 @@ TK_DEVICE uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Both addresses are multiples of 16. !there: zeros, and global is not read.
-TK_DEVICE void copy_async_16(void* shared, const void* global, bool there) {
+// Copies 16 bytes; both addresses are multiples of 16. If !valid, writes zeros and reads nothing.
+TK_DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-               "l"(__cvta_generic_to_global(global)), "r"(there ? 16 : 0)
+               "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
                : "memory");
 }
 
 TK_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most the kPending latest commits of this thread are under way.
+// Waits until at most the kPending latest commit groups of this thread are incomplete.
 template <int kPending>
 TK_DEVICE void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Lane 8 j + r gives the address of row r of matrix j: 16 bytes, a multiple of 16.
+// Loads four 8 x 8 matrices. Lane 8 j + r passes the address of row r of matrix j, 16-byte aligned.
 TK_DEVICE void load_matrices(uint32_t (&x)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -66,7 +66,7 @@ TK_DEVICE void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Rounded to nearest even; low goes to the lower 16 bits.
+// Rounds to nearest even and packs two values; `low` is in the lower 16 bits.
 TK_DEVICE uint32_t pack(float low, float high, Half) {
   uint32_t pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -114,15 +114,15 @@ __device__ __forceinline__ float to_element<float>(float x) {
   return x;
 }
 
-// 2^x to about 2 units in the last place; what is smaller than 2^-126 is 0.
+// 2^x with an error of about 2 ulp; results below 2^-126 are flushed to 0.
 TK_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// x, of which the compiler knows nothing: what is computed from it is not taken out of a loop, to
-// be kept in registers.
+// Returns x, hidden from the optimizer. Values computed from it are not hoisted out of a loop,
+// where they would occupy registers.
 TK_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -132,6 +132,7 @@ TK_DEVICE uint64_t opaque(uint64_t x) {
   return x;
 }
 
+// Atomic addition without a return value.
 TK_DEVICE void add_to(float* global, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)),
                "f"(value)

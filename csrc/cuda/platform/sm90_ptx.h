@@ -1,5 +1,5 @@
-// Instructions of sm_90 beside wgmma.h: barriers in shared memory, TMA, named barriers, registers.
-// The emulator has a function of the same name for each.
+// Inline PTX of sm_90 except wgmma (sm90_wgmma.h): mbarriers, TMA, named barriers, register
+// reallocation. The emulator implements a function of the same name for each.
 #pragma once
 
 #include "cuda/platform/sm80_ptx.h"
@@ -13,8 +13,7 @@
 
 namespace tk::cuda {
 
-// ---- Barriers in shared memory. A phase ends when all have arrived and all bytes that were
-// announced are there.
+// ---- mbarriers. A phase completes after all expected arrivals and all expected bytes.
 
 TK_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
@@ -22,7 +21,7 @@ TK_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
                : "memory");
 }
 
-// Before TMA uses barriers that this thread has initialised.
+// Makes mbarriers initialised by this thread visible to TMA.
 TK_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -32,7 +31,7 @@ TK_DEVICE void mbarrier_arrive(uint64_t* barrier) {
                : "memory");
 }
 
-// Arrives, and announces bytes.
+// Arrives, and adds `bytes` to the transaction count that the phase expects.
 TK_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -40,8 +39,8 @@ TK_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
       : "memory");
 }
 
-// Whether the latest phase of this parity has ended. The first phase has parity 0; of a fresh
-// barrier, parity 1 counts as ended.
+// True if the latest phase of this parity has completed. The first phase has parity 0; on a fresh
+// mbarrier, parity 1 counts as completed.
 TK_DEVICE bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t ended;
   asm volatile(
@@ -61,13 +60,13 @@ TK_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   }
 }
 
-// ---- What this thread sees in shared memory, TMA and wgmma see from now on.
+// ---- Proxy fences. Makes this thread's view of shared memory visible to TMA and wgmma.
 TK_DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // The same for global memory, in both directions.
 TK_DEVICE void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// ---- Barriers 1 to 15 of the block, for a multiple of 32 threads.
+// ---- Named barriers 1 to 15 of the CTA, for a multiple of 32 threads.
 
 TK_DEVICE void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -77,9 +76,9 @@ TK_DEVICE void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// ---- Copies by TMA. Addresses in shared memory are multiples of 128 for tensors, of 16 else.
-// Coordinates are those of the box's first element, innermost first; what is outside of the tensor
-// is read as zero, counts as bytes all the same, and is not written.
+// ---- TMA copies. Shared-memory addresses are aligned to 128 bytes for tensor copies, to 16
+// otherwise. Coordinates are those of the first element of the box, innermost first. Elements
+// outside the tensor are read as zero, count towards the mbarrier's bytes, and are not written.
 
 TK_DEVICE void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -147,7 +146,7 @@ TK_DEVICE void add_tensor(const TensorMap& map, const void* shared, const int (&
 #undef TK_STORE_TENSOR
 #undef TK_LOAD_TENSOR
 
-// Bytes in a row: a multiple of 16.
+// Contiguous bytes, a multiple of 16.
 TK_DEVICE void load_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -170,7 +169,7 @@ TK_DEVICE void add_bulk(float* global, const void* shared, uint32_t bytes) {
                : "memory");
 }
 
-// At once, unlike add_bulk: four numbers, at a multiple of 16 bytes, each added by itself.
+// Adds four floats at a 16-byte aligned address; atomic per float. Synchronous, unlike add_bulk.
 TK_DEVICE void add_to(float* global, const float4& x) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
                    __cvta_generic_to_global(global)),
@@ -180,13 +179,13 @@ TK_DEVICE void add_to(float* global, const float4& x) {
 
 TK_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until at most the kPending latest commits of this thread still read shared memory.
+// Waits until at most the kPending latest groups of this thread still read shared memory.
 template <int kPending>
 TK_DEVICE void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Until what all but the kPending latest commits write is there.
+// Waits until the writes of all but the kPending latest groups of this thread are complete.
 template <int kPending>
 TK_DEVICE void wait_stores() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
@@ -194,7 +193,7 @@ TK_DEVICE void wait_stores() {
 
 // ---- Warps and warpgroups.
 
-// True for one lane of the warp, all of which call it.
+// True in exactly one lane of the warp. Called by all lanes.
 TK_DEVICE bool elect_one() {
   uint32_t elected;
   asm volatile(
@@ -207,7 +206,8 @@ TK_DEVICE bool elect_one() {
   return elected != 0;
 }
 
-// All warps of a warpgroup. request waits until others have released enough.
+// Register reallocation (setmaxnreg), called by all warps of a warpgroup. request_registers waits
+// until enough registers have been released.
 template <int kRegisters>
 TK_DEVICE void request_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));

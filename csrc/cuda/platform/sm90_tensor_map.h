@@ -1,4 +1,4 @@
-// What TMA copies: a tensor of up to five dimensions and the box that one copy moves.
+// TMA tensor maps: a tensor of up to five dimensions and the box that one copy moves.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace tk::cuda {
 
-// Chunks of 16 bytes trade places within rows of 32, 64 or 128 bytes, so that eight rows fall into
-// different banks. The numbers are those of wgmma's descriptors.
+// Swizzle: permutes the 16-byte chunks within rows of 32, 64 or 128 bytes, so that a column of
+// eight rows falls into different banks. The values are those of wgmma matrix descriptors.
 enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
 
 enum class TensorType : uint8_t { kHalf, kBFloat16, kFloat };
@@ -16,16 +16,16 @@ enum class TensorType : uint8_t { kHalf, kBFloat16, kFloat };
 constexpr int kTensorRank = 5;
 
 struct TensorBox {
-  void* data;  // a multiple of 16
+  void* data;  // 16-byte aligned
   TensorType type;
   int rank;
   uint64_t size[kTensorRank];    // elements, innermost first
   uint64_t stride[kTensorRank];  // bytes, multiples of 16; stride[0] is the size of an element
-  uint32_t box[kTensorRank];     // elements; box[0] fills a row of the swizzle, if there is one
+  uint32_t box[kTensorRank];     // elements; with a swizzle, box[0] fills one swizzled row
   Swizzle swizzle;
 };
 
-// Kernels get it by value, `const __grid_constant__`, or as a member of what they get so.
+// Passed to kernels by value as `const __grid_constant__`, alone or as a member of another struct.
 #ifdef TK_EMULATOR
 struct TensorMap {
   uint64_t words[16];
@@ -51,7 +51,8 @@ struct alignas(128) TensorMap {
 
 namespace tk::cuda {
 
-// Throws std::runtime_error. The driver's function is looked up, so that nothing links libcuda.
+// Encodes a tensor map. Throws std::runtime_error on failure. The driver function is looked up at
+// run time, so that the extension does not link libcuda.
 inline TensorMap encode(const TensorBox& tensor) {
   static const auto driver_encode = [] {
     void* entry = nullptr;
@@ -63,7 +64,8 @@ inline TensorMap encode(const TensorBox& tensor) {
     check(cudaGetDriverEntryPoint(kName, &entry, cudaEnableDefault, &found), kName);
 #endif
     if (found != cudaDriverEntryPointSuccess) {
-      throw std::runtime_error("the driver has no cuTensorMapEncodeTiled: it is older than 12.0");
+      throw std::runtime_error(
+          "the CUDA driver has no cuTensorMapEncodeTiled: it is older than 12.0");
     }
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
   }();
@@ -83,8 +85,7 @@ inline TensorMap encode(const TensorBox& tensor) {
       kEveryElement, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzles[static_cast<int>(tensor.swizzle)],
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw std::runtime_error("cuTensorMapEncodeTiled refuses the tensor: error " +
-                             std::to_string(result));
+    throw std::runtime_error("cuTensorMapEncodeTiled failed with error " + std::to_string(result));
   }
   return map;
 }

@@ -1,10 +1,9 @@
-// wgmma: c (64 x N) += a (64 x 16) b (16 x N) by the four warps of a warpgroup, later.
+// wgmma: asynchronous c (64 x N) += a (64 x 16) b (16 x N) by the four warps of a warpgroup.
 //
-//   wgmma_fence();                      // before the first one, and after registers were touched
+//   wgmma_fence();        // before the first wgmma, and after any access to its registers
 //   for (k steps) wgmma<Major::kK, Major::kK>(c, a, b, Half{}, k > 0);
 //   wgmma_commit();
-//   wgmma_wait<0>();                    // only now may c, a in registers and shared memory be
-//   touched
+//   wgmma_wait<0>();      // until then: no access to c or a in registers, no write to shared a, b
 //
 // c[i] of a thread is row 16 (warp % 4) + lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4)
 // + i % 2; a in registers is laid out as for mma.m16n8k16.
@@ -15,13 +14,12 @@
 
 namespace tk::cuda {
 
-// A matrix in shared memory, of chunks of 16 bytes; w is 1, 2, 4 or 8 chunks to a swizzled row:
-//   kK:  chunk k / 8 of row r is at stride (r / 8) + 16 w (r % 8) + 16 (k / 8)
-//   kMN: chunk n = mn / 8 of row k is at leading (n / w) + 16 (n % w) + stride (k / 8) + 16 w (k %
-//   8)
-// Without a swizzle the parts of leading are 16-byte columns k / 8 (kK: leading (k / 8); kMN:
-// stride n
-// + leading (k / 8)). Swizzled matrices begin at a multiple of 128 w; steps in k may be added.
+// Descriptor of a matrix in shared memory, in chunks of 16 bytes. A swizzled row has w = 2, 4 or 8
+// chunks, an unswizzled one w = 1. Byte offset of a chunk:
+//   kK:  chunk k / 8 of row r       stride (r / 8) + 16 w (r % 8) + 16 (k / 8)
+//   kMN: chunk n = mn / 8 of row k  leading (n / w) + 16 (n % w) + stride (k / 8) + 16 w (k % 8)
+// Without a swizzle, the last term of kK is leading (k / 8), and kMN is stride n + leading (k / 8)
+// + 16 (k % 8). Swizzled matrices are aligned to 128 w bytes; a descriptor may be advanced along k.
 TK_DEVICE uint64_t matrix_descriptor(const void* shared, uint32_t leading_bytes,
                                      uint32_t stride_bytes, Swizzle swizzle) {
   const uint64_t start = (shared_address(shared) & 0x3ffffu) >> 4;
@@ -49,7 +47,7 @@ TK_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The compiler must not move what touches c past this.
+// Compiler barrier: accesses to c are not moved across it.
 template <int kCount>
 TK_DEVICE void wgmma_hold(float (&c)[kCount]) {
 #pragma unroll
@@ -58,7 +56,7 @@ TK_DEVICE void wgmma_hold(float (&c)[kCount]) {
 
 namespace wgmma_detail {
 
-// %0 to %9, with a digit before each.
+// Operand names %0 to %9, with a leading digit.
 #define TK_TEN(tens)                                                                      \
   "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens \
   "6, %" #tens "7, %" #tens "8, %" #tens "9, "
@@ -87,7 +85,7 @@ namespace wgmma_detail {
 #define TK_NAMES_192 TK_TO_90 "%90, %91, %92, %93, %94, %95"
 #define TK_NAMES_256 TK_TO_120 "%120, %121, %122, %123, %124, %125, %126, %127"
 
-// n0 to n6 number the operands after c.
+// n0 to n6 are the indices of the operands after c.
 #define TK_WGMMA(n, Element, type, n0, n1, n2, n3, n4, n5, n6)                                   \
   template <Major kA, Major kB>                                                                  \
   TK_DEVICE void multiply(float (&c)[n / 2], uint64_t a, uint64_t b, Element, bool accumulate) { \
@@ -147,7 +145,7 @@ TK_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 
 }  // namespace wgmma_detail
 
-// Of c, N is twice its length: 32, 64, 96, 128, 192 or 256. !accumulate: c is not read. Element is
+// N is 2 kCount: 32, 64, 96, 128, 192 or 256. Without `accumulate`, c is overwritten. Element is
 // Half or BFloat16.
 template <Major kA, Major kB, typename Element, int kCount>
 TK_DEVICE void wgmma(float (&c)[kCount], uint64_t a, uint64_t b, Element element, bool accumulate) {

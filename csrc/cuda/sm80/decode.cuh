@@ -1,13 +1,14 @@
-// Decoding: few queries against a cache, of which a block takes a stretch (decode_schedule.cuh).
+// Decoding: attention of few queries over a KV cache. A CTA processes a contiguous run of key tiles
+// (decode_schedule.cuh).
 //
 //   s = q k^T          scale, softcap, ALiBi; -inf where hidden
 //   m' = max(m, max s), p = 2^(s - m'), l = l 2^(m - m') + sum p
 //   o = o 2^(m - m') + p v
-//   o / l, lse = m + log l; partial where other blocks have keys of the unit too
+//   o / l, lse = m + log l; partial results if other CTAs own keys of the same unit
 //
-// Rows are all queries of all heads that share a key head: k and v are read once for them. Of a
-// tile each warp takes 16 keys, so that it has a softmax of its own; warps are merged at the end.
-// docs/attention.md, sections 2 and 5.
+// The rows of a tile are all queries of all heads that share a key/value head, so that k and v are
+// read once for them. Each warp owns 16 keys of a tile and has its own softmax state; the states
+// are combined at the end. docs/attention.md, sections 2 and 5.
 #pragma once
 
 #include "cuda/common/softmax.cuh"
@@ -18,13 +19,13 @@ namespace tk::cuda {
 template <typename Element, int kWidth>
 constexpr DecodeTile kDecodeTile = decode_tile(kArch, sizeof(Element), kWidth);
 
-// One head of k or v. A row lies in a page, or in the batch entry.
+// One head of q, k or v. Each row is in a page, or in a batch entry.
 template <typename Element>
 struct KeyRows {
   const Element* data;
   int64_t page_stride, stride;
   int width;
-  bool in_chunks;  // of 16 bytes, aligned
+  bool in_chunks;  // true if rows consist of aligned 16-byte chunks
 
   TK_DEVICE_METHOD const Element* at(int page, int row) const {
     return data + page * page_stride + row * stride;
@@ -40,23 +41,25 @@ TK_DEVICE KeyRows<Element> key_rows(const Strided& x, int h, int64_t width) {
   return {data, x.stride[0], x.stride[2], static_cast<int>(width), bits % 16 == 0};
 }
 
-// Where a sequence's keys lie: key j is row_of(j) of page_of(j).
+// Page table of one sequence: key j is row row_of(j) of page page_of(j).
 struct KeyPages {
-  const int32_t* table;  // null = the batch entry is one page
+  const int32_t* table;  // null = not paged: the batch entry is one page
   int page_size, pages;
-  int b, begin, end;  // keys that are used
+  int b, begin, end;  // begin <= j < end are the live keys
 
-  TK_DEVICE_METHOD bool is_used(int j) const { return j >= begin && j < end; }
-  // Keys j to j + 15, of which j is a multiple of 16, lie in one page.
-  TK_DEVICE_METHOD bool together() const { return !table || page_size % DecodeTile::kQueries == 0; }
+  TK_DEVICE_METHOD bool is_live(int j) const { return j >= begin && j < end; }
+  // True if keys j to j + 15 are in one page for every multiple j of 16.
+  TK_DEVICE_METHOD bool share_page() const {
+    return !table || page_size % DecodeTile::kQueries == 0;
+  }
   TK_DEVICE_METHOD int row_of(int j) const { return table ? j % page_size : j; }
-  // -1 where there is none: nobody has looked at the table.
+  // -1 if there is no such page: the table is on the device and not validated.
   TK_DEVICE_METHOD int page_of(int j) const {
     if (!table) return b;
-    const int page = is_used(j) ? __ldg(table + j / page_size) : -1;
+    const int page = is_live(j) ? __ldg(table + j / page_size) : -1;
     return page < pages ? page : -1;
   }
-  // The page of keys that lie together, of which some may be used.
+  // The page of `count` keys from j on, which share a page; -1 if none of them is live.
   TK_DEVICE_METHOD int page_of(int j, int count) const {
     return begin < j + count && j < end ? page_of(max(j, begin)) : -1;
   }
@@ -70,8 +73,9 @@ TK_DEVICE KeyPages key_pages(const DecodeArguments& a, const DecodeSequence& s) 
           s.end};
 }
 
-// Starts to copy `rows` rows of a tile from `row` on, by `threads` threads of which this is the
-// n-th: row r from at(r), zeros where that is null. `any` is an address that can be read.
+// Starts an asynchronous copy of `rows` rows into a tile, from row `row` on, by thread `n` of
+// `threads`. Row r is read from at(r), and filled with zeros if that is null. `any` is a readable
+// address, passed to copies that read nothing.
 template <typename Element, int kRows, int kWidth, typename At>
 TK_DEVICE void start_rows(const SharedTile<Element, kRows, kWidth>& tile, int row, int rows, int n,
                           int threads, int width, bool in_chunks, const void* any, const At& at) {
@@ -93,7 +97,8 @@ TK_DEVICE void start_rows(const SharedTile<Element, kRows, kWidth>& tile, int ro
   }
 }
 
-// A warp's share of a tile of keys or values: `kShare` keys from j0 on, the tile's row j0 - first.
+// Starts to copy a warp's kShare keys (or values) of the tile whose first key is `first`. `page` is
+// their page if they share one.
 template <int kShare, typename Element, int kRows, int kWidth>
 TK_DEVICE void start_keys(const SharedTile<Element, kRows, kWidth>& tile,
                           const KeyRows<Element>& keys, const KeyPages& pages, int first,
@@ -102,32 +107,64 @@ TK_DEVICE void start_keys(const SharedTile<Element, kRows, kWidth>& tile,
   const auto start = [&](const auto& at) {
     start_rows(tile, row, kShare, lane_index(), kWarp, keys.width, keys.in_chunks, keys.data, at);
   };
-  if (pages.together()) {
+  if (pages.share_page()) {
     const Element* const from = page < 0 ? nullptr : keys.at(page, pages.row_of(j0));
-    start([&](int r) { return from && pages.is_used(j0 + r) ? from + r * keys.stride : nullptr; });
+    start([&](int r) { return from && pages.is_live(j0 + r) ? from + r * keys.stride : nullptr; });
   } else {
     start([&](int r) {
-      const int own = pages.is_used(j0 + r) ? pages.page_of(j0 + r) : -1;
-      return own < 0 ? nullptr : keys.at(own, pages.row_of(j0 + r));
+      const int key_page = pages.is_live(j0 + r) ? pages.page_of(j0 + r) : -1;
+      return key_page < 0 ? nullptr : keys.at(key_page, pages.row_of(j0 + r));
     });
   }
 }
 
-// Of a tile, 16 rows from 16 n on.
+// Shared memory of a CTA: two tiles of keys, two of values, and warps_m tiles of queries.
+template <typename Element, int kWidth>
+struct DecodeShared {
+  static constexpr int kBlockN = kDecodeTile<Element, kWidth>.block_n;
+  using KeyTile = SharedTile<Element, kBlockN, kWidth>;
+  using QueryTile = SharedTile<Element, DecodeTile::kQueries, kWidth>;
+
+  Element* data;
+
+  TK_DEVICE_METHOD KeyTile k(int n) const { return {data + n % 2 * kBlockN * kWidth}; }
+  TK_DEVICE_METHOD KeyTile v(int n) const { return {data + (2 + n % 2) * kBlockN * kWidth}; }
+  TK_DEVICE_METHOD QueryTile q(int n) const {
+    return {data + 4 * kBlockN * kWidth + n * DecodeTile::kQueries * kWidth};
+  }
+};
+
+// Rows 16 n to 16 n + 15 of a tile.
 template <typename Element, int kRows, int kWidth>
-TK_DEVICE SharedTile<Element, kRows, kWidth> sixteen(const SharedTile<Element, kRows, kWidth>& tile,
+TK_DEVICE SharedTile<Element, kRows, kWidth> rows_16(const SharedTile<Element, kRows, kWidth>& tile,
                                                      int n) {
   return {tile.data + 16 * n * SharedTile<Element, kRows, kWidth>::kPanel};
 }
 
-// Part of a unit.
+// The part of a unit that one CTA processes.
 struct DecodePart {
   int unit;
-  int first, last;  // tiles, of the sequence's
-  int64_t partial;  // where the result goes, if it is not the unit's whole; else -1
+  int first, last;  // tiles first <= n < last of the sequence
+  int64_t partial;  // slot of the partial result; -1 if the part is the whole unit
 };
 
-// The scores of 16 rows that a lane has two of.
+// Starts to copy the queries of a unit.
+template <typename Element, int kWidth>
+TK_DEVICE void start_queries(const DecodeArguments& a, const DecodeSequence& s, int unit,
+                             const DecodeShared<Element, kWidth>& shared) {
+  constexpr int kRows = DecodeTile::kQueries, kWarps = kDecodeTile<Element, kWidth>.warps;
+  const Strided& given = a.params.q;
+  const auto q = key_rows<Element>(given, 0, a.params.D);
+  for (int n = warp_index(); n < a.warps_m; n += kWarps) {
+    start_rows(shared.q(n), 0, kRows, lane_index(), kWarp, q.width,
+               q.in_chunks && given.stride[1] * sizeof(Element) % 16 == 0, q.data, [&](int r) {
+                 const DecodeRow at = decode_row(a, unit, n * kRows + r);
+                 return at.valid ? q.at(s.b, at.i) + at.h * given.stride[1] : nullptr;
+               });
+  }
+}
+
+// Score options of the two rows that a lane holds of 16.
 struct DecodeScores {
   Scores scores;
   float slope[2];
@@ -146,16 +183,16 @@ TK_DEVICE DecodeScores decode_scores(const DecodeArguments& a, const DecodeSeque
   for (int half = 0; half < 2; ++half) {
     const DecodeRow at = decode_row(a, unit, row + lane_index() / 4 + 8 * half);
     x.i[half] = at.i;
-    x.slope[half] = slopes && at.there ? slopes[at.h] : 0.0f;
+    x.slope[half] = slopes && at.valid ? slopes[at.h] : 0.0f;
   }
   return x;
 }
 
 TK_DEVICE void apply(Accumulator<1, 2>& products, const DecodeScores& x, int j0) {
   const auto to_score = [&](int row, int column, float& s) {
-    Scores own = x.scores;
-    own.slope = row < 8 ? x.slope[0] : x.slope[1];
-    s = score(own, s, row < 8 ? x.i[0] : x.i[1], j0 + column).value;
+    Scores row_scores = x.scores;
+    row_scores.slope = row < 8 ? x.slope[0] : x.slope[1];
+    s = score(row_scores, s, row < 8 ? x.i[0] : x.i[1], j0 + column).value;
   };
   for_each_in_memory(to_score, products);
 }
@@ -168,10 +205,10 @@ TK_DEVICE void apply_mask(Accumulator<1, 2>& scores, const DecodeScores& x, cons
   });
 }
 
-// What warps have summed, brought together in shared memory.
+// The softmax states and sums of all warps, in shared memory.
 template <int kWidth>
 struct DecodeSums {
-  static constexpr int kRow = kWidth + 8;  // neighbours begin in different banks
+  static constexpr int kRow = kWidth + 8;  // padded: adjacent rows start in different banks
   float* o;                                // (warps, 16, kRow)
   float* m;                                // (warps, 16)
   float* l;                                // (warps, 16)
@@ -180,12 +217,12 @@ struct DecodeSums {
     m = o + warps * 16 * kRow;
     l = m + warps * 16;
   }
-  static constexpr int kBytes = 16 * (kRow + 2) * static_cast<int>(sizeof(float));  // of a warp
+  static constexpr int kWarpBytes = 16 * (kRow + 2) * static_cast<int>(sizeof(float));
 };
 
 template <int kWidth>
-TK_DEVICE void put(const DecodeSums<kWidth>& sums, const SoftmaxState<1>& softmax,
-                   const Accumulator<1, kWidth / 8>& o) {
+TK_DEVICE void store_sums(const DecodeSums<kWidth>& sums, const SoftmaxState<1>& softmax,
+                          const Accumulator<1, kWidth / 8>& o) {
   const int first = warp_index() * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -200,15 +237,16 @@ TK_DEVICE void put(const DecodeSums<kWidth>& sums, const SoftmaxState<1>& softma
   });
 }
 
-// A row of the unit: warps that share it, from `first` on every `step`-th. A warp calls it
-// together.
+// Combines the sums of the warps that share row r of the unit (warps r / 16, r / 16 + warps_m, ...)
+// and stores the result. One warp calls it for each row. `unit` converts scores to powers of 2,
+// `natural` to natural logarithms.
 template <typename Element, int kWidth>
-TK_DEVICE void finish_row(const DecodeArguments& a, const DecodeSequence& s, const DecodePart& part,
-                          const DecodeSums<kWidth>& sums, int r, int warps, float unit,
-                          float natural) {
+TK_DEVICE void store_row(const DecodeArguments& a, const DecodeSequence& s, const DecodePart& part,
+                         const DecodeSums<kWidth>& sums, int r, int warps, float unit,
+                         float natural) {
   constexpr int kRow = DecodeSums<kWidth>::kRow;
   const DecodeRow at = decode_row(a, part.unit, r);
-  if (!at.there) return;
+  if (!at.valid) return;
   const Problem& p = a.params;
   float m = -INFINITY, l = 0.0f;
   for (int n = r / 16; n < warps; n += a.warps_m) m = fmaxf(m, sums.m[n * 16 + r % 16]);
@@ -221,7 +259,7 @@ TK_DEVICE void finish_row(const DecodeArguments& a, const DecodeSequence& s, con
   const float inverse = empty ? 0.0f : 1.0f / l;
   const float lse = empty ? -INFINITY : m * natural + logf(l);
   const auto o_rows = rows_of<Element>(a.params.o, s.b, at.h, 0, p.D_v);
-  const int64_t place = part.partial * a.rows() + r;
+  const int64_t partial_row = part.partial * a.rows() + r;
   for (int c = lane_index(); c < o_rows.width; c += kWarp) {
     float sum = 0.0f;
     for (int n = r / 16; n < warps; n += a.warps_m) {
@@ -231,76 +269,80 @@ TK_DEVICE void finish_row(const DecodeArguments& a, const DecodeSequence& s, con
     if (part.partial < 0) {
       o_rows.at(at.i)[c] = to_element<Element>(sum * inverse);
     } else {
-      a.o[place * kWidth + c] = sum * inverse;
+      a.o[partial_row * kWidth + c] = sum * inverse;
     }
   }
   if (lane_index() != 0) return;
   if (part.partial < 0) {
     static_cast<float*>(a.params.lse)[(s.b * p.H_q + at.h) * p.lse_stride + at.i] = lse;
   } else {
-    a.lse[place] = lse;
+    a.lse[partial_row] = lse;
   }
 }
 
+// Combines the sums of all warps in shared memory, which held the tiles, and stores the results.
+template <typename Element, int kColumnTiles>
+TK_DEVICE void combine_warps(const DecodeArguments& a, const DecodeSequence& s,
+                             const DecodePart& part, unsigned char* memory,
+                             const SoftmaxState<1>& softmax, const Accumulator<1, kColumnTiles>& o,
+                             float unit, float natural) {
+  constexpr int kWidth = 8 * kColumnTiles, kWarps = kDecodeTile<Element, kWidth>.warps;
+  __syncthreads();  // all tiles have been read
+  const DecodeSums<kWidth> sums(memory, kWarps);
+  store_sums(sums, softmax, o);
+  __syncthreads();  // all sums are written
+  for (int r = warp_index(); r < a.rows(); r += kWarps) {
+    store_row<Element>(a, s, part, sums, r, kWarps, unit, natural);
+  }
+}
+
+// Processes one part of a unit.
 template <typename Element, int kWidth>
 TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
                            const DecodePart& part, unsigned char* memory) {
   constexpr DecodeTile kTile = kDecodeTile<Element, kWidth>;
   constexpr int kBlockN = kTile.block_n, kWarps = kTile.warps, kRows = DecodeTile::kQueries;
-  constexpr int kShare = kBlockN / kWarps;  // keys that a warp loads
+  constexpr int kShare = kBlockN / kWarps;  // keys that each warp loads
+  using Shared = DecodeShared<Element, kWidth>;
   static_assert(kBlockN == 16 * kWarps);
-  using Tile = SharedTile<Element, kBlockN, kWidth>;
-  static_assert(kWarps * DecodeSums<kWidth>::kBytes <= 4 * Tile::kBytes);
+  static_assert(kWarps * DecodeSums<kWidth>::kWarpBytes <= 4 * Shared::KeyTile::kBytes);
 
   const Problem& p = a.params;
   const int head = part.unit / a.row_tiles, M = static_cast<int>(p.M);
   const int warp_m = warp_index() % a.warps_m, warps_n = kWarps / a.warps_m;
   const int warp_n = warp_index() / a.warps_m;
-  Element* const keys_memory = reinterpret_cast<Element*>(memory);
-  const auto k_tile = [&](int n) { return Tile{keys_memory + n % 2 * kBlockN * kWidth}; };
-  const auto v_tile = [&](int n) { return Tile{keys_memory + (2 + n % 2) * kBlockN * kWidth}; };
-  const auto q_tile = [&](int n) {
-    Element* const q_memory = keys_memory + 4 * kBlockN * kWidth;
-    return SharedTile<Element, kRows, kWidth>{q_memory + n * kRows * kWidth};
-  };
+  const Shared shared{reinterpret_cast<Element*>(memory)};
   const auto k = key_rows<Element>(p.k, head, p.D);
   const auto v = key_rows<Element>(p.v, head, p.D_v);
   const KeyPages pages = key_pages(a, s);
   const bool plain = has_plain_scores<Element>(p.score);
   const float scale = static_cast<float>(p.score.scale);
-  const float unit = plain ? scale * kLog2E : kLog2E;  // of a score, in powers of 2
+  const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2
 
   const int count = part.last - part.first;
   const auto first_key = [&](int n) { return (s.first + part.first + n) * kBlockN; };
   const auto page = [&](int n) {
     const int j = first_key(n) + warp_index() * kShare;
-    return pages.together() && n < count ? pages.page_of(j, kShare) : -1;
+    return pages.share_page() && n < count ? pages.page_of(j, kShare) : -1;
   };
   const auto start_k = [&](int n, int its_page) {
-    if (n < count) start_keys<kShare>(k_tile(n), k, pages, first_key(n), its_page);
+    if (n < count) start_keys<kShare>(shared.k(n), k, pages, first_key(n), its_page);
     commit_copies();
   };
   const auto start_v = [&](int n, int its_page) {
-    if (n < count) start_keys<kShare>(v_tile(n), v, pages, first_key(n), its_page);
+    if (n < count) start_keys<kShare>(shared.v(n), v, pages, first_key(n), its_page);
     commit_copies();
   };
 
-  // Pages are looked up a turn before they are needed.
+  // The page of a tile is looked up one iteration before it is needed.
   const int page_0 = page(0);
   int page_1 = page(1), page_2 = page(2);
-  const auto q = key_rows<Element>(p.q, 0, p.D);
-  for (int n = warp_index(); n < a.warps_m; n += kWarps) {
-    start_rows(q_tile(n), 0, kRows, lane_index(), kWarp, q.width,
-               q.in_chunks && p.q.stride[1] * sizeof(Element) % 16 == 0, q.data, [&](int r) {
-                 const DecodeRow at = decode_row(a, part.unit, n * kRows + r);
-                 return at.there ? q.at(s.b, at.i) + at.h * p.q.stride[1] : nullptr;
-               });
-  }
+  start_queries(a, s, part.unit, shared);
   start_k(0, page_0);
   start_v(0, page_0);
   start_k(1, page_1);
 
-  const bool alone = a.warps_m == 1;
+  const bool alone = a.warps_m == 1;  // each warp reads only the keys that it has loaded
   const DecodeScores rows = decode_scores(a, s, part.unit, warp_m * kRows);
   Accumulator<1, kWidth / 8> o;
   SoftmaxState<1> softmax;
@@ -309,20 +351,20 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
   for (int n = 0; n < count; ++n) {
     wait_copies<2>();
     __syncwarp();
-    if (!alone || n == 0) __syncthreads();  // q and k are there, and the values before are read
+    if (!alone || n == 0) __syncthreads();  // q and k have arrived; the previous v has been read
     start_v(n + 1, page_1);
-    Accumulator<1, 2> scores[kWarps];  // of the warp's first, second, ... 16 keys
+    Accumulator<1, 2> scores[kWarps];  // element c: the warp's c-th group of 16 keys
 #pragma unroll
     for (int c = 0; c < kWarps; ++c) {
       if (c >= a.warps_m) break;
       scores[c].clear();
-      add_product<Major::kK, Major::kK, kWidth>(scores[c], q_tile(warp_m), 0,
-                                                sixteen(k_tile(n), c * warps_n + warp_n), 0);
+      add_product<Major::kK, Major::kK, kWidth>(scores[c], shared.q(warp_m), 0,
+                                                rows_16(shared.k(n), c * warps_n + warp_n), 0);
     }
 
     wait_copies<2>();
     __syncwarp();
-    if (!alone) __syncthreads();  // v is there, and k read
+    if (!alone) __syncthreads();  // v has arrived; k has been read
     start_k(n + 2, page_2);
     page_1 = page_2;
     page_2 = page(n + 3);
@@ -331,21 +373,14 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
 #pragma unroll
     for (int c = 0; c < kWarps; ++c) {
       if (c >= a.warps_m) break;
-      const int sixteenth = c * warps_n + warp_n, j = j0 + 16 * sixteenth;
+      const int group = c * warps_n + warp_n, j = j0 + 16 * group;
       if (!plain) apply(scores[c], rows, j);
       if (!full) apply_mask(scores[c], rows, s, j);
       softmax.template update<Element>(scores[c], o, unit);
-      add_product<Major::kMN>(o, scores[c], sixteen(v_tile(n), sixteenth));
+      add_product<Major::kMN>(o, scores[c], rows_16(shared.v(n), group));
     }
   }
-
-  __syncthreads();  // all tiles are read
-  const DecodeSums<kWidth> sums(memory, kWarps);
-  put(sums, softmax, o);
-  __syncthreads();  // all sums are there
-  for (int r = warp_index(); r < a.rows(); r += kWarps) {
-    finish_row<Element>(a, s, part, sums, r, kWarps, unit, plain ? scale : 1.0f);
-  }
+  combine_warps<Element>(a, s, part, memory, softmax, o, unit, plain ? scale : 1.0f);
 }
 
 template <typename Element, int kWidth>
@@ -365,9 +400,9 @@ decode_kernel(const __grid_constant__ DecodeArguments a) {
     const int end = rest < s.tiles - first ? first + static_cast<int>(rest) : s.tiles;
     const bool whole = first == 0 && end == s.tiles;
     decode_part<Element, kWidth>(
-        a, s, {unit, first, end, whole ? -1 : partial_of(block, first == 0)}, memory);
+        a, s, {unit, first, end, whole ? -1 : partial_slot(block, first == 0)}, memory);
     x += end - first;
-    __syncthreads();  // the sums are read
+    __syncthreads();  // the sums have been read
   }
 }
 

@@ -1,5 +1,5 @@
-// What several blocks of decoding left of one unit becomes its result: docs/attention.md,
-// section 5.
+// Combines the partial results that several CTAs wrote for one unit of decoding.
+// docs/attention.md, section 5.
 //
 //   lse = log sum_c exp(lse_c),  o = sum_c exp(lse_c - lse) o_c
 #pragma once
@@ -18,11 +18,11 @@ TK_DEVICE float warp_max(float x) {
   return x;
 }
 
-// A block for each row: its warps take every kCombineWarps-th part.
+// One CTA per row of o. Warp w adds the partial results w, w + kCombineWarps, ...
 template <typename Element, int kWidth>
 TK_KERNEL(kCombineWarps* kWarp, 1)
 decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
-  constexpr int kColumns = (kWidth + kWarp - 1) / kWarp;  // of a lane
+  constexpr int kColumns = (kWidth + kWarp - 1) / kWarp;  // columns per lane
   const Problem& p = a.params;
   const int M = static_cast<int>(p.M), H_q = static_cast<int>(p.H_q);
   const int group = H_q / static_cast<int>(p.H_kv);
@@ -35,9 +35,9 @@ decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
   const DecodeSequence s = decode_sequence(a, b);
   const int64_t begin = schedule.before(b) + int64_t{unit} * s.tiles;
   const int64_t first = schedule.block_of(begin), last = schedule.block_of(begin + s.tiles - 1);
-  if (first == last) return;  // it wrote the result itself
-  const auto part = [&](int64_t n) {
-    return partial_of(n, schedule.begin_of(n) <= begin) * a.rows() + r;
+  if (first == last) return;  // a single CTA has written the final result
+  const auto partial_row = [&](int64_t n) {
+    return partial_slot(n, schedule.begin_of(n) <= begin) * a.rows() + r;
   };
 
   TK_SHARED_MEMORY(memory);
@@ -45,14 +45,14 @@ decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
   float* const sums = o_sums + kCombineWarps * kWidth;     // (kCombineWarps)
   float largest = -INFINITY;
   for (int64_t n = first + lane_index(); n <= last; n += kWarp) {
-    largest = fmaxf(largest, a.lse[part(n)]);
+    largest = fmaxf(largest, a.lse[partial_row(n)]);
   }
   largest = warp_max(largest);
   const float base = largest == -INFINITY ? 0.0f : largest;
   float sum = 0.0f, o[kColumns] = {};
 #pragma unroll 4
   for (int64_t n = first + warp_index(); n <= last; n += kCombineWarps) {
-    const int64_t at = part(n);
+    const int64_t at = partial_row(n);
     const float share = exp2_approx((a.lse[at] - base) * kLog2E);
     sum += share;
 #pragma unroll
@@ -66,7 +66,7 @@ decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
     o_sums[warp_index() * kWidth + lane_index() + c * kWarp] = o[c];
   }
   if (lane_index() == 0) sums[warp_index()] = sum;
-  __syncthreads();  // all warps' sums are there
+  __syncthreads();  // the sums of all warps are written
 
   sum = 0.0f;
   for (int n = 0; n < kCombineWarps; ++n) sum += sums[n];

@@ -1,4 +1,4 @@
-// The launches of decoding, of one element type and width.
+// Decode launches for one element type and width.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +23,9 @@ struct DecodeSizes {
     while (warps_m < tile.warps && warps_m * DecodeTile::kQueries < rows) warps_m *= 2;
     row_tiles = static_cast<int>(ceil_of(rows, warps_m * DecodeTile::kQueries));
     bytes = tile.bytes(sizeof(Element), kWidth, warps_m);
-    // As many as run at once; any number gives right results.
+    // The number of CTAs that are resident at once. It affects speed, not results.
     const Multiprocessors all = multiprocessors();
-    constexpr int kReserved = 1024;  // bytes of shared memory that the system takes of each block
+    constexpr int kReserved = 1024;  // bytes of shared memory per CTA reserved by the system
     blocks = all.count * std::clamp(all.shared_bytes / (bytes + kReserved), 1, tile.blocks);
   }
 };
@@ -48,7 +48,7 @@ size_t decode_bytes(const ForwardParams& p) {
 template <typename Element, int kWidth>
 void launch_decode(const ForwardParams& p, const KVCache& cache, void* workspace, void* stream) {
   if (p.B * p.H_q * p.M == 0) return;
-  if (p.N > kFar) throw std::runtime_error("a cache with room for more than 2^30 keys");
+  if (p.N > kMaxIndex) throw std::runtime_error("the cache has a capacity of more than 2^30 keys");
   const DecodeSizes<Element, kWidth> sizes(p);
   DecodeArguments a{};
   a.params = p;

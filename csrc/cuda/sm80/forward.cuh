@@ -1,12 +1,12 @@
-// The forward pass: a block takes block_m queries of one head and walks over the keys they see.
+// Forward pass: a CTA owns block_m queries of one head and iterates over the key blocks they see.
 //
 //   s = q k^T          scale, softcap, bias; -inf where hidden
 //   m' = max(m, max s), p = 2^(s - m'), l = l 2^(m - m') + sum p
 //   o = o 2^(m - m') + z p v
 //   o / l, lse = m + log l
 //
-// k and v have one tile each. v is copied while q k^T is computed, the next k while p v is; two
-// barriers a turn. docs/attention.md, sections 2 and 5.
+// Shared memory holds one tile of k and one of v. v is copied during q k^T, the next k during p v,
+// with two barriers per iteration. docs/attention.md, sections 2 and 5.
 #pragma once
 
 #include "cuda/common/dropout.cuh"
@@ -23,7 +23,7 @@ TK_KERNEL((kForwardTile<Element, kWidth>.threads()), 1)
 forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   constexpr ForwardTile kTile = kForwardTile<Element, kWidth>;
   constexpr int kBlockM = kTile.block_m, kBlockN = kTile.block_n, kThreads = kTile.warps * kWarp;
-  constexpr int kRows = kBlockM / kTile.warps;  // of a warp
+  constexpr int kRows = kBlockM / kTile.warps;  // rows per warp
   static_assert(kRows % 16 == 0 && kBlockN % 16 == 0);
 
   const ForwardParams& p = a.params;
@@ -32,7 +32,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const int h = program / blocks % H_q;
   const int h_kv = h / (H_q / static_cast<int>(p.H_kv));
   const Sequence seq = sequence_of(a, program / blocks / H_q);
-  const int i0 = (blocks - 1 - program % blocks) * kBlockM;  // causal: the longest first
+  const int i0 = (blocks - 1 - program % blocks) * kBlockM;  // longest rows first if causal
   if (i0 >= seq.M) return;
   const int i1 = min(i0 + kBlockM, seq.M);
 
@@ -43,10 +43,10 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const auto q = rows_of<const Element>(p.q, seq.at, h, seq.first_q, p.D);
   const auto k = rows_of<const Element>(p.k, seq.at, h_kv, seq.first_k, p.D);
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
-  const LiveKeys used = live_keys_of(a, seq);
+  const LiveKeys live = live_keys_of(a, seq);
   const bool plain = has_plain_scores<Element>(p.score);
   const float scale = static_cast<float>(p.score.scale);
-  const float unit = plain ? scale * kLog2E : kLog2E;  // of a score, in powers of 2
+  const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2
 
   const auto visible = [&](int n) {
     return tile_visible(p, seq, h, i0, i1, n * kBlockN, (n + 1) * kBlockN);
@@ -55,7 +55,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   Block block = iterator.next();
   if (block.index >= 0) {
     start_load<kThreads>(q_tile, q, i0, i0 + kBlockM <= seq.M, [&](int i) { return i < seq.M; });
-    start_load<kThreads>(k_tile, k, block.index * kBlockN, block.full, used);
+    start_load<kThreads>(k_tile, k, block.index * kBlockN, block.full, live);
   }
 
   const int row = warp_index() * kRows;
@@ -66,16 +66,16 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   while (block.index >= 0) {
     const int j0 = block.index * kBlockN;
     wait_copies<0>();
-    __syncthreads();  // k is there, and v read
-    start_load<kThreads>(v_tile, v, j0, block.full, used);
+    __syncthreads();  // k has arrived; the previous v has been read
+    start_load<kThreads>(v_tile, v, j0, block.full, live);
     Accumulator<kRows / 16, kBlockN / 8> s;
     s.clear();
     add_product<Major::kK, Major::kK, kWidth>(s, q_tile, row, k_tile, 0);
 
     wait_copies<0>();
-    __syncthreads();  // v is there, and k read
+    __syncthreads();  // v has arrived; k has been read
     const Block next = iterator.next();
-    if (next.index >= 0) start_load<kThreads>(k_tile, k, next.index * kBlockN, next.full, used);
+    if (next.index >= 0) start_load<kThreads>(k_tile, k, next.index * kBlockN, next.full, live);
     if (!plain) apply(s, p, seq, h, i0 + row, j0);
     if (!block.full) apply_mask(s, p, seq, h, i0 + row, j0);
     softmax.template update<Element>(s, o, unit);

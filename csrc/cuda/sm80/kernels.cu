@@ -1,4 +1,4 @@
-// The kernels of one element type, TK_ELEMENT, and one width, TK_WIDTH.
+// Explicit instantiation of the kernels for element type TK_ELEMENT and width TK_WIDTH.
 #include "cuda/sm80/launches.cuh"
 
 namespace tk::cuda {

@@ -1,4 +1,4 @@
-// The launches of one element type and width.
+// Kernel launches for one element type and width.
 #pragma once
 
 #include "cuda/common/clear.cuh"
@@ -13,14 +13,15 @@
 namespace tk::cuda {
 
 template <typename Element, int kWidth>
-void launch_forward(const ForwardParams& p, const Call& call) {
+void launch_forward(const ForwardParams& p, const LaunchArgs& launch) {
   const ForwardTile tile = forward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth);
-  const int64_t blocks = ceil_of(call.max_seqlen_q, tile.block_m);
-  const int64_t programs = blocks * p.H_q * sequences(p, call);
+  const int64_t blocks = ceil_of(launch.max_seqlen_q, tile.block_m);
+  const int64_t programs = blocks * p.H_q * sequences(p, launch);
   if (programs == 0) return;
-  const Arguments<ForwardParams> a{p, call.varlen, dropout_of(p, call), static_cast<int>(blocks)};
+  const Arguments<ForwardParams> a{p, launch.varlen, dropout_of(p, launch),
+                                   static_cast<int>(blocks)};
   TK_LAUNCH((forward_kernel<Element, kWidth>), grid(programs), tile.threads(),
-            tile.bytes(sizeof(Element), kWidth), call.stream, a);
+            tile.bytes(sizeof(Element), kWidth), launch.stream, a);
 }
 
 template <typename Element, int kWidth>
@@ -28,119 +29,121 @@ struct BackwardSizes {
   BackwardTile tile;
   int64_t row_blocks, key_blocks, query_tiles, rows;
 
-  BackwardSizes(const BackwardParams& p, const Call& call)
+  BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
       : tile(backward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth)) {
-    row_blocks = ceil_of(call.max_seqlen_q, tile.block_m);
-    key_blocks = ceil_of(call.max_seqlen_k, tile.block_n);
-    query_tiles = p.H_q * (call.varlen.cu_seqlens_q ? p.M / tile.block_m + call.varlen.B
-                                                    : p.B * ceil_of(p.M, tile.block_m));
+    row_blocks = ceil_of(launch.max_seqlen_q, tile.block_m);
+    key_blocks = ceil_of(launch.max_seqlen_k, tile.block_n);
+    query_tiles = p.H_q * (launch.varlen.cu_seqlens_q ? p.M / tile.block_m + launch.varlen.B
+                                                      : p.B * ceil_of(p.M, tile.block_m));
     rows = p.B * p.H_q * p.lse_stride;
   }
 };
 
 template <typename Sizes>
-void lay_out_terms(Layout& layout, const Sizes& sizes, BackwardArguments& a) {
+void lay_out_row_statistics(Layout& layout, const Sizes& sizes, BackwardArguments& a) {
   a.lse = layout.take<float>(sizes.rows);
   a.delta = layout.take<float>(sizes.rows);
 }
 
-// Sums and counts, which begin as zeros, come first.
+// The arrays that must be zero at the start, sums and counters, come first.
 template <typename Element, int kWidth>
 void lay_out(Layout& layout, const BackwardSizes<Element, kWidth>& sizes, BackwardArguments& a) {
   a.dq_sums = layout.take<float>(sizes.query_tiles * sizes.tile.block_m * kWidth);
-  a.turns = layout.take<int>(sizes.query_tiles);
-  a.begun = layout.take<int>(1);
-  lay_out_terms(layout, sizes, a);
+  a.dq_semaphore = layout.take<int>(sizes.query_tiles);
+  a.block_counter = layout.take<int>(1);
+  lay_out_row_statistics(layout, sizes, a);
 }
 
 template <typename Element, int kWidth>
-size_t backward_bytes(const BackwardParams& p, const Call& call) {
+size_t backward_bytes(const BackwardParams& p, const LaunchArgs& launch) {
   Layout layout(nullptr);
   BackwardArguments a{};
-  lay_out(layout, BackwardSizes<Element, kWidth>(p, call), a);
+  lay_out(layout, BackwardSizes<Element, kWidth>(p, launch), a);
   return layout.bytes();
 }
 
-inline BackwardArguments backward_arguments(const BackwardParams& p, const Call& call) {
+inline BackwardArguments backward_arguments(const BackwardParams& p, const LaunchArgs& launch) {
   BackwardArguments a{};
   a.params = p;
-  a.varlen = call.varlen;
-  a.dropout = dropout_of(p, call);
+  a.varlen = launch.varlen;
+  a.dropout = dropout_of(p, launch);
   return a;
 }
 
 template <typename Element>
-void launch_backward_preprocess(BackwardArguments a, const Call& call) {
-  const int64_t blocks = ceil_of(call.max_seqlen_q, kTermWarps);
-  const int64_t programs = blocks * a.params.H_q * sequences(a.params, call);
+void launch_backward_preprocess(BackwardArguments a, const LaunchArgs& launch) {
+  const int64_t blocks = ceil_of(launch.max_seqlen_q, kTermWarps);
+  const int64_t programs = blocks * a.params.H_q * sequences(a.params, launch);
   if (programs == 0) return;
   a.blocks = static_cast<int>(blocks);
-  TK_LAUNCH(backward_preprocess_kernel<Element>, grid(programs), kTermWarps * kWarp, 0, call.stream,
-            a);
+  TK_LAUNCH(backward_preprocess_kernel<Element>, grid(programs), kTermWarps * kWarp, 0,
+            launch.stream, a);
 }
 
-// When row terms are there.
+// Launches the bias gradient kernel. The preprocess kernel must have run before.
 template <typename Element, int kWidth>
 void launch_bias_gradient(const BackwardArguments& backward,
-                          const BackwardSizes<Element, kWidth>& sizes, const Call& call) {
+                          const BackwardSizes<Element, kWidth>& sizes, const LaunchArgs& launch) {
   const BackwardParams& p = backward.params;
   BiasGradientArguments a{backward, static_cast<int>(p.bias_size[0]),
                           static_cast<int>(p.bias_size[1]), static_cast<int>(p.bias_size[2])};
-  const int64_t own = p.bias_size[0] * p.bias_size[1];
-  if (own * p.bias_size[2] * p.bias_size[3] == 0) return;
+  const int64_t bias_heads = p.bias_size[0] * p.bias_size[1];
+  if (bias_heads * p.bias_size[2] * p.bias_size[3] == 0) return;
   if (p.bias_size[3] == 1 && p.N != 1) {
-    TK_LAUNCH(bias_column_kernel, grid(own * p.bias_size[2]), kColumnThreads,
-              kColumnThreads / kWarp * sizeof(float), call.stream, a);
+    TK_LAUNCH(bias_column_kernel, grid(bias_heads * p.bias_size[2]), kColumnThreads,
+              kColumnThreads / kWarp * sizeof(float), launch.stream, a);
     return;
   }
   a.blocks = static_cast<int>(sizes.key_blocks);
   const int64_t row_blocks = p.bias_size[2] == 1 ? 1 : sizes.row_blocks;
-  TK_LAUNCH((bias_gradient_kernel<Element, kWidth>), grid(own * row_blocks * sizes.key_blocks),
-            sizes.tile.threads(), sizes.tile.bytes(sizeof(Element), kWidth), call.stream, a);
+  TK_LAUNCH((bias_gradient_kernel<Element, kWidth>),
+            grid(bias_heads * row_blocks * sizes.key_blocks), sizes.tile.threads(),
+            sizes.tile.bytes(sizeof(Element), kWidth), launch.stream, a);
 }
 
 template <typename Element, int kWidth>
-void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
+void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* workspace,
                      bool deterministic) {
-  const BackwardSizes<Element, kWidth> sizes(p, call);
-  const int64_t B = sequences(p, call);
+  const BackwardSizes<Element, kWidth> sizes(p, launch);
+  const int64_t B = sequences(p, launch);
   Layout layout(workspace);
-  BackwardArguments a = backward_arguments(p, call);
+  BackwardArguments a = backward_arguments(p, launch);
   lay_out(layout, sizes, a);
-  const auto zeros = reinterpret_cast<char*>(a.lse) - static_cast<char*>(workspace);
-  clear(workspace, static_cast<size_t>(zeros), call.stream);
-  if (!deterministic) a.turns = nullptr;
+  const auto zero_bytes = reinterpret_cast<char*>(a.lse) - static_cast<char*>(workspace);
+  clear(workspace, static_cast<size_t>(zero_bytes), launch.stream);
+  if (!deterministic) a.dq_semaphore = nullptr;
 
-  launch_backward_preprocess<Element>(a, call);
+  launch_backward_preprocess<Element>(a, launch);
   if (sizes.key_blocks * p.H_kv * B > 0) {
     a.blocks = static_cast<int>(sizes.key_blocks);
     TK_LAUNCH((backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
-              sizes.tile.threads(), sizes.tile.bytes(sizeof(Element), kWidth), call.stream, a);
+              sizes.tile.threads(), sizes.tile.bytes(sizeof(Element), kWidth), launch.stream, a);
   }
   if (sizes.row_blocks * p.H_q * B > 0) {
     a.blocks = static_cast<int>(sizes.row_blocks);
     TK_LAUNCH((dq_postprocess_kernel<Element, kWidth>), grid(sizes.row_blocks * p.H_q * B),
-              sizes.tile.threads(), 0, call.stream, a);
+              sizes.tile.threads(), 0, launch.stream, a);
   }
-  if (p.dbias.data) launch_bias_gradient(a, sizes, call);
+  if (p.dbias.data) launch_bias_gradient(a, sizes, launch);
 }
 
 template <typename Element, int kWidth>
-size_t bias_gradient_bytes(const BackwardParams& p, const Call& call) {
+size_t bias_gradient_bytes(const BackwardParams& p, const LaunchArgs& launch) {
   Layout layout(nullptr);
   BackwardArguments a{};
-  lay_out_terms(layout, BackwardSizes<Element, kWidth>(p, call), a);
+  lay_out_row_statistics(layout, BackwardSizes<Element, kWidth>(p, launch), a);
   return layout.bytes();
 }
 
 template <typename Element, int kWidth>
-void launch_bias_gradient_alone(const BackwardParams& p, const Call& call, void* workspace) {
-  const BackwardSizes<Element, kWidth> sizes(p, call);
+void launch_bias_gradient_alone(const BackwardParams& p, const LaunchArgs& launch,
+                                void* workspace) {
+  const BackwardSizes<Element, kWidth> sizes(p, launch);
   Layout layout(workspace);
-  BackwardArguments a = backward_arguments(p, call);
-  lay_out_terms(layout, sizes, a);
-  launch_backward_preprocess<Element>(a, call);
-  launch_bias_gradient(a, sizes, call);
+  BackwardArguments a = backward_arguments(p, launch);
+  lay_out_row_statistics(layout, sizes, a);
+  launch_backward_preprocess<Element>(a, launch);
+  launch_bias_gradient(a, sizes, launch);
 }
 
 template <typename Element, int kWidth>

@@ -1,11 +1,12 @@
-// Whose tiles the code has that is loaded.
+// Architecture of the code that the driver has loaded; it selects the tiles.
 #pragma once
 
 #include "cuda/sm80/forward.cuh"
 
 namespace tk::cuda {
 
-// A function's own architecture tells it.
+// Returns 10 times the compute capability that the loaded code was compiled for, e.g. 800. It is
+// the architecture of the loaded function, not of the device.
 template <typename Element, int kWidth>
 int arch_of() {
 #ifdef TK_EMULATOR

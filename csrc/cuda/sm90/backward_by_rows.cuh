@@ -1,11 +1,11 @@
-// The backward pass of rows of at most 128: two groups own 64 keys each, dk and dv of them.
+// Backward main loop for widths up to 128: each of two consumers owns 64 keys with their dk and dv.
 //
-//   s = k q^T, dp = v do^T             keys are rows, so that what follows needs no transpose:
+//   s = k q^T, dp = v do^T             keys in rows, so that p and ds are left operands
 //   p = 2^(s - lse), ds = p (dp - delta)
 //   dv += p do, dk += ds q             p and ds from registers
-//   dq = ds^T k                        of both groups' ds, through shared memory; half of it each
+//   dq = ds^T k                        ds of both consumers, from shared memory; half of dq each
 //
-// dq leaves by TMA, which adds it to its sums.
+// dq is accumulated into global memory by TMA reduction.
 #pragma once
 
 #include "cuda/sm90/backward_parts.cuh"
@@ -13,21 +13,22 @@
 namespace tk::cuda::sm90 {
 
 template <typename Element, int kWidth>
-struct ShapeByRows : BackwardRings<Element, kWidth, kWidth> {
-  using Rings = BackwardRings<Element, kWidth, kWidth>;
-  using Rings::kM, Rings::kN, Rings::kConsumers, Rings::kTile;
-  static_assert(kN == kConsumers * kGroupRows);
+struct ShapeByRows : BackwardPipelines<Element, kWidth, kWidth> {
+  using Pipelines = BackwardPipelines<Element, kWidth, kWidth>;
+  using Pipelines::kM, Pipelines::kN, Pipelines::kConsumers, Pipelines::kTile;
+  static_assert(kN == kConsumers * kWarpgroupRows);
 
-  // Of dq each group has 64 rows and columns: one tile has as many of the one as of the other.
-  static constexpr int kDqColumns = 64, kDqNumbers = kGroupRows * kDqColumns;  // of a group
-  static_assert(kM * kWidth == kConsumers * kDqNumbers);
-  TK_DEVICE_METHOD static int dq_row(int group) { return kM == 64 ? 0 : group * 64; }
-  TK_DEVICE_METHOD static int dq_column(int group) { return kM == 64 ? group * 64 : 0; }
+  // Each consumer computes a 64 x 64 part of dq: a half of its rows, or of its columns.
+  static constexpr int kDqColumns = 64, kDqElements = kWarpgroupRows * kDqColumns;  // per consumer
+  static_assert(kM * kWidth == kConsumers * kDqElements);
+  TK_DEVICE_METHOD static int dq_row(int consumer) { return kM == 64 ? 0 : consumer * 64; }
+  TK_DEVICE_METHOD static int dq_column(int consumer) { return kM == 64 ? consumer * 64 : 0; }
 
   using DsTile = SharedTile<Element, kN, kM>;
-  static constexpr int kDqBytes = kDqNumbers * sizeof(float);  // of a group
-  static constexpr int kTilesBytes = Rings::kRingsBytes + DsTile::kBytes + kConsumers * kDqBytes;
-  static constexpr int kBytes = kPatternBytes + kTilesBytes + Rings::kOtherBytes;
+  static constexpr int kDqBytes = kDqElements * sizeof(float);  // per consumer
+  static constexpr int kTilesBytes =
+      Pipelines::kPipelineTileBytes + DsTile::kBytes + kConsumers * kDqBytes;
+  static constexpr int kBytes = kSwizzleAtomBytes + kTilesBytes + Pipelines::kSyncBytes;
   static_assert(kBytes == kTile.bytes(kWidth, kWidth));
 
   DsTile ds;
@@ -37,90 +38,91 @@ struct ShapeByRows : BackwardRings<Element, kWidth, kWidth> {
       : ShapeByRows(SharedCursor{shared, shared + kTilesBytes}) {}
 
  private:
-  TK_DEVICE_METHOD explicit ShapeByRows(SharedCursor at)
-      : Rings(at), ds(at.tile<DsTile>()), dq(reinterpret_cast<float*>(at.tiles)) {}
+  TK_DEVICE_METHOD explicit ShapeByRows(SharedCursor cursor)
+      : Pipelines(cursor), ds(cursor.tile<DsTile>()), dq(reinterpret_cast<float*>(cursor.tiles)) {}
 };
 
-// Adds a group's part of dq to the sums, by its first thread.
+// Accumulates a consumer's part of dq into dq_sums. Called by one thread.
 template <typename Shape>
-TK_DEVICE void add_dq(const BackwardArguments& a, const Note& note, const float* from) {
-  const int64_t part = int64_t{note.tile} * Shape::kConsumers + group_index();
-  if (a.turns) {
-    while (load_acquire(a.turns + part) != note.turn) {
+TK_DEVICE void add_dq(const BackwardArguments& a, const TileInfo& info, const float* from) {
+  const int64_t part = int64_t{info.tile} * Shape::kConsumers + consumer_index();
+  if (a.dq_semaphore) {
+    while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks) {
     }
     fence_async_global();
   }
-  add_bulk(a.dq_sums + part * Shape::kDqNumbers, from, Shape::kDqBytes);
+  add_bulk(a.dq_sums + part * Shape::kDqElements, from, Shape::kDqBytes);
   commit_stores();
-  if (a.turns) {
+  if (a.dq_semaphore) {
     wait_stores<0>();
     fence_async_global();
-    add_release(a.turns + part, 1);
+    add_release(a.dq_semaphore + part, 1);
   }
 }
 
-template <typename Element, int kWidth, typename Drops>
-TK_DEVICE void differentiate_keys(const BackwardArguments& a,
-                                  const ShapeByRows<Element, kWidth>& shared, const KeyWork& work,
-                                  Drops& drops) {
+template <typename Element, int kWidth, typename DropoutMask>
+TK_DEVICE void backward_mainloop(const BackwardArguments& a,
+                                 const ShapeByRows<Element, kWidth>& shared,
+                                 const KeyBlock& key_block, DropoutMask& dropout_mask) {
   using Shape = ShapeByRows<Element, kWidth>;
-  constexpr int kM = Shape::kM, kAll = Shape::kConsumers * kGroupThreads;
-  const int group = uniform_group_index(), row = group * kGroupRows,
-            warp_row = row + group_warp() * 16;
-  const int j0 = work.n * Shape::kN;
-  const typename Shape::KeyRing::At only;
-  typename Shape::QueryRing::At at;
-  const auto k = shared.k.tile(only), v = shared.v.tile(only);
-  float* const dq_tile = shared.dq + group * Shape::kDqNumbers;
+  constexpr int kM = Shape::kM, kAll = Shape::kConsumers * kWarpgroupThreads;
+  const int consumer = uniform_consumer_index(), row = consumer * kWarpgroupRows,
+            warp_row = row + warp_in_warpgroup() * 16;
+  const int j0 = key_block.n * Shape::kN;
+  const typename Shape::KPipeline::State kv_state;
+  typename Shape::QPipeline::State state;
+  const auto k = shared.k.tile(kv_state), v = shared.v.tile(kv_state);
+  float* const dq_tile = shared.dq + consumer * Shape::kDqElements;
 
   Accumulator<1, kWidth / 8> dk, dv;
   dk.clear();
   dv.clear();
-  shared.k.wait_full(only);
-  shared.v.wait_full(only);
-  bool last = shared.k.note(only).last;
+  shared.k.wait_full(kv_state);
+  shared.v.wait_full(kv_state);
+  bool last = shared.k.tile_info(kv_state).last;
   while (!last) {
-    shared.terms.wait_full(at);
-    const Note note = shared.terms.note(at);
-    last = note.last;
+    shared.row_stats.wait_full(state);
+    const TileInfo info = shared.row_stats.tile_info(state);
+    last = info.last;
     Accumulator<1, kM / 8> s, dp;
-    shared.q.wait_full(at);
-    start_scores(s, k, row, shared.q.tile(at));
-    shared.d_o.wait_full(at);
-    start_scores(dp, v, row, shared.d_o.tile(at));
-    const auto kept = drops.template next<kM / 8>(group, 0);
-    differentiate<Shape>(a, work, note, shared.terms.tile(at), 0, j0 + warp_row, kept, s, dp);
-    release(shared.terms, at);
+    shared.q.wait_full(state);
+    start_gemm_nt(s, k, row, shared.q.tile(state));
+    shared.d_o.wait_full(state);
+    start_gemm_nt(dp, v, row, shared.d_o.tile(state));
+    const auto keep = dropout_mask.template next<kM / 8>(consumer, 0);
+    score_gradients<Shape>(a, key_block, info, shared.row_stats.tile(state), 0, j0 + warp_row, keep,
+                           s, dp);
+    release(shared.row_stats, state);
     Fragment<Element> weights[kM / 16], ds[kM / 16];
 #pragma unroll
     for (int m = 0; m < kM / 16; ++m) {
       to_a(weights[m], s, 0, m);
       to_a(ds[m], dp, 0, m);
     }
-    start_sum(dv, weights, shared.d_o.tile(at));
-    stage<kM / 16>(shared.ds, warp_row, 0, [&](int m) { return ds[m]; });
+    start_gemm_nn(dv, weights, shared.d_o.tile(state));
+    store_fragments<kM / 16>(shared.ds, warp_row, 0, [&](int m) { return ds[m]; });
     fence_async();
-    if (is_first_of_group()) wait_stores_read<0>();
-    named_barrier_sync(kAllGroups, kAll);  // ds is there, and dq before has left
+    if (is_warpgroup_leader()) wait_stores_read<0>();
+    named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete; previous dq was read
 
     Accumulator<1, Shape::kDqColumns / 8> dq;
-    start_sum(dk, ds, shared.q.tile(at));
-    start_turned(dq, shared.ds, Shape::dq_row(group), k, Shape::dq_column(group));
-    wait_product<0>(dv);
-    wgmma_hold(numbers(dk));
-    wgmma_hold(numbers(dq));
-    release(shared.q, at);
-    release(shared.d_o, at);
-    for_each_four(
+    start_gemm_nn(dk, ds, shared.q.tile(state));
+    start_gemm_tn(dq, shared.ds, Shape::dq_row(consumer), k, Shape::dq_column(consumer));
+    wait_gemm<0>(dv);
+    wgmma_hold(registers_of(dk));
+    wgmma_hold(registers_of(dq));
+    release(shared.q, state);
+    release(shared.d_o, state);
+    for_each_float4(
         dq, [&](int offset, const float4& x) { *reinterpret_cast<float4*>(dq_tile + offset) = x; });
     fence_async();
-    named_barrier_sync(kAllGroups, kAll);  // dq is there, and ds is read
-    if (is_first_of_group()) add_dq<Shape>(a, note, dq_tile);
-    at.next();
+    named_barrier_sync(kAllConsumersBarrier, kAll);  // dq is complete; ds has been read
+    if (is_warpgroup_leader()) add_dq<Shape>(a, info, dq_tile);
+    state.next();
   }
 
-  write(a, shared, work, dk, dv, row);
-  if (is_first_of_group()) wait_stores_read<0>();  // dq too
+  epilogue(a, shared, key_block, dk, dv, row);
+  if (is_warpgroup_leader()) wait_stores_read<0>();  // including dq
 }
 
 }  // namespace tk::cuda::sm90

@@ -1,5 +1,5 @@
-// What each query brings into the backward pass beside q and do: lse and delta, of a tile of rows
-// side by side, so that one copy brings both.
+// Backward preprocess: lse and delta for each row, interleaved by tile so that one bulk copy loads
+// both.
 #pragma once
 
 #include "cuda/common/score_gradient.cuh"
@@ -8,22 +8,23 @@
 namespace tk::cuda::sm90 {
 
 struct BackwardArguments : Arguments<BackwardParams> {
-  float* terms;    // (tiles, 2, block_m): lse in powers of 2, +inf for rows that see nothing or are
-                   // not there; delta = rowsum(do o) - dlse
-  float* dq_sums;  // (tiles, groups, numbers / 4, 128, 4): as a group's threads hold them
-  int* turns;      // (tiles, groups): how many blocks of keys have added; null: in any order
-  int* begun;      // how many blocks have begun
-  int row_tiles;   // of the longest sequence
+  float* row_stats;   // (tiles, 2, block_m): lse in base 2, +inf for fully masked and padding rows;
+                      // delta = rowsum(do o) - dlse
+  float* dq_sums;     // (tiles, consumers, elements / 4, 128, 4): in accumulator order
+  int* dq_semaphore;  // (tiles, consumers): key blocks already accumulated into dq; null in
+                      // non-deterministic mode
+  int* block_counter;  // CTAs started so far, see program_of
+  int row_tiles;       // of the longest sequence
   TensorMap q, k, v, d_o, dk, dv;
 };
 
-// Which keys a block of threads has.
-struct KeyWork {
-  int b, h_kv, n;  // n: number of the block of keys
+// The key block of one CTA.
+struct KeyBlock {
+  int b, h_kv, n;  // n: index of the key block
 };
 
-// Number of a tile of queries. Packed sequences share a head's tiles; each has one more than its
-// rows fill.
+// Workspace index of a query tile. Varlen sequences share the tiles of a head, with one spare tile
+// per sequence for its partial last tile.
 template <int kM>
 TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int block) {
   const BackwardParams& p = a.params;
@@ -32,9 +33,9 @@ TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int 
   return h * (M / kM + static_cast<int>(a.varlen.B)) + s.first_q / kM + s.b + block;
 }
 
-// In shared memory.
+// One tile of row statistics in shared memory.
 template <int kM>
-struct Terms {
+struct RowStats {
   static constexpr int kBytes = 2 * kM * sizeof(float);
   float* data;
 
@@ -42,7 +43,7 @@ struct Terms {
   TK_DEVICE_METHOD const float* delta() const { return data + kM; }
 };
 
-// A warp for each row of all tiles.
+// One warp per row, padding rows of the last tile included.
 template <typename Element, int kM>
 TK_KERNEL(kTermWarps* kWarp, 1)
 backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
@@ -55,13 +56,13 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   if (i / kM * kM >= seq.M) return;
   float lse = INFINITY, delta = 0.0f;
   if (i < seq.M) {
-    const int64_t at = statistics_offset(p, seq, h) + i;
-    const float natural = static_cast<const float*>(p.lse)[at];
+    const int64_t offset = statistics_offset(p, seq, h) + i;
+    const float natural = static_cast<const float*>(p.lse)[offset];
     if (natural != -INFINITY) lse = natural * kLog2E;
-    delta = delta_of<Element>(p, seq, h, i, at);
+    delta = delta_of<Element>(p, seq, h, i, offset);
   }
   if (lane_index() != 0) return;
-  float* const to = a.terms + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 2 * kM + i % kM;
+  float* const to = a.row_stats + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 2 * kM + i % kM;
   to[0] = lse;
   to[kM] = delta;
 }

@@ -1,4 +1,4 @@
-// The kernels for a problem that Hopper's take.
+// Selects the Hopper kernels for a problem by element type and width.
 #include <cstdlib>
 #include <iterator>
 #include <string>
@@ -32,8 +32,8 @@ const Kernels* kernels_of(DType dtype, Widths widths) {
 
 bool is_wanted() {
   static const bool wanted = [] {
-    const char* const told = std::getenv("TRANSFORMER_KERNELS_HOPPER");
-    return !told || std::string(told) != "0";
+    const char* const setting = std::getenv("TRANSFORMER_KERNELS_HOPPER");
+    return !setting || std::string(setting) != "0";
   }();
   return wanted;
 }

@@ -1,6 +1,7 @@
-// Which weights of a tile of the backward pass dropout keeps. Its rows are keys, and a random
-// number's neighbours are of keys that lie 8 apart: those of all four warps of a group. So the
-// warps that have nothing to load draw them, a tile ahead, and leave bits in shared memory.
+// Dropout mask of the backward pass. Score tiles hold keys in rows here, and the 8 random numbers
+// of one Philox counter belong to keys 8 apart, so every warp of a consumer would have to generate
+// each number. Instead the idle warps of the producer warpgroup generate the mask bits one tile
+// ahead, in shared memory.
 #pragma once
 
 #include "cuda/common/dropout.cuh"
@@ -9,12 +10,13 @@
 
 namespace tk::cuda::sm90 {
 
-constexpr int kDrawingWarps = kGroupWarps - 1;
+constexpr int kDropoutWarps = kWarpgroupWarps - 1;
 
-// Bits of kN keys and kM queries. A byte is of the keys 8 t + r of 64 others, for one r and t = 0
-// .. 7, and of one query; r runs slowest, and queries lie as a lane of an accumulator has them.
+// Mask bits of kN keys x kM queries. One byte covers one query and the keys 8 t + r of a group of
+// 64, for one r and t = 0 .. 7. Bytes are ordered by key group, r and query, with the queries in
+// the order in which the lanes of an accumulator hold them.
 template <int kN, int kM>
-struct KeptTile {
+struct DropoutBitsTile {
   static constexpr int kBytes = kN * kM / 8;
   unsigned char* data;
 
@@ -24,9 +26,9 @@ struct KeptTile {
   }
 };
 
-// Those of a lane's part of an accumulator: 16 keys by 8 kN queries.
+// Mask bits of one lane's elements of a warp's accumulator, 16 keys x 8 kN queries.
 template <int kN>
-struct KeptWeights {
+struct DropoutBits {
   uint32_t bits[(kN + 7) / 8] = {};
 
   TK_DEVICE_METHOD bool operator()(int n, int e) const {
@@ -35,81 +37,84 @@ struct KeptWeights {
   }
 };
 
-// Dropout as groups see it, and as those who draw.
+// Dropout mask policy: `generate` is the producer side, `next` the consumer side.
 template <typename Shape>
-struct Drops {
-  using KeptRing = Ring<KeptTile<Shape::kN, Shape::kM>, 1>;
-  static constexpr int kBytes = KeptRing::kTileBytes + KeptRing::kOtherBytes;
-  static constexpr int kReadersOfTerms = kDrawingWarps;
+struct DropoutMask {
+  using BitsPipeline = Pipeline<DropoutBitsTile<Shape::kN, Shape::kM>, 1>;
+  static constexpr int kBytes = BitsPipeline::kTileBytes + BitsPipeline::kSyncBytes;
+  static constexpr int kRowStatsConsumers = kDropoutWarps;
 
-  KeptRing ring;
-  typename KeptRing::At at;
+  BitsPipeline pipeline;
+  typename BitsPipeline::State state;
 
-  TK_DEVICE_METHOD explicit Drops(unsigned char* shared)
-      : ring(shared, shared + KeptRing::kTileBytes) {}
+  TK_DEVICE_METHOD explicit DropoutMask(unsigned char* shared)
+      : pipeline(shared, shared + BitsPipeline::kTileBytes) {}
 
-  TK_DEVICE_METHOD void init() const { ring.init(Shape::kConsumers * kGroupWarps, kDrawingWarps); }
-
-  // By every warp of every group, once for each tile of queries: of its 16 keys in 64 others,
-  // number `key_group` of the block's, and 8 kN queries from `query` on.
-  template <int kN>
-  TK_DEVICE_METHOD KeptWeights<kN> next(int key_group, int query) {
-    ring.wait_full(at);
-    const int lane = lane_index();
-    const auto* const from = reinterpret_cast<const uint32_t*>(
-        ring.tile(at).at(key_group, lane / 4, query + lane % 4 * 2));
-    KeptWeights<kN> kept;
-#pragma unroll
-    for (int word = 0; word < kN / 2; ++word) {
-      kept.bits[word / 4] |= (from[word] >> 2 * group_warp() & 0x03030303u) << word % 4 * 2;
-    }
-    release(ring, at);
-    at.next();
-    return kept;
+  TK_DEVICE_METHOD void init() const {
+    pipeline.init(Shape::kConsumers * kWarpgroupWarps, kDropoutWarps);
   }
 
-  // By warps 1 to 3 of the block.
-  TK_DEVICE_METHOD void draw(const BackwardArguments& a, const Shape& shared, const KeyWork& work) {
-    constexpr int kM = Shape::kM, kThreads = kDrawingWarps * kWarp;
-    const typename Shape::KeyRing::At only;
-    typename Shape::TermsRing::At terms;
-    shared.k.wait_full(only);
-    bool last = shared.k.note(only).last;
+  // Mask bits of the calling warp's 16 keys in group `key_group` of 64, and of 8 kN queries from
+  // `query` on. Called by every consumer warp, once per query tile.
+  template <int kN>
+  TK_DEVICE_METHOD DropoutBits<kN> next(int key_group, int query) {
+    pipeline.wait_full(state);
+    const int lane = lane_index();
+    const auto* const from = reinterpret_cast<const uint32_t*>(
+        pipeline.tile(state).at(key_group, lane / 4, query + lane % 4 * 2));
+    DropoutBits<kN> keep;
+#pragma unroll
+    for (int word = 0; word < kN / 2; ++word) {
+      keep.bits[word / 4] |= (from[word] >> 2 * warp_in_warpgroup() & 0x03030303u) << word % 4 * 2;
+    }
+    release(pipeline, state);
+    state.next();
+    return keep;
+  }
+
+  // Called by warps 1 to 3 of the CTA.
+  TK_DEVICE_METHOD void generate(const BackwardArguments& a, const Shape& shared,
+                                 const KeyBlock& key_block) {
+    constexpr int kM = Shape::kM, kThreads = kDropoutWarps * kWarp;
+    const typename Shape::KPipeline::State kv_state;
+    typename Shape::RowStatsPipeline::State stats_state;
+    shared.k.wait_full(kv_state);
+    bool last = shared.k.tile_info(kv_state).last;
     while (!last) {
-      shared.terms.wait_full(terms);
-      const Note note = shared.terms.note(terms);
-      release(shared.terms, terms);
-      last = note.last;
-      ring.wait_empty(at);
+      shared.row_stats.wait_full(stats_state);
+      const TileInfo info = shared.row_stats.tile_info(stats_state);
+      release(shared.row_stats, stats_state);
+      last = info.last;
+      pipeline.wait_empty(state);
 #pragma unroll 1
       for (int n = static_cast<int>(threadIdx.x) - kWarp; n < Shape::kN / 8 * kM; n += kThreads) {
         const int r = n % 8, query = n / 8 % kM, key_group = n / 8 / kM;
-        const int counter = (work.n * (Shape::kN / 64) + key_group) * 8 + r;
-        *ring.tile(at).at(key_group, r, query) = static_cast<unsigned char>(
-            kept_of(a.dropout, counter, note.index * kM + query, note.h, work.b));
+        const int counter = (key_block.n * (Shape::kN / 64) + key_group) * 8 + r;
+        *pipeline.tile(state).at(key_group, r, query) = static_cast<unsigned char>(
+            kept_of(a.dropout, counter, info.index * kM + query, info.h, key_block.b));
       }
       __syncwarp();
-      if (lane_index() == 0) mbarrier_arrive(ring.full(at));
-      terms.next();
-      at.next();
+      if (lane_index() == 0) mbarrier_arrive(pipeline.full(state));
+      stats_state.next();
+      state.next();
     }
   }
 };
 
-// All weights are kept.
+// Policy without dropout: no storage, no warps.
 template <typename Shape>
-struct DropsNothing {
-  static constexpr int kBytes = 0, kReadersOfTerms = 0;
+struct NoDropoutMask {
+  static constexpr int kBytes = 0, kRowStatsConsumers = 0;
 
   struct All {};
 
-  TK_DEVICE_METHOD explicit DropsNothing(unsigned char*) {}
+  TK_DEVICE_METHOD explicit NoDropoutMask(unsigned char*) {}
   TK_DEVICE_METHOD void init() const {}
   template <int>
   TK_DEVICE_METHOD All next(int, int) {
     return {};
   }
-  TK_DEVICE_METHOD void draw(const BackwardArguments&, const Shape&, const KeyWork&) {}
+  TK_DEVICE_METHOD void generate(const BackwardArguments&, const Shape&, const KeyBlock&) {}
 };
 
 }  // namespace tk::cuda::sm90

@@ -1,4 +1,4 @@
-// 64 rows of o, dk or dv on their way to global memory.
+// Epilogue: stores 64 rows of o, dk or dv to global memory.
 #pragma once
 
 #include "cuda/sm90/gemm.cuh"
@@ -6,20 +6,20 @@
 
 namespace tk::cuda::sm90 {
 
-// A head of a tensor of results, of one sequence.
+// One head of an output tensor, for one sequence.
 template <typename Element>
-struct Result {
+struct OutputTensor {
   const TensorMap& map;
-  Rows<Element> rows;  // from the sequence's first one on
-  int first, end;      // where they begin in memory; how many there are
+  Rows<Element> rows;  // starting at the sequence's first row
+  int first, end;      // first row in memory; number of rows
   int head, entry;
-  bool packed;
+  bool is_varlen;
 };
 
 template <typename Element, typename Params>
-TK_DEVICE Result<Element> result_of(const Arguments<Params>& a, const TensorMap& map,
-                                    const Strided& x, int entry, int head, int first, int end,
-                                    int64_t width) {
+TK_DEVICE OutputTensor<Element> output_of(const Arguments<Params>& a, const TensorMap& map,
+                                          const Strided& x, int entry, int head, int first, int end,
+                                          int64_t width) {
   return {map,
           rows_of<Element>(x, entry, head, first, width),
           first,
@@ -29,36 +29,36 @@ TK_DEVICE Result<Element> result_of(const Arguments<Params>& a, const TensorMap&
           a.varlen.cu_seqlens_q != nullptr};
 }
 
-// By a group: its accumulator is rows `to` .. to + 63 of the result, columns from `column` on, the
-// first of a panel. It goes through shared memory, rows `at` .. at + 63 of a tile that nobody reads
-// any more, and from there by TMA, which leaves out what is behind the tensor. Behind the last row
-// of one of packed sequences is the next one's.
+// Stores a warpgroup's accumulator to output rows [output_row, output_row + 64), columns from
+// `column` on (the first of a panel). Staged through rows [tile_row, tile_row + 64) of a tile that
+// is no longer read, then stored by TMA, which skips rows past the end of the tensor. With varlen
+// the rows past the end belong to the next sequence, so a partial block is stored from registers.
 template <typename Element, int kN, typename Tile>
-TK_DEVICE void store(const Accumulator<1, kN>& x, const Result<Element>& result, int to,
-                     const Tile& tile, int at, int column = 0) {
+TK_DEVICE void store(const Accumulator<1, kN>& x, const OutputTensor<Element>& output,
+                     int output_row, const Tile& tile, int tile_row, int column = 0) {
   constexpr int kColumns = 8 * kN;
   static_assert(kColumns % Tile::kPanel == 0 && kColumns <= Tile::kWidth);
-  const int row = group_warp() * 16;
-  if (result.packed && to + kGroupRows > result.end) {
+  const int warp_row = warp_in_warpgroup() * 16;
+  if (output.is_varlen && output_row + kWarpgroupRows > output.end) {
     x.for_each_pair([&](int r, int c, float first, float second) {
-      const int i = to + row + r;
-      if (i < result.end) result.rows.store_pair(i, column + c, first, second);
+      const int i = output_row + warp_row + r;
+      if (i < output.end) output.rows.store_pair(i, column + c, first, second);
     });
-    group_sync();
+    consumer_sync();
     return;
   }
-  stage<kColumns / 16>(tile, at + row, column, [&](int k) {
+  store_fragments<kColumns / 16>(tile, tile_row + warp_row, column, [&](int k) {
     Fragment<Element> rounded;
     to_a(rounded, x, 0, k);
     return rounded;
   });
   fence_async();
-  group_sync();
-  if (is_first_of_group()) {
+  consumer_sync();
+  if (is_warpgroup_leader()) {
 #pragma unroll
     for (int c = 0; c < kColumns; c += Tile::kPanel) {
-      store_tensor(result.map, tile.at(at, column + c),
-                   {column + c, result.first + to, result.head, result.entry});
+      store_tensor(output.map, tile.at(tile_row, column + c),
+                   {column + c, output.first + output_row, output.head, output.entry});
     }
     commit_stores();
     wait_stores_read<0>();

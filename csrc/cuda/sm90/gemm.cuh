@@ -1,5 +1,9 @@
-// Products of swizzled tiles by a warpgroup. An accumulator's 16 rows are those of the warp: what
-// wgmma leaves in its registers lies as mma.sync has it, so masks, scores and softmax are sm80's.
+// Asynchronous matrix products of swizzled shared-memory tiles by one warpgroup (wgmma). Each warp
+// holds 16 rows of the accumulator in the register layout of mma.sync, so the mask, score and
+// softmax code of sm80 applies unchanged.
+//
+// start_gemm_nt: c = a b^T; start_gemm_nn: c += a b; start_gemm_tn: c = a^T b. Each is in flight
+// until wait_gemm.
 #pragma once
 
 #include "cuda/common/mma.cuh"
@@ -7,124 +11,124 @@
 
 namespace tk::cuda::sm90 {
 
-constexpr int kPatternBytes = 1024;  // eight swizzled rows of 128 bytes
+constexpr int kSwizzleAtomBytes = 1024;  // swizzle atom: 8 rows of 128 bytes
 
 template <typename Tile>
 using ElementOf = std::remove_pointer_t<decltype(Tile::data)>;
 
 template <int kN>
-TK_DEVICE float (&numbers(Accumulator<1, kN>& c))[4 * kN] {
+TK_DEVICE float (&registers_of(Accumulator<1, kN>& c))[4 * kN] {
   return reinterpret_cast<float (&)[4 * kN]>(c.x);
 }
 
-// Further in shared memory: the address is in the lower half, and does not reach beyond its bits.
+// The descriptor advanced by a byte offset. Its address field lies in the lower 32 bits and cannot
+// overflow.
 TK_DEVICE uint64_t advance(uint64_t descriptor, int bytes) {
   constexpr uint64_t kUpper = ~uint64_t{0} << 32;
   return (descriptor & kUpper) |
          static_cast<uint32_t>(descriptor + static_cast<uint64_t>(bytes >> 4));
 }
 
-// Rows from `row` on, a multiple of 8, as a, or as columns of b: k runs along the tile's rows.
+// K-major operand (a, or b^T): k runs along the tile's rows. `row` is a multiple of 8.
 template <typename Tile>
-TK_DEVICE uint64_t as_rows(const Tile& tile, int row) {
-  return matrix_descriptor(tile.at(row, 0), 16, kPatternBytes, Swizzle::k128);
+TK_DEVICE uint64_t k_major_descriptor(const Tile& tile, int row) {
+  return matrix_descriptor(tile.at(row, 0), 16, kSwizzleAtomBytes, Swizzle::k128);
 }
 
-// Columns from `column` on, the first of a panel, as a^T, or as b: k runs down the tile's columns.
+// MN-major operand (a^T, or b): k runs down the tile's columns. `column` is the first of a panel.
 template <typename Tile>
-TK_DEVICE uint64_t as_columns(const Tile& tile, int column) {
+TK_DEVICE uint64_t mn_major_descriptor(const Tile& tile, int column) {
   constexpr int kPanelsBytes = Tile::kRows * Tile::kPanelBytes;
-  return matrix_descriptor(tile.at(0, column), kPanelsBytes, kPatternBytes, Swizzle::k128);
+  return matrix_descriptor(tile.at(0, column), kPanelsBytes, kSwizzleAtomBytes, Swizzle::k128);
 }
 
-// How much further k is, a multiple of 16; a constant.
+// Byte offset of step k, a compile-time multiple of 16.
 template <typename Tile>
-TK_DEVICE int step_in_rows(int k) {
+TK_DEVICE int k_major_step(int k) {
   return k / Tile::kPanel * Tile::kRows * Tile::kPanelBytes +
          k % Tile::kPanel * static_cast<int>(sizeof(ElementOf<Tile>));
 }
 template <typename Tile>
-TK_DEVICE int step_in_columns(int k) {
+TK_DEVICE int mn_major_step(int k) {
   return k * Tile::kPanelBytes;
 }
 
-// c = a b^T, of 64 rows of a and 8 kN of b. Under way until it is waited for, like the others.
+// c = a b^T with 64 rows of a and 8 kN rows of b.
 template <typename TileA, typename TileB, int kN>
-TK_DEVICE void start_scores(Accumulator<1, kN>& c, const TileA& a_tile, int row,
-                            const TileB& b_tile, int b_row = 0) {
+TK_DEVICE void start_gemm_nt(Accumulator<1, kN>& c, const TileA& a_tile, int row,
+                             const TileB& b_tile, int b_row = 0) {
   using Element = ElementOf<TileA>;
   static_assert(TileB::kRows % (8 * kN) == 0 && TileA::kWidth == TileB::kWidth);
-  const uint64_t a = opaque(as_rows(a_tile, row)), b = as_rows(b_tile, b_row);
+  const uint64_t a = opaque(k_major_descriptor(a_tile, row)), b = k_major_descriptor(b_tile, b_row);
   wgmma_fence();
 #pragma unroll
   for (int d = 0; d < TileA::kWidth; d += 16) {
-    wgmma<Major::kK, Major::kK>(numbers(c), advance(a, step_in_rows<TileA>(d)),
-                                advance(b, step_in_rows<TileB>(d)), Element{}, d > 0);
+    wgmma<Major::kK, Major::kK>(registers_of(c), advance(a, k_major_step<TileA>(d)),
+                                advance(b, k_major_step<TileB>(d)), Element{}, d > 0);
   }
   wgmma_commit();
 }
 
-// c += a b, of which a is in registers: 16 columns in each fragment.
+// c += a b with a in registers: 16 columns per fragment.
 template <typename Element, int kSteps, typename TileB, int kN>
-TK_DEVICE void start_sum(Accumulator<1, kN>& c, const Fragment<Element> (&a)[kSteps],
-                         const TileB& b_tile) {
+TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const Fragment<Element> (&a)[kSteps],
+                             const TileB& b_tile) {
   static_assert(TileB::kRows == 16 * kSteps && TileB::kWidth == 8 * kN);
-  const uint64_t b = as_columns(b_tile, 0);
+  const uint64_t b = mn_major_descriptor(b_tile, 0);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
-    wgmma<Major::kMN>(numbers(c), a[k].x[0], advance(b, step_in_columns<TileB>(16 * k)), Element{},
-                      true);
+    wgmma<Major::kMN>(registers_of(c), a[k].x[0], advance(b, mn_major_step<TileB>(16 * k)),
+                      Element{}, true);
   }
   wgmma_commit();
 }
 
-// The same with all of a, 64 rows, in shared memory, and 8 kN columns of b from `column` on.
+// c += a b with a, 64 rows, in shared memory, and 8 kN columns of b from `column` on.
 template <typename TileA, typename TileB, int kN>
-TK_DEVICE void start_sum(Accumulator<1, kN>& c, const TileA& a_tile, const TileB& b_tile,
-                         int column) {
+TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const TileA& a_tile, const TileB& b_tile,
+                             int column) {
   using Element = ElementOf<TileA>;
   static_assert(TileA::kRows == 64 && TileA::kWidth == TileB::kRows);
-  const uint64_t a = as_rows(a_tile, 0), b = as_columns(b_tile, column);
+  const uint64_t a = k_major_descriptor(a_tile, 0), b = mn_major_descriptor(b_tile, column);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < TileA::kWidth; k += 16) {
-    wgmma<Major::kK, Major::kMN>(numbers(c), advance(a, step_in_rows<TileA>(k)),
-                                 advance(b, step_in_columns<TileB>(k)), Element{}, true);
+    wgmma<Major::kK, Major::kMN>(registers_of(c), advance(a, k_major_step<TileA>(k)),
+                                 advance(b, mn_major_step<TileB>(k)), Element{}, true);
   }
   wgmma_commit();
 }
 
-// c = a^T b, of 64 columns of a from `row` on and 8 kN columns of b from `column` on.
+// c = a^T b with 64 columns of a from `row` on and 8 kN columns of b from `column` on.
 template <typename TileA, typename TileB, int kN>
-TK_DEVICE void start_turned(Accumulator<1, kN>& c, const TileA& a_tile, int row,
-                            const TileB& b_tile, int column) {
+TK_DEVICE void start_gemm_tn(Accumulator<1, kN>& c, const TileA& a_tile, int row,
+                             const TileB& b_tile, int column) {
   using Element = ElementOf<TileA>;
   static_assert(TileA::kRows == TileB::kRows);
-  const uint64_t a = as_columns(a_tile, row), b = as_columns(b_tile, column);
+  const uint64_t a = mn_major_descriptor(a_tile, row), b = mn_major_descriptor(b_tile, column);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < TileA::kRows; k += 16) {
-    wgmma<Major::kMN, Major::kMN>(numbers(c), advance(a, step_in_columns<TileA>(k)),
-                                  advance(b, step_in_columns<TileB>(k)), Element{}, k > 0);
+    wgmma<Major::kMN, Major::kMN>(registers_of(c), advance(a, mn_major_step<TileA>(k)),
+                                  advance(b, mn_major_step<TileB>(k)), Element{}, k > 0);
   }
   wgmma_commit();
 }
 
-// Until all but the kPending latest products are there; c is of those that are.
+// Waits until at most the kPending latest products are in flight; c belongs to a completed one.
 template <int kPending, int kN>
-TK_DEVICE void wait_product(Accumulator<1, kN>& c) {
+TK_DEVICE void wait_gemm(Accumulator<1, kN>& c) {
   wgmma_wait<kPending>();
-  wgmma_hold(numbers(c));
+  wgmma_hold(registers_of(c));
 }
 
-// A warp's 16 rows of a tile, from `row` on, and its columns from `column` on: fragment(k) is of 16
-// k
-// .. 16 k + 15 of them. They do not begin within one panel and end in another. Before wgmma or TMA
-// read them all threads that wrote call fence_async, and then there is a barrier.
+// Stores a warp's 16 rows to a tile, from (row, column) on; fragment(k) holds columns [16 k, 16 k +
+// 16). The columns must not start within one panel and end in another. Before wgmma or TMA reads
+// them, all writing threads call fence_async and then synchronise.
 template <int kFragments, typename Tile, typename FragmentOf>
-TK_DEVICE void stage(const Tile& tile, int row, int column, const FragmentOf& fragment) {
-  const int lane = opaque(lane_index());  // so that no address is kept in a register for a loop
+TK_DEVICE void store_fragments(const Tile& tile, int row, int column, const FragmentOf& fragment) {
+  const int lane = opaque(lane_index());  // keeps addresses out of loop-carried registers
   const int lane_offset = opaque(tile.offset(row + lane % 16, column + lane / 16 * 8));
 #pragma unroll
   for (int k = 0; k < kFragments; ++k) {

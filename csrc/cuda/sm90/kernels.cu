@@ -1,4 +1,4 @@
-// The kernels of one element type, TK_ELEMENT, and of widths TK_WIDTH and TK_V_WIDTH.
+// Explicit instantiation for element type TK_ELEMENT and widths TK_WIDTH (q, k) and TK_V_WIDTH (v).
 #include "cuda/sm90/launches.cuh"
 
 namespace tk::cuda::sm90 {

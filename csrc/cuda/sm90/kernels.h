@@ -1,28 +1,28 @@
-// The kernels for Hopper, as the host calls them; plain C++.
+// Host interface of the Hopper kernels. Plain C++.
 #pragma once
 
 #include <cstddef>
 
 #include "common/params.h"
-#include "cuda/common/call.h"
+#include "cuda/common/launch_args.h"
 
 namespace tk::cuda::sm90 {
 
 struct Kernels {
-  void (*forward)(const ForwardParams&, const Call&);
-  size_t (*backward_workspace)(const BackwardParams&, const Call&);
-  void (*backward)(const BackwardParams&, const Call&, void* workspace, bool deterministic);
+  void (*forward)(const ForwardParams&, const LaunchArgs&);
+  size_t (*backward_workspace)(const BackwardParams&, const LaunchArgs&);
+  void (*backward)(const BackwardParams&, const LaunchArgs&, void* workspace, bool deterministic);
 };
 
-// Those of one element type, and of rows of q and of v of at most so many elements. Each is
-// compiled by itself, from kernels.cu with -DTK_ELEMENT, -DTK_WIDTH and -DTK_V_WIDTH.
+// Kernels of one element type, for widths of q and v up to kWidth and kVWidth. Each instantiation
+// is a separate compilation of kernels.cu with -DTK_ELEMENT, -DTK_WIDTH and -DTK_V_WIDTH.
 template <typename Element, int kWidth, int kVWidth>
 const Kernels& kernels();
 
-// Whether the environment leaves them their work.
+// False if the environment variable TRANSFORMER_KERNELS_HOPPER is 0.
 bool is_wanted();
 
-// Null where these kernels do not take the pass.
+// The kernels for a problem; null if they do not support it (supported.h).
 const Kernels* kernels_for(const ForwardParams& p);
 const Kernels* kernels_for(const BackwardParams& p);
 

@@ -1,4 +1,4 @@
-// The launches of one element type and its widths.
+// Launch functions for one element type and width.
 #pragma once
 
 #include <algorithm>
@@ -17,47 +17,47 @@ constexpr TensorType kTensorType = TensorType::kHalf;
 template <>
 inline constexpr TensorType kTensorType<BFloat16> = TensorType::kBFloat16;
 
-// (entries, heads, length, width), of which a copy takes `rows` rows of a panel.
+// Tensor map of (entries, heads, length, width); one copy moves `rows` rows of one panel.
 template <typename Element>
-TensorMap map_of(const Strided& x, int64_t entries, int64_t heads, int64_t length, int64_t width,
-                 int rows) {
+TensorMap tensor_map_of(const Strided& x, int64_t entries, int64_t heads, int64_t length,
+                        int64_t width, int rows) {
   constexpr int kPanel = 128 / sizeof(Element);
   TensorBox tensor{x.data, kTensorType<Element>, 4, {}, {sizeof(Element)}, {}, Swizzle::k128};
   const int64_t sizes[] = {width, length, heads, entries};
   for (int n = 0; n < 4; ++n) {
     tensor.size[n] = static_cast<uint64_t>(sizes[n]);
     tensor.box[n] = n == 0 ? kPanel : n == 1 ? static_cast<uint32_t>(rows) : 1;
-    // The stride of what there is one of is never used, and may be anything.
+    // A dimension of size 1 may have any stride: it is never used.
     const int64_t stride = sizes[n] == 1 ? kPanel : x.stride[3 - n];
     if (n > 0) tensor.stride[n] = static_cast<uint64_t>(stride) * sizeof(Element);
   }
   return encode(tensor);
 }
 
-// So many heads that their keys and values take at most half of a second-level cache of 50 MB.
-inline int section_of(const Problem& p, int64_t keys, int64_t heads) {
+// Query heads per L2 swizzle group: their keys and values fill at most half of a 50 MB L2.
+inline int swizzle_heads_of(const Problem& p, int64_t keys, int64_t heads) {
   constexpr int64_t kCacheBytes = int64_t{24} << 20;
   const int64_t sharing = p.H_q / p.H_kv, bytes = std::max<int64_t>(keys, 1) * (p.D + p.D_v) * 2;
   return static_cast<int>(std::clamp(kCacheBytes / bytes * sharing, sharing, heads));
 }
 
 template <typename Element, int kWidth, int kVWidth>
-void launch_forward(const ForwardParams& p, const Call& call) {
+void launch_forward(const ForwardParams& p, const LaunchArgs& launch) {
   constexpr HopperForwardTile kTile = hopper_forward_tile(kWidth);
-  const int64_t blocks = ceil_of(call.max_seqlen_q, kTile.block_m());
-  const int64_t heads = sequences(p, call) * p.H_q;
+  const int64_t blocks = ceil_of(launch.max_seqlen_q, kTile.block_m());
+  const int64_t heads = sequences(p, launch) * p.H_q;
   if (blocks * heads == 0) return;
-  ForwardArguments a{
-      {p, call.varlen, dropout_of(p, call), static_cast<int>(blocks)},
-      {static_cast<int>(heads), static_cast<int>(blocks), section_of(p, call.max_seqlen_k, heads)},
-      map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
-      map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
-      map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
-      map_of<Element>(p.o, p.B, p.H_q, p.M, p.D_v, kGroupRows)};
-  const unsigned at_once = static_cast<unsigned>(multiprocessors().count);
+  ForwardArguments a{{p, launch.varlen, dropout_of(p, launch), static_cast<int>(blocks)},
+                     {static_cast<int>(heads), static_cast<int>(blocks),
+                      swizzle_heads_of(p, launch.max_seqlen_k, heads)},
+                     tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
+                     tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
+                     tensor_map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
+                     tensor_map_of<Element>(p.o, p.B, p.H_q, p.M, p.D_v, kWarpgroupRows)};
+  const unsigned max_ctas = static_cast<unsigned>(multiprocessors().count);
   TK_LAUNCH((sm90::forward_kernel<Element, kWidth, kVWidth>),
-            std::min(grid(blocks * heads), at_once), kTile.threads(), kTile.bytes(kWidth, kVWidth),
-            call.stream, a);
+            std::min(grid(blocks * heads), max_ctas), kTile.threads(), kTile.bytes(kWidth, kVWidth),
+            launch.stream, a);
 }
 
 template <typename Shape>
@@ -65,72 +65,72 @@ struct BackwardSizes {
   static constexpr int kM = Shape::kM;
   int64_t row_tiles, key_blocks, all_tiles;
 
-  BackwardSizes(const BackwardParams& p, const Call& call)
-      : row_tiles(ceil_of(call.max_seqlen_q, kM)),
-        key_blocks(ceil_of(call.max_seqlen_k, Shape::kN)) {
+  BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
+      : row_tiles(ceil_of(launch.max_seqlen_q, kM)),
+        key_blocks(ceil_of(launch.max_seqlen_k, Shape::kN)) {
     all_tiles =
-        p.H_q * (call.varlen.cu_seqlens_q ? p.M / kM + call.varlen.B : p.B * ceil_of(p.M, kM));
+        p.H_q * (launch.varlen.cu_seqlens_q ? p.M / kM + launch.varlen.B : p.B * ceil_of(p.M, kM));
   }
 };
 
-// Sums and counts, which begin as zeros, come first.
+// Partitions the workspace. The zero-initialised arrays come first.
 template <typename Shape>
 void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
-  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kConsumers * Shape::kDqNumbers);
-  a.turns = layout.take<int>(sizes.all_tiles * Shape::kConsumers);
-  a.begun = layout.take<int>(1);
-  a.terms = layout.take<float>(sizes.all_tiles * 2 * Shape::kM);
+  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kConsumers * Shape::kDqElements);
+  a.dq_semaphore = layout.take<int>(sizes.all_tiles * Shape::kConsumers);
+  a.block_counter = layout.take<int>(1);
+  a.row_stats = layout.take<float>(sizes.all_tiles * 2 * Shape::kM);
 }
 
 template <typename Shape>
-size_t backward_bytes(const BackwardParams& p, const Call& call) {
+size_t backward_bytes(const BackwardParams& p, const LaunchArgs& launch) {
   Layout layout(nullptr);
   BackwardArguments a{};
-  lay_out(layout, BackwardSizes<Shape>(p, call), a);
+  lay_out(layout, BackwardSizes<Shape>(p, launch), a);
   return layout.bytes();
 }
 
 template <typename Element, int kWidth, int kVWidth>
-void launch_backward(const BackwardParams& p, const Call& call, void* workspace,
+void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* workspace,
                      bool deterministic) {
   using Shape = BackwardShape<Element, kWidth, kVWidth>;
   constexpr int kM = Shape::kM, kN = Shape::kN;
-  const BackwardSizes<Shape> sizes(p, call);
-  const int64_t B = sequences(p, call);
+  const BackwardSizes<Shape> sizes(p, launch);
+  const int64_t B = sequences(p, launch);
   Layout layout(workspace);
   BackwardArguments a{};
   a.params = p;
-  a.varlen = call.varlen;
-  a.dropout = dropout_of(p, call);
+  a.varlen = launch.varlen;
+  a.dropout = dropout_of(p, launch);
   a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
   lay_out(layout, sizes, a);
-  const auto zeros = reinterpret_cast<char*>(a.terms) - static_cast<char*>(workspace);
-  clear(workspace, static_cast<size_t>(zeros), call.stream);
-  if (!deterministic) a.turns = nullptr;
-  a.q = map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kM);
-  a.d_o = map_of<Element>(p.d_o, p.B, p.H_q, p.M, p.D_v, kM);
-  a.k = map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kN);
-  a.v = map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kN);
-  a.dk = map_of<Element>(p.dk, p.B, p.H_kv, p.N, p.D, kGroupRows);
-  a.dv = map_of<Element>(p.dv, p.B, p.H_kv, p.N, p.D_v, kGroupRows);
+  const auto zeros = reinterpret_cast<char*>(a.row_stats) - static_cast<char*>(workspace);
+  clear(workspace, static_cast<size_t>(zeros), launch.stream);
+  if (!deterministic) a.dq_semaphore = nullptr;
+  a.q = tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kM);
+  a.d_o = tensor_map_of<Element>(p.d_o, p.B, p.H_q, p.M, p.D_v, kM);
+  a.k = tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kN);
+  a.v = tensor_map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kN);
+  a.dk = tensor_map_of<Element>(p.dk, p.B, p.H_kv, p.N, p.D, kWarpgroupRows);
+  a.dv = tensor_map_of<Element>(p.dv, p.B, p.H_kv, p.N, p.D_v, kWarpgroupRows);
 
   const int64_t row_programs = sizes.row_tiles * p.H_q * B;
   if (row_programs > 0) {
     TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM>),
-              grid(row_programs * (kM / kTermWarps)), kTermWarps * kWarp, 0, call.stream, a);
+              grid(row_programs * (kM / kTermWarps)), kTermWarps * kWarp, 0, launch.stream, a);
   }
   const int64_t key_programs = sizes.key_blocks * p.H_kv * B;
   if (key_programs > 0 && a.dropout.seed) {
     TK_LAUNCH((sm90::dropout_backward_kernel<Element, kWidth, kVWidth>), grid(key_programs),
-              Shape::kTile.threads(), Shape::kBytes + Drops<Shape>::kBytes, call.stream, a);
+              Shape::kTile.threads(), Shape::kBytes + DropoutMask<Shape>::kBytes, launch.stream, a);
   } else if (key_programs > 0) {
     TK_LAUNCH((sm90::backward_kernel<Element, kWidth, kVWidth>), grid(key_programs),
-              Shape::kTile.threads(), Shape::kBytes, call.stream, a);
+              Shape::kTile.threads(), Shape::kBytes, launch.stream, a);
   }
   if (row_programs > 0) {
     TK_LAUNCH((sm90::dq_postprocess_kernel<Element, kWidth, kVWidth>), grid(row_programs),
-              Shape::kConsumers * kGroupThreads, 0, call.stream, a);
+              Shape::kConsumers * kWarpgroupThreads, 0, launch.stream, a);
   }
 }
 

@@ -1,4 +1,6 @@
-// Tiles that one warp fills, by TMA or by hand, and warpgroups read, a few of them in turn.
+// Producer/consumer pipeline: a circular buffer of shared-memory tiles. A producer warp fills them
+// by TMA or cp.async, consumer warpgroups read them. Each stage has a `full` and an `empty`
+// mbarrier.
 #pragma once
 
 #include "cuda/common/shared_tile.cuh"
@@ -6,24 +8,25 @@
 
 namespace tk::cuda::sm90 {
 
-// What the warp that fills a tile knows of it.
-struct Note {
-  int index;  // of the block of keys, or of queries
-  int h;      // of q
-  bool full;  // all of it is visible
-  bool last;  // no block comes behind it
-  // Of queries: where their gradients are summed, and how many blocks of keys are to add before.
-  int tile = 0, turn = 0;
+// Per-tile metadata, written by the producer and read by the consumers.
+struct TileInfo {
+  int index;  // key block or query block
+  int h;      // query head
+  bool full;  // fully visible: no masking needed
+  bool last;  // no block follows
+  // Query tiles only: the tile of row_stats and dq_sums, and (deterministic mode) the key blocks
+  // that accumulate into its dq before this one.
+  int tile = 0, preceding_blocks = 0;
 };
 
-constexpr int kRingBytes = 2 * sizeof(uint64_t) + 24;  // two barriers and a note for each tile
-static_assert(sizeof(Note) <= 24);
+constexpr int kStageSyncBytes = 2 * sizeof(uint64_t) + 24;  // two mbarriers and a TileInfo
+static_assert(sizeof(TileInfo) <= 24);
 
-// Which tile of a ring a thread is at; it keeps its own.
+// Stage and phase parity of one thread's position in a pipeline. Every thread keeps its own.
 template <int kStages>
-struct Place {
+struct PipelineState {
   int stage = 0;
-  uint32_t parity = 0;  // of the round
+  uint32_t parity = 0;  // flips on each wrap-around
 
   TK_DEVICE_METHOD void next() {
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -32,58 +35,64 @@ struct Place {
 };
 
 template <typename Tile_, int kStages>
-class Ring {
+class Pipeline {
  public:
   using Tile = Tile_;
-  using At = Place<kStages>;
+  using State = PipelineState<kStages>;
   static constexpr int kTileBytes = kStages * Tile::kBytes;
-  static constexpr int kOtherBytes = kStages * kRingBytes;
+  static constexpr int kSyncBytes = kStages * kStageSyncBytes;
 
-  // `tiles` begins at a multiple of 1024, `others` of 8.
-  TK_DEVICE_METHOD Ring(unsigned char* tiles, unsigned char* others)
-      : tiles_(tiles), barriers_(reinterpret_cast<uint64_t*>(others)) {}
+  // Alignment: 1024 bytes for `tiles`, 8 bytes for `sync`.
+  TK_DEVICE_METHOD Pipeline(unsigned char* tiles, unsigned char* sync)
+      : tiles_(tiles), barriers_(reinterpret_cast<uint64_t*>(sync)) {}
 
-  // By one thread, before others use the ring.
-  TK_DEVICE_METHOD void init(int readers, int writers = 1) const {
+  // Called by one thread, before any other uses the pipeline. Arguments: arrivals per phase.
+  TK_DEVICE_METHOD void init(int consumers, int producers = 1) const {
     for (int n = 0; n < kStages; ++n) {
-      mbarrier_init(barriers_ + n, static_cast<uint32_t>(writers));
-      mbarrier_init(barriers_ + kStages + n, static_cast<uint32_t>(readers));
+      mbarrier_init(barriers_ + n, static_cast<uint32_t>(producers));
+      mbarrier_init(barriers_ + kStages + n, static_cast<uint32_t>(consumers));
     }
   }
 
-  TK_DEVICE_METHOD Tile tile(const At& at) const {
-    return {reinterpret_cast<decltype(Tile::data)>(tiles_ + at.stage * Tile::kBytes)};
+  TK_DEVICE_METHOD Tile tile(const State& state) const {
+    return {reinterpret_cast<decltype(Tile::data)>(tiles_ + state.stage * Tile::kBytes)};
   }
-  // Written before the tile is full, and then its readers'.
-  TK_DEVICE_METHOD Note& note(const At& at) const {
-    return reinterpret_cast<Note*>(barriers_ + 2 * kStages)[at.stage];
+  // Written by the producer before `full` completes; read-only afterwards.
+  TK_DEVICE_METHOD TileInfo& tile_info(const State& state) const {
+    return reinterpret_cast<TileInfo*>(barriers_ + 2 * kStages)[state.stage];
   }
 
-  // Who fills: waits until the tile is read, and then arrives at `full` once.
-  TK_DEVICE_METHOD void wait_empty(const At& at) const { mbarrier_wait(empty(at), at.parity ^ 1); }
-  TK_DEVICE_METHOD uint64_t* full(const At& at) const { return barriers_ + at.stage; }
+  // Producer: waits until the stage is free, fills it, then arrives once on `full`.
+  TK_DEVICE_METHOD void wait_empty(const State& state) const {
+    mbarrier_wait(empty(state), state.parity ^ 1);
+  }
+  TK_DEVICE_METHOD uint64_t* full(const State& state) const { return barriers_ + state.stage; }
 
-  // Who reads: waits until it is filled, and has one thread of each reader say when it is read.
-  TK_DEVICE_METHOD void wait_full(const At& at) const { mbarrier_wait(full(at), at.parity); }
-  TK_DEVICE_METHOD void release(const At& at) const { mbarrier_arrive(empty(at)); }
+  // Consumer: waits until the stage is filled; one thread per consumer releases it after reading.
+  TK_DEVICE_METHOD void wait_full(const State& state) const {
+    mbarrier_wait(full(state), state.parity);
+  }
+  TK_DEVICE_METHOD void release(const State& state) const { mbarrier_arrive(empty(state)); }
 
  private:
-  TK_DEVICE_METHOD uint64_t* empty(const At& at) const { return barriers_ + kStages + at.stage; }
+  TK_DEVICE_METHOD uint64_t* empty(const State& state) const {
+    return barriers_ + kStages + state.stage;
+  }
 
   unsigned char* tiles_;
   uint64_t* barriers_;
 };
 
-// Hands out what a block shares: tiles, and behind all of them what else belongs to rings.
+// Carves shared memory into tiles and, in a second region, the synchronisation data of pipelines.
 struct SharedCursor {
-  unsigned char *tiles, *others;
+  unsigned char *tiles, *sync;
 
-  template <typename Ring>
-  TK_DEVICE_METHOD Ring ring() {
-    const Ring ring(tiles, others);
-    tiles += Ring::kTileBytes;
-    others += Ring::kOtherBytes;
-    return ring;
+  template <typename Pipeline>
+  TK_DEVICE_METHOD Pipeline pipeline() {
+    const Pipeline pipeline(tiles, sync);
+    tiles += Pipeline::kTileBytes;
+    sync += Pipeline::kSyncBytes;
+    return pipeline;
   }
   template <typename Tile>
   TK_DEVICE_METHOD Tile tile() {
@@ -98,44 +107,46 @@ struct SharedCursor {
   }
 };
 
-// Of a ring's tile, by a warp whose lanes have all read what is not wgmma's.
-template <typename Ring>
-TK_DEVICE void release(const Ring& ring, const typename Ring::At& at) {
+// Releases a stage on behalf of one warp, after all of its lanes have read it.
+template <typename Pipeline>
+TK_DEVICE void release(const Pipeline& pipeline, const typename Pipeline::State& state) {
   __syncwarp();  // all lanes
-  if (lane_index() == 0) ring.release(at);
+  if (lane_index() == 0) pipeline.release(state);
 }
 
-// By one thread: rows from `row` on of a head, a panel at a time. Beyond the tensor are zeros.
-template <typename Ring>
-TK_DEVICE void fill(const Ring& ring, const typename Ring::At& at, const TensorMap& map, int row,
-                    int head, int entry) {
-  using Tile = typename Ring::Tile;
-  const Tile tile = ring.tile(at);
-  mbarrier_arrive_expect(ring.full(at), Tile::kBytes);
+// Fills a stage by TMA with the rows of a head from `row` on, one panel per copy. Called by one
+// thread. TMA writes zeros for elements outside the tensor.
+template <typename Pipeline>
+TK_DEVICE void fill_by_tma(const Pipeline& pipeline, const typename Pipeline::State& state,
+                           const TensorMap& map, int row, int head, int entry) {
+  using Tile = typename Pipeline::Tile;
+  const Tile tile = pipeline.tile(state);
+  mbarrier_arrive_expect(pipeline.full(state), Tile::kBytes);
 #pragma unroll
   for (int column = 0; column < Tile::kWidth; column += Tile::kPanel) {
-    load_tensor(tile.at(0, column), map, ring.full(at), {column, row, head, entry});
+    load_tensor(tile.at(0, column), map, pipeline.full(state), {column, row, head, entry});
   }
 }
 
-// Whether some of rows first .. last - 1 are not `there`. Behind a tensor, and so behind the last
-// row of what is not packed, TMA brings zeros; but what lies within it may be NaN. By a warp.
-template <typename There>
-TK_DEVICE bool has_hidden_rows(const There& there, int first, int last) {
-  bool hidden = false;
-  for (int row = first + lane_index(); row < last; row += kWarp) hidden |= !there(row);
-  return __any_sync(~0u, hidden) != 0;
+// True if some row in [first, last) is not live. Such rows may hold NaN, which TMA would load; past
+// the end of the tensor it writes zeros. Warp-collective.
+template <typename IsLive>
+TK_DEVICE bool has_dead_rows(const IsLive& is_live, int first, int last) {
+  bool dead = false;
+  for (int row = first + lane_index(); row < last; row += kWarp) dead |= !is_live(row);
+  return __any_sync(~0u, dead) != 0;
 }
 
-// By a warp, the block's first: rows that are not `there` are zeros, and are not read.
-template <typename Ring, typename Element, typename There>
-TK_DEVICE void fill_by_hand(const Ring& ring, const typename Ring::At& at,
-                            const Rows<const Element>& rows, int row, const There& there) {
-  start_load<kWarp>(ring.tile(at), rows, row, false, there);
+// Fills a stage by cp.async: live rows are copied, dead rows become zeros without being read.
+// Called by warp 0 of the CTA.
+template <typename Pipeline, typename Element, typename IsLive>
+TK_DEVICE void fill_live_rows(const Pipeline& pipeline, const typename Pipeline::State& state,
+                              const Rows<const Element>& rows, int row, const IsLive& is_live) {
+  start_load<kWarp>(pipeline.tile(state), rows, row, false, is_live);
   wait_copies<0>();
   fence_async();
   __syncwarp();
-  if (elect_one()) mbarrier_arrive(ring.full(at));
+  if (elect_one()) mbarrier_arrive(pipeline.full(state));
 }
 
 }  // namespace tk::cuda::sm90

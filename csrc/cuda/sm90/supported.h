@@ -1,5 +1,5 @@
-// Which problems the kernels for Hopper take, and with which tiles. Plain C++: the host asks it
-// before a launch, and the module tells Python.
+// Problems that the Hopper kernels support, and the tile widths they use. Plain C++, shared by the
+// launch and by the Python module (`explain`).
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace tk::cuda::sm90 {
 
-// What TMA asks of a tensor of halves, (entries, heads, length, width) in rows.
-inline bool has_map(const Strided& x, int64_t entries, int64_t heads, int64_t length) {
+// True if TMA can address a 16-bit tensor (entries, heads, length, width) with contiguous rows:
+// 16-byte alignment of data and strides, no zero strides.
+inline bool tma_can_load(const Strided& x, int64_t entries, int64_t heads, int64_t length) {
   constexpr int64_t kMostRows = int64_t{1} << 31, kFarthest = int64_t{1} << 39;
   const int64_t sizes[] = {entries, heads, length};
   if (reinterpret_cast<uintptr_t>(x.data) % 16 != 0 || length > kMostRows) return false;
@@ -22,19 +23,19 @@ inline bool has_map(const Strided& x, int64_t entries, int64_t heads, int64_t le
   return true;
 }
 
-// TMA stores 16 bytes at a time, also behind the last element of a row.
-inline bool has_map_to_store(const Strided& x, int64_t entries, int64_t heads, int64_t length,
-                             int64_t width) {
-  return width % 8 == 0 && has_map(x, entries, heads, length);
+// TMA stores whole 16-byte chunks, so the width must fill the last one of a row.
+inline bool tma_can_store(const Strided& x, int64_t entries, int64_t heads, int64_t length,
+                          int64_t width) {
+  return width % 8 == 0 && tma_can_load(x, entries, heads, length);
 }
 
-inline bool have_maps(const Problem& p) {
+inline bool tma_can_load_inputs(const Problem& p) {
   const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  return halves && has_map(p.q, p.B, p.H_q, p.M) && has_map(p.k, p.B, p.H_kv, p.N) &&
-         has_map(p.v, p.B, p.H_kv, p.N);
+  return halves && tma_can_load(p.q, p.B, p.H_q, p.M) && tma_can_load(p.k, p.B, p.H_kv, p.N) &&
+         tma_can_load(p.v, p.B, p.H_kv, p.N);
 }
 
-// The narrowest tile that holds the rows; zeros if none does.
+// Width of the narrowest tile that holds D and D_v; zero if none does.
 inline Widths widths_of(const Problem& p) {
   for (const Widths widths : kHopperWidths) {
     if (p.D <= widths.width && p.D_v <= widths.v_width) return widths;
@@ -43,15 +44,15 @@ inline Widths widths_of(const Problem& p) {
 }
 
 inline Widths forward_widths(const ForwardParams& p) {
-  const bool mapped = have_maps(p) && has_map_to_store(p.o, p.B, p.H_q, p.M, p.D_v);
+  const bool mapped = tma_can_load_inputs(p) && tma_can_store(p.o, p.B, p.H_q, p.M, p.D_v);
   return mapped ? widths_of(p) : Widths{};
 }
 
-// dbias is left to sm80 in any case.
+// dbias is not covered: sm80 always computes it.
 inline Widths backward_widths(const BackwardParams& p) {
-  const bool mapped = have_maps(p) && has_map(p.d_o, p.B, p.H_q, p.M) &&
-                      has_map_to_store(p.dk, p.B, p.H_kv, p.N, p.D) &&
-                      has_map_to_store(p.dv, p.B, p.H_kv, p.N, p.D_v);
+  const bool mapped = tma_can_load_inputs(p) && tma_can_load(p.d_o, p.B, p.H_q, p.M) &&
+                      tma_can_store(p.dk, p.B, p.H_kv, p.N, p.D) &&
+                      tma_can_store(p.dv, p.B, p.H_kv, p.N, p.D_v);
   return mapped ? widths_of(p) : Widths{};
 }
 

@@ -1,4 +1,4 @@
-// The warpgroups of a block: the first one loads, `groups` of a tile compute.
+// Warp specialization: warpgroup 0 of a CTA is the producer, the others are consumers.
 #pragma once
 
 #include "cuda/common/mma.cuh"
@@ -6,20 +6,22 @@
 
 namespace tk::cuda::sm90 {
 
-constexpr int kGroupThreads = 128, kGroupRows = 64;
-constexpr int kGroupWarps = kGroupThreads / kWarp;
+constexpr int kWarpgroupThreads = 128, kWarpgroupRows = 64;
+constexpr int kWarpgroupWarps = kWarpgroupThreads / kWarp;
 
-// Of those that compute.
-TK_DEVICE int group_index() { return static_cast<int>(threadIdx.x) / kGroupThreads - 1; }
-// By a whole warp, from whose shuffle the compiler knows that it is the same for all lanes: what is
-// computed from it takes no registers of theirs.
-TK_DEVICE int uniform_group_index() { return __shfl_sync(~0u, group_index(), 0); }
-TK_DEVICE int group_warp() { return warp_index() % kGroupWarps; }
-TK_DEVICE bool is_first_of_group() { return threadIdx.x % kGroupThreads == 0; }
+// Index of the calling thread's consumer warpgroup, from 0.
+TK_DEVICE int consumer_index() { return static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1; }
+// The same index, broadcast by a shuffle so that the compiler knows it to be warp-uniform. Values
+// derived from it then need no per-lane registers. Called by whole warps.
+TK_DEVICE int uniform_consumer_index() { return __shfl_sync(~0u, consumer_index(), 0); }
+TK_DEVICE int warp_in_warpgroup() { return warp_index() % kWarpgroupWarps; }
+TK_DEVICE bool is_warpgroup_leader() { return threadIdx.x % kWarpgroupThreads == 0; }
 
-// Named barriers: one for each group's turn, one for its threads, one for all that compute.
-constexpr int kTurn = 1, kGroup = 4, kAllGroups = 7;
+// Named barrier ids. kPingPongBarrier and kConsumerBarrier are the first of one id per consumer.
+constexpr int kPingPongBarrier = 1, kConsumerBarrier = 4, kAllConsumersBarrier = 7;
 
-TK_DEVICE void group_sync() { named_barrier_sync(kGroup + group_index(), kGroupThreads); }
+TK_DEVICE void consumer_sync() {
+  named_barrier_sync(kConsumerBarrier + consumer_index(), kWarpgroupThreads);
+}
 
 }  // namespace tk::cuda::sm90

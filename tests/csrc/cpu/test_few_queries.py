@@ -1,4 +1,4 @@
-"""Few queries, many keys: the CPU forward that reads k and v in place, split over the keys."""
+"""The CPU decoding kernel: few queries, many keys; reads k and v in place, split over the keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from transformer_kernels import _C
 ROOT = Path(tk.__file__).parents[1]
 
 SPLIT = 512
-"""Keys that are summed together; kSplitKeys in csrc/cpu/attention/decode.h."""
+"""Keys per split; kSplitKeys in csrc/cpu/attention/decode.h."""
 
 
 def _sizes() -> list[Case]:
@@ -136,7 +136,7 @@ CASES = (*_sizes(), *_masks(), *_options())
 
 @pytest.fixture(params=_C.built_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forced for the test."""
+    """Forces one instruction set for the test."""
     with forced_isa(request.param):
         yield request.param
 
@@ -148,11 +148,11 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     indirect=["isa"],
 )
 def test_case(case: Case, dtype: torch.dtype) -> None:
-    """o, lse and every gradient of a call that takes this forward; backward is the general one."""
+    """o and lse of the decoding kernel, and gradients of the general backward pass."""
     assert_case(case, dtype, "cpu")
 
 
-def test_names_of_cases_are_unique() -> None:
+def test_case_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
@@ -165,8 +165,8 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_splits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
-    """One head, so that all threads share it, and splits end in any order."""
+def test_results_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
+    """With one head all threads share its splits, which finish in any order."""
     case = Case(name="decode-threads", B=1, H_q=1, H_kv=1, M=1, N=8 * SPLIT + 3, D=64, D_v=64)
     results = []
     for count in (1, 2, 3, 8, 8, 8):
@@ -179,7 +179,7 @@ def test_splits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("j", [0, SPLIT + 88, 2 * SPLIT + 175])
-def test_visible_nan_reaches_every_row_that_sees_it(where: str, j: int, isa: str) -> None:
+def test_visible_nan_propagates_to_every_row(where: str, j: int, isa: str) -> None:
     q, k, v = (torch.randn(1, 2, length, 16) for length in (2, 1200, 1200))
     (k if where == "k" else v)[0, 1, j, 3] = math.nan
     o, lse = tk.attention(q, k, v, return_lse=True, backend="cpu")
@@ -188,8 +188,8 @@ def test_visible_nan_reaches_every_row_that_sees_it(where: str, j: int, isa: str
     assert lse.isnan()[0].tolist() == [[False] * 2, [where == "k"] * 2]
 
 
-def test_the_largest_score_may_lie_in_any_split(isa: str) -> None:
-    """Weights below 2^-150 of the largest vanish, whichever comes first."""
+def test_the_largest_score_may_be_in_any_split(isa: str) -> None:
+    """Weights below 2^-150 of the largest underflow to 0, before and after it."""
     k = torch.zeros(4, 1, 4 * SPLIT, 8)
     v = torch.randn(4, 1, 4 * SPLIT, 8)
     for b in range(4):
@@ -202,7 +202,7 @@ def test_the_largest_score_may_lie_in_any_split(isa: str) -> None:
 
 PEAK = """
 import pathlib, re, torch, transformer_kernels as tk
-def peak():  # MiB; getrusage's figure would include the parent's
+def peak():  # in MiB; getrusage would include the parent process
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024
 torch.set_num_threads(2)
@@ -217,7 +217,7 @@ print(peak() - before)
 
 @pytest.mark.exhaustive
 def test_keys_and_values_are_read_in_place() -> None:
-    """k and v are 32 MiB each; packed, they would be there twice."""
+    """k and v are 32 MiB each; packed copies would double that."""
     run = subprocess.run(
         [sys.executable, "-c", PEAK],
         check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,4 +1,4 @@
-"""The kernels of every instruction set that was built run the whole table of cases."""
+"""Every instruction set that is compiled in, on the whole table of cases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def runs_here(name: str) -> bool:
 
 @pytest.fixture(params=_C.built_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forced for the test, with one thread: it takes whole heads, where others share them."""
+    """Forces one instruction set and one thread, which then processes whole heads."""
     with forced_isa(request.param), one_thread():
         yield request.param
 
@@ -62,8 +62,8 @@ def test_other_dtypes(case: Case, dtype: torch.dtype, isa: str) -> None:
     in_turns(DTYPES[1:], itertools.product(_C.built_isas(), ("1hmn", "11mn"))),
     indirect=["isa"],
 )
-def test_a_gradient_too_large_for_caches(dtype: torch.dtype, isa: str, bias: str) -> None:
-    """It is streamed to memory: every other row of halves is aligned to a vector of 64 bytes."""
+def test_bias_gradient_larger_than_the_caches(dtype: torch.dtype, isa: str, bias: str) -> None:
+    """Written with non-temporal stores; every other half-precision row is 64-byte aligned."""
     case = Case(
         name="large-bias", B=1, M=1030, N=1040 if bias == "1hmn" else 2080, bias=bias,
         mask=lambda _: tk.Mask.window(700, 0),
@@ -73,17 +73,17 @@ def test_a_gradient_too_large_for_caches(dtype: torch.dtype, isa: str, bias: str
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_maxima_that_rise(dtype: torch.dtype, isa: str) -> None:
-    """With every block of keys in the first heads, with every second or third one in the others:
-    what o has not taken yet goes by the old maximum, what it has is scaled to the new one."""
+def test_growing_maxima(dtype: torch.dtype, isa: str) -> None:
+    """The maximum grows at every key block in the first heads, at every second or third block in
+    the others. Pending products use the old maximum; o is rescaled to the new one."""
     case = Case(name="rising", B=1, H_q=4, H_kv=2, M=70, N=645, D=40, D_v=72, alibi="bottom_right")
     assert_case(case, dtype, "cpu")
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_gradients_of_several_chunks_of_queries(dtype: torch.dtype, isa: str) -> None:
-    """Each is packed where the one before was, and its dq summed where that one's was."""
+def test_gradients_of_several_query_chunks(dtype: torch.dtype, isa: str) -> None:
+    """All chunks share the memory of their packed operands and of dq."""
     case = Case(
         name="chunks", M=330, N=70, D=200, D_v=136, dlse=True,
         mask=lambda _: tk.Mask.window(280, 20),
@@ -93,9 +93,9 @@ def test_gradients_of_several_chunks_of_queries(dtype: torch.dtype, isa: str) ->
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_blocks_that_are_left_out(dtype: torch.dtype, isa: str) -> None:
-    """Keys that nothing sees, at both ends; and heads of three blocks of queries that share a head
-    of k, so that every other pair of blocks is of two heads."""
+def test_fully_masked_blocks(dtype: torch.dtype, isa: str) -> None:
+    """Fully masked keys at both ends. Heads of three query blocks share a key head, so that every
+    other pair of query blocks spans two heads."""
     case = Case(
         name="left-out", B=1, H_q=4, H_kv=2, M=190, N=620,
         mask=lambda _: tk.Mask.window(200, -150, align="bottom_right"), hidden=math.nan,
@@ -104,31 +104,30 @@ def test_blocks_that_are_left_out(dtype: torch.dtype, isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_a_cotangent_that_lies_across(dtype: torch.dtype, isa: str) -> None:
-    """Its rows are no vectors in memory; as a copy they are."""
+def test_transposed_output_gradient(dtype: torch.dtype, isa: str) -> None:
+    """Gradients are the same for a do whose rows are not contiguous and for its contiguous copy."""
     leaves = [torch.randn(1, 2, 64, 64).to(dtype).requires_grad_() for _ in range(3)]
     do = torch.randn(1, 2, 64, 64).to(dtype).mT
     o = tk.attention(*leaves, backend="cpu")
-    across = torch.autograd.grad(o, leaves, do, retain_graph=True)
-    along = torch.autograd.grad(o, leaves, do.contiguous())
-    torch.testing.assert_close(across, along)
+    from_transposed = torch.autograd.grad(o, leaves, do, retain_graph=True)
+    from_contiguous = torch.autograd.grad(o, leaves, do.contiguous())
+    torch.testing.assert_close(from_transposed, from_contiguous)
 
 
-def test_dropout_bits_are_the_same(isa: str) -> None:
+def test_dropout_mask_equals_that_of_the_reference(isa: str) -> None:
     q, k, v = torch.zeros(1, 1, 65, 1), torch.zeros(1, 1, 200, 1), torch.eye(200)[None, None]
     kept = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="cpu") != 0
     reference = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="reference") != 0
     assert torch.equal(kept, reference)
 
 
-def test_explain_names_it(isa: str) -> None:
+def test_explain_names_the_instruction_set(isa: str) -> None:
     x = torch.randn(1, 1, 2, 2)
     assert isa in str(tk.explain(x, x, x))
 
 
-def test_built(pytestconfig: pytest.Config) -> None:
-    """Ascending, the portable kernels always among them. The best that runs here is in use, unless
-    the option --isa asks for another."""
+def test_built_isas_ascend_and_the_best_one_runs(pytestconfig: pytest.Config) -> None:
+    """portable is always built. The best supported one runs, unless --isa forces another."""
     built = _C.built_isas()
     assert built[0] == "portable"
     assert built == [name for name in NEEDED if name in built]
@@ -136,7 +135,7 @@ def test_built(pytestconfig: pytest.Config) -> None:
     assert _C.isa() == (pytestconfig.getoption("isa") or best)
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_isa_raises_value_error() -> None:
     with pytest.raises(ValueError, match="no kernels are built for 'sse9'"):
         _C.force_isa("sse9")
     assert _C.isa() in _C.built_isas()
@@ -144,9 +143,9 @@ def test_unknown_names_are_refused() -> None:
 
 @pytest.mark.parametrize("queries", [1, 40])
 @pytest.mark.parametrize("bits", range(0, 1 << 16, 1 << 12))
-def test_every_half_goes_through_unchanged(bits: int, queries: int, isa: str) -> None:
-    """One visible key: o = v, bit for bit, whatever v is; NaN stays NaN. Of many queries AMX takes
-    bfloat16 that is no larger than the smallest normal number for zero."""
+def test_every_half_precision_value_passes_unchanged(bits: int, queries: int, isa: str) -> None:
+    """With one visible key o = v, bit for bit, for every v; NaN stays NaN. In the packed path AMX
+    flushes bfloat16 values up to the smallest normal number to zero."""
     for dtype in (torch.float16, torch.bfloat16):
         v = torch.arange(bits, bits + (1 << 12)).to(torch.int16).view(dtype).reshape(-1, 1, 1, 64)
         q = torch.zeros(v.shape[0], 1, queries, 8, dtype=dtype)
@@ -159,9 +158,9 @@ def test_every_half_goes_through_unchanged(bits: int, queries: int, isa: str) ->
 
 
 @pytest.mark.parametrize("largest", [3.0e38, 3.4e38, float("inf")])
-def test_the_largest_floats_go_through_unchanged(largest: float, isa: str) -> None:
-    """Of 3.4e38 the first bfloat16 part would be infinite, and the rest NaN. Fewer queries are not
-    split into parts."""
+def test_the_largest_floats_pass_unchanged(largest: float, isa: str) -> None:
+    """The first bfloat16 part of 3.4e38 would be infinite, and the rest NaN. 40 queries take the
+    packed path, which splits float32 into parts."""
     v = torch.tensor([largest, -largest, 1.0, 0.0]).reshape(1, 1, 1, 4)
     q, k = torch.zeros(1, 1, 40, 4), torch.zeros(1, 1, 1, 4)
     o = tk.attention(q, k, v, backend="cpu")

@@ -11,11 +11,11 @@ from tests.csrc.cuda.emulator_programs import Programs
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    """C++ programs that run kernels in the emulator; each is built once, by whoever needs it."""
+    """C++ programs that run kernels in the emulator, each built at its first use."""
     if not (compiler := find_compiler(os.environ)):
         pytest.skip("needs a C++ compiler on PATH")
     base = tmp_path_factory.getbasetemp()
-    # The processes of pytest-xdist share the folder above their own.
+    # Workers of pytest-xdist share the parent of their temporary folders.
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder: Path = shared / "emulator"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Builds and runs the C++ programs of tests/cuda/kernels, whose kernels run in the emulator."""
+"""Builds and runs the C++ programs of tests/csrc/cuda/kernels in the emulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = range(8)
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs in `folder`, which several processes may share."""
+    """Test programs, built in `folder`, which several processes may share."""
 
     folder: Path
     compiler: tuple[str, ...]
@@ -32,7 +32,7 @@ class Programs:
     def run(
         self, program: str, case: str, *, seeds: Sequence[int] = SEEDS, races: bool = False
     ) -> list[str]:
-        """What `program` says of `case` for each seed: "ok", or what was wrong."""
+        """Runs `case` of `program`. Returns one line for each seed: "ok", or an error message."""
         command = [str(self._program(program, races)), case, *(("races",) if races else ())]
         result = subprocess.run(
             [*command, *map(str, seeds)], capture_output=True, text=True, check=False, timeout=60
@@ -53,7 +53,7 @@ class Programs:
         return path
 
     def _emulator(self) -> list[Path]:
-        """Its objects. Never instrumented: only kernels race."""
+        """Objects of the emulator, which are not instrumented: only kernels can race."""
         sources = sorted(EMULATOR.glob("*.cpp"))
         objects = [self.folder / f"emulator-{source.stem}.o" for source in sources]
         with (

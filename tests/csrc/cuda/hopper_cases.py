@@ -1,5 +1,8 @@
-"""What the shared table of cases leaves to ask of the kernels for Hopper: blocks of 128 to 192 rows
-that persist, with more work than one piece each and several blocks of 64 or 128 keys in each."""
+"""Additional cases for the Hopper kernels.
+
+Persistent CTAs with row blocks of 128 to 192 queries: several tiles per CTA, and several key blocks
+of 64 or 128 keys per tile.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,17 @@ from transformer_kernels.masks.mask import Mask
 
 
 def _lengths(case: Case) -> Mask:
-    """They end within a block of keys, in each of the first three."""
+    """Key lengths that end within a key block, in each of the first three."""
     return Mask.padding(torch.tensor([70, 1, case.N - 5, 200][: case.B]))
 
 
 def _range(case: Case) -> Mask:
-    """It begins and ends within blocks of keys."""
+    """A key range that begins and ends within key blocks."""
     return Mask.key_range(torch.tensor([30, 150]), torch.tensor([case.N - 40, case.N - 3]))
 
 
 def _documents(case: Case) -> Mask:
-    """Of 90 positions; the last queries and keys belong to none, nor do some in between."""
+    """Documents of 90 positions. The last queries and keys, and keys 100 to 116, belong to none."""
 
     def ids(length: int) -> torch.Tensor:
         return (torch.arange(length) // 90).expand(case.B, -1).clone()
@@ -43,8 +46,8 @@ def _documents(case: Case) -> Mask:
 
 
 HOPPER_CASES = (
-    Case(name="works", B=1, H_q=15, H_kv=5, M=70, N=140),
-    Case(name="short-works", B=1, H_q=22, H_kv=11, M=5, N=60),
+    Case(name="many-tiles", B=1, H_q=15, H_kv=5, M=70, N=140),
+    Case(name="many-short-tiles", B=1, H_q=22, H_kv=11, M=5, N=60),
     Case(name="persistent", B=1, H_q=9, H_kv=3, M=200, N=330, D=64, D_v=64, dlse=True),
     Case(name="persistent-causal", B=1, H_q=6, H_kv=6, M=400, N=400, D=64, D_v=64, mask=causal),
     Case(name="persistent-128", B=1, H_q=4, H_kv=2, M=300, N=300, D=128, D_v=128,
@@ -96,6 +99,6 @@ HOPPER_VARLEN = (
         mask=Mask.causal(align="bottom_right"),
     ),
     VarlenCase(name="long-192", lengths=((64, 200), (131, 67)), D=192, D_v=128),
-    VarlenCase(name="long-256", lengths=((64, 131), (131, 67)), D=256, D_v=256, behind=(3, 70)),
+    VarlenCase(name="long-256", lengths=((64, 131), (131, 67)), D=256, D_v=256, trailing=(3, 70)),
 )
-"""Sequences without keys, between others, are where a warp may run ahead of its group."""
+"""Includes sequences without keys, where a warp could run ahead of its warpgroup."""

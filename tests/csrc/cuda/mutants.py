@@ -1,6 +1,7 @@
-"""Kernels with one line less: every barrier and wait must be missed by somebody.
+"""Mutation tests of the CUDA kernels: removing a barrier or a wait must make a test case fail.
 
-A mutant is a library of its own, because an operator can be registered but once in a process.
+Each mutant is a separate library in a separate process, because a process can register an operator
+only once.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from building.tools import find_compiler, find_torch
 from tests.support import emulator
 
 ROOT = Path(__file__).parents[3]
-WATCHED = Emulation(races=True)
+RACE_CHECKED = Emulation(races=True)
 _PROCESSES = multiprocessing.get_context("forkserver")
-"""They are forked from one that has imported torch, which takes longer than to run a mutant."""
+"""The fork server has imported torch already, which takes longer than running a mutant."""
 _PROCESSES.set_forkserver_preload(["tests.csrc.cuda.run_mutant"])
 DECODING, PACKED = "decoding: ", "packed: "
-"""Before the names of cases that are of attention_decode, and of attention_varlen"""
+"""Prefixes of the names of cases of attention_decode and attention_varlen."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one source of csrc/cuda, and the cases of which one shows it."""
+    """A change of one source of csrc/cuda, and test cases of which at least one must fail."""
 
     name: str
     source: str
@@ -39,36 +40,36 @@ class Mutant:
     cases: tuple[str, ...]
     dtype: str = "float16"
     variant: str = "half-32"
-    """of the kernels: the one that is compiled anew, and that the cases run"""
+    """Element type and width of the kernels that are recompiled, and that the cases run."""
     deterministic: bool = False
     chip: int = 80
-    """Whose kernels the cases run"""
+    """Emulated compute capability: 80 or 90."""
 
     def __str__(self) -> str:
         return self.name
 
 
 def mutated(mutant: Mutant) -> str:
-    """The text of its source, changed."""
+    """The text of the mutated source."""
     text = (ROOT / "csrc/cuda" / mutant.source).read_text()
-    assert text.count(mutant.old) == 1, f"{mutant.source} has not one {mutant.old!r}"
+    assert text.count(mutant.old) == 1, f"{mutant.old!r} must occur once in {mutant.source}"
     return text.replace(mutant.old, mutant.new)
 
 
 def build(mutant: Mutant, folder: Path) -> Path:
-    """The library of all kernels, that of one element type and width changed."""
+    """Builds a library of all kernels in which the unit of `mutant.variant` is mutated."""
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     changed = folder / "csrc/cuda" / mutant.source
     changed.write_text(mutated(mutant))
 
     torch, compiler = find_torch(), find_compiler(os.environ)
-    units = WATCHED.units(torch, ROOT)
+    units = RACE_CHECKED.units(torch, ROOT)
     (index,) = (n for n, unit in enumerate(units) if unit.variant == mutant.variant)
-    unchanged = emulator.build(WATCHED).parent
+    unchanged = emulator.build(RACE_CHECKED).parent
     objects = [unchanged / unit.object_name for unit in units]
     source = folder / units[index].source
     objects[index] = folder / "kernels.o"
-    # A mutant runs for a second or two, which no optimisation is worth.
+    # A mutant runs for a second or two: optimisation would take longer than it saves.
     flags = (*COMMON_FLAGS, *units[index].flags, "-fsanitize=thread", "-O0", "-c")
     _run([*compiler, *flags, str(source), "-o", str(objects[index])], folder)
     library = folder / "mutant.so"
@@ -78,25 +79,26 @@ def build(mutant: Mutant, folder: Path) -> Path:
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
-    """`folder` has the csrc/ that includes are relative to."""
+    """Runs a command in `folder`, whose csrc/ includes are relative to."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
 def assert_right(same: Mutant, folder: Path) -> None:
-    """Of one that changes nothing."""
-    assert set(errors(same, build(same, folder))) == {"right"}
+    """Asserts that a mutant without a change passes all of its cases."""
+    assert set(errors(same, build(same, folder))) == {"ok"}
 
 
 def assert_noticed(mutant: Mutant, folder: Path) -> None:
+    """Asserts that the mutant fails at least one of its cases."""
     lines = errors(mutant, build(mutant, folder))
     shutil.rmtree(folder)
     print(*lines, sep="\n")
-    assert "right" not in lines
+    assert "ok" not in lines
 
 
 def errors(mutant: Mutant, library: Path) -> list[str]:
-    """What its cases lead to, under several schedules: a line each, "right" or what is wrong."""
+    """Runs the cases under several schedules. Returns "ok" or an error message for each run."""
     from tests.csrc.cuda.run_mutant import send_outcomes
 
     receiver, sender = _PROCESSES.Pipe(duplex=False)
@@ -108,5 +110,5 @@ def errors(mutant: Mutant, library: Path) -> list[str]:
     except EOFError:
         lines = []
     process.join()
-    assert lines, f"its process ends with {process.exitcode}"
+    assert lines, f"the process of {mutant} ended with exit code {process.exitcode}"
     return lines

@@ -1,4 +1,4 @@
-"""What ptxas reported of the kernels that are built: `-Xptxas -v`, kept beside each object."""
+"""Parser of the reports of `-Xptxas -v`, which the build keeps beside each object."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ _UNIT = re.compile(r"kernels-(\w+?)-(\d+)(?:-(\d+))?\.o\.ptxas")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Of one kernel on one chip. Of kernels that serve every element or width these are "" or 0."""
+    """Resources of one kernel on one architecture.
+
+    `element` is "" and the widths are 0 for kernels that do not depend on them.
+    """
 
     kernel: str
     architecture: str
     element: str
     width: int
     v_width: int
-    """0 where it is the same kernel for every one"""
+    """Width of v; 0 for kernels that do not depend on it."""
     registers: int
     stack: int
     spilled: int
-    """bytes that are stored and loaded because registers do not suffice"""
+    """Bytes of spill stores and spill loads."""
 
     def __str__(self) -> str:
         return (
@@ -44,6 +47,7 @@ class Resources:
 
 
 def parse(report: str, element: str = "", width: int = 0, v_width: int = 0) -> Iterator[Resources]:
+    """Resources of each kernel in the output of ptxas."""
     for entry in _ENTRY.finditer(report):
         kernel = _KERNEL.search(entry["symbol"])
         yield Resources(
@@ -59,7 +63,7 @@ def parse(report: str, element: str = "", width: int = 0, v_width: int = 0) -> I
 
 
 def reports(folder: Path) -> list[Resources]:
-    """Of everything that nvcc compiled in this build folder."""
+    """Resources of all kernels that nvcc compiled in this build folder."""
     found: list[Resources] = []
     for path in sorted(folder.rglob("*.ptxas")):
         unit = _UNIT.fullmatch(path.name)
@@ -68,9 +72,8 @@ def reports(folder: Path) -> list[Resources]:
     return found
 
 
-def complaints(folder: Path) -> list[str]:
-    """What ptxas said beyond its figures: warnings, and advice such as C7510, which tells that
-    products by wgmma wait for each other."""
+def diagnostics(folder: Path) -> list[str]:
+    """Warnings and advisories of ptxas, such as C7510: wgmma products are serialized."""
     lines = [
         f"{path.name}: {line}"
         for path in sorted(folder.rglob("*.ptxas"))

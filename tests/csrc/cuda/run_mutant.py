@@ -1,4 +1,4 @@
-"""What the cases of a mutant lead to."""
+"""Runs the cases of a mutant, in a process that loads its library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
-from tests.csrc.cuda.mutants import DECODING, PACKED, WATCHED, Mutant
+from tests.csrc.cuda.mutants import DECODING, PACKED, RACE_CHECKED, Mutant
 from tests.support import emulator
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_case
@@ -21,11 +21,11 @@ SCHEDULES = (0, 1, 2)
 
 
 def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
-    """In a process of its own: a line for each case and schedule."""
+    """Sends one line for each case and schedule: "ok", or an error message."""
     torch.ops.load_library(library)
-    schema.register_fakes(WATCHED.library)
-    cuda_support.emulate(WATCHED.library)
-    operators = getattr(torch.ops, WATCHED.library)
+    schema.register_fakes(RACE_CHECKED.library)
+    cuda_support.emulate(RACE_CHECKED.library)
+    operators = getattr(torch.ops, RACE_CHECKED.library)
     operators.report_races(True)
     operators.want_poison(True)
     torch.use_deterministic_algorithms(mutant.deterministic)
@@ -50,4 +50,4 @@ def _outcome(case: AnyCase, dtype: torch.dtype) -> str:
             assert_case(case, dtype, "cuda")
     except (AssertionError, RuntimeError) as error:
         return " ".join(str(error).split())
-    return "right"
+    return "ok"

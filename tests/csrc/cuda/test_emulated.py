@@ -1,5 +1,7 @@
-"""The CUDA kernels in the emulator, beyond what every backend is asked: the tiles of other chips,
-other orders of threads, races, and memory."""
+"""CUDA kernels in the emulator, beyond the tests shared by all backends.
+
+Covers the tiles of other chips, other thread orders, race detection and memory poisoning.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 
 import transformer_kernels as tk
 from building.emulated import Emulation
-from tests.gpu.sanitizer_targets import WATCHED
+from tests.gpu.sanitizer_targets import ATTENTION_TARGETS
 from tests.support import emulator
 from tests.support.cases import CASES, Case, inputs
 from tests.support.decode_cases import (
@@ -33,9 +35,9 @@ if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
 
 LARGE, SMALL, RACES = Emulation(), Emulation(arch=860), Emulation(races=True)
-TAKEN = [case for case in CASES if max(case.D, case.D_v) <= 256]
-SOME = [case for case in CASES if case.name in WATCHED]
-SOME_DECODE = [
+SUPPORTED = [case for case in CASES if max(case.D, case.D_v) <= 256]
+WATCHED_CASES = [case for case in CASES if case.name in ATTENTION_TARGETS]
+WATCHED_DECODE_CASES = [
     case
     for case in DECODE_CASES
     if case.name
@@ -51,18 +53,18 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_some_cases_are_there() -> None:
-    assert {case.name for case in SOME} == set(WATCHED)
+def test_every_watched_case_exists() -> None:
+    assert {case.name for case in WATCHED_CASES} == set(ATTENTION_TARGETS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_auto_never_chooses_it_on_a_cpu(case: Case) -> None:
+def test_auto_never_chooses_the_emulated_backend_on_a_cpu(case: Case) -> None:
     x = inputs(case, torch.float32)
-    assert tk.explain(x.q, x.k, x.v, mask=case.bound_mask(), bias=x.bias).chosen == "cpu"
+    assert tk.explain(x.q, x.k, x.v, mask=case.make_mask(), bias=x.bias).chosen == "cpu"
 
 
-def test_long_sums_of_float32_do_not_drift() -> None:
-    """Tensor cores cut what they sum towards zero; here every term has one sign."""
+def test_long_float32_sums_do_not_drift() -> None:
+    """Tensor cores truncate sums towards zero; all terms of this sum have the same sign."""
     q, k = torch.randn(1, 1, 16, 32), torch.randn(1, 1, 4096, 32)
     v = 1 + torch.rand(1, 1, 4096, 32)
     o = tk.attention(q, k, v, backend="cuda")
@@ -74,8 +76,8 @@ def test_long_sums_of_float32_do_not_drift() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", TAKEN, ids=str)
-def test_tiles_for_little_shared_memory(case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", SUPPORTED, ids=str)
+def test_small_shared_memory_tiles(case: Case, dtype: torch.dtype) -> None:
     with emulator.emulation(SMALL):
         assert_case(case, dtype, "cuda")
 
@@ -83,7 +85,7 @@ def test_tiles_for_little_shared_memory(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", VARLEN_CASES, ids=str)
-def test_packed_in_tiles_for_little_shared_memory(case: VarlenCase) -> None:
+def test_varlen_with_small_shared_memory_tiles(case: VarlenCase) -> None:
     with emulator.emulation(SMALL):
         assert_varlen_case(case, torch.bfloat16, "cuda")
 
@@ -92,21 +94,21 @@ def test_packed_in_tiles_for_little_shared_memory(case: VarlenCase) -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", DECODE_CASES, ids=str)
-def test_decoding_in_tiles_for_little_shared_memory(case: DecodeCase, dtype: torch.dtype) -> None:
+def test_decode_with_small_shared_memory_tiles(case: DecodeCase, dtype: torch.dtype) -> None:
     with emulator.emulation(SMALL):
         assert_decode_case(case, dtype, "cuda")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("case", SOME_DECODE, ids=str)
-def test_every_order_of_threads_decodes_the_same_bits(
-    case: DecodeCase, way: Emulation, dtype: torch.dtype
+@pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", WATCHED_DECODE_CASES, ids=str)
+def test_decode_is_bitwise_equal_under_every_thread_order(
+    case: DecodeCase, emulation: Emulation, dtype: torch.dtype
 ) -> None:
     x, runs = decode_inputs(case, dtype, math.nan), []
     for seed in range(5):
-        with emulator.emulation(way), emulator.schedule(seed):
+        with emulator.emulation(emulation), emulator.schedule(seed):
             runs.append(by_decoding(case, x, "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
@@ -114,8 +116,8 @@ def test_every_order_of_threads_decodes_the_same_bits(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", SOME_DECODE, ids=str)
-def test_nothing_races_in_decoding(case: DecodeCase, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", WATCHED_DECODE_CASES, ids=str)
+def test_decode_has_no_races(case: DecodeCase, dtype: torch.dtype) -> None:
     x = decode_inputs(case, dtype, math.nan)
     for seed in range(3):
         with emulator.emulation(RACES), emulator.schedule(seed):
@@ -124,29 +126,29 @@ def test_nothing_races_in_decoding(case: DecodeCase, dtype: torch.dtype) -> None
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("case", SOME, ids=str)
-def test_gradients_may_be_summed_in_any_order(
-    case: Case, way: Emulation, dtype: torch.dtype
+@pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", WATCHED_CASES, ids=str)
+def test_non_deterministic_gradients_are_correct_under_every_thread_order(
+    case: Case, emulation: Emulation, dtype: torch.dtype
 ) -> None:
-    """Where nobody asks for the same bits, queries' gradients are added as blocks come."""
+    """Without deterministic algorithms, CTAs add to dq in any order."""
     assert not torch.are_deterministic_algorithms_enabled()
     for seed in range(3):
-        with emulator.emulation(way), emulator.schedule(seed):
+        with emulator.emulation(emulation), emulator.schedule(seed):
             assert_case(case, dtype, "cuda")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("way", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("case", SOME, ids=str)
-def test_every_order_of_threads_gives_the_same_bits(
-    case: Case, way: Emulation, dtype: torch.dtype
+@pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", WATCHED_CASES, ids=str)
+def test_deterministic_mode_is_bitwise_equal_under_every_thread_order(
+    case: Case, emulation: Emulation, dtype: torch.dtype
 ) -> None:
     runs = []
     for seed in range(5):
-        with emulator.emulation(way), emulator.schedule(seed):
+        with emulator.emulation(emulation), emulator.schedule(seed):
             runs.append(by_backend(case, inputs(case, dtype), "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
@@ -155,11 +157,11 @@ def test_every_order_of_threads_gives_the_same_bits(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", SOME, ids=str)
-def test_nothing_races(
+@pytest.mark.parametrize("case", WATCHED_CASES, ids=str)
+def test_forward_and_backward_have_no_races(
     case: Case, dtype: torch.dtype, is_deterministic: bool, request: pytest.FixtureRequest
 ) -> None:
-    """The emulator reports accesses that nothing orders, as errors."""
+    """The emulator raises an error for unordered accesses to the same address."""
     if is_deterministic:
         request.getfixturevalue("deterministic")
     for seed in range(2):
@@ -167,7 +169,7 @@ def test_nothing_races(
             by_backend(case, inputs(case, dtype), "cuda")
 
 
-def test_outputs_and_scratch_memory_are_poisoned() -> None:
+def test_outputs_and_workspaces_are_poisoned() -> None:
     q, k, v = (torch.randn(1, 2, 67, 32, requires_grad=True) for _ in range(3))
 
     def step() -> int:
@@ -179,14 +181,14 @@ def test_outputs_and_scratch_memory_are_poisoned() -> None:
     assert step() == 0
     with poisoned_memory():
         outputs = 4 * q.nbytes + 4 * 2 * 67
-        sums = q.nbytes  # of dq
-        assert step() > outputs + sums
+        dq_sums = q.nbytes
+        assert step() > outputs + dq_sums
 
 
-def test_what_goes_wrong_in_a_launch_is_raised() -> None:
-    """Here what the backend would have said before; on a device also what CUDA reports."""
+def test_launch_errors_are_raised() -> None:
+    """The operator checks the width itself; on a device it also raises CUDA errors."""
     q = torch.randn(1, 1, 3, 257)
     scalar_args: schema.ScalarArgs = (1.0, 0.0, 0.0, -UNBOUNDED, UNBOUNDED, 0, 0, False, 3, 3)
     forward = torch.ops.transformer_kernels_emulated.attention_forward
-    with pytest.raises(RuntimeError, match="rows are wider than the widest tile"):
+    with pytest.raises(RuntimeError, match="head dimensions are wider than the widest tile"):
         forward(q, q, q, *(None,) * 11, *scalar_args)

@@ -1,4 +1,4 @@
-"""The kernels for Hopper (csrc/cuda/sm90) in the emulator: what they take, and that it is right."""
+"""The Hopper kernels (csrc/cuda/sm90) in the emulator: supported problems, results, data races."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import transformer_kernels as tk
 from building.emulated import Emulation
 from building.extension import ROOT
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
-from tests.gpu.sanitizer_targets import WATCHED
+from tests.gpu import sanitizer_targets
 from tests.support import emulator
 from tests.support.cases import CASES, Case, inputs
 from tests.support.emulated import NOT_EMULATED
@@ -36,16 +36,24 @@ if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
 
 RACES = Emulation(races=True)
-TAKEN = [case for case in (*CASES, *HOPPER_CASES) if max(case.D, case.D_v) <= 256]
-HALVES = [
+SUPPORTED = [case for case in (*CASES, *HOPPER_CASES) if max(case.D, case.D_v) <= 256]
+FLOAT16_CASES = [
     case
-    for case in TAKEN
-    if case.name.startswith(("width-", "wide-", "causal", "padding", "works", "persistent-1"))
-    or case.name in (*WATCHED, "all-masks", "steep", "scale-negative", "softcap-bias", "dropout")
+    for case in SUPPORTED
+    if case.name.startswith(("width-", "wide-", "causal", "padding", "many-tiles", "persistent-1"))
+    or case.name
+    in (
+        *sanitizer_targets.ATTENTION_TARGETS,
+        "all-masks",
+        "steep",
+        "scale-negative",
+        "softcap-bias",
+        "dropout",
+    )
 ]
-"""Those that are also run in float16"""
-SOME = [case for case in TAKEN if case.name in WATCHED]
-SOME_HOPPER = [
+"""Cases that also run in float16."""
+SAMPLED = [case for case in SUPPORTED if case.name in sanitizer_targets.ATTENTION_TARGETS]
+SAMPLED_HOPPER = [
     case
     for case in HOPPER_CASES
     if case.name
@@ -58,12 +66,13 @@ SOME_HOPPER = [
         "queries-256",
     )
 ]
-SOME_RACES = [
+RACE_CASES = [
     case
     for case in HOPPER_CASES
-    if case.name in ("works", "short-works", "lengths-nan", "queries-256", "dropout-queries")
+    if case.name
+    in ("many-tiles", "many-short-tiles", "lengths-nan", "queries-256", "dropout-queries")
 ]
-LAUNCHED = "(sm90::forward_kernel<Element, kWidth, kVWidth>)"
+FORWARD_KERNEL = "(sm90::forward_kernel<Element, kWidth, kVWidth>)"
 
 
 @pytest.fixture(autouse=True)
@@ -73,100 +82,100 @@ def _hopper() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", sampled(TAKEN))
+@pytest.mark.parametrize("case", sampled(SUPPORTED))
 def test_case(case: Case) -> None:
     assert_case(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", HALVES, ids=str)
+@pytest.mark.parametrize("case", FLOAT16_CASES, ids=str)
 def test_case_in_float16(case: Case) -> None:
     assert_case(case, torch.float16, "cuda")
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", sampled([*VARLEN_CASES, *HOPPER_VARLEN]))
-def test_packed(case: VarlenCase) -> None:
+def test_varlen(case: VarlenCase) -> None:
     assert_varlen_case(case, torch.bfloat16, "cuda")
 
 
-def is_hoppers(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel that attends is one of csrc/cuda/sm90; and that this is what is told."""
+def runs_sm90(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """True if attention launches the sm90 forward kernel. Asserts that `explain` agrees."""
     with torch.no_grad():
         tk.attention(q, k, v, backend="cuda")
     launched = emulator.latest_launch()
     assert "forward_kernel" in launched
-    told = explain(q, k, v, backend="cuda").kernel
-    assert told is not None
-    assert ("sm90" in told) == (launched == LAUNCHED), told
-    return launched == LAUNCHED
+    kernel = explain(q, k, v, backend="cuda").kernel
+    assert kernel is not None
+    assert ("sm90" in kernel) == (launched == FORWARD_KERNEL), kernel
+    return launched == FORWARD_KERNEL
 
 
-def test_explain_tells_which_kernels_run() -> None:
-    """They take rows that begin at multiples of 16 bytes and lie apart."""
+def test_explain_names_the_kernel_that_runs() -> None:
+    """The sm90 kernels require 16-byte aligned, non-overlapping rows."""
     for case in CASES:
         if max(case.D, case.D_v) > 256 or 0 in (case.B, case.M):
             continue  # nothing is launched
         x = inputs(case, torch.bfloat16)
-        in_eights = case.D % 8 == case.D_v % 8 == 0
-        odd = case.layout in ("unaligned", "expanded") or case.N == 0
-        assert is_hoppers(x.q, x.k, x.v) == (in_eights and not odd), case.name
+        multiples_of_8 = case.D % 8 == case.D_v % 8 == 0
+        unsupported = case.layout in ("unaligned", "expanded") or case.N == 0
+        assert runs_sm90(x.q, x.k, x.v) == (multiples_of_8 and not unsupported), case.name
 
 
-@pytest.mark.parametrize("case", SOME, ids=str)
-def test_float32_is_for_others(case: Case) -> None:
+@pytest.mark.parametrize("case", SAMPLED, ids=str)
+def test_float32_runs_the_sm80_kernel(case: Case) -> None:
     x = inputs(case, torch.float32)
-    assert not is_hoppers(x.q, x.k, x.v)
+    assert not runs_sm90(x.q, x.k, x.v)
 
 
-def lengthened(x: Tensor, rows: int) -> Tensor:
-    """The same numbers, in front of rows of NaN."""
+def with_nan_rows(x: Tensor, rows: int) -> Tensor:
+    """x, followed by rows of NaN."""
     return torch.cat([x, x.new_full((*x.shape[:2], rows, x.shape[3]), torch.nan)], dim=2)
 
 
-ROWS: dict[str, tuple[bool, Callable[[Tensor], Tensor]]] = {
+LAYOUTS: dict[str, tuple[bool, Callable[[Tensor], Tensor]]] = {
     "contiguous": (True, lambda x: x),
-    "heads inside": (True, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)),
-    "batch inside": (True, lambda x: x.transpose(0, 2).contiguous().transpose(0, 2)),
-    "a part of longer rows": (True, lambda x: torch.cat([x, x], dim=3)[..., : x.shape[3]]),
-    "a part of longer ones": (True, lambda x: lengthened(x, 3)[:, :, : x.shape[2]]),
+    "(B, M, H, D) in memory": (True, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)),
+    "(M, H, B, D) in memory": (True, lambda x: x.transpose(0, 2).contiguous().transpose(0, 2)),
+    "columns of wider rows": (True, lambda x: torch.cat([x, x], dim=3)[..., : x.shape[3]]),
+    "rows of a longer tensor": (True, lambda x: with_nan_rows(x, 3)[:, :, : x.shape[2]]),
     "every second element": (True, lambda x: x.repeat_interleave(2, dim=3)[..., ::2]),
     "every second row": (True, lambda x: x.repeat_interleave(2, dim=2)[:, :, ::2]),
-    "one head for all": (False, lambda x: x[:, :1].expand(x.shape)),
-    "one entry for all": (False, lambda x: x[:1].expand(x.shape)),
-    "one row for all": (False, lambda x: x[:, :, :1].expand(x.shape)),
-    "a step of 60 bytes": (False, lambda x: x[..., :30].contiguous()),
-    "a step of 76 bytes": (
+    "heads expanded from one": (False, lambda x: x[:, :1].expand(x.shape)),
+    "batch expanded from one": (False, lambda x: x[:1].expand(x.shape)),
+    "rows expanded from one": (False, lambda x: x[:, :, :1].expand(x.shape)),
+    "row stride of 60 bytes": (False, lambda x: x[..., :30].contiguous()),
+    "row stride of 76 bytes": (
         False,
         lambda x: torch.cat([x, x], dim=3)[..., :38].contiguous()[..., :32],
     ),
-    "8 bytes further": (False, lambda x: torch.cat([x, x], dim=3)[..., 4:36]),
+    "data misaligned by 8 bytes": (False, lambda x: torch.cat([x, x], dim=3)[..., 4:36]),
 }
 
 
 @pytest.mark.parametrize("which", ["q", "k", "v"])
-@pytest.mark.parametrize("name", ROWS)
-def test_rows_in_memory(name: str, which: str) -> None:
-    """Of one tensor: what TMA cannot read sm80's kernels do, and both are right."""
-    is_taken, lay_out = ROWS[name]
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_memory_layouts(name: str, which: str) -> None:
+    """Layouts of one tensor. Those that TMA cannot address run the sm80 kernel."""
+    is_supported, lay_out = LAYOUTS[name]
     x = {name: torch.randn(2, 2, 67, 32).to(torch.bfloat16) for name in "qkv"}
     width = x[which].shape[3]
     x[which] = lay_out(x[which])
     if (narrow := x[which].shape[3]) != width and which != "v":
         x |= {other: x[other][..., :narrow] for other in "qk"}
-    assert is_hoppers(**x) == is_taken
+    assert runs_sm90(**x) == is_supported
     exact = tk.attention(*(one.double() for one in x.values()), backend="reference")
     o = tk.attention(x["q"], x["k"], x["v"], backend="cuda")
     torch.testing.assert_close(o.double(), exact, atol=0.02, rtol=0.02)
 
 
-def test_a_width_that_is_not_of_16_bytes_in_rows_that_are() -> None:
+def test_unaligned_width_in_aligned_rows() -> None:
     x = torch.randn(2, 2, 67, 32).to(torch.bfloat16)
     x[..., 30:] = torch.nan
     q, v = x[..., :30], x[..., :24]
-    assert is_hoppers(q, q, v)
-    assert not is_hoppers(q, q, q)  # o has rows of 60 bytes
+    assert runs_sm90(q, q, v)
+    assert not runs_sm90(q, q, q)  # the rows of o have 60 bytes
     exact = tk.attention(q.double(), q.double(), v.double(), backend="reference")
     o = tk.attention(q, q, v, backend="cuda")
     torch.testing.assert_close(o.double(), exact, atol=0.02, rtol=0.02)
@@ -193,10 +202,10 @@ def test_a_width_that_is_not_of_16_bytes_in_rows_that_are() -> None:
 def test_widths(D: int, D_v: int, widths: str | None) -> None:
     q = torch.randn(1, 2, 3, D).to(torch.float16)
     v = torch.randn(1, 2, 3, D_v).to(torch.float16)
-    assert is_hoppers(q, q, v) == (widths is not None)
-    told = explain(q, q, v, backend="cuda").kernel
+    assert runs_sm90(q, q, v) == (widths is not None)
+    kernel = explain(q, q, v, backend="cuda").kernel
     if widths is not None:
-        assert told == f"csrc/cuda/sm90, float16, width {widths}, emulated"
+        assert kernel == f"csrc/cuda/sm90, float16, width {widths}, emulated"
 
 
 SLOPES = torch.tensor([0.5, 0.25])
@@ -216,47 +225,47 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("D", [24, 64, 128, 136])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients(name: str, D: int) -> None:
-    """Of whatever option; but that of a bias is sm80's, as it is told."""
+    """The sm90 kernels compute all gradients except that of a bias, under every option."""
     options = OPTIONS[name]
     x = [torch.randn(1, 2, 67, D).to(torch.bfloat16).requires_grad_() for _ in range(3)]
     tk.attention(*x, backend="cuda", **options).sum().backward()
-    told = explain(*x, backend="cuda", **options).kernel
-    assert told is not None
+    kernel = explain(*x, backend="cuda", **options).kernel
+    assert kernel is not None
     assert emulator.latest_launch().startswith("(sm90::dq_postprocess")
-    assert told.startswith("csrc/cuda/sm90")
-    assert "sm80 backward" not in told
-    assert ("sm80 for dbias" in told) == (name == "bias that requires grad")
+    assert kernel.startswith("csrc/cuda/sm90")
+    assert "sm80 backward" not in kernel
+    assert ("sm80 for dbias" in kernel) == (name == "bias that requires grad")
 
 
-def test_gradients_that_tma_cannot_write() -> None:
-    """Rows of 60 bytes: sm80's kernels have the backward pass, as it is told."""
+def test_gradients_that_tma_cannot_store() -> None:
+    """Gradient rows of 60 bytes: the backward pass runs the sm80 kernels."""
     rows = torch.randn(1, 2, 67, 32).to(torch.bfloat16)
     x = [rows[..., :30].requires_grad_(), rows[..., :30], rows[..., :24]]
     tk.attention(*x, backend="cuda").sum().backward()
-    told = explain(*x, backend="cuda").kernel
-    assert told is not None
-    assert told.startswith("csrc/cuda/sm90 forward, csrc/cuda/sm80 backward")
+    kernel = explain(*x, backend="cuda").kernel
+    assert kernel is not None
+    assert kernel.startswith("csrc/cuda/sm90 forward, csrc/cuda/sm80 backward")
     assert emulator.latest_launch().startswith("(dq_postprocess_kernel")
 
 
-def test_wider_rows_are_refused() -> None:
+def test_widths_above_256_are_rejected() -> None:
     q = torch.randn(1, 2, 3, 257).to(torch.float16)
     with pytest.raises(ValueError, match="rows of 257 elements: tiles are up to 256 wide"):
         tk.attention(q, q, q, backend="cuda")
 
 
 @pytest.mark.exhaustive
-def test_other_chips_have_other_kernels() -> None:
+def test_other_architectures_run_the_sm80_kernel() -> None:
     q = torch.randn(1, 2, 3, 64).to(torch.float16)
-    assert is_hoppers(q, q, q)
+    assert runs_sm90(q, q, q)
     with emulator.chip(80):
-        assert not is_hoppers(q, q, q)
+        assert not runs_sm90(q, q, q)
     with emulator.emulation(Emulation(arch=860)), emulator.chip(90):
-        assert not is_hoppers(q, q, q)
+        assert not runs_sm90(q, q, q)
 
 
 @pytest.mark.exhaustive
-def test_they_can_be_switched_off() -> None:
+def test_environment_variable_disables_the_sm90_kernels() -> None:
     program = """
 import torch, transformer_kernels as tk
 from tests.support import emulator
@@ -269,21 +278,21 @@ with emulator.chip(90):
     for switch, kernel in (("0", "(forward_kernel<"), ("1", "(sm90::forward_kernel<")):
         environ = {**os.environ, HOPPER_SWITCH: switch}
         command = [sys.executable, "-c", program]
-        told = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
-        assert told.stdout.splitlines()[-1].startswith(kernel), told.stderr
+        result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+        assert result.stdout.splitlines()[-1].startswith(kernel), result.stderr
 
 
 @pytest.mark.exhaustive
-def test_heads_in_sections_of_the_cache() -> None:
-    """Two heads have 24 MB of keys and values, so that the fifth is in a section of its own."""
-    shown = 100
+def test_l2_swizzle_with_several_groups_of_heads() -> None:
+    """The keys and values of two heads fill 24 MB, so the fifth head forms an L2 group alone."""
+    visible = 100
     k = torch.zeros(1, 5, 12288, 256, dtype=torch.bfloat16)
     q = torch.randn(1, 5, 130, 256).to(k.dtype)
-    k[:, :, :shown].normal_()
-    mask = tk.Mask.padding(torch.tensor([shown]))
+    k[:, :, :visible].normal_()
+    mask = tk.Mask.padding(torch.tensor([visible]))
     o = tk.attention(q, k, k, mask=mask, backend="cuda")
-    assert emulator.latest_launch() == LAUNCHED
-    few = k[:, :, :shown]
+    assert emulator.latest_launch() == FORWARD_KERNEL
+    few = k[:, :, :visible]
     assert torch.equal(o, tk.attention(q, few, few, backend="cuda"))
 
 
@@ -296,8 +305,8 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("case", [*SOME, *SOME_HOPPER], ids=str)
-def test_every_order_of_threads_gives_the_same_bits(case: Case) -> None:
+@pytest.mark.parametrize("case", [*SAMPLED, *SAMPLED_HOPPER], ids=str)
+def test_every_thread_schedule_gives_the_same_bits(case: Case) -> None:
     runs = []
     for seed in range(4):
         with emulator.schedule(seed):
@@ -309,16 +318,16 @@ def test_every_order_of_threads_gives_the_same_bits(case: Case) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("case", HOPPER_VARLEN[:2], ids=str)
-def test_work_without_keys_under_other_orders(case: VarlenCase, seed: int) -> None:
-    """A warp that has nothing to wait for must not lap the others of its group."""
+def test_sequences_without_keys_under_other_schedules(case: VarlenCase, seed: int) -> None:
+    """A warp that has nothing to wait for must not run ahead of the others of its warpgroup."""
     with emulator.schedule(seed):
         assert_varlen_case(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", [*SOME, *SOME_RACES], ids=str)
-def test_nothing_races(case: Case) -> None:
-    """The emulator reports accesses that nothing orders, as errors."""
+@pytest.mark.parametrize("case", [*SAMPLED, *RACE_CASES], ids=str)
+def test_no_data_races(case: Case) -> None:
+    """The emulator reports unordered accesses as errors."""
     for seed in range(2):
         with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(seed):
             by_backend(case, inputs(case, torch.bfloat16), "cuda")
@@ -326,8 +335,7 @@ def test_nothing_races(case: Case) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", HOPPER_VARLEN[:1], ids=str)
-def test_nothing_races_in_packed_sequences(case: VarlenCase) -> None:
-    """Reported as errors, too."""
+def test_no_data_races_with_varlen(case: VarlenCase) -> None:
     x = varlen_inputs(case, torch.bfloat16, 0.0)
     with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(1):
         varlen_by_backend(case, x, "cuda")

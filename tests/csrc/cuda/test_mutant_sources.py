@@ -1,4 +1,4 @@
-"""The lines that mutants change are in the sources. The mutants themselves take minutes."""
+"""Every mutant applies to the current sources. Running the mutants takes minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.csrc.cuda import test_hopper_mutants, test_mutants
 from tests.csrc.cuda.mutants import Mutant, mutated
 
 
-@pytest.mark.parametrize("mutant", (*test_mutants.MUTANTS, *test_hopper_mutants.MUTANTS), ids=str)
-def test_a_mutant_changes_one_place(mutant: Mutant) -> None:
+@pytest.mark.parametrize("mutant", [*test_mutants.MUTANTS, *test_hopper_mutants.MUTANTS], ids=str)
+def test_mutant_changes_one_place(mutant: Mutant) -> None:
     assert mutant.new != mutant.old
     assert mutant.old not in mutated(mutant) or mutant.old in mutant.new

@@ -1,4 +1,4 @@
-"""Every barrier and every wait that is taken out of the kernels is missed by the emulator."""
+"""Mutation tests: the emulator reports every barrier or wait removed from the sm80 kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def _without(
     in_float32: bool = False,
     deterministic: bool = False,
 ) -> Mutant:
-    """`why` is the comment behind it; float32 has one stage of q and do where halves have two."""
+    """A mutant without `text`, which the source has once, followed by the comment `why`.
+
+    Float32 kernels have one stage of q and do, 16-bit kernels two.
+    """
     old = f"{text}{f'  // {why}' if why else ''}\n"
     dtype, variant = ("float32", "float-32") if in_float32 else ("float16", "half-32")
     return Mutant(
@@ -38,8 +41,8 @@ def _without(
 
 WAIT, BARRIER = "wait_copies<0>();", "__syncthreads();"
 MUTANTS = (
-    _without("sm80/forward.cuh", BARRIER, FORWARD, "k is there, and v read"),
-    _without("sm80/forward.cuh", BARRIER, FORWARD, "v is there, and k read"),
+    _without("sm80/forward.cuh", BARRIER, FORWARD, "k has arrived; the previous v has been read"),
+    _without("sm80/forward.cuh", BARRIER, FORWARD, "v has arrived; k has been read"),
     Mutant(
         "forward.cuh: no wait for k",
         "sm80/forward.cuh",
@@ -58,36 +61,41 @@ MUTANTS = (
         "sm80/backward.cuh",
         BARRIER,
         BACKWARD,
-        "q and do are there; p, ds and the other stage are read",
+        "q and do have arrived; p, ds and the other stage have been read",
     ),
-    _without("sm80/backward.cuh", BARRIER, BACKWARD, "p and ds are there"),
+    _without("sm80/backward.cuh", BARRIER, BACKWARD, "p and ds are written"),
     _without("sm80/backward.cuh", WAIT, BACKWARD),
-    _without("sm80/backward.cuh", BARRIER, BACKWARD, "q and do are read", in_float32=True),
+    _without("sm80/backward.cuh", BARRIER, BACKWARD, "q and do have been read", in_float32=True),
     _without(
         "sm80/backward.cuh",
         f"if (kStages == 1) {BARRIER}",
         GQA,
-        "the head before has read its tiles",
+        "the tiles of the previous head have been read",
         in_float32=True,
     ),
     _without(
         "common/score_gradient.cuh",
         BARRIER,
         GQA,
-        "everybody has read the number",
+        "all threads have read the index",
         deterministic=True,
     ),
-    _without("sm80/bias_gradient.cuh", BARRIER, BIAS, "the tiles before are read"),
+    _without("sm80/bias_gradient.cuh", BARRIER, BIAS, "the previous tiles have been read"),
     _without("sm80/bias_gradient.cuh", WAIT, BIAS),
     _without(
         "sm80/decode.cuh",
         f"if (!alone || n == 0) {BARRIER}",
         DECODE_MANY,
-        "q and k are there, and the values before are read",
+        "q and k have arrived; the previous v has been read",
     ),
-    _without("sm80/decode.cuh", f"if (!alone) {BARRIER}", DECODE_MANY, "v is there, and k read"),
+    _without(
+        "sm80/decode.cuh",
+        f"if (!alone) {BARRIER}",
+        DECODE_MANY,
+        "v has arrived; k has been read",
+    ),
     Mutant(
-        "decode.cuh: q is not there",
+        "decode.cuh: no wait for q",
         "sm80/decode.cuh",
         "if (!alone || n == 0) __syncthreads();",
         "if (!alone) __syncthreads();",
@@ -128,33 +136,33 @@ MUTANTS = (
         "if (!alone)",
         DECODE,
     ),
-    _without("sm80/decode.cuh", BARRIER, DECODE, "all tiles are read"),
-    _without("sm80/decode.cuh", BARRIER, DECODE, "all sums are there"),
-    _without("sm80/decode.cuh", BARRIER, DECODE, "the sums are read"),
-    _without("sm80/decode_combine.cuh", BARRIER, DECODE, "all warps' sums are there"),
+    _without("sm80/decode.cuh", BARRIER, DECODE, "all tiles have been read"),
+    _without("sm80/decode.cuh", BARRIER, DECODE, "all sums are written"),
+    _without("sm80/decode.cuh", BARRIER, DECODE, "the sums have been read"),
+    _without("sm80/decode_combine.cuh", BARRIER, DECODE, "the sums of all warps are written"),
     Mutant(
-        "forward.cuh: rows behind the last query",
+        "forward.cuh: rows after the last query",
         "sm80/forward.cuh",
         "return i < seq.M; });",
         "return i >= 0; });",
         FORWARD,
     ),
     Mutant(
-        "decode.cuh: rows behind the last query",
+        "decode.cuh: rows after the last query",
         "sm80/decode.cuh",
-        "return at.there ? q.at(s.b, at.i)",
+        "return at.valid ? q.at(s.b, at.i)",
         "return at.h >= 0 ? q.at(s.b, at.i)",
         DECODE,
     ),
     Mutant(
-        "softmax.cuh: half of a row",
+        "softmax.cuh: sum over half of a row",
         "common/softmax.cuh",
         "return x + __shfl_xor_sync(~0u, x, 2);",
         "return x;",
         FORWARD,
     ),
     Mutant(
-        "shared_tile.cuh: a row too far",
+        "shared_tile.cuh: an address one row too far",
         "common/shared_tile.cuh",
         "(columns / kPanel * kRows + rows)",
         "(columns / kPanel * kRows + rows + 1)",

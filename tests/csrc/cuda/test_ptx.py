@@ -1,4 +1,4 @@
-"""The real instructions: nvcc takes what the emulator takes, and a GPU computes the same."""
+"""The inline PTX: nvcc compiles the kernels of the emulator's tests, and a GPU agrees with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ needs_nvcc = pytest.mark.skipif(NVCC is None, reason="needs nvcc on PATH")
 
 
 def nvcc(*arguments: str) -> str:
-    """What it prints. Warnings are errors: ptxas mends missing waits for wgmma with one."""
+    """Runs nvcc and returns its output.
+
+    Warnings are errors, because ptxas inserts missing wgmma waits with a warning only.
+    """
     assert NVCC is not None
     command = [NVCC, "-x", "cu", "-std=c++20", "-O3", f"-I{ROOT / 'csrc'}", "-Werror"]
     command += ["all-warnings", "-Xptxas", "-warn-spills,-Werror", *arguments]
@@ -41,7 +44,7 @@ def source(program: str) -> str:
 @pytest.mark.exhaustive
 @needs_nvcc
 @pytest.mark.parametrize("program", ARCHITECTURES)
-def test_kernels_of_the_emulator_compile(program: str, tmp_path: Path) -> None:
+def test_kernels_of_the_emulator_tests_compile(program: str, tmp_path: Path) -> None:
     number = ARCHITECTURES[program]
     target = f"-gencode=arch=compute_{number},code=sm_{number}"
     nvcc(target, "-c", source(program), "-o", str(tmp_path / "kernels.o"))
@@ -49,7 +52,7 @@ def test_kernels_of_the_emulator_compile(program: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def ptx(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """What nvcc makes of a program, registers without their numbers."""
+    """PTX of a program, with register numbers removed."""
     path = tmp_path / "kernels.ptx"
     nvcc(
         "-gencode=arch=compute_90a,code=compute_90a", "-ptx", source(request.param), "-o", str(path)
@@ -57,11 +60,11 @@ def ptx(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return re.sub(r"%[a-z]+\d+", "%", path.read_text())
 
 
-# The emulator sees no immediates and no operands.
+# The emulator does not check the operand lists and immediates of the inline PTX.
 @needs_nvcc
 @pytest.mark.parametrize("ptx", ["sm90_gemm"], indirect=True)
-def test_wgmma_gets_its_operands(ptx: str) -> None:
-    # After c and the operands scale-d, that neither is negated, and whether each is transposed.
+def test_operands_of_wgmma(ptx: str) -> None:
+    # After c: the operands, scale-d, imm-scale-a, imm-scale-b, imm-trans-a, imm-trans-b.
     shared = {f"%, %, p, 1, 1, {a}, {b}" for a in "01" for b in "01"}
     registers = {f"{{%, %, %, %}}, %, p, 1, 1, {b}" for b in "01"}
     seen = set()
@@ -79,7 +82,7 @@ def test_wgmma_gets_its_operands(ptx: str) -> None:
 
 @needs_nvcc
 @pytest.mark.parametrize("ptx", ["sm90_primitives"], indirect=True)
-def test_copies_and_registers_get_their_operands(ptx: str) -> None:
+def test_operands_of_tma_and_setmaxnreg(ptx: str) -> None:
     assert "setmaxnreg.dec.sync.aligned.u32 40;" in ptx
     assert "setmaxnreg.inc.sync.aligned.u32 232;" in ptx
     for rank in range(1, 6):
@@ -96,13 +99,13 @@ CASES = {
         "shuffles",
         "barriers_and_atomics",
         "grids",
-        "turns",
+        "semaphores",
         "matrix_loads",
         "matrix_loads_transposed",
         "products_half",
         "products_bfloat16",
     ),
-    "product": ("right",),
+    "product": ("correct",),
     "sm90_gemm": ("wgmma_widths", "wgmma_layouts"),
     "sm90_primitives": (
         "tensor_copies",
@@ -111,14 +114,14 @@ CASES = {
         "registers_and_elect",
         "matrix_stores",
     ),
-    "sm90_product": ("right",),
+    "sm90_product": ("correct",),
 }
 
 
 @needs_nvcc
 @pytest.mark.gpu
 @pytest.mark.parametrize("program", CASES)
-def test_a_gpu_computes_what_the_emulator_does(program: str, tmp_path: Path) -> None:
+def test_gpu_agrees_with_scalar_computations(program: str, tmp_path: Path) -> None:
     major, minor = torch.cuda.get_device_capability()
     if ARCHITECTURES[program] == "90a" and major != 9:
         pytest.skip(f"needs a device of compute capability 9.0; this one has {major}.{minor}")

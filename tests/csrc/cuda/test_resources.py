@@ -1,4 +1,4 @@
-"""What nvcc made of the kernels: every chip has them, and registers suffice where it matters."""
+"""Compiled CUDA kernels: all architectures have them, and register spills are within bounds."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from building.cuda import (
 from building.cuda_toolkit import NoCudaError, find_toolkit
 from building.extension import ROOT
 from building.tile_config import HOPPER_WIDTHS, WIDTHS
-from tests.csrc.cuda.ptxas import Resources, complaints, parse, reports
+from tests.csrc.cuda.ptxas import Resources, diagnostics, parse, reports
 from transformer_kernels import _C
 
 FOLDER = ROOT / f"build/extension{sysconfig.get_config_var('EXT_SUFFIX').removesuffix('.so')}"
 ARCHITECTURES = _C.build_info()["cuda_architectures"]
 CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HOPPER_CODE]
-MOST_SPILLED = {64: 0, 128: 272}
-"""bytes, for widths of heads that models have; at 128 registers do not suffice (docs/cuda.md)"""
+MAX_SPILLS = {64: 0, 128: 272}
+"""Bytes, by common head width. At 128, some spills are unavoidable (docs/cuda.md)."""
 
-MOST_SPILLED_ON_HOPPER = {"backward_kernel": 12, "dropout_backward_kernel": 650}
-"""bytes: a value that is needed when a loop has ended; with dropout most are the loader's, which
-has 40 registers (docs/hopper.md)"""
+MAX_HOPPER_SPILLS = {"backward_kernel": 12, "dropout_backward_kernel": 650}
+"""Bytes. Without dropout: a value that is used only after a loop. With dropout: most are in the
+producer warp, which has 40 registers (docs/hopper.md)."""
 
 EXAMPLE = """
 ptxas info    : 0 bytes gmem
@@ -50,7 +50,7 @@ ptxas info    : Used 168 registers, used 7 barriers
 """  # noqa: E501
 
 
-def test_reports_are_understood() -> None:
+def test_reports_are_parsed() -> None:
     forward, clear, hopper = parse(EXAMPLE, "half", 64)
     assert str(forward) == (
         "forward_kernel, half 64, sm_90: 252 registers, 256 bytes of stack, 12 bytes spilled"
@@ -59,7 +59,7 @@ def test_reports_are_understood() -> None:
     assert (hopper.kernel, hopper.architecture) == ("forward_kernel", "sm_90a")
 
 
-def test_names_of_reports_tell_element_and_widths(tmp_path: Path) -> None:
+def test_report_names_give_element_and_widths(tmp_path: Path) -> None:
     for name in ("kernels-float-96", "kernels-bfloat16-192-128", "launch"):
         (tmp_path / f"{name}.o.ptxas").write_text(EXAMPLE)
     found = {(one.element, one.width, one.v_width) for one in reports(tmp_path)}
@@ -67,25 +67,25 @@ def test_names_of_reports_tell_element_and_widths(tmp_path: Path) -> None:
     assert "forward_kernel, bfloat16 192/128, sm_90a: 168 registers" in str(reports(tmp_path)[2])
 
 
-def test_complaints_are_found(tmp_path: Path) -> None:
+def test_warnings_and_advisories_are_found(tmp_path: Path) -> None:
     report = tmp_path / "kernels-half-64-64.o.ptxas"
     report.write_text(EXAMPLE)
-    assert complaints(tmp_path) == []
+    assert diagnostics(tmp_path) == []
     serialized = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions"
     report.write_text(f"{EXAMPLE}{serialized}\nptxas warning : Registers are spilled\n")
-    assert len(complaints(tmp_path)) == 2
+    assert len(diagnostics(tmp_path)) == 2
 
 
 @pytest.fixture(scope="module")
 def built() -> list[Resources]:
     if not CHIPS:
-        pytest.skip("needs nvcc: the extension is built without CUDA kernels")
+        pytest.skip("needs CUDA kernels: the extension was built without nvcc")
     if not FOLDER.is_dir():
-        pytest.skip(f"needs the build's own files, and there is no {FOLDER}")
+        pytest.skip(f"needs the build folder, and there is no {FOLDER}")
     return reports(FOLDER)
 
 
-def test_every_chip_has_every_kernel(built: list[Resources]) -> None:
+def test_every_architecture_has_every_kernel(built: list[Resources]) -> None:
     everywhere = [one for one in built if not one.v_width]
     units = {(one.element, one.width) for one in everywhere} - {("", 0)}
     assert units == {(element.lower(), width) for element in ELEMENTS for width in WIDTHS}
@@ -98,55 +98,55 @@ def test_every_chip_has_every_kernel(built: list[Resources]) -> None:
 @pytest.fixture
 def hopper(built: list[Resources]) -> list[Resources]:
     if HOPPER_CODE not in ARCHITECTURES:
-        pytest.skip("the extension is built without the kernels for Hopper")
+        pytest.skip("needs kernels for Hopper: the extension was built without them")
     return [one for one in built if one.v_width]
 
 
-def test_hopper_has_every_kernel_of_its_own(hopper: list[Resources]) -> None:
+def test_hopper_has_every_sm90_kernel(hopper: list[Resources]) -> None:
     assert {one.architecture for one in hopper} == {HOPPER_CODE}
     assert {(one.kernel, one.element, one.width, one.v_width) for one in hopper} >= {
         (kernel, element.lower(), *widths)
-        for kernel in ("forward_kernel", *MOST_SPILLED_ON_HOPPER, "dq_postprocess_kernel")
+        for kernel in ("forward_kernel", *MAX_HOPPER_SPILLS, "dq_postprocess_kernel")
         for element in HOPPER_ELEMENTS
         for widths in HOPPER_WIDTHS
     }
 
 
-def test_registers_suffice_for_hopper(hopper: list[Resources]) -> None:
-    most = MOST_SPILLED_ON_HOPPER
-    assert [str(one) for one in hopper if one.spilled > most.get(one.kernel, 0)] == []
+def test_spills_on_hopper_are_within_bounds(hopper: list[Resources]) -> None:
+    allowed = MAX_HOPPER_SPILLS
+    assert [str(one) for one in hopper if one.spilled > allowed.get(one.kernel, 0)] == []
 
 
 @pytest.mark.usefixtures("hopper")
-def test_nothing_keeps_products_from_overlapping() -> None:
-    """ptxas tells where it makes wgmma wait, or adds a fence that is missing."""
-    assert complaints(FOLDER) == []
+def test_wgmma_products_are_not_serialized() -> None:
+    """ptxas reports where it serializes wgmma or inserts a missing fence."""
+    assert diagnostics(FOLDER) == []
 
 
-def test_registers_suffice_for_common_widths(built: list[Resources]) -> None:
+def test_spills_of_common_widths_are_within_bounds(built: list[Resources]) -> None:
     halves = [one for one in built if one.element in ("half", "bfloat16") and not one.v_width]
-    common = [one for one in halves if one.width in MOST_SPILLED and one.architecture in CHIPS]
+    common = [one for one in halves if one.width in MAX_SPILLS and one.architecture in CHIPS]
     assert {one.kernel for one in common} >= {"forward_kernel", "backward_kernel"}
-    assert [str(one) for one in common if one.spilled > MOST_SPILLED[one.width]] == []
+    assert [str(one) for one in common if one.spilled > MAX_SPILLS[one.width]] == []
 
 
-LEFT_OUT = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
-"""Units, and for which chips they are compiled where those are not built; (): all the default."""
+EXTRA_UNITS = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
+"""Capabilities to compile each unit for, if they are not built. Empty: all default capabilities."""
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("variant", LEFT_OUT)
-def test_chips_that_are_left_out_have_them_too(variant: str, tmp_path: Path) -> None:
-    """Where TORCH_CUDA_ARCH_LIST asks for few."""
+@pytest.mark.parametrize("variant", EXTRA_UNITS)
+def test_units_compile_for_architectures_that_are_not_built(variant: str, tmp_path: Path) -> None:
+    """Covers the default architectures when TORCH_CUDA_ARCH_LIST names only some."""
     try:
         toolkit = find_toolkit(os.environ)
     except NoCudaError as reason:
         pytest.skip(str(reason))
     default = default_chips(toolkit)
-    asked = LEFT_OUT[variant] or default.capabilities
+    asked = EXTRA_UNITS[variant] or default.capabilities
     others = tuple(one for one in asked if code(one) not in CHIPS)
     if not others:
-        pytest.skip("these chips are built, and the tests above look at them")
+        pytest.skip("these architectures are built, and the tests above cover them")
     cuda = CudaBuild(toolkit, replace(default, capabilities=others, ptx=False))
     (unit,) = (
         one for one in kernel_units("nvcc", cuda.chips.flags, False) if one.variant == variant
@@ -160,4 +160,4 @@ def test_chips_that_are_left_out_have_them_too(variant: str, tmp_path: Path) -> 
     assert {one.architecture for one in found} == set(map(code, others))
     assert {one.kernel for one in found} >= {"forward_kernel", "backward_kernel", "decode_kernel"}
     if element != "float":
-        assert [str(one) for one in found if one.spilled > MOST_SPILLED[int(width)]] == []
+        assert [str(one) for one in found if one.spilled > MAX_SPILLS[int(width)]] == []

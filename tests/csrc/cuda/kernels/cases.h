@@ -1,5 +1,5 @@
-// A program of cases: `program case seed...` prints a line for each seed: "ok", what was wrong, or
-// the error of a launch. On a GPU, where nvcc compiles it, seeds are ignored.
+// Test program with named cases. `program case seed...` prints one line for each seed: "ok", the
+// failed expectation, or the error of a launch. Built by nvcc for a GPU, it ignores the seeds.
 #pragma once
 
 #include <cmath>
@@ -27,7 +27,7 @@
 
 #ifdef TK_EMULATOR
 
-// Aligned for every copy.
+// Allocator with the alignment that bulk copies need.
 template <typename T>
 struct Memory {
   using value_type = T;
@@ -41,7 +41,7 @@ struct Memory {
   bool operator==(const Memory&) const { return true; }
 };
 
-// Numbers for kernels, which are told on_device(), and from them, which are there after finish().
+// Array in host memory with a device copy. Kernels use on_device(); finish() copies results back.
 template <typename T>
 class Array : public std::vector<T, Memory<T>> {
  public:
@@ -58,7 +58,7 @@ struct Copy {
   size_t bytes;
 };
 
-// By the arrays.
+// Device copies, by array.
 inline std::map<const void*, Copy>& copies() {
   static std::map<const void*, Copy> all;
   return all;
@@ -85,7 +85,7 @@ class Array : public std::vector<T> {
   }
 };
 
-// After a launch, before its results are looked at.
+// Waits for the launch and copies all arrays back to the host.
 inline void finish() {
   tk::cuda::check(cudaDeviceSynchronize(), "the kernel");
   for (const auto& [array, copy] : copies()) {
@@ -96,7 +96,7 @@ inline void finish() {
 
 #endif
 
-// Conversions of the host.
+// Conversions on the host.
 #ifdef TK_EMULATOR
 template <typename Element>
 float value_of(Element x) {
@@ -138,8 +138,8 @@ struct Case {
   void (*run)();
 };
 
-inline void expect(bool right, const std::string& what) {
-  if (!right) throw std::runtime_error("wrong: " + what);
+inline void expect(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error("wrong: " + what);
 }
 
 inline void expect_equal(double value, double expected, const std::string& what) {
@@ -152,7 +152,7 @@ inline void expect_near(double value, double expected, double tolerance, const s
          what + " is " + std::to_string(value) + ", not " + std::to_string(expected));
 }
 
-// The same numbers everywhere, in [-1, 1).
+// Pseudorandom numbers in [-1, 1), the same on every platform.
 class Numbers {
  public:
   float next() {

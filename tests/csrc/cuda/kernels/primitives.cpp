@@ -1,4 +1,4 @@
-// Each instruction against plain maths.
+// Each instruction of sm_80 against a scalar computation.
 #include "cases.h"
 #include "cuda/platform/sm80_ptx.h"
 
@@ -23,7 +23,7 @@ TK_KERNEL(64, 1) shuffle_kernel(const __grid_constant__ Buffers p) {
   y[2] = __shfl_sync(kAll, x, 3, 8);
   y[3] = __shfl_up_sync(kAll, x, 2);
   y[4] = __shfl_down_sync(kAll, x, 3, 16);
-  // Halves of a warp may go different ways.
+  // Divergent halves of a warp.
   y[5] = lane < 16 ? __shfl_xor_sync(0xffffu, x, 1) : __shfl_xor_sync(0xffff0000u, x, 2);
   y[6] = static_cast<float>(__ballot_sync(kAll, x > 0) >> 3 & 0xffff);
   y[7] = static_cast<float>(__any_sync(kAll, lane == 9) + 2 * __all_sync(kAll, lane >= 0) +
@@ -99,11 +99,11 @@ void grids() {
   }
 }
 
-// Block n waits for block n + 1, which may start later.
-TK_KERNEL(32, 1) turn_kernel(const __grid_constant__ Buffers p) {
-  const int turn = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+// Semaphore between blocks: block n waits for block n + 1, which may start later.
+TK_KERNEL(32, 1) semaphore_kernel(const __grid_constant__ Buffers p) {
+  const int expected = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   if (threadIdx.x == 0) {
-    while (load_acquire(p.count) != turn) {
+    while (load_acquire(p.count) != expected) {
     }
   }
   __syncwarp();
@@ -112,15 +112,15 @@ TK_KERNEL(32, 1) turn_kernel(const __grid_constant__ Buffers p) {
   if (threadIdx.x == 0) add_release(p.count, 1);
 }
 
-void turns() {
+void semaphores() {
   Array<float> y(32);
   Array<int> count(1);
-  TK_LAUNCH(turn_kernel, dim3(6), 32, 0, nullptr,
+  TK_LAUNCH(semaphore_kernel, dim3(6), 32, 0, nullptr,
             Buffers{nullptr, y.on_device(), count.on_device()});
   finish();
   float expected = 0;
   for (int block = 5; block >= 0; --block) expected = expected * 2 + static_cast<float>(block);
-  for (const float value : y) expect_equal(value, expected, "turns");
+  for (const float value : y) expect_equal(value, expected, "result");
 }
 
 struct Tile {
@@ -232,7 +232,7 @@ void products() {
 
 #ifdef TK_EMULATOR
 
-// All 65536 halves there and back; and rounding to nearest even, from both sides of each middle.
+// Round trip of all 65536 bit patterns, and rounding to nearest even at and around each midpoint.
 template <typename Element>
 void conversions() {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
@@ -243,7 +243,7 @@ void conversions() {
       expect_equal(back, 0x7fff, "NaN");
       continue;
     }
-    expect_equal(back, bits, "there and back");
+    expect_equal(back, bits, "round trip");
     if (bits & 0x8000 || std::isinf(value)) continue;
     const float next = to_float(Element{static_cast<uint16_t>(bits + 1)});
     const float bound = std::isinf(next)
@@ -252,10 +252,10 @@ void conversions() {
     const float middle = static_cast<float>((double(value) + double(bound)) / 2);
     if (std::isinf(middle)) continue;
     const uint32_t even = bits + (bits & 1);
-    expect_equal(to_element<Element>(middle).bits, even, "middle");
-    expect_equal(to_element<Element>(std::nextafterf(middle, 0)).bits, bits, "below the middle");
+    expect_equal(to_element<Element>(middle).bits, even, "midpoint");
+    expect_equal(to_element<Element>(std::nextafterf(middle, 0)).bits, bits, "below the midpoint");
     expect_equal(to_element<Element>(std::nextafterf(middle, INFINITY)).bits, bits + 1,
-                 "above the middle");
+                 "above the midpoint");
   }
   expect_equal(pack(1, -2, Element{}),
                to_element<Element>(1).bits | uint32_t{to_element<Element>(-2).bits} << 16, "pack");
@@ -263,7 +263,7 @@ void conversions() {
                "infinity");
 }
 
-void numbers_of_half() {
+void known_values() {
   expect_equal(to_float(Half{0x3c00}), 1, "1");
   expect_equal(to_float(Half{0xc000}), -2, "-2");
   expect_equal(to_float(Half{0x7bff}), 65504, "largest");
@@ -284,14 +284,14 @@ int main(int count, char** arguments) {
                    {{"shuffles", shuffles},
                     {"barriers_and_atomics", barriers_and_atomics},
                     {"grids", grids},
-                    {"turns", turns},
+                    {"semaphores", semaphores},
                     {"matrix_loads", matrix_loads<false>},
                     {"matrix_loads_transposed", matrix_loads<true>},
                     {"products_half", products<Half>},
 #ifdef TK_EMULATOR
                     {"conversions_half", conversions<Half>},
                     {"conversions_bfloat16", conversions<BFloat16>},
-                    {"numbers", numbers_of_half},
+                    {"known_values", known_values},
 #endif
                     {"products_bfloat16", products<BFloat16>}});
 }

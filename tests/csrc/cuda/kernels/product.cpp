@@ -1,4 +1,4 @@
-// c = a b^T by copies in two stages, ldmatrix and mma, and the ways in which it can be broken.
+// c = a b^T with two cp.async stages, ldmatrix and mma, and variants with one defect each.
 #include "cases.h"
 #include "cuda/platform/sm80_ptx.h"
 
@@ -6,8 +6,8 @@ using namespace tk::cuda;
 
 namespace {
 
-enum class Broken {
-  kNothing,
+enum class Defect {
+  kNone,
   kNoWait,
   kWaitForOneLess,
   kNoCommit,
@@ -20,7 +20,7 @@ enum class Broken {
 };
 
 constexpr int kRows = 64;   // of a and of b
-constexpr int kDepth = 32;  // of a stage, in elements: rows of 64 bytes
+constexpr int kDepth = 32;  // k extent of a stage, in elements: rows of 64 bytes
 constexpr int kStages = 2;
 constexpr int kTileBytes = kRows * kDepth * 2;
 constexpr int kPitch = kRows + 4;  // of c in shared memory, in elements
@@ -33,43 +33,45 @@ struct Params {
   float* c;       // (64, 64)
   float* sums;    // of rows of c
   int K;          // a multiple of 8
-  Broken broken;
+  Defect defect;
 };
 
-// Only in the emulator: the kernel that nvcc compiles is whole.
-TK_DEVICE bool is_broken([[maybe_unused]] const Params& p, [[maybe_unused]] Broken how) {
+// Defects exist only in the emulator: nvcc compiles the correct kernel.
+TK_DEVICE bool has_defect([[maybe_unused]] const Params& p, [[maybe_unused]] Defect defect) {
 #ifdef TK_EMULATOR
-  return p.broken == how;
+  return p.defect == defect;
 #else
   return false;
 #endif
 }
 
-// 16-byte chunks of eight rows fall into different banks.
-TK_DEVICE int place(int row, int chunk) { return row * 64 + (chunk ^ (row / 2 & 3)) * 16; }
+// Swizzled byte offset: the 16-byte chunks of eight rows are in different banks.
+TK_DEVICE int swizzled_offset(int row, int chunk) {
+  return row * 64 + (chunk ^ (row / 2 & 3)) * 16;
+}
 
 TK_DEVICE void copy_stage(const Params& p, unsigned char* stage, int k0) {
   for (int n = static_cast<int>(threadIdx.x); n < kRows * 4; n += 128) {
     const int row = n / 4, chunk = n % 4, k = k0 + chunk * 8;
-    const bool there = k < p.K || is_broken(p, Broken::kNoTailMask);
-    copy_async_16(stage + place(row, chunk), p.a + row * p.K + k, there);
-    copy_async_16(stage + kTileBytes + place(row, chunk), p.b + row * p.K + k, there);
+    const bool there = k < p.K || has_defect(p, Defect::kNoTailMask);
+    copy_async_16(stage + swizzled_offset(row, chunk), p.a + row * p.K + k, there);
+    copy_async_16(stage + kTileBytes + swizzled_offset(row, chunk), p.b + row * p.K + k, there);
   }
-  if (!is_broken(p, Broken::kNoCommit)) commit_copies();
+  if (!has_defect(p, Defect::kNoCommit)) commit_copies();
 }
 
-// A warp has 16 rows: c[n] are its columns 8 n to 8 n + 7.
+// Each warp computes 16 rows; c[n] holds columns 8 n to 8 n + 7.
 TK_DEVICE void multiply_stage(const Params& p, const unsigned char* stage, float (&c)[8][4]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   for (int k = 0; k < kDepth / 8; k += 2) {
     uint32_t a[4];
     const int row = warp * 16 + lane % 16, chunk = k + lane / 16;
-    const bool plain = is_broken(p, Broken::kOtherSwizzle);
-    load_matrices(a, stage + (plain ? row * 64 + chunk * 16 : place(row, chunk)));
+    const bool plain = has_defect(p, Defect::kOtherSwizzle);
+    load_matrices(a, stage + (plain ? row * 64 + chunk * 16 : swizzled_offset(row, chunk)));
     for (int n = 0; n < 8; n += 2) {
       uint32_t b[4];
       const int column = n * 8 + lane % 8 + lane / 16 * 8;
-      load_matrices(b, stage + kTileBytes + place(column, k + lane / 8 % 2));
+      load_matrices(b, stage + kTileBytes + swizzled_offset(column, k + lane / 8 % 2));
       multiply_accumulate(c[n], a, b[0], b[1], Half{});
       multiply_accumulate(c[n + 1], a, b[2], b[3], Half{});
     }
@@ -77,8 +79,8 @@ TK_DEVICE void multiply_stage(const Params& p, const unsigned char* stage, float
 }
 
 TK_DEVICE void wait_for_stage(const Params& p, bool last) {
-  if (is_broken(p, Broken::kNoWait)) return;
-  const int pending = (last ? 0 : 1) + is_broken(p, Broken::kWaitForOneLess);
+  if (has_defect(p, Defect::kNoWait)) return;
+  const int pending = (last ? 0 : 1) + has_defect(p, Defect::kWaitForOneLess);
   if (pending == 0) wait_copies<0>();
   if (pending == 1) wait_copies<1>();
   if (pending == 2) wait_copies<2>();
@@ -93,9 +95,9 @@ TK_KERNEL(128, 1) product_kernel(const __grid_constant__ Params p) {
     const bool last = k + kDepth >= p.K;
     if (!last) copy_stage(p, shared + (stage ^ 1) * 2 * kTileBytes, k + kDepth);
     wait_for_stage(p, last);
-    if (!is_broken(p, Broken::kNoBarrierAfterWait)) __syncthreads();
+    if (!has_defect(p, Defect::kNoBarrierAfterWait)) __syncthreads();
     multiply_stage(p, shared + stage * 2 * kTileBytes, c);
-    if (!is_broken(p, Broken::kNoBarrierBeforeCopy)) __syncthreads();
+    if (!has_defect(p, Defect::kNoBarrierBeforeCopy)) __syncthreads();
   }
   float* rows = reinterpret_cast<float*>(shared);
   for (int n = 0; n < 8; ++n) {
@@ -104,7 +106,7 @@ TK_KERNEL(128, 1) product_kernel(const __grid_constant__ Params p) {
       rows[row * kPitch + n * 8 + lane % 4 * 2 + i % 2] = c[n][i];
     }
   }
-  if (!is_broken(p, Broken::kNoBarrierInEpilogue)) __syncthreads();
+  if (!has_defect(p, Defect::kNoBarrierInEpilogue)) __syncthreads();
   for (int n = t; n < kRows * kRows; n += 128) {
     p.c[n] = rows[n / kRows * kPitch + n % kRows];
   }
@@ -112,16 +114,16 @@ TK_KERNEL(128, 1) product_kernel(const __grid_constant__ Params p) {
     float sum = 0;
     for (int n = 0; n < 8; ++n) sum += c[n][half * 2] + c[n][half * 2 + 1];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    if (!is_broken(p, Broken::kNoShuffle)) sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (!has_defect(p, Defect::kNoShuffle)) sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     if (lane % 4 == 0) p.sums[warp * 16 + lane / 4 + half * 8] = sum;
   }
 }
 
-template <Broken kBroken>
+template <Defect kDefect>
 void product() {
   constexpr int K = 72;
   Numbers numbers;
-  // What a missing mask reads behind the last row is NaN.
+  // NaN after the last row, which a missing tail mask reads.
   Array<Half> a(kRows * K + 64, Half{0x7fff}), b = a;
   for (size_t n = 0; n < kRows * K; ++n) {
     a[n] = rounded<Half>(numbers.next());
@@ -129,7 +131,7 @@ void product() {
   }
   Array<float> c(kRows * kRows, NAN), sums(kRows, NAN);
   TK_LAUNCH(product_kernel, dim3(1), 128, kRows * kPitch * sizeof(float), nullptr,
-            Params{a.on_device(), b.on_device(), c.on_device(), sums.on_device(), K, kBroken});
+            Params{a.on_device(), b.on_device(), c.on_device(), sums.on_device(), K, kDefect});
   finish();
   for (size_t row = 0; row < kRows; ++row) {
     double total = 0;
@@ -149,14 +151,14 @@ void product() {
 
 int main(int count, char** arguments) {
   return run_cases(count, arguments,
-                   {{"right", product<Broken::kNothing>},
-                    {"no_wait", product<Broken::kNoWait>},
-                    {"wait_for_one_less", product<Broken::kWaitForOneLess>},
-                    {"no_commit", product<Broken::kNoCommit>},
-                    {"no_barrier_after_wait", product<Broken::kNoBarrierAfterWait>},
-                    {"no_barrier_before_copy", product<Broken::kNoBarrierBeforeCopy>},
-                    {"other_swizzle", product<Broken::kOtherSwizzle>},
-                    {"no_barrier_in_epilogue", product<Broken::kNoBarrierInEpilogue>},
-                    {"no_shuffle", product<Broken::kNoShuffle>},
-                    {"no_tail_mask", product<Broken::kNoTailMask>}});
+                   {{"correct", product<Defect::kNone>},
+                    {"no_wait", product<Defect::kNoWait>},
+                    {"wait_for_one_less", product<Defect::kWaitForOneLess>},
+                    {"no_commit", product<Defect::kNoCommit>},
+                    {"no_barrier_after_wait", product<Defect::kNoBarrierAfterWait>},
+                    {"no_barrier_before_copy", product<Defect::kNoBarrierBeforeCopy>},
+                    {"other_swizzle", product<Defect::kOtherSwizzle>},
+                    {"no_barrier_in_epilogue", product<Defect::kNoBarrierInEpilogue>},
+                    {"no_shuffle", product<Defect::kNoShuffle>},
+                    {"no_tail_mask", product<Defect::kNoTailMask>}});
 }

@@ -1,4 +1,4 @@
-// Accesses that nothing orders, of kernels whose results may be right all the same.
+// Kernels with data races, whose results may still be right, and their correct versions.
 #include "cases.h"
 #include "cuda/platform/sm80_ptx.h"
 
@@ -32,17 +32,17 @@ void launch() {
 
 enum class Order { kNone, kWarp, kBlock };
 
-// Neighbours in a warp exchange a number through memory.
+// Adjacent lanes exchange a number through shared memory.
 template <Order kOrder>
 void exchange(const Params& p, float* shared, int t) {
   shared[t] = p.x[t];
-  float x = __shfl_xor_sync(kAll, p.x[t], 1);  // waits, but orders nothing
+  float x = __shfl_xor_sync(kAll, p.x[t], 1);  // waits, but does not order memory
   if (kOrder == Order::kWarp) __syncwarp();
   if (kOrder == Order::kBlock) __syncthreads();
   p.y[t] = shared[t ^ 1] + x;
 }
 
-// The same across warps.
+// The same between lanes of different warps.
 template <Order kOrder>
 void exchange_far(const Params& p, float* shared, int t) {
   shared[t] = p.x[t];
@@ -64,7 +64,7 @@ void load_matrix(const Params& p, float* shared, int t) {
   p.y[t] = static_cast<float>(x[0]);
 }
 
-// A copy arrives while the other warp may still read what it replaces.
+// A copy overwrites memory that the other warp may still read.
 template <Order kOrder>
 void copy_over(const Params& p, float* shared, int t) {
   shared[t] = p.x[t];
@@ -98,9 +98,9 @@ void atomic_and_plain(const Params& p, float*, int t) {
   }
 }
 
-// Blocks add in turn.
+// Blocks add in order of a semaphore.
 template <bool kWait, bool kRelease>
-void turns(const Params& p, float*, int t) {
+void semaphore(const Params& p, float*, int t) {
   if (t == 0 && kWait) {
     while (load_acquire(p.flag) != static_cast<int>(blockIdx.x)) {
     }
@@ -116,7 +116,7 @@ void turns(const Params& p, float*, int t) {
   }
 }
 
-// Whichever block comes last adds up what all have written.
+// The last block to finish adds up the results of all blocks.
 template <bool kFence>
 void last_block(const Params& p, float* shared, int t) {
   p.y[blockIdx.x * 64 + static_cast<unsigned>(t)] = p.x[t];
@@ -132,7 +132,7 @@ void last_block(const Params& p, float* shared, int t) {
     p.x[t] += p.y[block * 64 + static_cast<unsigned>(t)];
 }
 
-// The same with atomics: no race, but sums whose last bits depend on the order.
+// The same with atomics: without a race, but the rounding of the sums depends on the order.
 template <bool kWait>
 void sums(const Params& p, float*, int t) {
   if (t == 0 && kWait) {
@@ -154,15 +154,15 @@ void launch_with_ordered_sums() {
 constexpr float kTable[] = {3, 1, 4, 1, 5, 9, 2, 6};
 
 template <int kFrom>
-void beyond(const Params& p, float*, int t) {
+void read_outside(const Params& p, float*, int t) {
   p.y[t] = p.x[t + kFrom] + kTable[p.flag[0] + t % 8];
 }
 
-void beside_y(const Params& p, float*, int t) { p.y[t - 1] = p.x[t]; }
+void write_outside(const Params& p, float*, int t) { p.y[t - 1] = p.x[t]; }
 
 template <Body kBody>
 void launch_with_extents() {
-  // In one piece, so that what lies beside x and y is memory too.
+  // One allocation, so that the addresses just outside of x and y are valid.
   float numbers[64 * 5] = {};
   int flag = 0;
   const Params params{numbers + 64, numbers + 192, &flag};
@@ -170,37 +170,38 @@ void launch_with_extents() {
   TK_LAUNCH(kernel<kBody>, dim3(1), 64, 1024, nullptr, params);
 }
 
-void just_behind(const Params& p, float* shared, int t) { p.y[t] = shared[t + 193]; }
+void read_past_end(const Params& p, float* shared, int t) { p.y[t] = shared[t + 193]; }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  return run_cases(count, arguments,
-                   {{"exchange", launch<exchange<Order::kNone>>},
-                    {"exchange_right", launch<exchange<Order::kWarp>>},
-                    {"exchange_right_too", launch<exchange<Order::kBlock>>},
-                    {"exchange_far", launch<exchange_far<Order::kWarp>>},
-                    {"exchange_far_right", launch<exchange_far<Order::kBlock>>},
-                    {"load_matrix", launch<load_matrix<false, Order::kNone>>},
-                    {"load_matrix_right", launch<load_matrix<false, Order::kWarp>>},
-                    {"load_matrix_transposed", launch<load_matrix<true, Order::kNone>>},
-                    {"load_matrix_transposed_right", launch<load_matrix<true, Order::kWarp>>},
-                    {"copy_over", launch<copy_over<Order::kNone>>},
-                    {"copy_over_right", launch<copy_over<Order::kBlock>>},
-                    {"through_global", launch<through_global<Order::kNone>>},
-                    {"through_global_right", launch<through_global<Order::kBlock>>},
-                    {"atomics_right", launch<atomics, 3>},
-                    {"atomic_and_plain", launch<atomic_and_plain>},
-                    {"turns", launch<turns<false, true>, 4>},
-                    {"turns_without_release", launch<turns<true, false>, 4>},
-                    {"turns_right", launch<turns<true, true>, 4>},
-                    {"last_block", launch<last_block<false>, 4>},
-                    {"last_block_right", launch<last_block<true>, 4>},
-                    {"sums", launch_with_ordered_sums<sums<false>>},
-                    {"sums_right", launch_with_ordered_sums<sums<true>>},
-                    {"unordered_sums_right", launch<sums<false>, 4>},
-                    {"beyond", launch_with_extents<beyond<1>>},
-                    {"beside_y", launch_with_extents<beside_y>},
-                    {"within_right", launch_with_extents<beyond<0>>},
-                    {"just_behind", launch<just_behind>}});
+  return run_cases(
+      count, arguments,
+      {{"exchange", launch<exchange<Order::kNone>>},
+       {"exchange_with_syncwarp", launch<exchange<Order::kWarp>>},
+       {"exchange_with_syncthreads", launch<exchange<Order::kBlock>>},
+       {"exchange_far", launch<exchange_far<Order::kWarp>>},
+       {"exchange_far_with_syncthreads", launch<exchange_far<Order::kBlock>>},
+       {"load_matrix", launch<load_matrix<false, Order::kNone>>},
+       {"load_matrix_with_syncwarp", launch<load_matrix<false, Order::kWarp>>},
+       {"load_matrix_transposed", launch<load_matrix<true, Order::kNone>>},
+       {"load_matrix_transposed_with_syncwarp", launch<load_matrix<true, Order::kWarp>>},
+       {"copy_over", launch<copy_over<Order::kNone>>},
+       {"copy_over_with_syncthreads", launch<copy_over<Order::kBlock>>},
+       {"through_global", launch<through_global<Order::kNone>>},
+       {"through_global_with_syncthreads", launch<through_global<Order::kBlock>>},
+       {"atomics", launch<atomics, 3>},
+       {"atomic_and_plain", launch<atomic_and_plain>},
+       {"semaphore_without_wait", launch<semaphore<false, true>, 4>},
+       {"semaphore_without_release", launch<semaphore<true, false>, 4>},
+       {"semaphore", launch<semaphore<true, true>, 4>},
+       {"last_block", launch<last_block<false>, 4>},
+       {"last_block_with_fences", launch<last_block<true>, 4>},
+       {"sums", launch_with_ordered_sums<sums<false>>},
+       {"sums_in_order", launch_with_ordered_sums<sums<true>>},
+       {"sums_with_any_order_allowed", launch<sums<false>, 4>},
+       {"read_outside", launch_with_extents<read_outside<1>>},
+       {"write_outside", launch_with_extents<write_outside>},
+       {"read_inside", launch_with_extents<read_outside<0>>},
+       {"read_past_end", launch<read_past_end>}});
 }

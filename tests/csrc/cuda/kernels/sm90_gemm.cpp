@@ -1,4 +1,4 @@
-// wgmma against plain maths: every width, layout and swizzle.
+// wgmma against a scalar computation, for every width, layout and swizzle.
 #include "cases.h"
 #include "cuda/platform/sm90_wgmma.h"
 #include "swizzles.h"
@@ -13,9 +13,9 @@ struct Layout {
   uint32_t leading, stride;
 };
 
-// Byte of element (mn, k): atoms of 8 rows of swizzled chunks, one after the other along mn first.
-// PTX manual, canonical layouts.
-int place(const Layout& layout, int mn, int k) {
+// Byte offset of element (mn, k). Atoms of 8 rows of swizzled chunks follow each other along mn
+// first. PTX manual, canonical layouts.
+int element_offset(const Layout& layout, int mn, int k) {
   const int w = row_chunks(layout.swizzle), leading = static_cast<int>(layout.leading),
             stride = static_cast<int>(layout.stride);
   if (layout.major == Major::kK) {
@@ -39,7 +39,7 @@ Layout layout_of(Swizzle swizzle, Major major, int extent) {
 }
 
 struct WgmmaParams {
-  const unsigned char* a;  // as they lie in shared memory
+  const unsigned char* a;  // images of shared memory
   const unsigned char* b;
   const uint32_t* a_registers;
   float* c;  // (128 threads, N / 2)
@@ -95,10 +95,10 @@ void wgmma_with(Swizzle a_swizzle, Swizzle b_swizzle) {
   Array<unsigned char> a_bytes(kMatrixBytes, 0xff), b_bytes(kMatrixBytes, 0xff);
   for (int k = 0; k < 16; ++k) {
     for (int i = 0; i < 64; ++i) {
-      memcpy(a_bytes.data() + place(a_layout, i, k), a.data() + i * 16 + k, 2);
+      memcpy(a_bytes.data() + element_offset(a_layout, i, k), a.data() + i * 16 + k, 2);
     }
     for (int j = 0; j < kN; ++j) {
-      memcpy(b_bytes.data() + place(b_layout, j, k), b.data() + k * kN + j, 2);
+      memcpy(b_bytes.data() + element_offset(b_layout, j, k), b.data() + k * kN + j, 2);
     }
   }
   Array<uint32_t> a_registers(128 * 4);

@@ -1,4 +1,4 @@
-// Kernels for sm_90 that do what a GPU answers with a hang, a fault or nonsense.
+// Invalid kernels for sm_90, which hang, fault or compute garbage on a GPU.
 #include "cases.h"
 #include "cuda/platform/sm90_wgmma.h"
 
@@ -10,13 +10,13 @@ constexpr int kBytes = 8192;
 
 struct Params {
   TensorMap map;     // (64, 32) floats, boxes of (8, 32)
-  TensorMap ragged;  // of the same, columns 0 to 29
+  TensorMap ragged;  // columns 0 to 29 of the same
   float* data;
 };
 
 struct Block {
   unsigned char* shared;
-  uint64_t* barrier;  // for one arrival
+  uint64_t* barrier;  // expects one arrival
   int t;
 };
 
@@ -65,7 +65,7 @@ TK_DEVICE void store(const Params& p, const Block& block) {
   commit_stores();
 }
 
-TK_DEVICE void right(const Params& p, const Block& block) {
+TK_DEVICE void correct(const Params& p, const Block& block) {
   if (block.t == 0) load(p, block, 0);
   mbarrier_wait(block.barrier, 0);
   __syncthreads();
@@ -98,11 +98,11 @@ TK_DEVICE void misaligned_box(const Params& p, const Block& block) {
   if (block.t == 0) load(p, block, 64);
 }
 
-TK_DEVICE void box_behind(const Params& p, const Block& block) {
+TK_DEVICE void box_past_end(const Params& p, const Block& block) {
   if (block.t == 0) load(p, block, kBytes);
 }
 
-TK_DEVICE void other_rank(const Params& p, const Block& block) {
+TK_DEVICE void wrong_rank(const Params& p, const Block& block) {
   if (block.t == 0) load_tensor(block.shared, p.map, block.barrier, {0, 0, 0});
 }
 
@@ -114,7 +114,7 @@ TK_DEVICE void store_of_ragged_rows(const Params& p, const Block& block) {
   if (block.t == 0) store_tensor(p.ragged, block.shared, {0, 0});
 }
 
-TK_DEVICE void no_tensor_map(const Params& p, const Block& block) {
+TK_DEVICE void invalid_tensor_map(const Params& p, const Block& block) {
   TensorMap map = p.map;
   map.words[15] = 0;
   if (block.t == 0) load_tensor(block.shared, map, block.barrier, {0, 0});
@@ -124,11 +124,11 @@ TK_DEVICE void bulk_of_12_bytes(const Params& p, const Block& block) {
   if (block.t == 0) load_bulk(block.shared, p.data, 12, block.barrier);
 }
 
-TK_DEVICE void exit_before_load(const Params& p, const Block& block) {
+TK_DEVICE void exit_before_load_arrives(const Params& p, const Block& block) {
   if (block.t == 0) load(p, block, 0);
 }
 
-// What was in shared memory is gone from when the copy is issued.
+// The destination of a load is undefined from its issue on.
 TK_DEVICE void read_before_load(const Params& p, const Block& block) {
   float* const numbers = reinterpret_cast<float*>(block.shared);
   if (block.t != 0) return;
@@ -139,7 +139,7 @@ TK_DEVICE void read_before_load(const Params& p, const Block& block) {
   mbarrier_wait(block.barrier, 0);
 }
 
-TK_DEVICE void store_that_changes(const Params& p, const Block& block) {
+TK_DEVICE void store_source_changed(const Params& p, const Block& block) {
   if (block.t == 0) {
     store(p, block);
     block.shared[77] += 1;
@@ -162,9 +162,9 @@ TK_DEVICE void barrier_with_two_counts(const Params&, const Block& block) {
   named_barrier_sync(1, block.t < 64 ? 128 : 96);
 }
 
-TK_DEVICE void fewer_registers(const Params&, const Block&) { request_registers<40>(); }
+TK_DEVICE void request_fewer_registers(const Params&, const Block&) { request_registers<40>(); }
 
-TK_DEVICE void more_registers(const Params&, const Block&) {
+TK_DEVICE void release_to_more_registers(const Params&, const Block&) {
   release_registers<40>();
   release_registers<48>();
 }
@@ -179,38 +179,38 @@ TK_DEVICE void product(const Block& block, float (&c)[16], int byte, bool accumu
   wgmma_commit();
 }
 
-TK_DEVICE void wgmma_of_a_warp(const Params&, const Block& block) {
+TK_DEVICE void wgmma_by_one_warp(const Params&, const Block& block) {
   float c[16];
   if (block.t >= 32) return;
   product(block, c, 0, false);
   wgmma_wait<0>();
 }
 
-TK_DEVICE void wgmma_of_lanes_that_differ(const Params&, const Block& block) {
+TK_DEVICE void wgmma_with_divergent_operands(const Params&, const Block& block) {
   float c[16];
   product(block, c, block.t % 32 == 9 ? 4096 : 0, false);
   wgmma_wait<0>();
 }
 
-TK_DEVICE void wgmma_with_other_scale(const Params&, const Block& block) {
+TK_DEVICE void wgmma_with_divergent_scale(const Params&, const Block& block) {
   float c[16] = {};
   product(block, c, 0, block.t < 96);
   wgmma_wait<0>();
 }
 
-TK_DEVICE void wgmma_behind(const Params&, const Block& block) {
+TK_DEVICE void wgmma_past_end(const Params&, const Block& block) {
   float c[16];
   product(block, c, kBytes - 1024, false);
   wgmma_wait<0>();
 }
 
-TK_DEVICE void wgmma_within_a_pattern(const Params&, const Block& block) {
+TK_DEVICE void wgmma_inside_swizzle_pattern(const Params&, const Block& block) {
   float c[16];
   product(block, c, 128, false);
   wgmma_wait<0>();
 }
 
-// Numbers in registers are given up until the wait.
+// Accumulator registers must not be touched before the wait.
 TK_DEVICE void accumulator_scaled_early(const Params&, const Block& block) {
   float c[16] = {};
   product(block, c, 0, true);
@@ -251,32 +251,32 @@ TK_DEVICE void register_operand_without_fence(const Params&, const Block& block)
 
 int main(int count, char** arguments) {
   return run_cases(count, arguments,
-                   {TK_CASE(right),
+                   {TK_CASE(correct),
                     TK_CASE(no_mbarrier),
                     TK_CASE(second_init),
                     TK_CASE(overwritten_mbarrier),
                     TK_CASE(second_arrival),
                     TK_CASE(misaligned_box),
-                    TK_CASE(box_behind),
-                    TK_CASE(other_rank),
+                    TK_CASE(box_past_end),
+                    TK_CASE(wrong_rank),
                     TK_CASE(column_of_8_bytes),
                     TK_CASE(store_of_ragged_rows),
-                    TK_CASE(no_tensor_map),
+                    TK_CASE(invalid_tensor_map),
                     TK_CASE(bulk_of_12_bytes),
-                    TK_CASE(exit_before_load),
+                    TK_CASE(exit_before_load_arrives),
                     TK_CASE(read_before_load),
-                    TK_CASE(store_that_changes),
+                    TK_CASE(store_source_changed),
                     TK_CASE(store_without_commit),
                     TK_CASE(barrier_of_40_threads),
                     TK_CASE(barrier_16),
                     TK_CASE(barrier_with_two_counts),
-                    TK_CASE(fewer_registers),
-                    TK_CASE(more_registers),
-                    TK_CASE(wgmma_of_a_warp),
-                    TK_CASE(wgmma_of_lanes_that_differ),
-                    TK_CASE(wgmma_with_other_scale),
-                    TK_CASE(wgmma_behind),
-                    TK_CASE(wgmma_within_a_pattern),
+                    TK_CASE(request_fewer_registers),
+                    TK_CASE(release_to_more_registers),
+                    TK_CASE(wgmma_by_one_warp),
+                    TK_CASE(wgmma_with_divergent_operands),
+                    TK_CASE(wgmma_with_divergent_scale),
+                    TK_CASE(wgmma_past_end),
+                    TK_CASE(wgmma_inside_swizzle_pattern),
                     TK_CASE(accumulator_scaled_early),
                     TK_CASE(operand_in_registers_reused),
                     TK_CASE(operand_in_shared_reused),

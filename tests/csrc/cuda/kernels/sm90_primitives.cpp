@@ -1,4 +1,4 @@
-// The instructions of sm_90 beside wgmma, against plain maths.
+// The instructions of sm_90 other than wgmma, against scalar computations.
 #include "cases.h"
 #include "cuda/platform/sm90_ptx.h"
 #include "swizzles.h"
@@ -7,11 +7,9 @@ using namespace tk::cuda;
 
 namespace {
 
-// ---- TMA
-
 struct TensorParams {
   TensorMap from, to, sum;
-  unsigned char* bytes;  // of the box as it lies in shared memory
+  unsigned char* bytes;  // shared-memory image of the box
   int at[5], rank, box_bytes;
 };
 
@@ -70,8 +68,8 @@ T number(int n) {
   }
 }
 
-// Loads a box that hangs over on one side or the other, and stores it to another tensor and adds it
-// to a third.
+// Loads a box that is partly outside of the tensor, stores it to a second tensor and adds it to a
+// third.
 template <typename T>
 void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
   const int inner = swizzle == Swizzle::kNone ? 16 : row_chunks(swizzle) * 16 / int{sizeof(T)};
@@ -150,9 +148,9 @@ void tensor_copies() {
 
 void refused_tensor_maps() {
   alignas(16) float data[64];
-  const TensorBox right{data, TensorType::kFloat, 2, {8, 8}, {4, 32}, {8, 8}, Swizzle::k32};
+  const TensorBox valid{data, TensorType::kFloat, 2, {8, 8}, {4, 32}, {8, 8}, Swizzle::k32};
   const auto refuse = [&](auto change, const std::string& why) {
-    TensorBox box = right;
+    TensorBox box = valid;
     change(box);
     try {
       encode(box);
@@ -162,8 +160,8 @@ void refused_tensor_maps() {
     }
     expect(false, "no error: " + why);
   };
-  encode(right);
-  refuse([&](TensorBox& box) { box.data = data + 1; }, "data is not a multiple of 16");
+  encode(valid);
+  refuse([&](TensorBox& box) { box.data = data + 1; }, "the data address is not a multiple of 16");
   refuse([](TensorBox& box) { box.rank = 6; }, "rank 6");
   refuse([](TensorBox& box) { box.size[1] = 0; }, "size 0 of dimension 1");
   refuse([](TensorBox& box) { box.stride[1] = 40; }, "stride 40 of dimension 1");
@@ -214,13 +212,12 @@ void bulk_copies() {
   }
 }
 
-// ---- Barriers, registers, stmatrix
-
 struct Output {
   float* y;
 };
 
-// Warps 0 to 2 hand a number around through two barriers, six times; warp 3 counts phases.
+// Warps 0 to 2 update a number in turn, synchronised by two mbarriers, for six phases. Warp 3 waits
+// for the phase before the first, which counts as complete.
 TK_KERNEL(128, 1) phase_kernel(const __grid_constant__ Output p) {
   TK_SHARED_MEMORY(shared);
   auto* barriers = reinterpret_cast<uint64_t*>(shared);
@@ -246,7 +243,7 @@ TK_KERNEL(128, 1) phase_kernel(const __grid_constant__ Output p) {
       mbarrier_arrive(barriers + 1);
     }
   } else {
-    mbarrier_wait(barriers, 1);  // of a fresh barrier, as if it had ended
+    mbarrier_wait(barriers, 1);
   }
   named_barrier_arrive(2, 128);
   if (warp == 0) {
@@ -311,7 +308,7 @@ void matrix_stores() {
       TK_LAUNCH(store_kernel<false>, dim3(1), 32, 512, nullptr, Output{y.on_device()});
     }
     finish();
-    for (const float same : y) expect_equal(same, 1, "there and back");
+    for (const float same : y) expect_equal(same, 1, "round trip");
   }
 }
 

@@ -1,5 +1,4 @@
-// c = a b^T by a warpgroup that loads and two that multiply, and the ways in which it can be
-// broken.
+// c = a b^T with one producer and two consumer warpgroups, and variants with one defect each.
 #include "cases.h"
 #include "cuda/platform/sm90_wgmma.h"
 
@@ -7,8 +6,8 @@ using namespace tk::cuda;
 
 namespace {
 
-enum class Broken {
-  kNothing,
+enum class Defect {
+  kNone,
   kNoFullWait,
   kNoEmptyWait,
   kFullParity,
@@ -41,10 +40,10 @@ enum class Broken {
 };
 
 constexpr int kRows = 128, kColumns = 64;  // of c
-constexpr int kDepth = 64;                 // of a stage, in elements: rows of 128 bytes
+constexpr int kDepth = 64;                 // k extent of a stage, in elements: rows of 128 bytes
 constexpr int kStages = 2;
 constexpr int kA = kRows * kDepth * 2, kB = kColumns * kDepth * 2, kStage = kA + kB;
-constexpr int kC = 64 * kColumns * 4;  // of a warpgroup
+constexpr int kC = 64 * kColumns * 4;  // of each warpgroup
 constexpr int kBarriersAt = kStages * kStage + 2 * kC;
 constexpr int kSharedBytes = 1024 + kBarriersAt + 2 * kStages * 8;
 
@@ -52,49 +51,49 @@ struct Params {
   TensorMap a, b;  // (128, K), (64, K)
   TensorMap c;     // (128, 64)
   int steps;
-  Broken broken;
+  Defect defect;
 };
 
-// Only in the emulator: the kernel that nvcc compiles is whole.
-TK_DEVICE bool is_broken([[maybe_unused]] const Params& p, [[maybe_unused]] Broken how) {
+// Defects exist only in the emulator: nvcc compiles the correct kernel.
+TK_DEVICE bool has_defect([[maybe_unused]] const Params& p, [[maybe_unused]] Defect defect) {
 #ifdef TK_EMULATOR
-  return p.broken == how;
+  return p.defect == defect;
 #else
   return false;
 #endif
 }
 
-struct Ring {
+struct Pipeline {
   unsigned char* stages;
   uint64_t* full;
   uint64_t* empty;
 };
 
-TK_DEVICE void produce(const Params& p, const Ring& ring) {
+TK_DEVICE void produce(const Params& p, const Pipeline& pipeline) {
   for (int step = 0; step < p.steps; ++step) {
     const int stage = step % kStages;
     const auto round = static_cast<uint32_t>(step / kStages);
-    const uint32_t parity = is_broken(p, Broken::kEmptyParity) ? round & 1 : (round & 1) ^ 1;
-    if (!is_broken(p, Broken::kNoEmptyWait)) mbarrier_wait(ring.empty + stage, parity);
-    const int bytes = is_broken(p, Broken::kExpectsLess)   ? kStage - 1024
-                      : is_broken(p, Broken::kExpectsMore) ? kStage + 1024
-                                                           : kStage;
-    mbarrier_arrive_expect(ring.full + stage, static_cast<uint32_t>(bytes));
-    unsigned char* const at = ring.stages + stage * kStage;
-    load_tensor(at, p.a, ring.full + stage, {step * kDepth, 0});
-    load_tensor(at + kA, p.b, ring.full + stage, {step * kDepth, 0});
+    const uint32_t parity = has_defect(p, Defect::kEmptyParity) ? round & 1 : (round & 1) ^ 1;
+    if (!has_defect(p, Defect::kNoEmptyWait)) mbarrier_wait(pipeline.empty + stage, parity);
+    const int bytes = has_defect(p, Defect::kExpectsLess)   ? kStage - 1024
+                      : has_defect(p, Defect::kExpectsMore) ? kStage + 1024
+                                                            : kStage;
+    mbarrier_arrive_expect(pipeline.full + stage, static_cast<uint32_t>(bytes));
+    unsigned char* const at = pipeline.stages + stage * kStage;
+    load_tensor(at, p.a, pipeline.full + stage, {step * kDepth, 0});
+    load_tensor(at + kA, p.b, pipeline.full + stage, {step * kDepth, 0});
   }
 }
 
 TK_DEVICE void multiply(const Params& p, const unsigned char* at, int group, float (&c)[32],
                         bool first) {
-  const Swizzle swizzle = is_broken(p, Broken::kOtherSwizzle) ? Swizzle::k64 : Swizzle::k128;
-  const uint32_t stride = is_broken(p, Broken::kOtherStride) ? 512 : 1024;
-  const int k_bytes = is_broken(p, Broken::kOtherStep) ? 16 : 32;
+  const Swizzle swizzle = has_defect(p, Defect::kOtherSwizzle) ? Swizzle::k64 : Swizzle::k128;
+  const uint32_t stride = has_defect(p, Defect::kOtherStride) ? 512 : 1024;
+  const int k_bytes = has_defect(p, Defect::kOtherStep) ? 16 : 32;
   for (int k = 0; k < kDepth / 16; ++k) {
     const unsigned char* a = at + group * (kA / 2) + k * k_bytes;
     const unsigned char* b = at + kA + k * k_bytes;
-    if (is_broken(p, Broken::kOtherDescriptorInOneWarp) && threadIdx.x / 32 % 4 == 2) b = at + kA;
+    if (has_defect(p, Defect::kOtherDescriptorInOneWarp) && threadIdx.x / 32 % 4 == 2) b = at + kA;
     wgmma<Major::kK, Major::kK>(c, matrix_descriptor(a, 16, stride, swizzle),
                                 matrix_descriptor(b, 16, stride, swizzle), Half{}, !first || k > 0);
   }
@@ -107,42 +106,43 @@ TK_DEVICE void store(const Params& p, unsigned char* shared, int group, const fl
     const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     rows[row * kColumns + column] = c[i];
   }
-  if (!is_broken(p, Broken::kNoStoreFence) &&
-      !(is_broken(p, Broken::kStoreFenceInOneWarp) && warp != 0)) {
+  if (!has_defect(p, Defect::kNoStoreFence) &&
+      !(has_defect(p, Defect::kStoreFenceInOneWarp) && warp != 0)) {
     fence_async();
   }
-  if (!is_broken(p, Broken::kNoStoreBarrier)) {
-    named_barrier_sync(1 + group, is_broken(p, Broken::kStoreBarrierCount) ? 256 : 128);
+  if (!has_defect(p, Defect::kNoStoreBarrier)) {
+    named_barrier_sync(1 + group, has_defect(p, Defect::kStoreBarrierCount) ? 256 : 128);
   }
   if (t == 0) {
     store_tensor(p.c, shared, {0, group * 64});
     commit_stores();
-    if (!is_broken(p, Broken::kNoStoreWait)) wait_stores_read<0>();
+    if (!has_defect(p, Defect::kNoStoreWait)) wait_stores_read<0>();
   }
 }
 
-TK_DEVICE void consume(const Params& p, const Ring& ring, unsigned char* shared, int group) {
+TK_DEVICE void consume(const Params& p, const Pipeline& pipeline, unsigned char* shared,
+                       int group) {
   float c[32];
   wgmma_hold(c);
   for (int step = 0; step < p.steps; ++step) {
     const int stage = step % kStages;
     const auto round = static_cast<uint32_t>(step / kStages);
-    const uint32_t parity = is_broken(p, Broken::kFullParity) ? (round & 1) ^ 1 : round & 1;
-    if (!is_broken(p, Broken::kNoFullWait)) mbarrier_wait(ring.full + stage, parity);
-    if (!is_broken(p, Broken::kNoWgmmaFence)) wgmma_fence();
-    multiply(p, ring.stages + stage * kStage, group, c, step == 0);
-    if (!is_broken(p, Broken::kNoWgmmaCommit)) wgmma_commit();
+    const uint32_t parity = has_defect(p, Defect::kFullParity) ? (round & 1) ^ 1 : round & 1;
+    if (!has_defect(p, Defect::kNoFullWait)) mbarrier_wait(pipeline.full + stage, parity);
+    if (!has_defect(p, Defect::kNoWgmmaFence)) wgmma_fence();
+    multiply(p, pipeline.stages + stage * kStage, group, c, step == 0);
+    if (!has_defect(p, Defect::kNoWgmmaCommit)) wgmma_commit();
     const bool signals = threadIdx.x % 128 == 0;
-    if (is_broken(p, Broken::kReleasedEarly) && signals) mbarrier_arrive(ring.empty + stage);
-    if (is_broken(p, Broken::kRegistersInFlight) && step == 1) c[0] += 1;
-    if (is_broken(p, Broken::kWgmmaWaitForOneLess)) {
+    if (has_defect(p, Defect::kReleasedEarly) && signals) mbarrier_arrive(pipeline.empty + stage);
+    if (has_defect(p, Defect::kRegistersInFlight) && step == 1) c[0] += 1;
+    if (has_defect(p, Defect::kWgmmaWaitForOneLess)) {
       wgmma_wait<1>();
-    } else if (!is_broken(p, Broken::kNoWgmmaWait)) {
+    } else if (!has_defect(p, Defect::kNoWgmmaWait)) {
       wgmma_wait<0>();
     }
     wgmma_hold(c);
-    // One thread of the warpgroup: its wait is for products of all four warps.
-    if (!is_broken(p, Broken::kReleasedEarly) && signals) mbarrier_arrive(ring.empty + stage);
+    // One thread releases the stage: its wait covers the products of all four warps.
+    if (!has_defect(p, Defect::kReleasedEarly) && signals) mbarrier_arrive(pipeline.empty + stage);
   }
   store(p, shared + kStages * kStage + group * kC, group, c);
 }
@@ -150,35 +150,35 @@ TK_DEVICE void consume(const Params& p, const Ring& ring, unsigned char* shared,
 TK_KERNEL(384, 1) product_kernel(const __grid_constant__ Params p) {
   TK_SHARED_MEMORY(raw);
   unsigned char* shared = raw + (-shared_address(raw) & 1023);
-  if (is_broken(p, Broken::kNotAligned)) shared = raw + 128 * (shared_address(raw) % 1024 == 0);
+  if (has_defect(p, Defect::kNotAligned)) shared = raw + 128 * (shared_address(raw) % 1024 == 0);
   auto* barriers = reinterpret_cast<uint64_t*>(shared + kBarriersAt);
-  const Ring ring{shared, barriers, barriers + kStages};
+  const Pipeline pipeline{shared, barriers, barriers + kStages};
   const int group = static_cast<int>(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    const uint32_t consumers = is_broken(p, Broken::kTooFewArrivals)    ? 3
-                               : is_broken(p, Broken::kTooManyArrivals) ? 1
-                                                                        : 2;
+    const uint32_t consumers = has_defect(p, Defect::kTooFewArrivals)    ? 3
+                               : has_defect(p, Defect::kTooManyArrivals) ? 1
+                                                                         : 2;
     for (int stage = 0; stage < kStages; ++stage) {
-      mbarrier_init(ring.full + stage, 1);
-      mbarrier_init(ring.empty + stage, consumers);
+      mbarrier_init(pipeline.full + stage, 1);
+      mbarrier_init(pipeline.empty + stage, consumers);
     }
-    if (!is_broken(p, Broken::kNoInitFence)) fence_mbarrier_init();
+    if (!has_defect(p, Defect::kNoInitFence)) fence_mbarrier_init();
   }
-  if (!is_broken(p, Broken::kNoInitSync)) __syncthreads();
+  if (!has_defect(p, Defect::kNoInitSync)) __syncthreads();
   if (group == 0) {
-    if (!is_broken(p, Broken::kRegistersOfOneWarp) || threadIdx.x < 32) release_registers<40>();
-    if (threadIdx.x == 0) produce(p, ring);
+    if (!has_defect(p, Defect::kRegistersOfOneWarp) || threadIdx.x < 32) release_registers<40>();
+    if (threadIdx.x == 0) produce(p, pipeline);
   } else {
-    if (is_broken(p, Broken::kTooManyRegisters)) {
+    if (has_defect(p, Defect::kTooManyRegisters)) {
       request_registers<248>();
-    } else if (!is_broken(p, Broken::kRegistersOfOneWarp)) {
+    } else if (!has_defect(p, Defect::kRegistersOfOneWarp)) {
       request_registers<232>();
     }
-    consume(p, ring, shared, group - 1);
+    consume(p, pipeline, shared, group - 1);
   }
 }
 
-template <Broken kBroken>
+template <Defect kDefect>
 void product() {
   constexpr int K = 5 * kDepth;
   Numbers numbers;
@@ -202,8 +202,8 @@ void product() {
                                   {4, 4 * kColumns},
                                   {kColumns, 64},
                                   Swizzle::kNone});
-  const Params params{halves(a, kRows), halves(b, kColumns), c_map, K / kDepth, kBroken};
-  constexpr bool kSmall = kBroken == Broken::kSharedTooSmall;
+  const Params params{halves(a, kRows), halves(b, kColumns), c_map, K / kDepth, kDefect};
+  constexpr bool kSmall = kDefect == Defect::kSharedTooSmall;
   TK_LAUNCH(product_kernel, dim3(1), 384, kSharedBytes - (kSmall ? 1024 : 0), nullptr, params);
   finish();
   for (size_t row = 0; row < kRows; ++row) {
@@ -221,34 +221,34 @@ void product() {
 
 int main(int count, char** arguments) {
   return run_cases(count, arguments,
-                   {{"right", product<Broken::kNothing>},
-                    {"no_full_wait", product<Broken::kNoFullWait>},
-                    {"no_empty_wait", product<Broken::kNoEmptyWait>},
-                    {"full_parity", product<Broken::kFullParity>},
-                    {"empty_parity", product<Broken::kEmptyParity>},
-                    {"expects_less", product<Broken::kExpectsLess>},
-                    {"expects_more", product<Broken::kExpectsMore>},
-                    {"too_few_arrivals", product<Broken::kTooFewArrivals>},
-                    {"too_many_arrivals", product<Broken::kTooManyArrivals>},
-                    {"no_init_fence", product<Broken::kNoInitFence>},
-                    {"no_init_sync", product<Broken::kNoInitSync>},
-                    {"no_wgmma_wait", product<Broken::kNoWgmmaWait>},
-                    {"wgmma_wait_for_one_less", product<Broken::kWgmmaWaitForOneLess>},
-                    {"no_wgmma_fence", product<Broken::kNoWgmmaFence>},
-                    {"no_wgmma_commit", product<Broken::kNoWgmmaCommit>},
-                    {"released_early", product<Broken::kReleasedEarly>},
-                    {"registers_in_flight", product<Broken::kRegistersInFlight>},
-                    {"other_swizzle", product<Broken::kOtherSwizzle>},
-                    {"other_stride", product<Broken::kOtherStride>},
-                    {"other_step", product<Broken::kOtherStep>},
-                    {"other_descriptor_in_one_warp", product<Broken::kOtherDescriptorInOneWarp>},
-                    {"not_aligned", product<Broken::kNotAligned>},
-                    {"no_store_fence", product<Broken::kNoStoreFence>},
-                    {"store_fence_in_one_warp", product<Broken::kStoreFenceInOneWarp>},
-                    {"no_store_barrier", product<Broken::kNoStoreBarrier>},
-                    {"store_barrier_count", product<Broken::kStoreBarrierCount>},
-                    {"no_store_wait", product<Broken::kNoStoreWait>},
-                    {"registers_of_one_warp", product<Broken::kRegistersOfOneWarp>},
-                    {"too_many_registers", product<Broken::kTooManyRegisters>},
-                    {"shared_too_small", product<Broken::kSharedTooSmall>}});
+                   {{"correct", product<Defect::kNone>},
+                    {"no_full_wait", product<Defect::kNoFullWait>},
+                    {"no_empty_wait", product<Defect::kNoEmptyWait>},
+                    {"full_parity", product<Defect::kFullParity>},
+                    {"empty_parity", product<Defect::kEmptyParity>},
+                    {"expects_less", product<Defect::kExpectsLess>},
+                    {"expects_more", product<Defect::kExpectsMore>},
+                    {"too_few_arrivals", product<Defect::kTooFewArrivals>},
+                    {"too_many_arrivals", product<Defect::kTooManyArrivals>},
+                    {"no_init_fence", product<Defect::kNoInitFence>},
+                    {"no_init_sync", product<Defect::kNoInitSync>},
+                    {"no_wgmma_wait", product<Defect::kNoWgmmaWait>},
+                    {"wgmma_wait_for_one_less", product<Defect::kWgmmaWaitForOneLess>},
+                    {"no_wgmma_fence", product<Defect::kNoWgmmaFence>},
+                    {"no_wgmma_commit", product<Defect::kNoWgmmaCommit>},
+                    {"released_early", product<Defect::kReleasedEarly>},
+                    {"registers_in_flight", product<Defect::kRegistersInFlight>},
+                    {"other_swizzle", product<Defect::kOtherSwizzle>},
+                    {"other_stride", product<Defect::kOtherStride>},
+                    {"other_step", product<Defect::kOtherStep>},
+                    {"other_descriptor_in_one_warp", product<Defect::kOtherDescriptorInOneWarp>},
+                    {"not_aligned", product<Defect::kNotAligned>},
+                    {"no_store_fence", product<Defect::kNoStoreFence>},
+                    {"store_fence_in_one_warp", product<Defect::kStoreFenceInOneWarp>},
+                    {"no_store_barrier", product<Defect::kNoStoreBarrier>},
+                    {"store_barrier_count", product<Defect::kStoreBarrierCount>},
+                    {"no_store_wait", product<Defect::kNoStoreWait>},
+                    {"registers_of_one_warp", product<Defect::kRegistersOfOneWarp>},
+                    {"too_many_registers", product<Defect::kTooManyRegisters>},
+                    {"shared_too_small", product<Defect::kSharedTooSmall>}});
 }

@@ -1,4 +1,4 @@
-// Where swizzles put things in shared memory.
+// Swizzled layouts of shared memory.
 #pragma once
 
 #include "cuda/platform/sm90_ptx.h"
@@ -10,7 +10,7 @@ TK_DEVICE unsigned char* align_to(unsigned char* shared, uint32_t alignment) {
   return shared + (-shared_address(shared) & (alignment - 1));
 }
 
-// PTX manual, swizzling modes: of rows of `chunks` chunks of 16 bytes, where chunk c of row r is.
+// Byte offset of 16-byte chunk c of row r. PTX manual, swizzling modes.
 inline int swizzled(Swizzle mode, int r, int c) {
   switch (mode) {
     case Swizzle::k128:
