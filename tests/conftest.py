@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-# Small tensors on idle-spinning threads: on a busy machine the tests would take ten times as long.
-# Read once, when torch loads its OpenMP.
+# With spinning OpenMP threads the tests take ten times as long on a busy machine. The variable is
+# read when torch loads OpenMP.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-# Without a GPU Triton's kernels are interpreted; Triton reads this when a kernel is defined.
+# Without a GPU the Triton kernels are interpreted. Triton reads this when a kernel is defined.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -24,8 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--isa",
         metavar="NAME",
-        help="run the CPU kernels for this instruction set (portable, avx2, avx512 or amx), where "
-        "they would choose the best that the CPU has",
+        help="instruction set of the CPU kernels: portable, avx2, avx512 or amx (default: the best "
+        "that the CPU supports)",
     )
 
 
@@ -44,7 +44,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` need a CUDA device; without one each is skipped, and says so."""
+    """Skips the tests marked `gpu` if there is no CUDA device."""
     if torch.cuda.is_available():
         return
     skipped = pytest.mark.skip(reason=f"needs a CUDA device; torch {torch.__version__} finds none")
@@ -55,13 +55,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=NAMES)
 def backend(request: pytest.FixtureRequest) -> str:
-    """Every backend by name. One that is not built raises when it is called: no silent skip."""
+    """Name of a backend. One that is not built raises when it is called, so no test is skipped."""
     return str(request.param)
 
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """Fresh memory holds NaN."""
+    """Fills uninitialized memory with NaN."""
     with poisoned_memory():
         yield
 

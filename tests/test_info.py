@@ -1,4 +1,4 @@
-"""info(): complete where the extension is there, helpful where it is not."""
+"""`info()`, with and without the compiled extension."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_text_aligns_and_labels_each_kind_once() -> None:
         "               cuda:0 a GPU, sm_90",
         "  CPU features fma",
         "  CPU kernels  avx2 in use; built for portable, avx2",
-        "  CUDA kernels none are built",
+        "  CUDA kernels not built",
         "  built with   gcc 12, C++20, torch 2.13.0; runs on torch 2.11 and later",
         "  fast path    on",
         "  missing      a",
@@ -106,21 +106,21 @@ def test_text_aligns_and_labels_each_kind_once() -> None:
     ]
 
 
-def test_text_says_that_nothing_is_missing() -> None:
+def test_text_without_missing_components() -> None:
     assert str(example()).splitlines()[-1] == "  missing      nothing"
 
 
-def test_extension_that_was_not_built_is_missing_with_how_to_get_it() -> None:
+def test_missing_extension_has_install_instructions() -> None:
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_EXTENSION], cwd=ROOT, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-    assert "kernels      none are built" in result.stdout
+    assert "kernels      not built" in result.stdout
     assert "install a C++ compiler (Debian, Ubuntu: apt install g++)" in result.stdout
     assert "reference: available" in result.stdout
 
 
-def test_extension_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extension_that_fails_to_load_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "unavailable_reason", lambda: "undefined symbol: foo")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     found = tk.info()
@@ -130,7 +130,7 @@ def test_extension_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert "undefined symbol: foo" in found.missing[0]
 
 
-def test_absent_extras_are_missing_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extras_have_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "TRAIN_PACKAGES", ("torch", "no_such_package"))
     assert tk.info().missing[-1] == (
         "no_such_package, for progress bars, pictures and published weights: "

@@ -1,4 +1,4 @@
-"""The layers of the package and of csrc/: imports only descend."""
+"""Layers of the package and of csrc/: imports and includes only descend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYERS = (
     "torch_private",
     "version",
 )
-"""Folders and modules of the package, each above all that it may import"""
+"""Folders and modules of the package, top layer first. Each may import only those below it."""
 
 C_LAYERS = (
     {"bindings"},
@@ -49,13 +49,13 @@ C_LAYERS = (
     {"cuda/platform", "cuda/emulator"},
     {"common"},
 )
-"""Folders of csrc/. Those of one layer do not include each other, but for the platform: it is
-nvcc's, or the emulator's."""
+"""Folders of csrc/, top layer first. Folders of one layer do not include each other, except that
+cuda/platform selects nvcc or the emulator."""
 
 IMPORT_EACH_ALONE = """
 import importlib, os, sys, types
 
-# What modules import of other packages. Each then starts as in a fresh interpreter.
+# Third-party imports first. Each module then starts as in a fresh interpreter.
 import hypothesis, matplotlib.pyplot, rich.console, rich.progress, safetensors, tokenizers, torch
 import torch._dynamo, torch.profiler, triton
 
@@ -85,7 +85,7 @@ MODULES = dict(modules())
 
 
 def imported_by(tree: ast.Module) -> set[str]:
-    """Modules, and of `from package import name` the name as well if it is a module."""
+    """Returns the imported modules; for `from package import name`, the name if it is a module."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -98,7 +98,7 @@ def imported_by(tree: ast.Module) -> set[str]:
 
 
 def layer(module: str) -> int:
-    """The index of its layer; the package's root is above all."""
+    """Returns the index of the module's layer; -1 for the package root."""
     parts = module.split(".")
     return LAYERS.index(parts[1]) if len(parts) > 1 and parts[1] != "__main__" else -1
 
@@ -109,7 +109,7 @@ def test_every_module_has_a_layer() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_imports_descend(name: str) -> None:
+def test_imports_only_descend(name: str) -> None:
     for imported in imported_by(MODULES[name]):
         package, _, rest = imported.partition(".")
         assert package not in ("building", "tests", "benchmarks")
@@ -138,8 +138,8 @@ def test_one_module_uses_private_symbols_of_torch() -> None:
 
 
 @pytest.mark.exhaustive
-def test_each_module_imports_alone() -> None:
-    """Also where the package's own __init__ is empty, so that no order of imports hides a cycle."""
+def test_each_module_imports_on_its_own() -> None:
+    """With an empty package __init__, so that no import order hides a cycle."""
     names = [name for name in MODULES if not name.endswith("__main__") and "." in name]
     result = subprocess.run(
         [sys.executable, "-c", IMPORT_EACH_ALONE, str(PACKAGE), *names],
@@ -158,7 +158,7 @@ def c_layer(folder: str) -> int:
 @pytest.mark.parametrize(
     "path", [path for path in sorted(CSRC.rglob("*")) if path.is_file()], ids=lambda path: path.name
 )
-def test_includes_descend(path: Path) -> None:
+def test_includes_only_descend(path: Path) -> None:
     own = str(path.parent.relative_to(CSRC))
     for include in re.findall(r'#include "([^"]+)"', path.read_text()):
         assert (CSRC / include).is_file(), f"{include} is not relative to csrc/"

@@ -1,4 +1,4 @@
-"""A torch without the private symbols that the package uses: slower, not broken, and said so."""
+"""Torch releases that lack a private symbol: features are disabled and reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sys
 import types
 from pathlib import Path
 
-# A torch that names the symbol otherwise, as far as the package looks.
+# Simulates a torch release that renames the symbol.
 module = types.ModuleType("transformer_kernels.torch_private")
 source = Path("transformer_kernels/torch_private.py").read_text()
 assert source.count(sys.argv[1]) >= 1
@@ -51,20 +51,20 @@ except RuntimeError as error:
         ),
     ],
 )
-def test_calls_without_a_symbol_of_the_fast_path(path: str) -> None:
+def test_missing_fast_path_symbol_disables_the_fast_path(path: str) -> None:
     fast_path, missing, *_ = run(path)
     assert fast_path.endswith(f"lacks torch.{path}_renamed")
     assert f"torch.{path}_renamed in torch " in missing
 
 
-def test_enable_without_a_symbol_of_torch() -> None:
+def test_missing_sdpa_symbol_disables_enable() -> None:
     fast_path, missing, refusal = run("library.Library._destroy")
     assert fast_path == "None"
     assert "torch.library.Library._destroy_renamed in torch " in missing
     assert refusal.startswith("enable() needs torch.library.Library._destroy_renamed, which torch ")
 
 
-def test_nothing_is_missing_here() -> None:
+def test_installed_torch_has_all_symbols() -> None:
     assert torch_private.MISSING == ()
 
 

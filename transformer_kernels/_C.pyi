@@ -1,4 +1,7 @@
-"""The compiled extension. Its operators are torch.ops.transformer_kernels.*; these are the rest."""
+"""The compiled extension: its Python functions.
+
+Its operators are registered as torch.ops.transformer_kernels.*.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, TypedDict
@@ -6,7 +9,7 @@ from typing import Literal, TypedDict
 from torch import Tensor
 
 Rows = tuple[int, Sequence[int]]
-"""The address and the strides of a tensor whose elements lie side by side"""
+"""Data pointer and strides of a tensor with a unit last stride."""
 
 class BuildInfo(TypedDict):
     compiler: str
@@ -15,34 +18,34 @@ class BuildInfo(TypedDict):
     minimum_torch: str
     isas: list[str]
     cuda: str
-    """The version of CUDA; empty where there are no CUDA kernels."""
+    """CUDA toolkit version; empty if no CUDA kernels are built."""
     cuda_architectures: list[str]
-    """Such as sm_90; sm_90a are the kernels of csrc/cuda/sm90, and compute_86 is code that drivers
-    compile for later chips."""
+    """Compiled architectures, for example sm_80. sm_90a denotes the kernels of csrc/cuda/sm90;
+    compute_86 denotes PTX, which the driver compiles for later GPUs."""
 
 def build_info() -> BuildInfo:
-    """How this extension was built."""
+    """Returns the build configuration of this extension."""
 
 def cpu_features() -> dict[str, bool]:
-    """The CPU features that decide which kernels may run here, and whether this CPU has them."""
+    """Maps each CPU feature that selects a kernel to True if this CPU has it."""
 
 def built_isas() -> list[str]:
-    """The instruction sets that kernels were compiled for, ascending."""
+    """Returns the compiled instruction sets in ascending order."""
 
 def isa() -> str:
-    """The instruction set in use."""
+    """Returns the instruction set in use."""
 
 def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> None:
-    """Use one instruction set, or "auto" for the best.
+    """Selects an instruction set; "auto" selects the best one.
 
-    Raises ValueError if it was not built or this CPU lacks it.
+    Raises ValueError if it is not compiled or this CPU does not support it.
     """
 
 CUDA_WIDTHS: tuple[int, ...]
-"""Row widths of the CUDA kernels' tiles, ascending (csrc/cuda/common/tile_config.h)"""
+"""Tile widths (head dimensions) of the CUDA kernels, ascending (csrc/cuda/common/tile_config.h)."""
 
 LARGE_SHARED_CHIPS: tuple[int, ...]
-"""Compute capabilities, 80 for 8.0, with 163 KiB of shared memory a block or more"""
+"""Compute capabilities with at least 163 KiB of shared memory per CTA; 80 means 8.0."""
 
 def hopper_widths(
     dtype: int,
@@ -55,10 +58,10 @@ def hopper_widths(
     dv: Rows,
     /,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of the tiles of q and k, and of v, that csrc/cuda/sm90 has forward and backward.
+    """Returns the Hopper tile widths (q and k, v) for the forward and the backward pass.
 
-    For a problem of these sizes (B, H_q, H_kv, M, N, D, D_v); (0, 0) where it does not take the
-    pass. dtype counts as in csrc/common/params.h.
+    `sizes` is (B, H_q, H_kv, M, N, D, D_v); `dtype` is the index of tk::DType in
+    csrc/common/params.h. (0, 0) means that csrc/cuda/sm90 does not support the pass.
     """
 
 def direct_forward(
@@ -81,8 +84,8 @@ def direct_forward(
     lse: Tensor | None,
     /,
 ) -> bool:
-    """Writes o, and block_mask and lse where they are given. False if it declines: then nothing
-    has happened."""
+    """Writes o, and block_mask and lse if given. Returns False if the call is not supported, with
+    nothing written."""
 
 def direct_backward(
     q: Tensor,
@@ -107,7 +110,7 @@ def direct_backward(
     dv: Tensor,
     /,
 ) -> bool:
-    """Writes dq, dk and dv. False if it declines: then nothing has happened."""
+    """Writes dq, dk and dv. Returns False if the call is not supported, with nothing written."""
 
 def direct_decode(
     q: Tensor,
@@ -121,14 +124,14 @@ def direct_decode(
     o: Tensor,
     /,
 ) -> bool:
-    """Writes o; the diagonals count from the end. False if it declines: then nothing has
-    happened."""
+    """Writes o. The diagonals are bottom-right aligned. Returns False if the call is not supported,
+    with nothing written."""
 
 def release_workspace() -> None:
-    """Free the scratch memory that is kept from call to call (csrc/common/workspace.h)."""
+    """Frees the workspace that is kept between calls (csrc/common/workspace.h)."""
 
 def want_poison(wanted: bool, /) -> None:
-    """Whether the operators' outputs and scratch memory start out as NaN; for tests."""
+    """Enables or disables filling outputs and workspace with NaN before use; for tests."""
 
 def poisoned_bytes() -> int:
-    """How much memory has started out as NaN so far."""
+    """Returns the number of bytes filled with NaN so far."""

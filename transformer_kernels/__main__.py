@@ -1,3 +1,5 @@
+"""Entry point of `python -m transformer_kernels`."""
+
 import sys
 
 from transformer_kernels.cli import main

@@ -1,4 +1,4 @@
-"""What is installed, what was built, what this machine can run, and what is missing."""
+"""Report on the installation: versions, devices, compiled kernels and missing components."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """A backend and, if it can run nothing here, the reason."""
+    """Availability of a backend. `reason` is None if it can run on this machine."""
 
     name: str
     reason: str | None
@@ -34,7 +34,7 @@ class BackendStatus:
 
 @dataclass(frozen=True)
 class Build:
-    """How the compiled extension was built, and which of its kernels are in use."""
+    """Build configuration of the compiled extension, and the instruction set in use."""
 
     compiler: str
     cxx_standard: str
@@ -49,7 +49,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Info:
-    """The answer of `info()`; `str()` of it is a text for people."""
+    """Result of `info()`. `str(info())` is a readable report."""
 
     version: str
     python: str
@@ -59,12 +59,12 @@ class Info:
     threads: int
     devices: tuple[str, ...]
     build: Build | None
-    """None where the compiled extension is missing or does not load."""
+    """None if the compiled extension is missing or fails to load."""
     backends: tuple[BackendStatus, ...]
     fast_path: str | None
-    """Why plain calls go through torch's dispatcher; None where they go past it."""
+    """Reason why the fast path is disabled; None if it is enabled."""
     missing: tuple[str, ...]
-    """What is not there, each with how to get it."""
+    """Missing components, each with install instructions."""
 
     def __str__(self) -> str:
         rows = [
@@ -87,7 +87,14 @@ class Info:
 
 
 def info() -> Info:
-    """Versions, devices, CPU features, what was built, and what is missing with how to get it."""
+    """Reports versions, devices, CPU features, compiled kernels and missing components.
+
+    `python -m transformer_kernels info` prints the same report.
+
+    Returns:
+        An `Info` record; `str()` of it is a readable report. `missing` lists each missing component
+        with the command that installs it.
+    """
     reason = extension.unavailable_reason()
     build = _build() if reason is None else None
     return Info(
@@ -128,9 +135,9 @@ def _build() -> Build:
 
 def _build_rows(build: Build | None) -> list[tuple[str, str]]:
     if build is None:
-        return [("kernels", "none are built")]
+        return [("kernels", "not built")]
     return [
-        ("CPU features", " ".join(build.cpu_features) or "none that the kernels use"),
+        ("CPU features", " ".join(build.cpu_features) or "none used by the kernels"),
         ("CPU kernels", f"{build.isa} in use; built for {', '.join(build.isas)}"),
         ("CUDA kernels", _cuda_kernels(build)),
         (
@@ -143,7 +150,7 @@ def _build_rows(build: Build | None) -> list[tuple[str, str]]:
 
 def _cuda_kernels(build: Build) -> str:
     if not build.cuda_architectures:
-        return "none are built"
+        return "not built"
     return f"{', '.join(build.cuda_architectures)}, by CUDA {build.cuda}"
 
 
@@ -194,7 +201,7 @@ def _missing_extension(reason: str | None) -> list[str]:
 
 
 def _missing_cuda(build: Build | None) -> list[str]:
-    """Missed only where there is a device for them."""
+    """Reports missing CUDA kernels, only on machines with a GPU."""
     if build is None or build.cuda_architectures or not torch.cuda.is_available():
         return []
     return [

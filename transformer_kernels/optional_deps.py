@@ -1,4 +1,4 @@
-"""Packages that the core does without."""
+"""Optional dependencies, which only some features need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 
 def require(module: str, *, extra: str) -> None:
-    """ImportError that says how to get `module`, where it is not installed."""
+    """Raises ImportError with an install command if `module` is not installed."""
     if find_spec(module) is None:
         raise ImportError(
             f"{module} is not installed: pip install transformer_kernels[{extra}]", name=module

@@ -1,7 +1,7 @@
-"""Private symbols of torch: looked up here and nowhere else, each optional.
+"""Access to private torch symbols, each of them optional. No other module uses private symbols.
 
-A release of torch may rename any of them. Where one is missing, the feature that needs it is off,
-`info()` names it, and everything else works.
+A torch release may rename any of them. If one is missing, the feature that needs it is disabled,
+`info()` lists the symbol, and the rest of the package works.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MISSING = object()
 
 
 def _find(path: str) -> Any:
-    """The object at `torch.<path>`, or _MISSING."""
+    """Returns the object at `torch.<path>`, or _MISSING."""
     found: Any = torch
     for name in path.split("."):
         found = getattr(found, name, _MISSING)
@@ -55,16 +55,16 @@ def _missing(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 MISSING_FOR_FAST_PATH = _missing(_FAST_PATH)
-"""Symbols that calls past the dispatcher need and this torch lacks"""
+"""Symbols required by the fast path that this torch release lacks."""
 MISSING_FOR_SDPA = _missing(_SDPA)
-"""Symbols that `enable()` needs and this torch lacks"""
+"""Symbols required by `enable()` that this torch release lacks."""
 MISSING = (*MISSING_FOR_FAST_PATH, *MISSING_FOR_SDPA, *_missing(_DRIVER))
 
 
 def calls_are_observed() -> bool:
-    """Whether something may intercept or replace operators, which then must be called.
+    """True if a mode, transform, tracer or profiler may intercept operator calls.
 
-    Call it only where MISSING_FOR_FAST_PATH is empty.
+    The fast path must not be used then. Requires an empty MISSING_FOR_FAST_PATH.
     """
     return (
         torch.compiler.is_compiling()
@@ -79,21 +79,21 @@ def calls_are_observed() -> bool:
 
 
 def functorch_is_active() -> bool:
-    """Whether the call is inside a transform of torch.func.
+    """True if the call is inside a torch.func transform.
 
-    False where torch lacks the symbol: torch then raises its own error for an autograd.Function
-    inside a transform.
+    False if torch lacks the symbol; torch then raises its own error for an autograd.Function inside
+    a transform.
     """
     return _functorch_is_active is not _MISSING and bool(_functorch_is_active())
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Any:
-    """`function.apply` without its handling of functorch, which takes 2 us a call."""
+    """Returns `function.apply` without its functorch handling, which costs 2 us per call."""
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
 def cuda_driver_version() -> tuple[int, int] | None:
-    """The CUDA version of the driver; None where torch does not tell."""
+    """Returns the CUDA version that the driver supports, or None if torch does not report it."""
     query = _find("_C._cuda_getDriverVersion")
     if query is _MISSING:
         return None
@@ -102,7 +102,7 @@ def cuda_driver_version() -> tuple[int, int] | None:
 
 
 def set_graph_cache(enabled: bool) -> bool:
-    """Switches torch.compile's cache of autograd graphs on disk; returns the setting before."""
+    """Sets torch.compile's on-disk autograd graph cache on or off; returns the previous setting."""
     config: Any = torch._functorch.config
     before: bool = config.enable_autograd_cache
     config.enable_autograd_cache = enabled
@@ -115,7 +115,7 @@ def remove_library(library: torch.library.Library) -> None:
 
 
 def forget_kernel(operator: Any) -> None:
-    """Makes an operator look its kernel up again."""
+    """Clears an operator's dispatch cache, so that its kernel is looked up again."""
     operator._dispatch_cache.clear()
 
 

@@ -1,3 +1,3 @@
-"""The version, here and nowhere else."""
+"""Package version. The build and the documentation read it from this file."""
 
 __version__ = "0.2.0"

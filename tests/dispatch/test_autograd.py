@@ -35,7 +35,7 @@ def qkv(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attend(backend: str, **options: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """(q, k, v) -> (o, a finite function of lse)."""
+    """Returns a function (q, k, v) -> (o, lse with 0 in place of -inf)."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         o, lse = tk.attention(q, k, v, **options, return_lse=True, backend=backend)
@@ -88,8 +88,8 @@ def test_second_order_without_keys(backend: str) -> None:
     assert torch.equal(ddq, torch.ones_like(q))
 
 
-def test_sinks_of_empty_rows(backend: str) -> None:
-    """Second order too: there lse is -inf, and a sink all that is left."""
+def test_sinks_of_fully_masked_rows(backend: str) -> None:
+    """First and second order, where lse = -inf and only the sink remains."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
         mask = tk.Mask.window(-2, None)
@@ -110,12 +110,12 @@ def test_forward_mode_without_keys(backend: str) -> None:
     assert gradcheck(call, (q, k[:, :, :0], v[:, :, :0], sinks), check_forward_ad=True)
 
 
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)], ids=str)
-def test_gradient_of_some_inputs(wanted: tuple[int, ...], backend: str) -> None:
+@pytest.mark.parametrize("selected", [(0,), (1,), (2,), (0, 2)], ids=str)
+def test_gradient_of_some_inputs(selected: tuple[int, ...], backend: str) -> None:
     tensors = qkv()
     for i, x in enumerate(tensors):
-        x.requires_grad_(i in wanted)
-    some = [tensors[i] for i in wanted]
+        x.requires_grad_(i in selected)
+    some = [tensors[i] for i in selected]
     cotangent = torch.randn(B, H_q, M, D_v, dtype=torch.float64)
     got = torch.autograd.grad(tk.attention(*tensors, backend=backend), some, cotangent)
     exact = torch.autograd.grad(plain_attention(*tensors)[0], some, cotangent)
@@ -143,7 +143,7 @@ def test_gradient_of_bias_alone(backend: str) -> None:
     torch.testing.assert_close(got, exact)
 
 
-def test_one_tensor_as_query_key_and_value(backend: str) -> None:
+def test_same_tensor_as_query_key_and_value(backend: str) -> None:
     x = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
 
     def call(x: Tensor) -> Tensor:
@@ -153,9 +153,9 @@ def test_one_tensor_as_query_key_and_value(backend: str) -> None:
     assert gradgradcheck(call, (x,))
 
 
-def test_one_tensor_as_everything_to_third_order(backend: str) -> None:
-    """Query, key, value and the cotangent too: each use has a gradient of its own, and asking for
-    a graph changes no gradient."""
+def test_same_tensor_as_all_inputs_to_third_order(backend: str) -> None:
+    """One tensor as query, key, value and cotangent: each use has its own gradient, and
+    create_graph=True changes no gradient."""
     x = torch.randn(1, 1, 3, 2, dtype=torch.float64, requires_grad=True)
 
     def gradient(x: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def test_one_tensor_as_everything_to_third_order(backend: str) -> None:
     torch.testing.assert_close(with_graph, without)
 
 
-def test_slopes_are_differentiable() -> None:
+def test_alibi_slopes_are_differentiable() -> None:
     q, k, v = (x.detach() for x in qkv())
     slopes = torch.tensor([0.5, 0.25], dtype=torch.float64, requires_grad=True)
 
@@ -180,7 +180,7 @@ def test_slopes_are_differentiable() -> None:
     assert gradcheck(call, (slopes,), check_forward_ad=True)
 
 
-def test_overwritten_inputs_raise_or_do_not_matter(backend: str) -> None:
+def test_overwritten_inputs_raise_or_have_no_effect(backend: str) -> None:
     q, k, v = qkv()
     exact = torch.autograd.grad(plain_attention(q, k, v)[0].sum(), (q, k, v))
     k_used = k * 1.0
@@ -189,7 +189,7 @@ def test_overwritten_inputs_raise_or_do_not_matter(backend: str) -> None:
         k_used.zero_()
     try:
         got = torch.autograd.grad(loss, (q, k, v))
-    except RuntimeError:  # autograd noticed
+    except RuntimeError:  # autograd detects the in-place change
         return
     torch.testing.assert_close(got, exact)
 
@@ -256,7 +256,7 @@ def test_vmap_over_bias(backend: str) -> None:
 
 
 def test_forward_mode_over_slopes(backend: str) -> None:
-    """A tangent on the slopes alone is not lost, although no kernel differentiates them."""
+    """A tangent of the slopes alone propagates, although no kernel differentiates them."""
     q, k, v = (x.detach() for x in qkv())
     slopes = torch.tensor([0.5, 0.25], dtype=torch.float64)
     with forward_ad.dual_level():
@@ -264,7 +264,7 @@ def test_forward_mode_over_slopes(backend: str) -> None:
         o = tk.attention(q, k, v, bias=tk.alibi(dual), backend=backend)
         tangent = forward_ad.unpack_dual(o).tangent
     step = 1e-6
-    ahead, behind = (
+    plus, minus = (
         tk.attention(q, k, v, bias=tk.alibi(slopes + sign * step)) for sign in (1.0, -1.0)
     )
-    torch.testing.assert_close(tangent, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(tangent, (plus - minus) / (2 * step), rtol=1e-6, atol=1e-8)

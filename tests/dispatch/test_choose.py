@@ -1,4 +1,4 @@
-"""Which backend runs: the first without a reason against it, or the named one and no other."""
+"""Backend choice: the first backend that supports a call, or the named one without fallback."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def test_names() -> None:
     assert set(dispatch.names()[3:]) == {"triton", "reference"}
 
 
-def test_auto_takes_the_compiled_kernels() -> None:
-    told = tk.explain(x(), x(), x())
-    assert told.chosen == "cpu"
-    assert told.kernel == f"csrc/cpu, {_C.isa()}, computing in float32"
-    assert told.reasons["cpu"] == told.reasons["reference"] == ()
+def test_auto_runs_the_compiled_kernels() -> None:
+    explanation = tk.explain(x(), x(), x())
+    assert explanation.chosen == "cpu"
+    assert explanation.kernel == f"csrc/cpu, {_C.isa()}, computing in float32"
+    assert explanation.reasons["cpu"] == explanation.reasons["reference"] == ()
     assert operators_run_by(lambda: tk.attention(x(), x(), x()))[FORWARD] == 1
 
 
@@ -53,43 +53,45 @@ def test_a_named_backend_runs(name: str) -> None:
 
 def test_a_named_backend_never_falls_back() -> None:
     slopes = torch.ones(2, requires_grad=True)
-    with pytest.raises(ValueError, match="backend='cpu' cannot take this call: ALiBi slopes that"):
+    with pytest.raises(
+        ValueError, match="backend='cpu' does not support this call: ALiBi slopes that"
+    ):
         tk.attention(x(), x(), x(), bias=tk.alibi(slopes), backend="cpu")
-    told = tk.explain(x(), x(), x(), bias=tk.alibi(slopes), backend="cpu")
-    assert (told.chosen, told.kernel) == (None, None)
-    assert "runs: nothing" in str(told)
+    explanation = tk.explain(x(), x(), x(), bias=tk.alibi(slopes), backend="cpu")
+    assert (explanation.chosen, explanation.kernel) == (None, None)
+    assert "runs: nothing" in str(explanation)
 
 
-def test_every_reason_is_said(no_extension: None) -> None:
+def test_error_lists_every_reason(no_extension: None) -> None:
     slopes = torch.ones(2, requires_grad=True)
-    with pytest.raises(ValueError, match=r"cannot take this call: ALiBi.*; the extension is"):
+    with pytest.raises(ValueError, match=r"does not support this call: ALiBi.*; the extension is"):
         tk.attention(x(), x(), x(), bias=tk.alibi(slopes), backend="cpu")
 
 
-def test_auto_passes_over_a_backend_with_reasons() -> None:
+def test_auto_skips_backends_with_reasons() -> None:
     slopes = torch.ones(2, requires_grad=True)
-    told = tk.explain(x(), x(), x(), bias=tk.alibi(slopes))
-    assert told.chosen == "reference"
-    assert len(told.reasons["cpu"]) == 1
+    explanation = tk.explain(x(), x(), x(), bias=tk.alibi(slopes))
+    assert explanation.chosen == "reference"
+    assert len(explanation.reasons["cpu"]) == 1
     assert tk.attention(x(), x(), x(), bias=tk.alibi(slopes)).requires_grad
 
 
 def test_without_the_extension(no_extension: None) -> None:
     assert tk.attention(x(), x(), x()).shape == (1, 2, 3, 4)
-    told = tk.explain(x(), x(), x())
-    assert told.chosen == "reference"
-    assert told.kernel == "torch.matmul, softmax, torch.matmul"
+    explanation = tk.explain(x(), x(), x())
+    assert explanation.chosen == "reference"
+    assert explanation.kernel == "torch.matmul, softmax, torch.matmul"
     with pytest.raises(RuntimeError, match=r"enable\(\) needs the CPU kernels, but .*no luck"):
         tk.enable()
 
 
-def test_other_devices_are_the_references() -> None:
+def test_reference_runs_on_other_devices() -> None:
     q = x().to("meta")
     assert tk.attention(q, q, q).is_meta
-    assert "cpu: tensors are on meta" in str(tk.explain(q, q, q))
+    assert "cpu: the tensors are on meta" in str(tk.explain(q, q, q))
 
 
-def test_an_explanation_reads_well(no_extension: None) -> None:
+def test_explanation_text(no_extension: None) -> None:
     v = torch.randn(1, 2, 3, 5)
     lines = str(tk.explain(x(), x(), v)).splitlines()
     assert [line for line in lines if not line.startswith("triton: ")] == [
@@ -100,11 +102,11 @@ def test_an_explanation_reads_well(no_extension: None) -> None:
     ]
 
 
-def test_an_explanation_names_those_that_could() -> None:
-    assert "reference: could, not chosen" in str(tk.explain(x(), x(), x())).splitlines()
+def test_explanation_lists_other_supported_backends() -> None:
+    assert "reference: supported, not chosen" in str(tk.explain(x(), x(), x())).splitlines()
 
 
-def test_explain_takes_what_attention_takes_and_runs_nothing() -> None:
+def test_explain_has_no_side_effects() -> None:
     state = torch.get_rng_state()
     ran = operators_run_by(
         lambda: tk.explain(

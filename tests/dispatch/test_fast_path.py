@@ -1,4 +1,4 @@
-"""The path past the dispatcher: it gives what the operators give, and leaves them what it must."""
+"""CPU fast path: bit-identical to the operators, and declined for calls that need them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ MASKS = {
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Seeing(TorchDispatchMode):
-    """Sees every operator, and so must be shown ours. Keeps their names."""
+class RecordingMode(TorchDispatchMode):
+    """Dispatch mode that records the names of all operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -73,20 +73,20 @@ class Seeing(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-class Following(TorchFunctionMode):
-    """Follows torch's functions without changing any."""
+class PassThroughMode(TorchFunctionMode):
+    """Function mode that changes nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **kwargs or {})
 
 
-class Labelled(Tensor):
+class Subclass(Tensor):
     """A subclass that changes nothing."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What `direct_forward` and `direct_backward` answered: True where they ran the kernels."""
+    """Records the results of direct_forward and direct_backward; True = the kernels ran."""
     answers: list[bool] = []
 
     def recorded(function: Callable[..., bool]) -> Callable[..., bool]:
@@ -102,15 +102,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def qkv(dtype: torch.dtype = torch.float32, H_kv: int = H, D_v: int = D) -> list[Tensor]:
-    """In the layout of a projection: (B, length, heads, width), seen transposed."""
+    """Transposed views of (B, length, heads, width), as a projection produces them."""
     shapes = ((B, M, H, D), (B, N, H_kv, D), (B, N, H_kv, D_v))
     return [torch.randn(s, dtype=dtype).transpose(1, 2).requires_grad_() for s in shapes]
 
 
 def by_operators(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> list[Tensor]:
-    with Seeing() as seeing:
+    with RecordingMode() as recording:
         result = step(q, k, v, **options)
-    assert {"attention_forward", "attention_backward"} <= seeing.names
+    assert {"attention_forward", "attention_backward"} <= recording.names
     return result
 
 
@@ -129,7 +129,7 @@ def assert_same(have: list[Tensor], want: list[Tensor]) -> None:
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("H_kv", [H, 2])
-def test_same_bits_as_the_operators(
+def test_bit_identical_to_the_operators(
     H_kv: int, dtype: torch.dtype, mask: tk.Mask | None, poisoned: None, calls: list[bool]
 ) -> None:
     q, k, v = qkv(dtype, H_kv)
@@ -158,25 +158,25 @@ def test_any_layout(layout: Callable[[Tensor], Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_the_gradient_that_arrives_may_have_any_layout(calls: list[bool]) -> None:
+def test_do_may_have_any_strides(calls: list[bool]) -> None:
     q, k, v = qkv()
     for do in (torch.ones(()).expand(B, H, M, D), torch.randn(D, M, H, B).permute(3, 2, 1, 0)):
         have = torch.autograd.grad(tk.attention(q, k, v), (q, k, v), do)
-        with Seeing():
+        with RecordingMode():
             want = torch.autograd.grad(tk.attention(q, k, v), (q, k, v), do)
         assert_same(list(have), list(want))
     assert calls == [True] * 4
 
 
-def test_the_backward_pass_may_be_intercepted_alone(calls: list[bool]) -> None:
+def test_only_the_backward_pass_intercepted(calls: list[bool]) -> None:
     q, k, v = qkv()
-    o, seeing = tk.attention(q, k, v), Seeing()
-    with seeing:
+    o, recording = tk.attention(q, k, v), RecordingMode()
+    with recording:
         have = torch.autograd.grad(o.square().sum(), (q, k, v))
-    assert "attention_backward" in seeing.names
+    assert "attention_backward" in recording.names
     assert calls == [True]
     do = 2 * o.detach()
-    want = torch.autograd.grad(tk.attention(q, k, v), (q, k, v), do.as_subclass(Labelled))
+    want = torch.autograd.grad(tk.attention(q, k, v), (q, k, v), do.as_subclass(Subclass))
     assert calls == [True, True, False]
     assert_same(list(have), [x.as_subclass(Tensor) for x in want])
 
@@ -194,8 +194,8 @@ def forward_mode() -> Iterator[None]:
 
 
 INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "dispatch-mode": Seeing,
-    "function-mode": Following,
+    "dispatch-mode": RecordingMode,
+    "function-mode": PassThroughMode,
     "default-device": lambda: torch.device("cpu"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "forward-mode": forward_mode,
@@ -204,7 +204,7 @@ INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("context", INTERCEPTED.values(), ids=INTERCEPTED)
-def test_leaves_to_the_operators_what_could_be_intercepted(
+def test_interceptable_calls_use_the_operators(
     context: Callable[[], AbstractContextManager[Any]], calls: list[bool]
 ) -> None:
     q, k, v = qkv()
@@ -218,7 +218,7 @@ def test_leaves_to_the_operators_what_could_be_intercepted(
     assert calls == [True]
 
 
-def test_transforms_see_the_computation(calls: list[bool]) -> None:
+def test_transforms_use_the_general_path(calls: list[bool]) -> None:
     x = [x.detach() for x in qkv()]
     torch.vmap(tk.attention)(*(x[None] for x in x))
     torch.func.grad(lambda q: tk.attention(q, *x[1:]).sum())(x[0])
@@ -226,7 +226,7 @@ def test_transforms_see_the_computation(calls: list[bool]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_traces_hold_the_operator(calls: list[bool]) -> None:
+def test_traces_contain_the_operator(calls: list[bool]) -> None:
     x = [x.detach() for x in qkv()]
     traced = torch.jit.trace(lambda *x: tk.attention(*x), x, check_trace=False)
     assert "transformer_kernels::attention_forward" in str(traced.graph)
@@ -234,12 +234,12 @@ def test_traces_hold_the_operator(calls: list[bool]) -> None:
 
 
 def declined() -> dict[str, Any]:
-    """Calls that are right and not plain: (q, k, v, options)."""
+    """Valid calls that the fast path does not support: (q, k, v, options)."""
     q, k, v = (x.detach() for x in qkv())
     ids = (torch.arange(N) // 9)[None].expand(B, N)
 
     return {
-        "subclass": (q.as_subclass(Labelled), k, v, {}),
+        "subclass": (q.as_subclass(Subclass), k, v, {}),
         "lazy-negation": (torch._neg_view(q), k, v, {}),
         "no-queries": (q[:, :, :0], k, v, {}),
         "narrow-values": (q, k, v[..., :3], {}),
@@ -255,7 +255,7 @@ def declined() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", declined())
-def test_declines_what_is_not_plain(name: str, calls: list[bool]) -> None:
+def test_other_valid_calls_use_the_general_path(name: str, calls: list[bool]) -> None:
     q, k, v, options = declined()[name]
     with torch.random.fork_rng():
         have = tk.attention(q, k, v, **options)
@@ -265,7 +265,7 @@ def test_declines_what_is_not_plain(name: str, calls: list[bool]) -> None:
         torch.testing.assert_close(x.as_subclass(Tensor), y.as_subclass(Tensor))
 
 
-def test_parameters_are_plain(calls: list[bool]) -> None:
+def test_parameters_use_the_fast_path(calls: list[bool]) -> None:
     q, k, v = (nn.Parameter(x.detach()) for x in qkv())
     assert type(tk.attention(q, k, v)) is Tensor
     with torch.inference_mode():
@@ -273,7 +273,7 @@ def test_parameters_are_plain(calls: list[bool]) -> None:
     assert calls == [True, True]
 
 
-def test_the_drop_in_wants_groups_to_be_enabled(calls: list[bool]) -> None:
+def test_sdpa_requires_enable_gqa(calls: list[bool]) -> None:
     q, k, v = qkv(H_kv=2)
     with pytest.raises(ValueError, match="enable_gqa=True allows a multiple"):
         tk.scaled_dot_product_attention(q, k, v)
@@ -283,18 +283,18 @@ def test_the_drop_in_wants_groups_to_be_enabled(calls: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(M, N), (B, 1, 1, N), (B, H, M, N)], ids=str)
-def test_the_drop_in_takes_masks(shape: tuple[int, ...], calls: list[bool]) -> None:
+def test_sdpa_bool_masks_use_the_fast_path(shape: tuple[int, ...], calls: list[bool]) -> None:
     q, k, v = qkv()
-    shown = torch.arange(torch.Size(shape).numel()).view(shape) % 3 > 0
-    want = nn.functional.scaled_dot_product_attention(q, k, v, shown)
+    attn_mask = torch.arange(torch.Size(shape).numel()).view(shape) % 3 > 0
+    want = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask)
     with tk.enabled():
-        o = nn.functional.scaled_dot_product_attention(q, k, v, shown)
+        o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask)
     assert calls == [True]
     torch.testing.assert_close(o, want)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_switch_takes_it(causal: bool, calls: list[bool]) -> None:
+def test_enabled_sdpa_uses_the_fast_path(causal: bool, calls: list[bool]) -> None:
     q, k, v = qkv()
     want = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     with tk.enabled():
@@ -310,18 +310,18 @@ def test_second_order() -> None:
 
 @pytest.mark.parametrize("mask", ["full", "key-range", "everything"])
 @pytest.mark.parametrize("inside", [True, False])
-def test_checkpointing_may_be_intercepted_in_one_pass_only(inside: bool, mask: str) -> None:
-    """Both passes save the same tensors, by whichever path they go."""
+def test_checkpointing_with_one_pass_intercepted(inside: bool, mask: str) -> None:
+    """Both paths save the same tensors."""
     q, k, v = qkv()
     options: dict[str, Any] = {"mask": MASKS[mask]}
-    with Following() if inside else nullcontext():
+    with PassThroughMode() if inside else nullcontext():
         o = checkpoint(tk.attention, q, k, v, use_reentrant=False, **options)
-    with nullcontext() if inside else Following():
+    with nullcontext() if inside else PassThroughMode():
         have = torch.autograd.grad(o.square().sum(), (q, k, v))
     assert_same([o, *have], step(q, k, v, **options))
 
 
-def test_saved_tensors_pass_through_hooks_and_are_guarded() -> None:
+def test_saved_tensors_support_hooks_and_version_checks() -> None:
     q, k, v = qkv()
     with save_on_cpu():
         o = tk.attention(q, k, v)
@@ -333,7 +333,7 @@ def test_saved_tensors_pass_through_hooks_and_are_guarded() -> None:
         o.sum().backward()
 
 
-def test_lengths_may_not_change_before_the_backward_pass() -> None:
+def test_lengths_modified_before_backward_raise() -> None:
     lengths = torch.tensor([5, 9])
     o = tk.attention(*qkv(), mask=tk.Mask.padding(lengths))
     lengths.fill_(3)
@@ -341,12 +341,12 @@ def test_lengths_may_not_change_before_the_backward_pass() -> None:
         o.sum().backward()
 
 
-def test_lengths_of_32_bits_are_copied(calls: list[bool]) -> None:
-    """The backward pass sees those of the forward pass, by whichever path it goes."""
+def test_int32_lengths_are_copied(calls: list[bool]) -> None:
+    """The backward pass uses the lengths of the forward pass, on both paths."""
     q, k, v = qkv()
     lengths = torch.tensor([5, 9], dtype=torch.int32)
     want = step(q, k, v, mask=tk.Mask.padding(lengths.clone()))
-    for context in (nullcontext(), Seeing()):
+    for context in (nullcontext(), RecordingMode()):
         o = tk.attention(q, k, v, mask=tk.Mask.padding(lengths))
         lengths.fill_(3)
         with context:
@@ -370,17 +370,17 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("mask", MISFITS.values(), ids=MISFITS)
-def test_masks_that_do_not_fit(mask: tk.Mask, calls: list[bool]) -> None:
+def test_masks_of_wrong_sizes_raise(mask: tk.Mask, calls: list[bool]) -> None:
     with pytest.raises(ValueError, match=r"mask's .* must be|mask must broadcast"):
         tk.attention(*qkv(), mask=mask)
     assert calls == []
 
 
 @pytest.mark.parametrize("mask", MISFITS.values(), ids=MISFITS)
-def test_the_extension_declines_masks_that_do_not_fit(
+def test_extension_declines_masks_of_wrong_sizes(
     mask: tk.Mask, calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads no memory on anybody's word."""
+    """The extension checks all sizes itself before it reads memory."""
     for constraint in mask.constraints:
         monkeypatch.setattr(type(constraint), "check", lambda *arguments: None)
     q, k, v = qkv()
@@ -388,25 +388,25 @@ def test_the_extension_declines_masks_that_do_not_fit(
     assert calls == [False]
 
 
-def test_masks_do_not_hide_what_is_wrong_with_q() -> None:
+def test_errors_of_q_come_before_errors_of_masks() -> None:
     q, k, v = qkv()
     with pytest.raises(ValueError, match=r"q must be \(batch, heads, length, width\)"):
         tk.attention(q[0], k, v, mask=MASKS["dense"])
 
 
-def test_nothing_outlives_the_output() -> None:
+def test_output_is_freed_without_garbage_collection() -> None:
     gc.disable()
     try:
         o = tk.attention(*qkv())
-        seen = weakref.ref(o)
+        reference = weakref.ref(o)
         del o
-        assert seen() is None
+        assert reference() is None
     finally:
         gc.enable()
 
 
-def test_other_threads_run_meanwhile() -> None:
-    """Each call has scratch memory of its own."""
+def test_concurrent_callers_are_independent() -> None:
+    """Each call has its own workspace."""
     x = [torch.randn(1, 2, 256, 32) for _ in range(3)]
     want = tk.attention(*x)
     wrong: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Decoding past the dispatcher: it gives what the operator gives, and leaves it what it must."""
+"""Decode fast path: bit-identical to the operator, and declined for calls that need it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Arguments = tuple[Any, ...]
 
 
-class Seeing(TorchDispatchMode):
-    """Sees every operator, and so must be shown ours."""
+class DispatchMode(TorchDispatchMode):
+    """Dispatch mode that changes nothing."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,22 +35,22 @@ class Seeing(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-class Following(TorchFunctionMode):
-    """Follows torch's functions without changing any."""
+class PassThroughMode(TorchFunctionMode):
+    """Function mode that changes nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **kwargs or {})
 
 
-class Labelled(Tensor):
+class Subclass(Tensor):
     """A subclass that changes nothing."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What `direct_decode` answered: True where it ran the kernels."""
+    """Records the results of direct_decode; True = the kernels ran."""
     answers: list[bool] = []
-    function = getattr(fast_path, "direct_decode")  # noqa: B009  (it is not direct's own)
+    function = getattr(fast_path, "direct_decode")  # noqa: B009  (not a public name)
 
     def call(*arguments: Any) -> bool:
         answers.append(function(*arguments))
@@ -66,7 +66,7 @@ def paged(dtype: torch.dtype = torch.float32) -> Arguments:
     return q, k, v, LENGTHS, TABLE
 
 
-def in_order(dtype: torch.dtype = torch.float32) -> Arguments:
+def contiguous(dtype: torch.dtype = torch.float32) -> Arguments:
     q = torch.randn(B, M, H, D, dtype=dtype).transpose(1, 2)
     k, v = (torch.randn(B, 80, 2, D, dtype=dtype).transpose(1, 2) for _ in range(2))
     return q, k, v, LENGTHS
@@ -85,9 +85,9 @@ def in_order(dtype: torch.dtype = torch.float32) -> Arguments:
 )
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("make", [paged, in_order])
+@pytest.mark.parametrize("make", [paged, contiguous])
 @pytest.mark.usefixtures("poisoned")
-def test_same_bits_as_the_operator(
+def test_bit_identical_to_the_operator(
     make: Callable[[torch.dtype], Arguments],
     dtype: torch.dtype,
     scale: float | None,
@@ -97,7 +97,7 @@ def test_same_bits_as_the_operator(
     arguments = make(dtype)
     o = tk.attention_decode(*arguments, mask=mask, scale=scale)
     assert calls == [True]
-    with Seeing():
+    with DispatchMode():
         expected = tk.attention_decode(*arguments, mask=mask, scale=scale)
     assert calls == [True]
     assert o.stride() == expected.stride()
@@ -105,8 +105,8 @@ def test_same_bits_as_the_operator(
 
 
 INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "dispatch-mode": Seeing,
-    "function-mode": Following,
+    "dispatch-mode": DispatchMode,
+    "function-mode": PassThroughMode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "forward-mode": forward_ad.dual_level,
     "profiler": lambda: profile(activities=[ProfilerActivity.CPU]),
@@ -114,7 +114,7 @@ INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("context", INTERCEPTED.values(), ids=INTERCEPTED)
-def test_leaves_to_the_operator_what_could_be_intercepted(
+def test_interceptable_calls_use_the_operator(
     context: Callable[[], AbstractContextManager[Any]], calls: list[bool]
 ) -> None:
     arguments = paged()
@@ -130,10 +130,10 @@ def test_declines_without_the_extension(monkeypatch: pytest.MonkeyPatch, calls: 
 
 
 def declined() -> dict[str, tuple[Arguments, dict[str, Any]]]:
-    """Calls that are right and not plain."""
+    """Valid calls that the fast path does not support."""
     q, k, v, cache_seqlens, table = paged()
     return {
-        "subclass": ((q.as_subclass(Labelled), k, v, cache_seqlens, table), {}),
+        "subclass": ((q.as_subclass(Subclass), k, v, cache_seqlens, table), {}),
         "lazy-negation": ((torch._neg_view(q), k, v, cache_seqlens, table), {}),
         "no-queries": ((q[:, :, :0], k, v, cache_seqlens, table), {}),
         "narrow-values": ((q, k, v[..., :3], cache_seqlens, table), {}),
@@ -149,7 +149,7 @@ def declined() -> dict[str, tuple[Arguments, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", declined())
-def test_declines_what_is_not_plain(name: str, calls: list[bool]) -> None:
+def test_other_valid_calls_use_the_general_path(name: str, calls: list[bool]) -> None:
     arguments, options = declined()[name]
     have = tk.attention_decode(*arguments, **options)
     assert True not in calls
@@ -175,14 +175,14 @@ WRONG: dict[str, dict[int, Tensor]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_declined_and_told(wrong: dict[int, Tensor], calls: list[bool]) -> None:
+def test_invalid_calls_are_declined_and_raise(wrong: dict[int, Tensor], calls: list[bool]) -> None:
     arguments = [wrong.get(n, x) for n, x in enumerate(paged())]
     with pytest.raises((TypeError, ValueError)):
         tk.attention_decode(*arguments)
     assert calls == [False]
 
 
-def test_what_requires_grad_is_declined_in_grad_mode(calls: list[bool]) -> None:
+def test_tensors_that_require_grad_raise_in_grad_mode(calls: list[bool]) -> None:
     q, k, v, cache_seqlens, table = paged()
     with pytest.raises(ValueError, match="q must not require grad"):
         tk.attention_decode(nn.Parameter(q), k, v, cache_seqlens, table)

@@ -1,4 +1,4 @@
-"""The contract of the operator, case by case, for every backend and dtype."""
+"""The contract of `attention`: every case of the table, for every backend and dtype."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def test_case(case: Case, backend: str, dtype: torch.dtype) -> None:
     assert_case(case, dtype, backend)
 
 
-def test_every_backend_takes_every_case() -> None:
-    """But for widths, which are all that a case may be skipped for."""
+def test_every_backend_supports_every_case() -> None:
+    """The only reason to skip a case is a width that the cuda backend does not support."""
     for case, backend in itertools.product(CASES, NAMES):
         too_wide = backend == "cuda" and max(case.D, case.D_v) > 256
         assert len(reasons_against(case, backend)) == too_wide, (case.name, backend)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_oracle_is_the_textbook(case: Case) -> None:
+def test_reference_matches_plain_torch_in_float64(case: Case) -> None:
     exact = expected(case, torch.float64).exact
     numbers = inputs(case, torch.float64).to(torch.float64)
     for name, value in by_plain_torch(case, numbers).items():
@@ -78,15 +78,15 @@ def visible_nan(where: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_visible_nan_is_not_swallowed(where: str, backend: str) -> None:
-    """Rows that see it are NaN, as plain torch's are; there is no silent wrong answer."""
+def test_visible_nan_propagates(where: str, backend: str) -> None:
+    """Rows with a visible NaN are NaN, as in plain torch."""
     o, lse = tk.attention(*visible_nan(where), return_lse=True, backend=backend)
     hit = o.isnan().any(dim=-1)[0, 0]
     assert hit.tolist() == [where != "q" or i == 66 for i in range(70)]
     assert torch.equal(lse.isnan()[0, 0], hit & (where != "v"))
 
 
-def test_scores_that_overflow_are_not_swallowed(backend: str) -> None:
+def test_overflowing_scores_propagate(backend: str) -> None:
     q = torch.full((1, 1, 3, 8), 1e20)
     k = torch.cat([q, torch.zeros(1, 1, 67, 8)], dim=2)
     o, lse = tk.attention(q, k, torch.randn(1, 1, 70, 8), return_lse=True, backend=backend)
@@ -96,7 +96,7 @@ def test_scores_that_overflow_are_not_swallowed(backend: str) -> None:
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 50.0, 1e4])
 def test_scores_of_any_size(magnitude: float, backend: str) -> None:
-    """From rows that are uniform to rows that see one key; exp neither overflows nor vanishes."""
+    """From uniform rows to one-hot rows, without overflow or underflow of exp."""
     q, k, v = (torch.randn(1, 2, 70, 8) for _ in range(3))
     exact = tk.attention(q.double() * magnitude, k.double(), v.double(), backend="reference")
     o = tk.attention(q * magnitude, k, v, backend=backend)
@@ -105,8 +105,8 @@ def test_scores_of_any_size(magnitude: float, backend: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_halves_are_rounded_to_nearest(dtype: torch.dtype, backend: str) -> None:
-    """Truncation would leave results half a unit in the last place too small on average."""
+def test_half_precision_outputs_round_to_nearest(dtype: torch.dtype, backend: str) -> None:
+    """Truncation would bias the results by half a unit in the last place."""
     x = [torch.randn(1, 4, 128, 32).to(dtype).requires_grad_() for _ in range(3)]
     exact_x = [y.detach().double().requires_grad_() for y in x]
     do = torch.randn(1, 4, 128, 32).to(dtype)
@@ -120,8 +120,8 @@ def test_halves_are_rounded_to_nearest(dtype: torch.dtype, backend: str) -> None
 
 
 @pytest.mark.parametrize("backend", WITH_FLOAT64)
-def test_sinks_are_one_more_column(backend: str) -> None:
-    """A key of zeros whose score is the sink and whose value is zero, in float64."""
+def test_sinks_equal_an_extra_key_column(backend: str) -> None:
+    """The extra key has the sink as its score and a value of 0; in float64."""
     q, k, v = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(3))
     sinks = torch.randn(3, dtype=torch.float64)
     k_sink, v_sink = (torch.cat([x, torch.zeros(2, 3, 1, 4)], dim=2) for x in (k, v))
@@ -132,7 +132,7 @@ def test_sinks_are_one_more_column(backend: str) -> None:
 
 
 def test_transposed_tensors_are_not_copied() -> None:
-    """(B, T, H, D) seen as (B, H, T, D): no copy in, and o, dq, dk and dv in the same layout."""
+    """(B, T, H, D) viewed as (B, H, T, D): no copy, and o, dq, dk and dv have the same layout."""
     q, k, v = (torch.randn(2, 67, 4, 16).transpose(1, 2).requires_grad_() for _ in range(3))
     do = torch.randn(2, 67, 4, 16).transpose(1, 2)
 
@@ -161,9 +161,9 @@ REPEATED = [
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("backend", WITH_FLOAT64)  # interpreted kernels run in one order anyway
+@pytest.mark.parametrize("backend", WITH_FLOAT64)  # interpreted kernels always run in one order
 @pytest.mark.parametrize("case", REPEATED, ids=str)
-def test_gradients_are_the_same_bits_in_every_run(case: Case, backend: str) -> None:
+def test_gradients_are_bit_identical_across_runs(case: Case, backend: str) -> None:
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(4)
     try:
@@ -189,7 +189,7 @@ def test_forward_does_not_depend_on_the_number_of_threads(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("threads")
-def test_callers_in_several_threads_do_not_disturb_each_other() -> None:
+def test_concurrent_callers_are_independent() -> None:
     torch.set_num_threads(2)
     work = [inputs(case, torch.float32) for case in REPEATED] * 4
     expected = [by_backend(case, x, "cpu") for case, x in zip(REPEATED * 4, work, strict=True)]
@@ -209,13 +209,13 @@ def step(S, mask, backend, dropout_p):
     o = tk.attention(q, k, v, mask=mask, bias=bias, softcap=5.0, dropout_p=dropout_p, seed=1,
                      backend=backend)
     torch.autograd.grad(o.sum(), (q, k, v, bias))
-def peak():  # MiB; getrusage's figure would include the parent's
+def peak():  # MiB; getrusage would include the parent process
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024
 torch.set_num_threads(2)
-shown = torch.zeros(4096, 4096, dtype=torch.bool)  # the caller's own M x N: 16 MiB
-shown[:, ::3] = True
-small, large = tk.Mask.causal(), tk.Mask.window(3000, 3000) & tk.Mask.dense(shown)
+attn_mask = torch.zeros(4096, 4096, dtype=torch.bool)  # M x N memory of the caller: 16 MiB
+attn_mask[:, ::3] = True
+small, large = tk.Mask.causal(), tk.Mask.window(3000, 3000) & tk.Mask.dense(attn_mask)
 step(64, small, "cpu", 0.1); step(64, small, "reference", 0.0)
 before = peak(); step(4096, large, "cpu", 0.1)
 between = peak(); step(4096, large, "reference", 0.0)
@@ -224,8 +224,8 @@ print(between - before, peak() - between)
 
 
 @pytest.mark.exhaustive
-def test_memory_grows_with_the_length_not_with_its_square() -> None:
-    """At S = 4096 one float32 S x S matrix is 64 MiB; the reference shows that it would be seen."""
+def test_memory_is_linear_in_the_length() -> None:
+    """At S = 4096 a float32 S x S matrix is 64 MiB. The reference proves that it is detected."""
     run = subprocess.run(
         [sys.executable, "-c", PEAK],
         check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},

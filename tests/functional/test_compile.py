@@ -47,9 +47,9 @@ def compiled(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(("name", "backend"), in_turns(COMPILED, ((one,) for one in NAMES)))
 def test_fullgraph(name: str, backend: str) -> None:
-    """Forward and backward in one graph each give what they give uncompiled."""
+    """Forward and backward are one graph each, and equal the eager results."""
     case = named(name)
-    x, mask = inputs(case, torch.float32), case.bound_mask()
+    x, mask = inputs(case, torch.float32), case.make_mask()
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return tk.attention(
@@ -84,7 +84,7 @@ def test_inductor() -> None:
     assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
 
 
-def test_one_tensor_given_twice(backend: str) -> None:
+def test_same_tensor_in_two_arguments(backend: str) -> None:
     """As query, key and value, and as the ids of queries and of keys."""
     x = torch.randn(B, H, M, D, requires_grad=True)
     mask = tk.Mask.segments(torch.arange(M).expand(B, -1) // 20)
@@ -131,7 +131,7 @@ def test_compiled_dropout_follows_the_generator(backend: str) -> None:
 
 
 class Layer(nn.Module):
-    """Attention with a learned bias, as a model would hold it."""
+    """Attention layer with a learned bias."""
 
     def __init__(self, backend: str) -> None:
         super().__init__()
@@ -175,8 +175,8 @@ OPERATOR_OPTIONS: dict[str, Options] = {
 }
 
 
-def test_schemas_have_the_options_of_ops() -> None:
-    """csrc/bindings/tensor_args.h repeats backends/schema.py."""
+def test_registered_schemas_match_schema_module() -> None:
+    """csrc/bindings/tensor_args.h declares the schemas of backends/schema.py."""
     operators = torch.ops.transformer_kernels
     for operator in (operators.attention_forward, operators.attention_backward):
         assert f", {schema.OPTIONS}" in str(operator.default._schema)
@@ -207,15 +207,15 @@ def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("case", "backend"), sampled(CASES, ((name,) for name in COMPILED_BACKENDS))
 )
-def test_fakes_tell_shapes_and_strides(case: Case, backend: str) -> None:
-    """Fake outputs look like real ones, in every case of the table."""
+def test_fake_outputs_have_real_shapes_and_strides(case: Case, backend: str) -> None:
+    """Fake outputs have the shapes, dtypes and strides of real ones, in every case."""
     if reasons := reasons_against(case, backend):
         pytest.skip("; ".join(reasons))
     x = inputs(case, torch.float32)
     q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
     bias = None if x.bias is None else x.bias.detach()
     problem, tensor_args = build_problem(
-        q, k, v, case.bound_mask(), bias, None, case.softcap, case.dropout_p, 1, None
+        q, k, v, case.make_mask(), bias, None, case.softcap, case.dropout_p, 1, None
     )
     scalar_args = schema.scalar_args(problem)
     operators = operators_of(backend)
@@ -241,7 +241,7 @@ def test_fakes_tell_shapes_and_strides(case: Case, backend: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(dtype: torch.dtype, backend: str) -> None:
-    """As torch's attention: q, k and v go to the autocast dtype, gradients come back in theirs."""
+    """q, k and v are cast to the autocast dtype; gradients keep the dtype of the inputs."""
     q, k, v = qkv()
     with torch.autocast("cpu", dtype):
         o, lse = tk.attention(q, k.to(dtype), v, return_lse=True, backend=backend)
@@ -254,21 +254,21 @@ def test_autocast(dtype: torch.dtype, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", WITH_FLOAT64)
-def test_autocast_leaves_float64_alone(backend: str) -> None:
+def test_autocast_keeps_float64(backend: str) -> None:
     x = torch.randn(1, 1, 3, 4, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         assert tk.attention(x, x, x, backend=backend).dtype == torch.float64
 
 
-def test_autocast_does_not_lower_the_reference() -> None:
-    """Its matmuls stay in float32 although autocast would lower them."""
+def test_autocast_keeps_reference_precision() -> None:
+    """Autocast would run the matmuls of the reference in bfloat16."""
     x = torch.randn(1, 1, 64, 64).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         inside = tk.attention(x, x, x, backend="reference")
     assert torch.equal(inside, tk.attention(x, x, x, backend="reference"))
 
 
-def test_autocast_backward_outside(backend: str) -> None:
+def test_backward_outside_autocast(backend: str) -> None:
     """The usual training step: forward inside, backward outside the autocast block."""
     tensors = qkv()
     with torch.autocast("cpu", torch.bfloat16):
@@ -282,7 +282,7 @@ def test_autocast_backward_outside(backend: str) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_repeats_the_dropout(reentrant: bool, backend: str) -> None:
+def test_checkpointing_reproduces_dropout(reentrant: bool, backend: str) -> None:
     tensors = qkv()
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -299,6 +299,6 @@ def test_checkpointing_repeats_the_dropout(reentrant: bool, backend: str) -> Non
         return tuple(x.grad for x in leaves if x.grad is not None)
 
     plain = step(call)
-    thrifty = step(lambda *x: checkpoint(call, *x, use_reentrant=reentrant))
-    assert len(plain) == len(thrifty) == 3
-    assert all(torch.equal(a, b) for a, b in zip(plain, thrifty, strict=True))
+    checkpointed = step(lambda *x: checkpoint(call, *x, use_reentrant=reentrant))
+    assert len(plain) == len(checkpointed) == 3
+    assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))

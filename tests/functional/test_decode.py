@@ -1,4 +1,4 @@
-"""Decoding from a cache: each sequence is what `attention` makes of its keys, wherever they lie."""
+"""`attention_decode` equals `attention` of each sequence, for paged and contiguous caches."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def named(name: str) -> DecodeCase:
 
 
 def paged(M: int = 1, dtype: torch.dtype = torch.float32) -> Cached:
-    """q, pages of keys and values, cache_seqlens, and the table."""
+    """Returns q, pages of keys and values, cache_seqlens and block_table."""
     q = torch.randn(B, H_q, M, D, dtype=dtype)
     k, v = (torch.randn(9, H_kv, PAGE, D, dtype=dtype) for _ in range(2))
     table = torch.tensor([[7, 0, 3, 8, 1], [2, 9, 9, 9, 9], [5, -1, -1, -1, -1]])
     return q, k, v, LENGTHS, table
 
 
-def in_order(x: Tensor, table: Tensor, b: int) -> Tensor:
-    """Of sequence b (1, H_kv, its length, width)."""
+def gathered(x: Tensor, table: Tensor, b: int) -> Tensor:
+    """Gathers the pages of sequence b: (1, H_kv, length, width)."""
     pages = [x[int(n)] for n in table[b, : -(-int(LENGTHS[b]) // PAGE)]]
     return torch.cat(pages, dim=1)[None, :, : int(LENGTHS[b])]
 
@@ -78,14 +78,14 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(params=_C.built_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forced for the test."""
+    """Forces each compiled instruction set in turn."""
     with forced_isa(request.param):
         yield request.param
 
 
 @pytest.fixture(params=DECODING)
 def decoder(request: pytest.FixtureRequest) -> str:
-    """A backend that decodes, by name."""
+    """Name of a backend that supports decoding."""
     return str(request.param)
 
 
@@ -110,7 +110,7 @@ def test_names_of_cases_are_unique() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "seen"),
+    ("mask", "visible"),
     [
         (None, [[1, 1, 0], [1, 1, 1]]),
         (tk.Mask.causal(align="bottom_right"), [[1, 1, 0], [1, 1, 1]]),
@@ -120,17 +120,19 @@ def test_names_of_cases_are_unique() -> None:
     ],
     ids=["none", "causal", "everything", "itself", "left"],
 )
-def test_what_the_last_queries_see(mask: tk.Mask | None, seen: list[int], decoder: str) -> None:
-    """Two new tokens, at positions 1 and 2: weights that are not 0 are read off o, with v = 1."""
+def test_visible_keys_of_the_last_queries(
+    mask: tk.Mask | None, visible: list[int], decoder: str
+) -> None:
+    """Two new tokens, at positions 1 and 2. With v = identity, o holds the weights."""
     q, k, v = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 5, 4), torch.eye(5)[None, None]
     cache_seqlens = torch.tensor([3])
     o = tk.attention_decode(q, k, v, cache_seqlens, mask=mask, backend=decoder)
-    assert torch.equal((o[0, 0, :, :3] > 0).int(), torch.tensor(seen, dtype=torch.int32))
+    assert torch.equal((o[0, 0, :, :3] > 0).int(), torch.tensor(visible, dtype=torch.int32))
     assert torch.equal(o[..., 3:], torch.zeros(1, 1, 2, 2))
     torch.testing.assert_close(o.sum(-1), torch.ones(1, 1, 2))
 
 
-def test_queries_before_the_first_position_see_nothing(decoder: str) -> None:
+def test_queries_at_negative_positions_see_no_key(decoder: str) -> None:
     q, k, v = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 8, 4), torch.randn(1, 1, 8, 4)
     o, lse = tk.attention_decode(q, k, v, torch.tensor([2]), return_lse=True, backend=decoder)
     assert torch.equal(o[0, 0, 0], torch.zeros(4))
@@ -149,22 +151,22 @@ def test_queries_before_the_first_position_see_nothing(decoder: str) -> None:
     ],
     ids=["plain", "window", "softcap", "alibi", "sinks"],
 )
-def test_as_attention_of_each_sequence(options: Options, M: int, decoder: str) -> None:
+def test_equals_attention_of_each_sequence(options: Options, M: int, decoder: str) -> None:
     q, k, v, cache_seqlens, table = paged(M)
     o, lse = tk.attention_decode(
         q, k, v, cache_seqlens, table, **options, return_lse=True, backend=decoder
     )
     alone: Options = {"mask": tk.Mask.causal(align="bottom_right"), **options, "return_lse": True}
     for b in range(B):
-        one = q[b : b + 1], in_order(k, table, b), in_order(v, table, b)
+        one = q[b : b + 1], gathered(k, table, b), gathered(v, table, b)
         expected_o, expected_lse = tk.attention(*one, **alone, backend=decoder)
         torch.testing.assert_close(o[b : b + 1], expected_o)
         torch.testing.assert_close(lse[b : b + 1], expected_lse)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_pages_change_no_bit(dtype: torch.dtype, isa: str) -> None:
-    """In place, in stretches or copied: the same sums in the same order."""
+def test_paged_and_contiguous_caches_are_bit_identical(dtype: torch.dtype, isa: str) -> None:
+    """Pages read in place, in contiguous runs or copied: same sums in the same order."""
     case = replace(named("long"), name="pages-bits")
     clean = decode_inputs(case, dtype, 0.0)
     expected = by_decoding(case, clean, "cpu")
@@ -180,7 +182,7 @@ def test_pages_change_no_bit(dtype: torch.dtype, isa: str) -> None:
     "name", ["long", "long-pages", "long-window-16", "pages-group-8-queries-17"]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_threads_change_no_bit(dtype: torch.dtype, name: str) -> None:
+def test_thread_counts_are_bit_identical(dtype: torch.dtype, name: str) -> None:
     case = named(name)
     x = decode_inputs(case, dtype, math.nan)
     results = []
@@ -194,7 +196,7 @@ def test_threads_change_no_bit(dtype: torch.dtype, name: str) -> None:
 
 @pytest.mark.parametrize("where", ["k", "v"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_a_sequence_holds_stays_in_it(value: float, where: str, decoder: str) -> None:
+def test_nan_and_inf_stay_within_their_sequence(value: float, where: str, decoder: str) -> None:
     q, k, v, cache_seqlens, table = paged(2)
     clean = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
     (k if where == "k" else v)[8, :, 3] = value
@@ -204,7 +206,7 @@ def test_what_a_sequence_holds_stays_in_it(value: float, where: str, decoder: st
 
 
 def test_sequences_may_share_pages(decoder: str) -> None:
-    """A prompt that several continue is kept once."""
+    """A prompt shared by several sequences is stored once."""
     q, k, v, _, _ = paged()
     cache_seqlens, table = torch.full((B,), 40), torch.tensor([[4, 6, 0], [4, 6, 1], [4, 6, 1]])
     o = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
@@ -214,8 +216,8 @@ def test_sequences_may_share_pages(decoder: str) -> None:
         torch.testing.assert_close(o[b : b + 1], alone)
 
 
-def test_forms_of_lengths_and_tables(decoder: str) -> None:
-    """int32, int64, with gaps in memory; behind the last page entries of any size."""
+def test_dtypes_and_strides_of_lengths_and_tables(decoder: str) -> None:
+    """int32 and int64, non-contiguous, and any values after the last page in use."""
     q, k, v, cache_seqlens, table = paged()
     expected = tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
     huge = table.masked_fill((table < 0) | (table > 8), 1 << 40)
@@ -233,23 +235,23 @@ def test_forms_of_lengths_and_tables(decoder: str) -> None:
         assert torch.equal(o, expected)
 
 
-def test_a_cache_without_pages(decoder: str) -> None:
-    """As it comes from a projection, (B, N, H, D), with cache_seqlens of each sequence."""
+def test_contiguous_cache_equals_paged_cache(decoder: str) -> None:
+    """A transposed (B, N, H, D) cache equals the pages with the same keys and values."""
     q, k, v, cache_seqlens, table = paged(2)
     k_cache, v_cache = (torch.full((B, 80, H_kv, D), math.nan).transpose(1, 2) for _ in range(2))
     for b in range(B):
-        k_cache[b, :, : int(cache_seqlens[b])] = in_order(k, table, b)[0]
-        v_cache[b, :, : int(cache_seqlens[b])] = in_order(v, table, b)[0]
+        k_cache[b, :, : int(cache_seqlens[b])] = gathered(k, table, b)[0]
+        v_cache[b, :, : int(cache_seqlens[b])] = gathered(v, table, b)[0]
     torch.testing.assert_close(
         tk.attention_decode(q, k_cache, v_cache, cache_seqlens, backend=decoder),
         tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder),
     )
 
 
-def test_outputs_have_the_layout_of_q() -> None:
+def test_output_has_the_strides_of_q() -> None:
     q, k, v, cache_seqlens, table = paged(3)
-    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
-    for x in (q, turned):
+    transposed = q.transpose(1, 2).contiguous().transpose(1, 2)
+    for x in (q, transposed):
         o = tk.attention_decode(x, k, v, cache_seqlens, table, backend="cpu")
         other, _ = tk.attention_decode(
             x, k, v, cache_seqlens, table, return_lse=True, backend="cpu"
@@ -263,7 +265,7 @@ def test_outputs_have_the_layout_of_q() -> None:
 
 PEAK = """
 import pathlib, re, torch, transformer_kernels as tk
-def peak():  # MiB; getrusage's figure would include the parent's
+def peak():  # MiB; getrusage would include the parent process
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024
 torch.set_num_threads(2)
@@ -279,7 +281,7 @@ print(peak() - before)
 
 @pytest.mark.exhaustive
 def test_pages_are_read_in_place() -> None:
-    """Keys and values are 32 MiB each; gathered, they would be there twice."""
+    """Keys and values are 32 MiB each; a gather would duplicate them."""
     run = subprocess.run(
         [sys.executable, "-c", PEAK],
         check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -299,7 +301,7 @@ def test_one_operator_and_no_copy() -> None:
     ("backend", "dynamic"), in_turns(DECODING, ((dynamic,) for dynamic in (False, True)))
 )
 def test_fullgraph(backend: str, dynamic: bool) -> None:
-    """One graph, whatever the cache_seqlens are and the table says."""
+    """One graph serves all values of cache_seqlens and block_table."""
     sinks = torch.randn(H_q)
 
     def call(q: Tensor, k: Tensor, v: Tensor, cache_seqlens: Tensor, table: Tensor) -> Any:
@@ -338,7 +340,7 @@ VALUES: list[tuple[int, Tensor]] = [
     (4, torch.tensor([[7, 0, 3, 8, 9]] * 3, dtype=torch.int32)),
     (4, torch.tensor([[7, 0, -3, 8, 1]] * 3, dtype=torch.int32)),
 ]
-"""Lengths and block tables that lead out of the cache, with their positions in the call"""
+"""Out-of-range lengths and block tables, with their argument positions."""
 FORMS: list[tuple[int, Tensor | None]] = [
     (3, LENGTHS),
     (3, LONG[:2]),
@@ -358,10 +360,8 @@ FORMS: list[tuple[int, Tensor | None]] = [
 
 @pytest.mark.parametrize(("place", "wrong"), FORMS)
 @pytest.mark.parametrize("backend", COMPILED_BACKENDS)
-def test_the_operator_checks_what_memory_safety_needs(
-    backend: str, place: int, wrong: Tensor | None
-) -> None:
-    """Compiled code calls it with tensors that nobody has seen."""
+def test_operator_rejects_unsafe_arguments(backend: str, place: int, wrong: Tensor | None) -> None:
+    """Compiled code calls the operator without the checks of Python."""
     arguments = list(arguments_of_the_operator(torch.float32))
     arguments[place] = wrong
     with pytest.raises(RuntimeError, match=r"cache_seqlens|table|cache|slopes"):
@@ -369,18 +369,18 @@ def test_the_operator_checks_what_memory_safety_needs(
 
 
 @pytest.mark.parametrize(("place", "wrong"), VALUES)
-def test_on_a_cpu_it_checks_their_values_too(place: int, wrong: Tensor) -> None:
+def test_cpu_operator_rejects_out_of_range_values(place: int, wrong: Tensor) -> None:
     arguments = list(arguments_of_the_operator(torch.float32))
     arguments[place] = wrong
     with pytest.raises(
-        RuntimeError, match="cache_seqlens must lie within the cache, and lead only to"
+        RuntimeError, match="cache_seqlens must be within the capacity, and block_table must"
     ):
         torch.ops.transformer_kernels.attention_decode(*arguments)
 
 
 @pytest.mark.parametrize(("place", "wrong"), VALUES)
-def test_elsewhere_wrong_values_lead_nowhere(place: int, wrong: Tensor) -> None:
-    """A GPU does not check them: lengths are clamped, and missing pages read as zeros."""
+def test_cuda_operator_tolerates_out_of_range_values(place: int, wrong: Tensor) -> None:
+    """A GPU clamps the lengths, and reads missing pages as zeros."""
     if "cuda" not in DECODING:
         pytest.skip("needs emulated CUDA kernels")
     arguments = list(arguments_of_the_operator(torch.float32))
@@ -396,7 +396,7 @@ def test_elsewhere_wrong_values_lead_nowhere(place: int, wrong: Tensor) -> None:
     assert torch.equal(arguments[1], there)
 
 
-def test_gradients_are_the_references() -> None:
+def test_reference_is_differentiable() -> None:
     q, k, v, cache_seqlens, table = paged(2, torch.float64)
     sinks = torch.randn(H_q, dtype=torch.float64)
     tensors = tuple(x.requires_grad_() for x in (q, k, v, sinks))
@@ -414,13 +414,13 @@ def test_gradients_are_the_references() -> None:
 
 @pytest.mark.parametrize("backend", ["auto", *(n for n in DECODING if n != "reference")])
 @pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "sinks", "bias"])
-def test_what_requires_grad_is_refused_in_grad_mode(name: str, backend: str) -> None:
+def test_tensors_that_require_grad_raise_in_grad_mode(name: str, backend: str) -> None:
     q, k, v, cache_seqlens, table = paged()
     slopes, sinks = torch.ones(H_q), torch.zeros(H_q)
     {"q": q, "k_cache": k, "v_cache": v, "sinks": sinks, "bias": slopes}[name].requires_grad_()
     both: Options = {"bias": tk.alibi(slopes, align="bottom_right"), "sinks": sinks}
     options: Options = {key: x for key, x in both.items() if key == name}
-    message = rf"{name} must not require grad.*no_grad\(\), or take attention\(\)"
+    message = rf"{name} must not require grad.*no_grad\(\), use attention\(\)"
     with pytest.raises(ValueError, match=message):
         tk.attention_decode(q, k, v, cache_seqlens, table, **options, backend=backend)
     with torch.no_grad():
@@ -456,13 +456,13 @@ def test_autocast_casts_nothing(decoder: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in DECODING])
-def test_others_say_that_they_do_not(name: str) -> None:
-    message = f"'{name}' cannot take this call: decoding from a cache: there is no"
+def test_backends_without_decoding_give_the_reason(name: str) -> None:
+    message = f"'{name}' does not support this call: decoding from a cache: there is no"
     with pytest.raises(ValueError, match=message):
         tk.attention_decode(*paged(), backend=name)
 
 
-def test_auto_takes_the_compiled_kernels() -> None:
+def test_auto_runs_the_compiled_kernels() -> None:
     q, k, v, cache_seqlens, table = paged()
     ran = operators_run_by(lambda: tk.attention_decode(q, k, v, cache_seqlens, table))
     assert ran[OPERATOR] == 1

@@ -1,4 +1,4 @@
-"""Writing to a cache, by its own indices and from one step to the next."""
+"""`append_to_cache`: written positions, and stepwise decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def new(M: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return torch.randn(B, H, M, D, dtype=dtype), torch.randn(B, H, M, D_v, dtype=dtype)
 
 
-def test_without_pages() -> None:
+def test_append_to_contiguous_cache() -> None:
     k_cache, v_cache = torch.full((B, H, 9, D), math.nan), torch.full((B, H, 9, D_v), math.nan)
     k, v = new(2)
     tk.append_to_cache(k_cache, v_cache, k, v, torch.tensor([2, 5, 9]))
@@ -30,7 +30,7 @@ def test_without_pages() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_in_pages(dtype: torch.dtype) -> None:
+def test_append_to_paged_cache(dtype: torch.dtype) -> None:
     k_cache, v_cache = (
         torch.full((7, H, PAGE, D), math.nan),
         torch.full((7, H, PAGE, D_v), math.nan),
@@ -48,8 +48,8 @@ def test_in_pages(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("page_size", [0, PAGE])
 @pytest.mark.parametrize("backend", DECODING)
-def test_steps_are_one_causal_attention(page_size: int, backend: str) -> None:
-    """A prompt of three tokens, then one or two at a time, against all of them at once."""
+def test_stepwise_decoding_equals_causal_attention(page_size: int, backend: str) -> None:
+    """A prompt of three tokens, then one or two at a time, equals one call with all tokens."""
     steps = (3, 1, 1, 2, 1)
     q = torch.randn(B, 4, sum(steps), D)
     k, v = torch.randn(B, H, sum(steps), D), torch.randn(B, H, sum(steps), D_v)
@@ -105,13 +105,13 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "table": (
         {"block_table": torch.tensor([[0], [1], [3]])},
         ValueError,
-        "block_table must name pages 0 to 2 of k_cache .* got 3",
+        "block_table must hold pages 0 to 2 of k_cache .* got 3",
     ),
 }
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)
-def test_mistakes(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     k, v = new(2)
     caches = torch.zeros(B, H, 9, D), torch.zeros(B, H, 9, D_v)
     good = {"k_cache": caches[0], "v_cache": caches[1], "k": k, "v": v}

@@ -1,4 +1,4 @@
-"""Laws that hold for every shape, stride and mask: drawn by hypothesis, in float64."""
+"""Property tests over shapes, strides and masks, drawn by hypothesis, in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.backends import WITH_FLOAT64
 from tests.support.plain import plain_attention
 from transformer_kernels.masks.constraints import Align
 
-# The backend fixture is one constant for all the examples of a test.
+# The backend fixture is constant over all examples of a test.
 SETTINGS = settings(
     max_examples=40,
     deadline=None,
@@ -32,7 +32,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def drawn_tensor(draw: st.DrawFn, *shape: int) -> Tensor:
-    """Its dimensions in any order in memory, with steps, sometimes one batch entry expanded."""
+    """A tensor with permuted dimensions, steps, and sometimes an expanded batch dimension."""
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 1, 2, 3])) for _ in shape]
     sizes = [shape[d] * steps[d] for d in order]
@@ -76,7 +76,7 @@ def masks(draw: st.DrawFn, B: int, H: int, M: int, N: int) -> tk.Mask:
 @pytest.mark.usefixtures("poisoned")
 @settings(SETTINGS, max_examples=150)
 @given(data=st.data(), seed=st.integers(0, 1 << 32))
-def test_equals_the_textbook(data: st.DataObject, seed: int, backend: str) -> None:
+def test_matches_plain_attention(data: st.DataObject, seed: int, backend: str) -> None:
     torch.manual_seed(seed)
     B, H_kv, group = data.draw(st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(1, 3)))
     M, N, D, D_v = data.draw(st.tuples(LENGTHS, LENGTHS, WIDTHS, WIDTHS))
@@ -99,8 +99,8 @@ def test_equals_the_textbook(data: st.DataObject, seed: int, backend: str) -> No
     o, lse = tk.attention(
         q, k, v, mask=mask, bias=bias, softcap=softcap, return_lse=True, backend=backend
     )
-    shown = mask.materialize(B, H_q, M, N)
-    exact, exact_lse = plain_attention(q, k, v, shown=shown, bias=bias, softcap=softcap)
+    visible = mask.materialize(B, H_q, M, N)
+    exact, exact_lse = plain_attention(q, k, v, visible=visible, bias=bias, softcap=softcap)
     torch.testing.assert_close((o, lse), (exact, exact_lse))
     torch.testing.assert_close(
         torch.autograd.grad(o, (q, k, v, bias), do),
@@ -118,7 +118,7 @@ SIZES = given(M=st.integers(1, 70), N=st.integers(2, 140))
 
 @SETTINGS
 @SIZES
-def test_order_of_keys_does_not_matter(M: int, N: int, backend: str) -> None:
+def test_key_order_does_not_matter(M: int, N: int, backend: str) -> None:
     q, k, v = qkv(M, N)
     order, bias = torch.randperm(N), torch.randn(M, N, dtype=torch.float64)
     torch.testing.assert_close(
@@ -129,7 +129,7 @@ def test_order_of_keys_does_not_matter(M: int, N: int, backend: str) -> None:
 
 @SETTINGS
 @SIZES
-def test_order_of_queries_is_the_order_of_rows(M: int, N: int, backend: str) -> None:
+def test_permuted_queries_permute_rows(M: int, N: int, backend: str) -> None:
     q, k, v = qkv(M, N)
     order = torch.randperm(M)
     torch.testing.assert_close(
@@ -140,7 +140,7 @@ def test_order_of_queries_is_the_order_of_rows(M: int, N: int, backend: str) -> 
 
 @SETTINGS
 @SIZES
-def test_a_constant_a_row_moves_lse_alone(M: int, N: int, backend: str) -> None:
+def test_row_constant_shifts_only_lse(M: int, N: int, backend: str) -> None:
     q, k, v = qkv(M, N)
     shift = 50 * torch.randn(M, 1, dtype=torch.float64)
     o, lse = tk.attention(q, k, v, return_lse=True, backend=backend)
@@ -151,7 +151,7 @@ def test_a_constant_a_row_moves_lse_alone(M: int, N: int, backend: str) -> None:
 
 @SETTINGS
 @given(M=st.integers(1, 70), N=st.integers(2, 140), cut=st.floats(0, 1))
-def test_keys_split_and_merged_by_lse(M: int, N: int, cut: float, backend: str) -> None:
+def test_split_keys_merge_by_lse(M: int, N: int, cut: float, backend: str) -> None:
     q, k, v = qkv(M, N)
     at = round(cut * N)
     parts = [
@@ -176,7 +176,7 @@ def test_linear_in_values(M: int, N: int, backend: str) -> None:
 
 @SETTINGS
 @SIZES
-def test_a_key_seen_twice_is_a_bias_of_log_two(M: int, N: int, backend: str) -> None:
+def test_duplicated_key_equals_bias_of_log_two(M: int, N: int, backend: str) -> None:
     q, k, v = qkv(M, N)
     twice = [torch.cat([x, x[:, :, :1]], dim=2) for x in (k, v)]
     bias = torch.zeros(1, N, dtype=torch.float64)
@@ -190,7 +190,7 @@ def test_a_key_seen_twice_is_a_bias_of_log_two(M: int, N: int, backend: str) -> 
 
 @SETTINGS
 @SIZES
-def test_grouped_heads_are_repeated_heads(M: int, N: int, backend: str) -> None:
+def test_grouped_heads_equal_repeated_heads(M: int, N: int, backend: str) -> None:
     q, k, v = qkv(M, N)
     q = torch.cat([q, -q], dim=1)
     repeated = [x.repeat_interleave(2, dim=1) for x in (k, v)]
@@ -201,7 +201,7 @@ def test_grouped_heads_are_repeated_heads(M: int, N: int, backend: str) -> None:
 
 @SETTINGS
 @given(split=st.integers(1, 130))
-def test_documents_packed_in_one_row_are_documents_alone(split: int, backend: str) -> None:
+def test_packed_documents_equal_separate_documents(split: int, backend: str) -> None:
     q, k, v = qkv(131, 131)
     mask = tk.Mask.segments((torch.arange(131) >= split).long().expand(2, -1)) & tk.Mask.causal()
     packed = tk.attention(q, k, v, mask=mask, backend=backend)
@@ -214,8 +214,8 @@ def test_documents_packed_in_one_row_are_documents_alone(split: int, backend: st
 
 @SETTINGS
 @given(M=st.integers(1, 70), N=st.integers(1, 140))
-def test_decoding_is_the_last_row_of_the_whole(M: int, N: int, backend: str) -> None:
-    """Bottom-right alignment: queries at the end of a longer sequence."""
+def test_last_queries_equal_last_rows_of_full_attention(M: int, N: int, backend: str) -> None:
+    """Bottom-right alignment places the queries at the end of a longer sequence."""
     N = max(M, N)
     q, k, v = qkv(N, N)
     causal = tk.Mask.causal(align="bottom_right")
@@ -224,7 +224,7 @@ def test_decoding_is_the_last_row_of_the_whole(M: int, N: int, backend: str) -> 
     torch.testing.assert_close(last, whole[:, :, N - M :])
 
 
-def test_masks_intersect_like_sets() -> None:
+def test_mask_intersection_is_set_intersection() -> None:
     B, H, M, N = 2, 2, 9, 11
     some = [
         tk.Mask.causal(),

@@ -1,4 +1,4 @@
-"""The traps in the seed documents' own attention code: what goes wrong there, and not here."""
+"""Errors in the attention code of the seed documents, which these kernels must not repeat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformer_kernels as tk
 CAUSAL = tk.Mask.causal()
 
 
-def test_004_a_softmax_over_the_wrong_dimension_leaks_the_future(backend: str) -> None:
+def test_a_softmax_over_the_wrong_dimension_leaks_the_future(backend: str) -> None:
     """Earlier outputs must not change when a later token does."""
     x = torch.randn(2, 2, 9, 8)
     changed = x.clone()
@@ -26,32 +26,32 @@ def test_004_a_softmax_over_the_wrong_dimension_leaks_the_future(backend: str) -
     assert not torch.allclose(theirs[:, :, :5], theirs_changed[:, :, :5])
 
 
-def test_004_weights_of_a_query_sum_to_one(backend: str) -> None:
+def test_weights_of_a_query_sum_to_one(backend: str) -> None:
     x = torch.randn(1, 1, 9, 9)
     weights = tk.attention(x, x, torch.eye(9)[None, None], mask=CAUSAL, backend=backend)
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(1, 1, 9))
     assert torch.equal(weights != 0, CAUSAL.materialize(1, 1, 9, 9))
 
 
-def test_004_scores_are_scaled_by_the_width_not_the_length(backend: str) -> None:
+def test_scores_are_scaled_by_the_width_not_the_length(backend: str) -> None:
     x = torch.randn(1, 1, 9, 4)
     expected = (x @ x.mT / 2.0).softmax(dim=-1) @ x
     torch.testing.assert_close(tk.attention(x, x, x, backend=backend), expected)
 
 
-def test_002_zero_times_infinity(backend: str) -> None:
-    """(1 - mask) * inf is NaN where the mask is 1: ours never multiplies by an infinity."""
+def test_zero_times_infinity(backend: str) -> None:
+    """(1 - mask) * inf is NaN where the mask is 1. The operator never multiplies by infinity."""
     mask = torch.ones(5, 5)
     assert ((1 - mask) * float("inf")).isnan().all()
     x = torch.randn(1, 1, 5, 4, requires_grad=True)
-    for shown in (mask.bool(), mask.tril().bool()):
-        o = tk.attention(x, x, x, mask=tk.Mask.dense(shown), backend=backend)
+    for attn_mask in (mask.bool(), mask.tril().bool()):
+        o = tk.attention(x, x, x, mask=tk.Mask.dense(attn_mask), backend=backend)
         (dx,) = torch.autograd.grad(o.sum(), x)
         assert o.isfinite().all()
         assert dx.isfinite().all()
 
 
-def test_002_the_visible_past_is_not_the_hidden_future(backend: str) -> None:
+def test_the_visible_past_is_not_the_hidden_future(backend: str) -> None:
     """True means visible: the first query sees the first key, and the last sees every key."""
     x = torch.randn(1, 1, 5, 4)
     o, lse = tk.attention(x, x, x, mask=CAUSAL, return_lse=True, backend=backend)
@@ -59,7 +59,7 @@ def test_002_the_visible_past_is_not_the_hidden_future(backend: str) -> None:
     torch.testing.assert_close(lse[0, 0, 4], (x[0, 0] @ x[0, 0, 4] / 2.0).logsumexp(0))
 
 
-def test_002_a_mask_longer_than_the_sequence_is_refused(backend: str) -> None:
+def test_a_mask_longer_than_the_sequence_is_refused(backend: str) -> None:
     x = torch.randn(1, 1, 5, 4)
     longer = tk.Mask.dense(torch.ones(8, 8).tril().bool())
     with pytest.raises(ValueError, match=r"\(1, 1, 5, 5\), got \(1, 1, 8, 8\)"):
@@ -67,8 +67,8 @@ def test_002_a_mask_longer_than_the_sequence_is_refused(backend: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_003_a_fully_masked_row(dtype: torch.dtype, backend: str) -> None:
-    """-1e9 makes it uniform, -inf makes it NaN; it is 0, with zero gradients and lse = -inf."""
+def test_a_fully_masked_row(dtype: torch.dtype, backend: str) -> None:
+    """-1e9 gives uniform weights and -inf gives NaN. The operator gives 0, and lse = -inf."""
     x = torch.randn(1, 1, 5, 4, dtype=dtype, requires_grad=True)
     hidden = torch.full((5, 5), float("-inf"))
     assert hidden.softmax(-1).isnan().all()
@@ -83,7 +83,7 @@ def test_003_a_fully_masked_row(dtype: torch.dtype, backend: str) -> None:
     assert dx.isfinite().all()
 
 
-def test_003_minus_1e9_overflows_in_half_precision(backend: str) -> None:
+def test_minus_1e9_overflows_in_half_precision(backend: str) -> None:
     assert torch.tensor(-1e9).half().isneginf()
     x = torch.randn(1, 1, 70, 4, dtype=torch.float16)
     mask = tk.Mask.causal() & tk.Mask.padding(torch.tensor([66]))
@@ -92,9 +92,9 @@ def test_003_minus_1e9_overflows_in_half_precision(backend: str) -> None:
     torch.testing.assert_close(o.double(), exact, rtol=2e-3, atol=2e-3)
 
 
-def test_000_scores_beyond_half_precision(backend: str) -> None:
-    """q kᵀ before scaling overflows float16; scaling q and k by k^(1/4) each does not. Ours scales
-    in float32, so both orders agree, and with the exact result."""
+def test_scores_beyond_half_precision(backend: str) -> None:
+    """q kᵀ overflows float16 before scaling. The operator scales in float32: scaling the scores and
+    scaling q and k by 1 / D^(1/4) agree with the exact result."""
     width = 256
     x = (torch.randn(1, 1, 9, width) * 30).half()
     assert (x @ x.mT).isinf().any()
@@ -106,8 +106,8 @@ def test_000_scores_beyond_half_precision(backend: str) -> None:
     torch.testing.assert_close(other_way.double(), exact, rtol=1e-3, atol=1e-2)
 
 
-def test_000_padding_is_not_attended_to(backend: str) -> None:
-    """A padded sequence gives what it gives alone."""
+def test_padding_is_not_attended_to(backend: str) -> None:
+    """A padded sequence equals the same sequence without padding."""
     x = torch.randn(2, 2, 9, 4)
     lengths = tk.Mask.padding(torch.tensor([9, 6]))
     padded = tk.attention(x, x, x, mask=lengths, backend=backend)
@@ -117,7 +117,7 @@ def test_000_padding_is_not_attended_to(backend: str) -> None:
     )
 
 
-def test_000_narrow_heads_scale_by_their_own_width(backend: str) -> None:
+def test_narrow_heads_scale_by_their_own_width(backend: str) -> None:
     x = torch.randn(1, 3, 64)
     heads = x.unflatten(-1, (8, 8)).transpose(1, 2)
     expected = (heads @ heads.mT / 8**0.5).softmax(-1) @ heads

@@ -1,4 +1,4 @@
-"""Packed sequences: each is what `attention` makes of it alone, whatever lies beside and behind."""
+"""`attention_varlen` equals `attention` of each sequence, with or without trailing padding."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def qkv(dtype: torch.dtype = torch.float32) -> Triple:
 
 
 def pad(x: Tensor) -> Tensor:
-    """(TOTAL, H, D) to (4, H, 70, D)."""
+    """Pads (TOTAL, H, D) to (4, H, 70, D)."""
     padded = torch.nn.utils.rnn.pad_sequence(x.split(LENGTHS), batch_first=True)
     return padded.transpose(1, 2)
 
 
 def unpad(x: Tensor) -> Tensor:
-    """(4, H, 70, ...) to (TOTAL, H, ...)."""
+    """Packs (4, H, 70, ...) into (TOTAL, H, ...)."""
     entries = zip(x, LENGTHS, strict=True)
     return torch.cat([one[:, :length].transpose(0, 1) for one, length in entries])
 
@@ -79,7 +79,7 @@ def test_case(case: VarlenCase, backend: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("case", VARLEN_CASES, ids=str)
-def test_the_reference_is_the_textbook(case: VarlenCase) -> None:
+def test_reference_matches_separate_sequences(case: VarlenCase) -> None:
     x = varlen_inputs(case, torch.float64, 0.0)
     exact = one_by_one(case, x)
     for name, value in varlen_by_backend(case, x, "reference").items():
@@ -100,7 +100,7 @@ def test_names_of_cases_are_unique() -> None:
     ],
     ids=["plain", "causal-dropout", "window-softcap", "alibi-sinks"],
 )
-def test_as_padded(options: Options, backend: str) -> None:
+def test_equals_padded_attention(options: Options, backend: str) -> None:
     tensors = qkv()
     padding = tk.Mask.padding(torch.tensor(LENGTHS))
     mask = options.get("mask")
@@ -117,8 +117,8 @@ def test_as_padded(options: Options, backend: str) -> None:
     )
 
 
-def test_dropout_bits_are_those_of_the_batch_entry(backend: str) -> None:
-    """Weights that survive are read off o, with v = 1; the same bits in the backward pass."""
+def test_dropout_mask_equals_that_of_the_batch_entry(backend: str) -> None:
+    """With v = identity, o holds the kept weights. The backward pass uses the same bits."""
     starts = torch.tensor([0, 40, 40, 64])
     q, k = torch.zeros(64, H, 4), torch.zeros(64, H, 4)
     v = torch.cat([torch.eye(40), torch.eye(24, 40)])[:, None].repeat(1, H, 1).requires_grad_()
@@ -166,7 +166,7 @@ def test_gradient_of_packed_qkv(backend: str) -> None:
 
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_a_sequence_holds_stays_in_it(value: float, where: str, backend: str) -> None:
+def test_nan_and_inf_stay_within_their_sequence(value: float, where: str, backend: str) -> None:
     tensors = qkv()
     clean = tk.attention_varlen(*tensors, STARTS, backend=backend)
     with torch.no_grad():
@@ -201,8 +201,8 @@ def test_no_rows(backend: str) -> None:
         ]
 
 
-def test_forms_of_cu_seqlens(backend: str) -> None:
-    """int32, int64, with gaps in memory; a longest length that is given, exactly or as a bound."""
+def test_dtypes_and_strides_of_cu_seqlens(backend: str) -> None:
+    """int32 and int64, non-contiguous, and max_seqlen given exactly or as an upper bound."""
     tensors = qkv()
     expected = tk.attention_varlen(*tensors, STARTS, STARTS, backend=backend)
     for starts in (STARTS.int(), STARTS.repeat_interleave(2)[::2]):
@@ -215,7 +215,7 @@ def test_forms_of_cu_seqlens(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", WITH_FLOAT64)
-def test_outputs_are_rows(backend: str) -> None:
+def test_output_shapes_and_dtypes(backend: str) -> None:
     for dtype in DTYPES:
         q, k, v = qkv(dtype)
         o, lse = tk.attention_varlen(q, k, v, STARTS, return_lse=True, backend=backend)
@@ -225,9 +225,11 @@ def test_outputs_are_rows(backend: str) -> None:
     assert tk.attention_varlen(*qkv(), STARTS, backend="cpu").is_contiguous()
 
 
-@pytest.mark.skipif(not memory_can_be_measured(), reason="this system tells no peak of memory")
+@pytest.mark.skipif(
+    not memory_can_be_measured(), reason="peak memory cannot be measured on this system"
+)
 def test_memory_is_linear() -> None:
-    """All scores of all pairs of rows would be 128 MiB, q, k and v are 1.5."""
+    """The full score matrix would be 128 MiB; q, k and v are 1.5 MiB."""
     q, k, v = (torch.randn(4096, 2, 16, requires_grad=True) for _ in range(3))
     starts = torch.arange(0, 4097, 8)
 
@@ -242,8 +244,8 @@ def test_memory_is_linear() -> None:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", ["causal", "multi-query", "tokens"])
-def test_threads_share_the_sequences(name: str) -> None:
-    """Short sequences whole and long ones together, by one thread or by several."""
+def test_thread_counts_are_bit_identical(name: str) -> None:
+    """Short sequences run on one thread each, long ones on several threads."""
     case = named(name)
     x = varlen_inputs(case, torch.float32, 0.0)
     results = []
@@ -265,7 +267,7 @@ def test_every_instruction_set(isa: str) -> None:
 
 
 @pytest.mark.parametrize("backend", WITH_FLOAT64)
-def test_gradients_repeat_bit_by_bit(backend: str) -> None:
+def test_gradients_are_bit_identical_across_runs(backend: str) -> None:
     case = named("alibi")
     x = varlen_inputs(case, torch.float32, 0.0)
     first, second = (varlen_by_backend(case, x, backend) for _ in range(2))
@@ -283,7 +285,7 @@ SMALL_OPTIONS: dict[str, Options] = {
 @pytest.mark.parametrize("options", SMALL_OPTIONS.values(), ids=SMALL_OPTIONS)
 @pytest.mark.parametrize("backend", WITH_FLOAT64)
 def test_derivatives(options: Options, backend: str) -> None:
-    """First, second and forward mode, with an empty sequence and a row behind."""
+    """First and second order and forward mode, with an empty sequence and trailing padding."""
     q = torch.randn(6, 2, 2, dtype=torch.float64, requires_grad=True)
     k = torch.randn(5, 1, 2, dtype=torch.float64, requires_grad=True)
     v = torch.randn(5, 1, 1, dtype=torch.float64, requires_grad=True)
@@ -393,8 +395,8 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     ids=["start", "falls", "long", "negative", "count", "2d", "float", "empty", "none"],
 )
 @pytest.mark.parametrize("side", [0, 1], ids=["q", "k"])
-def test_the_operators_check_what_memory_safety_needs(side: int, starts: Tensor | None) -> None:
-    """Compiled code calls them with values that nobody has seen."""
+def test_operators_reject_unsafe_cu_seqlens(side: int, starts: Tensor | None) -> None:
+    """Compiled code calls the operators without the checks of Python."""
     operators = torch.ops.transformer_kernels
     forward = arguments_of_forward(torch.float32)
     q, k, v, *rest = forward
@@ -410,7 +412,7 @@ def test_the_operators_check_what_memory_safety_needs(side: int, starts: Tensor 
         operators.attention_backward(o, None, q, k, v, o, lse, block_mask, *rest, False, True)
 
 
-def test_a_window_without_bounds_has_no_align(backend: str) -> None:
+def test_unbounded_window_has_no_align(backend: str) -> None:
     everything = tk.Mask.window()
     mask = everything & tk.Mask.causal(align="bottom_right")
     x = varlen_inputs(named("causal-end"), torch.float32, 0.0)

@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` is torch's, to the letter; the switch puts it behind torch's."""
+"""`scaled_dot_product_attention` equals torch's, and `enable` replaces torch's with it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SHAPES: dict[str, tuple[Shape, Shape, Shape, Shape]] = {
 
 
 def assert_same(tensors: Qkv, bias: Tensor | None = None, **options: Any) -> None:
-    """Values, shapes, dtypes and gradients as torch's."""
+    """Asserts the values, shapes, dtypes and gradients of torch."""
     if bias is not None:
         options["attn_mask"] = bias
     ours = tk.scaled_dot_product_attention(*tensors, **options)
@@ -108,15 +108,15 @@ def test_gqa(lead: Shape) -> None:
 
 @pytest.mark.parametrize("as_float", [False, True])
 def test_hidden_rows_are_zero(as_float: bool) -> None:
-    shown = torch.rand(7, 5) < 0.5
-    shown[3] = False
-    mask = torch.zeros(7, 5).masked_fill(~shown, float("-inf")) if as_float else shown
+    visible = torch.rand(7, 5) < 0.5
+    visible[3] = False
+    mask = torch.zeros(7, 5).masked_fill(~visible, float("-inf")) if as_float else visible
     tensors = leaves()
     assert_same(tensors, attn_mask=mask)
     assert not tk.scaled_dot_product_attention(*tensors, attn_mask=mask)[:, :, 3].any()
 
 
-def test_dropout_is_applied_whatever_the_mode() -> None:
+def test_dropout_applies_in_every_mode() -> None:
     q = k = torch.zeros(1, 1, 64, 4)
     weights = tk.scaled_dot_product_attention(q, k, torch.eye(64)[None, None], dropout_p=0.5)
     assert set(weights.flatten().tolist()) == {0.0, 2 / 64}
@@ -124,7 +124,7 @@ def test_dropout_is_applied_whatever_the_mode() -> None:
 
 
 Q, K, V = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 6)
-BOTH_REFUSE: dict[str, tuple[Qkv, dict[str, Any]]] = {
+INVALID: dict[str, tuple[Qkv, dict[str, Any]]] = {
     "mask-and-causal": ((Q, K, V), {"attn_mask": torch.ones(3, 5).bool(), "is_causal": True}),
     "heads-without-gqa": ((torch.randn(2, 4, 3, 4), K, V), {}),
     "heads-no-multiple": ((torch.randn(2, 3, 3, 4), K, V), {"enable_gqa": True}),
@@ -142,15 +142,15 @@ BOTH_REFUSE: dict[str, tuple[Qkv, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("tensors", "options"), BOTH_REFUSE.values(), ids=BOTH_REFUSE)
-def test_refuses_what_torch_refuses(tensors: Qkv, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("tensors", "options"), INVALID.values(), ids=INVALID)
+def test_invalid_calls_raise_as_in_torch(tensors: Qkv, options: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError)):
         functional.scaled_dot_product_attention(*tensors, **options)
     with pytest.raises((ValueError, TypeError)):
         tk.scaled_dot_product_attention(*tensors, **options)
 
 
-def test_other_numbers_of_heads_are_explained() -> None:
+def test_mismatched_heads_suggest_enable_gqa() -> None:
     with pytest.raises(ValueError, match="query has 4 heads and key 2; enable_gqa=True allows"):
         tk.scaled_dot_product_attention(torch.randn(2, 4, 3, 4), K, V)
 
@@ -159,7 +159,7 @@ def call_torchs() -> Tensor:
     return functional.scaled_dot_product_attention(Q, K, V)
 
 
-def test_switch() -> None:
+def test_enable_and_disable_are_idempotent() -> None:
     assert FORWARD not in operators_run_by(call_torchs)
     tk.enable()
     try:
@@ -172,7 +172,7 @@ def test_switch() -> None:
     assert FORWARD not in operators_run_by(call_torchs)
 
 
-def test_with_block_restores_what_was() -> None:
+def test_enabled_restores_the_previous_state() -> None:
     with pytest.raises(KeyError), tk.enabled():
         raise KeyError
     assert FORWARD not in operators_run_by(call_torchs)
@@ -200,13 +200,13 @@ def test_fast_path_setting_is_restored(before: bool) -> None:
 
 @pytest.mark.usefixtures("switched")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inference_runs_ours(mode: Callable[[], Any]) -> None:
+def test_inference_runs_the_operator(mode: Callable[[], Any]) -> None:
     with mode():
         assert operators_run_by(call_torchs)[FORWARD] == 1
 
 
 @pytest.mark.usefixtures("switched")
-def test_earlier_imports_are_switched_too() -> None:
+def test_earlier_imports_are_replaced_too() -> None:
     assert operators_run_by(lambda: imported_before(Q, K, V))[FORWARD] == 1
 
 
@@ -223,7 +223,7 @@ def test_earlier_imports_are_switched_too() -> None:
     ],
     ids=["plain", "causal", "bool", "float", "dropout", "scale"],
 )
-def test_training_runs_ours(options: dict[str, Any]) -> None:
+def test_training_runs_the_operators(options: dict[str, Any]) -> None:
     tensors = leaves()
     torch.manual_seed(3)
     expected = tk.scaled_dot_product_attention(*tensors, **options)
@@ -292,7 +292,7 @@ def test_inside_torchs_modules(make: Callable[[], nn.Module], masked: bool, trai
     "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
 )
 def test_compiled_functions_follow_the_switch(compiler: str) -> None:
-    """Inductor also keeps compiled graphs on disk, under names that both attentions share."""
+    """Inductor also caches compiled graphs on disk, keyed by the same operator name."""
 
     @torch.compile(backend=compiler, fullgraph=True)
     def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -329,10 +329,13 @@ UNSUPPORTED: dict[str, tuple[Qkv, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("reason", UNSUPPORTED)
-def test_what_ours_cannot_take_goes_to_torchs_own_with_a_warning(reason: str) -> None:
+def test_unsupported_calls_fall_back_to_torch_with_a_warning(reason: str) -> None:
     tensors, options = UNSUPPORTED[reason]
     expected = functional.scaled_dot_product_attention(*tensors, **options)
-    with tk.enabled(), pytest.warns(UserWarning, match=f"torch's own attention runs: .*{reason}"):
+    with (
+        tk.enabled(),
+        pytest.warns(UserWarning, match=f"falling back to torch's own attention: .*{reason}"),
+    ):
         got = functional.scaled_dot_product_attention(*tensors, **options)
     assert got.shape == expected.shape
     if reason != "a width of 0":

@@ -1,4 +1,4 @@
-"""The Sparse Transformer's patterns, by blocks, against their definitions."""
+"""Block layouts of the Sparse Transformer against their definitions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from transformer_kernels.masks.block_patterns import fixed, local, strided
 
 
 def assert_pattern(
-    layout: Tensor, rows: int, columns: int, shows: Callable[[int, int], bool]
+    layout: Tensor, rows: int, columns: int, is_visible: Callable[[int, int], bool]
 ) -> None:
     assert layout.shape == (1, rows, columns)
     assert layout.dtype == torch.bool
     for i in range(rows):
         for j in range(columns):
-            assert bool(layout[0, i, j]) == (j <= i and shows(i, j)), (i, j)
+            assert bool(layout[0, i, j]) == (j <= i and is_visible(i, j)), (i, j)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(9, 9), (5, 8), (8, 5)])
@@ -46,19 +46,19 @@ def test_fixed(rows: int, columns: int, stride: int, summaries: int) -> None:
     )  # fmt: skip
 
 
-def test_about_n_sqrt_n_pairs() -> None:
-    """64 blocks with stride 8: between n sqrt(n) and 2 n sqrt(n) pairs, of n^2."""
+def test_patterns_have_about_n_sqrt_n_pairs() -> None:
+    """64 blocks with stride 8: between n sqrt(n) / 2 and 2 n sqrt(n) of the n^2 pairs."""
     for layout in (strided(64, 64, 8), fixed(64, 64, 8)):
         assert 64 * 8 / 2 < layout.sum() < 2 * 64 * 8
 
 
-def test_in_attention(backend: str) -> None:
+def test_pattern_in_attention(backend: str) -> None:
     q, k, v = (torch.randn(1, 2, 100, 8) for _ in range(3))
     mask = tk.Mask.block_sparse(strided(7, 7, 2), 16) & tk.Mask.causal()
-    shown = tk.Mask.dense(mask.materialize(1, 1, 100, 100))
+    dense = tk.Mask.dense(mask.materialize(1, 1, 100, 100))
     torch.testing.assert_close(
         tk.attention(q, k, v, mask=mask, backend=backend),
-        tk.attention(q, k, v, mask=shown, backend="reference"),
+        tk.attention(q, k, v, mask=dense, backend="reference"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Each constructor against its definition, spelt out pair by pair."""
+"""Mask constructors against their definitions, pair by pair."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from transformer_kernels.masks.constraints import Align
 
 B, H = 2, 3
 SIZES = [(5, 5), (4, 7), (7, 4), (1, 6), (6, 1)]
-Shows = Callable[[int, int, int, int], bool]
+Visible = Callable[[int, int, int, int], bool]
 
 
-def assert_shows(mask: tk.Mask, M: int, N: int, shows: Shows) -> None:
-    """`materialize` agrees with shows(b, h, i, j) everywhere."""
+def assert_visible(mask: tk.Mask, M: int, N: int, is_visible: Visible) -> None:
+    """Asserts that `materialize` equals is_visible(b, h, i, j) for every pair."""
     full = mask.materialize(B, H, M, N)
     assert full.shape == (B, H, M, N)
     assert full.dtype == torch.bool
     for b, h, i, j in itertools.product(range(B), range(H), range(M), range(N)):
-        assert bool(full[b, h, i, j]) == shows(b, h, i, j), (b, h, i, j)
+        assert bool(full[b, h, i, j]) == is_visible(b, h, i, j), (b, h, i, j)
 
 
 @pytest.mark.parametrize(("M", "N"), SIZES)
-def test_nothing_hides_nothing(M: int, N: int) -> None:
-    assert_shows(tk.Mask(), M, N, lambda b, h, i, j: True)
+def test_empty_mask_hides_nothing(M: int, N: int) -> None:
+    assert_visible(tk.Mask(), M, N, lambda b, h, i, j: True)
 
 
 @pytest.mark.parametrize(("M", "N"), SIZES)
 def test_causal(M: int, N: int) -> None:
-    assert_shows(tk.Mask.causal(), M, N, lambda b, h, i, j: j <= i)
-    assert_shows(tk.Mask.causal(align="bottom_right"), M, N, lambda b, h, i, j: j <= i + N - M)
+    assert_visible(tk.Mask.causal(), M, N, lambda b, h, i, j: j <= i)
+    assert_visible(tk.Mask.causal(align="bottom_right"), M, N, lambda b, h, i, j: j <= i + N - M)
 
 
 @pytest.mark.parametrize(("M", "N"), SIZES)
@@ -44,11 +44,11 @@ def test_window(M: int, N: int, bounds: tuple[int | None, int | None]) -> None:
     offsets: dict[Align, int] = {"top_left": 0, "bottom_right": N - M}
     for align, d in offsets.items():
 
-        def shows(b: int, h: int, i: int, j: int, d: int = d) -> bool:
+        def is_visible(b: int, h: int, i: int, j: int, d: int = d) -> bool:
             above = left is None or i + d - left <= j
             return above and (right is None or j <= i + d + right)
 
-        assert_shows(tk.Mask.window(left, right, align=align), M, N, shows)
+        assert_visible(tk.Mask.window(left, right, align=align), M, N, is_visible)
 
 
 def test_top_left_is_torchs_is_causal() -> None:
@@ -60,54 +60,54 @@ def test_top_left_is_torchs_is_causal() -> None:
 def test_padding() -> None:
     lengths = [3, 0]
     mask = tk.Mask.padding(torch.tensor(lengths))
-    assert_shows(mask, 4, 5, lambda b, h, i, j: j < lengths[b])
+    assert_visible(mask, 4, 5, lambda b, h, i, j: j < lengths[b])
 
 
 def test_key_range() -> None:
     start, end = [1, 3], [4, 3]
     mask = tk.Mask.key_range(torch.tensor(start, dtype=torch.int32), torch.tensor(end))
-    assert_shows(mask, 4, 5, lambda b, h, i, j: start[b] <= j < end[b])
+    assert_visible(mask, 4, 5, lambda b, h, i, j: start[b] <= j < end[b])
 
 
 def test_segments() -> None:
     q_ids, k_ids = [[0, 0, 1, 7], [2, 1, 2, 1]], [[0, 1, 1, 0, 5], [1, 1, 2, 2, 0]]
     mask = tk.Mask.segments(torch.tensor(q_ids), torch.tensor(k_ids))
-    assert_shows(mask, 4, 5, lambda b, h, i, j: q_ids[b][i] == k_ids[b][j])
+    assert_visible(mask, 4, 5, lambda b, h, i, j: q_ids[b][i] == k_ids[b][j])
     alone = tk.Mask.segments(torch.tensor(q_ids))
-    assert_shows(alone, 4, 4, lambda b, h, i, j: q_ids[b][i] == q_ids[b][j])
+    assert_visible(alone, 4, 4, lambda b, h, i, j: q_ids[b][i] == q_ids[b][j])
 
 
 @pytest.mark.parametrize(
     "shape", [(B, H, 4, 5), (B, 1, 4, 5), (1, H, 4, 1), (H, 1, 5), (4, 5), (5,), ()], ids=str
 )
 def test_dense(shape: tuple[int, ...]) -> None:
-    shown = torch.rand(shape) < 0.5
-    full = shown.expand(B, H, 4, 5)
-    assert_shows(tk.Mask.dense(shown), 4, 5, lambda b, h, i, j: bool(full[b, h, i, j]))
+    attn_mask = torch.rand(shape) < 0.5
+    full = attn_mask.expand(B, H, 4, 5)
+    assert_visible(tk.Mask.dense(attn_mask), 4, 5, lambda b, h, i, j: bool(full[b, h, i, j]))
 
 
 @pytest.mark.parametrize("heads", [1, H])
 def test_block_sparse(heads: int) -> None:
     size, layout = 3, torch.rand(heads, 3, 2) < 0.5
     mask = tk.Mask.block_sparse(layout, size)
-    assert_shows(mask, 7, 5, lambda b, h, i, j: bool(layout[h % heads, i // size, j // size]))
+    assert_visible(mask, 7, 5, lambda b, h, i, j: bool(layout[h % heads, i // size, j // size]))
 
 
 def test_block_sparse_without_heads() -> None:
     layout = torch.tensor([[True, False], [True, True]])
     mask = tk.Mask.block_sparse(layout, 2)
-    assert_shows(mask, 4, 3, lambda b, h, i, j: bool(layout[i // 2, j // 2]))
+    assert_visible(mask, 4, 3, lambda b, h, i, j: bool(layout[i // 2, j // 2]))
 
 
 def test_and_intersects() -> None:
     dense = torch.rand(B, 1, 4, 5) < 0.5
     mask = tk.Mask.causal() & tk.Mask.padding(torch.tensor([2, 4])) & tk.Mask.dense(dense)
-    assert_shows(
+    assert_visible(
         mask, 4, 5, lambda b, h, i, j: j <= i and j < (2, 4)[b] and bool(dense[b, 0, i, j])
     )
 
 
-def test_and_with_something_else() -> None:
+def test_intersection_with_a_tensor_raises() -> None:
     with pytest.raises(TypeError):
         tk.Mask.causal() & torch.ones(2, 2, dtype=torch.bool)  # type: ignore[operator]
 
@@ -128,7 +128,7 @@ def test_a_mask_is_frozen_and_names_its_tensors() -> None:
     assert tk.Mask.causal().device is None
 
 
-def test_to_moves_every_tensor_and_changes_nothing_else() -> None:
+def test_to_moves_every_tensor() -> None:
     ids = torch.tensor([[0, 0, 1, 1]])
     mask = (
         tk.Mask.causal(align="bottom_right")

@@ -1,4 +1,4 @@
-"""A resolved mask shows what the mask shows, however many constraints of one kind were merged."""
+"""Resolved masks equal their specification, after merging constraints of one kind."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def visible_pairs(mask: tk.Mask) -> torch.Tensor:
         dense=resolved.dense,
         layout=resolved.layout,
     )
-    shown = visible(tensor_args, problem)
-    return torch.ones(B, H, M, N, dtype=torch.bool) if shown is None else shown.expand(B, H, M, N)
+    pairs = visible(tensor_args, problem)
+    return torch.ones(B, H, M, N, dtype=torch.bool) if pairs is None else pairs.expand(B, H, M, N)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_shows_the_same(count: int) -> None:
+def test_resolved_masks_equal_their_specification(count: int) -> None:
     for names in itertools.combinations(MASKS, count):
         mask = tk.Mask()
         for name in names:
@@ -65,7 +65,7 @@ def test_shows_the_same(count: int) -> None:
         assert torch.equal(visible_pairs(mask), mask.materialize(B, H, M, N)), names
 
 
-def test_all_at_once() -> None:
+def test_all_constraints_together() -> None:
     mask = tk.Mask()
     for name in MASKS:
         if name != "crossed":
@@ -73,8 +73,8 @@ def test_all_at_once() -> None:
     assert torch.equal(visible_pairs(mask), mask.materialize(B, H, M, N))
 
 
-def test_no_number_is_waited_for() -> None:
-    """Fake tensors have none, as those of a device that is still computing."""
+def test_resolve_does_not_synchronise() -> None:
+    """Fake tensors have no values, like tensors that a device has not computed yet."""
     for a, b in itertools.combinations(MASKS.values(), 2):
         with FakeTensorMode(allow_non_fake_inputs=True):
             resolve(a & b, B, H, M, N)
@@ -95,7 +95,7 @@ def test_an_empty_mask_resolves_to_no_constraint() -> None:
     assert visible_pairs(tk.Mask()).all()
 
 
-def test_block_sizes_meet_at_their_common_divisor() -> None:
+def test_merged_block_size_is_the_greatest_common_divisor() -> None:
     ones = torch.ones(1, 1, 1, dtype=torch.bool)
     mask = tk.Mask.block_sparse(ones, 48) & tk.Mask.block_sparse(ones, 32)
     resolved = resolve(mask, 1, 1, 32, 32)

@@ -1,4 +1,4 @@
-"""Every mistake gets a ValueError or TypeError that names the argument, its value and the rule."""
+"""Invalid `attention` calls: errors name the argument, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ B, H_q, H_kv, M, N, D = 2, 4, 2, 3, 5, 8
 
 
 def call(**changes: Any) -> Any:
-    """A good call, but for the changes."""
+    """A valid call with the given changes."""
     arguments: dict[str, Any] = {
         "q": torch.randn(B, H_q, M, D),
         "k": torch.randn(B, H_kv, N, D),
@@ -121,7 +121,7 @@ MASKS: dict[str, tuple[Any, type[Exception], str]] = {
         tk.Mask.segments(torch.ones(B, M).long()), ValueError, r"k_ids .*\(2, 5\), got \(2, 3\)",
     ),
     "dense": (tk.Mask.dense(torch.ones(N, M).bool()), ValueError, r"dense .*\(1, 1, 5, 3\)"),
-    "dense-device": (tk.Mask.dense(meta(M, N).bool()), ValueError, "mask's Dense.shown is on meta"),
+    "dense-device": (tk.Mask.dense(meta(M, N).bool()), ValueError, "Dense.attn_mask is on meta"),
     "layout": (
         tk.Mask.block_sparse(torch.ones(2, 2).bool(), 2), ValueError, r"\(4 or 1, 2, 3\).*2, 2",
     ),
@@ -144,7 +144,7 @@ def test_arguments(changes: dict[str, Any], error: type[Exception], message: str
 
 
 @pytest.mark.parametrize(("mask", "error", "message"), MASKS.values(), ids=MASKS)
-def test_masks_that_do_not_fit(mask: Any, error: type[Exception], message: str) -> None:
+def test_masks_of_wrong_sizes_raise(mask: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(mask=mask)
 
@@ -181,14 +181,14 @@ MAKERS: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("make", "error", "message"), MAKERS)
-def test_masks_and_biases_that_cannot_be(
+def test_invalid_mask_and_bias_constructors_raise(
     make: Callable[[], object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         make()
 
 
-def test_explain_refuses_the_same() -> None:
+def test_explain_raises_the_same_errors() -> None:
     x = torch.randn(1, 1, 2, 2)
     with pytest.raises(ValueError, match="softcap must be positive"):
         tk.explain(x, x, x, softcap=0.0)

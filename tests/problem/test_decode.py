@@ -1,4 +1,4 @@
-"""Every mistake in a call of `attention_decode` names the argument, its value and the rule."""
+"""Invalid `attention_decode` calls: errors name the argument, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformer_kernels as tk
 B, H, D, PAGE = 2, 2, 8, 4
 Options = dict[str, Any]
 
-IN_PAGES: Options = {
+PAGED: Options = {
     "k_cache": torch.randn(5, H, PAGE, D),
     "v_cache": torch.randn(5, H, PAGE, D),
     "block_table": torch.tensor([[0, 1, 2], [3, 4, -1]]),
@@ -62,19 +62,19 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
         "q's heads must be a positive multiple of k_cache's",
     ),
     "pages-3d": (
-        {**IN_PAGES, "k_cache": torch.randn(5, PAGE, D)},
+        {**PAGED, "k_cache": torch.randn(5, PAGE, D)},
         ValueError,
         r"k_cache must be \(pages, heads, page_size, width\), got shape \(5, 4, 8\)",
     ),
     "pages-differ": (
-        {**IN_PAGES, "v_cache": torch.randn(6, H, PAGE, D)},
+        {**PAGED, "v_cache": torch.randn(6, H, PAGE, D)},
         ValueError,
         "k_cache and v_cache must share heads, pages and page_size",
     ),
     "pages-empty": (
-        {**IN_PAGES, "k_cache": torch.ones(5, H, 0, D), "v_cache": torch.ones(5, H, 0, D)},
+        {**PAGED, "k_cache": torch.ones(5, H, 0, D), "v_cache": torch.ones(5, H, 0, D)},
         ValueError,
-        r"k_cache's pages must hold at least 1 position, got \(5, 2, 0, 8\)",
+        r"page_size of k_cache must be at least 1, got shape \(5, 2, 0, 8\)",
     ),
     "cache_seqlens-list": (
         {"cache_seqlens": [9, 9]},
@@ -104,48 +104,48 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "cache_seqlens-long": (
         {"cache_seqlens": torch.tensor([9, 10])},
         ValueError,
-        "cache_seqlens must be from 0 to 9, the positions that k_cache has room for, got 10 at 1",
+        "cache_seqlens must be from 0 to 9, the capacity of k_cache, got 10 at 1",
     ),
     "cache_seqlens-negative": ({"cache_seqlens": torch.tensor([-1, 9])}, ValueError, "got -1 at 0"),
     "cache_seqlens-pages": (
-        {**IN_PAGES, "cache_seqlens": torch.tensor([13, 1])},
+        {**PAGED, "cache_seqlens": torch.tensor([13, 1])},
         ValueError,
         "cache_seqlens must be from 0 to 12, .* got 13 at 0",
     ),
-    "table-list": ({**IN_PAGES, "block_table": [[0]]}, TypeError, "block_table must be a tensor"),
+    "table-list": ({**PAGED, "block_table": [[0]]}, TypeError, "block_table must be a tensor"),
     "table-bool": (
-        {**IN_PAGES, "block_table": torch.ones(B, 3).bool()},
+        {**PAGED, "block_table": torch.ones(B, 3).bool()},
         TypeError,
         "block_table must be int32 or int64, got torch.bool",
     ),
     "table-1d": (
-        {**IN_PAGES, "block_table": torch.ones(B).long()},
+        {**PAGED, "block_table": torch.ones(B).long()},
         ValueError,
         r"block_table must be \(B, pages\) with B = 2, got shape \(2,\)",
     ),
     "table-count": (
-        {**IN_PAGES, "block_table": torch.ones(3, 3).long()},
+        {**PAGED, "block_table": torch.ones(3, 3).long()},
         ValueError,
         r"block_table must be \(B, pages\) with B = 2, got shape \(3, 3\)",
     ),
     "table-value": (
-        {**IN_PAGES, "block_table": torch.tensor([[0, 1, 5], [3, 4, -1]])},
+        {**PAGED, "block_table": torch.tensor([[0, 1, 5], [3, 4, -1]])},
         ValueError,
-        r"block_table must name pages 0 to 4 of k_cache wherever a length reaches, got 5 at "
+        r"block_table must hold pages 0 to 4 of k_cache for all positions in use, got 5 at "
         r"\(0, 2\), and cache_seqlens\[0\] is 9",
     ),
     "table-negative": (
-        {**IN_PAGES, "cache_seqlens": torch.tensor([9, 9])},
+        {**PAGED, "cache_seqlens": torch.tensor([9, 9])},
         ValueError,
         r"got -1 at \(1, 2\), and cache_seqlens\[1\] is 9",
     ),
-    "room": (
+    "capacity": (
         {
             "k_cache": torch.ones(1).expand(B, H, 1 << 31, D),
             "v_cache": torch.ones(1).expand(B, H, 1 << 31, D),
         },
         ValueError,
-        "a sequence must have room for fewer than 2.31 keys",
+        "the cache capacity must be less than 2.31 positions per sequence, got k_cache",
     ),
     "mask-tensor": (
         {"mask": torch.ones(1, 9).bool()},
@@ -155,12 +155,12 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "mask-padding": (
         {"mask": tk.Mask.padding(torch.tensor([9, 9]))},
         ValueError,
-        "mask must be of Mask.window and Mask.causal for decoding, got a constraint KeyRange",
+        "mask may combine only Mask.window and Mask.causal for decoding, got a KeyRange constraint",
     ),
     "mask-align": (
         {"mask": tk.Mask.causal()},
         ValueError,
-        "mask must count from the end for decoding, align='bottom_right', got align='top_left'",
+        "mask must have align='bottom_right' for decoding, got align='top_left'",
     ),
     "bias-tensor": (
         {"bias": torch.zeros(1, 9)},
@@ -171,7 +171,7 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "bias-align": (
         {"bias": tk.alibi(torch.ones(H))},
         ValueError,
-        r"bias must count from the end for decoding, alibi\(slopes, align='bottom_right'\), got",
+        r"bias must be alibi\(slopes, align='bottom_right'\) for decoding, got",
     ),
     "bias-slopes": (
         {"bias": tk.alibi(torch.ones(3), align="bottom_right")},
@@ -200,7 +200,7 @@ def test_arguments(changes: Options, error: type[Exception], message: str) -> No
         tk.attention_decode(**good() | changes)
 
 
-def test_nothing_is_wrong_with_the_rest() -> None:
-    for changes in ({}, IN_PAGES):
+def test_unchanged_arguments_are_valid() -> None:
+    for changes in ({}, PAGED):
         o = tk.attention_decode(**good() | changes)
         assert o.isfinite().all()

@@ -1,4 +1,4 @@
-"""Every mistake in a call of `attention_varlen` names the argument, its value and the rule."""
+"""Invalid `attention_varlen` calls: errors name the argument, its value and what is expected."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "counts": (
         {"cu_seqlens_k": STARTS[:3]},
         ValueError,
-        r"cu_seqlens_q and cu_seqlens_k must be of one length, got \(5,\) and \(3,\)",
+        r"cu_seqlens_q and cu_seqlens_k must have the same shape, got \(5,\) and \(3,\)",
     ),
     "start": ({"cu_seqlens_q": starts_of(1, 9)}, ValueError, "cu_seqlens_q must start at 0, got 1"),
     "falls": (
         {"cu_seqlens_q": starts_of(0, 9, 8)},
         ValueError,
-        "cu_seqlens_q must never fall, got 9, then 8 at 2",
+        "cu_seqlens_q must not decrease, got 9, then 8 at 2",
     ),
     "long": (
         {"cu_seqlens_q": starts_of(0, 109)},
@@ -91,17 +91,17 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "mask-padding": (
         {"mask": tk.Mask.causal() & tk.Mask.padding(torch.tensor(LENGTHS))},
         ValueError,
-        "mask must be of Mask.window and Mask.causal for packed sequences, got .*KeyRange",
+        "mask may combine only Mask.window and Mask.causal for packed sequences, got .*KeyRange",
     ),
     "mask-dense": (
         {"mask": tk.Mask.dense(torch.ones(3, 3).bool())},
         ValueError,
-        "mask must be of Mask.window and Mask.causal for packed sequences, got .*Dense",
+        "mask may combine only Mask.window and Mask.causal for packed sequences, got .*Dense",
     ),
     "mask-aligns": (
         {"mask": tk.Mask.causal() & tk.Mask.window(3, align="bottom_right")},
         ValueError,
-        "mask must be of windows of one align for packed sequences, got both",
+        "mask must have a single align for packed sequences, got both",
     ),
     "bias-tensor": (
         {"bias": torch.zeros(3, 3)},
@@ -113,7 +113,7 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "bias-align": (
         {"mask": tk.Mask.causal(), "bias": tk.alibi(torch.ones(H), align="bottom_right")},
         ValueError,
-        "mask and bias must be of one align .*, got 'top_left' and 'bottom_right'",
+        "mask and bias must have the same align .*, got 'top_left' and 'bottom_right'",
     ),
     "sinks": ({"sinks": torch.ones(3)}, ValueError, r"sinks must be \(H_q,\) = \(2,\), got \(3,\)"),
     "softcap": ({"softcap": 0.0}, ValueError, "softcap must be positive, got 0.0"),

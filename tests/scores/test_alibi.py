@@ -1,4 +1,4 @@
-"""ALiBi: the slopes of the paper, the bias they stand for, and the kernel that computes it."""
+"""ALiBi: the slopes of the paper, the dense form of the bias, and its computation in kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_slopes_of_the_paper() -> None:
     eight = [2.0**-h for h in range(1, 9)]
     assert tk.alibi_slopes(8).tolist() == eight
     assert tk.alibi_slopes(1).tolist() == [2.0**-8]
-    # Press et al.'s code for 12 heads: those of 8, then every other one of 16.
+    # The code of Press et al. for 12 heads: the slopes for 8, then every other one for 16.
     extra = [2.0 ** (-0.5 * h) for h in (1, 3, 5, 7)]
     torch.testing.assert_close(tk.alibi_slopes(12), torch.tensor(eight + extra))
 
@@ -37,8 +37,8 @@ def test_equals_its_dense_form(align: Align, backend: str) -> None:
     torch.testing.assert_close(inside, outside)
 
 
-def test_under_a_causal_mask_it_is_the_papers() -> None:
-    """slope * (j - i) and slope * j differ by a constant a row, which the softmax does not see."""
+def test_causal_alibi_equals_the_formula_of_the_paper() -> None:
+    """slope * (j - i) and slope * j differ by a constant per row, which the softmax cancels."""
     q, k, v = (torch.randn(1, 2, 9, 4) for _ in range(3))
     slopes = tk.alibi_slopes(2)
     papers = slopes[None, :, None, None] * torch.arange(9.0)
@@ -49,7 +49,7 @@ def test_under_a_causal_mask_it_is_the_papers() -> None:
     )
 
 
-def test_slopes_in_half_precision_serve_any_dtype(backend: str) -> None:
+def test_half_precision_slopes(backend: str) -> None:
     q, k, v = (torch.randn(1, 2, 5, 4, dtype=torch.bfloat16) for _ in range(3))
     half = tk.attention(
         q, k, v, bias=tk.alibi(torch.tensor([0.5, 0.25]).bfloat16()), backend=backend
@@ -58,7 +58,7 @@ def test_slopes_in_half_precision_serve_any_dtype(backend: str) -> None:
     assert torch.equal(half, full)
 
 
-def test_slopes_that_require_grad_get_one() -> None:
+def test_gradient_of_slopes() -> None:
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
     slopes = torch.tensor([0.5, 0.25], requires_grad=True)
     bias = tk.alibi(slopes)

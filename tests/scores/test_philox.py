@@ -1,4 +1,4 @@
-"""The dropout bits: Random123's known answers, a plain-integer Philox, and their statistics."""
+"""Dropout bits: known answers of Random123, an integer Philox, and statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KNOWN_ANSWERS: list[tuple[Words, tuple[int, int], Words]] = [
 
 
 def philox_of_integers(counter: Words, key: tuple[int, int]) -> Words:
-    """Salmon et al. 2011, in Python's own integers."""
+    """Philox4x32-7 in Python integers. Source: Salmon et al. 2011."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(7):
@@ -41,7 +41,7 @@ def philox_of_integers(counter: Words, key: tuple[int, int]) -> Words:
 
 
 def kept_by_backend(seed: int, p: float, sizes: tuple[int, int, int, int], backend: str) -> Tensor:
-    """Which weights survive in a real call, read off by v = identity."""
+    """Returns the kept weights of a call, bool (B, H, M, N), observed through v = identity."""
     B, H, M, N = sizes
     q, k = torch.zeros(B, H, M, 1), torch.zeros(B, H, N, 1)
     v = torch.eye(N).expand(B, H, N, N)
@@ -58,7 +58,7 @@ def test_known_answers(counter: Words, key: tuple[int, int], answer: Words) -> N
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 1 << 40, -(1 << 63), (1 << 63) - 1])
-def test_bits_of_every_backend(seed: int, backend: str) -> None:
+def test_dropout_bits_of_every_backend(seed: int, backend: str) -> None:
     """Column j: half j >> 3 & 1 of word j >> 4 & 3 of counter ((j >> 6) * 8 + (j & 7), i, h, b)."""
     B, H, M, N, p = 2, 2, 3, 150, 0.3
     kept = kept_by_backend(seed, p, (B, H, M, N), backend)
@@ -70,7 +70,7 @@ def test_bits_of_every_backend(seed: int, backend: str) -> None:
             assert bool(kept[b, h, i, j]) == (half >= round(p * 2**16))
 
 
-def test_backends_agree_with_the_mask(backend: str) -> None:
+def test_backends_agree_with_keep_mask(backend: str) -> None:
     sizes = (2, 3, 67, 197)
     expected = keep_mask(torch.tensor(99), *sizes, 0.5)
     assert torch.equal(kept_by_backend(99, 0.5, sizes, backend), expected)
@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_the_sizes() -> None:
 
 @pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
 def test_share_of_kept_weights(p: float) -> None:
-    """Within 5 standard deviations, in all and by every index, and neighbours are independent."""
+    """Within 5 standard deviations, overall and along every index; neighbours are independent."""
     kept = keep_mask(torch.tensor(11), 4, 4, 64, 256, p).double()
     for dims in ((0, 1, 2, 3), (1, 2, 3), (0, 2, 3), (0, 1, 3), (0, 1, 2)):
         count = kept.numel() / kept.mean(dims).numel()
@@ -109,8 +109,8 @@ def test_thresholds() -> None:
     assert keep_threshold(1.0) == 0xFFFF
 
 
-def test_mean_is_kept(backend: str) -> None:
-    """Kept weights grow by 1 / (1 - p): sums over many rows stay, within 5 deviations."""
+def test_dropout_preserves_the_mean(backend: str) -> None:
+    """Kept weights are scaled by 1 / (1 - p): the mean is preserved within 5 deviations."""
     rows, p = 4096, 0.25
     q, k, v = torch.zeros(1, 1, rows, 1), torch.zeros(1, 1, 64, 1), torch.ones(1, 1, 64, 1)
     o = tk.attention(q, k, v, dropout_p=p, seed=5, backend=backend).double()
@@ -132,7 +132,7 @@ def test_seed_comes_from_torchs_generator(backend: str) -> None:
     state = torch.get_rng_state()
     tk.attention(x, x, x, dropout_p=0.5, seed=3, backend=backend)
     tk.attention(x, x, x, backend=backend)
-    assert torch.equal(torch.get_rng_state(), state), "no draw without need"
+    assert torch.equal(torch.get_rng_state(), state), "a call without need of a seed draws none"
 
 
 def test_seed_as_a_tensor(backend: str) -> None:

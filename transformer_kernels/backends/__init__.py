@@ -1,4 +1,4 @@
-"""The backends, fastest first. They never import each other."""
+"""The backends, in the order in which backend="auto" tries them. They never import each other."""
 
 from transformer_kernels.backends.base import FusedBackend
 from transformer_kernels.backends.native.cpu import CpuBackend

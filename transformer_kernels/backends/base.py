@@ -12,28 +12,28 @@ from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackw
 class FusedBackend(Protocol):
     """Forward, backward and decoding kernels for one kind of device.
 
-    `problem` says what a call means, the backend which calls its kernels support;
-    `dispatch.autograd` makes them differentiable.
+    The package `problem` validates calls; a backend declares which of them its kernels support.
+    `dispatch.autograd` makes the kernels differentiable.
     """
 
     @property
     def name(self) -> str: ...
 
     def unavailable_reason(self) -> str | None:
-        """Why no kernel can run on this machine; None where one can."""
+        """Returns the reason why no kernel can run on this machine; None if one can."""
 
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
-        """Why the kernels do not support the problem; empty where they do."""
+        """Returns all reasons why the kernels do not support the problem; empty if they do."""
 
     def kernel(
         self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
     ) -> str:
-        """The kernel that would run, for `explain`. It may depend on the strides of q, k and v."""
+        """Describes the kernel that would run, which may depend on strides; for `explain`."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(o, lse, block_mask); a block mask is kept for the backward pass."""
+        """Returns (o, lse, block_mask). The block mask, if any, is saved for the backward pass."""
 
     def backward(
         self,
@@ -45,7 +45,7 @@ class FusedBackend(Protocol):
         *,
         bias_needs_grad: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(dq, dk, dv, dbias); dbias is None unless `bias_needs_grad`."""
+        """Returns (dq, dk, dv, dbias); dbias is None unless `bias_needs_grad`."""
 
     def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
-        """(o, lse) of queries against a cache, where `problem.is_cached`."""
+        """Returns (o, lse) of queries against a cache. Requires `problem.is_cached`."""

@@ -1,7 +1,8 @@
 """Naive attention in plain torch: bmm, softmax, bmm.
 
-It is the specification and the float64 oracle. It stores the M x N matrix, and torch differentiates
-it, to any order and in either mode; half precision is computed in float32.
+It is the specification of the operator and the float64 oracle of the tests. It stores the M x N
+matrix; torch differentiates it to any order, in reverse and forward mode. Half-precision inputs are
+computed in float32.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformer_kernels.scores import philox
 
 
 class ReferenceBackend:
-    """Any device, any dtype, any order of derivative; memory M x N.
+    """Backend for any device, dtype and order of derivative, with M x N memory.
 
     `dispatch.autograd` calls `reference_attention` and `reference_decode`, which torch
     differentiates.
@@ -42,20 +43,20 @@ class ReferenceBackend:
 def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) by the formulas of docs/attention.md, as they stand there."""
+    """Returns (o, lse) by the formulas of docs/attention.md, section 2."""
     if tensor_args.cu_seqlens_q is not None and tensor_args.cu_seqlens_k is not None:
         starts = tensor_args.cu_seqlens_q.tolist(), tensor_args.cu_seqlens_k.tolist()
-        return _packed(q, k, v, *starts, tensor_args, problem)
+        return _varlen(q, k, v, *starts, tensor_args, problem)
     return _dense(q, k, v, tensor_args, problem)
 
 
 def reference_decode(q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
-    """(o, lse) against a cache. Keys are gathered first; lengths stay on their device."""
+    """Returns (o, lse) against a cache. Gathers the keys first, without device synchronisation."""
     device = problem.device
     cache_seqlens = cache.cache_seqlens[:, None, None]
     i, j = torch.arange(problem.M, device=device)[:, None], torch.arange(problem.N, device=device)
     distance = j - (i + cache_seqlens - problem.M)
-    shown = (
+    attn_mask = (
         (j < cache_seqlens)
         & (distance >= problem.diagonal_low)
         & (distance <= problem.diagonal_high)
@@ -63,13 +64,13 @@ def reference_decode(q: Tensor, cache: KVCache, problem: AttentionProblem) -> tu
     bias: Tensor | None = None
     if cache.alibi_slopes is not None:
         bias = -cache.alibi_slopes[:, None, None] * distance.abs()[:, None]
-    k, v = _in_order(cache.k, cache, problem), _in_order(cache.v, cache, problem)
+    k, v = _gather_pages(cache.k, cache, problem), _gather_pages(cache.v, cache, problem)
     problem = replace(problem, diagonal_low=-UNBOUNDED, diagonal_high=UNBOUNDED)
-    return _dense(q, k, v, TensorArgs(bias=bias, dense=shown[:, None]), problem)
+    return _dense(q, k, v, TensorArgs(bias=bias, dense=attn_mask[:, None]), problem)
 
 
-def _in_order(x: Tensor, cache: KVCache, problem: AttentionProblem) -> Tensor:
-    """(B, H_kv, N, width), with any page where a sequence has none."""
+def _gather_pages(x: Tensor, cache: KVCache, problem: AttentionProblem) -> Tensor:
+    """Returns (B, H_kv, N, width). Unused entries of the block table read page 0."""
     if cache.block_table is None:
         return x
     pages, heads, page_size, width = x.shape
@@ -81,7 +82,7 @@ def _in_order(x: Tensor, cache: KVCache, problem: AttentionProblem) -> Tensor:
     return gathered.transpose(1, 2).reshape(problem.B, heads, problem.N, width)
 
 
-def _packed(
+def _varlen(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -90,7 +91,7 @@ def _packed(
     tensor_args: TensorArgs,
     problem: AttentionProblem,
 ) -> tuple[Tensor, Tensor]:
-    """One sequence after the other; the queries behind the last one make one more, without keys."""
+    """Runs the sequences one by one. Trailing padding is one more sequence, without keys."""
     q_rows = [*pairwise(q_starts), (q_starts[-1], q.shape[2])]
     k_rows = [*pairwise(k_starts), (k_starts[-1], k_starts[-1])]
     parts = [
@@ -127,12 +128,12 @@ def _dense(
     first_batch: int = 0,
 ) -> tuple[Tensor, Tensor]:
     q, k, v = (x.to(problem.accumulate_dtype) for x in (q, k, v))
-    shown = visible(tensor_args, problem)
-    if shown is not None:
-        # What no query sees, and queries that see nothing, may hold NaN: 0 * NaN must not arise.
-        unused = ~shown.any(dim=2).any(dim=1)[:, None, :, None]
-        q = q.masked_fill(~shown.any(dim=3, keepdim=True), 0.0)
-        k, v = k.masked_fill(unused, 0.0), v.masked_fill(unused, 0.0)
+    attn_mask = visible(tensor_args, problem)
+    if attn_mask is not None:
+        # Dead keys and fully masked queries may hold NaN; zero them so that 0 * NaN cannot occur.
+        dead = ~attn_mask.any(dim=2).any(dim=1)[:, None, :, None]
+        q = q.masked_fill(~attn_mask.any(dim=3, keepdim=True), 0.0)
+        k, v = k.masked_fill(dead, 0.0), v.masked_fill(dead, 0.0)
     group = problem.H_q // problem.H_kv
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
@@ -142,10 +143,10 @@ def _dense(
         s = problem.softcap * torch.tanh(s / problem.softcap)
     s = _add_bias(s, tensor_args, problem)
     empty: Tensor | None = None
-    if shown is not None or tensor_args.bias is not None or problem.N == 0:
-        s = s if shown is None else s.masked_fill(~shown, float("-inf"))
-        # A row hidden by the mask, or by a bias of -inf, is made finite here and zeroed below. One
-        # without keys has nothing to make finite, but its logsumexp has a NaN for a tangent.
+    if attn_mask is not None or tensor_args.bias is not None or problem.N == 0:
+        s = s if attn_mask is None else s.masked_fill(~attn_mask, float("-inf"))
+        # Rows that are fully masked, or have a bias of -inf, are made finite here and zeroed below.
+        # With N = 0 there is nothing to fill, but the tangent of logsumexp would be NaN.
         empty = (s == float("-inf")).all(dim=-1, keepdim=True)
         s = s.masked_fill(empty, 0.0)
     lse = torch.logsumexp(s, dim=-1)
@@ -159,7 +160,7 @@ def _dense(
 
 
 def visible(tensor_args: TensorArgs, problem: AttentionProblem) -> Tensor | None:
-    """The bound mask as a bool tensor (1 or B, 1 or H_q, M, N); None where all is visible."""
+    """Returns the resolved mask as bool (1 or B, 1 or H_q, M, N); None if everything is visible."""
     M, N, device = problem.M, problem.N, problem.device
     terms: list[Tensor] = []
     low, high = problem.diagonal_low, problem.diagonal_high
@@ -175,10 +176,10 @@ def visible(tensor_args: TensorArgs, problem: AttentionProblem) -> Tensor | None
         terms.append(BlockSparse(tensor_args.layout, problem.block_size).visible(M, N, device))
     if not terms:
         return None
-    shown = terms[0]
+    conjunction = terms[0]
     for term in terms[1:]:
-        shown = shown & term
-    return shown.expand(-1, -1, M, N)
+        conjunction = conjunction & term
+    return conjunction.expand(-1, -1, M, N)
 
 
 def _add_bias(s: Tensor, tensor_args: TensorArgs, problem: AttentionProblem) -> Tensor:

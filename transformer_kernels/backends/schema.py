@@ -1,7 +1,8 @@
-"""Schemas of the operators: their arguments, and the shapes of their outputs.
+"""Operator schemas: the arguments of the operators and the shapes of their outputs.
 
-The compiled and the Triton operators share them, and the fakes that torch.compile and torch.export
-run. csrc/bindings/tensor_args.h and decode_args.h have the same schemas.
+Shared by the compiled operators, the Triton operators, and the fake implementations that
+torch.compile and torch.export run. csrc/bindings/tensor_args.h and decode_args.h declare the same
+schemas.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 BLOCK_MASK_SIZE = 64
-"""Queries and keys per entry of the block mask; kBlockMaskSize in csrc/common/mask.h."""
+"""Queries and keys per block-mask entry; equals kBlockMaskSize in csrc/common/mask.h."""
 
 OPTIONS = (
     ", ".join(f"Tensor? {name}" for name in TensorArgs._fields)
@@ -24,15 +25,15 @@ OPTIONS = (
     "int block_size, SymInt alibi_offset, bool bottom_right, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k"
 )
-"""Part of every operator's schema: the fields of `TensorArgs`, then those of `ScalarArgs`."""
+"""Schema fragment of every operator: the fields of `TensorArgs`, then those of `ScalarArgs`."""
 
 ScalarArgs = tuple[float, float, float, int, int, int, int, bool, int, int]
 
 
 def scalar_args(problem: AttentionProblem) -> ScalarArgs:
-    """The scalar arguments, in the order in which the operators take them.
+    """Returns the scalar arguments in schema order.
 
-    The lengths come with them because shapes of packed sequences do not show the longest one.
+    M and N are included because the shapes of packed sequences do not give max_seqlen.
     """
     return (
         problem.scale,
@@ -49,16 +50,16 @@ def scalar_args(problem: AttentionProblem) -> ScalarArgs:
 
 
 _BIAS_NEEDS_GRAD = len(TensorArgs._fields) - 1 + len(get_args(ScalarArgs))
-"""behind the bias, the other tensor_args, and the scalar_args"""
+"""Index of bias_needs_grad in the arguments of `backward_fake` after the bias."""
 
 
 def decode_scalar_args(problem: AttentionProblem) -> tuple[float, float, int, int]:
-    """The scalar arguments of `attention_decode`."""
+    """Returns the scalar arguments of the decode operator in schema order."""
     return problem.scale, problem.softcap, problem.diagonal_low, problem.diagonal_high
 
 
 def needs_block_mask(mask: TensorArgs | ResolvedMask) -> bool:
-    """Whether the mask has constraints that the block mask speaks of; it is empty otherwise."""
+    """True if the mask has segments, a dense mask or a layout, which need a block mask."""
     return not (mask.q_segments is None and mask.dense is None and mask.layout is None)
 
 
@@ -100,7 +101,7 @@ def decode_fake(
 
 
 def empty_like_layout(x: Tensor, width: int) -> Tensor:
-    """(B, H, L, width), heads inside the sequence in memory where x has them so."""
+    """Allocates (B, H, L, width) with x's memory order of heads and sequence."""
     B, H, L, _ = x.shape
     if x.stride(1) < x.stride(2):
         return x.new_empty(B, L, H, width).transpose(1, 2)
@@ -114,7 +115,7 @@ def block_mask_shape(
     dense: object,
     layout: object,
 ) -> Sequence[int]:
-    """(B or 1, H_q or 1, row blocks, column blocks); (0,) for a mask that needs no summary."""
+    """Returns (B or 1, H_q or 1, row blocks, column blocks); (0,) if no block mask is needed."""
     if not any(isinstance(x, Tensor) for x in (q_segments, dense, layout)):
         return (0,)
     B = q.shape[0] if isinstance(q_segments, Tensor) else 1
@@ -127,7 +128,7 @@ def block_mask_shape(
 
 
 def register_fakes(namespace: str) -> None:
-    """Registers the fakes of the compiled operators in a namespace."""
+    """Registers the fake implementations of the compiled operators in a namespace."""
     torch.library.register_fake(f"{namespace}::attention_forward", forward_fake)
     torch.library.register_fake(f"{namespace}::attention_backward", backward_fake)
     torch.library.register_fake(f"{namespace}::attention_decode", decode_fake)

@@ -1,1 +1,1 @@
-"""Dispatch: the choice of a backend, its derivatives, and the fast path past torch's dispatcher."""
+"""Dispatch: the choice of a backend, autograd, autocast, and the CPU fast path."""

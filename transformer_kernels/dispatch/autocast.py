@@ -1,4 +1,4 @@
-"""Autocast, as torch's own attention has it: q, k and v go to the autocast dtype."""
+"""Autocast as in torch's attention: q, k and v are cast to the autocast dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast every float tensor but float64 goes to its dtype."""
+    """Casts floating-point tensors other than float64 to the autocast dtype, if autocast is on."""
     if not (isinstance(q, Tensor) and _is_on(q.device.type)):
         return q, k, v
     target = torch.get_autocast_dtype(q.device.type)
@@ -17,14 +17,14 @@ def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """The kernels choose their own precision: autocast must not lower what they compute with."""
+    """Disables autocast inside a call: it must not lower the precision that kernels choose."""
     if _is_on(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
 
 
 def _is_on(device_type: str) -> bool:
-    # Asking about a device that has no autocast, such as meta, is an error.
+    # torch.is_autocast_enabled raises an error for devices without autocast, such as meta.
     return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 

@@ -1,8 +1,8 @@
-"""The torch.autograd.Functions that make fused kernels differentiable, to any order.
+"""Autograd functions that make the fused kernels differentiable, to any order.
 
-First derivatives come from a backend's own backward kernel. Second and higher ones, forward-mode
-derivatives and torch.func transforms go through the reference path, which plain torch
-differentiates: slower and M x N in memory, but right.
+First derivatives use the backend's backward kernel. Higher derivatives, forward-mode AD and
+torch.func transforms use the reference implementation, which plain torch differentiates. It is
+slower and needs M x N memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def attend(
     tensor_args: TensorArgs,
     problem: AttentionProblem,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse), differentiable. The reference runs where a transform needs what kernels lack."""
+    """Returns (o, lse), differentiable. Runs the reference under torch.func and forward-mode AD."""
     if isinstance(backend, ReferenceBackend) or _is_transformed(
         q, k, v, tensor_args.bias, tensor_args.alibi_slopes
     ):
@@ -36,7 +36,7 @@ def attend(
     if not (needs_grad and torch.is_grad_enabled()):
         o, lse, _ = backend.forward(q, k, v, tensor_args, problem)
         return o, lse
-    # torch.compile refuses an autograd.Function that is given one tensor twice.
+    # torch.compile rejects an autograd.Function with the same tensor in two arguments.
     v = v.view_as(v) if v is q or v is k else v
     k = k.view_as(k) if k is q else k
     if tensor_args.k_segments is not None and tensor_args.k_segments is tensor_args.q_segments:
@@ -50,7 +50,7 @@ def attend(
 def decode(
     backend: Backend, q: Tensor, cache: KVCache, problem: AttentionProblem
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse). The reference, which alone is differentiable, runs inside transforms."""
+    """Returns (o, lse). Runs the reference, the only differentiable backend, under transforms."""
     if isinstance(backend, ReferenceBackend) or _is_transformed(
         q, cache.k, cache.v, cache.alibi_slopes
     ):
@@ -59,7 +59,7 @@ def decode(
 
 
 def _is_transformed(*tensors: Tensor | None) -> bool:
-    """Whether the call is inside a torch.func transform or carries a forward-mode tangent."""
+    """True inside a torch.func transform, or if a tensor has a forward-mode tangent."""
     if torch.compiler.is_compiling():
         return False
     if torch_private.functorch_is_active():
@@ -68,7 +68,7 @@ def _is_transformed(*tensors: Tensor | None) -> bool:
 
 
 class FusedAttention(torch.autograd.Function):
-    """(o, lse) from q, k, v and the tensor_args; differentiable in q, k, v and bias."""
+    """Forward kernel: (o, lse), differentiable in q, k, v and bias."""
 
     @staticmethod
     def forward(
@@ -115,7 +115,7 @@ def first_order(
     tensor_args: TensorArgs,
     bias_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(dq, dk, dv, dbias), with a graph of their own under `create_graph=True`."""
+    """Returns (dq, dk, dv, dbias), differentiable themselves under `create_graph=True`."""
     if torch.is_grad_enabled():
         grads: tuple[Tensor, Tensor, Tensor, Tensor | None] = FusedAttentionBackward.apply(  # type: ignore[no-untyped-call]
             backend, problem, bias_needs_grad, do, dlse, *saved, *tensor_args
@@ -125,7 +125,7 @@ def first_order(
 
 
 class FusedAttentionBackward(torch.autograd.Function):
-    """(dq, dk, dv, dbias) by the backward kernel; itself differentiable through the reference."""
+    """Backward kernel: (dq, dk, dv, dbias), differentiable through the reference."""
 
     @staticmethod
     def forward(
@@ -174,16 +174,16 @@ def _second_order(
     bias_needs_grad: bool,
     output_grads: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
-    """Gradients of <(dq, dk, dv, dbias), output_grads> in do, dlse, q, k, v and the bias.
+    """Gradients of <(dq, dk, dv, dbias), output_grads> in do, dlse, q, k, v and bias.
 
-    o and lse are functions of q, k and v here, so the first-order graph is rebuilt from them by the
-    reference; with grad mode on (`create_graph=True`) the result is differentiable again.
+    o and lse depend on q, k, v and bias, so the reference rebuilds the first-order graph from them.
+    In grad mode (`create_graph=True`) the result is differentiable again.
     """
-    again = torch.is_grad_enabled()
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        do, q, k, v = (_separate(x, again) for x in (do, q, k, v))
-        dlse = None if dlse is None else _separate(dlse, again)
-        bias = None if tensor_args.bias is None else _separate(tensor_args.bias, again)
+        do, q, k, v = (_distinct(x, create_graph) for x in (do, q, k, v))
+        dlse = None if dlse is None else _distinct(dlse, create_graph)
+        bias = None if tensor_args.bias is None else _distinct(tensor_args.bias, create_graph)
         o, lse = reference_attention(q, k, v, tensor_args._replace(bias=bias), problem)
         first = torch.autograd.grad(
             [o] if dlse is None else [o, lse],
@@ -198,13 +198,13 @@ def _second_order(
             [g for g, _ in pairs],
             [x for x in inputs if x is not None],
             [c for _, c in pairs],
-            create_graph=again,
+            create_graph=create_graph,
             allow_unused=True,
         )
-    found = iter(second)
-    return [None if x is None else next(found) for x in inputs]
+    grads = iter(second)
+    return [None if x is None else next(grads) for x in inputs]
 
 
-def _separate(x: Tensor, keep_graph: bool) -> Tensor:
-    """Gives x a tensor of its own: one that is both q and k gets its two gradients apart."""
+def _distinct(x: Tensor, keep_graph: bool) -> Tensor:
+    """Returns a distinct tensor object, so that a tensor used as both q and k has two gradients."""
     return x.view_as(x) if keep_graph and x.requires_grad else x.detach().requires_grad_()

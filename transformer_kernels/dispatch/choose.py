@@ -1,4 +1,4 @@
-"""Which backend takes a problem, and why each other one does not."""
+"""Backend choice: the first backend that supports a problem, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 
 def names() -> tuple[str, ...]:
-    """Every value that `backend=` takes."""
+    """Returns the valid values of the argument `backend`."""
     return ("auto", *(backend.name for backend in BACKENDS))
 
 
 def choose(problem: AttentionProblem, name: str) -> Backend:
-    """The named backend, or for "auto" the first without a reason against it.
+    """Returns the named backend, or for "auto" the first one that supports the problem.
 
-    Raises ValueError with every reason when a named backend cannot take the problem: nothing falls
-    back to another in silence.
+    Raises ValueError with all reasons if the named backend does not support the problem. A named
+    backend never falls back to another one.
     """
     if name == "auto":
         for backend in BACKENDS:
@@ -29,7 +29,7 @@ def choose(problem: AttentionProblem, name: str) -> Backend:
     backend = _named(name)
     reasons = backend.unsupported_reasons(problem)
     if reasons:
-        raise ValueError(f"backend={name!r} cannot take this call: " + "; ".join(reasons))
+        raise ValueError(f"backend={name!r} does not support this call: " + "; ".join(reasons))
     return backend
 
 
@@ -42,13 +42,15 @@ def _named(name: str) -> Backend:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What would run, and why not the others. `str()` of it is meant to be read."""
+    """Result of `explain`. `str()` of it is a readable report."""
 
     problem: AttentionProblem
     chosen: str | None
+    """Name of the backend that would run; None if no backend supports the call."""
     kernel: str | None
+    """Description of its kernel."""
     reasons: dict[str, tuple[str, ...]]
-    """For each backend why it cannot run; empty when it can."""
+    """For each backend the reasons why it does not support the call; empty if it does."""
 
     def __str__(self) -> str:
         p = self.problem
@@ -60,14 +62,14 @@ class Explanation:
         for name, reasons in self.reasons.items():
             if name == self.chosen:
                 continue
-            lines.append(f"{name}: " + ("; ".join(reasons) if reasons else "could, not chosen"))
+            lines.append(f"{name}: " + ("; ".join(reasons) if reasons else "supported, not chosen"))
         return "\n".join(lines)
 
 
 def explanation(
     problem: AttentionProblem, name: str, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
 ) -> Explanation:
-    """The same choice as `choose`, told instead of made."""
+    """Explains the choice of `choose`, with the reasons of every backend."""
     candidates = BACKENDS if name == "auto" else (_named(name),)
     reasons = _reasons(problem)
     chosen = next((b for b in candidates if not reasons[b.name]), None)

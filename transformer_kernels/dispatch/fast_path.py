@@ -1,9 +1,9 @@
-"""Fast path: plain calls run the CPU kernels past torch's dispatcher.
+"""CPU fast path: plain calls bypass torch's dispatcher.
 
-A registered operator costs about 10 us a call, and the checks and objects around it as much: more
-than a short attention itself. csrc/bindings/fast_path calls the same kernels in a few microseconds.
-It has no rules of its own: it declines every call that is not plainly valid, and the general path
-then takes the call or raises its error.
+A registered operator costs about 10 us per call, and the checks and objects around it as much. That
+exceeds the time of a short attention. csrc/bindings/fast_path calls the same kernels in a few
+microseconds. It declines every call that is not plainly valid; the general path then runs the call
+or raises its error.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if extension.unavailable_reason() is None:
     direct_backward = extension.compiled.direct_backward
     direct_decode = extension.compiled.direct_decode
 
-_EVERYTHING = ResolvedMask()
+_ALL_VISIBLE = ResolvedMask()
 _CPU = CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
 
 
 def unavailable_reason() -> str | None:
-    """Why every call takes the general path; None where plain calls take this one."""
+    """Returns the reason why the fast path is disabled; None if it is enabled."""
     if MISSING_FOR_FAST_PATH:
         return f"torch {torch.__version__} lacks {', '.join(MISSING_FOR_FAST_PATH)}"
     return extension.unavailable_reason()
@@ -47,10 +47,10 @@ def unavailable_reason() -> str | None:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, grouped: bool = True
 ) -> Tensor | None:
-    """o of a plain call, differentiable to any order; None for what the general path must take.
+    """Returns o, differentiable to any order; None if the call needs the general path.
 
-    Plain are CPU tensors of no subclass, with D = D_v, under any mask. `grouped` says whether k and
-    v may have fewer heads than q.
+    A plain call has CPU tensors of no subclass, D = D_v and any mask. `grouped` is True if k and v
+    may have fewer heads than q.
     """
     if unavailable_reason() is not None or calls_are_observed():
         return None
@@ -81,7 +81,7 @@ def decode(
     mask: Mask | None,
     scale: float | None,
 ) -> Tensor | None:
-    """o of a plain call of `attention_decode`; None for what the general path must take."""
+    """Returns o of an `attention_decode` call; None if the call needs the general path."""
     if unavailable_reason() is not None or calls_are_observed():
         return None
     if not (
@@ -105,9 +105,9 @@ def decode(
 
 
 def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
-    """None where something does not fit, or is on another device."""
+    """Resolves the mask; None if it does not fit the sizes or is on another device."""
     if mask is None:
-        return _EVERYTHING
+        return _ALL_VISIBLE
     if type(mask) is not Mask:
         return None
     try:
@@ -119,7 +119,7 @@ def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
 
 
 def _diagonals(mask: Mask | None) -> tuple[int, int] | None:
-    """Of windows that count from the end; None for any other mask."""
+    """Returns the diagonals of bottom-right aligned windows; None for any other mask."""
     plain = mask is None or (
         type(mask) is Mask
         and all(type(one) is Window and one.align == "bottom_right" for one in mask.constraints)
@@ -128,7 +128,7 @@ def _diagonals(mask: Mask | None) -> tuple[int, int] | None:
 
 
 def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | None:
-    """Room for the block block_mask; None where there is none."""
+    """Allocates the block mask; None if the mask needs none."""
     if not schema.needs_block_mask(resolved):
         return None
     shape = schema.block_mask_shape(q, k, resolved.q_segments, resolved.dense, resolved.layout)
@@ -140,10 +140,11 @@ def _statistics_dtype(q: Tensor) -> torch.dtype:
 
 
 class DirectAttention(torch.autograd.Function):
-    """Gives o, which is computed already, its gradient.
+    """Attaches the backward pass to an o that is already computed.
 
-    It saves what `autograd.FusedAttention` saves for the same call, in that order: activation
-    checkpointing compares the two passes, and one of them may be intercepted.
+    It saves the same tensors in the same order as `autograd.FusedAttention`: activation
+    checkpointing compares the saved tensors of two passes, and one of them may take the general
+    path.
     """
 
     @staticmethod
@@ -159,13 +160,13 @@ class DirectAttention(torch.autograd.Function):
         o, lse, block_mask = computed
         low, high, *tensors, block_size = resolved
         ctx.save_for_backward(q, k, v, o, lse, block_mask, *tensors)
-        ctx.numbers = low, high, block_size, scale
+        ctx.scalars = low, high, block_size, scale
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, block_mask, *tensors = ctx.saved_tensors
-        low, high, block_size, scale = ctx.numbers
+        low, high, block_size, scale = ctx.scalars
         if not (torch.is_grad_enabled() or calls_are_observed()):
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
             resolved = ResolvedMask._make((low, high, *tensors, block_size))

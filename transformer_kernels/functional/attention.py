@@ -1,4 +1,4 @@
-"""`attention`, the operator: validate, choose a backend, call it."""
+"""The `attention` operator: validates the call, chooses a backend and runs it."""
 
 from __future__ import annotations
 
@@ -67,31 +67,38 @@ def attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Masked scaled dot-product attention: softmax(scale q k^T + bias) v, without M x N memory.
+    """Computes masked scaled dot-product attention: softmax(scale * q k^T + bias) v.
+
+    Fused backends never store the M x N scores, in the forward or the backward pass. The outputs
+    are differentiable in every floating-point tensor argument, to any order.
 
     Args:
-        q: queries (B, H_q, M, D); float16, bfloat16, float32 or float64, any strides.
-        k: keys (B, H_kv, N, D), same dtype and device; H_q is a multiple of H_kv (GQA, MQA).
-        v: values (B, H_kv, N, D_v).
-        mask: what may attend to what; None = everything.
-        bias: added to the scores after scaling: a tensor broadcastable to (B, H_q, M, N) in q's
-            dtype or float32, differentiable; or `alibi(slopes)`.
-        scale: multiplies q k^T; 1/sqrt(D) unless given.
-        softcap: scores become softcap * tanh(score / softcap), before the bias.
-        dropout_p: probability with which an attention weight is dropped, 0 to 1.
-        seed: of the dropout bits, int or int64 scalar tensor; drawn from torch's generator unless
-            given. The bits depend on (seed, b, h, i, j) alone, whatever the backend.
-        sinks: (H_q,) a logit a head that joins the softmax's denominator; differentiable.
-        return_lse: also return log sum exp of the scores (natural log), differentiable, float32
-            (float64 for float64) (B, H_q, M); -inf in rows with no visible key. With sinks it
-            includes them.
-        backend: "auto", or the name of one backend, which then runs or raises.
+        q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides.
+        k: keys (B, H_kv, N, D) with q's dtype and device; any strides. H_q is a multiple of H_kv
+            (grouped-query and multi-query attention).
+        v: values (B, H_kv, N, D_v) with q's dtype and device; any strides.
+        mask: visible (query, key) pairs; None makes every pair visible.
+        bias: additive bias, applied after scale and softcap. Either a tensor in q's dtype or
+            float32, broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
+        scale: factor of q k^T. Default: 1/sqrt(D).
+        softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
+        dropout_p: dropout probability of the attention weights, from 0 to 1.
+        seed: dropout seed, an int or an int64 scalar tensor. Default: drawn from torch's generator.
+            The dropout mask depends only on (seed, b, h, i, j), not on the backend.
+        sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator.
+        return_lse: also returns the log-sum-exp of the scores.
+        backend: "auto", "cpu", "cuda", "triton" or "reference". A named backend never falls back to
+            another one.
 
     Returns:
-        o (B, H_q, M, D_v) in q's dtype, or (o, lse). Rows with no visible key are 0.
+        o (B, H_q, M, D_v) in q's dtype; with `return_lse`, the pair (o, lse). lse (B, H_q, M) is
+        the natural-log log-sum-exp in float32 (float64 for float64 inputs), including the sinks. A
+        row without a visible key has o = 0 and lse = -inf (with sinks, lse = the sink).
 
     Raises:
-        TypeError, ValueError: an argument is not as above, or the named backend cannot take it.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device or value, or the named backend does not
+            support the call.
 
     Source: docs/attention.md; Dao et al. 2022, arXiv:2205.14135.
     """

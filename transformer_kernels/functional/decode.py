@@ -1,4 +1,4 @@
-"""`attention_decode`: few queries against a long cache of keys and values, split over its keys."""
+"""The `attention_decode` operator: attention of a few queries to a long key/value cache."""
 
 from __future__ import annotations
 
@@ -67,46 +67,51 @@ def attention_decode(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of each sequence's last M tokens to its cached keys and values.
+    """Computes attention of the last M tokens of each sequence to its key/value cache.
 
-    Sequence b has cache_seqlens[b] keys, including those of its last M tokens: query i is the token
-    at position cache_seqlens[b] - M + i and sees the keys up to its own. Positions from
-    cache_seqlens[b] on are not read. `append_to_cache` writes new keys and values. For inference:
-    the caches are read in place, and only the backend "reference" is differentiable.
+    Sequence b has cache_seqlens[b] keys, including those of its last M tokens. Query i is the token
+    at position cache_seqlens[b] - M + i; by default it sees the keys up to its own position. The
+    caches are read in place, split over keys; positions from cache_seqlens[b] on are not read.
+    `append_to_cache` writes new keys and values.
+
+    For inference: only the backend "reference" is differentiable. Autocast casts no argument.
 
     Args:
-        q: queries (B, H_q, M, D) of the last M tokens; float16, bfloat16, float32 or float64, any
-            strides. Any M works, few are fast.
-        k_cache: keys (B, H_kv, N, D), same dtype and device, any strides; H_q is a multiple of
-            H_kv (GQA, MQA), N the positions that there is room for. With a block table pages of
-            keys (pages, H_kv, page_size, D), of any size; multiples of 16 are read in place.
-        v_cache: values (B, H_kv, N, D_v), or pages (pages, H_kv, page_size, D_v).
-        cache_seqlens: (B,) int32 or int64 on q's device: the number of positions in use, including
-            the new tokens. Queries at negative positions (cache_seqlens[b] < M) see no key.
-        block_table: (B, most pages) int32 or int64: position j of sequence b is row j % page_size
-            of page block_table[b, j // page_size]. Entries behind the last page in use may be
-            anything.
-        mask: windows with align="bottom_right", instead of the causal mask that None stands for:
-            `Mask.window(left, 0, align="bottom_right")` is causal too; `Mask()` shows every query
-            all cache_seqlens[b] keys. With M = 1 it and None are the same.
-        bias: `alibi(slopes, align="bottom_right")`.
-        scale: multiplies q k^T; 1/sqrt(D) unless given.
-        softcap: scores become softcap * tanh(score / softcap), before the bias.
-        sinks: (H_q,) a logit a head that joins the softmax's denominator.
-        return_lse: also return log sum exp of the scores (natural log), float32 (float64 for
-            float64) (B, H_q, M); -inf in rows with no visible key. With sinks it includes them.
-        backend: "auto", or the name of one backend, which then runs or raises.
+        q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides. Any M is
+            supported; the kernels are optimised for small M.
+        k_cache: keys (B, H_kv, N, D) with q's dtype and device; any strides. N is the capacity of
+            the cache; H_q is a multiple of H_kv (grouped-query and multi-query attention). With
+            `block_table`: pages (pages, H_kv, page_size, D) of any page_size; a page_size that is a
+            multiple of 16 is read in place.
+        v_cache: values (B, H_kv, N, D_v); with `block_table`, pages (pages, H_kv, page_size, D_v).
+        cache_seqlens: (B,) int32 or int64 on q's device: positions in use, including the M new
+            tokens. If cache_seqlens[b] < M, the queries at negative positions see no key.
+        block_table: (B, max_pages) int32 or int64 on q's device: position j of sequence b is row
+            j % page_size of page block_table[b, j // page_size]. Entries after the last page in use
+            are ignored.
+        mask: windows with align="bottom_right". Default: the causal mask. `Mask()` makes all
+            cache_seqlens[b] keys visible to every query.
+        bias: `alibi(slopes, align="bottom_right")`, added after scale and softcap.
+        scale: factor of q k^T. Default: 1/sqrt(D).
+        softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
+        sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator.
+        return_lse: also returns the log-sum-exp of the scores.
+        backend: "auto", "cpu", "cuda" or "reference". A named backend never falls back to another
+            one.
 
     Returns:
-        o (B, H_q, M, D_v) in q's dtype, or (o, lse). Rows with no visible key are 0.
+        o (B, H_q, M, D_v) in q's dtype; with `return_lse`, the pair (o, lse). lse (B, H_q, M) is
+        the natural-log log-sum-exp in float32 (float64 for float64 inputs), including the sinks. A
+        row without a visible key has o = 0 and lse = -inf (with sinks, lse = the sink).
 
     Raises:
-        TypeError, ValueError: an argument is not as above, something requires grad in grad mode
-            (unless backend="reference"), or the named backend does not support the call. On a GPU
-            the values of cache_seqlens and block_table are not checked, so that the host never
-            waits for the device; in compiled code the kernels check them.
-
-    Autocast casts nothing here: caches are large, and q has their dtype.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device or value, a tensor requires grad in grad
+            mode (unless backend="reference"), or the named backend does not support the call. The
+            values of cache_seqlens and block_table are checked on the CPU only, so that the host
+            never waits for a GPU.
+        RuntimeError: in compiled code on the CPU, the values of cache_seqlens or block_table are
+            out of range.
 
     Source: docs/attention.md, section 6.
     """

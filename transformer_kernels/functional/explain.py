@@ -1,4 +1,4 @@
-"""Which kernel a call would run, without running it."""
+"""The `explain` function: reports the backend and kernel of a call without running it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,34 @@ def explain(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Explanation:
-    """Takes what `attention` takes; tells which backend and kernel would run, and every reason why
-    each other one would not. Raises what `attention` would raise for bad input."""
+    """Explains which backend and kernel `attention` would run, and why each other one would not.
+
+    Nothing is computed, and no seed is drawn from torch's generator.
+
+    Args:
+        q: as for `attention`, like all other arguments.
+        k: as for `attention`.
+        v: as for `attention`.
+        mask: as for `attention`.
+        bias: as for `attention`.
+        scale: as for `attention`.
+        softcap: as for `attention`.
+        dropout_p: as for `attention`.
+        seed: as for `attention`.
+        sinks: as for `attention`.
+        return_lse: as for `attention`; does not affect the choice.
+        backend: "auto", or the name of the only backend to consider.
+
+    Returns:
+        An `Explanation` with the chosen backend (None if no backend supports the call), its kernel,
+        and for each backend the reasons why it does not support the call. `str()` of it is a
+        readable report.
+
+    Raises:
+        TypeError, ValueError: as for `attention` if an argument is invalid.
+    """
     q, k, v = cast_for_autocast(q, k, v)
-    # A seed of its own, lest explaining draw one from torch's generator.
+    # A fixed seed: explain must not advance torch's generator.
     seed = 0 if seed is None else seed
     problem, tensor_args = build_problem(
         q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks

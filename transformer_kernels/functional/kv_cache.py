@@ -1,4 +1,4 @@
-"""Writing to the caches that `attention_decode` reads."""
+"""The `append_to_cache` function, which updates the caches that `attention_decode` reads."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ def append_to_cache(
     cache_seqlens: Tensor,
     block_table: Tensor | None = None,
 ) -> None:
-    """Writes the keys and values of each sequence's last M tokens, in place.
+    """Writes the keys and values of the last M tokens of each sequence into the caches, in-place.
+
+    Token i of sequence b is written to position cache_seqlens[b] - M + i.
 
     Args:
-        k_cache: as `attention_decode` takes it.
-        v_cache: likewise.
-        k: (B, H_kv, M, D) in the caches' dtype.
-        v: (B, H_kv, M, D_v).
-        cache_seqlens: (B,) as for `attention_decode`, including these M tokens: token i goes to
-            position cache_seqlens[b] - M + i. At least M.
-        block_table: as `attention_decode` takes it.
+        k_cache: key cache (B, H_kv, N, D), or pages (pages, H_kv, page_size, D) with `block_table`.
+        v_cache: value cache (B, H_kv, N, D_v), or pages (pages, H_kv, page_size, D_v).
+        k: keys (B, H_kv, M, D) of the new tokens, with the caches' dtype and device.
+        v: values (B, H_kv, M, D_v) of the new tokens, with the caches' dtype and device.
+        cache_seqlens: (B,) int32 or int64: positions in use after the call, including the M new
+            tokens; at least M and at most the capacity of the cache.
+        block_table: (B, max_pages) int32 or int64: position j of sequence b is row j % page_size of
+            page block_table[b, j // page_size].
 
     Raises:
-        TypeError, ValueError: an argument is not as above. On a GPU, and in compiled code, the
-            values of cache_seqlens and block_table are not looked at.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device or value. On a GPU and in compiled code
+            the values of cache_seqlens and block_table are not checked.
+
+    Source: docs/attention.md, section 6.
     """
     check_cache(k, k_cache, v_cache, cache_seqlens, block_table, _NAMES)
     if v.shape != (*k.shape[:3], v_cache.shape[3]) or k.shape[1] != k_cache.shape[1]:
         raise ValueError(
-            "k and v must be (B, H_kv, M, D) and (B, H_kv, M, D_v) of the caches' heads and "
+            "k and v must be (B, H_kv, M, D) and (B, H_kv, M, D_v) with the caches' heads and "
             f"widths, got k {tuple(k.shape)}, v {tuple(v.shape)}, k_cache {tuple(k_cache.shape)}, "
             f"v_cache {tuple(v_cache.shape)}"
         )

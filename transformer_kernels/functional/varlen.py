@@ -1,4 +1,4 @@
-"""`attention_varlen`: sequences of different lengths, packed one behind another without padding."""
+"""The `attention_varlen` operator: attention over packed sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -79,42 +79,48 @@ def attention_varlen(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`attention` of every sequence by itself, of B that lie packed one behind another.
+    """Computes attention for each of B sequences that are packed into one tensor without padding.
 
     Sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, and keys and values
-    likewise. Everything counts within it: windows, ALiBi, "bottom_right" by its own N - M, and
-    dropout, whose bits are those of (seed, b, h, i, j). Lengths may be 0.
+    likewise; a length may be 0. Its result is that of `attention` on this sequence alone: windows,
+    ALiBi and "bottom_right" use its own lengths. The dropout mask depends on (seed, b, h, i, j),
+    where i and j count within the sequence.
 
     Args:
-        q: queries (total_q, H_q, D); float16, bfloat16, float32 or float64, any strides.
-        k: keys (total_k, H_kv, D), same dtype and device; H_q is a multiple of H_kv (GQA, MQA).
-        v: values (total_k, H_kv, D_v).
-        cu_seqlens_q: (B + 1,) int32 or int64 on q's device: 0, then where each sequence ends. Rows
-            behind the last one give o = 0 and lse = -inf, and get gradients of 0.
-        cu_seqlens_k: the same for k and v; cu_seqlens_q unless given.
-        max_seqlen_q: the length of the longest sequence of q, or more. Unless given it is read from
-            cu_seqlens_q, for which a GPU has to finish what it does, and `torch.compile` breaks the
-            graph.
-        max_seqlen_k: the same for k and v; where cu_seqlens_k is not given, max_seqlen_q.
-        mask: windows and causal masks, of one `align`; what is visible in every sequence.
-        bias: `alibi(slopes)`, of the mask's `align`.
-        scale: multiplies q k^T; 1/sqrt(D) unless given.
-        softcap: scores become softcap * tanh(score / softcap), before the bias.
-        dropout_p: probability with which an attention weight is dropped, 0 to 1.
-        seed: of the dropout bits, int or int64 scalar tensor; drawn from torch's generator unless
-            given.
-        sinks: (H_q,) a logit a head that joins the softmax's denominator; differentiable.
-        return_lse: also return log sum exp of the scores (natural log), differentiable, float32
-            (float64 for float64) (H_q, total_q). With sinks it includes them.
-        backend: "auto", or the name of one backend, which then runs or raises.
+        q: queries (total_q, H_q, D) in float16, bfloat16, float32 or float64; any strides.
+        k: keys (total_k, H_kv, D) with q's dtype and device; any strides. H_q is a multiple of H_kv
+            (grouped-query and multi-query attention).
+        v: values (total_k, H_kv, D_v) with q's dtype and device; any strides.
+        cu_seqlens_q: cumulative lengths (B + 1,), int32 or int64 on q's device: 0, then the end of
+            each sequence. Rows of q after the last sequence are trailing padding: o = 0,
+            lse = -inf, gradients 0.
+        cu_seqlens_k: cumulative lengths of k and v. Default: cu_seqlens_q.
+        max_seqlen_q: upper bound of the query lengths. By default it is read from cu_seqlens_q,
+            which synchronises with a GPU and breaks the graph under `torch.compile`.
+        max_seqlen_k: upper bound of the key lengths. Default: as for max_seqlen_q; max_seqlen_q if
+            cu_seqlens_k is None.
+        mask: windows and causal masks that share one `align`, applied to every sequence.
+        bias: `alibi(slopes)` with the mask's `align`, added after scale and softcap.
+        scale: factor of q k^T. Default: 1/sqrt(D).
+        softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
+        dropout_p: dropout probability of the attention weights, from 0 to 1.
+        seed: dropout seed, an int or an int64 scalar tensor. Default: drawn from torch's generator.
+        sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator;
+            differentiable.
+        return_lse: also returns the log-sum-exp of the scores, which is differentiable.
+        backend: "auto", "cpu", "cuda", "triton" or "reference". A named backend never falls back to
+            another one.
 
     Returns:
-        o (total_q, H_q, D_v) in q's dtype, or (o, lse). Rows with no visible key are 0.
+        o (total_q, H_q, D_v) in q's dtype; with `return_lse`, the pair (o, lse). lse (H_q, total_q)
+        is the natural-log log-sum-exp in float32 (float64 for float64 inputs), including the sinks.
+        A row without a visible key has o = 0 and lse = -inf (with sinks, lse = the sink).
 
     Raises:
-        TypeError, ValueError: an argument is not as above, or the named backend cannot take it. On
-            a GPU the values of cu_seqlens are looked at only where a max_seqlen is not given, and
-            in compiled code not at all.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device or value, or the named backend does not
+            support the call. On a GPU, the values of cu_seqlens are checked only if a max_seqlen is
+            not given; in compiled code they are not checked here.
 
     Source: docs/attention.md, section 6.
     """

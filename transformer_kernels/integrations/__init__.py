@@ -1,1 +1,1 @@
-"""Adapters that put the operators behind the interfaces of other packages."""
+"""Adapters from the interfaces of other packages to the operators."""

@@ -1,4 +1,4 @@
-"""torch's own `scaled_dot_product_attention`, by our kernels: as a function, and as a switch."""
+"""Drop-in replacement of torch's `scaled_dot_product_attention`: a function and a switch."""
 
 from __future__ import annotations
 
@@ -31,23 +31,32 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, argument for argument.
+    """Computes attention with the signature and semantics of torch's function of the same name.
 
     Args:
-        query: (..., H_q, M, D) or (M, D); leading dimensions broadcast against key's and value's.
-        key: (..., H_kv, N, D).
-        value: (..., H_kv, N, D_v).
-        attn_mask: broadcastable to (..., H_q, M, N); bool: True = take part; float: added to the
-            scores, differentiable.
-        dropout_p: applied whenever it is not 0, in evaluation too, as torch does.
-        is_causal: top-left aligned; excludes `attn_mask`.
-        scale: 1/sqrt(D) unless given.
-        enable_gqa: allow H_q to be a multiple of H_kv.
+        query: (..., H_q, M, D) or (M, D), float16, bfloat16, float32 or float64. Leading dimensions
+            broadcast with those of key and value.
+        key: (..., H_kv, N, D) or (N, D), with query's dtype and device.
+        value: (..., H_kv, N, D_v) or (N, D_v), with query's dtype and device.
+        attn_mask: broadcastable to (..., H_q, M, N). bool: True = visible. Floating point: added to
+            the scores, differentiable.
+        dropout_p: dropout probability of the attention weights, from 0 to 1. As in torch, it
+            applies in evaluation mode too.
+        is_causal: applies a top-left aligned causal mask; `attn_mask` must then be None.
+        scale: factor of query key^T. Default: 1/sqrt(D).
+        enable_gqa: allows H_q to be a multiple of H_kv.
 
     Returns:
-        (..., H_q, M, D_v). Rows that see no key are 0.
+        (..., H_q, M, D_v) in query's dtype. A row without a visible key is 0.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device or value, or both `attn_mask` and
+            `is_causal` are given.
+
+    Source: torch.nn.functional.scaled_dot_product_attention.
     """
-    plain_o = _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    plain_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if plain_o is not None:
         return plain_o
     if attn_mask is not None and is_causal:
@@ -64,7 +73,7 @@ def scaled_dot_product_attention(
             f"query has {_heads(query)} heads and key {_heads(key)}; "
             "enable_gqa=True allows a multiple"
         )
-    lead, (q, k, v) = _four_dimensional(query, key, value, enable_gqa)
+    lead, (q, k, v) = _as_4d_inputs(query, key, value, enable_gqa)
     mask, bias = _mask_or_bias(attn_mask, lead, q, k)
     if is_causal:
         mask = _CAUSAL
@@ -72,7 +81,7 @@ def scaled_dot_product_attention(
     return o.reshape(*lead, *o.shape[-2:])
 
 
-def _plain(
+def _fast_path(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -82,7 +91,7 @@ def _plain(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor | None:
-    """The result of a call that can go straight to the kernels; None for any other."""
+    """Returns the result of a plain call by the fast path; None for any other call."""
     if type(dropout_p) is not float or dropout_p != 0.0:
         return None
     mask = _CAUSAL if is_causal else None
@@ -99,10 +108,10 @@ def _heads(x: Tensor) -> int:
     return x.shape[-3] if x.dim() > 2 else 1
 
 
-def _four_dimensional(
+def _as_4d_inputs(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[tuple[int, ...], tuple[Tensor, Tensor, Tensor]]:
-    """The output's leading dimensions, and q, k, v as (B, H, length, width)."""
+    """Returns the leading dimensions of the output, and q, k, v as (B, H, length, width)."""
     dims = 3 if enable_gqa else 2
     try:
         lead = torch.broadcast_shapes(*(x.shape[:-dims] for x in (query, key, value)))
@@ -111,10 +120,10 @@ def _four_dimensional(
         raise ValueError(f"the leading dimensions must broadcast, got {shapes}") from error
     q, k, v = (x.expand(*lead, *x.shape[-dims:]) for x in (query, key, value))
     lead = tuple(q.shape[:-2])
-    return lead, (_to_four(q), _to_four(k), _to_four(v))
+    return lead, (_as_4d(q), _as_4d(k), _as_4d(v))
 
 
-def _to_four(x: Tensor) -> Tensor:
+def _as_4d(x: Tensor) -> Tensor:
     if x.dim() > 4:
         return x.flatten(0, -4)
     return x[(None,) * (4 - x.dim())]
@@ -129,15 +138,15 @@ def _mask_or_bias(
         raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
     if len(lead) > 2:
         attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
-    shown = _to_four(attn_mask)
-    if shown.dtype == torch.bool:
-        return Mask.dense(shown), None
-    return None, shown
+    attn_mask = _as_4d(attn_mask)
+    if attn_mask.dtype == torch.bool:
+        return Mask.dense(attn_mask), None
+    return None, attn_mask
 
 
 @dataclass
 class _Switch:
-    """What `enable` changed, so that `disable` can put it back."""
+    """Settings that `enable` changes, for `disable` to restore."""
 
     library: torch.library.Library | None = None
     fast_path: bool = True
@@ -148,15 +157,16 @@ _SWITCH = _Switch()
 
 
 def enable() -> None:
-    """Puts the kernels behind torch's own attention on the CPU, until `disable()`.
+    """Replaces torch's `scaled_dot_product_attention` on the CPU by these kernels.
 
-    `F.scaled_dot_product_attention` then runs ours wherever it is called from: training, dropout,
-    `nn.MultiheadAttention`, code that imported the function earlier, functions compiled afterwards
-    (those compiled before are compiled again). A call that our kernels cannot take goes to torch's
-    own path with a warning that says why. Calling it twice changes nothing.
+    The replacement applies to every caller: training, dropout, `nn.MultiheadAttention`, code that
+    imported the function earlier, and compiled functions, which are compiled again. A call that
+    these kernels do not support runs torch's implementation, with a warning that gives the reason.
+    `disable()` undoes the replacement. A second call has no effect.
 
-    Raises RuntimeError when the extension is not available, or this torch lacks a private symbol
-    that is needed.
+    Raises:
+        RuntimeError: the compiled extension is not available, or this torch release lacks a private
+            symbol that the replacement needs.
     """
     if _SWITCH.library is not None:
         return
@@ -170,16 +180,16 @@ def enable() -> None:
     for key in ("CPU", "AutogradCPU"):
         library.impl("scaled_dot_product_attention", _replacement, key)
     _SWITCH.library = library
-    # In evaluation nn.MultiheadAttention would otherwise take a fused path of its own.
+    # In evaluation mode nn.MultiheadAttention would otherwise bypass the operator.
     _SWITCH.fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    # Its cache on disk knows graphs by torch's names alone, and would return those of torch's own.
+    # The on-disk graph cache is keyed by operator names, and would return graphs of torch's kernel.
     _SWITCH.graph_cache = torch_private.set_graph_cache(False)
     _forget_compiled()
 
 
 def disable() -> None:
-    """Gives torch its own attention back. Does nothing when `enable` is not in force."""
+    """Restores torch's own attention. Has no effect unless `enable()` is in effect."""
     if _SWITCH.library is None:
         return
     torch_private.remove_library(_SWITCH.library)
@@ -191,7 +201,11 @@ def disable() -> None:
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """`enable()` inside the with block; what was in force before it comes back after it."""
+    """Context manager: calls `enable()`, and restores the previous state on exit.
+
+    Raises:
+        RuntimeError: as for `enable`.
+    """
     was_enabled = _SWITCH.library is not None
     enable()
     try:
@@ -202,7 +216,7 @@ def enabled() -> Iterator[None]:
 
 
 def _forget_compiled() -> None:
-    """Makes torch look the operator up again, and compile again what has the old one inlined."""
+    """Clears the dispatch cache of the operator, and compiled code that inlines its old kernel."""
     torch_private.forget_kernel(torch.ops.aten.scaled_dot_product_attention.default)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
@@ -219,15 +233,15 @@ def _replacement(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    plain_o = _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    plain_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if plain_o is not None:
         return plain_o
-    reason = _why_not(query, key, value, enable_gqa)
+    reason = _unsupported_reason(query, key, value, enable_gqa)
     if reason is None:
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
         )
-    warnings.warn(f"torch's own attention runs: {reason}", stacklevel=2)
+    warnings.warn(f"falling back to torch's own attention: {reason}", stacklevel=2)
     o: Tensor = torch_private.call_composite(
         torch.ops.aten.scaled_dot_product_attention.default,
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
@@ -235,7 +249,7 @@ def _replacement(
     return o
 
 
-def _why_not(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+def _unsupported_reason(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
     if query.dtype not in DTYPES:
         return f"dtype {query.dtype}"
     if 0 in query.shape[-1:] + value.shape[-1:] + query.shape[-3:-2]:

@@ -1,4 +1,4 @@
-"""Masks: the keys that each query may attend to."""
+"""Attention masks: `Mask` and its constraints, which define the visible (query, key) pairs."""
 
 from transformer_kernels.masks.mask import Mask
 

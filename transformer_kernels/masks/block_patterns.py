@@ -1,6 +1,7 @@
-"""Layouts for `Mask.block_sparse`: the patterns of the Sparse Transformer, in whole blocks.
+"""Block layouts of the Sparse Transformer for `Mask.block_sparse`.
 
-Each is causal by blocks: intersect with `Mask.causal()` for the triangle inside the diagonal ones.
+Each layout is causal at block granularity. Intersect the mask with `Mask.causal()` for causality
+inside the diagonal blocks.
 Source: Child et al. 2019, arXiv:1904.10509, section 4.2.
 """
 
@@ -11,21 +12,31 @@ from torch import Tensor
 
 
 def local(rows: int, columns: int, width: int) -> Tensor:
-    """Each block row sees its own block and the `width - 1` before it; bool (1, rows, columns)."""
+    """Local pattern: each block row sees its own block and the `width - 1` blocks before it.
+
+    Returns bool (1, rows, columns).
+    """
     _check(rows=rows, columns=columns, width=width)
-    behind = _behind(rows, columns)
-    return ((behind >= 0) & (behind < width))[None]
+    distance = _block_distance(rows, columns)
+    return ((distance >= 0) & (distance < width))[None]
 
 
 def strided(rows: int, columns: int, stride: int) -> Tensor:
-    """The last `stride` blocks, and every `stride`-th block before; bool (1, rows, columns)."""
+    """Strided pattern: the last `stride` blocks, and every `stride`-th block before them.
+
+    Returns bool (1, rows, columns).
+    """
     _check(rows=rows, columns=columns, stride=stride)
-    behind = _behind(rows, columns)
-    return ((behind >= 0) & ((behind < stride) | (behind % stride == 0)))[None]
+    distance = _block_distance(rows, columns)
+    return ((distance >= 0) & ((distance < stride) | (distance % stride == 0)))[None]
 
 
 def fixed(rows: int, columns: int, stride: int, summaries: int = 1) -> Tensor:
-    """Own group of `stride` blocks, and the last `summaries` of every group; (1, rows, cols)."""
+    """Fixed pattern: blocks are grouped by `stride`.
+
+    A block row sees its own group and the last `summaries` blocks of every earlier group.
+    Returns bool (1, rows, columns).
+    """
     _check(rows=rows, columns=columns, stride=stride, summaries=summaries)
     if summaries > stride:
         raise ValueError(f"summaries must be at most stride = {stride}, got {summaries}")
@@ -35,7 +46,8 @@ def fixed(rows: int, columns: int, stride: int, summaries: int = 1) -> Tensor:
     return ((column <= row) & (same_group | summary))[None]
 
 
-def _behind(rows: int, columns: int) -> Tensor:
+def _block_distance(rows: int, columns: int) -> Tensor:
+    """Row index minus column index, (rows, columns)."""
     return torch.arange(rows)[:, None] - torch.arange(columns)[None, :]
 
 

@@ -1,4 +1,8 @@
-"""The constraints a mask is made of. Each says which pairs it shows, and which sizes it fits."""
+"""Constraints of a mask. Each one defines the (query, key) pairs that it makes visible.
+
+The interface of a constraint: `visible` returns a bool tensor broadcastable to (B, H, M, N),
+`check` raises ValueError if its tensors do not fit the sizes, `tensors` returns them by field name.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ Align = Literal["top_left", "bottom_right"]
 
 @dataclass(frozen=True)
 class Window:
-    """Visible: i + d - left <= j <= i + d + right, with d = 0 or N - M by `align`."""
+    """Visible: i + d - left <= j <= i + d + right; d is 0 (top_left) or N - M (bottom_right)."""
 
     left: int | None
     right: int | None
     align: Align
 
     def diagonals(self, M: int, N: int) -> tuple[int | None, int | None]:
-        """The same window as `i + low <= j <= i + high`; None where it is unbounded."""
+        """Returns (low, high) with i + low <= j <= i + high visible; None if unbounded."""
         d = N - M if self.align == "bottom_right" else 0
         low = None if self.left is None else d - self.left
         high = None if self.right is None else d + self.right
@@ -32,20 +36,20 @@ class Window:
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         offset = torch.arange(N, device=device)[None, :] - torch.arange(M, device=device)[:, None]
         low, high = self.diagonals(M, N)
-        shown = torch.ones(M, N, dtype=torch.bool, device=device)
+        visible = torch.ones(M, N, dtype=torch.bool, device=device)
         if low is not None:
-            shown = shown & (offset >= low)
+            visible = visible & (offset >= low)
         if high is not None:
-            shown = shown & (offset <= high)
-        return shown[None, None]
+            visible = visible & (offset <= high)
+        return visible[None, None]
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
-        """Fits every size."""
+        """Accepts all sizes."""
 
 
 @dataclass(frozen=True, eq=False)
 class KeyRange:
-    """Visible: start <= j < end, one pair a batch entry; (B,) integers."""
+    """Visible: start[b] <= j < end[b]; (B,) integers. A start of None means 0."""
 
     start: Tensor | None
     end: Tensor
@@ -56,10 +60,10 @@ class KeyRange:
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         j = torch.arange(N, device=device)
-        shown = j < self.end[:, None]
+        visible = j < self.end[:, None]
         if self.start is not None:
-            shown = shown & (j >= self.start[:, None])
-        return shown[:, None, None, :]
+            visible = visible & (j >= self.start[:, None])
+        return visible[:, None, None, :]
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         for name, bound in (("start", self.start), ("end (or key_lengths)", self.end)):
@@ -71,7 +75,7 @@ class KeyRange:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Visible where the ids are equal; q_ids (B, M), k_ids (B, N) integers."""
+    """Visible: q_ids[b, i] == k_ids[b, j]; integers (B, M) and (B, N)."""
 
     q_ids: Tensor
     k_ids: Tensor
@@ -93,28 +97,30 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Visible where the bool tensor, broadcastable to (B, H, M, N), is True."""
+    """Visible: attn_mask[b, h, i, j]; 4-D bool, broadcastable to (B, H, M, N)."""
 
-    shown: Tensor
+    attn_mask: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"shown": self.shown}
+        return {"attn_mask": self.attn_mask}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
-        return self.shown
+        return self.attn_mask
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         sizes = (B, H, M, N)
-        if any(have not in (1, want) for have, want in zip(self.shown.shape, sizes, strict=True)):
+        if any(
+            have not in (1, want) for have, want in zip(self.attn_mask.shape, sizes, strict=True)
+        ):
             raise ValueError(
                 f"the dense mask must broadcast to (B, H, M, N) = {sizes}, "
-                f"got {tuple(self.shown.shape)}"
+                f"got {tuple(self.attn_mask.shape)}"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class BlockSparse:
-    """Visible where layout[h, i // block_size, j // block_size]; layout (H or 1, rows, columns)."""
+    """Visible: layout[h, i // block_size, j // block_size]; bool (H or 1, rows, columns)."""
 
     layout: Tensor
     block_size: int

@@ -1,4 +1,4 @@
-"""Masks are data: which key each query may attend to, as an intersection of small constraints."""
+"""The `Mask` class: the visible (query, key) pairs, as an intersection of constraints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks import visualize as mask_picture
+from transformer_kernels.masks import visualize
 from transformer_kernels.masks.constraints import (
     Align,
     BlockSparse,
@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """What may attend to what. Build one with the constructors below; `a & b` intersects.
+    """Attention mask: an intersection of constraints on the visible (query, key) pairs.
 
-    Indices are i for queries (0..M-1) and j for keys (0..N-1). A mask knows no sizes of its own:
-    it is bound to them when it is used, and checked then.
+    Build masks with the constructors below and combine them with `a & b`. `Mask()` makes every pair
+    visible. Indices are b for batch entries, h for query heads, i for queries (0 to M - 1) and j
+    for keys (0 to N - 1). A mask has no sizes of its own: each call resolves it against its sizes
+    and checks it then.
+
+    >>> mask = Mask.causal() & Mask.padding(key_lengths)
+    >>> o = attention(q, k, v, mask=mask)
     """
 
     constraints: tuple[Constraint, ...] = ()
@@ -42,10 +47,12 @@ class Mask:
     def window(
         left: int | None = None, right: int | None = None, *, align: Align = "top_left"
     ) -> Mask:
-        """Sliding window: i + d - left <= j <= i + d + right; None is unbounded.
+        """Sliding window: i + d - left <= j <= i + d + right is visible.
 
-        `align` says which corner the diagonal starts from when M != N: "top_left" (d = 0) or
-        "bottom_right" (d = N - M). The bounds may be negative.
+        Args:
+            left: visible keys before the diagonal; None is unbounded. May be negative.
+            right: visible keys after the diagonal; None is unbounded. May be negative.
+            align: "top_left" (d = 0) or "bottom_right" (d = N - M), which differ if M != N.
         """
         if align not in ("top_left", "bottom_right"):
             raise ValueError(f"align must be 'top_left' or 'bottom_right', got {align!r}")
@@ -56,28 +63,41 @@ class Mask:
 
     @staticmethod
     def causal(*, align: Align = "top_left") -> Mask:
-        """j <= i (+ N - M for "bottom_right").
+        """Causal mask: j <= i + d is visible.
 
-        "top_left" is torch's `is_causal`; "bottom_right" is flash-attn's, and what decoding needs:
-        the last query sees every key.
+        Args:
+            align: "top_left" (d = 0), as `is_causal` of torch; or "bottom_right" (d = N - M), as
+                flash-attn: the last query sees every key, which decoding needs.
         """
         return Mask.window(None, 0, align=align)
 
     @staticmethod
     def padding(key_lengths: Tensor) -> Mask:
-        """j < key_lengths[b]; `key_lengths` is (B,), integers. Keys behind it are never read."""
+        """Padding mask: j < key_lengths[b] is visible.
+
+        Args:
+            key_lengths: integers (B,). Keys and values at and after the length are trailing
+                padding: they may hold NaN, and affect neither outputs nor gradients.
+        """
         return Mask((KeyRange(None, _vector("key_lengths", key_lengths)),))
 
     @staticmethod
     def key_range(start: Tensor, end: Tensor) -> Mask:
-        """start[b] <= j < end[b]; both (B,), integers (left padding, for instance)."""
+        """Key range: start[b] <= j < end[b] is visible, for example to mask left padding.
+
+        Args:
+            start: integers (B,), inclusive.
+            end: integers (B,), exclusive. Keys and values outside the range may hold NaN.
+        """
         return Mask((KeyRange(_vector("start", start), _vector("end", end)),))
 
     @staticmethod
     def segments(q_ids: Tensor, k_ids: Tensor | None = None) -> Mask:
-        """Visible where the ids agree: several documents packed in one row.
+        """Segment mask: q_ids[b, i] == k_ids[b, j] is visible, for documents packed into one row.
 
-        q_ids is (B, M) and k_ids (B, N), integers; k_ids defaults to q_ids.
+        Args:
+            q_ids: integers (B, M), the segment id of each query.
+            k_ids: integers (B, N), the segment id of each key. Default: q_ids.
         """
         k_ids = q_ids if k_ids is None else k_ids
         for name, ids in (("q_ids", q_ids), ("k_ids", k_ids)):
@@ -87,22 +107,30 @@ class Mask:
         return Mask((Segments(q_ids, k_ids),))
 
     @staticmethod
-    def dense(shown: Tensor) -> Mask:
-        """Any bool tensor broadcastable to (B, H, M, N), any strides; True = visible."""
-        if not isinstance(shown, Tensor) or shown.dtype != torch.bool:
-            raise TypeError(f"a dense mask must be a bool tensor, got {_describe(shown)}")
-        if shown.dim() > 4:
+    def dense(attn_mask: Tensor) -> Mask:
+        """Dense mask: attn_mask[b, h, i, j] is visible.
+
+        Args:
+            attn_mask: bool tensor broadcastable to (B, H, M, N), any strides; True = visible.
+        """
+        if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool:
+            raise TypeError(f"attn_mask must be a bool tensor, got {_describe(attn_mask)}")
+        if attn_mask.dim() > 4:
             raise ValueError(
-                "a dense mask must broadcast to (B, H, M, N), got shape " + str(tuple(shown.shape))
+                f"attn_mask must broadcast to (B, H, M, N), got shape {tuple(attn_mask.shape)}"
             )
-        return Mask((Dense(shown[(None,) * (4 - shown.dim())]),))
+        return Mask((Dense(attn_mask[(None,) * (4 - attn_mask.dim())]),))
 
     @staticmethod
     def block_sparse(layout: Tensor, block_size: int) -> Mask:
-        """Visible where layout[h, i // block_size, j // block_size] is True.
+        """Block-sparse mask: layout[h, i // block_size, j // block_size] is visible.
 
-        `layout` is bool, (H or 1, ceil(M / block_size), ceil(N / block_size)), or without the
-        first dimension; `transformer_kernels.masks.block_patterns` makes the usual ones.
+        Args:
+            layout: bool (H or 1, ceil(M / block_size), ceil(N / block_size)), or without the first
+                dimension. `transformer_kernels.masks.block_patterns` builds the usual patterns.
+            block_size: queries and keys per block, at least 1.
+
+        Source: Child et al. 2019, arXiv:1904.10509.
         """
         if not isinstance(layout, Tensor) or layout.dtype != torch.bool:
             raise TypeError(f"layout must be a bool tensor, got {_describe(layout)}")
@@ -119,34 +147,45 @@ class Mask:
     def materialize(
         self, B: int, H: int, M: int, N: int, device: torch.device | str | None = None
     ) -> Tensor:
-        """The full bool tensor (B, H, M, N): the specification, M x N memory, for tests and eyes.
+        """Returns the mask as a dense bool tensor (B, H, M, N); True = visible.
 
-        `device` defaults to that of the mask's own tensors, or the CPU.
+        This is the specification of the mask, for tests and debugging. It needs B * H * M * N
+        bytes.
+
+        Args:
+            B: batch size.
+            H: query heads.
+            M: queries.
+            N: keys.
+            device: device of the result. Default: that of the mask's tensors, else the CPU.
+
+        Raises:
+            ValueError: a tensor of the mask does not fit these sizes.
         """
         self.check(B, H, M, N)
-        where = torch.device(device) if device is not None else self.device or torch.device("cpu")
-        shown = torch.ones(B, H, M, N, dtype=torch.bool, device=where)
+        target = torch.device(device) if device is not None else self.device or torch.device("cpu")
+        visible = torch.ones(B, H, M, N, dtype=torch.bool, device=target)
         for constraint in self.constraints:
-            shown = shown & constraint.visible(M, N, where)
-        return shown
+            visible = visible & constraint.visible(M, N, target)
+        return visible
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
-        """Raises ValueError where a constraint's tensors do not fit these sizes."""
+        """Raises ValueError if a tensor of the mask does not fit these sizes."""
         for constraint in self.constraints:
             constraint.check(B, H, M, N)
 
     def to(self, device: torch.device | str) -> Mask:
-        """The same mask with its tensors on another device."""
-        return Mask(tuple(_moved(constraint, device) for constraint in self.constraints))
+        """Returns the same mask with its tensors on `device`."""
+        return Mask(tuple(_to_device(constraint, device) for constraint in self.constraints))
 
     @property
     def device(self) -> torch.device | None:
-        """Where the mask's tensors are; None when it holds none."""
+        """Device of the mask's tensors; None if it has no tensors."""
         tensors = self.tensors()
         return tensors[0][1].device if tensors else None
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Every tensor in the mask, with the name of its constraint and field."""
+        """Returns ("Constraint.field", tensor) for every tensor of the mask."""
         return [
             (f"{type(constraint).__name__}.{field}", value)
             for constraint in self.constraints
@@ -154,14 +193,25 @@ class Mask:
         ]
 
     def show(self, M: int, N: int | None = None, *, batch: int = 0, head: int = 0) -> str:
-        """A picture in text: one row a query, one column a key, shrunk to at most 64 by 64."""
-        return mask_picture.as_text(self._slice(M, M if N is None else N, batch, head))
+        """Renders the mask as text: one row per query, one column per key, at most 64 x 64.
+
+        Args:
+            M: queries.
+            N: keys. Default: M.
+            batch: batch entry to render.
+            head: query head to render.
+        """
+        return visualize.as_text(self._slice(M, M if N is None else N, batch, head))
 
     def plot(self, M: int, N: int | None = None, *, batch: int = 0, head: int = 0) -> Axes:
-        """The same picture by matplotlib (install transformer_kernels[train]); returns its axes."""
-        return mask_picture.as_plot(self._slice(M, M if N is None else N, batch, head))
+        """Plots the mask with matplotlib (`pip install transformer_kernels[train]`).
+
+        Takes the arguments of `show`; returns the matplotlib axes.
+        """
+        return visualize.as_plot(self._slice(M, M if N is None else N, batch, head))
 
     def _slice(self, M: int, N: int, batch: int, head: int) -> Tensor:
+        """The (M, N) slice of one batch entry and head."""
         extents = [
             constraint.visible(M, N, self.device or torch.device("cpu")).shape[:2]
             for constraint in self.constraints
@@ -171,7 +221,7 @@ class Mask:
         return self.materialize(B, H, M, N)[min(batch, B - 1), min(head, H - 1)]
 
 
-def _moved(constraint: Constraint, device: torch.device | str) -> Constraint:
+def _to_device(constraint: Constraint, device: torch.device | str) -> Constraint:
     fields: dict[str, Any] = {name: x.to(device) for name, x in constraint.tensors().items()}
     return replace(constraint, **fields)
 

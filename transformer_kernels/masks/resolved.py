@@ -1,4 +1,4 @@
-"""A mask resolved against sizes: at most one constraint of each kind, as kernels read it."""
+"""Resolved masks: the form that kernels read, with at most one constraint of each kind."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from transformer_kernels.masks.constraints import BlockSparse, Dense, KeyRange, 
 from transformer_kernels.masks.mask import Mask
 
 UNBOUNDED = 1 << 62
-"""A diagonal further out than any index; index + UNBOUNDED still fits in 64 bits."""
+"""Diagonal offset beyond every index; index + UNBOUNDED still fits in 64 bits."""
 
 _Ids = tuple[Tensor, Tensor]
 
 
 class ResolvedMask(NamedTuple):
-    """Visible: i + diagonal_low <= j <= i + diagonal_high, and whatever else is not None."""
+    """Mask resolved against the sizes of a call.
+
+    A pair is visible if i + diagonal_low <= j <= i + diagonal_high and every constraint below that
+    is not None holds.
+    """
 
     diagonal_low: int = -UNBOUNDED
     diagonal_high: int = UNBOUNDED
     key_start: Tensor | None = None
-    """(B,) int64: start <= j"""
+    """(B,) int64: key_start[b] <= j"""
     key_end: Tensor | None = None
-    """(B,) int64: j < end"""
+    """(B,) int64: j < key_end[b]"""
     q_segments: Tensor | None = None
-    """(B, M) int64: equal to k_segments[b, j]"""
+    """(B, M) int64: q_segments[b, i] == k_segments[b, j]"""
     k_segments: Tensor | None = None
     """(B, N) int64"""
     dense: Tensor | None = None
@@ -39,12 +43,15 @@ class ResolvedMask(NamedTuple):
 
 
 def resolve(mask: Mask | None, B: int, H: int, M: int, N: int) -> ResolvedMask:
-    """Checks the mask against the sizes and merges constraints of the same kind."""
+    """Checks the mask against the sizes and merges constraints of the same kind.
+
+    Raises ValueError if a tensor of the mask does not fit the sizes.
+    """
     low, high = -UNBOUNDED, UNBOUNDED
     start: Tensor | None = None
     end: Tensor | None = None
     ids: _Ids | None = None
-    shown: Tensor | None = None
+    dense: Tensor | None = None
     layout: Tensor | None = None
     size = 0
     for one in mask.constraints if mask is not None else ():
@@ -61,11 +68,11 @@ def resolve(mask: Mask | None, B: int, H: int, M: int, N: int) -> ResolvedMask:
                 these = one.q_ids.long(), one.k_ids.long()
                 ids = these if ids is None else _pair_ids(ids, these)
             case Dense():
-                shown = one.shown if shown is None else shown & one.shown
+                dense = one.attn_mask if dense is None else dense & one.attn_mask
             case BlockSparse():
                 layout, size = _merge_blocks(layout, size, one, M, N)
     q_ids, k_ids = (None, None) if ids is None else ids
-    return ResolvedMask(low, high, start, end, q_ids, k_ids, shown, layout, size)
+    return ResolvedMask(low, high, start, end, q_ids, k_ids, dense, layout, size)
 
 
 def _merge_bounds(
@@ -77,15 +84,15 @@ def _merge_bounds(
 
 
 def _pair_ids(a: _Ids, b: _Ids) -> _Ids:
-    """Ids that are equal exactly where both pairs' ids are.
+    """Merges two pairs of ids into one: the results are equal exactly where both inputs are.
 
-    Each is first replaced by its place among all of them in order, for ids may be of any size. The
-    shapes depend on no number, so that no device is waited for, and CUDA graphs can hold it.
+    Ids may be any integers, so each one is first replaced by its rank among all ids. All shapes are
+    independent of the values: no device synchronisation, and CUDA graphs can capture it.
     """
     M = a[0].shape[1]
     both = [torch.cat(pair, dim=1) for pair in (a, b)]
-    places = [torch.searchsorted(ids.flatten().sort().values, ids) for ids in both]
-    joined = places[0] * places[1].numel() + places[1]
+    ranks = [torch.searchsorted(ids.flatten().sort().values, ids) for ids in both]
+    joined = ranks[0] * ranks[1].numel() + ranks[1]
     return joined[:, :M], joined[:, M:]
 
 
@@ -100,7 +107,7 @@ def _merge_blocks(
 
 
 def _finer(layout: Tensor, size: int, common: int, M: int, N: int) -> Tensor:
-    """The blocks of `size` as blocks of `common`, which divides it."""
+    """Refines a layout of block size `size` to block size `common`, a divisor of it."""
     if size == common:
         return layout
     rows, columns = -(-M // common), -(-N // common)

@@ -1,4 +1,4 @@
-"""One validated call. Every error that a caller can make is raised here, before any launch."""
+"""Validated calls. Every error of a caller is raised here, before any kernel is launched."""
 
 from transformer_kernels.problem.types import (
     AttentionProblem,

@@ -1,4 +1,4 @@
-"""What `attention` accepts: every error a caller can make is raised here, before any launch."""
+"""Validation of `attention` calls, before any kernel is launched."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def build_problem(
     seed: int | Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[AttentionProblem, TensorArgs]:
-    """The call as a problem; or an error that names the argument, its value and the rule."""
+    """Validates a call of `attention`; errors name the argument, its value and what is expected."""
     check_tensors(q, k, v)
-    return problem_of_tensors(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
+    return problem_from_checked(q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks)
 
 
-def problem_of_tensors(
+def problem_from_checked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -43,7 +43,7 @@ def problem_of_tensors(
     seed: int | Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[AttentionProblem, TensorArgs]:
-    """`build_problem` for q, k and v that `check_tensors` has seen."""
+    """Like `build_problem`, for q, k and v that have passed `check_tensors`."""
     B, H_q, M, D = q.shape
     _, H_kv, N, D_v = v.shape
     resolved = _resolve_mask(mask, B, H_q, M, N, q.device)
@@ -99,6 +99,7 @@ def _resolve_mask(
 
 
 def _alibi(bias: object, q: Tensor, N: int) -> tuple[Tensor | None, int]:
+    """Returns (slopes, d) of -slope * |i + d - j|; (None, 0) if the bias is not ALiBi."""
     if not isinstance(bias, Alibi):
         return None, 0
     if bias.slopes.shape != (q.shape[1],):
@@ -138,7 +139,7 @@ def _check_sinks(sinks: Tensor, q: Tensor) -> None:
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not -math.inf < value < math.inf:  # math.isfinite does not take a symbolic number
+    if not -math.inf < value < math.inf:  # math.isfinite rejects symbolic numbers
         raise ValueError(f"{name} must be finite, got {value}")
     return float(value)
 
@@ -173,5 +174,5 @@ def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> 
         return torch.randint(1 << 62, (), dtype=torch.int64, device=device)
     if isinstance(seed, Tensor):
         return seed
-    # torch.tensor would wait for the device, and a CUDA graph cannot hold its copy.
+    # torch.tensor would synchronise, and a CUDA graph cannot capture its copy.
     return torch.full((), seed, dtype=torch.int64, device=device)

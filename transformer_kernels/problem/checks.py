@@ -1,4 +1,4 @@
-"""Checks that attention, varlen and decoding share."""
+"""Argument checks shared by attention, varlen and decoding."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def check_tensors(
     key_dimensions: tuple[str, ...] | None = None,
     names: tuple[str, str, str] = ("q", "k", "v"),
 ) -> None:
-    """Raises where q, k and v are not tensors of these dimensions that fit together.
+    """Raises TypeError or ValueError unless q, k and v have matching dimensions, dtype and device.
 
-    `key_dimensions` are those of k and v, where they differ from q's.
+    `key_dimensions` names the dimensions of k and v if they differ from q's. `names` are the
+    argument names for error messages.
     """
     key_dimensions = dimensions if key_dimensions is None else key_dimensions
     all_three = f"{names[0]}, {names[1]} and {names[2]}"
@@ -77,7 +78,7 @@ def _broken_shape_rule(q: _Sizes, k: _Sizes, v: _Sizes, names: tuple[str, str, s
 
 
 def check_windows(mask: Mask | None, where: str) -> None:
-    """Raises where the mask is of anything but windows, which is all that `where` takes."""
+    """Raises unless the mask consists of windows only. `where` completes the error message."""
     if mask is None:
         return
     if not isinstance(mask, Mask):
@@ -85,13 +86,13 @@ def check_windows(mask: Mask | None, where: str) -> None:
     for constraint in mask.constraints:
         if not isinstance(constraint, Window):
             raise ValueError(
-                f"mask must be of Mask.window and Mask.causal {where}, got "
-                f"a constraint {type(constraint).__name__}"
+                f"mask may combine only Mask.window and Mask.causal {where}, got "
+                f"a {type(constraint).__name__} constraint"
             )
 
 
 def check_alibi_or_none(bias: Alibi | None, where: str) -> None:
-    """Raises where the bias is a tensor, which `where` does not take."""
+    """Raises ValueError if the bias is a dense tensor. `where` completes the error message."""
     if isinstance(bias, Tensor):
         raise ValueError(
             f"bias must be alibi(slopes) or None {where}, got a tensor {tuple(bias.shape)}"

@@ -1,4 +1,4 @@
-"""What `attention_decode` accepts, beyond what it shares with `attention`."""
+"""Validation of `attention_decode` calls, and of the caches that they read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import UNBOUNDED, resolve
-from transformer_kernels.problem.attention import problem_of_tensors
+from transformer_kernels.problem.attention import problem_from_checked
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
@@ -20,7 +20,7 @@ from transformer_kernels.problem.types import AttentionProblem, KVCache
 from transformer_kernels.scores.alibi import Alibi
 
 _NAMES = ("q", "k_cache", "v_cache")
-_IN_PAGES = ("pages", "heads", "page_size", "width")
+_PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
 
 
 def build_decode_problem(
@@ -35,12 +35,12 @@ def build_decode_problem(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> tuple[AttentionProblem, KVCache]:
-    """The call as a problem; or an error that names the argument, its value and the rule."""
+    """Validates a call of `attention_decode`; errors name the argument, its value and the rule."""
     check_cache(q, k_cache, v_cache, cache_seqlens, block_table, _NAMES)
     check_windows(mask, "for decoding")
     check_alibi_or_none(bias, "for decoding")
     _check_alignment(mask, bias)
-    problem, tensor_args = problem_of_tensors(
+    problem, tensor_args = problem_from_checked(
         q, k_cache, v_cache, None, bias, scale, softcap, 0.0, None, sinks
     )
     low, high = decode_diagonals(mask)
@@ -66,26 +66,28 @@ def build_decode_problem(
 
 
 def decode_diagonals(mask: Mask | None) -> tuple[int, int]:
-    """Of a mask of windows that count from the end, beyond a sequence's own N - M, which
-    counts as 0 here. Causal where there is no mask."""
+    """Returns (low, high) of bottom-right aligned windows, relative to each sequence's N - M.
+
+    No mask means causal.
+    """
     return (-UNBOUNDED, 0) if mask is None else resolve(mask, 1, 1, 0, 0)[:2]
 
 
 def check_no_gradient(tensors: dict[str, Tensor | Alibi | None]) -> None:
-    """Raises where gradients would be wanted of a call that cannot give them."""
+    """Raises ValueError in grad mode if a tensor requires grad: decoding has no backward pass."""
     if not torch.is_grad_enabled():
         return
     for name, x in tensors.items():
         x = x.slopes if isinstance(x, Alibi) else x
         if isinstance(x, Tensor) and x.requires_grad:
             raise ValueError(
-                f"{name} must not require grad, for attention_decode has no backward pass: call it "
-                "under torch.no_grad(), or take attention(); backend='reference' has one here too"
+                f"{name} must not require grad, because attention_decode has no backward pass: "
+                "call it under torch.no_grad(), use attention(), or pass backend='reference'"
             )
 
 
 def capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
-    """How many positions of a sequence there can be."""
+    """Returns the largest number of positions that the cache holds per sequence."""
     rows = k_cache.shape[2]
     return rows if block_table is None else rows * block_table.shape[1]
 
@@ -98,20 +100,21 @@ def check_cache(
     block_table: Tensor | None,
     names: tuple[str, str, str],
 ) -> None:
-    """Raises where a cache, with or without pages, does not fit q (or what is written to it)."""
+    """Raises unless the cache, paged or not, fits q (or the keys to be appended)."""
     if block_table is None:
         check_tensors(q, k_cache, v_cache, names=names)
     else:
-        check_tensors(q, k_cache, v_cache, key_dimensions=_IN_PAGES, names=names)
+        check_tensors(q, k_cache, v_cache, key_dimensions=_PAGE_DIMENSIONS, names=names)
         _check_integers("block_table", block_table, ("B", "pages"), names[0], q)
         if k_cache.shape[2] == 0:
             raise ValueError(
-                f"{names[1]}'s pages must hold at least 1 position, got {tuple(k_cache.shape)}"
+                f"page_size of {names[1]} must be at least 1, got shape {tuple(k_cache.shape)}"
             )
     _check_integers("cache_seqlens", cache_seqlens, ("B",), names[0], q)
     if capacity(k_cache, block_table) >= 1 << 31:
         raise ValueError(
-            f"a sequence must have room for fewer than 2^31 keys, got {tuple(k_cache.shape)}"
+            "the cache capacity must be less than 2^31 positions per sequence, got "
+            f"{names[1]} {tuple(k_cache.shape)}"
         )
     if cache_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_values(k_cache, cache_seqlens, block_table, names[1])
@@ -136,11 +139,11 @@ def _check_integers(
 def _check_values(
     k_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None, name: str
 ) -> None:
-    room = capacity(k_cache, block_table)
+    limit = capacity(k_cache, block_table)
     for b, length in enumerate(cache_seqlens.tolist()):
-        if not 0 <= length <= room:
+        if not 0 <= length <= limit:
             raise ValueError(
-                f"cache_seqlens must be from 0 to {room}, the positions that {name} has room for, "
+                f"cache_seqlens must be from 0 to {limit}, the capacity of {name}, "
                 f"got {length} at {b}"
             )
     if block_table is None:
@@ -151,24 +154,23 @@ def _check_values(
     if bool(wrong.any()):
         b, n = wrong.nonzero()[0].tolist()
         raise ValueError(
-            f"block_table must name pages 0 to {pages - 1} of {name} wherever a length reaches, "
+            f"block_table must hold pages 0 to {pages - 1} of {name} for all positions in use, "
             f"got {int(block_table[b, n])} at ({b}, {n}), and cache_seqlens[{b}] is "
             f"{int(cache_seqlens[b])}"
         )
 
 
 def _check_alignment(mask: Mask | None, bias: Alibi | None) -> None:
-    """Only the end is known of what is still being written."""
+    """Raises unless the windows and the bias are bottom-right aligned: caches grow at the end."""
     windows = [] if mask is None else [c for c in mask.constraints if isinstance(c, Window)]
     for window in windows:
         is_bounded = window.left is not None or window.right is not None
         if is_bounded and window.align != "bottom_right":
             raise ValueError(
-                "mask must count from the end for decoding, align='bottom_right', "
-                f"got align={window.align!r}"
+                f"mask must have align='bottom_right' for decoding, got align={window.align!r}"
             )
     if isinstance(bias, Alibi) and bias.align != "bottom_right":
         raise ValueError(
-            "bias must count from the end for decoding, alibi(slopes, align='bottom_right'), "
+            "bias must be alibi(slopes, align='bottom_right') for decoding, "
             f"got align={bias.align!r}"
         )

@@ -1,4 +1,4 @@
-"""What `attention_varlen` accepts, beyond what it shares with `attention`."""
+"""Validation of `attention_varlen` calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_kernels.masks.constraints import Align, Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import resolve
-from transformer_kernels.problem.attention import problem_of_tensors
+from transformer_kernels.problem.attention import problem_from_checked
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
@@ -22,7 +22,7 @@ from transformer_kernels.scores.alibi import Alibi
 
 
 def one_entry(x: Tensor) -> Tensor:
-    """(total, heads, width) as a batch of one, (1, heads, total, width)."""
+    """Views (total, heads, width) as one batch entry, (1, heads, total, width)."""
     return x.transpose(0, 1).unsqueeze(0)
 
 
@@ -42,27 +42,27 @@ def build_varlen_problem(
     seed: int | Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[AttentionProblem, TensorArgs]:
-    """The call as a problem; or an error that names the argument, its value and the rule."""
+    """Validates a call of `attention_varlen`; errors name the argument, its value and the rule."""
     check_tensors(q, k, v, ("length", "heads", "width"))
     check_windows(mask, "for packed sequences")
     check_alibi_or_none(bias, "for packed sequences")
-    problem, tensor_args = problem_of_tensors(
+    problem, tensor_args = problem_from_checked(
         one_entry(q), one_entry(k), one_entry(v),
         None, bias, scale, softcap, dropout_p, seed, sinks,
     )  # fmt: skip
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
-    max_seqlen_q = _longest("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    max_seqlen_q = _max_seqlen("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
         max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         raise ValueError(
-            "cu_seqlens_q and cu_seqlens_k must be of one length, got "
+            "cu_seqlens_q and cu_seqlens_k must have the same shape, got "
             f"{tuple(cu_seqlens_q.shape)} and {tuple(cu_seqlens_k.shape)}"
         )
-    max_seqlen_k = _longest("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
-    # Without lengths N - M is 0: offsets are what they are in any sequence, beyond its own N - M.
+    max_seqlen_k = _max_seqlen("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    # Sizes 0 make N - M = 0: the diagonals are then relative to each sequence's own N - M.
     resolved = resolve(mask, 1, problem.H_q, 0, 0)
     problem = replace(
         problem,
@@ -82,17 +82,17 @@ def build_varlen_problem(
 
 
 def _align(mask: Mask | None, bias: Alibi | None) -> Align:
-    """The one that the mask's windows and ALiBi share."""
+    """Returns the align that the windows and ALiBi share; raises ValueError if they differ."""
     windows = [c for c in mask.constraints if isinstance(c, Window)] if mask is not None else []
     aligns = {w.align for w in windows if w.left is not None or w.right is not None}
     if len(aligns) > 1:
         raise ValueError(
-            "mask must be of windows of one align for packed sequences, got both 'top_left' and "
+            "mask must have a single align for packed sequences, got both 'top_left' and "
             "'bottom_right'"
         )
     if bias is not None and aligns - {bias.align}:
         raise ValueError(
-            "mask and bias must be of one align for packed sequences, got "
+            "mask and bias must have the same align for packed sequences, got "
             f"{aligns.pop()!r} and {bias.align!r}"
         )
     if bias is not None:
@@ -111,11 +111,11 @@ def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> No
         raise ValueError(f"{name} is on {cu_seqlens.device}, q is on {device}")
 
 
-def _longest(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> int:
-    """max_seqlen; where that is None the length of the longest sequence.
+def _max_seqlen(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> int:
+    """Returns max_seqlen, or the length of the longest sequence if it is None.
 
-    cu_seqlens is read, and checked, where it must be, and where that neither waits for a device nor
-    breaks a graph.
+    The values of cu_seqlens are read and checked if max_seqlen is None, and in eager mode on the
+    CPU, where reading neither synchronises nor breaks a graph.
     """
     if total >= 1 << 31:
         raise ValueError(f"{side} must have fewer than 2^31 rows, got {total}")
@@ -130,7 +130,7 @@ def _longest(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) 
     if min(lengths, default=0) < 0:
         b = next(b for b, length in enumerate(lengths) if length < 0)
         raise ValueError(
-            f"cu_seqlens_{side} must never fall, got {starts[b]}, then {starts[b + 1]} at {b + 1}"
+            f"cu_seqlens_{side} must not decrease, got {starts[b]}, then {starts[b + 1]} at {b + 1}"
         )
     if starts[-1] > total:
         raise ValueError(

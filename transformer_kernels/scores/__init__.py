@@ -1,4 +1,4 @@
-"""Score options: bias by position, sinks and dropout bits."""
+"""Score modifiers: ALiBi, attention sinks and dropout."""
 
 from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes
 

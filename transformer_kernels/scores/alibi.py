@@ -1,4 +1,4 @@
-"""Biases that kernels compute for themselves; a plain tensor is a dense bias."""
+"""ALiBi, a position bias that the kernels compute without storing it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from transformer_kernels.masks.constraints import Align
 
 @dataclass(frozen=True, eq=False)
 class Alibi:
-    """bias[b, h, i, j] = -slopes[h] * |i + d - j|, d = 0 ("top_left") or N - M ("bottom_right")."""
+    """ALiBi bias: bias[b, h, i, j] = -slopes[h] * |i + d - j|. Built by `alibi`.
+
+    d is 0 for align="top_left" and N - M for align="bottom_right".
+    """
 
     slopes: Tensor
     align: Align = "top_left"
 
     def dense(self, M: int, N: int) -> Tensor:
-        """The same bias as a dense tensor (1, H, M, N)."""
+        """Returns the same bias as a dense tensor (1, H_q, M, N)."""
         d = N - M if self.align == "bottom_right" else 0
         i = torch.arange(M, device=self.slopes.device)[:, None]
         j = torch.arange(N, device=self.slopes.device)[None, :]
@@ -28,10 +31,24 @@ class Alibi:
 
 
 def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
-    """ALiBi: a penalty that grows linearly with distance, computed inside the kernel.
+    """Builds an ALiBi bias, -slopes[h] * |i + d - j|, which the kernels compute from positions.
 
-    `slopes` is (H_q,), floating point. Under a causal mask it equals slope * (j - i) up to a
-    constant a row, which the softmax does not see. Source: Press et al. 2022, arXiv:2108.12409.
+    Under a causal mask it equals slopes[h] * (j - i) up to a constant per row, which the softmax
+    cancels.
+
+    Args:
+        slopes: (H_q,), floating point, on q's device; `alibi_slopes` computes those of the paper.
+            Slopes that require grad are supported by the backend "reference" only.
+        align: "top_left" (d = 0) or "bottom_right" (d = N - M), which differ if M != N.
+
+    Returns:
+        An `Alibi`, for the argument `bias` of the attention functions.
+
+    Raises:
+        TypeError: slopes is not a floating-point tensor.
+        ValueError: slopes is not one-dimensional, or align is unknown.
+
+    Source: Press et al. 2022, arXiv:2108.12409.
     """
     if not isinstance(slopes, Tensor) or not slopes.dtype.is_floating_point:
         raise TypeError(f"slopes must be a floating-point tensor, got {slopes!r}")
@@ -43,10 +60,21 @@ def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """The paper's slopes, float32 (heads,): 2^(-8 h / heads) for h = 1..heads.
+    """Returns the ALiBi slopes of the paper: 2^(-8 h / heads) for h = 1 to heads.
 
-    For a head count that is not a power of two, the slopes of the power below it come first, then
-    every other slope of the power above (as in the paper's own code).
+    If `heads` is not a power of two, the slopes for the next lower power of two come first, then
+    every other slope for the next higher one, as in the paper's code.
+
+    Args:
+        heads: query heads, at least 1.
+
+    Returns:
+        float32 (heads,), on the CPU.
+
+    Raises:
+        ValueError: heads is not a positive int.
+
+    Source: Press et al. 2022, arXiv:2108.12409.
     """
     if not isinstance(heads, int) or heads < 1:
         raise ValueError(f"heads must be a positive int, got {heads!r}")

@@ -1,10 +1,11 @@
-"""Philox4x32-7 in plain torch: which attention weights dropout keeps (docs/attention.md, Dropout).
+"""Dropout masks by Philox4x32-7, in plain torch (docs/attention.md, section 7).
 
-The bits are a pure function of (seed, b, h, i, j), the same in every backend. Four words of two
-16-bit halves come from one counter; column j takes half (j >> 3) & 1 of word (j >> 4) & 3 of
-counter (j >> 6) * 8 + (j & 7), so that 64 neighbouring columns are 8 counters, and both a SIMD
-register and a tensor-core fragment use every half they compute. Source: Salmon et al. 2011,
-"Parallel random numbers: as easy as 1, 2, 3".
+The bits are a pure function of (seed, b, h, i, j), identical in every backend. One counter yields
+four 32-bit words of two 16-bit halves. Column j uses half (j >> 3) & 1 of word (j >> 4) & 3 of
+counter (j >> 6) * 8 + (j & 7). So 64 neighbouring columns need 8 counters, and both a SIMD register
+and a tensor-core fragment use every half that they compute.
+
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from torch import Tensor
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
-_ROUNDS = 7  # the fewest that pass every test of BigCrush
+_ROUNDS = 7  # the smallest number that passes all of BigCrush
 
 
 def keep_threshold(dropout_p: float) -> int:
-    """A weight is kept when its 16-bit half is at least this."""
+    """Returns the threshold: a weight is kept if its 16-bit half is at least this value."""
     return min(int(dropout_p * 2**16 + 0.5), 2**16 - 1)
 
 
 def keep_mask(
     seed: Tensor, B: int, H: int, M: int, N: int, dropout_p: float, first_batch: int = 0
 ) -> Tensor:
-    """Which weights survive: bool (B, H, M, N), b counted from `first_batch`.
+    """Returns the dropout mask, bool (B, H, M, N); True = kept.
 
-    `seed` is an int64 scalar tensor.
+    `seed` is an int64 scalar tensor; batch indices count from `first_batch`.
     """
     device = seed.device
     j = torch.arange(N, device=device)
@@ -46,7 +47,7 @@ def keep_mask(
 
 
 def philox(seed: Tensor, counter: list[Tensor]) -> list[Tensor]:
-    """Seven rounds of Philox4x32 on four int64 tensors that hold 32-bit words."""
+    """Applies seven rounds of Philox4x32 to four int64 tensors that hold 32-bit words."""
     x0, x1, x2, x3 = counter
     key0, key1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(_ROUNDS):
@@ -58,7 +59,7 @@ def philox(seed: Tensor, counter: list[Tensor]) -> list[Tensor]:
 
 
 def _multiply(a: Tensor, constant: int) -> tuple[Tensor, Tensor]:
-    """High and low word of a 32 x 32 bit product; int64 has no room for it, so a is split."""
+    """Returns the high and low word of a 32 x 32-bit product. `a` is split to avoid overflow."""
     low = (a & 0xFFFF) * constant
     high = (a >> 16) * constant + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)

@@ -1,4 +1,4 @@
-"""Sinks: a logit a head that joins the softmax's denominator. They need no kernel."""
+"""Attention sinks: one logit per head, added to the softmax denominator. They need no kernel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def join_sinks(o: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """A sink takes the share sigmoid(sink - lse) of each row's weights; lse grows by it.
+    """Adds sinks to a result: o * sigmoid(lse - sink), and lse = log(exp(lse) + exp(sink)).
 
-    o is (B, H_q, M, D_v), lse (B, H_q, M), sinks (H_q,).
+    Shapes: o (B, H_q, M, D_v), lse (B, H_q, M), sinks (H_q,).
     """
     sink = sinks.to(lse.dtype)[None, :, None]
-    # In an empty row o is 0, whatever the share; second derivatives of -inf would be NaN.
+    # A fully masked row has o = 0 in any case. With lse = -inf second derivatives would be NaN.
     empty = lse.isneginf()
     lse = lse.masked_fill(empty, 0.0)
     keep = torch.sigmoid(lse - sink)

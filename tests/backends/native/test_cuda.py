@@ -1,4 +1,4 @@
-"""What the backend "cuda" says it can take, and why not."""
+"""Supported problems of the cuda backend, and its reasons against the others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transformer_kernels import _C, torch_private
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.cuda_support import (
-    _reason_against_chip,
+    _unsupported_gpu_reason,
     built_for,
-    reason_against,
+    unsupported_device_reason,
 )
 from transformer_kernels.problem import AttentionProblem, TensorArgs
 
@@ -34,7 +34,7 @@ def problem(D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16) -> 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pretends that there is one, and kernels for it."""
+    """Simulates a GPU and kernels that are built for it."""
 
     def pretend(
         capability: tuple[int, int] = H100,
@@ -57,11 +57,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def _look_again() -> None:
+def _clear_build_cache() -> None:
     built_for.cache_clear()
 
 
-def test_it_takes_what_it_is_for(gpu: Callable[..., None]) -> None:
+def test_supported_problems_have_no_reasons(gpu: Callable[..., None]) -> None:
     gpu()
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         assert BACKEND.unsupported_reasons(problem(dtype=dtype)) == []
@@ -71,7 +71,7 @@ def test_it_takes_what_it_is_for(gpu: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("D", "D_v", "width"), [(1, 1, 32), (33, 8, 64), (64, 65, 96), (128, 128, 128), (5, 256, 256)]
 )
-def test_the_kernel_is_named(D: int, D_v: int, width: int, gpu: Callable[..., None]) -> None:
+def test_sm80_kernel_description(D: int, D_v: int, width: int, gpu: Callable[..., None]) -> None:
     gpu()
     assert kernel(problem(D, D_v)) == f"csrc/cuda/sm80, bfloat16, width {width}, sm_90"
     assert width in WIDTHS
@@ -94,42 +94,42 @@ def kernel(p: AttentionProblem) -> str:
         (64, 64, torch.float32, None),
     ],
 )
-def test_the_kernel_of_hopper_is_named(
+def test_hopper_kernel_description(
     D: int, D_v: int, dtype: torch.dtype, widths: str | None, gpu: Callable[..., None]
 ) -> None:
-    """tests/csrc/cuda/test_hopper.py holds it against what runs."""
+    """tests/csrc/cuda/test_hopper.py compares the description with the kernel that runs."""
     gpu(built=WITH_HOPPER, hopper=True)
-    told, name = kernel(problem(D, D_v, dtype)), str(dtype).removeprefix("torch.")
+    description, name = kernel(problem(D, D_v, dtype)), str(dtype).removeprefix("torch.")
     if widths is None:
-        assert told.startswith(f"csrc/cuda/sm80, {name}, width ")
+        assert description.startswith(f"csrc/cuda/sm80, {name}, width ")
     else:
-        assert told == f"csrc/cuda/sm90, {name}, width {widths}, sm_90"
+        assert description == f"csrc/cuda/sm90, {name}, width {widths}, sm_90"
 
 
-def test_other_chips_have_no_kernel_of_hopper(gpu: Callable[..., None]) -> None:
+def test_other_gpus_run_the_sm80_kernels(gpu: Callable[..., None]) -> None:
     gpu(capability=(10, 0), built=(*WITH_HOPPER, "sm_100"))
     assert kernel(problem()) == "csrc/cuda/sm80, bfloat16, width 64, sm_100"
 
 
 def test_the_extension_exports_the_tile_config() -> None:
-    """The build parses the header that the extension is compiled from."""
+    """The build parses tile_config.h; the extension compiles it."""
     assert _C.CUDA_WIDTHS == WIDTHS
     assert {divmod(chip, 10) for chip in _C.LARGE_SHARED_CHIPS} == LARGE_SHARED
 
 
-def test_every_reason_is_said(gpu: Callable[..., None]) -> None:
+def test_all_reasons_are_reported(gpu: Callable[..., None]) -> None:
     gpu(capability=(7, 5))
     wide = problem(D=257, dtype=torch.float64)
     assert BACKEND.unsupported_reasons(wide) == [
-        "the GPU is sm_75; these kernels need sm_80 or later",
+        "the GPU is sm_75; the cuda backend needs sm_80 or later",
         "float64: these kernels compute in float32",
         "rows of 257 elements: tiles are up to 256 wide",
     ]
 
 
-def test_slopes_that_require_grad(x: Tensor) -> None:
+def test_slopes_that_require_grad_raise(x: Tensor) -> None:
     slopes = torch.ones(2, requires_grad=True)
-    with pytest.raises(ValueError, match=r"backend='cuda' cannot.*: .*ALiBi slopes"):
+    with pytest.raises(ValueError, match=r"backend='cuda' does not support.*: .*ALiBi slopes"):
         tk.attention(x, x, x, bias=tk.alibi(slopes), backend="cuda")
 
 
@@ -140,51 +140,51 @@ def x() -> Tensor:
 
 def test_other_devices(x: Tensor) -> None:
     x = x.to("meta")
-    with pytest.raises(ValueError, match="tensors are on meta, these kernels run on a CUDA device"):
+    with pytest.raises(
+        ValueError, match="the tensors are on meta; the cuda backend needs CUDA tensors"
+    ):
         tk.attention(x, x, x, backend="cuda")
 
 
 def test_an_extension_without_cuda(gpu: Callable[..., None]) -> None:
     gpu(built=())
-    assert "the extension is built without CUDA kernels" in str(reason_against(ON_GPU))
+    assert "the extension is built without CUDA kernels" in str(unsupported_device_reason(ON_GPU))
 
 
 def test_no_gpu(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert reason_against(ON_GPU) == "there is no GPU here"
+    assert unsupported_device_reason(ON_GPU) == "no CUDA device is available"
 
 
-def test_gpus_of_others(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amd_gpu(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu()
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert reason_against(ON_GPU) == "these kernels are for NVIDIA's GPUs"
+    assert unsupported_device_reason(ON_GPU) == "the cuda backend needs an NVIDIA GPU"
 
 
 def test_no_extension(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> None:
-    """Also where kernels are emulated: their operators' fakes are the extension's."""
+    """Emulated kernels need the extension too, for the fake implementations of their operators."""
     monkeypatch.setattr(extension, "unavailable_reason", lambda: "no luck")
-    assert reason_against(ON_GPU) == "no luck"
+    assert unsupported_device_reason(ON_GPU) == "no luck"
     assert tk.explain(x, x, x).reasons["cuda"] == ("no luck",)
 
 
 @pytest.mark.parametrize(("driver", "runs"), [(12080, False), (13000, True), (13010, True)])
-def test_drivers_of_an_earlier_cuda(driver: int, runs: bool, gpu: Callable[..., None]) -> None:
+def test_older_drivers_and_binary_code(driver: int, runs: bool, gpu: Callable[..., None]) -> None:
     gpu(driver=driver)
     reason = "the driver is for CUDA 12.8, and the kernels are built by CUDA 13.0"
-    assert reason_against(ON_GPU) == (None if runs else reason)
+    assert unsupported_device_reason(ON_GPU) == (None if runs else reason)
 
 
 @pytest.mark.parametrize(("driver", "runs"), [(13000, False), (13020, True), (14000, True)])
-def test_drivers_of_an_earlier_cuda_and_ptx(
-    driver: int, runs: bool, gpu: Callable[..., None]
-) -> None:
-    """They take later binary code of their major version, but not what they would compile."""
+def test_older_drivers_and_ptx(driver: int, runs: bool, gpu: Callable[..., None]) -> None:
+    """Older drivers run newer binary code of their major version, but cannot compile newer PTX."""
     gpu(driver=driver, built=("sm_90", "compute_86"), cuda="13.2")
-    assert reason_against(ON_GPU) is None
+    assert unsupported_device_reason(ON_GPU) is None
     gpu(capability=(12, 0), driver=driver, built=("sm_90", "compute_86"), cuda="13.2")
     reason = "the driver is for CUDA 13.0, and the kernels' PTX is built by CUDA 13.2"
-    assert reason_against(ON_GPU) == (None if runs else reason)
+    assert unsupported_device_reason(ON_GPU) == (None if runs else reason)
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_drivers_of_an_earlier_cuda_and_ptx(
         ((12, 1), ("sm_120",), True),
     ],
 )
-def test_which_chips_code_runs_on(
+def test_code_runs_on_compatible_gpus(
     capability: tuple[int, int], architectures: tuple[str, ...], runs: bool
 ) -> None:
-    reason = _reason_against_chip(capability, architectures)
+    reason = _unsupported_gpu_reason(capability, architectures)
     assert (reason is None) == runs
     if reason is not None:
         major, minor = capability

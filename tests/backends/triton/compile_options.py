@@ -1,4 +1,4 @@
-"""Run by test_compilation.py, without Triton's interpreter: compiles every option for one chip."""
+"""Compiles the kernels with every option for one chip; test_compilation.py runs this script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformer_kernels.problem import SavedForBackward
 from transformer_kernels.problem.attention import build_problem
 from transformer_kernels.problem.varlen import build_varlen_problem, one_entry
 
-B, H, S, D = 2, 4, 320, 64  # a length that divides by 16: wide loads take the most shared memory
+B, H, S, D = 2, 4, 320, 64  # S is a multiple of 16: 16-byte loads use the most shared memory
 CHIP = sys.argv[1]
 
 
@@ -59,7 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def run(q: Tensor, k: Tensor, **options: Any) -> None:
-    """A forward and a backward pass, with a gradient of lse."""
+    """Launches a forward and a backward pass, with a gradient of lse."""
     names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
     given: dict[str, Any] = dict.fromkeys(names) | {"dropout_p": 0.0} | options
     problem, tensor_args = build_problem(q, k, k, **given)
@@ -69,7 +69,8 @@ def run(q: Tensor, k: Tensor, **options: Any) -> None:
     launch.backward(call, o, torch.empty_like(lse), saved, True)
 
 
-def run_packed() -> None:
+def run_varlen() -> None:
+    """Launches a varlen forward and backward pass."""
     q, k = empty(500, H, D), empty(500, H // 2, D)
     starts = integers(B + 1)
     problem, tensor_args = build_varlen_problem(
@@ -90,18 +91,18 @@ def compile_instead(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> 
     if case == "lengths":
         keys[fn.jit_function.__name__].add(key)
     else:
-        made = compile_for(CHIP, fn.jit_function, compile)
-        shared_kib[case][fn.jit_function.__name__] = made.metadata.shared / 1024
+        compiled = compile_for(CHIP, fn.jit_function, compile)
+        shared_kib[case][fn.jit_function.__name__] = compiled.metadata.shared / 1024
     return True
 
 
 triton.runtime.driver.set_active(Driver(CHIP))
 triton.knobs.runtime.jit_cache_hook = compile_instead
-with target.pretend(CHIPS[CHIP]):
-    for case, options in OPTIONS.items():  # noqa: B007  (the hook reads it)
+with target.override_chip(CHIPS[CHIP]):
+    for case, options in OPTIONS.items():  # noqa: B007  (read by the hook)
         run(Q, K, **options)
-    case = "packed"
-    run_packed()
+    case = "varlen"
+    run_varlen()
     case = "lengths"
     for length, mask in (
         (1, None), (16, None), (100, Mask.causal()), (1024, Mask.window(1, 0)),

@@ -6,5 +6,5 @@ import torch
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where Triton's kernels run here: on a GPU, or interpreted on the CPU."""
+    """Device of the Triton kernels: a GPU, or the CPU with Triton's interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Which blocks the kernels are told to visit, against the mask written out."""
+"""The block mask and the block lists, compared with the materialized mask."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ M, N = 300, 210
 
 
 def call_and_mask(device: torch.device) -> tuple[launch.Call, torch.Tensor]:
-    """A dense mask with hidden blocks and holes, under a diagonal."""
-    shown = torch.ones(1, 1, M, N, dtype=torch.bool)
-    shown[..., 64:192, :64] = False
-    shown[..., 290, 130] = False
-    mask = (tk.Mask.dense(shown) & tk.Mask.window(None, 40)).to(device)
+    """Dense mask with hidden blocks and elements, intersected with a window."""
+    visible = torch.ones(1, 1, M, N, dtype=torch.bool)
+    visible[..., 64:192, :64] = False
+    visible[..., 290, 130] = False
+    mask = (tk.Mask.dense(visible) & tk.Mask.window(None, 40)).to(device)
     q, k = torch.zeros(1, 1, M, 8, device=device), torch.zeros(1, 1, N, 8, device=device)
     problem, tensor_args = build_problem(q, k, k, mask, None, None, None, 0.0, None, None)
     return launch.prepare(q, k, k, tensor_args, problem), mask.materialize(1, 1, M, N)[0, 0].cpu()
 
 
-def test_the_summary_tells_hidden_part_and_full(device: torch.device) -> None:
-    """Of the flags alone: diagonals come in with the lists."""
+def test_the_block_mask_marks_empty_partial_and_full_blocks(device: torch.device) -> None:
+    """It depends on the dense mask only; the lists add the band."""
     call, _ = call_and_mask(device)
     assert call.tensor_args.dense is not None
-    flags = call.tensor_args.dense[0, 0].cpu()
+    dense = call.tensor_args.dense[0, 0].cpu()
     expected = [
         [0 if not block.any() else 2 if block.all() else 1 for block in row.split(64, dim=1)]
-        for row in flags.split(64)
+        for row in dense.split(64)
     ]
     assert launch.fill_block_mask(call)[0, 0].tolist() == expected
     assert {0, 1, 2} == {entry for row in expected for entry in row}
@@ -39,21 +39,21 @@ def test_the_summary_tells_hidden_part_and_full(device: torch.device) -> None:
 
 @pytest.mark.parametrize("by_keys", [False, True])
 @pytest.mark.parametrize("tile", [Tile(128, 64, 4, 1), Tile(32, 128, 4, 1)], ids=str)
-def test_lists_hold_what_is_visible(tile: Tile, by_keys: bool, device: torch.device) -> None:
-    call, shown = call_and_mask(device)
+def test_lists_contain_the_visible_blocks(tile: Tile, by_keys: bool, device: torch.device) -> None:
+    call, visible = call_and_mask(device)
     lists = launch.block_lists(call, launch.fill_block_mask(call), tile, by_keys=by_keys)
     assert lists.indices is not None
     assert lists.counts is not None
     sides = max(tile.block_m, 64), max(tile.block_n, 64)
     if by_keys:
-        shown, sides = shown.mT, sides[::-1]
-    for block, rows in enumerate(shown.split(sides[0])):
+        visible, sides = visible.mT, sides[::-1]
+    for block, rows in enumerate(visible.split(sides[0])):
         blocks = list(enumerate(rows.split(sides[1], dim=1)))
         full = {n for n, one in blocks if one.all() and one.shape[1] == sides[1]}
         if by_keys and rows.shape[0] < sides[0]:
-            full = set()  # keys behind the last one are never shown
-        part = {n for n, one in blocks if one.any()} - full
-        in_part, in_full = lists.counts[0, 0, block].tolist()
+            full = set()  # positions beyond the last key are hidden
+        partial = {n for n, one in blocks if one.any()} - full
+        num_partial, num_full = lists.counts[0, 0, block].tolist()
         indices = lists.indices[0, 0, block].tolist()
-        assert sorted(indices[:in_part]) == sorted(part)
-        assert sorted(indices[len(indices) - in_full :]) == sorted(full)
+        assert sorted(indices[:num_partial]) == sorted(partial)
+        assert sorted(indices[len(indices) - num_full :]) == sorted(full)

@@ -1,6 +1,6 @@
-"""What Triton makes of the kernels without a GPU: they compile with every option, fit, and once.
+"""Offline compilation of the kernels: every option compiles, fits and is compiled only once.
 
-`make oldest` runs this file with the oldest Triton that the package supports.
+`make oldest` runs this file with the oldest supported Triton.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KERNELS = {
     "bias-float32": ALWAYS | {"tile_sums_kernel"},
     "bias-keys": ALWAYS | {"column_sums_kernel"},
     "everything": ALWAYS | LISTS | {"tile_sums_kernel"},
-    "packed": ALWAYS,
+    "varlen": ALWAYS,
 }
 
 
 @pytest.mark.parametrize("chip", ["sm86", "sm90", "gfx9"])
-def test_every_option_compiles_and_fits_and_lengths_make_no_new_kernels(chip: str) -> None:
-    """In a process in which Triton's interpreter is off."""
+def test_every_option_compiles_and_fits_and_new_lengths_do_not_recompile(chip: str) -> None:
+    """Runs in a subprocess in which Triton's interpreter is off."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(
         [sys.executable, str(SCRIPT), chip],

@@ -1,4 +1,4 @@
-"""The table of tiles: what it holds, and who gets which."""
+"""The table of tiles and the selection of a tile."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def problem(device: torch.device, D: int, dtype: torch.dtype = torch.float16) ->
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 @pytest.mark.parametrize("element_size", [2, 4])
-def test_blocks_of_keys_hold_whole_draws_of_dropout(chip: config.Chip, element_size: int) -> None:
-    """16, 32 or a multiple of 64 keys (kernels/dropout.py), and powers of 2 as Triton wants."""
+def test_key_blocks_have_a_size_that_dropout_supports(chip: config.Chip, element_size: int) -> None:
+    """16, 32 or a multiple of 64 keys (kernels/dropout.py), and powers of 2 for Triton."""
     for kernel in KERNELS:
         for columns in WIDTHS:
             tile = config.tile(kernel, chip, element_size, columns)
@@ -38,24 +38,22 @@ def test_blocks_of_keys_hold_whole_draws_of_dropout(chip: config.Chip, element_s
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 @pytest.mark.parametrize("score_bytes", [1, 2, 4, 6])
-def test_tiles_leave_room_for_what_is_loaded_for_each_score(
-    chip: config.Chip, score_bytes: int
-) -> None:
-    """Of float32 the compiler keeps parts where it likes, and of wide rows a turned copy: what
-    compiles is another test's."""
+def test_tiles_with_per_score_loads_fit_shared_memory(chip: config.Chip, score_bytes: int) -> None:
+    """Half precision up to width 128 only. For float32 and wide rows the compiler needs additional
+    shared memory, which test_tiles.py checks."""
     for kernel in ("forward", "bwd_dkdv", "bwd_dq"):
         for columns in (64, 128):
             tile = config.tile(kernel, chip, 2, columns, score_bytes)
             plain = config.tile(kernel, chip, 2, columns)
             assert tile is not None
             assert plain is not None
-            taken = config.shared_bytes(kernel, chip, tile, 2, columns, score_bytes)
-            assert taken <= 1024 * chip.shared_kib
+            needed = config.shared_bytes(kernel, chip, tile, 2, columns, score_bytes)
+            assert needed <= 1024 * chip.shared_kib
             assert tile.block_m * tile.block_n >= 32 * 64
             assert tile.block_m * tile.block_n <= plain.block_m * plain.block_n
 
 
-def test_a_width_takes_the_next_row_of_the_table() -> None:
+def test_a_width_uses_the_next_larger_width_of_the_table() -> None:
     sm90 = CHIPS["sm90"]
     for columns in range(1, 513):
         limit = next(limit for limit in WIDTHS if columns <= limit)
@@ -74,13 +72,13 @@ def test_widths_are_powers_of_two(columns: int, width: int) -> None:
     [((8, 0), "sm80"), ((8, 6), "sm86"), ((8, 9), "sm86"), ((9, 0), "sm90"), ((10, 0), "sm100"),
      ((10, 3), "sm100"), ((12, 0), "sm86")],
 )  # fmt: skip
-def test_chips(capability: tuple[int, int], name: str) -> None:
+def test_the_compute_capability_selects_the_chip(capability: tuple[int, int], name: str) -> None:
     assert config.chip_of(capability).name == name
 
 
-def test_what_it_does_not_take(device: torch.device) -> None:
+def test_unsupported_widths_and_dtypes_have_a_reason(device: torch.device) -> None:
     reasons = TritonBackend().unsupported_reasons
-    with target.pretend(CHIPS["sm86"]):
+    with target.override_chip(CHIPS["sm86"]):
         assert "99 KiB" in reasons(problem(device, 300, torch.float32))[0]
         assert not any("KiB" in reason for reason in reasons(problem(device, 300)))
     assert any("513" in reason for reason in reasons(problem(device, 513)))
@@ -89,13 +87,13 @@ def test_what_it_does_not_take(device: torch.device) -> None:
 
 def test_explain_names_chip_and_tile(device: torch.device) -> None:
     x = torch.zeros(1, 1, 2, 64, device=device)
-    told = str(tk.explain(x, x, x, backend="triton"))
-    assert "runs: triton (backends/triton, " in told
+    text = str(tk.explain(x, x, x, backend="triton"))
+    assert "runs: triton (backends/triton, " in text
     tile = config.tile("forward", target.chip(device), 4, 64)
     assert tile is not None
-    assert f"forward tile {tile.block_m} x {tile.block_n}" in told
+    assert f"forward tile {tile.block_m} x {tile.block_n}" in text
     mask = tk.Mask.dense(torch.ones(2, 2, dtype=torch.bool, device=device))
-    told = str(tk.explain(x.half(), x.half(), x.half(), mask=mask, backend="triton"))
+    text = str(tk.explain(x.half(), x.half(), x.half(), mask=mask, backend="triton"))
     tile = config.tile("forward", target.chip(device), 2, 64, score_bytes=1)
     assert tile is not None
-    assert f"forward tile {tile.block_m} x {tile.block_n}" in told
+    assert f"forward tile {tile.block_m} x {tile.block_n}" in text

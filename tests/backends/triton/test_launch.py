@@ -1,4 +1,4 @@
-"""The host side: which tensors are copied, and what is launched."""
+"""The host side: the tensors that are copied before a launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import transformer_kernels as tk
 from transformer_kernels.backends.triton.launch import MAX_ROW_STRIDE, as_rows
 
 
-def test_rows_side_by_side_are_not_copied() -> None:
+def test_unit_stride_rows_are_not_copied() -> None:
     x = torch.zeros(2, 7, 3, 4)
     for view in (x, x.transpose(1, 2), x[:, :, :, 1:], x.expand(5, 2, 7, 3, 4)[0]):
         assert as_rows(view) is view
@@ -16,8 +16,8 @@ def test_rows_side_by_side_are_not_copied() -> None:
     assert as_rows(x[..., ::2]).is_contiguous()
 
 
-def test_rows_far_apart_are_copied(device: torch.device) -> None:
-    """Their distance times the rows of a tile would not fit 32 bits."""
+def test_rows_with_a_large_stride_are_copied(device: torch.device) -> None:
+    """The row stride times the rows of a tile must fit in 32 bits."""
     memory = torch.randn(2 * MAX_ROW_STRIDE + 16, dtype=torch.float16, device=device)
     far = memory.as_strided((1, 1, 3, 16), (1, 1, MAX_ROW_STRIDE, 1))
     near = memory.as_strided((1, 1, 3, 16), (1, 1, MAX_ROW_STRIDE - 1, 1))

@@ -1,4 +1,4 @@
-"""Every shipped tile compiles for every chip, fits it, and keeps its loops in registers."""
+"""Every tile of the table compiles and fits its chip; common tiles do not spill in loops."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ SCRIPT = """
 import dataclasses, json, sys
 from transformer_kernels.backends.triton.compile_report import compile_tiles
 if __name__ == "__main__":
-    for made in compile_tiles((sys.argv[1],)):
-        print(json.dumps(dataclasses.asdict(made)))
+    for compiled in compile_tiles((sys.argv[1],)):
+        print(json.dumps(dataclasses.asdict(compiled)))
 """
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_all_compile_and_keep_their_promises(name: str, tmp_path: Path) -> None:
-    """One test for all, for a chip's kernels take half a minute to compile."""
+def test_all_tiles_compile_and_fit_and_common_ones_do_not_spill(name: str, tmp_path: Path) -> None:
+    """One test per chip, because its kernels take half a minute to compile."""
     compiled = compile_for(name, tmp_path)
     assert_all_fit(compiled)
-    assert_shared_memory_is_foreseen(compiled)
+    assert_shared_memory_is_as_predicted(compiled)
     assert_loops_of_common_tiles_do_not_spill(compiled)
 
 
 def compile_for(chip: str, folder: Path) -> list[Compiled]:
-    """All kernels, by a process in which Triton's interpreter is off."""
+    """Compiles all kernels in a subprocess in which Triton's interpreter is off."""
     script = folder / "compile.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -64,9 +64,11 @@ def assert_all_fit(compiled: list[Compiled]) -> None:
         assert one.shared_kib <= chip.shared_kib, one
 
 
-def assert_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
-    """What tuning takes for granted, for halves. Of wider rows the compiler may keep a turned copy,
-    and parts of float32 it keeps where it likes."""
+def assert_shared_memory_is_as_predicted(compiled: list[Compiled]) -> None:
+    """Checks `config.shared_bytes`, which tuning relies on, for half precision up to width 128.
+
+    For wider rows the compiler may keep a transposed copy, and for float32 the bfloat16 parts.
+    """
     for one in compiled:
         if (
             one.kernel in ("bwd_preprocess", "tile_sums")
@@ -78,8 +80,8 @@ def assert_shared_memory_is_foreseen(compiled: list[Compiled]) -> None:
         chip = config.CHIPS[one.chip]
         tile = config.tile(kernel, chip, 2, one.columns)
         assert tile is not None
-        foreseen = config.shared_bytes(kernel, chip, tile, 2, one.columns) / 1024
-        assert 0.3 * foreseen < one.shared_kib <= foreseen + 2, one
+        predicted = config.shared_bytes(kernel, chip, tile, 2, one.columns) / 1024
+        assert 0.3 * predicted < one.shared_kib <= predicted + 2, one
 
 
 def assert_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
@@ -88,8 +90,8 @@ def assert_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
     assert [one for one in common if one.spills_in_loops] == []
 
 
-def test_the_interpreter_has_nothing_to_compile(capsys: pytest.CaptureFixture[str]) -> None:
-    """These tests run with it on, where there is no GPU."""
+def test_compilation_is_refused_with_the_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a GPU the tests run with the interpreter on."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter is off: there is a GPU here")
     with pytest.raises(RuntimeError, match="unset TRITON_INTERPRET"):

@@ -1,4 +1,4 @@
-"""Tuning: what it tries, that it checks before it times, and what it prints."""
+"""Tile tuning: candidates, the check before timing, and the results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformer_kernels import cli
 from transformer_kernels.backends.triton import config, target
 from transformer_kernels.backends.triton.config import CHIPS, Tile
 from transformer_kernels.bench import tune
-from transformer_kernels.bench.tune import Refused, Shape, Timed
+from transformer_kernels.bench.tune import Rejected, Shape, Timed
 
 CPU = torch.device("cpu")
 SMALL = Shape(B=1, H=1, S=37, D=16)
@@ -18,10 +18,10 @@ SMALL = Shape(B=1, H=1, S=37, D=16)
 @pytest.mark.parametrize("kernel", tune.KERNELS)
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 def test_candidates_fit_the_chip(kernel: config.Kernel, chip: config.Chip) -> None:
-    with target.pretend(chip):
+    with target.override_chip(chip):
         tiles = tune.candidates(kernel, CPU, 2, 128)
-    shipped = config.tile(kernel, chip, 2, 128)
-    assert tiles[0] == shipped
+    default = config.tile(kernel, chip, 2, 128)
+    assert tiles[0] == default
     assert len(set(tiles)) == len(tiles) > 20
     for tile in tiles[1:]:
         assert config.shared_bytes(kernel, chip, tile, 2, 128) <= 1024 * chip.shared_kib
@@ -50,24 +50,24 @@ def test_a_wrong_tile_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_the_interpreter()
     from transformer_kernels.backends.triton import launch
 
-    honest = launch.bwd_dq
+    original = launch.bwd_dq
 
     def broken(*arguments: object) -> torch.Tensor:
-        dq = honest(*arguments)  # type: ignore[arg-type]
-        shipped = config.tile("bwd_dq", CHIPS["sm90"], 4, 16)
-        return dq if shipped != Tile(16, 16, 4, 1) else dq * 1.01
+        dq = original(*arguments)  # type: ignore[arg-type]
+        default = config.tile("bwd_dq", CHIPS["sm90"], 4, 16)
+        return dq if default != Tile(16, 16, 4, 1) else dq * 1.01
 
     monkeypatch.setattr(launch, "bwd_dq", broken)
     tiles = [Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
     wrong, right = tune.tune("bwd_dq", torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01)
-    assert isinstance(wrong, Refused)
+    assert isinstance(wrong, Rejected)
     assert wrong.tile == tiles[0]
-    assert wrong.reason.startswith("WRONG: errs by ")
+    assert wrong.reason.startswith("WRONG: error ")
     assert isinstance(right, Timed)
 
 
 @pytest.mark.exhaustive
-def test_compiling_ahead_tells_what_ends_it() -> None:
+def test_compile_ahead_returns_the_errors_of_its_processes() -> None:
     needs_the_interpreter()
     tiles = [Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
     assert tune.compile_ahead("forward", torch.float32, SMALL, CPU, tiles) == []
@@ -75,25 +75,25 @@ def test_compiling_ahead_tells_what_ends_it() -> None:
     assert len(tune.compile_ahead("forward", torch.float32, SMALL, nowhere, tiles)) > 0
 
 
-def test_a_tile_that_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_that_cannot_compile_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_the_interpreter()
     from triton.runtime.errors import OutOfResources
 
     from transformer_kernels.backends.triton import launch
 
-    honest = launch.forward
+    original = launch.forward
 
     def limited(call: launch.Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if config.tile("forward", CHIPS["sm90"], 4, 16) == Tile(128, 128, 4, 4):
             raise OutOfResources(300, 200, "shared memory")
-        return honest(call)
+        return original(call)
 
     monkeypatch.setattr(launch, "forward", limited)
     tiles = [Tile(128, 128, 4, 4), Tile(32, 32, 4, 1)]
-    refused, timed = tune.tune("forward", torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01)
-    assert isinstance(refused, Refused)
-    assert refused.tile == tiles[0]
-    assert "shared memory" in str(refused)
+    rejected, timed = tune.tune("forward", torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01)
+    assert isinstance(rejected, Rejected)
+    assert rejected.tile == tiles[0]
+    assert "shared memory" in str(rejected)
     assert isinstance(timed, Timed)
     assert timed.tile == tiles[1]
 

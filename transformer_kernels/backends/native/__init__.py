@@ -1,1 +1,1 @@
-"""Backends of csrc/, compiled into the extension `transformer_kernels._C`."""
+"""The cpu and cuda backends: kernels of csrc/, compiled into `transformer_kernels._C`."""

@@ -1,4 +1,4 @@
-"""Calls of the compiled operators, whose schema the CPU and the CUDA kernels share."""
+"""Calls of the compiled operators. The CPU and CUDA kernels share one schema."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackw
 
 
 class NativeBackend:
-    """Kernels of csrc/; subclasses say which calls they support."""
+    """Common part of the cpu and cuda backends; subclasses declare which calls they support."""
 
     def operators(self, device: torch.device) -> Any:
-        """The namespace of `attention_forward`, `attention_backward` and `attention_decode`."""
+        """Returns the operator namespace that runs on the device."""
         return torch.ops.transformer_kernels
 
     def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:

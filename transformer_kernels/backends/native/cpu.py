@@ -1,4 +1,4 @@
-"""The compiled CPU kernels: blockwise, online softmax, nothing of size M x N (csrc/cpu/)."""
+"""The cpu backend: blockwise online-softmax kernels without M x N memory (csrc/cpu/)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 
 class CpuBackend(NativeBackend):
-    """All four dtypes on any CPU; the instruction set is chosen at run time."""
+    """All four dtypes on any CPU. The instruction set is selected at run time."""
 
     name = "cpu"
 
@@ -20,7 +20,9 @@ class CpuBackend(NativeBackend):
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         reasons = []
         if problem.device.type != "cpu":
-            reasons.append(f"tensors are on {problem.device}, these kernels run on the CPU")
+            reasons.append(
+                f"the tensors are on {problem.device}; the cpu backend needs CPU tensors"
+            )
         if problem.alibi_slopes_need_grad:
             reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
         unavailable = self.unavailable_reason()

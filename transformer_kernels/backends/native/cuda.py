@@ -1,4 +1,4 @@
-"""The compiled CUDA kernels: csrc/cuda/sm80 for NVIDIA GPUs from Ampere on, sm90 for Hopper."""
+"""The cuda backend: csrc/cuda/sm80 for NVIDIA GPUs from Ampere on, csrc/cuda/sm90 for Hopper."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from transformer_kernels.backends.native.cuda_support import WIDTHS
 from transformer_kernels.problem import AttentionProblem, TensorArgs
 
 HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
-"""Environment variable that csrc/cuda/sm90 reads: 0 leaves all to sm80, to compare or to go round
-a fault"""
+"""Environment variable read by csrc/cuda/sm90. 0 disables the Hopper kernels: everything runs on
+the sm80 kernels, for comparison or as a workaround."""
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""As csrc/common/params.h counts them"""
+"""In the order of tk::DType in csrc/common/params.h."""
 
 
 class CudaBackend(NativeBackend):
-    """float16, bfloat16 and float32 on NVIDIA GPUs; in tests on the CPU, emulated."""
+    """float16, bfloat16 and float32 on NVIDIA GPUs. Tests also run it emulated on the CPU."""
 
     name = "cuda"
 
@@ -34,7 +34,7 @@ class CudaBackend(NativeBackend):
 
     def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
         reasons = []
-        unavailable = cuda_support.reason_against(problem.device)
+        unavailable = cuda_support.unsupported_device_reason(problem.device)
         if unavailable is not None:
             reasons.append(unavailable)
         if problem.dtype == torch.float64:
@@ -68,22 +68,22 @@ class CudaBackend(NativeBackend):
 def _hopper_widths(
     problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of tiles of q and k, and of v; (0, 0) where csrc/cuda/sm90 does not take the pass."""
+    """Returns the tile widths (q and k, v) of both passes; (0, 0) if sm90 does not support one."""
     p = problem
     sizes = (p.B, p.H_q, p.H_kv, p.M, p.N, p.D, p.D_v)
-    results = (_new_rows(q, p.D_v), _new_rows(k, p.D), _new_rows(v, p.D_v))
-    rows = (_rows(q), _rows(k), _rows(v), *results)
+    outputs = (_output_rows(q, p.D_v), _output_rows(k, p.D), _output_rows(v, p.D_v))
+    rows = (_rows(q), _rows(k), _rows(v), *outputs)
     return extension.compiled.hopper_widths(_DTYPES.index(p.dtype), sizes, *rows)
 
 
-def _new_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:
-    """Those of a result, which lies as its input."""
+def _output_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:
+    """Address (0) and strides of an output, which has the memory order of its input."""
     x = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
     return 0, schema.empty_like_layout(x, width).stride()
 
 
 def _rows(x: Tensor) -> tuple[int, tuple[int, ...]]:
-    """Address and strides of what kernels read: a copy, where elements do not lie side by side."""
+    """Address and strides that kernels read; those of a copy if the last stride is not 1."""
     if x.stride(3) == 1 or x.shape[3] == 1:
         return x.data_ptr(), x.stride()
     return 0, torch.empty(x.shape, device="meta").stride()

@@ -1,4 +1,4 @@
-"""Which devices the compiled CUDA kernels run on, and why they do not run on others."""
+"""Device support of the compiled CUDA kernels: build, GPU and driver checks, with reasons."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ Code = Literal["binary", "PTX"]
 WIDTHS: tuple[int, ...] = (
     extension.compiled.CUDA_WIDTHS if extension.unavailable_reason() is None else ()
 )
-"""Row widths of tiles, ascending; D and D_v are padded to the next one"""
+"""Tile widths, ascending; D and D_v are padded to the next one."""
 
-_NOT_BUILT = "the extension is built without CUDA kernels; `make build` says why"
+_NOT_BUILT = "the extension is built without CUDA kernels; `make build` prints the reason"
 
 _emulated_by: str | None = None
 
 
 def emulate(namespace: str | None) -> None:
-    """Lets the backend take CPU tensors by the emulated operators of a namespace; for tests."""
+    """Runs CPU tensors on the emulated operators of a namespace; None disables it. For tests."""
     global _emulated_by
     _emulated_by = namespace
 
 
 def emulated_by() -> str | None:
-    """The namespace of the operators that take CPU tensors; None without an emulator."""
+    """Returns the namespace of the emulated operators; None without an emulator."""
     return _emulated_by
 
 
 def operators(device: torch.device) -> Any:
-    """The namespace of the operators that run on the device."""
+    """Returns the operator namespace that runs on the device."""
     if device.type == "cpu" and _emulated_by is not None:
         return getattr(torch.ops, _emulated_by)
     return torch.ops.transformer_kernels
 
 
 def unavailable_reason() -> str | None:
-    """Why no kernel can run on this machine; None where one can."""
-    reason: str | None = reason_against(torch.device("cpu" if _emulated_by else "cuda"))
+    """Returns the reason why no kernel can run on this machine; None if one can."""
+    reason: str | None = unsupported_device_reason(torch.device("cpu" if _emulated_by else "cuda"))
     return reason
 
 
 def not_built_reason() -> str | None:
-    """Why there are no kernels, whatever the device; None where they are built."""
+    """Returns the reason why no CUDA kernels are built; None if they are."""
     if (unavailable := extension.unavailable_reason()) is not None:
         return unavailable
     _, architectures = built_for()
@@ -56,7 +56,7 @@ def not_built_reason() -> str | None:
 
 
 def runs_hopper(device: torch.device) -> bool:
-    """Whether the kernels of csrc/cuda/sm90 are built, enabled and supported by the device."""
+    """True if the kernels of csrc/cuda/sm90 are built, enabled and supported by the device."""
     if device.type == "cuda" and not built_for()[1]:
         return False
     if device.type != "cuda":
@@ -66,41 +66,41 @@ def runs_hopper(device: torch.device) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def reason_against(device: torch.device) -> str | None:
-    """Why no kernel can run on the device; None when one can."""
+def unsupported_device_reason(device: torch.device) -> str | None:
+    """Returns the reason why no kernel can run on the device; None if one can."""
     if (unavailable := extension.unavailable_reason()) is not None:
         return unavailable
     if device.type == "cpu" and _emulated_by:
         return None
     if device.type != "cuda":
-        return f"tensors are on {device}, these kernels run on a CUDA device"
+        return f"the tensors are on {device}; the cuda backend needs CUDA tensors"
     version, architectures = built_for()
     if not architectures:
         return _NOT_BUILT
     if not torch.cuda.is_available():
-        return "there is no GPU here"
+        return "no CUDA device is available"
     if torch.version.hip is not None:
-        return "these kernels are for NVIDIA's GPUs"
+        return "the cuda backend needs an NVIDIA GPU"
     capability = torch.cuda.get_device_capability(device)
-    return _reason_against_chip(capability, architectures) or _reason_against_driver(
+    return _unsupported_gpu_reason(capability, architectures) or _unsupported_driver_reason(
         version, _code_for(capability, architectures)
     )
 
 
 @functools.cache
 def built_for() -> tuple[str, tuple[str, ...]]:
-    """The version of CUDA, and sm_80, ..., compute_86; empty where no kernels are built."""
+    """Returns the CUDA version and the architectures (sm_80, ...); empty if nothing is built."""
     built = extension.compiled.build_info()
     return built["cuda"], tuple(built["cuda_architectures"])
 
 
 def _code_for(capability: Capability, architectures: tuple[str, ...]) -> Code | None:
-    """What the driver takes for a chip; None where nothing of what is built runs on it.
+    """Returns the kind of code that the driver loads for a GPU; None if no built code runs on it.
 
-    Binary code runs on chips of its generation that are not older, PTX on all that are not. Code
-    for sm_90a comes beside that for sm_90, and has some kernels only. The driver takes the latest
-    binary code that runs: if that is for 8.0 or 8.7, its tiles need 163 KiB of shared memory, where
-    other chips of the generation have 99.
+    Binary code runs on GPUs of the same major compute capability and the same or a later minor one;
+    PTX runs on the same and all later capabilities. sm_90a code accompanies sm_90 code and contains
+    only some kernels. The driver loads the latest binary code that runs. Tiles compiled for 8.0 or
+    8.7 need 163 KiB of shared memory per CTA; other GPUs of major version 8 have 99 KiB.
     """
     built = [
         (kind, (int(number[:-1]), int(number[-1])))
@@ -117,29 +117,29 @@ def _code_for(capability: Capability, architectures: tuple[str, ...]) -> Code | 
 
 
 def _large_shared_ampere() -> set[Capability]:
-    """Chips of generation 8 whose blocks may have 163 KiB of shared memory."""
+    """Compute capabilities 8.x with 163 KiB of shared memory per CTA."""
     chips: set[Capability] = {divmod(chip, 10) for chip in extension.compiled.LARGE_SHARED_CHIPS}
     return {chip for chip in chips if chip[0] == 8}
 
 
-def _reason_against_chip(capability: Capability, architectures: tuple[str, ...]) -> str | None:
+def _unsupported_gpu_reason(capability: Capability, architectures: tuple[str, ...]) -> str | None:
     major, minor = capability
     if capability < (8, 0):
-        return f"the GPU is sm_{major}{minor}; these kernels need sm_80 or later"
+        return f"the GPU is sm_{major}{minor}; the cuda backend needs sm_80 or later"
     if _code_for(capability, architectures) is not None:
         return None
     return (
         f"the GPU is sm_{major}{minor}, and the kernels are built for {', '.join(architectures)}: "
-        f"build again with TORCH_CUDA_ARCH_LIST={major}.{minor}"
+        f"rebuild with TORCH_CUDA_ARCH_LIST={major}.{minor}"
     )
 
 
-def _reason_against_driver(built: str, code: Code | None) -> str | None:
-    """Binary code of a later CUDA runs under drivers of the same major version; its PTX must be
-    compiled by the driver, and under an earlier one cannot."""
+def _unsupported_driver_reason(built: str, code: Code | None) -> str | None:
+    """Binary code runs on drivers of the same CUDA major version, even if they are older. PTX is
+    compiled by the driver, which must not be older than the toolkit."""
     driver = torch_private.cuda_driver_version()
     if driver is None:
-        return None  # torch does not tell; a launch raises CUDA's own error
+        return None  # unknown; a launch raises CUDA's own error
     needed = tuple(map(int, built.split(".")))
     if driver >= needed or (code == "binary" and driver[0] == needed[0]):
         return None

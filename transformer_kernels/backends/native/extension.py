@@ -1,4 +1,4 @@
-"""The compiled extension `transformer_kernels._C`, which no other module imports."""
+"""Access to the compiled extension `transformer_kernels._C`. No other module imports it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ else:
     _UNAVAILABLE = None
 
 __all__ = ["compiled", "release_workspace", "unavailable_reason", "want_poison"]
-"""`compiled` is the extension; it is defined only where `unavailable_reason()` is None."""
+"""`compiled` is the extension; it is defined only if `unavailable_reason()` is None."""
 
 
 def unavailable_reason() -> str | None:
-    """Why the extension could not be loaded; None where it is."""
+    """Returns the reason why the extension failed to load; None if it is loaded."""
     return _UNAVAILABLE
 
 
 def want_poison(wanted: bool) -> None:
-    """Whether outputs and workspaces of the kernels are filled with NaN first; for tests."""
+    """Enables or disables filling outputs and workspace with NaN before use; for tests."""
     if _UNAVAILABLE is None:
         compiled.want_poison(wanted)
 
 
 def release_workspace() -> None:
-    """Frees the workspace that the kernels keep between calls (csrc/common/workspace.h)."""
+    """Frees the workspace that the CPU kernels keep between calls (csrc/common/workspace.h)."""
     if _UNAVAILABLE is None:
         compiled.release_workspace()

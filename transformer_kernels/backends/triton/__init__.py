@@ -1,8 +1,16 @@
 """Triton kernels: any GPU that Triton supports, and Triton's interpreter on the CPU.
 
-kernels/ is in Triton's language: forward, backward, and what they share. config.py has every tile
-with its reason, launch.py the host side of a pass; operators.py and backend.py are what torch and
-dispatch see. docs/triton.md tells how it works.
+kernels/           the Triton kernels
+config.py          tile sizes for each chip, kernel, element size and width
+kernel_args.py     argument tuples of the kernels
+launch.py          host side of a forward and a backward pass
+operators.py       torch operators
+backend.py         interface to dispatch
+target.py          device detection
+interpreter.py     corrections to Triton's interpreter
+compile_report.py  offline compilation of every tile
+
+docs/triton.md explains the design.
 """
 
 from transformer_kernels.backends.triton.backend import TritonBackend

@@ -1,4 +1,4 @@
-"""Triton kernels as a backend."""
+"""The triton backend."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackw
 
 
 class TritonBackend:
-    """float16, bfloat16 and float32 on any GPU that Triton supports; on the CPU interpreted."""
+    """float16, bfloat16 and float32 on any GPU that Triton supports, or interpreted on the CPU."""
 
     name = "triton"
     is_interpreted = interpreter.is_on()
-    """Far slower than plain torch: "auto" must not choose it."""
+    """True if kernels are interpreted: much slower than plain torch, so "auto" skips them."""
 
     def unavailable_reason(self) -> str | None:
         reason: str | None = target.reason_against(

@@ -1,7 +1,7 @@
-"""Compiles every tile for chips that are not here, and reads what became of it.
+"""Offline compilation of every tile for GPUs that are not present, with resource usage.
 
-The launches are the real ones, on tensors without data. Triton is given a driver that names the
-chip, and its hook before a compilation takes over: it compiles, notes, and launches nothing.
+The launch code is the real one, on meta tensors. A stub driver reports the target chip to Triton,
+and Triton's pre-compilation hook compiles the kernel, records its resources and skips the launch.
 """
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ TARGETS = {
     "sm100": ("cuda", 100, 32),
     "gfx9": ("hip", "gfx942", 64),
 }
-"""Triton's names of the chips: backend, architecture, threads a warp."""
+"""Arguments of Triton's `GPUTarget` for each chip: backend, architecture, threads per warp."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one chip. Spills are instructions that move registers to memory or back."""
+    """Resources of one kernel on one chip.
+
+    `spills` counts instructions that store registers to local memory or load them back.
+    """
 
     chip: str
     kernel: str
@@ -62,9 +65,19 @@ def compile_tiles(
     *,
     processes: int = 2,
 ) -> Iterator[Compiled]:
-    """Every kernel of a causal call with a dense bias, for each chip, dtype and width it can take.
+    """Compiles every kernel of a causal call and of the bias gradient.
 
-    Raises RuntimeError where Triton's interpreter is on, which has no kernels to compile.
+    Args:
+        chips: names in `config.CHIPS`.
+        dtypes: dtypes of q, k and v.
+        widths: head dimensions; combinations without a tile are skipped.
+        processes: number of worker processes.
+
+    Yields:
+        One `Compiled` per kernel, chip, dtype and width.
+
+    Raises:
+        RuntimeError: Triton's interpreter is on (TRITON_INTERPRET=1).
     """
     if interpreter.is_on():
         raise RuntimeError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
@@ -90,16 +103,16 @@ def _compile_call(job: tuple[str, torch.dtype, int]) -> list[Compiled]:
         results.append(_compile(chip, fn.jit_function, compile, dtype, columns))
         return True
 
-    # In a process of its own: nothing needs to be put back.
+    # Runs in a worker process, so these globals are not restored.
     triton.runtime.driver.set_active(Driver(chip))
     triton.knobs.runtime.jit_cache_hook = compile_instead
-    with target.pretend(CHIPS[chip]):
+    with target.override_chip(CHIPS[chip]):
         _launch_all(dtype, columns)
     return results
 
 
 class Driver:
-    """What Triton asks of a driver before it has compiled."""
+    """Stub of a Triton driver, with the methods that Triton calls before compilation."""
 
     def __init__(self, chip: str) -> None:
         self.chip = chip
@@ -110,14 +123,14 @@ class Driver:
         return GPUTarget(*TARGETS[self.chip])
 
     def get_current_device(self) -> str:
-        return self.chip  # Triton keeps kernels by device
+        return self.chip  # Triton caches kernels by device
 
     def get_current_stream(self, _: object) -> int:
         return 0
 
 
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
-    """A causal pass, forward and backward; and the gradient of a dense bias."""
+    """Launches a causal forward and backward pass, and the gradient of a dense bias."""
     from transformer_kernels.backends.triton import launch
 
     q, k, v = (torch.empty(2, 8, 1024, columns, dtype=dtype, device="meta") for _ in range(3))
@@ -137,36 +150,39 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
     launch.gradient_of_bias(biased, operands, None, lse)
 
 
-def compile_for(chip: str, kernel: Any, what: dict[str, Any]) -> Any:
-    """Triton's compiled kernel. `kernel` and `what` are what its hook before compilation is given,
-    as `fn.jit_function` and `compile`."""
+def compile_for(chip: str, kernel: Any, request: dict[str, Any]) -> Any:
+    """Returns Triton's compiled kernel for a chip.
+
+    `kernel` and `request` are the arguments `fn.jit_function` and `compile` of Triton's
+    pre-compilation hook.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = ASTSource(kernel, what["signature"], what["constants"], what["configs"][0])
-    options = {"num_warps": what["num_warps"], "num_stages": what["num_stages"]}
+    source = ASTSource(kernel, request["signature"], request["constants"], request["configs"][0])
+    options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"]}
     return triton.compile(source, target=GPUTarget(*TARGETS[chip]), options=options)
 
 
 def _compile(
-    chip: str, kernel: Any, what: dict[str, Any], dtype: torch.dtype, columns: int
+    chip: str, kernel: Any, request: dict[str, Any], dtype: torch.dtype, columns: int
 ) -> Compiled:
     start = time.perf_counter()
-    made = compile_for(chip, kernel, what)
+    compiled = compile_for(chip, kernel, request)
     seconds = time.perf_counter() - start
-    read = _read_cubin if "cubin" in made.asm else _read_amdgcn
-    registers, spills, in_loops = read(made.asm)
-    sizes = {name: what["constants"].get((at,)) for at, name in enumerate(kernel.arg_names)}
+    read = _read_cubin if "cubin" in compiled.asm else _read_amdgcn
+    registers, spills, in_loops = read(compiled.asm)
+    sizes = {name: request["constants"].get((n,)) for n, name in enumerate(kernel.arg_names)}
     return Compiled(
         chip=chip,
         kernel=kernel.__name__.removesuffix("_kernel"),
         dtype=str(dtype).removeprefix("torch."),
         columns=columns,
         tile=" x ".join(str(sizes[name]) for name in ("BLOCK_M", "BLOCK_N") if sizes.get(name)),
-        warps=made.metadata.num_warps,
-        stages=made.metadata.num_stages,
-        shared_kib=made.metadata.shared / 1024,
+        warps=compiled.metadata.num_warps,
+        stages=compiled.metadata.num_stages,
+        shared_kib=compiled.metadata.shared / 1024,
         registers=registers,
         spills=spills,
         spills_in_loops=in_loops,
@@ -175,7 +191,7 @@ def _compile(
 
 
 def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, int]:
-    """(registers, spills, spills inside loops), as the assembler left them."""
+    """Returns (registers, spills, spills inside innermost loops) of the assembled code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(asm["cubin"])
         usage = _cuobjdump("-res-usage", file.name)
@@ -213,7 +229,7 @@ def _cuobjdump(*arguments: str) -> str:
 
 
 def _read_amdgcn(asm: dict[str, Any]) -> tuple[int, int, int]:
-    """The same; the metadata counts registers that are spilled, not where."""
+    """Like `_read_cubin`; AMD's metadata has one spill count, without locations."""
 
     def count(name: str) -> int:
         found = re.search(rf"\.{name}:\s+(\d+)", asm["amdgcn"])

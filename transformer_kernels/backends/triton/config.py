@@ -1,10 +1,11 @@
-"""Every tile, for each chip, kernel, size of an element and width, with its reason.
+"""Tile sizes for each chip, kernel, element size and width.
 
-No GPU has measured them yet: `python -m transformer_kernels tune` does that. What is known comes
-from compiling them (`python -m transformer_kernels tiles`): each is the largest of those tried that
-fits the chip's shared memory and moves no registers to memory inside its loops. For float32 from a
-width of 128 on most do, and it is a compromise. Larger tiles read q, k and v fewer times; 8 warps
-have twice the registers of 4.
+Each tile is the largest tried that fits the chip's shared memory and spills no registers inside its
+loops, according to the compiler (`python -m transformer_kernels tiles`). Larger tiles read q, k and
+v fewer times; 8 warps have twice the registers of 4. Exception: float32 from width 128 on mostly
+spills, and its tiles are a compromise.
+
+No tile has been timed on a GPU yet: `python -m transformer_kernels tune` does that.
 """
 
 from __future__ import annotations
@@ -16,40 +17,40 @@ from typing import Literal
 
 Kernel = Literal["forward", "bwd_dkdv", "bwd_dq", "bias_gradient"]
 WIDTHS = (64, 128, 256, 512)
-"""A tile serves the widths up to one of these."""
+"""Widths (head dimensions) of the table's columns. A row uses the first that is large enough."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program holds of the scores, and how it is run."""
+    """Tile of scores that one program computes, with its launch parameters."""
 
     block_m: int
     block_n: int
     warps: int
     stages: int
-    """loads in flight, each with shared memory of its own"""
+    """software pipeline stages; each has its own shared-memory buffer"""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A family of GPUs that share a table."""
+    """GPU family that shares one table of tiles."""
 
     name: str
     shared_kib: int
-    """for one program"""
+    """shared memory of one program"""
     warp_groups: bool = False
-    """products read their operands from shared memory"""
+    """True if matrix products read their operands from shared memory (wgmma, tcgen05)"""
     keeps_weights: bool = False
-    """tiles between two products stay in registers, where each warp has rows of its own"""
+    """True if tiles between two products stay in registers when each warp owns whole rows"""
     keeps_rows: bool = False
-    """rows that a program uses throughout stay in registers, and take no shared memory"""
+    """True if rows used by all iterations stay in registers instead of shared memory"""
     multiplies_float32: bool = False
-    """matrix units take it as it is"""
+    """True if the matrix units multiply float32 natively"""
 
 
 CHIPS = {
     "sm80": Chip("sm80", 163, keeps_weights=True),
-    # Also 8.9 and 12.0: consumer chips have less shared memory.
+    # Also serves sm_89 and sm_120: consumer chips have less shared memory.
     "sm86": Chip("sm86", 99, keeps_weights=True),
     "sm90": Chip("sm90", 227, warp_groups=True, keeps_weights=True),
     "sm100": Chip("sm100", 227, warp_groups=True),
@@ -58,7 +59,7 @@ CHIPS = {
 
 
 def chip_of(capability: tuple[int, int]) -> Chip:
-    """An NVIDIA GPU's family, by its compute capability."""
+    """Returns the family of an NVIDIA GPU with this compute capability."""
     major, minor = capability
     if major >= 12 or (major == 8 and minor > 0):
         return CHIPS["sm86"]
@@ -66,95 +67,108 @@ def chip_of(capability: tuple[int, int]) -> Chip:
 
 
 def width(columns: int) -> int:
-    """The tile's columns for rows of this many: a power of 2, 16 at least for matrix units."""
+    """Returns the tile width for rows of `columns` elements: a power of 2, at least 16 (the
+    smallest dimension of the matrix units)."""
     return max(16, 1 << (columns - 1).bit_length())
 
 
 def precision(chip: Chip, columns: int) -> str:
-    """How float32 is multiplied: by six products of bfloat16 parts, which err like one of float32;
-    or as it is, where matrix units take it, or where the parts would fill the registers."""
+    """Returns the `input_precision` of `tl.dot` for float32.
+
+    "bf16x6" multiplies by six products of bfloat16 parts, as accurate as float32. "ieee" is used
+    where the matrix units multiply float32, or where the parts would fill the registers.
+    """
     return "ieee" if chip.multiplies_float32 or columns > 256 else "bf16x6"
 
 
 def tile(
     kernel: Kernel, chip: Chip, element_size: int, columns: int, score_bytes: int = 0
 ) -> Tile | None:
-    """The tile that runs, for rows of `columns` elements of `element_size` bytes; None where none
-    fits the chip's shared memory. `score_bytes` is what a tile also loads for each score: of a
-    dense bias, a dense mask, a layout."""
-    if _tried is not None and _tried[0] == kernel:
-        return _tried[1]
-    rows = (_HALVES if element_size == 2 else _FLOATS)[kernel]
-    at = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
-    row = rows[chip.name][at]
+    """Returns the tile of a kernel, or None if no tile fits the chip's shared memory.
+
+    Args:
+        kernel: name of the kernel.
+        chip: GPU family.
+        element_size: bytes per element of q, k and v.
+        columns: elements per row, the larger of D and D_v.
+        score_bytes: bytes loaded per score, for a dense bias, a dense mask and a layout.
+    """
+    if _override is not None and _override[0] == kernel:
+        return _override[1]
+    table = (_HALVES if element_size == 2 else _FLOATS)[kernel]
+    index = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
+    row = table[chip.name][index]
     if row is None:
         return None
-    shipped = Tile(*row)
-    if score_bytes == 0 or kernel == "bias_gradient":  # whose tiles are for a bias as they are
-        return shipped
-    return _beside_loads(kernel, chip, shipped, element_size, columns, score_bytes)
+    default = Tile(*row)
+    if score_bytes == 0 or kernel == "bias_gradient":  # its tiles already allow for a bias
+        return default
+    return _shrink_for_score_loads(kernel, chip, default, element_size, columns, score_bytes)
 
 
-def _beside_loads(
+def _shrink_for_score_loads(
     kernel: Kernel, chip: Chip, tile: Tile, element_size: int, columns: int, score_bytes: int
 ) -> Tile:
-    """Half the rows of a pass over them, as what is loaded for each score takes registers; and
-    fewer loads in flight where those of the tile leave no room."""
-    least = 64 if kernel == "forward" and chip.warp_groups else 32
+    """Halves the streamed block, because per-score loads take registers, and drops pipeline stages
+    until the tile fits shared memory."""
+    minimum = 64 if kernel == "forward" and chip.warp_groups else 32
     if kernel == "bwd_dkdv":
-        tile = replace(tile, block_m=min(tile.block_m, max(tile.block_m // 2, least)))
+        tile = replace(tile, block_m=min(tile.block_m, max(tile.block_m // 2, minimum)))
     else:
-        tile = replace(tile, block_n=min(tile.block_n, max(tile.block_n // 2, least)))
-    room = 1024 * chip.shared_kib
+        tile = replace(tile, block_n=min(tile.block_n, max(tile.block_n // 2, minimum)))
+    capacity = 1024 * chip.shared_kib
     while (
         tile.stages > 1
-        and shared_bytes(kernel, chip, tile, element_size, columns, score_bytes) > room
+        and shared_bytes(kernel, chip, tile, element_size, columns, score_bytes) > capacity
     ):
         tile = replace(tile, stages=tile.stages - 1)
     return tile
 
 
-_tried: tuple[Kernel, Tile] | None = None
+_override: tuple[Kernel, Tile] | None = None
 
 
 @contextmanager
-def trying(kernel: Kernel, tile: Tile) -> Iterator[None]:
-    """Inside it the kernel runs with this tile: how tuning compares them."""
-    global _tried
-    before, _tried = _tried, (kernel, tile)
+def override_tile(kernel: Kernel, tile: Tile) -> Iterator[None]:
+    """Context manager that overrides the tile of one kernel. Tuning uses it to compare tiles."""
+    global _override
+    before, _override = _override, (kernel, tile)
     try:
         yield
     finally:
-        _tried = before
+        _override = before
 
 
 def shared_bytes(
     kernel: Kernel, chip: Chip, tile: Tile, element_size: int, columns: int, score_bytes: int = 0
 ) -> int:
-    """The shared memory that a tile may take, at most: rows it keeps (q; or k and v, or q and do);
-    pairs of rows in flight; what it loads for each score; and tiles on their way between products,
-    weights and for dk also ds."""
+    """Returns an upper bound of the shared memory of a tile, in bytes.
+
+    The sum of: resident rows (q; k and v; or q and do), pipelined rows (k and v, or q and do),
+    per-score loads, and tiles passed from one product to the next (weights; for dk also ds).
+    """
     row = columns * element_size
-    kept, streamed = 2 * tile.block_m, 2 * tile.block_n
+    resident, streamed = 2 * tile.block_m, 2 * tile.block_n
     if kernel == "bwd_dkdv":
-        kept, streamed = streamed, kept
+        resident, streamed = streamed, resident
     elif kernel == "forward":
-        kept = tile.block_m
+        resident = tile.block_m
     if chip.keeps_rows:
-        kept = 0
+        resident = 0
     ahead = max(1, tile.stages - 1)
-    in_flight = tile.stages if chip.warp_groups else ahead  # older chips read a tile to registers
+    # Chips without warp groups copy the current tile to registers, which frees one buffer.
+    in_flight = tile.stages if chip.warp_groups else ahead
     scores = tile.block_m * tile.block_n
     rows = tile.block_n if kernel == "bwd_dkdv" else tile.block_m
     between = scores * element_size * (2 if kernel == "bwd_dkdv" else 1)
     if chip.keeps_weights and 16 * tile.warps <= rows:
         between = 0
-    return (kept + in_flight * streamed) * row + ahead * scores * score_bytes + between
+    return (resident + in_flight * streamed) * row + ahead * scores * score_bytes + between
 
 
 _Rows = dict[str, tuple[tuple[int, int, int, int] | None, ...]]
 
-# (queries, keys, warps, stages), for the widths 64, 128, 256 and 512.
+# (block_m, block_n, warps, stages) for the widths 64, 128, 256 and 512; None: no tile fits.
 # fmt: off
 _HALVES: dict[Kernel, _Rows] = {
     "forward": {

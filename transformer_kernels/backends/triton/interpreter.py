@@ -1,9 +1,11 @@
-"""Triton's interpreter: whether it is on, and its arithmetic mended.
+"""Corrections to the arithmetic of Triton's interpreter.
 
-With TRITON_INTERPRET=1 Triton runs kernels by numpy on the CPU. It keeps bfloat16 as 16-bit
-integers, which its dot products then multiply as such, and it truncates where a GPU rounds.
-Products of float32 are made in float32, whatever precision a kernel asks for; bf16x6 is refused.
-(Triton 3.6 to 3.9.)
+With TRITON_INTERPRET=1 Triton runs kernels in numpy on the CPU. Triton 3.6 to 3.9 then differs from
+a GPU as follows:
+
+- bfloat16 is stored as 16-bit integers, and dot products multiply these as integers;
+- conversion to bfloat16 truncates instead of rounding to nearest even;
+- float32 products ignore `input_precision`, and "bf16x6" is rejected.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ _ON = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "o
 
 
 def is_on() -> bool:
-    """Whether kernels are interpreted, on CPU tensors: TRITON_INTERPRET as it was at import."""
+    """True if kernels are interpreted, on CPU tensors: TRITON_INTERPRET at the time of import."""
     return _ON
 
 
 @functools.cache
-def mend() -> None:
-    """Makes the interpreter round as a GPU does, in bfloat16 and in bf16x6; and faster."""
+def patch() -> None:
+    """Patches the interpreter to round bfloat16 and bf16x6 as a GPU does, and to run faster."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
@@ -41,8 +43,8 @@ def mend() -> None:
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
         if a.dtype.scalar == tl.float32 and str(precision).endswith("BF16x6"):
-            for one, other in _products_of_parts(a.data, b.data):
-                a, b = (interpreter.TensorHandle(x, tl.float32) for x in (one, other))
+            for a_part, b_part in _bf16x6_operands(a.data, b.data):
+                a, b = (interpreter.TensorHandle(x, tl.float32) for x in (a_part, b_part))
                 d = plain_dot(self, a, b, d, precision, *rest)
             return d
         return plain_dot(self, widened(a), widened(b), d, precision, *rest)
@@ -60,11 +62,11 @@ def mend() -> None:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         patched.clear()
-        with np.errstate(all="ignore"):  # inf - inf is NaN, and no more than that
+        with np.errstate(all="ignore"):  # inf - inf is expected: no warning
             plain_run(self, *args, **kwargs)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Once a launch, where Triton patches its language for every call: half of the time.
+        # Patches each function once per launch. Triton does so in every call: half of the run time.
         if self.fn not in patched:
             interpreter._patch_lang(self.fn)
             patched.add(self.fn)
@@ -74,14 +76,14 @@ def mend() -> None:
     interpreter.interpreter_builder.options = replace(
         options,
         allowed_dot_input_precisions=(*options.allowed_dot_input_precisions, "bf16x6"),
-        sanitize_overflow=False,  # half of the time, for assertions that are off without debug
+        sanitize_overflow=False,  # its assertions need `debug`, but take half of the time
     )
     builder.create_dot, builder.cast_impl = dot, cast
     executor.__call__, interpreter.InterpretedFunction.__call__ = run, call
 
 
 def _rounded_to_bfloat16(x: Any) -> Any:
-    """float32 to the upper half of its bits, to nearest even; NaN stays NaN."""
+    """Bits of float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
     import numpy as np
 
     bits = np.ascontiguousarray(x).view(np.uint32)
@@ -89,14 +91,14 @@ def _rounded_to_bfloat16(x: Any) -> Any:
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
 
 
-def _products_of_parts(a: Any, b: Any) -> list[tuple[Any, Any]]:
-    """The six products of bfloat16 parts that stand for one of float32, smallest first."""
-    (a0, a1, a2), (b0, b1, b2) = _parts(a), _parts(b)
+def _bf16x6_operands(a: Any, b: Any) -> list[tuple[Any, Any]]:
+    """Operands of the six bfloat16 products that make up one of float32, smallest first."""
+    (a0, a1, a2), (b0, b1, b2) = _bfloat16_parts(a), _bfloat16_parts(b)
     return [(a2, b0), (a1, b1), (a0, b2), (a1, b0), (a0, b1), (a0, b0)]
 
 
-def _parts(x: Any) -> list[Any]:
-    """Three values of bfloat16 that sum to x; one and two zeros where x is infinite or NaN."""
+def _bfloat16_parts(x: Any) -> list[Any]:
+    """Three bfloat16 values that sum to x; the last two are 0 where x is infinite or NaN."""
     import numpy as np
 
     parts = []

@@ -1,8 +1,8 @@
-"""What the kernels take, as named tuples: a tensor that is absent is None, and costs nothing.
+"""Kernel arguments as named tuples, the counterpart of a C++ params struct.
 
-Triton passes a tuple field by field and compiles a kernel for which fields are None. Everything
-here is a plain number or tensor, so kernels read `mask.dense` where C++ would read a params struct.
-No tuple holds another: Triton 3.6 then loses fields that are None or 1.
+Triton passes a tuple field by field and specializes the kernel on the fields that are None, so an
+absent tensor costs nothing at run time. Tuples are not nested: Triton 3.6 loses fields of nested
+tuples that are None or 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG2E = 1.0 / math.log(2.0)
 
 
 class Rows(NamedTuple):
-    """(B, H, L, width) in memory, a row's elements side by side."""
+    """(B, H, L, width) tensor with unit-stride rows; strides in elements."""
 
     data: Tensor
     stride_b: int
@@ -30,38 +30,38 @@ class Rows(NamedTuple):
 
 
 class Scalars(NamedTuple):
-    """What changes from call to call. Kernels take these one by one, as `*scalars`: in a tuple
-    Triton would compile a kernel anew where one is 1 or a multiple of 16."""
+    """Arguments that change from call to call, passed to kernels as `*scalars`. In a tuple Triton
+    would specialize on values of 1 and multiples of 16."""
 
     rows: int
-    """of q in memory: M, or those of all packed sequences"""
+    """rows of q in memory: M, or the total of a varlen call"""
     M: int
     N: int
     low: int
     high: int
-    """visible: i + low <= j <= i + high"""
+    """band: i + low <= j <= i + high is visible"""
     offset: int
-    """of ALiBi"""
+    """added to i in the ALiBi distance |i + offset - j|"""
 
 
 class Heads(NamedTuple):
-    """How many query heads, and how many of them to a key head."""
+    """Number of query heads, and of query heads per key head."""
 
     H_q: int
     group: int
 
 
 class Sequences(NamedTuple):
-    """Packed sequences: b has the rows cu_q[b] to cu_q[b + 1], and the keys likewise."""
+    """Varlen sequences: b has query rows cu_q[b]..cu_q[b + 1] and key rows cu_k[b]..cu_k[b + 1]."""
 
     cu_q: Tensor | None
     cu_k: Tensor | None
     bottom_right: int
-    """1: diagonals and ALiBi count from N - M of each sequence; else 0"""
+    """1 if the band and ALiBi are aligned to the bottom right corner of each sequence, else 0"""
 
 
 class MaskTensors(NamedTuple):
-    """See `bound_mask.ResolvedMask`. Flags are bytes."""
+    """Tensors of a `ResolvedMask`; bool tensors are viewed as uint8."""
 
     key_start: Tensor | None
     key_end: Tensor | None
@@ -69,7 +69,7 @@ class MaskTensors(NamedTuple):
     k_segments: Tensor | None
     dense: Tensor | None
     dense_b: int | None
-    """strides, also below: 0 where a dimension is 1, None where the tensor is"""
+    """strides (also below): 0 for a dimension of size 1, None if the tensor is None"""
     dense_h: int | None
     dense_i: int | None
     dense_j: int | None
@@ -79,16 +79,16 @@ class MaskTensors(NamedTuple):
     layout_j: int | None
     block_size: int
     columns: int | None
-    """N, if there are dense flags: here Triton compiles for whether it divides by 16, and then
-    loads 16 bytes at a time"""
+    """N if there is a dense mask, else None. Triton specializes on its divisibility by 16, which
+    enables 16-byte loads."""
 
 
 class Scores(NamedTuple):
-    """How a product of q and k becomes a score."""
+    """Parameters that turn a product q k^T into a score."""
 
     scale: float
     plain_scale: float | None
-    """log2(e) times the scale, where scores are products times the scale and nothing else"""
+    """log2(e) * scale; None if there is a softcap, a bias or ALiBi"""
     softcap: float | None
     bias: Tensor | None
     bias_b: int | None
@@ -96,12 +96,12 @@ class Scores(NamedTuple):
     bias_i: int | None
     bias_j: int | None
     columns: int | None
-    """N, if there is a bias: see `MaskTensors`"""
+    """N if there is a bias, else None: see `MaskTensors`"""
     slopes: Tensor | None
 
 
 class Dropout(NamedTuple):
-    """Weights are kept where their 16 bits are at least `threshold`, and then times `factor`."""
+    """A weight is kept, and multiplied by `factor`, if its 16 random bits are >= `threshold`."""
 
     seed: Tensor | None
     threshold: int
@@ -109,8 +109,8 @@ class Dropout(NamedTuple):
 
 
 class BlockLists(NamedTuple):
-    """For each block of rows its partly visible blocks, first in `indices`, and the wholly visible
-    ones, last in it; `counts` holds how many of each. None where diagonals and ranges say it all.
+    """Blocks that each row block visits. `indices` holds partial blocks from the front and full
+    blocks from the back, `counts` the number of each. None if no block mask is needed.
     """
 
     indices: Tensor | None
@@ -128,19 +128,19 @@ def rows(x: Tensor) -> Rows:
 
 
 def scalars(q: Tensor, problem: AttentionProblem) -> Scalars:
-    reach = problem.M + problem.N  # further out than any index, wherever it counts from
+    limit = problem.M + problem.N  # beyond every index, with either alignment
     return Scalars(
         rows=q.shape[2],
         M=problem.M,
         N=problem.N,
-        low=min(max(problem.diagonal_low, -reach), reach),
-        high=min(max(problem.diagonal_high, -reach), reach),
+        low=min(max(problem.diagonal_low, -limit), limit),
+        high=min(max(problem.diagonal_high, -limit), limit),
         offset=problem.alibi_offset,
     )
 
 
 def mask_tensors(tensor_args: TensorArgs, problem: AttentionProblem) -> MaskTensors:
-    dense, layout = _bytes(tensor_args.dense), _bytes(tensor_args.layout)
+    dense, layout = _as_uint8(tensor_args.dense), _as_uint8(tensor_args.layout)
     dense_b, dense_h, dense_i, dense_j = _strides(dense, 4)
     layout_h, layout_i, layout_j = _strides(layout, 3)
     return MaskTensors(
@@ -187,13 +187,13 @@ def dropout(tensor_args: TensorArgs, problem: AttentionProblem) -> Dropout:
 
 
 def score_bytes(tensor_args: TensorArgs) -> int:
-    """What a tile loads for each of its scores, besides rows of q, k and v."""
+    """Bytes loaded per score, for a bias, a dense mask and a layout."""
     tensors = (tensor_args.bias, tensor_args.dense, tensor_args.layout)
     return sum(x.element_size() for x in tensors if x is not None)
 
 
 def broadcast_strides(x: Tensor) -> tuple[int, ...]:
-    """x's strides, 0 where a dimension is 1."""
+    """Strides of x, 0 for dimensions of size 1."""
     return tuple(
         0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)
     )
@@ -207,6 +207,6 @@ def _contiguous(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _bytes(flags: Tensor | None) -> Tensor | None:
-    """bool as uint8, without a copy."""
-    return None if flags is None else flags.view(torch.uint8)
+def _as_uint8(x: Tensor | None) -> Tensor | None:
+    """View of a bool tensor as uint8."""
+    return None if x is None else x.view(torch.uint8)

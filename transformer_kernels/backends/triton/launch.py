@@ -1,4 +1,4 @@
-"""The host side: outputs, tiles, and the launches of a forward or a backward pass."""
+"""Host side of a pass: allocates outputs, selects tiles and launches the kernels."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from transformer_kernels.backends.triton.kernels.score_gradient import bwd_prepr
 from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
 
 if interpreter.is_on():
-    interpreter.mend()
+    interpreter.patch()
 
 
 MAX_ROW_STRIDE = 1 << 24
-"""elements; times the rows of the largest tile it fits 32 bits"""
+"""Largest row stride, in elements, for which offsets inside a tile fit in 32 bits."""
 
 
 class Call(NamedTuple):
-    """One pass: its inputs, as rows, and what every kernel takes of the options."""
+    """Inputs of one pass, with unit-stride rows, and the kernel arguments made from its options."""
 
     q: Tensor
     k: Tensor
@@ -47,26 +47,26 @@ class Call(NamedTuple):
 
     @property
     def sequences(self) -> kernel_args.Sequences:
-        packed = self.tensor_args
-        bottom_right = int(self.problem.bottom_right)
-        return kernel_args.Sequences(packed.cu_seqlens_q, packed.cu_seqlens_k, bottom_right)
+        args, bottom_right = self.tensor_args, int(self.problem.bottom_right)
+        return kernel_args.Sequences(args.cu_seqlens_q, args.cu_seqlens_k, bottom_right)
 
     @property
     def heads(self) -> kernel_args.Heads:
         return kernel_args.Heads(self.problem.H_q, self.problem.H_q // self.problem.H_kv)
 
     def output(self, like: Tensor, width: int) -> Tensor:
-        """(B, H, L, width); zeros for packed sequences, as rows behind the last one stay so."""
+        """Allocates (B, H, L, width): zeros for varlen calls, whose trailing padding is not
+        written, else uninitialized."""
         x = schema.empty_like_layout(like, width)
         return x if self.tensor_args.cu_seqlens_q is None else x.zero_()
 
     def blocks_of(self, rows: int, block: int, heads: int) -> int:
-        """How many programs take `block` of `rows` each, in every head of every batch entry."""
+        """Number of programs that cover `rows` in blocks of `block`, for all heads and batches."""
         return -(-rows // block) * heads * self.problem.B
 
 
 class Operands(NamedTuple):
-    """What every backward kernel reads, in the order in which they take it."""
+    """Leading arguments of every backward kernel, in order."""
 
     q: kernel_args.Rows
     k: kernel_args.Rows
@@ -93,7 +93,7 @@ def prepare(
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """(o, lse, block block_mask); the block_mask is empty for a mask that needs none."""
+    """Returns (o, lse, block_mask); the block mask has no elements if the mask needs none."""
     p = call.problem
     o = call.output(call.q, p.D_v)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
@@ -101,7 +101,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
         lse.fill_(float("-inf"))
     block_mask = fill_block_mask(call)
     q, scores = call.q, call.scores
-    if p.scale < 0.0:  # the kernel takes a row's maximum before it scales
+    if p.scale < 0.0:  # the kernel computes row maxima before scaling, which needs scale >= 0
         q, scores = -q, kernel_args.scores(call.tensor_args, p, -p.scale)
     tile, meta = tiling("forward", call)
     launch(
@@ -125,7 +125,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 def backward(
     call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(dq, dk, dv, dbias)."""
+    """Returns (dq, dk, dv, dbias); dbias is None unless `bias_needs_grad`."""
     operands = prepare_backward(call, do, dlse, saved)
     dk, dv = bwd_dkdv(call, operands, saved.block_mask)
     dq = bwd_dq(call, operands, saved.block_mask)
@@ -138,7 +138,7 @@ def backward(
 def prepare_backward(
     call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward
 ) -> Operands:
-    """Computes what each row brings into all its tiles: see `bwd_preprocess_kernel`."""
+    """Runs the backward preprocess, `bwd_preprocess_kernel`, and packs the kernels' operands."""
     p = call.problem
     o, do, lse = as_rows(saved.o), as_rows(do), saved.lse.contiguous()
     base, delta = torch.empty_like(lse), torch.empty_like(lse)
@@ -210,7 +210,7 @@ def bwd_dq(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
 
 
 def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: Tensor) -> Tensor:
-    """dbias, of the bias's shape and dtype."""
+    """Returns dbias, with the shape and dtype of the bias."""
     p, bias = call.problem, call.tensor_args.bias
     assert bias is not None
     own_b, own_h, rows, columns = bias.shape
@@ -246,7 +246,7 @@ def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: T
 
 
 def _row_sums(delta: Tensor, dlse: Tensor | None, lse: Tensor) -> Tensor:
-    """Rows of ds sum to dlse: weights sum to 1, and p dp to delta. NaN comes through delta."""
+    """Row sums of ds, which equal dlse: p sums to 1, and p dp to delta. delta * 0 keeps NaN."""
     sums = delta * 0.0 if dlse is None else dlse + delta * 0.0
     return sums.masked_fill(lse == float("-inf"), 0.0)
 
@@ -257,7 +257,7 @@ def _reduced(sums: Tensor, bias: Tensor) -> Tensor:
 
 
 def fill_block_mask(call: Call) -> Tensor:
-    """A byte for each block of 64 x 64 (block_lists.py)."""
+    """Returns the block mask, one byte for each 64 x 64 block (kernels/block_lists.py)."""
     tensor_args = call.tensor_args
     shape = schema.block_mask_shape(
         call.q, call.k, tensor_args.q_segments, tensor_args.dense, tensor_args.layout
@@ -278,7 +278,7 @@ def fill_block_mask(call: Call) -> Tensor:
 
 
 def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
-    """Blocks that each block of queries, or of keys, visits; NO_LISTS without a block mask."""
+    """Builds the block lists of query (or key) blocks; NO_LISTS without a block mask."""
     if block_mask is None or not schema.needs_block_mask(call.tensor_args):
         return NO_LISTS
     p, grain = call.problem, grains(tile)
@@ -314,7 +314,7 @@ def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: b
 
 
 def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
-    """The tile, and what it and the widths mean for a kernel's compilation."""
+    """Returns the tile, and the compile-time arguments that follow from it and the widths."""
     p = call.problem
     block_d, block_dv = config.width(p.D), config.width(p.D_v)
     chip = target.chip(p.device)
@@ -322,7 +322,7 @@ def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
     tile = config.tile(
         kernel, chip, call.q.element_size(), columns, kernel_args.score_bytes(call.tensor_args)
     )
-    assert tile is not None  # the backend has said no where there is none
+    assert tile is not None  # checked by unsupported_reasons
     return tile, {
         "D": p.D,
         "D_V": p.D_v,
@@ -345,14 +345,14 @@ def grains(tile: Tile) -> dict[str, int]:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """x with a row's elements side by side, and rows near enough for 32-bit offsets inside a tile:
-    itself, or a copy."""
-    side_by_side = x.stride(-1) == 1 or x.shape[-1] == 1
-    near = x.stride(-2) < MAX_ROW_STRIDE or x.shape[-2] == 1
-    return x if side_by_side and near else x.contiguous()
+    """Returns x, or a copy if its rows are not unit-stride or lie too far apart for 32-bit offsets
+    inside a tile."""
+    unit_stride = x.stride(-1) == 1 or x.shape[-1] == 1
+    fits_32_bits = x.stride(-2) < MAX_ROW_STRIDE or x.shape[-2] == 1
+    return x if unit_stride and fits_32_bits else x.contiguous()
 
 
 def launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-    """Runs so many programs on the current stream; an empty grid would be an error."""
+    """Launches the kernel on the current stream, unless the grid is empty (an error in Triton)."""
     if programs:
         kernel[(programs,)](*args, **options)

@@ -1,6 +1,6 @@
-"""The operators `triton_forward` and `triton_backward`, which torch.compile takes as they are.
+"""Torch operators `triton_forward` and `triton_backward`, opaque to torch.compile.
 
-They are defined without importing Triton, which is loaded by the first call.
+Their definition does not import Triton; the first call does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 from transformer_kernels.backends import schema
 from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
 
-_EXTRAS = len(TensorArgs._fields)
+_NUM_TENSOR_ARGS = len(TensorArgs._fields)
 
 
 def _problem(
     q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, scalar_args: tuple[Any, ...]
 ) -> AttentionProblem:
     scale, softcap, dropout_p, low, high, block_size, alibi_offset, bottom_right, M, N = scalar_args
-    packed = tensor_args.cu_seqlens_q
+    cu_seqlens_q = tensor_args.cu_seqlens_q
     return AttentionProblem(
-        B=q.shape[0] if packed is None else packed.shape[0] - 1,
+        B=q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
         H_q=q.shape[1],
         H_kv=k.shape[1],
         M=M,
@@ -45,8 +45,8 @@ def _problem(
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     from transformer_kernels.backends.triton import launch
 
-    tensor_args = TensorArgs(*options[:_EXTRAS])
-    problem = _problem(q, k, v, tensor_args, options[_EXTRAS:])
+    tensor_args = TensorArgs(*options[:_NUM_TENSOR_ARGS])
+    problem = _problem(q, k, v, tensor_args, options[_NUM_TENSOR_ARGS:])
     with _device_of(q):
         return launch.forward(launch.prepare(q, k, v, tensor_args, problem))
 
@@ -65,8 +65,8 @@ def _backward(
     from transformer_kernels.backends.triton import launch
 
     *given, bias_needs_grad = options
-    tensor_args = TensorArgs(*given[:_EXTRAS])
-    problem = _problem(q, k, v, tensor_args, tuple(given[_EXTRAS:]))
+    tensor_args = TensorArgs(*given[:_NUM_TENSOR_ARGS])
+    problem = _problem(q, k, v, tensor_args, tuple(given[_NUM_TENSOR_ARGS:]))
     saved = SavedForBackward(q, k, v, o, lse, block_mask)
     with _device_of(q):
         call = launch.prepare(q, k, v, tensor_args, problem)
@@ -75,7 +75,7 @@ def _backward(
 
 
 def _device_of(x: Tensor) -> Any:
-    """Triton launches on the current device, which need not be x's."""
+    """Makes x's device current: Triton launches on the current device."""
     return torch.cuda.device_of(x)
 
 

@@ -1,4 +1,4 @@
-"""Where kernels run, or why they cannot."""
+"""Device detection: the chip whose tiles apply, or the reason why Triton cannot run."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def reason_against(device: torch.device) -> str | None:
-    """Why Triton cannot run on the device; None when it can."""
+    """Returns the reason why Triton cannot run on the device, or None if it can."""
     if not INSTALLED:
         return "the package triton is not installed: pip install triton"
     if interpreter.is_on():
-        where = f"tensors are on {device}, and Triton's interpreter is on, which takes CPU tensors"
-        return None if device.type == "cpu" else where
+        reason = f"the tensors are on {device}; Triton's interpreter (TRITON_INTERPRET=1) needs CPU"
+        return None if device.type == "cpu" else f"{reason} tensors"
     if device.type != "cuda":
-        return f"tensors are on {device}, Triton's kernels run on a GPU"
+        return f"the tensors are on {device}; the triton backend needs GPU tensors"
     if not torch.cuda.is_available():
-        return "there is no GPU here"
+        return "torch sees no GPU"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         major, minor = torch.cuda.get_device_capability(device)
-        return f"the GPU is sm_{major}{minor}; tiles are for sm_80 and later"
+        return f"the GPU is sm_{major}{minor}; the triton backend needs sm_80 or later"
     return None
 
 
-_pretended: Chip | None = None
+_override: Chip | None = None
 
 
 @contextmanager
-def pretend(chip: Chip) -> Iterator[None]:
-    """Inside it every device is this chip: to compile for one that is not here."""
-    global _pretended
-    before, _pretended = _pretended, chip
+def override_chip(chip: Chip) -> Iterator[None]:
+    """Context manager that reports every device as this chip, to compile for an absent GPU."""
+    global _override
+    before, _override = _override, chip
     try:
         yield
     finally:
-        _pretended = before
+        _override = before
 
 
 def chip(device: torch.device) -> Chip:
-    """Whose table of tiles the device uses."""
-    found: Chip = _pretended or _chip(device)
+    """Returns the chip whose table of tiles the device uses."""
+    found: Chip = _override or _chip(device)
     return found
 
 

@@ -1,9 +1,11 @@
-"""Kernels in Triton's language, which looks like Python and is another.
+"""Triton kernels. Triton's compiler runs these files, not Python.
 
-forward.py                      o and lse
-backward.py, gradients.py       dk and dv; dq; and one tile of them
-bias_gradient.py                dbias
-primitives.py, visibility.py    loads and scores; masks, by block and by element
-dropout.py                      which weights are kept
-block_lists.py                  which blocks to visit, where a mask is a tensor
+forward.py           o and lse
+backward.py          dk and dv; dq
+score_gradient.py    backward preprocess, and the score gradient ds of one tile
+bias_gradient.py     dbias
+primitives.py        addresses, loads, stores, scores
+masks.py             element masks and block ranges
+block_lists.py       block mask and lists of blocks, for masks that are tensors
+dropout.py           dropout mask (Philox)
 """

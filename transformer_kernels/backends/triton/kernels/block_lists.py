@@ -1,28 +1,28 @@
-"""Dense masks, layouts and segments, summed up by blocks; and which blocks each block visits.
+"""Block mask of dense masks, layouts and segments, and the lists of blocks to visit.
 
-The block_mask has a byte for each 64 x 64 block: 0 hidden, 1 in part, 2 wholly visible. It is made
-once, in the forward pass. Lists are made from it for each kernel, whose tiles may be larger, and
-take diagonals and key ranges in as well.
+The block mask has one byte for each 64 x 64 block: 0 empty, 1 partial, 2 full. It is computed once,
+in the forward pass. Each kernel gets its own lists, built from the block mask for the kernel's tile
+size. The lists also account for the band and the key range.
 """
 
 import triton
 import triton.language as tl
 
 from transformer_kernels.backends.triton.kernels.masks import (
-    flagged,
+    element_mask,
+    key_block_ranges,
     key_range,
-    key_spans,
-    query_spans,
+    query_block_ranges,
 )
 
 BLOCK_MASK_SIZE = tl.constexpr(64)
 CHUNK = tl.constexpr(128)
-"""blocks that a program of a list looks at together"""
+"""Blocks that one list program tests at a time."""
 
 
 @triton.jit(do_not_specialize=["M", "N"])
 def block_mask_kernel(block_mask, M, N, mask, heads, BLOCK: tl.constexpr):
-    """A program a block; block_mask is (B or 1, heads, row blocks, column blocks) bytes"""
+    """Block mask, (B or 1, heads, row blocks, column blocks) uint8: one program per block"""
     row_blocks, column_blocks = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
     program = tl.program_id(0)
     column = program % column_blocks
@@ -31,11 +31,11 @@ def block_mask_kernel(block_mask, M, N, mask, heads, BLOCK: tl.constexpr):
     b = program // column_blocks // row_blocks // heads
     i = row * BLOCK + tl.arange(0, BLOCK)[:, None]
     j = column * BLOCK + tl.arange(0, BLOCK)[None, :]
-    shown = flagged(mask, b, h, i, j, M, N)
-    as_all = shown == ((i < M) & (j < N))
-    some = tl.max(tl.max(shown.to(tl.int32), 1), 0)
-    every = tl.min(tl.min(as_all.to(tl.int32), 1), 0)
-    tl.store(block_mask + program, (some + every * some).to(tl.uint8))
+    is_visible = element_mask(mask, b, h, i, j, M, N)
+    matches_bounds = is_visible == ((i < M) & (j < N))
+    any_visible = tl.max(tl.max(is_visible.to(tl.int32), 1), 0)
+    all_visible = tl.min(tl.min(matches_bounds.to(tl.int32), 1), 0)
+    tl.store(block_mask + program, (any_visible + all_visible * any_visible).to(tl.uint8))
 
 
 @triton.jit(do_not_specialize=["M", "N", "low", "high"])
@@ -53,7 +53,8 @@ def list_kernel(
     BLOCK_N: tl.constexpr,
     BY_KEYS: tl.constexpr,
 ):
-    """The list of one block: of queries, or of keys if BY_KEYS. Blocks are multiples of 64."""
+    """Block list of one query block, or of one key block if BY_KEYS. Block sizes are multiples of
+    64."""
     if BY_KEYS:
         blocks = tl.cdiv(N, BLOCK_N)
     else:
@@ -64,51 +65,55 @@ def list_kernel(
     b = program // blocks // heads
     begin, end = key_range(mask, b, N)
     if BY_KEYS:
-        any_begin, all_begin, all_end, any_end = query_spans(
+        any_begin, all_begin, all_end, any_end = query_block_ranges(
             low, high, begin, end, block * BLOCK_N, M, BLOCK_M, BLOCK_N
         )
     else:
-        any_begin, all_begin, all_end, any_end = key_spans(
+        any_begin, all_begin, all_end, any_end = key_block_ranges(
             low, high, begin, end, block * BLOCK_M, M, BLOCK_M, BLOCK_N
         )
 
     indices = lists.indices + tl.cast(program, tl.int64) * lists.columns
     entries = block_mask + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
-    in_part, in_full = 0, 0
+    num_partial, num_full = 0, 0
     for chunk in range(any_begin, any_end, CHUNK):
         other = chunk + tl.arange(0, CHUNK)
         this = block + 0 * other
         if BY_KEYS:
-            some, every = tile_entry(entries, strides[2], other, this, M, N, BLOCK_M, BLOCK_N)
+            any_visible, all_visible = tile_entry(
+                entries, strides[2], other, this, M, N, BLOCK_M, BLOCK_N
+            )
         else:
-            some, every = tile_entry(entries, strides[2], this, other, M, N, BLOCK_M, BLOCK_N)
-        some = some & (other < any_end)
-        full = some & every & (other >= all_begin) & (other < all_end)
-        part = some != full
-        part_rank = in_part + tl.cumsum(part.to(tl.int32), 0) - 1
-        full_rank = in_full + tl.cumsum(full.to(tl.int32), 0) - 1
-        tl.store(indices + part_rank, other, mask=part)
+            any_visible, all_visible = tile_entry(
+                entries, strides[2], this, other, M, N, BLOCK_M, BLOCK_N
+            )
+        any_visible = any_visible & (other < any_end)
+        full = any_visible & all_visible & (other >= all_begin) & (other < all_end)
+        partial = any_visible != full
+        partial_rank = num_partial + tl.cumsum(partial.to(tl.int32), 0) - 1
+        full_rank = num_full + tl.cumsum(full.to(tl.int32), 0) - 1
+        tl.store(indices + partial_rank, other, mask=partial)
         tl.store(indices + lists.columns - 1 - full_rank, other, mask=full)
-        in_part += tl.sum(part.to(tl.int32), 0)
-        in_full += tl.sum(full.to(tl.int32), 0)
-    tl.store(lists.counts + 2 * program, in_part)
-    tl.store(lists.counts + 2 * program + 1, in_full)
+        num_partial += tl.sum(partial.to(tl.int32), 0)
+        num_full += tl.sum(full.to(tl.int32), 0)
+    tl.store(lists.counts + 2 * program, num_partial)
+    tl.store(lists.counts + 2 * program + 1, num_full)
 
 
 @triton.jit
 def tile_entry(
     entries, row_stride, row, column, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Whether something, and whether everything, is visible in these tiles"""
+    """(any_visible, all_visible) of the tiles (row, column), from their 64 x 64 blocks"""
     ROWS: tl.constexpr = BLOCK_M // BLOCK_MASK_SIZE
     COLUMNS: tl.constexpr = BLOCK_N // BLOCK_MASK_SIZE
-    some = row < 0
-    every = row >= 0
+    any_visible = row < 0
+    all_visible = row >= 0
     for r in tl.static_range(ROWS):
         for c in tl.static_range(COLUMNS):
             at_row, at_column = row * ROWS + r, column * COLUMNS + c
-            there = (at_row * BLOCK_MASK_SIZE < M) & (at_column * BLOCK_MASK_SIZE < N)
-            entry = tl.load(entries + at_row * row_stride + at_column, mask=there, other=2)
-            some = some | (there & (entry > 0))
-            every = every & (entry == 2)
-    return some, every
+            in_bounds = (at_row * BLOCK_MASK_SIZE < M) & (at_column * BLOCK_MASK_SIZE < N)
+            entry = tl.load(entries + at_row * row_stride + at_column, mask=in_bounds, other=2)
+            any_visible = any_visible | (in_bounds & (entry > 0))
+            all_visible = all_visible & (entry == 2)
+    return any_visible, all_visible

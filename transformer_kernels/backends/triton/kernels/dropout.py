@@ -1,4 +1,4 @@
-"""Which weights dropout keeps: Philox4x32-7 on 16-bit halves, docs/attention.md section 7."""
+"""Dropout mask: Philox4x32-7 on 16-bit halves, docs/attention.md section 7."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ ROUNDS = tl.constexpr(7)
 
 @triton.jit
 def philox(seed, x0, x1, x2, x3):
-    """Four words of 32 bits from a counter of four and the two words of the seed"""
+    """Four 32-bit words from a counter of four words and a 64-bit seed"""
     key0 = (seed & 0xFFFFFFFF).to(tl.uint32)
     key1 = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     for _ in tl.static_range(ROUNDS):
@@ -27,17 +27,18 @@ def philox(seed, x0, x1, x2, x3):
 
 @triton.jit
 def halves(word, threshold):
-    """(M, C, 2) of 0 and 1: whether the lower and the upper half of each word is kept"""
+    """(M, C, 2) int8: 1 where the lower and the upper half of each word is at least `threshold`"""
     low, high = (word & 0xFFFF).to(tl.int32), (word >> 16).to(tl.int32)
     return tl.join((low >= threshold).to(tl.int8), (high >= threshold).to(tl.int8))
 
 
 @triton.jit
-def kept(dropout, b, h, i0, j0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """bool (BLOCK_M, BLOCK_N), for queries from i0 and keys from j0; j0 is a multiple of BLOCK_N.
+def keep_mask(dropout, b, h, i0, j0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Dropout mask of the tile at (i0, j0): bool (BLOCK_M, BLOCK_N), True = kept.
 
-    64 keys share 8 counters, of 4 words of 2 halves: key 64 n + 16 word + 8 half + c has counter
-    8 n + c. A block of 32 or 16 keys takes two words, or one, of its 8 counters.
+    j0 must be a multiple of BLOCK_N. 64 keys share 8 counters of 4 words of 2 halves: key
+    64 n + 16 word + 8 half + c uses counter 8 n + c. A block of 32 keys uses two words of each of
+    its 8 counters, a block of 16 keys one.
     """
     seed = tl.load(dropout.seed)
     COUNTERS: tl.constexpr = max(BLOCK_N // 8, 8)
@@ -53,7 +54,7 @@ def kept(dropout, b, h, i0, j0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     )
     threshold = dropout.threshold
     if BLOCK_N >= 64:
-        # (M, counter, half, word): a join's new dimension is the last.
+        # (M, counter, half, word): tl.join appends the new dimension.
         even = tl.join(halves(w0, threshold), halves(w2, threshold))
         odd = tl.join(halves(w1, threshold), halves(w3, threshold))
         bits = tl.reshape(tl.join(even, odd), [BLOCK_M, BLOCK_N // 64, 8, 2, 2, 2])

@@ -1,23 +1,23 @@
-"""What forward and backward share: addresses, loads, scores and their exponents.
+"""Helpers shared by the forward and backward kernels: addresses, loads, stores and scores.
 
 Index tensors i (queries) and j (keys) broadcast to a tile in either orientation: (BLOCK_M, 1) with
 (1, BLOCK_N), or (1, BLOCK_M) with (BLOCK_N, 1) where the tile is transposed.
 """
 
-# Annotations of a kernel must be objects, not text: no `from __future__ import annotations` here.
+# No `from __future__ import annotations`: Triton needs annotations as objects, not as strings.
 import triton
 import triton.language as tl
 
-NUMBERS = ["rows", "M", "N", "low", "high", "offset"]
-"""Arguments that change from call to call. Triton would compile a kernel anew where one of them is
-1 or a multiple of 16; it is told not to."""
+UNSPECIALIZED = ["rows", "M", "N", "low", "high", "offset"]
+"""Kernel arguments that change from call to call, exempt from Triton's specialization. Otherwise a
+value of 1 or a multiple of 16 would compile another kernel."""
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def sequence(sequences, b, M, N):
-    """(index of b in memory, its first query, its first key, M, N)"""
+    """(batch index in memory, first query row, first key row, M, N) of sequence b"""
     if sequences.cu_q is None:
         return b, 0, 0, M, N
     else:
@@ -28,15 +28,15 @@ def sequence(sequences, b, M, N):
 
 
 @triton.jit
-def from_start(sequences, low, high, offset, M, N):
-    """low, high and ALiBi's offset, counted from the first query and the first key"""
+def resolve_alignment(sequences, low, high, offset, M, N):
+    """low, high and the ALiBi offset, relative to the first query and the first key"""
     shift = sequences.bottom_right * (N - M)
     return low + shift, high + shift, offset + shift
 
 
 @triton.jit
-def matrix(rows, b, h, first):
-    """The address of row `first` of head h; offsets beyond 2^31 elements are fine."""
+def head_pointer(rows, b, h, first):
+    """Pointer to row `first` of head h; 64-bit offsets"""
     return (
         rows.data
         + tl.cast(b, tl.int64) * rows.stride_b
@@ -46,9 +46,9 @@ def matrix(rows, b, h, first):
 
 
 @triton.jit
-def vector(numbers, heads, rows, b, h, first):
-    """The address of the number of row `first` of head h, of (B, H_q, rows) without gaps"""
-    return numbers + (tl.cast(b, tl.int64) * heads.H_q + h) * rows + first
+def vector_pointer(data, heads, rows, b, h, first):
+    """Pointer to element `first` of head h in a contiguous (B, H_q, rows) tensor"""
+    return data + (tl.cast(b, tl.int64) * heads.H_q + h) * rows + first
 
 
 @triton.jit
@@ -56,21 +56,21 @@ def load_rows(
     head,
     stride,
     first,
-    there,
+    in_bounds,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CHECKED: tl.constexpr,
 ):
-    """(ROWS, BLOCK) from row `first` of a head: 0 beyond the WIDTH and, if CHECKED, where not
-    `there`"""
+    """(ROWS, BLOCK) tile from row `first` of a head. Columns beyond WIDTH are 0; if CHECKED, rows
+    that are not `in_bounds` are 0 too."""
     at = tile_addresses(head, stride, first, ROWS, BLOCK)
     columns = tl.arange(0, BLOCK)[None, :] < WIDTH
     if CHECKED:
         if WIDTH == BLOCK:
-            return tl.load(at, mask=there[:, None], other=0.0)
+            return tl.load(at, mask=in_bounds[:, None], other=0.0)
         else:
-            return tl.load(at, mask=there[:, None] & columns, other=0.0)
+            return tl.load(at, mask=in_bounds[:, None] & columns, other=0.0)
     else:
         if WIDTH == BLOCK:
             return tl.load(at)
@@ -79,27 +79,27 @@ def load_rows(
 
 
 @triton.jit
-def store_rows(head, stride, first, there, tile, WIDTH: tl.constexpr):
-    """The first WIDTH columns of the tile's rows that are `there`"""
+def store_rows(head, stride, first, in_bounds, tile, WIDTH: tl.constexpr):
+    """Stores the first WIDTH columns of the tile's rows that are `in_bounds`"""
     at = tile_addresses(head, stride, first, tile.shape[0], tile.shape[1])
     columns = tl.arange(0, tile.shape[1])[None, :] < WIDTH
-    tl.store(at, tile.to(head.dtype.element_ty), mask=there[:, None] & columns)
+    tl.store(at, tile.to(head.dtype.element_ty), mask=in_bounds[:, None] & columns)
 
 
 @triton.jit
 def tile_addresses(head, stride, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(ROWS, COLUMNS). The first row's is a scalar, so that a loop moves one number."""
+    """(ROWS, COLUMNS) pointers: a scalar base, which is all a loop advances, plus fixed offsets"""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     return head + tl.cast(first, tl.int64) * stride + (row * stride + column)
 
 
 @triton.jit
 def tanh(x):
-    """To some units in the last place everywhere: (1 - t) / (1 + t) cancels near 0"""
+    """tanh, accurate to a few ulp: a Taylor series near 0, where (1 - t) / (1 + t) cancels"""
     t = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
     far = (1.0 - t) / (1.0 + t)
     y = x * x
-    # The odd Taylor series, whose next term is under 2^-26 of the first for |x| < 0.35.
+    # Odd Taylor series. For |x| < 0.35 the next term is below 2^-26 of the first.
     near = 1.0 + y * (
         -1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835 + y * (-1382 / 155925))))
     )
@@ -108,7 +108,7 @@ def tanh(x):
 
 @triton.jit
 def scaled(products, scores):
-    """a of docs/attention.md: scale times q k, under the cap"""
+    """a of docs/attention.md: scale * q k^T, with softcap"""
     a = products * scores.scale
     if scores.softcap is not None:
         a = scores.softcap * tanh(a / scores.softcap)
@@ -117,7 +117,7 @@ def scaled(products, scores):
 
 @triton.jit
 def load_bias(scores, b, h, i, j, M, N):
-    """The tile of a bias there is, 0 outside M x N"""
+    """Bias tile, 0 outside M x N"""
     by_b, by_h = tl.cast(b, tl.int64) * scores.bias_b, tl.cast(h, tl.int64) * scores.bias_h
     by_i, by_j = i.to(tl.int64) * scores.bias_i, j.to(tl.int64) * scores.bias_j
     at = scores.bias + by_b + by_h + by_i + by_j
@@ -126,7 +126,7 @@ def load_bias(scores, b, h, i, j, M, N):
 
 @triton.jit
 def natural_scores(products, bias, scores, offset, h, i, j):
-    """s of docs/attention.md, not masked"""
+    """s of docs/attention.md, natural units, not masked"""
     s = scaled(products, scores)
     if bias is not None:
         s += bias.to(tl.float32)
@@ -137,11 +137,11 @@ def natural_scores(products, bias, scores, offset, h, i, j):
 
 @triton.jit
 def exponents(products, bias, scores, offset, h, i, j, EXACT: tl.constexpr):
-    """Scores in the unit of exponents: natural if EXACT, else times log2(e). `bias` is their tile
-    of it, or None.
+    """Scores as exponents: natural (base e) if EXACT, else multiplied by log2(e) (base 2). `bias`
+    is the tile's bias, or None.
 
-    The latter saves a product an element. Where scores are 100 it costs 1e-5 of a weight, which
-    float32 would show and halves do not.
+    Base 2 saves a multiplication per element. At scores near 100 it costs a relative error of 1e-5
+    in a weight: visible in float32, below rounding in half precision.
     """
     if scores.plain_scale is not None and not EXACT:
         return products * scores.plain_scale
@@ -151,7 +151,7 @@ def exponents(products, bias, scores, offset, h, i, j, EXACT: tl.constexpr):
 
 @triton.jit
 def unit(x, EXACT: tl.constexpr):
-    """A natural exponent in the unit of `exponents`"""
+    """Converts a natural exponent to the base of `exponents`"""
     if EXACT:
         return x
     else:
@@ -160,7 +160,7 @@ def unit(x, EXACT: tl.constexpr):
 
 @triton.jit
 def power(x, EXACT: tl.constexpr):
-    """exp of a difference of `exponents`"""
+    """Exponential of a difference of two `exponents`"""
     if EXACT:
         return tl.exp2(x * LOG2E)
     else:
@@ -169,7 +169,7 @@ def power(x, EXACT: tl.constexpr):
 
 @triton.jit
 def logarithm(base, total, EXACT: tl.constexpr):
-    """log(exp(base) total), for a base in the unit of `exponents`"""
+    """Natural log of total * exp(base), with base as in `exponents`"""
     if EXACT:
         return base + tl.log2(total) * LN2
     else:
