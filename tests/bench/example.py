@@ -1,4 +1,4 @@
-"""A row to test with."""
+"""An example row for tests."""
 
 from __future__ import annotations
 

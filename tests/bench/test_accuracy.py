@@ -37,7 +37,7 @@ def test_exact_outputs_are_float64_of_all_heads_at_once(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("direction", "worst"), [("fwd", 0.125), ("bwd", 0.5), ("fwd+bwd", 0.5)])
-def test_the_error_is_the_worst_tensor_s_relative_to_its_largest_value(
+def test_the_error_is_that_of_the_worst_tensor_relative_to_its_largest_value(
     direction: Direction, worst: float
 ) -> None:
     exact = Outputs(*(torch.tensor([1.0, -8.0], dtype=torch.float64) for _ in range(4)))
@@ -46,7 +46,7 @@ def test_the_error_is_the_worst_tensor_s_relative_to_its_largest_value(
     assert got.error(exact, direction) == worst
 
 
-def test_the_error_of_a_bias_gradient_counts() -> None:
+def test_the_error_includes_the_bias_gradient() -> None:
     one = torch.ones(1, dtype=torch.float64)
     exact = Outputs(one, one, one, one, one)
     got = exact._replace(dbias=one * 1.25)

@@ -1,4 +1,4 @@
-"""The clocks, with a device that is played."""
+"""The clocks, with a simulated device."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 
 from transformer_kernels.bench import Interleaver, clocks
 from transformer_kernels.bench.clocks import Seconds
-from transformer_kernels.bench.workload import Work
+from transformer_kernels.bench.workload import Workload
 
 CPU = torch.device("cpu")
 
 
 class Device:
-    """It works through what it is given when it is waited for; only then are times known."""
+    """A simulated asynchronous clock: times are known only after `wait`."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
         self._pending: dict[str, float | None] = {}
 
-    def lap(self, work: Work) -> Seconds:
-        name = str(work())
+    def lap(self, workload: Workload) -> Seconds:
+        name = str(workload())
         self.ran.append(name)
         self._pending[name] = None
 
         def seconds() -> float:
             known = self._pending[name]
-            assert known is not None, f"{name} was read before it had ended"
+            assert known is not None, f"the time of {name} was read too early"
             return known
 
         return seconds
@@ -38,10 +38,10 @@ class Device:
         self._pending = {name: float(ord(name)) for name in self._pending}
 
 
-def test_a_round_is_started_as_a_whole_before_any_time_is_read() -> None:
+def test_all_laps_of_a_round_start_before_any_time_is_read() -> None:
     device = Device()
 
-    def prepare(name: str) -> Callable[[], Work]:
+    def prepare(name: str) -> Callable[[], Workload]:
         return lambda: lambda: name
 
     timer = Interleaver({name: prepare(name) for name in "abc"}, clock=device)
@@ -57,7 +57,7 @@ def test_a_round_is_started_as_a_whole_before_any_time_is_read() -> None:
 
 class Event:
     log: list[str]
-    """Of what happens on the device, shared with the test"""
+    """calls on the device, shared with the test"""
 
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
@@ -69,7 +69,7 @@ class Event:
         return 2.5
 
 
-def test_a_lap_on_a_device_is_between_events_behind_the_flush(
+def test_a_lap_on_a_device_is_between_events_after_the_flush(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log: list[str] = []
@@ -87,7 +87,7 @@ def test_a_lap_on_a_device_is_between_events_behind_the_flush(
     assert seconds() == pytest.approx(2.5e-3)
 
 
-def test_the_device_chooses_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_depends_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(clocks.clock_for(CPU), clocks.CpuClock)
     made: list[torch.device] = []
     monkeypatch.setattr(clocks, "CudaClock", made.append)

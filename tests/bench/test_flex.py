@@ -26,11 +26,11 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_a_mask_mod_shows_what_the_mask_shows(mask: Mask) -> None:
+def test_a_mask_mod_equals_the_mask(mask: Mask) -> None:
     case = Case(name="any", B=B, M=M, N=N, mask=mask)
     b, i, j = (torch.arange(size) for size in (B, M, N))
-    shown = mask_mod(case)(b[:, None, None], torch.tensor(0), i[:, None], j).expand(B, M, N)
-    assert torch.equal(shown, mask.materialize(B, 1, M, N)[:, 0])
+    visible = mask_mod(case)(b[:, None, None], torch.tensor(0), i[:, None], j).expand(B, M, N)
+    assert torch.equal(visible, mask.materialize(B, 1, M, N)[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_a_mask_mod_shows_what_the_mask_shows(mask: Mask) -> None:
     ],
     ids=["dense", "layout-by-head", "unbounded"],
 )
-def test_masks_that_are_not_measured_are_named(mask: Mask, kind: str) -> None:
+def test_an_unsupported_mask_is_named_in_the_error(mask: Mask, kind: str) -> None:
     with pytest.raises(ValueError, match=f"FlexAttention is not measured with {kind}"):
         flex(Case(name="any", B=B, M=M, N=N, mask=mask))

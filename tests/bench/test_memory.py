@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
-from transformer_kernels.bench.workload import Work
+from transformer_kernels.bench.workload import Workload
 
 MIB = 2**20
 NOISE = 6 * MIB
@@ -17,14 +17,14 @@ linux = pytest.mark.skipif(
 )
 
 
-def peak_of(work: Work) -> int:
-    peak = peak_extra_bytes(lambda: work)
+def peak_of(workload: Workload) -> int:
+    peak = peak_extra_bytes(lambda: workload)
     assert peak is not None
     return peak
 
 
 @linux
-def test_memory_that_is_freed_before_the_end_counts() -> None:
+def test_memory_freed_before_the_end_counts() -> None:
     def work() -> None:
         torch.ones(64 * MIB, dtype=torch.uint8).clone()
 
@@ -32,7 +32,7 @@ def test_memory_that_is_freed_before_the_end_counts() -> None:
 
 
 @linux
-def test_one_after_another_is_the_largest_and_not_the_sum() -> None:
+def test_the_peak_of_sequential_allocations_is_the_largest_one() -> None:
     def work() -> None:
         for _ in range(4):
             torch.ones(48 * MIB, dtype=torch.uint8)
@@ -61,14 +61,14 @@ def test_an_earlier_higher_peak_does_not_count() -> None:
     assert peak_of(lambda: torch.ones(32 * MIB, dtype=torch.uint8)) < 32 * MIB + NOISE
 
 
-def test_on_a_device_the_allocator_s_peak_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From what is there after the set-up; a run before is not measured."""
+def test_on_a_device_the_peak_of_the_allocator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative to the memory after the set-up; the warm-up run is not measured."""
     allocated, peak = 100, 0
     log: list[str] = []
 
-    def prepare() -> Work:
+    def prepare() -> Workload:
         nonlocal allocated
-        allocated += 1000  # the set-up's own
+        allocated += 1000  # memory of the set-up
         log.append("set up")
 
         def work() -> None:

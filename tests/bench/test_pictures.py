@@ -22,7 +22,7 @@ def rows() -> list[Row]:
 
 
 @pytest.mark.parametrize("draw", [plot_by_length, plot_by_visible])
-def test_a_picture_names_its_variants_and_directions(draw: object, tmp_path: Path) -> None:
+def test_a_figure_names_its_variants_and_directions(draw: object, tmp_path: Path) -> None:
     assert callable(draw)
     draw(rows(), tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ from transformer_kernels.bench.provenance import (
         ("Common KVM processor", "sse2", "x86_64", "x86-64"),
     ],
 )
-def test_a_slug_says_family_and_widest_instructions(
+def test_a_slug_has_the_family_and_the_widest_instructions(
     model: str, flags: str, machine: str, slug: str
 ) -> None:
     cpuinfo = f"processor\t: 0\nmodel name\t: {model}\nflags\t\t: fpu {flags}\n"
@@ -45,7 +45,7 @@ def test_without_cpuinfo_the_architecture_is_the_slug() -> None:
         ("AMD Instinct MI300X (rev. 1)", "amd-instinct-mi300x-rev-1"),
     ],
 )
-def test_a_gpu_s_slug_is_its_driver_s_name(
+def test_the_slug_of_a_gpu_is_its_device_name(
     monkeypatch: pytest.MonkeyPatch, name: str, slug: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: name)
@@ -56,7 +56,7 @@ def test_a_gpu_s_slug_is_its_driver_s_name(
     assert now.on(torch.device("cpu")) == now
 
 
-def test_a_commit_is_marked_where_files_changed_but_not_by_recorded_rows(tmp_path: Path) -> None:
+def test_changed_files_mark_a_commit_but_recorded_rows_do_not(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a")
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)

@@ -9,7 +9,7 @@ from tests.bench.example import CASE, row
 from transformer_kernels.bench.rows import COLUMNS, append_rows, read_rows, write_rows
 
 
-def test_the_columns_are_those_of_the_design() -> None:
+def test_the_columns_are_fixed() -> None:
     assert COLUMNS == (
         "date", "commit", "device", "torch", "triton", "cuda", "threads", "suite", "case", "dtype",
         "B", "H_q", "H_kv", "M", "N", "D", "D_v", "mask", "visible", "dropout_p", "direction",
@@ -25,11 +25,11 @@ def test_rates_come_from_the_median() -> None:
     assert made.visible == 10 / 16
 
 
-def test_a_row_says_its_case_s_dropout() -> None:
+def test_a_row_has_the_dropout_of_its_case() -> None:
     assert row(case=replace(CASE, dropout_p=0.25)).dropout_p == 0.25
 
 
-def test_rows_come_back_from_a_file(tmp_path: Path) -> None:
+def test_rows_survive_a_round_trip_through_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     first, second = row(), row(peak_bytes=None)
     write_rows(path, [first])
@@ -42,7 +42,7 @@ def test_rows_come_back_from_a_file(tmp_path: Path) -> None:
     assert found[0] == replace(first, tflops=found[0].tflops, gbytes_s=found[0].gbytes_s)
 
 
-def test_append_makes_the_file_and_write_replaces_it(tmp_path: Path) -> None:
+def test_append_creates_the_file_and_write_replaces_it(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     append_rows(path, [row(), row()])
     assert len(read_rows(path)) == 2
@@ -50,9 +50,9 @@ def test_append_makes_the_file_and_write_replaces_it(tmp_path: Path) -> None:
     assert len(read_rows(path)) == 1
 
 
-def test_a_file_with_other_columns_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_with_other_columns_is_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="has other columns than these rows: a, b"):
+    with pytest.raises(ValueError, match="expected the columns of Row, got a, b"):
         append_rows(path, [row()])
     assert path.read_text() == "a,b\n1,2\n"

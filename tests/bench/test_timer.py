@@ -3,25 +3,25 @@ from __future__ import annotations
 import pytest
 
 from transformer_kernels.bench import Budget, Interleaver
-from transformer_kernels.bench.workload import Prepare, Work
+from transformer_kernels.bench.workload import Prepare, Workload
 
 
 class FakeClock:
-    """Time passes only where a piece of work says so."""
+    """A clock that only workloads advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.calls: list[str] = []
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
-    def work(self, name: str, *, seconds: list[float], setup: float = 0.0) -> Prepare:
+    def workload(self, name: str, *, seconds: list[float], setup: float = 0.0) -> Prepare:
         lasting = iter(seconds)
 
         def run() -> None:
             self.calls.append(name)
             self.now += next(lasting)
 
-        def prepare() -> Work:
+        def prepare() -> Workload:
             self.now += setup
             return run
 
@@ -33,8 +33,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return FakeClock(monkeypatch)
 
 
-def test_variants_take_turns_and_each_round_starts_with_another(clock: FakeClock) -> None:
-    interleaver = Interleaver({name: clock.work(name, seconds=[1.0] * 3) for name in "abc"})
+def test_variants_are_interleaved_and_each_round_starts_with_another(clock: FakeClock) -> None:
+    interleaver = Interleaver({name: clock.workload(name, seconds=[1.0] * 3) for name in "abc"})
     for _ in range(3):
         interleaver.round()
     assert "".join(clock.calls) == "abc" + "bca" + "cab"
@@ -42,7 +42,7 @@ def test_variants_take_turns_and_each_round_starts_with_another(clock: FakeClock
 
 def test_times_are_medians_and_quantiles_in_milliseconds(clock: FakeClock) -> None:
     laps = [0.004, 0.001, 0.005, 0.002, 0.003, 0.006]
-    interleaver = Interleaver({"a": clock.work("a", seconds=laps)})
+    interleaver = Interleaver({"a": clock.workload("a", seconds=laps)})
     for _ in laps:
         interleaver.round()
     timing = interleaver.timings()["a"]
@@ -52,22 +52,22 @@ def test_times_are_medians_and_quantiles_in_milliseconds(clock: FakeClock) -> No
 
 
 def test_set_up_is_not_timed(clock: FakeClock) -> None:
-    interleaver = Interleaver({"a": clock.work("a", seconds=[0.001], setup=10.0)})
+    interleaver = Interleaver({"a": clock.workload("a", seconds=[0.001], setup=10.0)})
     interleaver.round()
     assert interleaver.timings()["a"].median_ms == pytest.approx(1.0)
 
 
-def test_warm_up_rounds_are_not_kept(clock: FakeClock) -> None:
-    interleaver = Interleaver({"a": clock.work("a", seconds=[100.0, 1.0, 1.0])})
+def test_warm_up_rounds_are_not_recorded(clock: FakeClock) -> None:
+    interleaver = Interleaver({"a": clock.workload("a", seconds=[100.0, 1.0, 1.0])})
     timing = interleaver.run(Budget(seconds=0.0, fewest=2))["a"]
     assert timing.p80_ms == pytest.approx(1000.0)
     assert timing.rounds == 2
 
 
-def test_the_slow_sit_out_after_their_first_rounds(clock: FakeClock) -> None:
-    work = {name: clock.work(name, seconds=[1.0] * 5) for name in "ab"}
-    interleaver = Interleaver(work, {"b": 2})
-    assert interleaver.warm_up() == pytest.approx(1.0)  # what a further round costs
+def test_slow_workloads_run_in_the_first_rounds_only(clock: FakeClock) -> None:
+    workloads = {name: clock.workload(name, seconds=[1.0] * 5) for name in "ab"}
+    interleaver = Interleaver(workloads, {"b": 2})
+    assert interleaver.warm_up() == pytest.approx(1.0)  # only those that run in all rounds
     for _ in range(4):
         interleaver.round()
     assert "".join(clock.calls) == "a" + "ab" + "ba" + "a" + "a"
@@ -75,5 +75,5 @@ def test_the_slow_sit_out_after_their_first_rounds(clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize(("round_seconds", "rounds"), [(0.1, 30), (10.0, 5), (1e-4, 50), (0.0, 50)])
-def test_a_budget_buys_rounds_within_its_bounds(round_seconds: float, rounds: int) -> None:
+def test_the_number_of_rounds_of_a_budget_is_bounded(round_seconds: float, rounds: int) -> None:
     assert Budget(seconds=3.01, fewest=5, most=50).rounds(round_seconds) == rounds

@@ -1,4 +1,4 @@
-"""A suite run as from a shell, in as few rounds as there can be."""
+"""Runs a benchmark suite in a subprocess, with the fewest possible rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformer_kernels.bench import Row, read_rows
 
 
 def run_suite(suite: str, rows: Path, *options: str) -> tuple[str, list[Row]]:
-    """What it prints, and its rows."""
+    """Returns the printed text and the recorded rows."""
     short = ["--rows", str(rows), "--seconds", "0", "--threads", "1"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", f"benchmarks/test_{suite}.py", *short, *options],

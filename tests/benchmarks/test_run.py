@@ -10,7 +10,7 @@ from transformer_kernels.bench.rows import COLUMNS
 
 
 @pytest.mark.exhaustive
-def test_the_smallest_case_runs_and_leaves_its_rows(tmp_path: Path) -> None:
+def test_the_smallest_case_runs_and_its_rows_are_written(tmp_path: Path) -> None:
     options = ["-k", "causal-float32-512", "--variants", "sdpa"]
     text, rows = run_suite("attention", tmp_path, *options)
     assert "causal, float32, 512 x 512, D 64, fwd+bwd" in text
@@ -25,7 +25,7 @@ def test_the_smallest_case_runs_and_leaves_its_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_suite_cpu_ends_with_a_verdict(tmp_path: Path) -> None:
+def test_the_suite_cpu_ends_with_a_table_of_goals(tmp_path: Path) -> None:
     text, rows = run_suite("cpu", tmp_path, "-k", "short-bfloat16-16")
     assert [(row.direction, row.variant) for row in rows] == [
         (direction, variant)

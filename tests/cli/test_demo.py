@@ -19,7 +19,7 @@ from transformer_kernels.training import read_curve
 
 @dataclass(frozen=True)
 class Demo:
-    """A quick demo: its folder, and what it printed on a terminal of 80 columns."""
+    """Output of a quick demo: its folder, and the text printed on a terminal of 80 columns."""
 
     folder: Path
     text: str
@@ -34,7 +34,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(out, text.getvalue())
 
 
-def test_it_writes_rows_of_every_case_direction_and_variant(demo: Demo) -> None:
+def test_csv_has_a_row_for_every_case_direction_and_variant(demo: Demo) -> None:
     rows = read_rows(demo.folder / "attention.csv")
     cases = [*length_cases(QUICK), *other_cases(QUICK)]
     assert {(row.case, row.N, row.dtype, row.direction, row.variant) for row in rows} == {
@@ -46,9 +46,9 @@ def test_it_writes_rows_of_every_case_direction_and_variant(demo: Demo) -> None:
     assert all(row.error < (1e-5 if row.dtype == "float32" else 2e-2) for row in rows)
 
 
-def test_eager_and_fused_learn_the_same(demo: Demo) -> None:
-    eager, fused = (read_curve(demo.folder / f"curve-{path}.csv") for path in ("eager", "fused"))
-    assert len(eager) == QUICK.limits.side_by_side < len(fused) == QUICK.training.steps
+def test_eager_and_fused_training_curves_agree(demo: Demo) -> None:
+    eager, fused = (read_curve(demo.folder / f"curve-{name}.csv") for name in ("eager", "fused"))
+    assert len(eager) == QUICK.limits.interleaved_steps < len(fused) == QUICK.training.steps
     for a, b in zip(eager, fused, strict=False):
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-4)
         assert (a.score is None) == (b.score is None)
@@ -57,17 +57,17 @@ def test_eager_and_fused_learn_the_same(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize("name", ["attention.png", "training.png"])
-def test_it_draws_pictures(demo: Demo, name: str) -> None:
+def test_pictures_are_written(demo: Demo, name: str) -> None:
     assert (demo.folder / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_writes_a_sample(demo: Demo) -> None:
+def test_text_sample_is_written(demo: Demo) -> None:
     sample = (demo.folder / "sample.txt").read_text(encoding="utf-8")
     assert sample.startswith(QUICK.prompt.decode())
     assert len(sample) > len(QUICK.prompt)
 
 
-def test_it_prints_tables_without_cutting_a_cell(demo: Demo) -> None:
+def test_tables_are_printed_without_truncated_cells(demo: Demo) -> None:
     for words in (
         *("transformer_kernels", "forward + backward", "bits/byte", "naive", "fused"),
         *("padded, float32", "packed, float32", "causal, bfloat16", "packed, bfloat16"),
@@ -77,14 +77,14 @@ def test_it_prints_tables_without_cutting_a_cell(demo: Demo) -> None:
     assert "…" not in demo.text.split("small GPT-2")[0]
 
 
-def test_it_ends_by_saying_where_the_files_are(demo: Demo) -> None:
+def test_output_ends_with_the_list_of_files(demo: Demo) -> None:
     after = demo.text.split("Files:")[1]
     assert [Path(line.strip()).name for line in after.split("\n") if line.strip()] == sorted(
         path.name for path in demo.folder.iterdir()
     )
 
 
-def test_a_file_in_the_way_is_one_clear_line(
+def test_output_path_below_a_file_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = tmp_path / "taken"
@@ -94,7 +94,7 @@ def test_a_file_in_the_way_is_one_clear_line(
     assert taken.read_text() == "mine"
 
 
-def test_a_folder_without_permission_is_one_clear_line(
+def test_unwritable_output_folder_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def touch(path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_folder_without_permission_is_one_clear_line(
 
 
 @pytest.mark.parametrize("package", ["rich", "matplotlib", "tokenizers"])
-def test_a_missing_package_is_named_with_its_extra(
+def test_missing_package_error_names_the_extra(
     package: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

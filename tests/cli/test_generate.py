@@ -1,4 +1,4 @@
-"""`generate` from the command line."""
+"""Tests of the command `generate`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformer_kernels.training import (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TextGenerator]:
-    """A model that has learned one line by heart."""
+    """Checkpoint and model that have memorised one line."""
     out = tmp_path_factory.mktemp("run")
     config = TrainConfig(
         task=GeneratorTask(model=GeneratorConfig(layers=1, width=32, heads=2, context=16)),
@@ -38,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TextGenerat
     return out / "checkpoint.pt", result.model
 
 
-def test_text_follows_the_prompt(
+def test_prompt_is_continued(
     trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, _ = trained
@@ -47,7 +47,7 @@ def test_text_follows_the_prompt(
     assert capsys.readouterr().out == "né à Paris, né à Paris, né à Paris\n"
 
 
-def test_the_seed_and_the_temperature_are_passed_on(
+def test_seed_and_temperature_are_passed_to_the_model(
     trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, model = trained
@@ -66,7 +66,7 @@ def test_the_seed_and_the_temperature_are_passed_on(
         assert capsys.readouterr().out == "P" + expected.decode(errors="replace") + "\n"
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def error_line(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     assert cli.main(["generate", *map(str, words)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -75,17 +75,18 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return err.removeprefix("error: ").strip()
 
 
-def test_checkpoints_that_cannot_be_read(
+def test_unreadable_checkpoint_is_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing, notes, other = (tmp_path / name for name in ("missing.pt", "notes.pt", "other.pt"))
     notes.write_text("not a checkpoint")
     torch.save({"model": {}}, other)
-    line = refused(capsys, "--checkpoint", missing)
+    line = error_line(capsys, "--checkpoint", missing)
     assert line == f"{missing}: No such file or directory"
-    line = refused(capsys, "--checkpoint", notes)
+    line = error_line(capsys, "--checkpoint", notes)
     assert line == f"{notes} is not a checkpoint, or it is damaged"
-    assert refused(capsys, "--checkpoint", other) == f"{other} is not a checkpoint of ours"
+    line = error_line(capsys, "--checkpoint", other)
+    assert line == f"{other} is not a checkpoint of transformer_kernels"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_checkpoints_that_cannot_be_read(
         ("--seed", str(2**70), "seed must be at least 0 and below 2**63"),
     ],
 )
-def test_options_out_of_range(
+def test_option_out_of_range_is_a_one_line_error(
     trained: tuple[Path, TextGenerator],
     capsys: pytest.CaptureFixture[str],
     option: str,
@@ -106,4 +107,4 @@ def test_options_out_of_range(
     message: str,
 ) -> None:
     path, _ = trained
-    assert message in refused(capsys, "--checkpoint", path, option, value)
+    assert message in error_line(capsys, "--checkpoint", path, option, value)

@@ -1,4 +1,4 @@
-"""The command line as a whole: which commands there are, and how errors come out."""
+"""Tests of the command line as a whole: list of commands, errors and exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Failing:
-    """A command that raises."""
+    """A command that raises the given error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -35,7 +35,7 @@ def test_info_prints_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{tk.info()}\n"
 
 
-def test_user_error_is_one_line_and_status_2(
+def test_user_error_prints_one_line_and_exits_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "COMMANDS", (Failing(UserError("no such file: a.txt")),))
@@ -45,14 +45,14 @@ def test_user_error_is_one_line_and_status_2(
     assert captured.out == ""
 
 
-def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "COMMANDS", (Failing(RuntimeError("a defect")),))
     with pytest.raises(RuntimeError, match="a defect"):
         cli.main(["fail"])
 
 
 @pytest.mark.parametrize("argv", [[], ["no-such-command"]])
-def test_wrong_usage_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         cli.main(argv)
     assert exit_.value.code == 2
@@ -74,8 +74,8 @@ def test_package_runs_as_a_module() -> None:
     assert result.stdout == f"{tk.__version__}\n"
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    """The pipe is closed before anything is written to it."""
+def test_closed_output_pipe_exits_with_141_and_no_traceback() -> None:
+    """The read end of the pipe is closed before the command writes."""
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every model from the command line: trained on a few lines, then used."""
+"""Tests of every model from the command line: train on a few lines, then use the checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
-from transformer_kernels.cli.recipes import TRAININGS, Training
+from transformer_kernels.cli.recipes import RECIPES, Recipe
 from transformer_kernels.training import PRESETS, TASKS, read_curve
 
 Words = list[str]
@@ -41,7 +41,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, text: Path) -> Callable[[str, str], Path]:
-    """Of a kind, trained with these options more."""
+    """Function that trains a model of a kind with extra options, and returns its checkpoint."""
 
     def trained(kind: str, options: str) -> Path:
         out = tmp_path / kind
@@ -52,33 +52,33 @@ def checkpoint(tmp_path: Path, text: Path) -> Callable[[str, str], Path]:
     return trained
 
 
-def test_every_task_has_its_command_with_its_presets() -> None:
-    assert [training.kind for training in TRAININGS] == list(TASKS) == list(PRESETS)
-    for training in TRAININGS:
-        assert training.presets == tuple(PRESETS[training.kind])
-        task = TASKS[training.kind]
-        model = type(next(iter(PRESETS[training.kind].values())).task.model)
+def test_recipes_match_tasks_and_presets() -> None:
+    assert [recipe.kind for recipe in RECIPES] == list(TASKS) == list(PRESETS)
+    for recipe in RECIPES:
+        assert recipe.presets == tuple(PRESETS[recipe.kind])
+        task = TASKS[recipe.kind]
+        model = type(next(iter(PRESETS[recipe.kind].values())).task.model)
         assert task.config_type is model
-        assert {name for name, *_ in training.model_settings} <= {f.name for f in fields(model)}
-        assert {name for name, *_ in training.task_settings} <= {f.name for f in fields(task)}
+        assert {name for name, *_ in recipe.model_options} <= {f.name for f in fields(model)}
+        assert {name for name, *_ in recipe.task_options} <= {f.name for f in fields(task)}
 
 
-@pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.kind)
-def test_presets_are_what_a_run_gets_unless_options_say_otherwise(training: Training) -> None:
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
+def test_options_override_the_preset(recipe: Recipe) -> None:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
-    for name in training.presets:
-        args = parser.parse_args(["train", training.kind, "--preset", name])
-        assert train.configured(args) == PRESETS[training.kind][name]
+    for name in recipe.presets:
+        args = parser.parse_args(["train", recipe.kind, "--preset", name])
+        assert train.configured(args) == PRESETS[recipe.kind][name]
     args = parser.parse_args(
-        f"train {training.kind} --width 240 --accumulate 2 --precision bfloat16 --recompute".split()
+        f"train {recipe.kind} --width 240 --accumulate 2 --precision bfloat16 --recompute".split()
     )
     config = train.configured(args)
     assert config.task.model.width == 240
     assert (config.accumulate, config.precision, config.recompute) == (2, "bfloat16", True)
 
 
-def test_gpt2_writes_in_tokens(
+def test_gpt2_generates_the_same_text_with_every_attention_implementation(
     checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = checkpoint("gpt2", f"{TINY} --vocabulary 300 --context 16 --data {text}")
@@ -99,7 +99,7 @@ def test_gpt2_writes_in_tokens(
     assert len(only) > len("row your\n")
 
 
-def test_a_classifier_names_a_class_for_each_file(
+def test_classify_prints_a_class_for_each_file(
     checkpoint: Callable[[str, str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -107,10 +107,10 @@ def test_a_classifier_names_a_class_for_each_file(
 ) -> None:
     for part in ("train", "test"):
         for name, word in (("pos", "good"), ("neg", "bad")):
-            place = tmp_path / "reviews" / part / name
-            place.mkdir(parents=True)
+            class_folder = tmp_path / "reviews" / part / name
+            class_folder.mkdir(parents=True)
             for n in range(9):
-                (place / f"{n}.txt").write_text(f"so {word}, " * (n + 1))
+                (class_folder / f"{n}.txt").write_text(f"so {word}, " * (n + 1))
     path = checkpoint(
         "classifier",
         f"{TINY} --steps 60 --lr 0.02 --batch 8 --dropout 0 --vocabulary 300 --context 32 "
@@ -126,13 +126,13 @@ def test_a_classifier_names_a_class_for_each_file(
     assert capsys.readouterr().out.startswith("standard input: positive (")
 
 
-def test_a_translator_translates_each_line(
+def test_translate_prints_a_translation_for_each_line(
     checkpoint: Callable[[str, str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A batch of all it is ever shown, by heart."""
+    """The model memorises its whole training data."""
     pairs = tmp_path / "pairs"
     pairs.mkdir()
     for part in ("train", "val"):
@@ -153,7 +153,7 @@ def test_a_translator_translates_each_line(
     assert "at most 16 positions long" in capsys.readouterr().err
 
 
-def test_a_table_is_asked(
+def test_lookup_answers_a_question(
     checkpoint: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "facts.tsv"
@@ -168,14 +168,14 @@ def test_a_table_is_asked(
     assert "rows must be a whole number of at least 1" in capsys.readouterr().err
 
 
-def test_bert_is_trained(checkpoint: Callable[[str, str], Path], text: Path) -> None:
+def test_bert_trains_and_validates(checkpoint: Callable[[str, str], Path], text: Path) -> None:
     path = checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
     rows = read_curve(path.parent / "curve.csv")
     assert [row.score is not None for row in rows] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("command", ["classify", "translate x", "lookup x", "generate"])
-def test_a_checkpoint_of_another_kind_is_refused(
+def test_checkpoint_of_another_kind_is_refused(
     checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str],
     command: str,
 ) -> None:  # fmt: skip
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_kind_is_refused(
         ("classify --checkpoint nowhere", "nowhere: No such file or directory"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_invalid_input_is_a_one_line_error(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""`train generator` from the command line: what it writes, and one clear line where it cannot."""
+"""Tests of the command `train generator`: its output files, and one-line errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY = "--layers 1 --width 8 --heads 2 --context 12 --batch 2 --steps 6 --eval-e
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As the runs below ask for; and those of before, after."""
+    """Restores the number of threads, which the runs below set to one."""
     with one_thread():
         yield
 
@@ -42,8 +42,8 @@ def run(*words: object) -> int:
     return cli.main(["train", "generator", *" ".join(map(str, words)).split()])
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """The one line that says why."""
+def error_line(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Runs the command, checks that it fails with one line on stderr, and returns that line."""
     capsys.readouterr()
     assert run(*words) == 2
     out, err = capsys.readouterr()
@@ -53,7 +53,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return err.removeprefix("error: ").strip()
 
 
-def test_a_run_writes_checkpoint_curve_and_picture(
+def test_run_writes_checkpoint_curve_and_picture(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "run"
@@ -61,14 +61,14 @@ def test_a_run_writes_checkpoint_curve_and_picture(
     assert len(read_curve(out / "curve.csv")) == 6
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert load_checkpoint(out / "checkpoint.pt", kind="generator")["steps_done"] == 6
-    said = capsys.readouterr()
-    assert "bits/byte" in said.out
+    printed = capsys.readouterr()
+    assert "bits/byte" in printed.out
     for name in ("checkpoint.pt", "curve.csv", "curve.png"):
-        assert str(out / name) in said.out
-    assert "held-out loss" in said.err
+        assert str(out / name) in printed.out
+    assert "held-out loss" in printed.err
 
 
-def test_options_change_the_preset() -> None:
+def test_options_override_the_preset() -> None:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
 
@@ -91,15 +91,17 @@ def test_options_change_the_preset() -> None:
     )
 
 
-def test_the_choices_offered_are_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_preset_and_attention_implementation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         run("--help")
-    said = capsys.readouterr().out
-    assert f"--preset {{{','.join(GENERATOR)}}}" in said
-    assert f"--attn-implementation {{{','.join(get_args(AttnImplementation))}}}" in said
+    printed = capsys.readouterr().out
+    assert f"--preset {{{','.join(GENERATOR)}}}" in printed
+    assert f"--attn-implementation {{{','.join(get_args(AttnImplementation))}}}" in printed
 
 
-def test_an_interrupt_saves_and_resuming_goes_on_exactly(
+def test_interrupted_run_resumes_with_identical_losses(
     text: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +131,9 @@ def test_an_interrupt_saves_and_resuming_goes_on_exactly(
     assert losses[0] == losses[1]
 
 
-def test_deterministic_is_set(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_option_is_passed_to_torch(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
     assert run(TINY, "--data", text, "--out", tmp_path / "a") == 0
@@ -138,54 +142,60 @@ def test_deterministic_is_set(text: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert calls == [True]
 
 
-def test_text_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_data_is_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "missing.txt"
-    line = refused(capsys, TINY, "--data", missing, "--out", tmp_path / "run")
+    line = error_line(capsys, TINY, "--data", missing, "--out", tmp_path / "run")
     assert line == f"{missing}: No such file or directory"
-    assert "Is a directory" in refused(capsys, TINY, "--data", tmp_path, "--out", tmp_path / "run")
+    assert "Is a directory" in error_line(
+        capsys, TINY, "--data", tmp_path, "--out", tmp_path / "run"
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_text_too_short_for_the_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_shorter_than_the_context_is_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     short = tmp_path / "short.txt"
     short.write_text("too short")
-    line = refused(capsys, TINY, "--data", short, "--out", tmp_path / "run")
+    line = error_line(capsys, TINY, "--data", short, "--out", tmp_path / "run")
     assert f"{short} is too short: a context of 12 needs 13 bytes" in line
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_written(
+def test_unwritable_output_folder_is_a_one_line_error(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     below_a_file = text / "run"
-    line = refused(capsys, TINY, "--data", text, "--out", below_a_file)
+    line = error_line(capsys, TINY, "--data", text, "--out", below_a_file)
     assert line == f"{below_a_file}: Not a directory"
-    assert "File exists" in refused(capsys, TINY, "--data", text, "--out", text)
+    assert "File exists" in error_line(capsys, TINY, "--data", text, "--out", text)
 
 
-def test_a_folder_with_a_run_is_left_alone(
+def test_folder_with_a_run_is_not_overwritten(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     assert run(TINY, "--data", text, "--out", out) == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    line = refused(capsys, TINY, "--data", text, "--out", out)
-    assert line.startswith(f"{out} holds a run already (checkpoint.pt): resume it")
+    line = error_line(capsys, TINY, "--data", text, "--out", out)
+    assert line.startswith(f"{out} already holds a run (checkpoint.pt): resume it")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_checkpoints_that_cannot_be_resumed(
+def test_invalid_checkpoint_is_not_resumed(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "is not a checkpoint, or it is damaged" in refused(capsys, "--resume", text)
+    assert "is not a checkpoint, or it is damaged" in error_line(capsys, "--resume", text)
     other = tmp_path / "other.pt"
     torch.save({"model": {}}, other)
-    assert "is not a checkpoint of ours" in refused(capsys, "--resume", other)
+    assert "is not a checkpoint of transformer_kernels" in error_line(capsys, "--resume", other)
     missing = tmp_path / "missing.pt"
-    assert refused(capsys, "--resume", missing) == f"{missing}: No such file or directory"
+    assert error_line(capsys, "--resume", missing) == f"{missing}: No such file or directory"
 
 
-def test_resuming_keeps_the_settings(
+def test_settings_cannot_be_changed_on_resume(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -197,11 +207,11 @@ def test_resuming_keeps_the_settings(
         "--attn-implementation eager",
         "--out x",
     ):
-        line = refused(capsys, option, "--resume", out / "checkpoint.pt")
+        line = error_line(capsys, option, "--resume", out / "checkpoint.pt")
         assert line.startswith(f"{option.split()[0]} cannot be given with --resume")
     other = tmp_path / "other.txt"
     other.write_bytes(bytes(2000))
-    line = refused(capsys, "--data", other, "--resume", out / "checkpoint.pt")
+    line = error_line(capsys, "--data", other, "--resume", out / "checkpoint.pt")
     assert "was trained on other data" in line
 
 
@@ -216,29 +226,29 @@ def test_resuming_keeps_the_settings(
         ("--device abacus", "device 'abacus' cannot be used"),
     ],
 )
-def test_options_out_of_range(
+def test_option_out_of_range_is_a_one_line_error(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
 ) -> None:
-    line = refused(capsys, TINY, option, "--data", text, "--out", tmp_path / "run")
+    line = error_line(capsys, TINY, option, "--data", text, "--out", tmp_path / "run")
     assert message in line
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_diverges_says_so(
+def test_divergence_suggests_a_lower_learning_rate(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(TINY, "--lr 1e30 --data", text, "--out", tmp_path / "run") == 2
     assert "try a lower learning rate" in capsys.readouterr().err
 
 
-def test_missing_packages_are_named(
+def test_missing_package_error_names_the_extra(
     text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
-    assert "pip install transformer_kernels[train]" in refused(capsys, TINY, "--data", text)
+    assert "pip install transformer_kernels[train]" in error_line(capsys, TINY, "--data", text)
 
 
-def test_a_new_process_ends_with_the_status(tmp_path: Path) -> None:
+def test_exit_status_of_a_new_process(tmp_path: Path) -> None:
     missing = tmp_path / "missing.txt"
     done = subprocess.run(
         [sys.executable, "-m", "transformer_kernels", "train", "generator", "--data", missing],

@@ -13,23 +13,25 @@ def case(length: int) -> Case:
 @pytest.mark.parametrize(
     ("available", "fits"), [(5 * 2**30, False), (6 * 2**30, True), (None, True)]
 )
-def test_a_length_that_does_not_fit_into_memory_is_left_out(
+def test_case_larger_than_the_free_memory_is_skipped(
     available: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speed, "available_bytes", lambda: available)
-    reason = speed.why_too_large(case(6144))
+    reason = speed.too_large_reason(case(6144))
     assert (reason is None) == fits
     if reason is not None:
         assert "naive attention needs 5.6 GiB" in reason
 
 
-def test_a_length_is_left_out_when_it_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_predicted_to_exceed_the_time_limit_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    pace = speed.Pace(100.0)
-    assert pace.why_too_slow(case(1024)) is None
-    with pace.timed(case(1024)):
+    estimator = speed.TimeEstimator(100.0)
+    assert estimator.too_slow_reason(case(1024)) is None
+    with estimator.observe(case(1024)):
         now += 19.0
-    assert pace.why_too_slow(case(2048)) is None
+    assert estimator.too_slow_reason(case(2048)) is None
     now += 6.0
-    assert pace.why_too_slow(case(2048)) == "which would take some 76 s more"
+    assert estimator.too_slow_reason(case(2048)) == "it would take about 76 s more"

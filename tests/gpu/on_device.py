@@ -1,4 +1,4 @@
-"""What the tests here share: tensors on a CUDA device, and one step forward and backward."""
+"""Shared helpers of the GPU tests: tensors on a CUDA device, and one forward and backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 
 class Tensors(NamedTuple):
-    """q, k and v require grad."""
+    """Inputs of one call; q, k and v require grad."""
 
     q: Tensor
     k: Tensor
@@ -33,7 +33,7 @@ def tensors(
 
 
 def step(x: Tensors, backend: str, **options: Any) -> tuple[Tensor, ...]:
-    """o, dq, dk and dv."""
+    """Returns o, dq, dk and dv."""
     o = tk.attention(x.q, x.k, x.v, **options, backend=backend)
     return o.detach(), *torch.autograd.grad(o, x[:3], x.do)
 

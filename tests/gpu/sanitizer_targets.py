@@ -1,5 +1,7 @@
-"""A few small calls on a CUDA device, for compute-sanitizer to watch: `python -m
-tests.gpu.sanitizer_targets`. What they compute is for the tests to judge."""
+"""Small calls on a CUDA device to run under compute-sanitizer. Results are not checked here.
+
+compute-sanitizer python -m tests.gpu.sanitizer_targets
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,17 @@ from tests.support.evaluate import by_backend
 from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 BACKENDS = ("cuda", "triton")
-WATCHED = ("causal", "padding", "blocks-heads", "bias-tiles", "gqa-everything", "unaligned-causal")
-"""Names of cases, which together reach every kind of access: masks, bias, dropout, odd strides"""
-DECODED = ("long", "pages-of-24", "pages-group-8-queries-17")
-"""Likewise, of those for a cache"""
+ATTENTION_TARGETS = (
+    "causal",
+    "padding",
+    "blocks-heads",
+    "bias-tiles",
+    "gqa-everything",
+    "unaligned-causal",
+)
+"""Names of cases that together cover every kind of memory access: masks, bias, dropout, strides."""
+DECODE_TARGETS = ("long", "pages-of-24", "pages-group-8-queries-17")
+"""Likewise, names of decoding cases."""
 
 
 def main() -> None:
@@ -23,13 +32,13 @@ def main() -> None:
             print(f"not run by {backend}: {reason}")
             continue
         for case in CASES:
-            if case.name in WATCHED:
+            if case.name in ATTENTION_TARGETS:
                 by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran {case.name}", flush=True)
         if backend == "cuda":
             for cached in DECODE_CASES:
-                if cached.name in DECODED:
+                if cached.name in DECODE_TARGETS:
                     by_decoding(cached, decode_inputs(cached, torch.bfloat16, 0.0, "cuda"), backend)
                     torch.cuda.synchronize()
                     print(f"{backend} decoded {cached.name}", flush=True)

@@ -1,4 +1,4 @@
-"""Measuring on a CUDA device: the clock, memory, and that every variant computes the same."""
+"""Measurement on a CUDA device: clock, peak memory, and correctness of every variant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformer_kernels.bench import (
     clock_for,
     peak_extra_bytes,
 )
-from transformer_kernels.bench.workload import Work
+from transformer_kernels.bench.workload import Workload
 from transformer_kernels.masks.mask import Mask
 
 pytestmark = pytest.mark.gpu
@@ -26,11 +26,11 @@ CUDA = torch.device("cuda")
 ON_GPU = [variant for variant in VARIANTS.values() if "cuda" in variant.devices]
 
 
-def test_a_lap_is_the_device_s_time_and_not_the_host_s() -> None:
-    """Wide bounds: other tests may be using the device at the same time."""
+def test_a_lap_measures_the_time_of_the_device_not_of_the_host() -> None:
+    """Bounds are wide because other tests may use the device at the same time."""
     x = torch.randn(4096, 4096, device=CUDA, dtype=torch.bfloat16)
 
-    def slowly_set_up() -> Work:
+    def prepare_slowly() -> Workload:
         time.sleep(0.3)
         return lambda: x @ x
 
@@ -38,7 +38,7 @@ def test_a_lap_is_the_device_s_time_and_not_the_host_s() -> None:
         {
             "product": lambda: lambda: x @ x,
             "hundred products": lambda: lambda: [x @ x for _ in range(100)],
-            "set-up": slowly_set_up,
+            "set-up": prepare_slowly,
         },
         clock=clock_for(CUDA),
     )
@@ -46,12 +46,12 @@ def test_a_lap_is_the_device_s_time_and_not_the_host_s() -> None:
     for _ in range(5):
         interleaver.round()
     ms = {name: timing.p20_ms for name, timing in interleaver.timings().items()}
-    assert ms["product"] > 2 * 4096**3 / 5e15 * 1e3  # at 5 PFLOP/s, above any device of today
+    assert ms["product"] > 2 * 4096**3 / 5e15 * 1e3  # 5 PFLOP/s, more than any current device
     assert ms["hundred products"] > 5.0 * ms["product"]
     assert ms["set-up"] < 150.0
 
 
-def test_peak_memory_is_what_the_work_allocates() -> None:
+def test_peak_memory_is_what_the_workload_allocates() -> None:
     x = torch.zeros(2**20, device=CUDA)
     peak = peak_extra_bytes(lambda: lambda: (x + 1) + (x + 2), CUDA)
     assert peak == 3 * 4 * 2**20
@@ -65,7 +65,7 @@ MASKED = {"full": None, "causal": Mask.causal()} | {
 @pytest.mark.parametrize("mask", MASKED)
 @pytest.mark.parametrize("variant", ON_GPU, ids=lambda variant: variant.name)
 def test_every_variant_computes_the_same(variant: Variant, mask: str) -> None:
-    """One that cannot says why, and for none but torch's own is that enough."""
+    """Only peers may be skipped, with a reason."""
     case = Case(
         name=mask, B=16, H_q=2, H_kv=2, M=1024, N=1024, D=64, D_v=64,
         dtype=torch.bfloat16, mask=MASKED[mask], mask_name=mask,
@@ -74,7 +74,7 @@ def test_every_variant_computes_the_same(variant: Variant, mask: str) -> None:
         pytest.skip(reason)
     torch.compiler.reset()
     trial = try_out(case.to(CUDA), [variant])
-    if trial.left_out:
-        pytest.skip(f"left out: {trial.left_out}")
+    if trial.skipped:
+        pytest.skip(f"skipped: {trial.skipped}")
     assert trial.broken == {}
     assert list(trial.checked.outputs) == [variant.name]

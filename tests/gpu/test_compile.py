@@ -1,4 +1,4 @@
-"""torch.compile on a CUDA device, by inductor and without a graph break."""
+"""torch.compile on a CUDA device, with inductor and without graph breaks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ def _nothing_compiled_before() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_forward_and_backward_in_one_graph_each(options: dict[str, Any], backend: str) -> None:
-    """Beside other operations, which inductor fuses around it."""
-    there = on_device(options)
+def test_forward_and_backward_compile_to_one_graph_each(
+    options: dict[str, Any], backend: str
+) -> None:
+    """Inductor fuses the operations around attention."""
+    moved = on_device(options)
 
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o: Tensor = tk.attention(q * 2, k, v, **there, backend=backend)
+        o: Tensor = tk.attention(q * 2, k, v, **moved, backend=backend)
         return torch.nn.functional.gelu(o)
 
     x = tensors(dtype=torch.float32)
@@ -50,7 +52,7 @@ def test_forward_and_backward_in_one_graph_each(options: dict[str, Any], backend
     torch.testing.assert_close(got, eager, rtol=1e-5, atol=1e-5)
 
 
-def test_lengths_that_vary(backend: str) -> None:
+def test_dynamic_lengths_compile(backend: str) -> None:
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o: Tensor = tk.attention(q, k, v, mask=tk.Mask.causal(), backend=backend)
         return o + 1

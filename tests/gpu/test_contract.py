@@ -1,4 +1,4 @@
-"""The contract of the operator on a CUDA device: the shared table of cases."""
+"""The shared table of attention cases on a CUDA device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def test_case(case: Case, dtype: torch.dtype, backend: str) -> None:
     assert_case(case, dtype, backend, "cuda")
 
 
-def test_every_case_is_taken(backend: str) -> None:
-    """But for widths, which are all that a case may be skipped for."""
+def test_only_wide_heads_are_unsupported(backend: str) -> None:
     for case in CASES:
         too_wide = backend == "cuda" and max(case.D, case.D_v) > 256
         assert len(reasons_against(case, backend, "cuda")) == too_wide, case.name

@@ -1,4 +1,4 @@
-"""Decoding on a CUDA device: table of cases, CUDA graphs with changing lengths, far addresses."""
+"""Decoding on a CUDA device: table of cases, CUDA graphs with changing lengths, 64-bit offsets."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = [
     pytest.mark.skipif(not_built_reason() is not None, reason=not_built_reason() or ""),
 ]
 
-B, H_q, H_kv, D, PAGE, MOST = 5, 8, 2, 128, 64, 40
-"""MOST pages of each sequence"""
+B, H_q, H_kv, D, PAGE, MAX_PAGES = 5, 8, 2, 128, 64, 40
+"""MAX_PAGES is per sequence."""
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -34,7 +34,7 @@ def test_case(case: DecodeCase, dtype: torch.dtype) -> None:
 
 
 def test_long_caches_split_over_the_whole_device() -> None:
-    """Uneven ones, so that blocks begin and end within sequences."""
+    """Uneven lengths, so that CTAs begin and end within sequences."""
     cache_seqlens = (30001, 1, 0, 17000, 64, 29999, 5)
     for page_size in (0, 16, 64):
         case = DecodeCase(
@@ -44,7 +44,7 @@ def test_long_caches_split_over_the_whole_device() -> None:
         assert_decode_case(case, torch.bfloat16, "cuda", "cuda")
 
 
-def test_the_same_bits_in_every_run() -> None:
+def test_results_are_bit_identical_in_every_run() -> None:
     case = next(case for case in DECODE_CASES if case.name == "long-pages")
     x = decode_inputs(case, torch.bfloat16, 0.0, "cuda")
     first, *others = (by_decoding(case, x, "cuda") for _ in range(20))
@@ -52,19 +52,19 @@ def test_the_same_bits_in_every_run() -> None:
         assert all(torch.equal(other[name], value) for name, value in first.items())
 
 
-def test_a_replay_follows_lengths_and_table() -> None:
-    """A model captures one step of writing and replays it for each token."""
-    pages = B * MOST
+def test_a_graph_replay_uses_the_current_lengths_and_block_table() -> None:
+    """A model captures one decoding step and replays it for each token."""
+    pages = B * MAX_PAGES
     q = torch.randn(B, H_q, 1, D, dtype=torch.bfloat16, device="cuda")
     k, v = (torch.randn(pages, H_kv, PAGE, D, dtype=q.dtype, device="cuda") for _ in range(2))
     cache_seqlens = torch.full((B,), 7, dtype=torch.int32, device="cuda")
-    table = torch.randperm(pages, device="cuda").int().reshape(B, MOST)
+    table = torch.randperm(pages, device="cuda").int().reshape(B, MAX_PAGES)
     graph, (o,) = capture(
         lambda: (tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda"),)
     )
-    for new in ([MOST * PAGE] * B, [1, 0, 64, 65, 2000]):
+    for new in ([MAX_PAGES * PAGE] * B, [1, 0, 64, 65, 2000]):
         cache_seqlens.copy_(torch.tensor(new))
-        table.copy_(torch.randperm(pages).int().reshape(B, MOST))
+        table.copy_(torch.randperm(pages).int().reshape(B, MAX_PAGES))
         graph.replay()
         assert torch.equal(o, tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda"))
 

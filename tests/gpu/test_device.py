@@ -1,4 +1,4 @@
-"""Streams, devices, repeated bits and memory on a CUDA device."""
+"""Streams, devices, determinism and memory on a CUDA device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
 
 def test_it_runs_on_the_current_stream(backend: str) -> None:
-    """Behind work that takes milliseconds; on another stream it would read zeros."""
+    """The inputs are written after milliseconds of work; on another stream it would read zeros."""
     x = tensors()
     expected = step(x, backend, mask=tk.Mask.causal())
     late = tensors()
@@ -37,13 +37,13 @@ def test_it_runs_on_the_current_stream(backend: str) -> None:
     assert_same_bits(got, expected)
 
 
-def test_on_a_device_that_is_not_the_current_one(backend: str) -> None:
+def test_it_runs_on_a_device_that_is_not_the_current_one(backend: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices, there is one")
     x = tensors()
-    there = type(x)(*(y.detach().to("cuda:1").requires_grad_(y.requires_grad) for y in x))
+    on_second = type(x)(*(y.detach().to("cuda:1").requires_grad_(y.requires_grad) for y in x))
     assert torch.cuda.current_device() == 0
-    got = step(there, backend, mask=tk.Mask.causal())
+    got = step(on_second, backend, mask=tk.Mask.causal())
     assert {y.device.index for y in got} == {1}
     assert_same_bits(tuple(y.to("cuda:0") for y in got), step(x, backend, mask=tk.Mask.causal()))
 
@@ -53,7 +53,7 @@ REPEATED = ("gqa-everything", "all-masks", "bias-1111", "bias-b1mn", "mqa", "man
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in REPEATED], ids=str)
-def test_gradients_are_the_same_bits_in_every_run(
+def test_gradients_are_bit_identical_in_every_run(
     case: Case, dtype: torch.dtype, backend: str
 ) -> None:
     runs = [by_backend(case, inputs(case, dtype, "cuda"), backend) for _ in range(6)]
@@ -61,8 +61,8 @@ def test_gradients_are_the_same_bits_in_every_run(
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
 
-def test_many_blocks_give_the_same_bits_in_every_run(backend: str) -> None:
-    """As many as there are to race: sums over queries and keys in many programs at once."""
+def test_many_concurrent_blocks_are_bit_identical_in_every_run(backend: str) -> None:
+    """Enough CTAs to expose races in sums over queries and keys."""
     x = tensors(H=8, M=2048, N=2048)
     first = step(x, backend, mask=tk.Mask.causal())
     for _ in range(5):
@@ -74,8 +74,8 @@ def test_many_blocks_give_the_same_bits_in_every_run(backend: str) -> None:
     [{}, {"mask": tk.Mask.causal()}, {"dropout_p": 0.1, "seed": 1}],
     ids=["full", "causal", "dropout"],
 )
-def test_memory_grows_with_the_length(options: dict[str, Any], backend: str) -> None:
-    """And not with its square: at S = 8192 one bfloat16 S x S matrix a head is 128 MiB."""
+def test_memory_is_linear_in_the_length(options: dict[str, Any], backend: str) -> None:
+    """At S = 8192, one bfloat16 S x S matrix per head would be 128 MiB."""
 
     def peak(S: int) -> int:
         x = tensors(B=1, M=S, N=S)

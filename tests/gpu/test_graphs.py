@@ -1,4 +1,4 @@
-"""Captured once as a CUDA graph, forward and backward, and replayed with other inputs."""
+"""CUDA graphs: forward and backward captured once and replayed with other inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = 193
 
 
 def capture(call: Step) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """The graph, and the outputs that its replays write."""
+    """Returns the captured graph and its output tensors."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -32,21 +32,21 @@ def capture(call: Step) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
 
 def masks() -> dict[str, tk.Mask]:
     ids = torch.arange(S).expand(2, -1) // 70
-    shown = torch.rand(2, 1, S, S) < 0.6
-    shown[..., 0] = True
+    visible = torch.rand(2, 1, S, S) < 0.6
+    visible[..., 0] = True
     return {
         "full": tk.Mask(),
         "causal": tk.Mask.causal(),
         "padding": tk.Mask.padding(torch.tensor([S, 60])),
         "segments": tk.Mask.segments(ids),
         "two segments": tk.Mask.segments(ids) & tk.Mask.segments(ids % 2),
-        "dense": tk.Mask.dense(shown),
+        "dense": tk.Mask.dense(visible),
         "block_sparse": tk.Mask.block_sparse(torch.rand(7, 7) < 0.7, 32),
     }
 
 
 @pytest.mark.parametrize("name", masks())
-def test_replay_follows_its_inputs(name: str, backend: str) -> None:
+def test_a_replay_uses_the_current_inputs(name: str, backend: str) -> None:
     x, mask = tensors(), masks()[name].to("cuda")
     graph, outputs = capture(lambda: step(x, backend, mask=mask))
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_replay_follows_its_inputs(name: str, backend: str) -> None:
         assert_same_bits(outputs, step(x, backend, mask=mask))
 
 
-def test_replay_follows_a_mask_s_tensor(backend: str) -> None:
+def test_a_replay_uses_the_current_mask_tensors(backend: str) -> None:
     x, lengths = tensors(), torch.tensor([S, 60], device="cuda")
     options: dict[str, Any] = {"mask": tk.Mask.padding(lengths) & tk.Mask.causal()}
     graph, outputs = capture(lambda: step(x, backend, **options))
@@ -66,7 +66,7 @@ def test_replay_follows_a_mask_s_tensor(backend: str) -> None:
     assert_same_bits(outputs, step(x, backend, **options))
 
 
-def test_replay_follows_a_seed(backend: str) -> None:
+def test_a_replay_uses_the_current_seed(backend: str) -> None:
     x, seed = tensors(), torch.tensor(3, device="cuda")
     options: dict[str, Any] = {"dropout_p": 0.3, "seed": seed}
     graph, outputs = capture(lambda: step(x, backend, **options))
@@ -78,7 +78,7 @@ def test_replay_follows_a_seed(backend: str) -> None:
     assert_same_bits(outputs, step(x, backend, **options))
 
 
-def test_replays_draw_other_dropout(backend: str) -> None:
+def test_each_replay_draws_new_dropout_bits(backend: str) -> None:
     x = tensors()
     graph, outputs = capture(lambda: step(x, backend, dropout_p=0.3))
     graph.replay()

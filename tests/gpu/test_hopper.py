@@ -1,4 +1,4 @@
-"""The kernels for Hopper (csrc/cuda/sm90) on a GPU: that they run there, and in many pieces."""
+"""The Hopper kernels (csrc/cuda/sm90) on a GPU: which kernels run, and their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformer_kernels.functional.explain import explain
 
 pytestmark = pytest.mark.gpu
 
-HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+HALF_DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -25,43 +25,43 @@ def _hopper() -> None:
     if (reason := not_built_reason()) is not None:
         pytest.skip(reason)
     if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the GPU is not Hopper's")
+        pytest.skip("the GPU is not a Hopper GPU (compute capability 9.0)")
 
 
-@HALVES
+@HALF_DTYPES
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", HOPPER_CASES, ids=str)
 def test_case(case: Case, dtype: torch.dtype) -> None:
     assert_case(case, dtype, "cuda", "cuda")
 
 
-@HALVES
+@HALF_DTYPES
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", HOPPER_VARLEN, ids=str)
-def test_packed(case: VarlenCase, dtype: torch.dtype) -> None:
+def test_varlen(case: VarlenCase, dtype: torch.dtype) -> None:
     assert_varlen_case(case, dtype, "cuda", "cuda")
 
 
-@HALVES
+@HALF_DTYPES
 @pytest.mark.parametrize("D", [64, 128, 192, 256])
-def test_they_run(D: int, dtype: torch.dtype) -> None:
-    """By the names of what the device ran."""
+def test_sm90_kernels_run(D: int, dtype: torch.dtype) -> None:
+    """Checked by the kernel names that the profiler records."""
     assert runs_hopper(torch.device("cuda"))
     x = tensors(D=D, dtype=dtype)
-    told = explain(*x[:3], backend="cuda").kernel
-    assert told is not None
-    assert "sm80" not in told
-    with profile(activities=[ProfilerActivity.CUDA]) as ran:
+    kernel = explain(*x[:3], backend="cuda").kernel
+    assert kernel is not None
+    assert "sm80" not in kernel
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         tk.attention(*x[:3], backend="cuda").sum().backward()
         torch.cuda.synchronize()
-    keys = [event.key for event in ran.key_averages()]
+    keys = [event.key for event in profiler.key_averages()]
     assert any("sm90::forward_kernel" in key for key in keys)
     assert any("sm90::backward_kernel" in key for key in keys)
 
 
 @pytest.mark.parametrize("D", [64, 128, 192, 256])
-def test_more_work_than_multiprocessors(D: int) -> None:
-    """Heads are alike, so each block's second and third piece must be what its first is."""
+def test_several_tiles_per_persistent_cta(D: int) -> None:
+    """All heads are equal, so a CTA's later tiles must equal its first one."""
     x = tensors(B=1, H=1, M=1000, N=777, D=D)
     q, k, v = (one.detach().expand(4, 40, -1, -1).contiguous() for one in x[:3])
     o = tk.attention(q, k, v, mask=tk.Mask.causal(align="bottom_right"), backend="cuda")

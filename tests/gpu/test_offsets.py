@@ -1,4 +1,4 @@
-"""Elements further than 2^31 from the first: a 32-bit index would wrap."""
+"""Offsets beyond 2^31 elements, where a 32-bit index would overflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
 
 @pytest.fixture(autouse=True)
 def _give_back() -> Iterator[None]:
-    """Tests in other processes need memory too."""
+    """Frees cached memory, for tests in other processes."""
     yield
     torch.cuda.empty_cache()
 
@@ -28,7 +28,7 @@ def need_gib(gib: int) -> None:
 
 
 def far_apart(x: Tensor, dim: int) -> Tensor:
-    """The same numbers, with the last index of `dim` more than 2^31 elements away."""
+    """Copy of x in which the last index of `dim` has an offset of more than 2^31 elements."""
     strides = list(x.contiguous().stride())
     strides[dim] = 2**31 // (x.shape[dim] - 1) + 128
     strides[dim] -= strides[dim] % 8
@@ -50,7 +50,7 @@ def test_strides_beyond_32_bits(name: str, dim: int, backend: str) -> None:
 
 
 def test_more_than_2_to_the_31_elements(backend: str) -> None:
-    """Of q, o, do and dq; the last rows must be those of a call with these rows alone."""
+    """q, o, do and dq are this large. The last rows must equal those of a call with only these."""
     need_gib(32)
     M, rows = 2**20 + 64, 131
     q, do = (torch.empty(2, 8, M, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))

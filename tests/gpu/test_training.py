@@ -1,4 +1,4 @@
-"""Reference models trained on a CUDA device: every path, every precision, and exact resume."""
+"""Training on a CUDA device: every attention implementation and precision, and exact resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def data() -> ByteWindows:
     return ByteWindows(corpus_from_bytes(TEXT, "a fox"), 48)
 
 
-def test_every_path_gives_the_same_curve() -> None:
+def test_all_attention_implementations_give_the_same_losses() -> None:
     naive, fused, by_torch = (
         train(replace(CONFIG, attn_implementation=path), data()).losses
         for path in ("eager", "fused", "sdpa")
@@ -46,13 +46,13 @@ def test_every_path_gives_the_same_curve() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_half_precision_learns_the_same(precision: Precision) -> None:
+def test_half_precision_gives_similar_losses(precision: Precision) -> None:
     full = train(CONFIG, data()).losses
     half = train(replace(CONFIG, precision=precision), data()).losses
     assert half[:10] == pytest.approx(full[:10], rel=0.05)
 
 
-def test_a_run_with_every_switch_resumes(tmp_path: Path) -> None:
+def test_a_run_with_all_options_resumes_exactly(tmp_path: Path) -> None:
     model = replace(MODEL, dropout=0.2)
     config = replace(
         CONFIG, task=GeneratorTask(model=model), precision="bfloat16", accumulate=2, recompute=True
@@ -67,9 +67,9 @@ def test_a_run_with_every_switch_resumes(tmp_path: Path) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_cache_changes_no_token() -> None:
+def test_generation_with_and_without_a_cache_is_the_same() -> None:
     model = TextGenerator(MODEL).cuda()
-    written = [
+    generated = [
         list(generate(model, b"the", 60, temperature=0.0, cached=how)) for how in (True, False)
     ]
-    assert written[0] == written[1]
+    assert generated[0] == generated[1]

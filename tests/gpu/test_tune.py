@@ -1,4 +1,4 @@
-"""Tuning on a CUDA device: real compilations, real refusals."""
+"""Tile tuning on a CUDA device, with real compilation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("kernel", tune.KERNELS)
-def test_what_does_not_fit_is_refused_and_the_rest_timed(kernel: Kernel) -> None:
+def test_tiles_that_do_not_fit_are_rejected_and_the_others_timed(kernel: Kernel) -> None:
     fits, too_large = Tile(64, 64, 4, 2), Tile(128, 128, 8, 9)
     shape = tune.Shape(B=1, H=2, S=512, D=128)
     results = list(
@@ -21,5 +21,5 @@ def test_what_does_not_fit_is_refused_and_the_rest_timed(kernel: Kernel) -> None
             seconds=0.1,
         )
     )  # fmt: skip
-    assert [type(one) for one in results] == [tune.Refused, tune.Timed]
+    assert [type(one) for one in results] == [tune.Rejected, tune.Timed]
     assert [one.tile for one in results] == [too_large, fits]

@@ -1,4 +1,4 @@
-"""Packed sequences on a CUDA device: the shared table of cases."""
+"""The shared table of varlen cases on a CUDA device."""
 
 from __future__ import annotations
 

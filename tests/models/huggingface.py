@@ -1,6 +1,6 @@
-"""HuggingFace's models, small and with random weights, to compare ours with. No downloads.
+"""Small HuggingFace models with random weights, as a reference for ours; nothing is downloaded.
 
-Tests that make one are `exhaustive`: transformers is not installed for `make test`.
+Tests that use them are marked `exhaustive`, because `make test` does not install transformers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def bert(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
 
 
 def _random(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Every parameter is drawn anew, wide enough for a mix-up of any two to show."""
+    """Redraws every parameter with a large deviation, so that swapped parameters show."""
     generator = torch.Generator().manual_seed(3)
     model = model.to(dtype).eval()
     with torch.no_grad():
@@ -68,14 +68,16 @@ def _random(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def saved(model: Any, folder: Path) -> Path:
-    """The file that the library itself writes."""
+    """Saves the model with transformers' own `save_pretrained`; returns the file."""
     model.save_pretrained(folder)
     return folder / FILE
 
 
 def saved_gradients(model: nn.Module, folder: Path) -> Path:
-    """A file as `saved` writes it, with gradients in the place of weights, 0 where there is none:
-    read as weights, they are those of our parameters."""
+    """Saves the model's gradients under the names of its weights, 0 where there is none.
+
+    Loading the file with `from_safetensors` maps each gradient to our parameter.
+    """
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for name, parameter in model.named_parameters()
@@ -84,27 +86,27 @@ def saved_gradients(model: nn.Module, folder: Path) -> Path:
 
 
 def write(tensors: dict[str, Tensor], folder: Path) -> Path:
-    """A safetensors file of these tensors."""
+    """Writes a safetensors file of these tensors; returns the file."""
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / FILE)
     return folder / FILE
 
 
 def read(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file."""
+    """Returns the tensors of a safetensors file."""
     tensors: dict[str, Tensor] = load_file(file)
     return tensors
 
 
 def assert_same(actual: Tensor, expected: Tensor, *, tolerance: float, name: str = "") -> None:
-    """To `tolerance`, relative to the largest value (or 0.001, for what is 0 but for rounding)."""
+    """Equal up to `tolerance`, relative to the largest value (at least 0.001)."""
     assert actual.dtype == expected.dtype
     error = (actual - expected).abs().max().item()
     assert error <= tolerance * max(expected.abs().max().item(), 1e-3), f"{name} is {error} off"
 
 
 def assert_same_gradients(actual: nn.Module, expected: nn.Module, *, tolerance: float) -> None:
-    """Those of `actual` are the weights of `expected`."""
+    """Compares the gradients of `actual` with the weights of `expected`."""
     wanted = dict(expected.named_parameters())
     assert [name for name, _ in actual.named_parameters()] == list(wanted)
     for name, parameter in actual.named_parameters():

@@ -1,4 +1,4 @@
-"""The classification transformer: padding, agreement of the attention paths, the order of words."""
+"""Classifier: padding, agreement of the attention implementations, and word order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformer_kernels.nn import (
 )
 
 TINY = ClassifierConfig(vocabulary=19, layers=2, width=12, heads=2, classes=3, context=9)
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 PAD = 0
 LENGTHS = torch.tensor([7, 1, 4])
 
@@ -30,7 +30,7 @@ LENGTHS = torch.tensor([7, 1, 4])
 def model(
     config: ClassifierConfig = TINY, attn_implementation: AttnImplementation = "fused"
 ) -> Classifier:
-    """Its weights are larger than new ones, so that every mistake shows."""
+    """A model with larger weights than a new one, so that mistakes change the result."""
     torch.manual_seed(0)
     classifier = Classifier(config, attn_implementation=attn_implementation).double()
     with torch.no_grad():
@@ -40,7 +40,7 @@ def model(
 
 
 def tokens() -> Tensor:
-    """(3, 7), padded by 0 behind each of `LENGTHS`."""
+    """(3, 7): texts of `LENGTHS` tokens with trailing padding of 0."""
     text = torch.randint(1, 19, (3, 7), generator=torch.Generator().manual_seed(1))
     return text.where(torch.arange(7) < LENGTHS[:, None], PAD)
 
@@ -51,19 +51,19 @@ def gradients(classifier: Classifier, log_p: Tensor) -> tuple[Tensor, ...]:
 
 
 def assert_same(actual: object, expected: object) -> None:
-    """To rounding, in float64."""
+    """Equal up to float64 rounding."""
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "padded"])
 @pytest.mark.parametrize("form", get_args(HeadForm))
 @pytest.mark.parametrize("order", get_args(Norm))
-def test_paths_agree_in_results_and_gradients(
+def test_implementations_agree_in_results_and_gradients(
     order: Norm, form: HeadForm, lengths: Tensor | None
 ) -> None:
     results = []
-    for path in PATHS:
-        classifier = model(replace(TINY, norm=order, form=form), path)
+    for implementation in IMPLEMENTATIONS:
+        classifier = model(replace(TINY, norm=order, form=form), implementation)
         log_p = classifier(tokens(), lengths)
         results.append((log_p, *gradients(classifier, log_p)))
     assert results[0][0].shape == (3, 3)
@@ -77,12 +77,12 @@ def test_results_are_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("path", PATHS)
-def test_000_padding_is_neither_attended_to_nor_pooled(
-    path: AttnImplementation, order: Norm
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_padding_is_neither_attended_to_nor_pooled(
+    implementation: AttnImplementation, order: Norm
 ) -> None:
-    """A padded text gives what it gives alone, in results and gradients, whatever its padding."""
-    classifier = model(replace(TINY, norm=order), path)
+    """A padded text gives the same results and gradients as alone, for any padding token."""
+    classifier = model(replace(TINY, norm=order), implementation)
     padded = classifier(tokens(), LENGTHS)
     alone = torch.cat(
         [classifier(tokens()[b : b + 1, :length]) for b, length in enumerate(LENGTHS.tolist())]
@@ -94,7 +94,7 @@ def test_000_padding_is_neither_attended_to_nor_pooled(
     assert not torch.isclose(classifier(tokens())[1:], padded[1:]).any()
 
 
-def test_000_padding_is_not_pooled_where_nothing_attends() -> None:
+def test_padding_is_not_pooled_without_attention() -> None:
     classifier = model()
     classifier.blocks = Stack()
     text = tokens()[2:, :4]
@@ -104,9 +104,11 @@ def test_000_padding_is_not_pooled_where_nothing_attends() -> None:
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("path", PATHS)
-def test_000_nan_in_padding_reaches_nothing(path: AttnImplementation, order: Norm) -> None:
-    classifier = model(replace(TINY, norm=order), path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_nan_in_padding_reaches_no_result_and_no_gradient(
+    implementation: AttnImplementation, order: Norm
+) -> None:
+    classifier = model(replace(TINY, norm=order), implementation)
     clean = classifier(tokens(), LENGTHS)
     expected = (clean, *gradients(classifier, clean))
     with torch.no_grad():
@@ -115,18 +117,20 @@ def test_000_nan_in_padding_reaches_nothing(path: AttnImplementation, order: Nor
     assert_same((poisoned, *gradients(classifier, poisoned)), expected)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_of_a_text_of_length_0_it_says_what_it_says_unread(path: AttnImplementation) -> None:
-    classifier = model(attn_implementation=path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_text_of_length_0_gives_the_prediction_of_the_bias(
+    implementation: AttnImplementation,
+) -> None:
+    classifier = model(attn_implementation=implementation)
     lengths = torch.tensor([0, 7, 0])
     log_p = classifier(tokens(), lengths)
-    unread = classifier.classes.bias.log_softmax(dim=-1)
-    assert_same(log_p[[0, 2]], torch.stack([unread, unread]))
+    expected = classifier.classes.bias.log_softmax(dim=-1)
+    assert_same(log_p[[0, 2]], torch.stack([expected, expected]))
     assert all(gradient.isfinite().all() for gradient in gradients(classifier, log_p))
-    assert_same(classifier(tokens()[:2, :0]), torch.stack([unread, unread]))
+    assert_same(classifier(tokens()[:2, :0]), torch.stack([expected, expected]))
 
 
-def test_the_order_of_the_words_matters() -> None:
+def test_word_order_matters() -> None:
     classifier = model()
     text = tokens()[:1]
     assert not torch.isclose(classifier(text[:, [1, 0, 2, 3, 4, 5, 6]]), classifier(text)).any()
@@ -134,8 +138,8 @@ def test_the_order_of_the_words_matters() -> None:
 
 @pytest.mark.parametrize("form", get_args(HeadForm))
 @pytest.mark.parametrize("order", get_args(Norm))
-def test_it_is_its_parts_one_after_the_other(order: Norm, form: HeadForm) -> None:
-    """Blocks of that order and form, which see all of the text, not only what came before."""
+def test_classifier_matches_its_layers_applied_in_sequence(order: Norm, form: HeadForm) -> None:
+    """Blocks have the configured norm and form, and attention is not causal."""
     classifier = model(replace(TINY, norm=order, form=form))
     text = tokens()[:1]
     x = classifier.embedding(text) + classifier.positions.table[:7]
@@ -149,13 +153,13 @@ def test_it_is_its_parts_one_after_the_other(order: Norm, form: HeadForm) -> Non
     assert_same(classifier(text, torch.tensor([7])), expected)
 
 
-def test_000_positions_stand_where_the_tokens_are() -> None:
+def test_positions_are_on_the_device_of_the_tokens() -> None:
     classifier = Classifier(TINY, attn_implementation="eager").to("meta")
     log_p = classifier(tokens().to("meta"), LENGTHS.to("meta"))
     assert log_p.device.type == "meta"
 
 
-def test_recomputed_blocks_give_the_same() -> None:
+def test_recomputed_blocks_match_plain_blocks() -> None:
     results = []
     for recompute in (False, True):
         classifier = model(replace(TINY, dropout=0.3))
@@ -167,7 +171,7 @@ def test_recomputed_blocks_give_the_same() -> None:
         assert torch.equal(plain, recomputed)
 
 
-def test_dropout_is_for_training_on_embeddings_and_in_every_block() -> None:
+def test_dropout_applies_to_embeddings_and_every_block_in_training_only() -> None:
     classifier = model(replace(TINY, dropout=0.5))
     rates = [each.p for each in classifier.modules() if isinstance(each, nn.Dropout)]
     assert rates == [0.5] * 3
@@ -179,13 +183,13 @@ def test_dropout_is_for_training_on_embeddings_and_in_every_block() -> None:
     assert torch.equal(classifier(tokens()), classifier(tokens()))
 
 
-def test_a_new_model_knows_nothing() -> None:
+def test_new_model_predicts_uniformly() -> None:
     config = replace(CLASSIFIER_SIZES["demo"], classes=5)
     log_p = Classifier(config).eval()(torch.randint(config.vocabulary, (4, 50)))
     torch.testing.assert_close(log_p, torch.full_like(log_p, -math.log(5)), rtol=0, atol=0.3)
 
 
-def test_weights_start_small() -> None:
+def test_initial_weights_are_small() -> None:
     for name, module in Classifier(CLASSIFIER_SIZES["demo"]).named_modules():
         if isinstance(module, nn.Linear | nn.Embedding) and name != "classes":
             assert module.weight.std().item() == pytest.approx(0.02, rel=0.05), name
@@ -193,7 +197,7 @@ def test_weights_start_small() -> None:
             assert (module.bias == 0).all(), name
 
 
-def test_named_sizes_are_those_of_their_sources() -> None:
+def test_named_sizes_match_their_sources() -> None:
     seed = CLASSIFIER_SIZES["seed"]
     assert (seed.layers, seed.context, seed.classes, seed.norm, seed.form) == (
         6, 512, 2, "post", "wide",
@@ -203,14 +207,16 @@ def test_named_sizes_are_those_of_their_sources() -> None:
     assert isinstance(model(replace(TINY, norm="pre")).last_norm, nn.LayerNorm)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttnImplementation) -> None:
-    modules = model(attn_implementation=path).modules()
-    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
-    assert paths == [path, path]
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
+    modules = model(attn_implementation=implementation).modules()
+    implementations = [
+        each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
+    ]
+    assert implementations == [implementation, implementation]
 
 
-def test_weights_of_one_path_run_on_another() -> None:
+def test_weights_work_with_any_implementation() -> None:
     trained, other = (
         model(attn_implementation="eager"),
         Classifier(TINY, attn_implementation="fused").double(),
@@ -219,17 +225,15 @@ def test_weights_of_one_path_run_on_another() -> None:
     assert_same(other(tokens(), LENGTHS), trained(tokens(), LENGTHS))
 
 
-def test_a_text_longer_than_the_context_is_named() -> None:
-    with pytest.raises(ValueError, match="at most 9 positions long, the context; got 10"):
+def test_text_longer_than_the_context_raises_value_error() -> None:
+    with pytest.raises(ValueError, match=r"at most 9 positions long \(the context\), got 10"):
         model()(torch.zeros(1, 10, dtype=torch.int64))
 
 
-def test_wrong_lengths_are_named() -> None:
+def test_invalid_lengths_raise() -> None:
     with pytest.raises(ValueError, match=r"lengths must be \(batch,\) = \(3,\), got shape \(2,\)"):
         model()(tokens(), LENGTHS[:2])
-    with pytest.raises(
-        ValueError, match="lengths must be from 0 to 7, the tokens there are, got 8"
-    ):
+    with pytest.raises(ValueError, match="lengths must be from 0 to 7, the padded length, got 8"):
         model()(tokens(), torch.tensor([7, 8, 1]))
     with pytest.raises(TypeError, match="lengths must be a tensor of int32 or int64"):
         model()(tokens(), LENGTHS.double())
@@ -248,12 +252,12 @@ def test_wrong_lengths_are_named() -> None:
         ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
     ],
 )
-def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> None:
+def test_invalid_configs_raise_value_error(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)  # type: ignore[arg-type]
 
 
-def test_an_unknown_path_is_named() -> None:
+def test_unknown_attn_implementation_raises_value_error() -> None:
     with pytest.raises(
         ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
     ):

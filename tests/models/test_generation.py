@@ -1,4 +1,4 @@
-"""Writing token by token: with and without a cache, and what is drawn."""
+"""`generate` and `sample`: the cache, sampling and dropout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from transformer_kernels.models import GeneratorConfig, TextGenerator
 from transformer_kernels.models.generation import generate, sample
-from transformer_kernels.nn import AttnImplementation, KeyValueCache
+from transformer_kernels.nn import AttnImplementation, KVCache
 
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 CONFIG = GeneratorConfig(layers=2, width=16, heads=2, context=12)
 
 
@@ -21,8 +21,8 @@ def model(attn_implementation: AttnImplementation = "fused") -> TextGenerator:
     return TextGenerator(CONFIG, attn_implementation=attn_implementation).double()
 
 
-def written(generator: TextGenerator, *, cached: bool, temperature: float = 1.0) -> list[int]:
-    """30 bytes after a prompt of 5: the context is full before the tenth."""
+def generated(generator: TextGenerator, *, cached: bool, temperature: float = 1.0) -> list[int]:
+    """30 bytes that continue a prompt of 5; the text exceeds the context of 12 after 8 of them."""
     draws = torch.Generator().manual_seed(2)
     return list(
         generate(
@@ -32,37 +32,39 @@ def written(generator: TextGenerator, *, cached: bool, temperature: float = 1.0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("path", PATHS)
-def test_a_cache_changes_no_token(path: AttnImplementation, temperature: float) -> None:
-    generator = model(path)
-    tokens = written(generator, cached=True, temperature=temperature)
-    assert tokens == written(generator, cached=False, temperature=temperature)
-    assert tokens == written(model("eager"), cached=False, temperature=temperature)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_cache_does_not_change_the_tokens(
+    implementation: AttnImplementation, temperature: float
+) -> None:
+    generator = model(implementation)
+    tokens = generated(generator, cached=True, temperature=temperature)
+    assert tokens == generated(generator, cached=False, temperature=temperature)
+    assert tokens == generated(model("eager"), cached=False, temperature=temperature)
 
 
 def test_with_a_cache_each_step_reads_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the context is full: then positions move, and it reads all of it."""
+    """Once the context is full, positions shift, and each step reads the whole window."""
     generator, lengths = model(), []
     plain = generator.forward
 
-    def forward(tokens: Tensor, *, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         lengths.append(tokens.shape[1])
         return plain(tokens, cache=cache)
 
     monkeypatch.setattr(generator, "forward", forward)
-    written(generator, cached=True)
+    generated(generator, cached=True)
     assert lengths == [5] + [1] * 7 + [12] * 22
 
 
-def test_dropout_is_off_and_the_mode_stays() -> None:
+def test_dropout_is_off_and_the_training_mode_is_restored() -> None:
     torch.manual_seed(0)
     generator = TextGenerator(GeneratorConfig(layers=1, width=16, heads=2, context=12, dropout=0.5))
     assert generator.training
-    assert written(generator, cached=True) == written(generator, cached=True)
+    assert generated(generator, cached=True) == generated(generator, cached=True)
     assert generator.training
 
 
-def test_draws_follow_the_weights() -> None:
+def test_samples_follow_the_distribution() -> None:
     logits = torch.tensor([0.0, 1.0, -torch.inf]).double()
     draws = torch.Generator().manual_seed(0)
     share = sum(sample(logits, 0.5, draws) for _ in range(4000)) / 4000

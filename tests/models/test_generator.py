@@ -1,4 +1,4 @@
-"""The text generation transformer: causality, agreement of the attention paths, sampling."""
+"""Text generator: causality, agreement of the attention implementations, and sampling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformer_kernels.models import SIZES, GeneratorConfig, TextGenerator
 from transformer_kernels.nn import AttnImplementation, HeadForm, MultiHeadAttention, Norm
 
 TINY = GeneratorConfig(layers=2, width=16, heads=2, context=12)
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
 def model(
@@ -31,10 +31,10 @@ def tokens(batch: int = 2, length: int = 12) -> Tensor:
 
 @pytest.mark.parametrize("form", get_args(HeadForm))
 @pytest.mark.parametrize("order", get_args(Norm))
-def test_paths_agree_in_logits_and_gradients(order: Norm, form: HeadForm) -> None:
+def test_implementations_agree_in_logits_and_gradients(order: Norm, form: HeadForm) -> None:
     results = []
-    for path in PATHS:
-        generator = model(replace(TINY, norm=order, form=form), path)
+    for implementation in IMPLEMENTATIONS:
+        generator = model(replace(TINY, norm=order, form=form), implementation)
         logits = generator(tokens())
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens().flatten())
         results.append((logits, torch.autograd.grad(loss, list(generator.parameters()))))
@@ -43,9 +43,11 @@ def test_paths_agree_in_logits_and_gradients(order: Norm, form: HeadForm) -> Non
     torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_byte_never_changes_an_earlier_prediction(path: AttnImplementation) -> None:
-    generator = model(attn_implementation=path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_later_bytes_do_not_change_earlier_predictions(
+    implementation: AttnImplementation,
+) -> None:
+    generator = model(attn_implementation=implementation)
     text = tokens()
     changed = text.clone()
     changed[:, 7:] = 255 - changed[:, 7:]
@@ -54,21 +56,21 @@ def test_004_a_later_byte_never_changes_an_earlier_prediction(path: AttnImplemen
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
-def test_the_order_of_the_bytes_matters() -> None:
+def test_byte_order_matters() -> None:
     generator = model(replace(TINY, layers=1))
     text = tokens(1, 5)
     swapped = text[:, [1, 0, 2, 3, 4]]
     assert not torch.allclose(generator(text)[:, -1], generator(swapped)[:, -1])
 
 
-def test_a_new_model_knows_nothing() -> None:
+def test_new_model_predicts_uniformly() -> None:
     generator = TextGenerator(SIZES["nanogpt-cpu"])
     logits = generator(tokens(4, 64))
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens(4, 64).flatten())
     assert loss.item() == pytest.approx(math.log(256), abs=0.06)
 
 
-def test_named_sizes_are_those_of_their_sources() -> None:
+def test_named_sizes_match_their_sources() -> None:
     seed, nano = SIZES["seed"], SIZES["nanogpt-cpu"]
     assert (seed.layers, seed.width, seed.heads, seed.context) == (12, 256, 8, 256)
     assert (seed.norm, seed.form, seed.activation) == ("post", "wide", "relu")
@@ -76,25 +78,27 @@ def test_named_sizes_are_those_of_their_sources() -> None:
     assert SIZES["demo"].context >= 512
 
 
-def test_weights_start_small_and_smaller_where_a_branch_ends() -> None:
+def test_initial_weights_are_small_and_smaller_at_residual_outputs() -> None:
     generator = TextGenerator(SIZES["nanogpt-cpu"])
     for name, module in generator.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            ends_a_branch = name.endswith(("out_proj", "down_proj"))
-            expected = 0.02 / math.sqrt(2 * 4) if ends_a_branch else 0.02
+            is_residual_output = name.endswith(("out_proj", "down_proj"))
+            expected = 0.02 / math.sqrt(2 * 4) if is_residual_output else 0.02
             assert module.weight.std().item() == pytest.approx(expected, rel=0.05), name
         if isinstance(module, nn.Linear) and module.bias is not None:
             assert (module.bias == 0).all(), name
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttnImplementation) -> None:
-    modules = model(attn_implementation=path).modules()
-    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
-    assert paths == [path, path]
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
+    modules = model(attn_implementation=implementation).modules()
+    implementations = [
+        each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
+    ]
+    assert implementations == [implementation, implementation]
 
 
-def test_weights_of_one_path_run_on_another() -> None:
+def test_weights_work_with_any_implementation() -> None:
     trained, other = (
         model(attn_implementation="eager"),
         TextGenerator(TINY, attn_implementation="fused").double(),
@@ -103,8 +107,8 @@ def test_weights_of_one_path_run_on_another() -> None:
     torch.testing.assert_close(other(tokens()), trained(tokens()), rtol=1e-10, atol=1e-12)
 
 
-def test_a_text_longer_than_the_context_is_named() -> None:
-    with pytest.raises(ValueError, match="at most 12 positions long, the context; got 13"):
+def test_text_longer_than_the_context_raises_value_error() -> None:
+    with pytest.raises(ValueError, match=r"at most 12 positions long \(the context\), got 13"):
         model()(tokens(1, 13))
 
 
@@ -115,7 +119,7 @@ def greedy_by_hand(generator: TextGenerator, prompt: bytes, length: int) -> byte
     return bytes(text[len(prompt) :])
 
 
-def test_temperature_zero_takes_the_likeliest_byte_past_the_context() -> None:
+def test_temperature_zero_selects_the_likeliest_byte_beyond_the_context() -> None:
     generator = model()
     expected = greedy_by_hand(generator, b"abc", 20)
     assert generator.generate(b"abc", 20, temperature=0) == expected
@@ -131,7 +135,7 @@ def test_generation_reads_the_end_of_a_long_prompt() -> None:
     )
 
 
-def test_draws_follow_the_temperature() -> None:
+def test_samples_follow_the_temperature() -> None:
     generator = model()
     with torch.no_grad():
         for parameter in generator.parameters():
@@ -145,19 +149,19 @@ def test_draws_follow_the_temperature() -> None:
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.06)
 
 
-def test_a_seed_decides_the_text_and_streaming_writes_the_same() -> None:
+def test_seed_determines_the_text_and_stream_matches_generate() -> None:
     generator = model()
 
-    def write(seed: int) -> bytes:
+    def generated(seed: int) -> bytes:
         draws = torch.Generator().manual_seed(seed)
         return generator.generate(b"x", 15, temperature=1.0, generator=draws)
 
-    assert write(1) == write(1) != write(2)
+    assert generated(1) == generated(1) != generated(2)
     stream = generator.stream(b"x", 15, temperature=1.0, generator=torch.Generator().manual_seed(1))
-    assert bytes(islice(stream, 4)) == write(1)[:4]
+    assert bytes(islice(stream, 4)) == generated(1)[:4]
 
 
-def test_generation_has_no_dropout_and_leaves_the_mode() -> None:
+def test_dropout_is_off_and_the_training_mode_is_restored() -> None:
     generator = model(replace(TINY, dropout=0.5))
     assert generator.training
     generator.generate(b"x", 1)
@@ -177,7 +181,7 @@ def test_generation_has_no_dropout_and_leaves_the_mode() -> None:
         (b"x", 5, math.nan, "temperature must be at least 0 and finite, got nan"),
     ],
 )
-def test_wrong_requests_are_named_at_once(
+def test_invalid_arguments_raise_before_the_first_byte(
     prompt: bytes, length: int, temperature: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -195,6 +199,6 @@ def test_wrong_requests_are_named_at_once(
         ({"activation": "no"}, "activation must be one of 'relu', 'gelu', 'gelu_tanh', got 'no'"),
     ],
 )
-def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> None:
+def test_invalid_configs_raise_value_error(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)  # type: ignore[arg-type]

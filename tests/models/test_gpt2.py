@@ -1,4 +1,4 @@
-"""GPT-2: the same as HuggingFace's on the same weights, on every path; causality and generation."""
+"""GPT-2: agreement with HuggingFace for every implementation, causality and generation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from transformer_kernels.models.generation import generate
 from transformer_kernels.nn import AttnImplementation, MultiHeadAttention, Stack, TransformerBlock
 
 TINY = GPT2Config(layers=2, heads=2, width=16, vocabulary=31, context=12, dropout=0.0)
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
 def model(config: GPT2Config = TINY, attn_implementation: AttnImplementation = "fused") -> GPT2:
-    """With wide weights: a new model's attention is all but even."""
+    """A model with large weights, because a new model's attention is almost uniform."""
     torch.manual_seed(0)
     gpt2 = GPT2(config, attn_implementation=attn_implementation).double()
     with torch.no_grad():
@@ -40,18 +40,20 @@ def loss_of(logits: Tensor, text: Tensor) -> Tensor:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=str
 )
-def test_logits_and_gradients_are_those_of_huggingface(
-    path: AttnImplementation, dtype: torch.dtype, tolerance: float, tmp_path: Path
+def test_logits_and_gradients_match_huggingface(
+    implementation: AttnImplementation, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
     theirs, text = huggingface.gpt2(dtype), tokens(2, 20, 61)
     expected = theirs(text).logits
     loss_of(expected, text).backward()
     with huggingface.default_dtype(dtype):
-        ours = GPT2.from_safetensors(huggingface.saved(theirs, tmp_path), attn_implementation=path)
+        ours = GPT2.from_safetensors(
+            huggingface.saved(theirs, tmp_path), attn_implementation=implementation
+        )
         gradients = GPT2.from_safetensors(huggingface.saved_gradients(theirs, tmp_path))
     logits = ours(text)
     loss_of(logits, text).backward()
@@ -61,17 +63,17 @@ def test_logits_and_gradients_are_those_of_huggingface(
 
 
 @pytest.mark.exhaustive
-def test_heads_of_another_size_are_those_of_huggingface(tmp_path: Path) -> None:
+def test_other_head_sizes_match_huggingface(tmp_path: Path) -> None:
     theirs, text = huggingface.gpt2(n_embd=48, n_head=3), tokens(1, 9, 61)
     with huggingface.default_dtype(torch.float64):
         ours = GPT2.from_safetensors(huggingface.saved(theirs, tmp_path), heads=3)
     torch.testing.assert_close(ours(text), theirs(text).logits, rtol=0, atol=1e-10)
 
 
-def test_paths_agree_in_logits_and_gradients() -> None:
+def test_implementations_agree_in_logits_and_gradients() -> None:
     results = []
-    for path in PATHS:
-        gpt2 = model(attn_implementation=path)
+    for implementation in IMPLEMENTATIONS:
+        gpt2 = model(attn_implementation=implementation)
         logits = gpt2(tokens())
         gradients = torch.autograd.grad(loss_of(logits, tokens()), list(gpt2.parameters()))
         results.append((logits, gradients))
@@ -80,11 +82,13 @@ def test_paths_agree_in_logits_and_gradients() -> None:
     torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttnImplementation) -> None:
-    modules = model(attn_implementation=path).modules()
-    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
-    assert paths == [path, path]
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
+    modules = model(attn_implementation=implementation).modules()
+    implementations = [
+        each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
+    ]
+    assert implementations == [implementation, implementation]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_every_block_takes_the_path(path: AttnImplementation) -> None:
         ("gpt2-xl", 1_557_611_200),
     ],
 )
-def test_named_sizes_have_as_many_parameters_as_were_published(name: str, count: int) -> None:
+def test_named_sizes_have_the_published_parameter_counts(name: str, count: int) -> None:
     with torch.device("meta"):
         gpt2 = GPT2(GPT2_SIZES[name])
     assert sum(parameter.numel() for parameter in gpt2.parameters()) == count
@@ -104,8 +108,8 @@ def test_named_sizes_have_as_many_parameters_as_were_published(name: str, count:
     assert gpt2.context == 1024
 
 
-def test_003_the_embedding_and_the_projection_are_one_parameter() -> None:
-    """And it has the gradients of both uses."""
+def test_embedding_and_projection_share_one_parameter() -> None:
+    """Its gradient is the sum over both uses."""
     gpt2, text = model(), tokens()
     assert [name for name, p in gpt2.named_parameters() if 31 in p.shape] == ["embedding.weight"]
     assert [name for name, p in gpt2.state_dict().items() if 31 in p.shape] == ["embedding.weight"]
@@ -120,9 +124,11 @@ def test_003_the_embedding_and_the_projection_are_one_parameter() -> None:
     torch.testing.assert_close(together, apart[0] + apart[1], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_token_never_changes_an_earlier_prediction(path: AttnImplementation) -> None:
-    gpt2, text = model(attn_implementation=path), tokens()
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_later_tokens_do_not_change_earlier_predictions(
+    implementation: AttnImplementation,
+) -> None:
+    gpt2, text = model(attn_implementation=implementation), tokens()
     changed = text.clone()
     changed[:, 7:] = 30 - changed[:, 7:]
     changed[:, 7] = (text[:, 7] + 1) % 31
@@ -131,9 +137,9 @@ def test_004_a_later_token_never_changes_an_earlier_prediction(path: AttnImpleme
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_cache_changes_no_logits_and_no_token(path: AttnImplementation) -> None:
-    gpt2, text = model(attn_implementation=path), tokens()
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_cache_does_not_change_logits_or_tokens(implementation: AttnImplementation) -> None:
+    gpt2, text = model(attn_implementation=implementation), tokens()
     cache = gpt2.new_cache(2)
     parts = [gpt2(part, cache=cache) for part in text.split([5, 1, 4, 2], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), gpt2(text), rtol=1e-9, atol=1e-11)
@@ -153,7 +159,7 @@ def test_a_cache_changes_no_logits_and_no_token(path: AttnImplementation) -> Non
 
 
 @pytest.mark.exhaustive
-def test_greedy_text_is_that_of_huggingface(tmp_path: Path) -> None:
+def test_greedy_text_matches_huggingface(tmp_path: Path) -> None:
     theirs, prompt = huggingface.gpt2(), tokens(1, 4, 61)
     with huggingface.default_dtype(torch.float64):
         ours = GPT2.from_safetensors(huggingface.saved(theirs, tmp_path))
@@ -163,34 +169,34 @@ def test_greedy_text_is_that_of_huggingface(tmp_path: Path) -> None:
     assert list(generate(ours, prompt[0].tolist(), 12, temperature=0.0)) == text[0, 4:].tolist()
 
 
-def test_a_new_model_knows_nothing() -> None:
+def test_new_model_predicts_uniformly() -> None:
     torch.manual_seed(0)
     gpt2 = GPT2(GPT2Config(layers=2, heads=2, width=128, vocabulary=500, context=64))
     text = tokens(4, 64, 500)
     assert loss_of(gpt2(text), text).item() == pytest.approx(math.log(500), abs=0.1)
 
 
-def test_weights_start_small_and_smaller_where_a_branch_ends() -> None:
+def test_initial_weights_are_small_and_smaller_at_residual_outputs() -> None:
     torch.manual_seed(0)
     gpt2 = GPT2(GPT2Config(layers=4, heads=2, width=128, vocabulary=500, context=64))
     for name, module in gpt2.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            ends_a_branch = name.endswith(("out_proj", "down_proj"))
-            expected = 0.02 / math.sqrt(2 * 4) if ends_a_branch else 0.02
+            is_residual_output = name.endswith(("out_proj", "down_proj"))
+            expected = 0.02 / math.sqrt(2 * 4) if is_residual_output else 0.02
             assert module.weight.std().item() == pytest.approx(expected, rel=0.05), name
         if isinstance(module, nn.Linear):
             assert (module.bias == 0).all(), name
     assert gpt2.positions.table.std().item() == pytest.approx(0.01, rel=0.05)
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_applies_in_training_only() -> None:
     gpt2 = model(replace(TINY, dropout=0.5))
     assert not torch.allclose(gpt2(tokens()), gpt2(tokens()))
     gpt2.eval()
     torch.testing.assert_close(gpt2(tokens()), model()(tokens()))
 
 
-def test_dropout_acts_on_embeddings_and_in_every_block() -> None:
+def test_dropout_applies_to_embeddings_and_every_block() -> None:
     gpt2 = model(replace(TINY, dropout=0.5))
     for block in gpt2.blocks:
         assert isinstance(block, TransformerBlock)
@@ -199,8 +205,8 @@ def test_dropout_acts_on_embeddings_and_in_every_block() -> None:
     assert not torch.allclose(gpt2(tokens()), gpt2(tokens()))
 
 
-def test_a_text_longer_than_the_context_is_named() -> None:
-    with pytest.raises(ValueError, match="at most 12 positions long, the context; got 13"):
+def test_text_longer_than_the_context_raises_value_error() -> None:
+    with pytest.raises(ValueError, match=r"at most 12 positions long \(the context\), got 13"):
         model()(tokens(1, 13))
 
 
@@ -214,6 +220,6 @@ def test_a_text_longer_than_the_context_is_named() -> None:
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
     ],
 )
-def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> None:
+def test_invalid_configs_raise_value_error(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reading published weights: what varies between files of one kind, and what is wrong with some."""
+"""Loading published weights: variations between files, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bert_tensors(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
 
 
 def without_prefix(tensors: Tensors) -> Tensors:
-    """As the encoder or decoder alone is published: the names begin with what is in it."""
+    """Names as in a file of the encoder or decoder alone, which have no prefix."""
     return {
         name.removeprefix("transformer.").removeprefix("bert."): t for name, t in tensors.items()
     }
@@ -51,10 +51,10 @@ def assert_same_weights(actual: nn.Module, expected: nn.Module) -> None:
     torch.testing.assert_close(actual.state_dict(), expected.state_dict(), rtol=0, atol=0)
 
 
-# What varies
+# Variations between files
 
 
-def test_the_shapes_decide_the_config(
+def test_config_follows_from_the_shapes(
     gpt2_tensors: Tensors, bert_tensors: Tensors, tmp_path: Path
 ) -> None:
     gpt2 = GPT2.from_safetensors(huggingface.write(gpt2_tensors, tmp_path))
@@ -66,7 +66,7 @@ def test_the_shapes_decide_the_config(
     assert other == BertConfig(**sizes | {"heads": 4}, dropout=0.25)
 
 
-def test_gpt2_names_and_buffers_of_other_files(gpt2_tensors: Tensors, tmp_path: Path) -> None:
+def test_gpt2_loads_other_names_and_ignores_buffers(gpt2_tensors: Tensors, tmp_path: Path) -> None:
     expected = GPT2.from_safetensors(huggingface.write(gpt2_tensors, tmp_path))
     embedding = gpt2_tensors["transformer.wte.weight"].clone()
     buffers = {
@@ -83,7 +83,7 @@ def test_gpt2_names_and_buffers_of_other_files(gpt2_tensors: Tensors, tmp_path: 
         assert_same_weights(GPT2.from_safetensors(huggingface.write(tensors, tmp_path)), expected)
 
 
-def test_bert_names_and_buffers_of_other_files(bert_tensors: Tensors, tmp_path: Path) -> None:
+def test_bert_loads_other_names_and_ignores_buffers(bert_tensors: Tensors, tmp_path: Path) -> None:
     expected = BertForPreTraining.from_safetensors(huggingface.write(bert_tensors, tmp_path))
     old = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
@@ -111,7 +111,9 @@ def test_bert_names_and_buffers_of_other_files(bert_tensors: Tensors, tmp_path: 
         assert_same_weights(Bert.from_safetensors(file), expected.encoder)
 
 
-def test_heads_are_needed_only_by_their_models(bert_tensors: Tensors, tmp_path: Path) -> None:
+def test_heads_are_required_only_by_models_that_have_them(
+    bert_tensors: Tensors, tmp_path: Path
+) -> None:
     encoder = Bert.from_safetensors(huggingface.write(bert_tensors, tmp_path))
     file = huggingface.write(without(bert_tensors, "cls."), tmp_path)
     assert_same_weights(Bert.from_safetensors(file), encoder)
@@ -121,7 +123,7 @@ def test_heads_are_needed_only_by_their_models(bert_tensors: Tensors, tmp_path: 
         BertForClassification.from_safetensors(file)
 
 
-def test_new_classes_are_drawn_for_any_file(bert_tensors: Tensors, tmp_path: Path) -> None:
+def test_new_classes_are_initialised_for_any_file(bert_tensors: Tensors, tmp_path: Path) -> None:
     encoder = Bert.from_safetensors(huggingface.write(bert_tensors, tmp_path))
     classifier = {"classifier.weight": torch.ones(3, 128), "classifier.bias": torch.ones(3)}
     for tensors in (bert_tensors, without(bert_tensors, "cls.") | classifier):
@@ -141,7 +143,7 @@ def test_new_classes_are_drawn_for_any_file(bert_tensors: Tensors, tmp_path: Pat
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16], ids=str)
-def test_weights_get_the_default_dtype(
+def test_weights_are_converted_to_the_default_dtype(
     stored: torch.dtype, wanted: torch.dtype, gpt2_tensors: Tensors, tmp_path: Path
 ) -> None:
     halves = {name: tensor.to(stored) for name, tensor in gpt2_tensors.items()}
@@ -153,10 +155,10 @@ def test_weights_get_the_default_dtype(
     assert model(torch.arange(20)[None]).isfinite().all()
 
 
-def test_a_loaded_model_is_ready_and_owns_its_weights(
+def test_loaded_model_is_in_evaluation_mode_and_owns_its_weights(
     gpt2_tensors: Tensors, tmp_path: Path
 ) -> None:
-    """The file may change, and saving one parameter does not save others."""
+    """The file may change afterwards, and no two parameters share storage."""
     file = huggingface.write(gpt2_tensors, tmp_path)
     model = GPT2.from_safetensors(file, dropout=0.5)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -170,7 +172,7 @@ def test_a_loaded_model_is_ready_and_owns_its_weights(
         assert parameter.untyped_storage().nbytes() == 4 * parameter.numel(), name
 
 
-# What is wrong with a file
+# Invalid files
 
 Change = Callable[[Tensors], Tensors]
 
@@ -183,7 +185,7 @@ def removed(name: str) -> Change:
     return lambda tensors: {other: tensor for other, tensor in tensors.items() if other != name}
 
 
-def refused(load: Callable[[Path], object], file: Path, message: str) -> None:
+def assert_rejected(load: Callable[[Path], object], file: Path, message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         load(file)
     assert str(file) in str(raised.value)
@@ -207,11 +209,11 @@ def refused(load: Callable[[Path], object], file: Path, message: str) -> None:
         ),
         (
             replaced("transformer.wte.weight", torch.ones(128)),
-            r"transformer.wte.weight of .* must be a matrix that is not empty, got shape \(128,\)",
+            r"transformer.wte.weight of .* must be a non-empty matrix, got shape \(128,\)",
         ),
         (
             replaced("transformer.wpe.weight", torch.ones(0, 128)),
-            r"wpe.weight of .* must be a matrix that is not empty, got shape \(0, 128\)",
+            r"wpe.weight of .* must be a non-empty matrix, got shape \(0, 128\)",
         ),
         (
             replaced("transformer.ln_f.bias", torch.ones(128, dtype=torch.int8)),
@@ -219,11 +221,11 @@ def refused(load: Callable[[Path], object], file: Path, message: str) -> None:
         ),
         (
             replaced("score.weight", torch.ones(2, 128)),
-            "has tensors that the model has no use for: score.weight$",
+            "has unexpected tensors: score.weight$",
         ),
         (
             lambda tensors: tensors | {f"x{n}": torch.ones(1) for n in range(5)},
-            "no use for: x0, x1, x2 and 2 more$",
+            "unexpected tensors: x0, x1, x2 and 2 more$",
         ),
         (
             replaced("ln_f.bias", torch.ones(128)),
@@ -231,15 +233,15 @@ def refused(load: Callable[[Path], object], file: Path, message: str) -> None:
         ),
         (
             replaced("lm_head.weight", torch.ones(61, 128)),
-            "lm_head.weight of .* must be the tensor that it is tied to, but has other values",
+            "lm_head.weight of .* must equal the tensor that it is tied to",
         ),
     ],
 )
-def test_what_is_wrong_with_a_gpt2_is_named(
+def test_invalid_gpt2_file_raises_value_error(
     change: Change, message: str, gpt2_tensors: Tensors, tmp_path: Path
 ) -> None:
     file = huggingface.write(change(gpt2_tensors), tmp_path)
-    refused(GPT2.from_safetensors, file, message)
+    assert_rejected(GPT2.from_safetensors, file, message)
 
 
 NORM = "bert.encoder.layer.1.output.LayerNorm"
@@ -264,17 +266,19 @@ NORM = "bert.encoder.layer.1.output.LayerNorm"
         ),
         (
             replaced("qa_outputs.weight", torch.ones(2, 128)),
-            "has tensors that the model has no use for: qa_outputs.weight$",
+            "has unexpected tensors: qa_outputs.weight$",
         ),
     ],
 )
-def test_what_is_wrong_with_a_bert_is_named(
+def test_invalid_bert_file_raises_value_error(
     change: Change, message: str, bert_tensors: Tensors, tmp_path: Path
 ) -> None:
     file = huggingface.write(change(bert_tensors), tmp_path)
-    refused(Bert.from_safetensors, file, message)
-    refused(BertForPreTraining.from_safetensors, file, message)
-    refused(lambda path: BertForClassification.from_safetensors(path, classes=2), file, message)
+    assert_rejected(Bert.from_safetensors, file, message)
+    assert_rejected(BertForPreTraining.from_safetensors, file, message)
+    assert_rejected(
+        lambda name: BertForClassification.from_safetensors(name, classes=2), file, message
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,23 +291,23 @@ def test_what_is_wrong_with_a_bert_is_named(
         ),
         (
             replaced("cls.predictions.decoder.weight", torch.ones(61, 128)),
-            "cls.predictions.decoder.weight of .* must be the tensor that it is tied to",
+            "cls.predictions.decoder.weight of .* must equal the tensor that it is tied to",
         ),
         (
             replaced("cls.predictions.decoder.bias", torch.ones(61)),
-            "cls.predictions.decoder.bias of .* must be the tensor that it is tied to",
+            "cls.predictions.decoder.bias of .* must equal the tensor that it is tied to",
         ),
         (
             replaced("cls.more", torch.ones(1)),
-            "has tensors that the model has no use for: cls.more",
+            "has unexpected tensors: cls.more",
         ),
     ],
 )
-def test_what_is_wrong_with_the_heads_is_named(
+def test_invalid_pre_training_heads_raise_value_error(
     change: Change, message: str, bert_tensors: Tensors, tmp_path: Path
 ) -> None:
     file = huggingface.write(change(bert_tensors), tmp_path)
-    refused(BertForPreTraining.from_safetensors, file, message)
+    assert_rejected(BertForPreTraining.from_safetensors, file, message)
     Bert.from_safetensors(file)
 
 
@@ -334,7 +338,7 @@ LOADERS = pytest.mark.parametrize(
     ],
     ids=["empty", "short", "text", "header cut", "cut", "longer", "dtype", "header"],
 )
-def test_a_file_that_is_none_or_damaged_is_named(
+def test_damaged_file_raises_value_error(
     load: Callable[[Path], object],
     damage: Callable[[bytes], bytes],
     gpt2_tensors: Tensors,
@@ -342,11 +346,11 @@ def test_a_file_that_is_none_or_damaged_is_named(
 ) -> None:
     file = huggingface.write(gpt2_tensors, tmp_path)
     file.write_bytes(damage(file.read_bytes()))
-    refused(load, file, "is not a safetensors file, or it is damaged: ")
+    assert_rejected(load, file, "is not a safetensors file, or it is damaged: ")
 
 
 @LOADERS
-def test_a_missing_file_and_a_folder_are_errors_of_the_system(
+def test_missing_file_and_folder_raise_os_errors(
     load: Callable[[Path], object], tmp_path: Path
 ) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
@@ -355,25 +359,29 @@ def test_a_missing_file_and_a_folder_are_errors_of_the_system(
         load(tmp_path)
 
 
-def test_a_name_with_a_huge_number_costs_nothing(gpt2_tensors: Tensors, tmp_path: Path) -> None:
+def test_huge_layer_number_is_rejected_quickly(gpt2_tensors: Tensors, tmp_path: Path) -> None:
     tensors = gpt2_tensors | {"transformer.h.999999999.ln_1.bias": torch.ones(128)}
-    refused(GPT2.from_safetensors, huggingface.write(tensors, tmp_path), "lacks h.2.ln_1.weight")
+    assert_rejected(
+        GPT2.from_safetensors, huggingface.write(tensors, tmp_path), "lacks h.2.ln_1.weight"
+    )
 
 
-def test_heads_that_the_width_does_not_tell_must_be_given(tmp_path: Path) -> None:
+def test_heads_must_be_given_if_the_width_is_not_a_multiple_of_64(tmp_path: Path) -> None:
     for theirs, load in (
         (huggingface.gpt2(n_embd=96, n_head=3), GPT2.from_safetensors),
         (huggingface.bert("BertModel", hidden_size=96), Bert.from_safetensors),
     ):
         file = huggingface.saved(theirs, tmp_path)
-        refused(load, file, "heads must be given for .*: its width 96 is no multiple of 64")
+        assert_rejected(
+            load, file, "heads must be given for .*: its width 96 is not a multiple of 64"
+        )
         assert load(file, heads=3).config.heads == 3
         with pytest.raises(ValueError, match="width must be a multiple of heads"):
             load(file, heads=5)
 
 
 @LOADERS
-def test_a_wrong_path_of_attention_is_named_before_anything_is_read(
+def test_unknown_attn_implementation_raises_before_the_file_is_read(
     load: Callable[..., object],
 ) -> None:
     with pytest.raises(
@@ -382,7 +390,7 @@ def test_a_wrong_path_of_attention_is_named_before_anything_is_read(
         load("no file", attn_implementation="fast")
 
 
-def test_a_missing_safetensors_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_safetensors_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"safetensors is not installed: pip install .*\[train\]"):
         GPT2.from_safetensors("any")

@@ -1,4 +1,4 @@
-"""Greedy translation: with and without a cache, in a batch and one by one, and where it ends."""
+"""Greedy translation: the cache, batching, and the end of a translation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.models import Translator, TranslatorConfig
-from transformer_kernels.nn import AttnImplementation, DecoderBlock, KeyValueCache, Norm
+from transformer_kernels.nn import AttnImplementation, DecoderBlock, KVCache, Norm
 from transformer_kernels.training.losses import smoothed_cross_entropy
 
 CONFIG = TranslatorConfig(
@@ -25,17 +25,17 @@ CONFIG = TranslatorConfig(
     context=9,
     dropout=0.0,
 )
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 PAD, BEGIN, END = 0, 1, 2
 LENGTHS = torch.tensor([5, 1, 3, 4])
 SOURCE = torch.randint(13, (4, 5), generator=torch.Generator().manual_seed(1))
 TRANSLATIONS = [[3, 4, 3, 5, 6, 10, 4], [], [7, 7, 7, 9], [5, 8]]
-"""What the model learns to say of each."""
+"""Target of each source, which the model is trained to reproduce"""
 
 
 @cache
-def learnt(order: Norm) -> dict[str, Tensor]:
-    """The weights of a model that knows the translations by heart."""
+def trained(order: Norm) -> dict[str, Tensor]:
+    """Weights of a model overfitted to `TRANSLATIONS`."""
     torch.manual_seed(0)
     translator = Translator(replace(CONFIG, norm=order)).double()
     optimizer = torch.optim.Adam(translator.parameters(), lr=1e-2)
@@ -56,12 +56,12 @@ def model(
 ) -> Translator:
     config = replace(CONFIG, norm=order, dropout=dropout)
     translator = Translator(config, attn_implementation=attn_implementation).double()
-    translator.load_state_dict(learnt(order))
+    translator.load_state_dict(trained(order))
     return translator
 
 
 def by_hand(translator: Translator, source: Tensor, end: int, most: int = 9) -> list[int]:
-    """Of one source, from the logits of the whole model."""
+    """Greedy translation of one source, from `forward` on the whole text at each step."""
     translator.eval()
     text = [BEGIN]
     while len(text) <= most:
@@ -72,52 +72,56 @@ def by_hand(translator: Translator, source: Tensor, end: int, most: int = 9) -> 
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("path", PATHS)
-def test_it_says_what_it_has_learnt(path: AttnImplementation, order: Norm) -> None:
-    translator = model(order, path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_trained_translations_are_reproduced(
+    implementation: AttnImplementation, order: Norm
+) -> None:
+    translator = model(order, implementation)
     for cached in (True, False):
-        written = translator.translate(SOURCE, LENGTHS, begin=BEGIN, end=END, most=9, cached=cached)
-        assert written == TRANSLATIONS
+        generated = translator.translate(
+            SOURCE, LENGTHS, begin=BEGIN, end=END, most=9, cached=cached
+        )
+        assert generated == TRANSLATIONS
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_cache_and_a_batch_change_no_token(path: AttnImplementation) -> None:
-    """Whatever token ends a text, also where it goes on beyond what it has learnt."""
-    translator = model(attn_implementation=path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_cache_and_batching_do_not_change_the_tokens(implementation: AttnImplementation) -> None:
+    """For any end token, including translations that continue beyond the trained ones."""
+    translator = model(attn_implementation=implementation)
     for end in (3, 4, 9):
         expected = [
             by_hand(translator, source[:length], end)
             for source, length in zip(SOURCE, LENGTHS.tolist(), strict=True)
         ]
         for cached in (True, False):
-            written = translator.translate(
+            generated = translator.translate(
                 SOURCE, LENGTHS, begin=BEGIN, end=end, most=9, cached=cached
             )
-            assert written == expected
+            assert generated == expected
         for b, length in enumerate(LENGTHS.tolist()):
             source = SOURCE[b : b + 1, :length]
             assert translator.translate(source, begin=BEGIN, end=end, most=9) == expected[b : b + 1]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_it_says_the_same_under_autocast(path: AttnImplementation) -> None:
-    translator = model(attn_implementation=path).float()
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_autocast_does_not_change_the_translations(implementation: AttnImplementation) -> None:
+    translator = model(attn_implementation=implementation).float()
     for cached in (True, False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            written = translator.translate(
+            generated = translator.translate(
                 SOURCE, LENGTHS, begin=BEGIN, end=END, most=9, cached=cached
             )
-        assert written == TRANSLATIONS
+        assert generated == TRANSLATIONS
 
 
-def test_shared_vocabularies_translate_too() -> None:
+def test_shared_vocabularies_translate() -> None:
     torch.manual_seed(0)
     translator = Translator(replace(CONFIG, shared=True, target_vocabulary=13)).double()
     expected = [by_hand(translator, source, 3) for source in SOURCE]
     assert translator.translate(SOURCE, begin=BEGIN, end=3, most=9) == expected
 
 
-def test_a_translation_has_at_most_so_many_tokens() -> None:
+def test_translations_have_at_most_the_given_number_of_tokens() -> None:
     translator = model()
     whole = translator.translate(SOURCE, LENGTHS, begin=BEGIN, end=PAD, most=9)
     for cached in (True, False):
@@ -129,38 +133,40 @@ def test_a_translation_has_at_most_so_many_tokens() -> None:
 
 
 def steps(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of what the decoder will be shown."""
-    shown: list[int] = []
+    """Records the number of target tokens in each decoder call."""
+    input_lengths: list[int] = []
     plain = translator._decode
 
-    def decode(target: Tensor, memory: object, cache: KeyValueCache | None = None) -> Tensor:
-        shown.append(target.shape[1])
+    def decode(target: Tensor, memory: object, cache: KVCache | None = None) -> Tensor:
+        input_lengths.append(target.shape[1])
         return plain(target, memory, cache)  # type: ignore[arg-type]
 
     monkeypatch.setattr(translator, "_decode", decode)
-    return shown
+    return input_lengths
 
 
 def test_with_a_cache_each_step_reads_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
     translator = model()
-    shown = steps(translator, monkeypatch)
+    input_lengths = steps(translator, monkeypatch)
     translator.translate(SOURCE, LENGTHS, begin=BEGIN, end=PAD, most=6)
-    assert shown == [1] * 6
-    shown.clear()
+    assert input_lengths == [1] * 6
+    input_lengths.clear()
     translator.translate(SOURCE, LENGTHS, begin=BEGIN, end=PAD, most=6, cached=False)
-    assert shown == [1, 2, 3, 4, 5, 6]
+    assert input_lengths == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_it_stops_when_all_have_ended(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_stops_when_all_translations_have_ended(
+    cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     translator = model()
-    shown = steps(translator, monkeypatch)
+    input_lengths = steps(translator, monkeypatch)
     translator.translate(SOURCE, LENGTHS, begin=BEGIN, end=END, most=9, cached=cached)
-    assert len(shown) == len(TRANSLATIONS[0]) + 1
+    assert len(input_lengths) == len(TRANSLATIONS[0]) + 1
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_the_source_is_read_once(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_projected_once(cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     translator = model()
     calls = []
     for block in translator.decoder:
@@ -177,7 +183,7 @@ def test_the_source_is_read_once(cached: bool, monkeypatch: pytest.MonkeyPatch) 
     assert calls == [(4, 5, 12)] * 2
 
 
-def test_dropout_is_off_and_the_mode_stays() -> None:
+def test_dropout_is_off_and_the_training_mode_is_restored() -> None:
     translator = model(dropout=0.5)
     assert translator.training
     first, second = (
@@ -193,16 +199,16 @@ def test_dropout_is_off_and_the_mode_stays() -> None:
     assert not translator.training
 
 
-def test_no_sources_have_no_translations() -> None:
+def test_empty_batch_has_no_translations() -> None:
     assert model().translate(SOURCE[:0], LENGTHS[:0], begin=BEGIN, end=PAD, most=9) == []
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_source_of_length_0_is_translated(cached: bool) -> None:
+def test_source_of_length_0_is_translated(cached: bool) -> None:
     lengths = torch.tensor([0, 5, 5, 5])
     translator = model()
-    written = translator.translate(SOURCE, lengths, begin=BEGIN, end=PAD, most=9, cached=cached)
-    assert written[0] == by_hand(translator, SOURCE[0, :0], 0)
+    generated = translator.translate(SOURCE, lengths, begin=BEGIN, end=PAD, most=9, cached=cached)
+    assert generated[0] == by_hand(translator, SOURCE[0, :0], 0)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +220,6 @@ def test_a_source_of_length_0_is_translated(cached: bool) -> None:
         ({"end": -1}, "end must be a token from 0 to 10, got -1"),
     ],
 )
-def test_wrong_requests_are_named(changes: dict[str, int], message: str) -> None:
+def test_invalid_arguments_raise_value_error(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         model().translate(SOURCE, **{"begin": 1, "end": 2, "most": 5} | changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer: what sees what, one matrix for three uses, its sizes."""
+"""Encoder-decoder Transformer: visibility and padding, shared weights, and sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TINY = TranslatorConfig(
     context=9,
     dropout=0.0,
 )
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 PAD, BEGIN, END = 0, 1, 2
 LENGTHS = torch.tensor([5, 1, 3])
 TARGET_LENGTHS = torch.tensor([3, 7, 1])
@@ -43,7 +43,7 @@ TARGET_LENGTHS = torch.tensor([3, 7, 1])
 def model(
     config: TranslatorConfig = TINY, attn_implementation: AttnImplementation = "fused"
 ) -> Translator:
-    """Biases and norms are not 0 and 1, so that every mistake shows."""
+    """A model with noise on biases and norms, so that mistakes change the result."""
     torch.manual_seed(0)
     translator = Translator(config, attn_implementation=attn_implementation).double()
     with torch.no_grad():
@@ -54,7 +54,7 @@ def model(
 
 
 def texts(lengths: Tensor, seed: int) -> Tensor:
-    """(3, longest), padded by 0 behind each length."""
+    """(3, longest): random texts with trailing padding of 0."""
     longest = int(lengths.max())
     text = torch.randint(3, 17, (3, longest), generator=torch.Generator().manual_seed(seed))
     return text.where(torch.arange(longest) < lengths[:, None], PAD)
@@ -64,7 +64,7 @@ SOURCE, TARGET = texts(LENGTHS, 1), texts(TARGET_LENGTHS, 2)
 
 
 def loss(logits: Tensor) -> Tensor:
-    """Of a model that was shown TARGET's tokens but the last, and is to say the following ones."""
+    """Loss of predicting TARGET[:, 1:] from TARGET[:, :-1]."""
     total, _ = smoothed_cross_entropy(logits, TARGET[:, 1:], smoothing=0.1, pad=PAD)
     return total
 
@@ -74,19 +74,19 @@ def gradients(translator: Translator, logits: Tensor) -> tuple[Tensor, ...]:
 
 
 def assert_same(actual: object, expected: object) -> None:
-    """To rounding, in float64."""
+    """Equal up to float64 rounding."""
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "padded"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "apart"])
 @pytest.mark.parametrize("order", get_args(Norm))
-def test_paths_agree_in_logits_and_gradients(
+def test_implementations_agree_in_logits_and_gradients(
     order: Norm, shared: bool, lengths: Tensor | None
 ) -> None:
     results = []
-    for path in PATHS:
-        translator = model(replace(TINY, norm=order, shared=shared), path)
+    for implementation in IMPLEMENTATIONS:
+        translator = model(replace(TINY, norm=order, shared=shared), implementation)
         logits = translator(SOURCE, TARGET[:, :-1], lengths)
         results.append((logits, *gradients(translator, logits)))
     assert results[0][0].shape == (3, 6, 17)
@@ -94,12 +94,14 @@ def test_paths_agree_in_logits_and_gradients(
     assert_same(results[2], results[0])
 
 
-# What sees what
+# Visibility and padding
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_target_token_never_changes_an_earlier_row(path: AttnImplementation) -> None:
-    translator = model(attn_implementation=path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_later_target_tokens_do_not_change_earlier_rows(
+    implementation: AttnImplementation,
+) -> None:
+    translator = model(attn_implementation=implementation)
     changed = TARGET.clone()
     changed[:, 4:] = 16 - changed[:, 4:]
     before, after = (translator(SOURCE, target, LENGTHS) for target in (TARGET, changed))
@@ -107,9 +109,9 @@ def test_004_a_later_target_token_never_changes_an_earlier_row(path: AttnImpleme
     assert not torch.isclose(before[:, 4:], after[:, 4:]).all(dim=-1).any()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_row_sees_all_of_the_source(path: AttnImplementation) -> None:
-    translator = model(attn_implementation=path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_row_depends_on_the_whole_source(implementation: AttnImplementation) -> None:
+    translator = model(attn_implementation=implementation)
     changed = SOURCE.clone()
     changed[torch.arange(3), LENGTHS - 1] = 2
     before, after = (translator(source, TARGET, LENGTHS) for source in (SOURCE, changed))
@@ -119,12 +121,10 @@ def test_every_row_sees_all_of_the_source(path: AttnImplementation) -> None:
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("path", PATHS)
-def test_000_padding_of_the_source_is_not_attended_to(
-    path: AttnImplementation, order: Norm
-) -> None:
-    """A padded source gives what it gives alone, in logits and gradients, whatever its padding."""
-    translator = model(replace(TINY, norm=order), path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_source_padding_is_not_attended_to(implementation: AttnImplementation, order: Norm) -> None:
+    """A padded source gives the same logits and gradients as alone, for any padding token."""
+    translator = model(replace(TINY, norm=order), implementation)
     padded = translator(SOURCE, TARGET[:, :-1], LENGTHS)
     alone = torch.cat(
         [
@@ -139,8 +139,8 @@ def test_000_padding_of_the_source_is_not_attended_to(
     assert not torch.isclose(translator(SOURCE, TARGET[:, :-1])[1:], padded[1:]).any()
 
 
-def test_000_only_real_source_tokens_are_remembered() -> None:
-    """The padding of the memory is its own: what the encoder has there changes no logit."""
+def test_memory_at_source_padding_is_not_attended_to() -> None:
+    """NaN in the padding of the memory's keys and values changes no logit."""
     translator = model()
     memory = translator.memory(SOURCE, LENGTHS)
     expected = translator._decode(TARGET, memory)
@@ -155,11 +155,11 @@ def test_000_only_real_source_tokens_are_remembered() -> None:
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("path", PATHS)
-def test_000_nan_in_padding_of_the_source_reaches_nothing(
-    path: AttnImplementation, order: Norm
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_nan_in_source_padding_reaches_no_result_and_no_gradient(
+    implementation: AttnImplementation, order: Norm
 ) -> None:
-    translator = model(replace(TINY, shared=False, norm=order), path)
+    translator = model(replace(TINY, shared=False, norm=order), implementation)
     clean = translator(SOURCE, TARGET[:, :-1], LENGTHS)
     expected = (clean, *gradients(translator, clean))
     assert translator.source_embedding is not None
@@ -169,22 +169,24 @@ def test_000_nan_in_padding_of_the_source_reaches_nothing(
     assert_same((poisoned, *gradients(translator, poisoned)), expected)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_what_pads_a_target_changes_neither_loss_nor_gradients(path: AttnImplementation) -> None:
-    translator = model(attn_implementation=path)
-    shown = TARGET[:, :-1]
-    other = shown.where(torch.arange(6) < TARGET_LENGTHS[:, None], 9)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_target_padding_changes_neither_loss_nor_gradients(
+    implementation: AttnImplementation,
+) -> None:
+    translator = model(attn_implementation=implementation)
+    inputs = TARGET[:, :-1]
+    other = inputs.where(torch.arange(6) < TARGET_LENGTHS[:, None], 9)
     results = []
-    for target_in in (shown, other):
+    for target_in in (inputs, other):
         logits = translator(SOURCE, target_in, LENGTHS)
         results.append((loss(logits), *gradients(translator, logits)))
-    assert not torch.equal(shown, other)
+    assert not torch.equal(inputs, other)
     assert_same(results[1], results[0])
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_source_of_length_0_gives_numbers(path: AttnImplementation) -> None:
-    translator = model(attn_implementation=path)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_source_of_length_0_gives_finite_results(implementation: AttnImplementation) -> None:
+    translator = model(attn_implementation=implementation)
     logits = translator(SOURCE, TARGET[:, :-1], torch.tensor([5, 0, 3]))
     assert logits.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients(translator, logits))
@@ -194,8 +196,8 @@ def test_a_source_of_length_0_gives_numbers(path: AttnImplementation) -> None:
 # Embeddings and the last projection
 
 
-def test_003_shared_weights_are_one_parameter() -> None:
-    """Its gradient is the sum of what its three uses have apart, and nothing pulls them apart."""
+def test_shared_embeddings_are_one_parameter() -> None:
+    """Its gradient is the sum over its three uses; copies and casts keep it shared."""
     shared, apart = model(), model(replace(TINY, shared=False))
     assert apart.source_embedding is not None
     assert apart.projection is not None
@@ -228,7 +230,7 @@ def test_003_shared_weights_are_one_parameter() -> None:
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-def test_it_is_its_parts_one_after_the_other(order: Norm) -> None:
+def test_translator_matches_its_layers_applied_in_sequence(order: Norm) -> None:
     translator = model(replace(TINY, norm=order))
     positions = sinusoids(9, 12).double()
     weight = translator.embedding.weight
@@ -247,7 +249,7 @@ def test_it_is_its_parts_one_after_the_other(order: Norm) -> None:
     assert_same(translator(SOURCE, TARGET), translator.decoder_norm(x) @ weight.T)
 
 
-def test_dropout_is_for_training_on_embeddings_and_in_every_block() -> None:
+def test_dropout_applies_to_embeddings_and_every_block_in_training_only() -> None:
     translator = model(replace(TINY, dropout=0.5))
     rates = [each.p for each in translator.modules() if isinstance(each, nn.Dropout)]
     assert rates == [0.5] * 5
@@ -265,16 +267,16 @@ def test_vocabularies_may_differ() -> None:
     assert translator(SOURCE, TARGET).shape == (3, 7, 23)
 
 
-def test_003_an_odd_width() -> None:
+def test_odd_width_gives_finite_results() -> None:
     translator = model(replace(TINY, width=15, heads=3))
     assert translator(SOURCE, TARGET, LENGTHS).isfinite().all()
 
 
-# The model of the paper
+# Agreement with the paper
 
 
-def test_003_the_base_model_is_that_of_the_text() -> None:
-    """Post-norm, without a normalisation at the end; the text's numbers."""
+def test_base_model_matches_the_paper() -> None:
+    """Post-norm without a final normalisation, and the paper's sizes."""
     base = TRANSLATOR_SIZES["base"]
     assert (base.layers, base.width, base.hidden, base.heads) == (6, 512, 2048, 8)
     assert (base.dropout, base.norm, base.shared) == (0.1, "post", True)
@@ -288,7 +290,7 @@ def test_003_the_base_model_is_that_of_the_text() -> None:
     assert sum(p.numel() for p in translator.parameters()) == 37_000 * 512 + 6 * layer
 
 
-def test_003_pre_norm_stacks_end_in_a_normalisation() -> None:
+def test_pre_norm_stacks_end_in_a_normalisation() -> None:
     translator = model(replace(TINY, norm="pre"))
     assert isinstance(translator.decoder_norm, nn.LayerNorm)
     x = translator.encode(SOURCE)
@@ -297,7 +299,7 @@ def test_003_pre_norm_stacks_end_in_a_normalisation() -> None:
     assert not torch.allclose(x, before)
 
 
-def test_matrices_begin_as_xavier_has_them() -> None:
+def test_matrices_are_initialised_as_xavier_uniform() -> None:
     translator = Translator(replace(TINY, width=64, hidden=200, shared=False))
     for name, parameter in translator.named_parameters():
         if parameter.dim() > 1:
@@ -308,14 +310,16 @@ def test_matrices_begin_as_xavier_has_them() -> None:
             assert (parameter == (1.0 if "norm.weight" in name else 0.0)).all(), name
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_block_takes_the_path(path: AttnImplementation) -> None:
-    modules = model(attn_implementation=path).modules()
-    paths = [each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)]
-    assert paths == [path] * 6
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
+    modules = model(attn_implementation=implementation).modules()
+    implementations = [
+        each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
+    ]
+    assert implementations == [implementation] * 6
 
 
-def test_weights_of_one_path_run_on_another() -> None:
+def test_weights_work_with_any_implementation() -> None:
     trained, other = (
         model(attn_implementation="eager"),
         Translator(TINY, attn_implementation="fused").double(),
@@ -324,7 +328,7 @@ def test_weights_of_one_path_run_on_another() -> None:
     assert_same(other(SOURCE, TARGET, LENGTHS), trained(SOURCE, TARGET, LENGTHS))
 
 
-def test_recomputed_blocks_give_the_same_and_keep_less() -> None:
+def test_recomputed_blocks_match_plain_blocks_and_save_less() -> None:
     results, kept = [], []
     for recompute in (False, True):
         translator = model(replace(TINY, dropout=0.3))
@@ -346,15 +350,17 @@ def test_recomputed_blocks_give_the_same_and_keep_less() -> None:
     assert kept[1] < kept[0] / 2
 
 
-def test_wrong_texts_are_named() -> None:
+def test_invalid_texts_raise_value_error() -> None:
     translator = model()
     long = torch.zeros(3, 10, dtype=torch.int64)
     for source, target in ((long, TARGET), (SOURCE, long)):
-        with pytest.raises(ValueError, match="at most 9 positions long, the context; got 10"):
+        with pytest.raises(ValueError, match=r"at most 9 positions long \(the context\), got 10"):
             translator(source, target)
     with pytest.raises(ValueError, match=r"source_lengths must be \(batch,\) = \(3,\), got shape"):
         translator(SOURCE, TARGET, LENGTHS[:1])
-    with pytest.raises(ValueError, match=r"source_lengths must be from 0 to 5, .* got 6 at 0"):
+    with pytest.raises(
+        ValueError, match=r"source_lengths must be from 0 to 5, .* got 6 at index 0"
+    ):
         translator(SOURCE, TARGET, torch.tensor([6, 1, 1]))
 
 
@@ -363,7 +369,7 @@ def test_wrong_texts_are_named() -> None:
     [
         ({"source_vocabulary": 0}, "source_vocabulary must be a whole number of at least 1, got 0"),
         ({"target_vocabulary": 0}, "target_vocabulary must be a whole number of at least 1, got 0"),
-        ({"target_vocabulary": 18}, "must be equal to be shared, got 17 and 18"),
+        ({"target_vocabulary": 18}, "must be equal if shared is True, got 17 and 18"),
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
         ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
         ({"context": 0}, "context must be a whole number of at least 1, got 0"),
@@ -372,12 +378,12 @@ def test_wrong_texts_are_named() -> None:
         ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
     ],
 )
-def test_wrong_configs_are_named(changes: dict[str, object], message: str) -> None:
+def test_invalid_configs_raise_value_error(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)  # type: ignore[arg-type]
 
 
-def test_an_unknown_path_is_named() -> None:
+def test_unknown_attn_implementation_raises_value_error() -> None:
     with pytest.raises(
         ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
     ):

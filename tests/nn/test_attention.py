@@ -1,4 +1,4 @@
-"""The attention call of the models and the multi-head module, against formulas and torch's own."""
+"""`attend` and `MultiHeadAttention`, compared with formulas and with torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from transformer_kernels.nn import (
     divide_by_fourth_root,
 )
 
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
 def assert_same(actual: object, expected: object) -> None:
-    """To rounding, in float64."""
+    """Equal up to float64 rounding."""
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -33,8 +33,8 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def by_formula(q: Tensor, k: Tensor, v: Tensor, shown: Tensor, scale: float) -> Tensor:
-    s = (scale * q @ k.transpose(-2, -1)).masked_fill(~shown, -math.inf)
+def by_formula(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
+    s = (scale * q @ k.transpose(-2, -1)).masked_fill(~visible, -math.inf)
     return s.softmax(dim=-1) @ v
 
 
@@ -47,25 +47,27 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-def test_every_path_follows_the_formula(path: AttnImplementation, mask: Mask | None) -> None:
+def test_every_implementation_matches_the_formula(
+    implementation: AttnImplementation, mask: Mask | None
+) -> None:
     B, H, M, N, D = 2, 3, 5, 7, 11
     q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    shown = (
+    visible = (
         torch.ones(B, H, M, N, dtype=torch.bool) if mask is None else mask.materialize(B, H, M, N)
     )
     do = randn(B, H, M, D, seed=4)
 
-    expected = by_formula(q, k, v, shown, 1 / math.sqrt(D))
-    o = attend(q, k, v, mask=mask, attn_implementation=path)
+    expected = by_formula(q, k, v, visible, 1 / math.sqrt(D))
+    o = attend(q, k, v, mask=mask, attn_implementation=implementation)
 
     assert_same(o, expected)
     assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
 
 
-def test_torch_stores_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdpa_materializes_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, bool]] = []
 
     def record(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
@@ -80,17 +82,17 @@ def test_torch_stores_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [(False, False), (False, True), (True, False), (True, False)]
 
 
-def test_naive_and_fused_drop_the_same_weights() -> None:
+def test_eager_and_fused_drop_the_same_weights() -> None:
     q, k, v = (randn(1, 2, 9, 8, seed=seed) for seed in (1, 2, 3))
     results: list[Tensor] = []
-    for path in ("eager", "fused"):
+    for implementation in ("eager", "fused"):
         torch.manual_seed(5)
-        results.append(attend(q, k, v, dropout_p=0.5, attn_implementation=path))
+        results.append(attend(q, k, v, dropout_p=0.5, attn_implementation=implementation))
     assert_same(results[0], results[1])
     assert not torch.allclose(results[0], attend(q, k, v))
 
 
-def test_unknown_path_is_named() -> None:
+def test_unknown_attn_implementation_raises_value_error() -> None:
     x = randn(1, 1, 2, 2)
     with pytest.raises(
         ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
@@ -98,48 +100,52 @@ def test_unknown_path_is_named() -> None:
         attend(x, x, x, attn_implementation="flash")  # type: ignore[arg-type]
 
 
-# Row 1: basic self-attention
+# Basic self-attention
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_basic_self_attention_has_no_scale(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_basic_self_attention_has_no_scale(implementation: AttnImplementation) -> None:
     x = randn(2, 6, 5)
     weights = torch.bmm(x, x.transpose(1, 2)).softmax(dim=2)
-    assert_same(basic_self_attention(x, attn_implementation=path), torch.bmm(weights, x))
+    assert_same(basic_self_attention(x, attn_implementation=implementation), torch.bmm(weights, x))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_basic_self_attention_sees_a_set(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_basic_self_attention_is_permutation_equivariant(
+    implementation: AttnImplementation,
+) -> None:
     x = randn(2, 7, 5)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
     assert_same(
-        basic_self_attention(x[:, order], attn_implementation=path),
-        basic_self_attention(x, attn_implementation=path)[:, order],
+        basic_self_attention(x[:, order], attn_implementation=implementation),
+        basic_self_attention(x, attn_implementation=implementation)[:, order],
     )
 
 
-def test_basic_self_attention_names_a_wrong_shape() -> None:
+def test_basic_self_attention_rejects_a_wrong_shape() -> None:
     with pytest.raises(ValueError, match=r"x must be \(batch, length, width\), got shape \(3, 4\)"):
         basic_self_attention(randn(3, 4))
 
 
-# Row 2: scaling
+# Scaling
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_both_scalings_agree(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_scalings_of_scores_and_of_inputs_agree(implementation: AttnImplementation) -> None:
     x = randn(2, 6, 12)
     results: list[Tensor] = []
     for scaling in get_args(Scaling):
         torch.manual_seed(0)
-        module = MultiHeadAttention(12, 3, scaling=scaling, attn_implementation=path).double()
+        module = MultiHeadAttention(
+            12, 3, scaling=scaling, attn_implementation=implementation
+        ).double()
         results.append(module(x, mask=Mask.causal()))
     assert_same(results[0], results[1])
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_000_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(
-    path: AttnImplementation,
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(
+    implementation: AttnImplementation,
 ) -> None:
     D = 64
     q = (40 + randn(1, 1, 5, D, seed=1)).half()
@@ -153,25 +159,29 @@ def test_000_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(
     assert inputs_first.isfinite().all()
 
     o = attend(
-        divide_by_fourth_root(q), divide_by_fourth_root(k), v, scale=1.0, attn_implementation=path
+        divide_by_fourth_root(q),
+        divide_by_fourth_root(k),
+        v,
+        scale=1.0,
+        attn_implementation=implementation,
     )
     assert o.isfinite().all()
-    # The values are averages: within their range, however the large scores were rounded.
+    # Outputs are averages of v, so they stay in its range however the large scores are rounded.
     assert o.min() >= v.min()
     assert o.max() <= v.max()
 
 
-# Row 3: heads
+# Heads
 
 
 def weights_of(module: MultiHeadAttention) -> list[Tensor]:
     return [module.queries.weight, module.keys.weight, module.values.weight]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_narrow_heads_are_those_of_torch(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_narrow_heads_match_torch(implementation: AttnImplementation) -> None:
     width, heads = 24, 4
-    ours = MultiHeadAttention(width, heads, attn_implementation=path).double()
+    ours = MultiHeadAttention(width, heads, attn_implementation=implementation).double()
     torchs = nn.MultiheadAttention(width, heads, bias=True, batch_first=True).double()
     with torch.no_grad():
         assert torchs.in_proj_weight is not None
@@ -185,24 +195,24 @@ def test_narrow_heads_are_those_of_torch(path: AttnImplementation) -> None:
 
 
 @pytest.mark.parametrize("form", get_args(HeadForm))
-def test_000_scores_are_scaled_by_the_size_of_a_head(form: HeadForm) -> None:
+def test_scores_are_scaled_by_the_head_size(form: HeadForm) -> None:
     width, heads, T = 12, 3, 5
     module = MultiHeadAttention(width, heads, form=form).double()
     size = {"narrow": width // heads, "wide": width}[form]
     x = randn(2, T, width)
-    shown = torch.ones(T, T, dtype=torch.bool)
+    visible = torch.ones(T, T, dtype=torch.bool)
     outputs = []
     for head in range(heads):
         rows = slice(head * size, (head + 1) * size)
         q, k, v = (x @ weight[rows].T for weight in weights_of(module))
-        outputs.append(by_formula(q, k, v, shown, size**-0.5))
+        outputs.append(by_formula(q, k, v, visible, size**-0.5))
     assert_same(module(x), module.out_proj(torch.cat(outputs, dim=-1)))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_wide_heads_of_256_train(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_wide_heads_of_256_train(implementation: AttnImplementation) -> None:
     results = []
-    for each in ("eager", path):
+    for each in ("eager", implementation):
         torch.manual_seed(0)
         module = MultiHeadAttention(256, 2, form="wide", attn_implementation=each).double()
         loss = module(randn(1, 3, 256), mask=Mask.causal()).square().sum()
@@ -212,9 +222,11 @@ def test_wide_heads_of_256_train(path: AttnImplementation) -> None:
 
 
 @pytest.mark.parametrize("form", get_args(HeadForm))
-@pytest.mark.parametrize("path", PATHS)
-def test_gradients_are_right(path: AttnImplementation, form: HeadForm) -> None:
-    module = MultiHeadAttention(6, 2, form=form, attn_implementation=path, source_width=3).double()
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradients_pass_gradcheck(implementation: AttnImplementation, form: HeadForm) -> None:
+    module = MultiHeadAttention(
+        6, 2, form=form, attn_implementation=implementation, source_width=3
+    ).double()
     x, source = randn(2, 3, 6).requires_grad_(), randn(2, 4, 3).requires_grad_()
 
     def call(x: Tensor, source: Tensor, *_: Tensor) -> Tensor:
@@ -233,8 +245,8 @@ def test_cross_attention_reads_keys_and_values_from_the_source() -> None:
     assert_same(module(x, padded, mask=Mask.padding(torch.tensor([6, 6]))), y)
 
 
-def test_002_heads_divide_what_is_split_and_nothing_else() -> None:
-    """What keys and values are made of need not be a multiple of the heads; the width must be."""
+def test_only_the_width_of_narrow_heads_must_be_a_multiple_of_heads() -> None:
+    """`source_width` and the width of wide heads need not be a multiple of heads."""
     module = MultiHeadAttention(12, 3, source_width=7).double()
     assert module(randn(2, 4, 12), randn(2, 6, 7)).shape == (2, 4, 12)
     assert MultiHeadAttention(10, 3, form="wide").double()(randn(2, 4, 10)).shape == (2, 4, 10)
@@ -269,18 +281,18 @@ def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> 
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
     ],
 )
-def test_wrong_options_are_named(arguments: dict[str, object], message: str) -> None:
+def test_invalid_options_raise_value_error(arguments: dict[str, object], message: str) -> None:
     options: dict[str, object] = {"width": 12, "heads": 3}
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(**options | arguments)  # type: ignore[arg-type]
 
 
-# Row 4: causal masking
+# Causal masking
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_004_a_later_token_never_changes_an_earlier_output(path: AttnImplementation) -> None:
-    module = MultiHeadAttention(8, 2, attn_implementation=path).double()
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_later_tokens_do_not_change_earlier_outputs(implementation: AttnImplementation) -> None:
+    module = MultiHeadAttention(8, 2, attn_implementation=implementation).double()
     x = randn(1, 6, 8)
     changed = x.clone()
     changed[:, 4:] += 1.0
@@ -289,36 +301,38 @@ def test_004_a_later_token_never_changes_an_earlier_output(path: AttnImplementat
     assert not torch.isclose(before[:, 4:], after[:, 4:]).any()
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_004_weights_of_a_query_sum_to_one(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_weights_of_a_query_sum_to_one(implementation: AttnImplementation) -> None:
     q, k = randn(1, 2, 5, 4, seed=1), randn(1, 2, 5, 4, seed=2)
     ones = torch.ones(1, 2, 5, 3, dtype=torch.float64)
-    assert_same(attend(q, k, ones, mask=Mask.causal(), attn_implementation=path), ones)
+    assert_same(attend(q, k, ones, mask=Mask.causal(), attn_implementation=implementation), ones)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_004_the_scale_does_not_depend_on_the_number_of_tokens(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_scale_does_not_depend_on_the_number_of_tokens(
+    implementation: AttnImplementation,
+) -> None:
     q, k, v = (randn(1, 1, 3, 4, seed=seed) for seed in (1, 2, 3))
     more = [torch.cat([x, randn(1, 1, 5, 4, seed=9)], dim=2) for x in (q, k, v)]
     assert_same(
-        attend(*more, mask=Mask.causal(), attn_implementation=path)[:, :, :3],
-        attend(q, k, v, mask=Mask.causal(), attn_implementation=path),
+        attend(*more, mask=Mask.causal(), attn_implementation=implementation)[:, :, :3],
+        attend(q, k, v, mask=Mask.causal(), attn_implementation=implementation),
     )
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_query_sees_itself(path: AttnImplementation) -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_first_query_sees_only_itself(implementation: AttnImplementation) -> None:
     q, k, v = (randn(1, 1, 4, 3, seed=seed) for seed in (1, 2, 3))
-    o = attend(q, k, v, mask=Mask.causal(), attn_implementation=path)
+    o = attend(q, k, v, mask=Mask.causal(), attn_implementation=implementation)
     assert_same(o[:, :, 0], v[:, :, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-@pytest.mark.parametrize("path", PATHS)
-def test_003_a_fully_masked_row_takes_nothing_in(
-    path: AttnImplementation, dtype: torch.dtype
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_fully_masked_row_gives_the_output_bias(
+    implementation: AttnImplementation, dtype: torch.dtype
 ) -> None:
-    module = MultiHeadAttention(8, 2, attn_implementation=path).to(dtype)
+    module = MultiHeadAttention(8, 2, attn_implementation=implementation).to(dtype)
     x = randn(2, 3, 8).to(dtype).requires_grad_()
     y = module(x, mask=Mask.padding(torch.tensor([0, 3])))
     torch.testing.assert_close(y[0], module.out_proj.bias.expand(3, 8))
@@ -326,7 +340,7 @@ def test_003_a_fully_masked_row_takes_nothing_in(
     assert (dx == 0).all()
 
 
-def test_003_no_module_keeps_the_attention_matrix() -> None:
+def test_module_does_not_store_the_attention_matrix() -> None:
     module = MultiHeadAttention(8, 2)
     before = set(vars(module))
     module(randn(1, 5, 8).float())
@@ -334,7 +348,7 @@ def test_003_no_module_keeps_the_attention_matrix() -> None:
     assert not [name for name, value in vars(module).items() if isinstance(value, Tensor)]
 
 
-def test_dropout_acts_in_training_only() -> None:
+def test_dropout_applies_in_training_only() -> None:
     module = MultiHeadAttention(8, 2, dropout=0.5).double()
     x = randn(1, 9, 8)
     assert not torch.allclose(module(x), module(x))

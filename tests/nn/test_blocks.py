@@ -1,4 +1,4 @@
-"""The transformer block in both orders, and the feed-forward layer."""
+"""Transformer and decoder blocks with both norm orders, feed-forward and recomputation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformer_kernels.nn import (
 
 
 def assert_same(actual: object, expected: object) -> None:
-    """To rounding, in float64."""
+    """Equal up to float64 rounding."""
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -32,7 +32,7 @@ def x(T: int = 5, width: int = 12) -> Tensor:
 
 
 def norm(module: nn.LayerNorm, x: Tensor) -> Tensor:
-    """By hand: the biased deviation, with eps inside the root."""
+    """Reference layer norm: biased variance, with eps inside the root."""
     centred = x - x.mean(dim=-1, keepdim=True)
     variance = centred.square().mean(dim=-1, keepdim=True)
     scaled: Tensor = module.weight * centred / (variance + 1e-5).sqrt()
@@ -40,14 +40,14 @@ def norm(module: nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def perturb(block: nn.Module) -> None:
-    """Weights and biases that start as 0 or 1 become numbers that a mix-up would show."""
+    """Adds noise to all parameters, so that swapped weights or biases change the result."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in block.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
-def test_003_the_post_norm_block_normalises_after_the_sum() -> None:
+def test_the_post_norm_block_normalises_after_the_sum() -> None:
     block = TransformerBlock(12, 3, norm="post").double()
     perturb(block)
     attended = norm(block.attention_norm, x() + block.attention(x()))
@@ -55,7 +55,7 @@ def test_003_the_post_norm_block_normalises_after_the_sum() -> None:
     assert_same(block(x()), expected)
 
 
-def test_003_the_pre_norm_block_normalises_before_each_layer() -> None:
+def test_the_pre_norm_block_normalises_before_each_layer() -> None:
     block = TransformerBlock(12, 3, norm="pre").double()
     perturb(block)
     attended = x() + block.attention(norm(block.attention_norm, x()))
@@ -63,9 +63,11 @@ def test_003_the_pre_norm_block_normalises_before_each_layer() -> None:
     assert_same(block(x()), expected)
 
 
-def test_003_layers_are_normalised_as_torch_does_it() -> None:
-    """By the biased variance, which is 1 for 3 and 5, and with eps inside the root: 1 / sqrt(1 + 3)
-    is 0.5. Eps outside would make it 1 / 4, the unbiased variance 1 / sqrt(2 + 3)."""
+def test_blocks_use_the_layer_norm_of_torch() -> None:
+    """Biased variance (1 for 3 and 5) and eps inside the root: 1 / sqrt(1 + 3) = 0.5.
+
+    Eps outside the root would give 1 / 4, the unbiased variance 1 / sqrt(2 + 3).
+    """
     for block in (TransformerBlock(2, 1, eps=3.0), DecoderBlock(2, 1, eps=3.0)):
         for name, layer in block.named_children():
             if name.endswith("_norm"):
@@ -74,10 +76,12 @@ def test_003_layers_are_normalised_as_torch_does_it() -> None:
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("path", get_args(AttnImplementation))
-def test_a_block_is_causal_and_differentiable(path: AttnImplementation, order: Norm) -> None:
+@pytest.mark.parametrize("implementation", get_args(AttnImplementation))
+def test_block_is_causal_and_passes_gradcheck(
+    implementation: AttnImplementation, order: Norm
+) -> None:
     torch.manual_seed(0)
-    block = TransformerBlock(4, 2, norm=order, attn_implementation=path).double()
+    block = TransformerBlock(4, 2, norm=order, attn_implementation=implementation).double()
     perturb(block)
     inputs = x(3, 4).requires_grad_()
 
@@ -92,8 +96,8 @@ def test_a_block_is_causal_and_differentiable(path: AttnImplementation, order: N
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-def test_dropout_acts_on_both_branches(order: Norm) -> None:
-    """With one branch silenced by zero weights, the other still varies from call to call."""
+def test_dropout_applies_to_both_residual_branches(order: Norm) -> None:
+    """If zero weights silence one branch, the other still varies between calls."""
     for silent in ("attention.out_proj", "feed_forward.down_proj"):
         block = TransformerBlock(12, 3, norm=order, dropout=0.5).double()
         perturb(block)
@@ -108,7 +112,9 @@ def test_dropout_acts_on_both_branches(order: Norm) -> None:
 
 
 @pytest.mark.parametrize(("activation", "function"), [("relu", nn.ReLU()), ("gelu", nn.GELU())])
-def test_feed_forward_is_four_times_as_wide(activation: str, function: nn.Module) -> None:
+def test_feed_forward_is_four_times_as_wide_by_default(
+    activation: str, function: nn.Module
+) -> None:
     layer = FeedForward(12, activation=activation).double()  # type: ignore[arg-type]
     hidden = x() @ layer.up_proj.weight.T + layer.up_proj.bias
     assert hidden.shape[-1] == 48
@@ -131,13 +137,13 @@ def test_relu_is_the_default() -> None:
         ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
     ],
 )
-def test_wrong_options_are_named(options: dict[str, object], message: str) -> None:
+def test_invalid_options_raise_value_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TransformerBlock(12, 3, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
-def test_a_decoder_block_is_its_three_layers(order: Norm) -> None:
+def test_decoder_block_matches_its_three_layers(order: Norm) -> None:
     torch.manual_seed(0)
     block = DecoderBlock(12, 2, norm=order, hidden=20, activation="gelu").double()
     source = torch.randn(2, 3, 12).double()
@@ -160,10 +166,10 @@ def test_a_decoder_block_is_its_three_layers(order: Norm) -> None:
 
 
 @pytest.mark.parametrize("attn_implementation", get_args(AttnImplementation))
-def test_recomputed_blocks_give_the_same_with_dropout_too(
+def test_recomputed_blocks_match_plain_blocks_with_dropout(
     attn_implementation: AttnImplementation,
 ) -> None:
-    """Gradients and dropout are those of the plain pass, bit for bit."""
+    """Outputs and gradients are bit-identical."""
     results = []
     for recompute in (False, True):
         torch.manual_seed(0)
@@ -178,7 +184,7 @@ def test_recomputed_blocks_give_the_same_with_dropout_too(
         assert torch.equal(plain, recomputed)
 
 
-def test_recomputed_blocks_keep_only_what_goes_into_them() -> None:
+def test_recomputed_blocks_save_only_their_inputs() -> None:
     kept = []
     for recompute in (False, True):
         stack = Stack(TransformerBlock(12, 2) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Padding: cleared, left out of means, and lengths that are none."""
+"""Padding: `clear_padding`, `masked_mean` and checks of the lengths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.padding import check_lengths, clear_padding, mean_of_text
+from transformer_kernels.nn.padding import check_lengths, clear_padding, masked_mean
 
 
 def x() -> Tensor:
@@ -17,22 +17,22 @@ def x() -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_000_padding_is_not_pooled(dtype: torch.dtype) -> None:
+def test_mean_excludes_padding(dtype: torch.dtype) -> None:
     lengths = torch.tensor([5, 1, 3], dtype=dtype)
     expected = torch.stack([x()[b, :length].mean(dim=0) for b, length in enumerate([5, 1, 3])])
-    torch.testing.assert_close(mean_of_text(x(), lengths), expected)
+    torch.testing.assert_close(masked_mean(x(), lengths), expected)
     assert not torch.allclose(x().mean(dim=1), expected)
 
 
 def test_without_lengths_nothing_is_padding() -> None:
-    torch.testing.assert_close(mean_of_text(x(), None), x().mean(dim=1))
+    torch.testing.assert_close(masked_mean(x(), None), x().mean(dim=1))
     assert torch.equal(clear_padding(x(), None), x())
 
 
-def test_the_mean_of_nothing_is_zero() -> None:
+def test_mean_of_an_empty_sequence_is_zero() -> None:
     lengths = torch.tensor([0, 5, 0])
-    assert mean_of_text(x(), lengths)[[0, 2]].tolist() == [[0.0] * 4] * 2
-    assert mean_of_text(x()[:, :0], None).tolist() == [[0.0] * 4] * 3
+    assert masked_mean(x(), lengths)[[0, 2]].tolist() == [[0.0] * 4] * 2
+    assert masked_mean(x()[:, :0], None).tolist() == [[0.0] * 4] * 3
 
 
 def test_nan_in_padding_reaches_no_result_and_no_gradient() -> None:
@@ -43,7 +43,7 @@ def test_nan_in_padding_reaches_no_result_and_no_gradient() -> None:
     weight = torch.ones(4, dtype=torch.float64, requires_grad=True)
     y = clear_padding(inputs, lengths) * weight
     gradients = torch.autograd.grad(
-        y.square().sum() + mean_of_text(y, lengths).sum(), [inputs, weight]
+        y.square().sum() + masked_mean(y, lengths).sum(), [inputs, weight]
     )
     assert y.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients)
@@ -61,20 +61,20 @@ def test_nan_in_padding_reaches_no_result_and_no_gradient() -> None:
         (
             torch.tensor([1, 6, 3]),
             ValueError,
-            "it must be from 0 to 5, the tokens there are, got 6 at 1",
+            "it must be from 0 to 5, the padded length, got 6 at index 1",
         ),
         (
             torch.tensor([1, 5, -1]),
             ValueError,
-            "it must be from 0 to 5, the tokens there are, got -1 at 2",
+            "it must be from 0 to 5, the padded length, got -1 at index 2",
         ),
     ],
 )
-def test_wrong_lengths_are_named(lengths: Tensor, error: type[Exception], message: str) -> None:
+def test_invalid_lengths_raise(lengths: Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
-        check_lengths("it", lengths, batch=3, room=5)
+        check_lengths("it", lengths, batch=3, max_length=5)
 
 
-def test_right_lengths_pass() -> None:
-    check_lengths("it", None, batch=3, room=5)
-    check_lengths("it", torch.tensor([0, 5, 1], dtype=torch.int32), batch=3, room=5)
+def test_valid_lengths_pass() -> None:
+    check_lengths("it", None, batch=3, max_length=5)
+    check_lengths("it", torch.tensor([0, 5, 1], dtype=torch.int32), batch=3, max_length=5)

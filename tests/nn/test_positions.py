@@ -11,7 +11,7 @@ from transformer_kernels.nn import LearnedPositions, SinusoidalPositions, sinuso
 
 
 @pytest.mark.parametrize("width", [8, 7, 1])
-def test_003_sinusoids_follow_the_paper_at_even_and_odd_widths(width: int) -> None:
+def test_sinusoids_follow_the_paper_at_even_and_odd_widths(width: int) -> None:
     table = sinusoids(50, width)
     assert table.shape == (50, width)
     for position in (0, 1, 49):
@@ -39,7 +39,7 @@ def test_learned_positions_are_added_and_trained() -> None:
 
 
 @pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
-def test_000_positions_stand_where_the_model_is(
+def test_positions_move_with_the_module(
     kind: type[LearnedPositions | SinusoidalPositions],
 ) -> None:
     module = kind(10, 5).to("meta")
@@ -47,18 +47,20 @@ def test_000_positions_stand_where_the_model_is(
 
 
 @pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
-def test_a_text_longer_than_the_context_is_named(
+def test_text_longer_than_the_context_raises_value_error(
     kind: type[LearnedPositions | SinusoidalPositions],
 ) -> None:
-    with pytest.raises(ValueError, match="at most 3 positions long, the context; got 4"):
+    with pytest.raises(ValueError, match=r"at most 3 positions long \(the context\), got 4"):
         kind(3, 5)(torch.zeros(1, 4, 5))
     with pytest.raises(ValueError, match="whole number of at least 1, got 0"):
         kind(3, 0)
 
 
 @pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
-def test_positions_may_begin_later(kind: type[LearnedPositions | SinusoidalPositions]) -> None:
+def test_positions_can_start_at_an_offset(
+    kind: type[LearnedPositions | SinusoidalPositions],
+) -> None:
     positions, x = kind(7, 4), torch.randn(2, 7, 4)
     torch.testing.assert_close(positions(x[:, 3:], start=3), positions(x)[:, 3:])
-    with pytest.raises(ValueError, match="at most 7 positions long, the context; got 8"):
+    with pytest.raises(ValueError, match=r"at most 7 positions long \(the context\), got 8"):
         positions(x[:, :4], start=4)

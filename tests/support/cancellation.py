@@ -1,4 +1,4 @@
-"""Sums of magnitudes behind gradients that cancel to zero: the term in the tolerance for them."""
+"""Magnitude sums of gradients whose terms cancel, for the tolerance rule."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def gradient_terms(
     do: Tensor,
     dlse: Tensor | None = None,
     *,
-    shown: Tensor | None = None,
+    visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     sinks: Tensor | None = None,
 ) -> dict[str, float]:
-    """The largest sum of magnitudes of terms in dq, dk and dbias, computed in float64.
+    """Returns the largest sum of the magnitudes of the terms of dq, dk and dbias, in float64.
 
     The gradients are sums of ds = p (dp - delta + dlse). With identical keys, or a single one, dp
     and delta are equal and ds is exactly zero, but both are sums of products that round
@@ -38,19 +38,21 @@ def gradient_terms(
         o: (B, H_q, M, D_v), the output of the forward pass.
         do: (B, H_q, M, D_v).
         dlse: (B, H_q, M).
-        shown: bool, broadcastable to (B, H_q, M, N); True = visible.
+        visible: bool, broadcastable to (B, H_q, M, N); True = visible.
         bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
-        scale: 1/sqrt(D) unless given.
+        scale: factor of the scores; 1/sqrt(D) by default.
         softcap: scores become softcap * tanh(score / softcap).
-        dropout_p: the share of the weights that dropout drops.
-        sinks: (H_q,) a logit a head.
+        dropout_p: dropout probability.
+        sinks: (H_q,) one logit per head.
 
     Returns:
-        "dq" and "dk", and "dbias" where the bias is a tensor.
+        Values for "dq" and "dk", and for "dbias" if the bias is a tensor.
     """
     q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
     group = q.shape[1] // k.shape[1]
-    p, _ = plain_weights(q, k, shown=shown, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    p, _ = plain_weights(
+        q, k, visible=visible, bias=bias, scale=scale, softcap=softcap, sinks=sinks
+    )
     k, v = (repeat_heads(x.abs(), q) for x in (k, v))
     dp = torch.matmul(do.abs(), v.mT) / (1.0 - dropout_p if dropout_p < 1.0 else 1.0)
     delta = (do * o).abs().sum(dim=-1, keepdim=True)

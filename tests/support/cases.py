@@ -1,4 +1,7 @@
-"""The table of cases that every backend runs, in every dtype. Tiles are 64 wide; sizes follow."""
+"""Table of attention cases that every backend runs in every dtype.
+
+Many sizes are just below, at or above 64, a common tile size.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Layout = Literal["contiguous", "transposed", "strided", "unaligned", "expanded"]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call of attention: sizes, options, and how its inputs lie in memory."""
+    """One call of attention: sizes, options and the memory layout of the inputs."""
 
     name: str
     B: int = 2
@@ -32,10 +35,10 @@ class Case:
     D_v: int = 16
     mask: MaskMaker | None = None
     bias: str | None = None
-    """its dimensions: a letter of "bhmn" is that size, "1" is 1; "b1mn" is (B, 1, M, N)"""
+    """shape of the bias: letters of "bhmn" are sizes, "1" is 1; "b1mn" is (B, 1, M, N)"""
     bias_is_float32: bool = False
     bias_hides: bool = False
-    """some of its entries are -inf, and all of them in one row"""
+    """True if some entries of the bias are -inf, including one whole row"""
     alibi: Align | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -44,22 +47,23 @@ class Case:
     dlse: bool = False
     layout: Layout = "contiguous"
     hidden: float = 0.0
-    """what stands in keys and values that no query sees, and in queries that see no key"""
+    """value of keys and values that no query sees, and of queries that see no key"""
 
     def __str__(self) -> str:
         return self.name
 
-    def bound_mask(self, device: torch.device | str = "cpu") -> Mask | None:
+    def make_mask(self, device: torch.device | str = "cpu") -> Mask | None:
+        """Returns the mask of the case on a device."""
         return None if self.mask is None else self.mask(self).to(device)
 
-    def shown(self, device: torch.device | str = "cpu") -> Tensor | None:
-        """The mask in full: bool (B, H_q, M, N)."""
-        mask = self.bound_mask(device)
+    def visible(self, device: torch.device | str = "cpu") -> Tensor | None:
+        """Returns the materialized mask: bool (B, H_q, M, N), True = visible."""
+        mask = self.make_mask(device)
         return None if mask is None else mask.materialize(self.B, self.H_q, self.M, self.N, device)
 
 
 def _lengths(case: Case) -> Tensor:
-    """Key lengths (B,): a tile and a bit less than all of them, then none at all."""
+    """Key lengths (B,): almost N, 0, 1 and N."""
     return torch.tensor([case.N - 3, 0, 1, case.N][: case.B])
 
 
@@ -73,7 +77,7 @@ def key_range(case: Case) -> Mask:
 
 
 def segments(case: Case) -> Mask:
-    """Documents of 30, 31, 32, ... positions; the last of the queries and keys belong to none."""
+    """Documents of 30, 31, 32, ... positions; the last queries and keys match no document."""
     lengths = torch.arange(30, 30 + 64)
 
     def ids(length: int) -> Tensor:
@@ -85,33 +89,33 @@ def segments(case: Case) -> Mask:
 
 
 def mixed_segments(case: Case) -> Mask:
-    """Ids that neither rise nor lie together."""
+    """Segment ids that are neither sorted nor contiguous."""
     q_ids = torch.arange(case.B * case.M).reshape(case.B, -1) * 7 % 5
     k_ids = torch.arange(case.B * case.N).reshape(case.B, -1) * 11 % 6
     return Mask.segments(q_ids, k_ids)
 
 
 def dense(dimensions: str) -> MaskMaker:
-    """About two thirds visible; the third row and the fourth column wholly hidden."""
+    """About two thirds visible; the third row and the fourth column are fully masked."""
 
     def make(case: Case) -> Mask:
         shape = _shape(case, dimensions)
-        shown = torch.rand(shape, generator=_generator(case.name + "mask")) < 0.66
+        visible = torch.rand(shape, generator=_generator(case.name + "mask")) < 0.66
         if shape[-2] > 3:
-            shown[..., 2, :] = False
-        shown[..., 3:4] = False
-        return Mask.dense(shown)
+            visible[..., 2, :] = False
+        visible[..., 3:4] = False
+        return Mask.dense(visible)
 
     return make
 
 
 def transposed_dense(case: Case) -> Mask:
-    shown = torch.rand(case.B, 1, case.N, case.M, generator=_generator(case.name)) < 0.5
-    return Mask.dense(shown.mT)
+    visible = torch.rand(case.B, 1, case.N, case.M, generator=_generator(case.name)) < 0.5
+    return Mask.dense(visible.mT)
 
 
 def blocks(size: int, heads: int = 1) -> MaskMaker:
-    """A layout with about half its blocks, and one row of them hidden."""
+    """Block layout with about half of the blocks visible and the last row of blocks hidden."""
 
     def make(case: Case) -> Mask:
         shape = (heads, -(-case.M // size), -(-case.N // size))
@@ -150,7 +154,7 @@ def _generator(name: str) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of a case, in one dtype; q, k, v, bias and sinks require grad."""
+    """Tensors of a case in one dtype; q, k, v, bias and sinks require grad."""
 
     q: Tensor
     k: Tensor
@@ -162,12 +166,12 @@ class Inputs:
     slopes: Tensor | None
 
     def differentiable(self) -> dict[str, Tensor]:
-        """By the names of their gradients."""
+        """Returns the tensors that require grad, by the names of their gradients."""
         named = {"dq": self.q, "dk": self.k, "dv": self.v, "dbias": self.bias, "dsinks": self.sinks}
         return {name: x for name, x in named.items() if x is not None}
 
     def to(self, dtype: torch.dtype) -> Inputs:
-        """The same numbers, contiguous, in another dtype."""
+        """Returns contiguous copies in another dtype."""
         tensors: dict[str, Any] = {
             name: None if x is None else x.detach().to(dtype).requires_grad_(x.requires_grad)
             for name, x in vars(self).items()
@@ -176,8 +180,7 @@ class Inputs:
 
 
 def inputs(case: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -> Inputs:
-    """Standard normal numbers, the same in every run and on every device, laid out as the case
-    says."""
+    """Standard normal inputs, the same in every run and on every device, in the case's layout."""
     generator = _generator(case.name)
     accumulate = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -215,7 +218,7 @@ def _bias(case: Case, draw: Callable[..., Tensor], dtype: torch.dtype) -> Tensor
 
 
 def lay_out(x: Tensor, layout: Layout) -> Tensor:
-    """The same numbers (for "expanded": the first of each) in other places of memory."""
+    """Returns x in another memory layout ("expanded" repeats the first batch entry and head)."""
     B, H, L, width = x.shape
     match layout:
         case "contiguous":
@@ -235,12 +238,12 @@ def lay_out(x: Tensor, layout: Layout) -> Tensor:
 
 
 def plant(case: Case, clean: Inputs) -> Inputs:
-    """The inputs with `case.hidden` in keys that no query sees, and in queries that see no key."""
-    shown = case.shown(clean.q.device)
-    if shown is None or case.hidden == 0.0:
+    """Returns the inputs with `case.hidden` in dead keys and values and in fully masked queries."""
+    visible = case.visible(clean.q.device)
+    if visible is None or case.hidden == 0.0:
         return clean
-    dead_keys = ~shown.any(dim=2).any(dim=1)[:, None, :, None]
-    empty_rows = ~shown.any(dim=3)[..., None]
+    dead_keys = ~visible.any(dim=2).any(dim=1)[:, None, :, None]
+    empty_rows = ~visible.any(dim=3)[..., None]
     planted = {
         name: x.detach().masked_fill(where, case.hidden).requires_grad_()
         for name, x, where in (

@@ -1,4 +1,4 @@
-"""Decoding as cases: by `attention_decode`, and sequence by sequence in plain torch."""
+"""Test cases of `attention_decode`, with a per-sequence reference in plain torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.cases import Layout, lay_out
-from tests.support.evaluate import Expected, Results
+from tests.support.evaluate import Expected, Outputs
 from tests.support.plain import plain_attention
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.masks.mask import Mask
@@ -20,7 +20,7 @@ from transformer_kernels.scores.alibi import Alibi
 LENGTHS = (131, 0, 1, 64, 67)
 
 GARBAGE = (-1, -(1 << 31), (1 << 31) - 1)
-"""In entries of a block table that nothing may follow"""
+"""Values of block-table entries that must not be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ class DecodeCase:
     name: str
     cache_seqlens: tuple[int, ...] = LENGTHS
     N: int = 140
-    """positions that there is room for, at least"""
+    """minimum capacity of the cache, in positions"""
     M: int = 1
     H_q: int = 2
     H_kv: int = 2
     D: int = 16
     D_v: int = 16
     page_size: int = 0
-    """0 = no pages"""
+    """0 = contiguous cache"""
     mask: Mask | None = None
     alibi: bool = False
     scale: float | None = None
@@ -52,15 +52,15 @@ class DecodeCase:
     def B(self) -> int:
         return len(self.cache_seqlens)
 
-    def shown(self, length: int) -> Tensor:
-        """What the queries of a sequence of this length see: bool (M, length)."""
+    def visible(self, length: int) -> Tensor:
+        """Mask of a sequence of this length: bool (M, length), True = visible."""
         mask = Mask.causal(align="bottom_right") if self.mask is None else self.mask
         return mask.materialize(1, 1, self.M, length)[0, 0]
 
 
 @dataclass(frozen=True)
 class DecodeInputs:
-    """The tensors of a case. k and v are the rows in order, of which the caches are made."""
+    """Tensors of a case. k and v are the contiguous rows from which the caches are built."""
 
     q: Tensor
     k: Tensor
@@ -76,21 +76,23 @@ class DecodeInputs:
 def decode_inputs(
     case: DecodeCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
 ) -> DecodeInputs:
-    """Standard normal numbers, the same in every run and on every device; `hidden` where no query
-    sees, or none is, and in all of the caches that no sequence uses."""
+    """Standard normal inputs, the same in every run and on every device.
+
+    `hidden` replaces keys that no query sees, queries that see no key, and unused cache rows.
+    """
     generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     statistics = torch.float64 if dtype == torch.float64 else torch.float32
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    used_queries, find_live_keys = _used_rows(case)
+    live_queries, live_keys = _live_rows(case)
     q = draw(case.B, case.H_q, case.M, case.D).to(dtype)
-    q = q.masked_fill(~used_queries[:, None, :, None], hidden)
+    q = q.masked_fill(~live_queries[:, None, :, None], hidden)
     k, v = (
         draw(case.B, case.H_kv, case.N, width)
         .to(dtype)
-        .masked_fill(~find_live_keys[:, None, :, None], hidden)
+        .masked_fill(~live_keys[:, None, :, None], hidden)
         for width in (case.D, case.D_v)
     )
     table: Tensor | None = None
@@ -112,18 +114,19 @@ def decode_inputs(
     )
 
 
-def _used_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
-    """Which queries see a key (B, M), and which keys are seen (B, N)."""
+def _live_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
+    """Live queries, bool (B, M), which see a key, and live keys, bool (B, N), which are visible."""
     queries = torch.zeros(case.B, case.M, dtype=torch.bool)
     keys = torch.zeros(case.B, case.N, dtype=torch.bool)
     for b, length in enumerate(case.cache_seqlens):
-        shown = case.shown(length)
-        queries[b], keys[b, :length] = shown.any(dim=1), shown.any(dim=0)
+        visible = case.visible(length)
+        queries[b], keys[b, :length] = visible.any(dim=1), visible.any(dim=0)
     return queries, keys
 
 
 def _block_table(case: DecodeCase, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Pages in no order, each of one sequence, with garbage behind its last; and how many pages."""
+    """Block table of randomly ordered pages, with garbage after the last page of each sequence, and
+    the number of pages."""
     counts = [-(-length // case.page_size) for length in case.cache_seqlens]
     pages = sum(counts) + 3
     order = torch.randperm(pages, generator=generator).tolist()
@@ -136,7 +139,7 @@ def _block_table(case: DecodeCase, generator: torch.Generator) -> tuple[Tensor, 
 
 
 def _in_pages(case: DecodeCase, rows: Tensor, table: Tensor, pages: int, hidden: float) -> Tensor:
-    """(pages, H_kv, page_size, width), with the sequences' rows where the table says."""
+    """Returns rows as a paged cache (pages, H_kv, page_size, width)."""
     size = case.page_size
     cache = rows.new_full((pages, rows.shape[1], size, rows.shape[3]), hidden)
     for b, length in enumerate(case.cache_seqlens):
@@ -146,8 +149,8 @@ def _in_pages(case: DecodeCase, rows: Tensor, table: Tensor, pages: int, hidden:
     return cache
 
 
-def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Results:
-    """What `attention_decode` makes of the case's inputs."""
+def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Outputs:
+    """Returns the outputs of `attention_decode`."""
     o, lse = attention_decode(
         x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
         mask=case.mask,
@@ -161,15 +164,15 @@ def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Results:
     return {"o": o, "lse": lse}
 
 
-def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Results:
-    """The textbook's maths of each sequence, every step in `dtype`."""
+def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Outputs:
+    """Returns the outputs of `plain_attention`, run per sequence, in `dtype`."""
     o = x.q.new_zeros(case.B, case.H_q, case.M, case.D_v, dtype=dtype)
     lse = x.q.new_zeros(case.B, case.H_q, case.M, dtype=dtype)
     for b, length in enumerate(case.cache_seqlens):
         q, k, v = (t[b : b + 1].to(dtype) for t in (x.q, x.k[:, :, :length], x.v[:, :, :length]))
         o[b : b + 1], lse[b : b + 1] = plain_attention(
             q, k, v,
-            shown=case.shown(length),
+            visible=case.visible(length),
             bias=Alibi(x.slopes.to(dtype), "bottom_right") if case.alibi else None,
             scale=case.scale,
             softcap=case.softcap,
@@ -180,7 +183,7 @@ def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Results
 
 @functools.cache
 def _expected(case: DecodeCase, dtype: torch.dtype) -> Expected:
-    """In float64 and in `dtype`, lse in the dtype of statistics, on the same numbers."""
+    """Reference values from `one_by_one`; lse of half precision is in float32."""
     x = decode_inputs(case, dtype, 0.0)
     exact, plain = one_by_one(case, x, torch.float64), one_by_one(case, x, dtype)
     if dtype in (torch.float16, torch.bfloat16):
@@ -191,7 +194,7 @@ def _expected(case: DecodeCase, dtype: torch.dtype) -> Expected:
 def assert_decode_case(
     case: DecodeCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
 ) -> None:
-    """o and lse are within the rule, with NaN in whatever must not be read."""
+    """Asserts the tolerance rule for o and lse, with NaN in rows that must not be read."""
     got = by_decoding(case, decode_inputs(case, dtype, math.nan, device), backend)
     _expected(case, dtype).check(got)
 

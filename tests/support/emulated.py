@@ -1,5 +1,4 @@
-"""Lets backend="cuda" take CPU tensors. conftest.py imports it first: others ask for the names of
-backends when they are imported."""
+"""Installs the emulator when it is imported, so that backend="cuda" accepts CPU tensors."""
 
 from __future__ import annotations
 
@@ -8,8 +7,10 @@ import os
 from tests.support import emulator
 
 SWITCH = "TRANSFORMER_KERNELS_EMULATOR"
-"""An environment variable; 0 leaves the emulator out, where a GPU is to run the kernels"""
+"""Environment variable. 0 disables the emulator, so that a GPU runs the kernels."""
 
-NOT_EMULATED = f"{SWITCH} is 0" if os.environ.get(SWITCH) == "0" else emulator.impossible_reason()
+NOT_EMULATED = f"{SWITCH} is 0" if os.environ.get(SWITCH) == "0" else emulator.unavailable_reason()
+"""The reason why kernels are not emulated, or None."""
+
 if NOT_EMULATED is None:
     emulator.install()

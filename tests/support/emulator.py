@@ -1,6 +1,7 @@
-"""The CUDA kernels on CPU tensors: csrc/cuda compiled for the CPU, with emulated threads.
+"""Runs the CUDA kernels on CPU tensors: csrc/cuda compiled for the CPU, with emulated threads.
 
-`install` builds the library in build/ with a C++ compiler; `backend="cuda"` then takes CPU tensors.
+`install` builds the library in build/ with a C++ compiler. `backend="cuda"` then accepts CPU
+tensors. See docs/emulator.md.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support, extension
 
 
-def impossible_reason() -> str | None:
-    """None where kernels can be emulated."""
+def unavailable_reason() -> str | None:
+    """The reason why kernels cannot be emulated, or None if they can."""
     if (unavailable := extension.unavailable_reason()) is not None:
         return unavailable
     if not find_compiler(os.environ):
@@ -34,21 +35,17 @@ def impossible_reason() -> str | None:
 
 
 def install() -> None:
-    """Builds, loads, and lets the backend "cuda" take CPU tensors. CompileError if it fails."""
+    """Builds and loads the emulated kernels for backend="cuda". Raises CompileError on failure."""
     cuda_support.emulate(load(Emulation()))
 
 
-def is_installed() -> bool:
-    return cuda_support.emulated_by() is not None
-
-
 @contextmanager
-def emulation(way: Emulation) -> Iterator[None]:
-    """Inside it the kernels are those that are compiled in this way."""
+def emulation(config: Emulation) -> Iterator[None]:
+    """Context in which the backend "cuda" uses the kernels of this configuration."""
     before = cuda_support.emulated_by()
-    cuda_support.emulate(load(way))
+    cuda_support.emulate(load(config))
     try:
-        if way.races:
+        if config.races:
             _operators().report_races(True)
         yield
     finally:
@@ -57,7 +54,7 @@ def emulation(way: Emulation) -> Iterator[None]:
 
 @contextmanager
 def schedule(seed: int) -> Iterator[None]:
-    """Inside it lanes, warps and blocks run in the order of this seed, and copies arrive by it."""
+    """Context in which `seed` sets the order of lanes, warps and blocks and the delay of copies."""
     operators = _operators()
     operators.set_schedule(seed)
     try:
@@ -68,7 +65,7 @@ def schedule(seed: int) -> Iterator[None]:
 
 @contextmanager
 def chip(capability: int) -> Iterator[None]:
-    """Inside it kernels are chosen as on a chip of this compute capability: 80, or 90."""
+    """Context in which kernels are chosen for this compute capability: 80 or 90."""
     operators = _operators()
     before = operators.set_chip(capability)
     try:
@@ -78,24 +75,24 @@ def chip(capability: int) -> Iterator[None]:
 
 
 def latest_launch() -> str:
-    """The kernel that was launched last."""
+    """Name of the kernel launched last."""
     return str(_operators().latest_launch())
 
 
 def want_poison(wanted: bool) -> None:
-    """Whether memory that the kernels are given starts out as NaN."""
+    """Enables or disables filling the memory of outputs and workspaces with NaN."""
     for library in _loaded:
         getattr(torch.ops, library).want_poison(wanted)
 
 
 def poisoned_bytes() -> int:
-    """How much has started out as NaN so far."""
+    """Number of bytes filled with NaN so far."""
     return int(_operators().poisoned_bytes())
 
 
 def _operators() -> Any:
     library = cuda_support.emulated_by()
-    assert library is not None, "install() comes first"
+    assert library is not None, "call install() first"
     return getattr(torch.ops, library)
 
 
@@ -103,25 +100,25 @@ _loaded: list[str] = []
 
 
 @functools.cache
-def load(way: Emulation) -> str:
-    """The namespace of the operators, which are there from now on."""
-    torch.ops.load_library(build(way))
-    schema.register_fakes(way.library)
-    _loaded.append(way.library)
-    return way.library
+def load(config: Emulation) -> str:
+    """Builds the library and registers its operators. Returns their namespace."""
+    torch.ops.load_library(build(config))
+    schema.register_fakes(config.library)
+    _loaded.append(config.library)
+    return config.library
 
 
-def build(way: Emulation) -> Path:
-    """The library, up to date. One process builds at a time: pytest-xdist has several."""
-    found, folder = find_torch(), f"build/emulator{way.suffix}"
+def build(config: Emulation) -> Path:
+    """Builds the library if it is outdated. A lock serialises the processes of pytest-xdist."""
+    found, folder = find_torch(), f"build/emulator{config.suffix}"
     library = ROOT / folder / "emulated.so"
     link_flags = (f"-L{found.root / 'lib'}", *LINK_FLAGS, "-ldl")
     tools = Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
     library.parent.mkdir(parents=True, exist_ok=True)
     with (ROOT / folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        text = ninja_file(way.units(found, ROOT), tools, folder, f"{folder}/emulated.so")
+        text = ninja_file(config.units(found, ROOT), tools, folder, f"{folder}/emulated.so")
         if not library.exists():
-            print(f"compiling the CUDA kernels for CPUs, emulated, in {folder}", flush=True)
+            print(f"compiling the emulated CUDA kernels in {folder}", flush=True)
         run_ninja(ROOT, folder, text, quiet=True)
     return library

@@ -1,4 +1,4 @@
-"""A case evaluated: by a backend, by plain torch, and exactly. Then the one comparison."""
+"""Evaluation of a case by a backend, by plain torch and in float64, and their comparison."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from transformer_kernels.scores import philox
 from transformer_kernels.scores.alibi import Alibi
 
 SEED = -1234567890123456789
-"""of every case's dropout; it fills both words of the key"""
+"""Dropout seed of every case; it uses both words of the Philox key."""
 
-Results = dict[str, Tensor]
-"""o, lse, and the gradients that the case has: dq, dk, dv, dbias, dsinks."""
+Outputs = dict[str, Tensor]
+"""o, lse and the gradients of the case by name: dq, dk, dv, dbias, dsinks."""
 
 
-def by_backend(case: Case, x: Inputs, backend: str) -> Results:
-    """What `attention` makes of the case's inputs."""
+def by_backend(case: Case, x: Inputs, backend: str) -> Outputs:
+    """Returns the outputs and gradients of `attention`."""
     o, lse = attention(
         x.q, x.k, x.v,
-        mask=case.bound_mask(x.q.device),
+        mask=case.make_mask(x.q.device),
         bias=_bias(case, x),
         scale=case.scale,
         softcap=case.softcap,
@@ -44,27 +44,27 @@ def by_backend(case: Case, x: Inputs, backend: str) -> Results:
 def reasons_against(
     case: Case, backend: str, device: torch.device | str = "cpu"
 ) -> tuple[str, ...]:
-    """Why the backend does not take the case, whatever the dtype; it raises them all if it must."""
+    """Returns the reasons why the backend does not support the case, as `explain` gives them."""
     x = inputs(case, torch.float32, device)
-    mask = case.bound_mask(x.q.device)
-    told = explain(x.q, x.k, x.v, mask=mask, bias=_bias(case, x), backend=backend)
-    return told.reasons[backend]
+    mask = case.make_mask(x.q.device)
+    explanation = explain(x.q, x.k, x.v, mask=mask, bias=_bias(case, x), backend=backend)
+    return explanation.reasons[backend]
 
 
-def by_plain_torch(case: Case, x: Inputs) -> Results:
-    """The textbook's maths, every step in the inputs' own dtype."""
-    kept: Tensor | None = None
+def by_plain_torch(case: Case, x: Inputs) -> Outputs:
+    """Returns the outputs and gradients of `plain_attention`, in the dtype of the inputs."""
+    keep_mask: Tensor | None = None
     if case.dropout_p > 0.0:
         sizes = (case.B, case.H_q, case.M, case.N)
-        kept = philox.keep_mask(torch.tensor(SEED), *sizes, case.dropout_p)
-    o, lse = plain_attention(x.q, x.k, x.v, kept=kept, **_options(case, x))
+        keep_mask = philox.keep_mask(torch.tensor(SEED), *sizes, case.dropout_p)
+    o, lse = plain_attention(x.q, x.k, x.v, keep_mask=keep_mask, **_options(case, x))
     return with_gradients(x, o, lse)
 
 
 def _options(case: Case, x: Inputs) -> dict[str, Any]:
-    """Arguments of `plain_attention` beyond q, k, v and the weights that dropout keeps."""
+    """Arguments of `plain_attention` besides q, k, v and the keep mask."""
     return {
-        "shown": case.shown(),
+        "visible": case.visible(),
         "bias": _bias(case, x),
         "scale": case.scale,
         "softcap": case.softcap,
@@ -76,16 +76,15 @@ def _options(case: Case, x: Inputs) -> dict[str, Any]:
 class Expected(NamedTuple):
     """Reference values of a case."""
 
-    exact: Results
-    """The reference in float64"""
-    plain: Results
-    """Plain torch in the dtype under test, on the same numbers; lse in the accumulation dtype,
-    where the contract has it"""
+    exact: Outputs
+    """the reference backend in float64"""
+    plain: Outputs
+    """plain torch on the same inputs in the dtype under test; lse in the accumulation dtype"""
     terms: dict[str, float]
-    """`gradient_terms`, by the names of the gradients"""
+    """`gradient_terms` by name of the gradient"""
 
-    def check(self, got: Results) -> None:
-        """AssertionError where a result is not within the rule."""
+    def check(self, got: Outputs) -> None:
+        """Raises AssertionError if an output violates the tolerance rule."""
         assert got.keys() == self.exact.keys()
         lse = self.exact["lse"]
         largest = float(lse[lse.isfinite()].abs().max()) if lse.isfinite().any() else 0.0
@@ -98,7 +97,7 @@ class Expected(NamedTuple):
 
 @functools.cache
 def expected(case: Case, dtype: torch.dtype) -> Expected:
-    """Reference values for the results of a backend, in this dtype."""
+    """Returns the reference values of a case in this dtype."""
     clean = inputs(case, dtype)
     exact = by_backend(case, clean.to(torch.float64), "reference")
     plain = by_plain_torch(case, clean)
@@ -113,9 +112,9 @@ def expected(case: Case, dtype: torch.dtype) -> Expected:
 def assert_case(
     case: Case, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
 ) -> None:
-    """The backend's o, lse and gradients are within the rule, hidden NaN or not.
+    """Asserts the tolerance rule for o, lse and gradients, with `case.hidden` in dead rows.
 
-    What they are held against is computed on the CPU, whatever `device` the backend runs on.
+    The reference values are computed on the CPU, also if the backend runs on another device.
     """
     got = by_backend(case, plant(case, inputs(case, dtype, device)), backend)
     assert all(value.device.type == torch.device(device).type for value in got.values())
@@ -128,8 +127,8 @@ def _bias(case: Case, x: Inputs) -> Tensor | Alibi | None:
     return x.bias
 
 
-def with_gradients(x: Inputs, o: Tensor, lse: Tensor) -> Results:
-    """What the cotangents of x, do and dlse, make of o and lse."""
+def with_gradients(x: Inputs, o: Tensor, lse: Tensor) -> Outputs:
+    """Returns o, lse and the gradients for the cotangents x.do and x.dlse."""
     outputs, cotangents = [o], [x.do]
     if x.dlse is not None:
         outputs, cotangents = [o, lse], [x.do, x.dlse.to(lse.dtype)]

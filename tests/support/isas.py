@@ -1,4 +1,4 @@
-"""Instruction sets of the CPU kernels, forced for a while."""
+"""Selection of the instruction set of the CPU kernels in tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformer_kernels import _C
 
 @contextmanager
 def forced_isa(name: str) -> Iterator[None]:
-    """Inside it, kernels for this instruction set run; a CPU that lacks it skips the test."""
+    """Context manager that selects an instruction set; skips the test if the CPU lacks it."""
     before = _C.isa()
     try:
         _C.force_isa(name)

@@ -1,4 +1,4 @@
-"""Which operators a call really runs, whoever calls them: Python, compiled code, or C++."""
+"""Recording of the operators that a call runs, from Python, compiled graphs or C++."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKWARD = "transformer_kernels::attention_backward"
 
 
 def operators_run_by(call: Callable[[], object]) -> Counter[str]:
-    """How often each operator ran while `call()` did, by name ("aten::copy_")."""
+    """Returns how often each operator ran during `call()`, by name ("aten::copy_")."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         call()
     return Counter(event.name for event in profiler.events())

@@ -1,4 +1,4 @@
-"""Attention as a textbook writes it, in the inputs' own dtype: the yardstick for errors."""
+"""Textbook attention in the dtype of the inputs: the reference error of the tolerance rule."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ def plain_attention(
     k: Tensor,
     v: Tensor,
     *,
-    shown: Tensor | None = None,
+    visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    kept: Tensor | None = None,
+    keep_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) by matmul, masked_fill, softmax, matmul, each rounded to q's own dtype.
+    """Attention by matmul, masked_fill, softmax and matmul, each rounded to q's dtype.
 
     Args:
         q: (B, H_q, M, D).
         k: (B, H_kv, N, D).
         v: (B, H_kv, N, D_v).
-        shown: bool, broadcastable to (B, H_q, M, N); True = visible.
+        visible: bool, broadcastable to (B, H_q, M, N); True = visible.
         bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
-        scale: 1/sqrt(D) unless given.
+        scale: factor of the scores; 1/sqrt(D) by default.
         softcap: scores become softcap * tanh(score / softcap).
-        kept: bool (B, H_q, M, N): the weights that dropout keeps, where `dropout_p` > 0.
-        dropout_p: what share of the weights `kept` drops.
-        sinks: (H_q,) a logit a head, appended to the scores as one more column.
+        keep_mask: bool (B, H_q, M, N), True = keep_mask by dropout; required if `dropout_p` > 0.
+        dropout_p: dropout probability that `keep_mask` was drawn with.
+        sinks: (H_q,) one logit per head, appended to the scores as an additional column.
 
     Returns:
-        o (B, H_q, M, D_v) and lse (B, H_q, M), natural log, both in q's dtype. A row with no
-        visible key gives o = 0 and lse = -inf.
+        o (B, H_q, M, D_v) and lse (B, H_q, M), natural log, both in q's dtype. A fully masked row
+        gives o = 0 and lse = -inf.
     """
-    p, lse = plain_weights(q, k, shown=shown, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    p, lse = plain_weights(
+        q, k, visible=visible, bias=bias, scale=scale, softcap=softcap, sinks=sinks
+    )
     if dropout_p > 0.0:
-        if kept is None:
-            raise ValueError(f"dropout_p = {dropout_p} needs kept, the weights that stay; got None")
-        p = torch.where(kept, p / (1.0 - dropout_p), 0.0) if dropout_p < 1.0 else p * 0.0
+        if keep_mask is None:
+            raise ValueError(f"keep_mask: dropout_p = {dropout_p} needs a bool tensor, got None")
+        p = torch.where(keep_mask, p / (1.0 - dropout_p), 0.0) if dropout_p < 1.0 else p * 0.0
     return torch.matmul(p, repeat_heads(v, q)), lse
 
 
@@ -51,15 +53,15 @@ def plain_weights(
     q: Tensor,
     k: Tensor,
     *,
-    shown: Tensor | None = None,
+    visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(p, lse): the weights (B, H_q, M, N) before dropout, and lse (B, H_q, M), natural log.
+    """Returns the weights p (B, H_q, M, N) before dropout, and lse (B, H_q, M), natural log.
 
-    Arguments are those of `plain_attention`. A row with no visible key has p = 0 and lse = -inf.
+    Arguments are those of `plain_attention`. A fully masked row has p = 0 and lse = -inf.
     """
     s = torch.matmul(q, repeat_heads(k, q).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
@@ -68,8 +70,8 @@ def plain_weights(
         bias = bias.dense(*s.shape[-2:])
     if bias is not None:
         s = s + bias.to(s.dtype)
-    if shown is not None:
-        s = s.masked_fill(~shown, float("-inf"))
+    if visible is not None:
+        s = s.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         column = sinks.to(s.dtype)[None, :, None, None].expand(*s.shape[:-1], 1)
         s = torch.cat([s, column], dim=-1)
@@ -81,6 +83,6 @@ def plain_weights(
 
 
 def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values (B, H_kv, N, width), once for each head of q that shares them."""
+    """Repeats keys or values (B, H_kv, N, width) for each query head that shares them."""
     group = q.shape[1] // x.shape[1]
     return x.repeat_interleave(group, dim=1) if group > 1 else x

@@ -1,4 +1,4 @@
-"""Fresh memory that is NaN: what a kernel forgets to write, or reads too early, shows."""
+"""NaN in uninitialized memory, to detect elements that a kernel fails to write."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from transformer_kernels.backends.native import extension
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Inside it, whatever torch allocates without a value holds NaN (integers: their largest).
+    """Context manager in which uninitialized memory holds NaN (integers: their largest value).
 
-    For what Python allocates this is torch's own switch, and it switches deterministic algorithms
-    on with it. The outputs and workspaces of compiled
-    kernels have their own switch (csrc/common/workspace.h).
+    Allocations from Python use torch's `fill_uninitialized_memory`, which requires deterministic
+    algorithms. Outputs and workspaces of compiled kernels have a switch of their own
+    (csrc/common/workspace.h).
     """
     algorithms = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,4 +1,4 @@
-"""`gradient_terms` by hand, and results that no yardstick is needed for."""
+"""`gradient_terms` against closed forms, and results that pass without the error of plain torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from tests.support.cancellation import gradient_terms
 from tests.support.cases import Case, inputs
-from tests.support.evaluate import Results, by_backend, expected
+from tests.support.evaluate import Outputs, by_backend, expected
 from tests.support.isas import forced_isa
 from tests.support.varlen_cases import VARLEN_CASES, varlen_by_backend, varlen_inputs
 from tests.support.varlen_cases import expected as varlen_expected
@@ -17,8 +17,8 @@ from transformer_kernels.masks.mask import Mask
 STEEP = Case(name="decode-steep", H_q=4, H_kv=2, M=2, N=1201, scale=1.0)
 
 
-def test_terms_of_one_key() -> None:
-    """p is 1, so a term of dk is scale * (|do| |v| + |do o| + |dlse|) |q|."""
+def test_terms_of_a_single_key_match_the_closed_form() -> None:
+    """With p = 1, a term of dk is scale * (|do| |v| + |do o| + |dlse|) |q|."""
     q, v, do, dlse = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 1, 3), torch.randn(1, 2, 5, 3), 2.0
     k = torch.randn(1, 1, 1, 4)
     o = v.expand(1, 2, 5, 3)
@@ -38,20 +38,20 @@ def test_terms_exceed_the_gradients() -> None:
 
 
 FLOAT32_ISAS = [name for name in _C.built_isas() if name != "amx"]
-"""AMX sums float32 as parts in bfloat16."""
+"""Without AMX, which multiplies float32 as bfloat16 parts."""
 
 
 @pytest.mark.parametrize("isa", FLOAT32_ISAS)
 @pytest.mark.parametrize("name", ["steep", "expanded"])
-def test_no_luck_of_plain_torch_is_needed(name: str, isa: str) -> None:
-    """The band alone explains rounding where plain torch errs by chance, more or less on each CPU:
-    lse is large, or all keys are the same and dq and dk cancel to zero."""
+def test_the_rounding_band_alone_suffices(name: str, isa: str) -> None:
+    """Cases in which the error of plain torch varies between CPUs: a large lse, or identical keys,
+    so that dq and dk cancel to zero. The errors must be within the band without it."""
     with forced_isa(isa):
         if name == "steep":
-            got: Results = by_backend(STEEP, inputs(STEEP, torch.float32), "cpu")
-            wanted = expected(STEEP, torch.float32)
+            got: Outputs = by_backend(STEEP, inputs(STEEP, torch.float32), "cpu")
+            reference = expected(STEEP, torch.float32)
         else:
             case = next(case for case in VARLEN_CASES if case.name == name)
             got = varlen_by_backend(case, varlen_inputs(case, torch.float32, 0.0), "cpu")
-            wanted = varlen_expected(case, torch.float32)
-    wanted._replace(plain={name: x.float() for name, x in wanted.exact.items()}).check(got)
+            reference = varlen_expected(case, torch.float32)
+    reference._replace(plain={name: x.float() for name, x in reference.exact.items()}).check(got)

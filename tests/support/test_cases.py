@@ -1,4 +1,4 @@
-"""The table of cases on other devices; "meta" stands for one that is always there."""
+"""The table of cases on other devices; the "meta" device is always available."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ META = torch.device("meta")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_inputs_lie_on_the_device_as_they_do_on_the_cpu(case: Case) -> None:
-    here, there = (vars(inputs(case, torch.bfloat16, device)) for device in ("cpu", META))
-    assert here.keys() == there.keys()
-    for name, x in here.items():
+def test_inputs_have_the_same_layout_on_every_device(case: Case) -> None:
+    on_cpu, on_meta = (vars(inputs(case, torch.bfloat16, device)) for device in ("cpu", META))
+    assert on_cpu.keys() == on_meta.keys()
+    for name, x in on_cpu.items():
         if x is None:
-            assert there[name] is None
+            assert on_meta[name] is None
             continue
-        y = there[name]
+        y = on_meta[name]
         assert y.device == META
         assert (y.shape, y.dtype, y.requires_grad) == (x.shape, x.dtype, x.requires_grad)
         assert (y.stride(), y.storage_offset()) == (x.stride(), x.storage_offset())
@@ -26,14 +26,14 @@ def test_inputs_lie_on_the_device_as_they_do_on_the_cpu(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.mask], ids=str)
 def test_masks_are_on_the_device(case: Case) -> None:
-    mask, shown = case.bound_mask(META), case.shown(META)
+    mask, visible = case.make_mask(META), case.visible(META)
     assert mask is not None
-    assert shown is not None
+    assert visible is not None
     assert {x.device for _, x in mask.tensors()} <= {META}
-    assert shown.device == META
+    assert visible.device == META
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.hidden], ids=str)
-def test_what_is_planted_is_on_the_device(case: Case) -> None:
+def test_planted_inputs_are_on_the_device(case: Case) -> None:
     planted = plant(case, inputs(case, torch.float32, META))
     assert {x.device for x in planted.differentiable().values()} == {META}

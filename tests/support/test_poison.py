@@ -1,4 +1,4 @@
-"""The poison reaches what Python allocates, and what the compiled operators allocate."""
+"""`poisoned_memory` covers allocations of Python and of the compiled operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_fresh_memory_is_nan() -> None:
         assert (torch.empty(4, dtype=torch.uint8) == 255).all()
 
 
-def test_what_was_set_comes_back() -> None:
+def test_earlier_settings_are_restored() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with poisoned_memory():
@@ -38,8 +38,8 @@ def poisoned_by(call: Callable[[], object]) -> int:
     return _C.poisoned_bytes() - before
 
 
-def test_scratch_memory_is_poisoned_in_every_call() -> None:
-    """Although it is kept from call to call."""
+def test_workspaces_are_poisoned_in_every_call() -> None:
+    """Although the workspace is reused from call to call."""
     q = torch.randn(1, 2, 67, 16)
     assert poisoned_by(lambda: tk.attention(q, q, q)) == 0
     with poisoned_memory():
@@ -48,7 +48,7 @@ def test_scratch_memory_is_poisoned_in_every_call() -> None:
     assert poisoned_by(lambda: tk.attention(q, q, q)) == 0
 
 
-def test_what_the_operators_return_is_poisoned() -> None:
+def test_outputs_of_the_operators_are_poisoned() -> None:
     q, k, v = (torch.randn(1, 2, 67, 16, requires_grad=True) for _ in range(3))
 
     def step(**options: Any) -> None:
@@ -56,6 +56,6 @@ def test_what_the_operators_return_is_poisoned() -> None:
         torch.autograd.grad(o.sum(), (q, k, v))
 
     with poisoned_memory():
-        scratch = poisoned_by(step)  # outputs come from Python here, where torch poisons them
+        workspaces = poisoned_by(step)  # here Python allocates the outputs, and torch poisons them
         everything = poisoned_by(lambda: step(return_lse=True))
-    assert everything - scratch == 4 * q.nbytes + 4 * 2 * 67
+    assert everything - workspaces == 4 * q.nbytes + 4 * 2 * 67

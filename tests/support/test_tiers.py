@@ -1,4 +1,4 @@
-"""The sample that `make test` runs has every option, every size, every backend and every dtype."""
+"""The sample of `make test` covers every option, size, backend and dtype."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def test_every_backend_has_every_feature_and_every_dtype(cases: Sequence[Any]) -
         assert len({case.name for case, _ in own}) == len(own) < len(cases)
 
 
-def test_no_case_of_a_sample_could_be_left_out_when_it_was_chosen() -> None:
+def test_every_chosen_case_adds_a_feature() -> None:
     seen: frozenset[Any] = frozenset()
     for case in sample(CASES):
         assert features(case) - seen
         seen |= features(case)
 
 
-def test_everything_is_in_the_other_tier() -> None:
+def test_all_cases_are_in_the_exhaustive_tier() -> None:
     parameters = sampled(CASES, WAYS)
     assert len(parameters) == len(CASES) * len(WAYS)
     assert len({one.id for one in parameters}) == len(parameters)
 
 
-def test_items_in_turns_each_run_once() -> None:
+def test_items_in_turns_run_once_each_in_the_sample() -> None:
     ways = (("cpu",), ("cuda",))
     assert in_sample(in_turns("abc", ways)) == [("a", "cpu"), ("b", "cuda"), ("c", "cpu")]
     assert len(in_turns("abc", ways)) == 6

@@ -1,4 +1,4 @@
-"""Threads for tests of small models, which lose time to more than one."""
+"""Single-threaded execution for tests of small models, which run faster on one thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """While it is open, torch runs on one thread."""
+    """Context manager in which torch runs on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

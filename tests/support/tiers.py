@@ -1,8 +1,8 @@
-"""Two tiers of tests: `make test` runs a sample, `make test-all` everything.
+"""Sampling of test cases: `make test` runs a sample, `make test-all` everything.
 
-Tests outside of the sample are marked `exhaustive`. Tables of cases are sampled here: the chosen
-cases have together every option and every size of their table. Each of them runs once for each
-backend (or instruction set), in one dtype; dtypes take turns.
+Tests outside the sample are marked `exhaustive`. The sampled cases of a table together cover every
+option and every size in it. Each runs once per backend (or instruction set), in one dtype; dtypes
+alternate from case to case.
 """
 
 from __future__ import annotations
@@ -19,47 +19,49 @@ from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
 
 C = TypeVar("C", bound=Any)
-"""A case: a frozen dataclass with a name, whose other fields are sizes and options"""
+"""A case: a frozen dataclass with a name; its other fields are sizes and options."""
 
 Ways = Iterable[tuple[Any, ...]]
-"""Further arguments of a test: a backend or an instruction set, and last what takes turns, such as
-a dtype"""
+"""Further arguments of a test: a backend or an instruction set, then one that alternates, such as a
+dtype."""
 
 
 def sampled(cases: Iterable[C], ways: Ways = ((),)) -> list[ParameterSet]:
-    """Parameters of a test: every case in every way, all but a sample marked `exhaustive`."""
+    """Returns test parameters for all cases and ways; those outside the sample are `exhaustive`."""
     cases = list(cases)
-    turns = {case.name: turn for turn, case in enumerate(sample(cases))}
-    return _parameters([(case, turns.get(case.name)) for case in cases], ways)
+    indices = {case.name: index for index, case in enumerate(sample(cases))}
+    return _parameters([(case, indices.get(case.name)) for case in cases], ways)
 
 
 def in_turns(items: Iterable[Any], ways: Ways) -> list[ParameterSet]:
-    """Parameters as by `sampled`, with every item in the sample."""
-    return _parameters([(item, turn) for turn, item in enumerate(items)], ways)
+    """Returns test parameters like `sampled`, with every item in the sample."""
+    return _parameters([(item, index) for index, item in enumerate(items)], ways)
 
 
 def _parameters(items: Iterable[tuple[Any, int | None]], ways: Ways) -> list[ParameterSet]:
-    """Ways that differ in their last part form a group. Of each group, an item with a turn has one
-    way in the sample, and an item without one has none."""
-    alike = defaultdict[tuple[Any, ...], list[tuple[Any, ...]]](list)
+    """Groups the ways by all but their last element. In the sample, an item with an index runs in
+    one way per group, and an item without one does not run."""
+    groups = defaultdict[tuple[Any, ...], list[tuple[Any, ...]]](list)
     for way in ways:
-        alike[way[:-1]].append(way)
+        groups[way[:-1]].append(way)
     return [
         pytest.param(
             item,
             *way,
             id="-".join(map(str, (item, *way))),
-            marks=() if turn is not None and turn % len(group) == n else pytest.mark.exhaustive,
+            marks=() if index is not None and index % len(group) == n else pytest.mark.exhaustive,
         )
-        for item, turn in items
-        for group in alike.values()
+        for item, index in items
+        for group in groups.values()
         for n, way in enumerate(group)
     ]
 
 
 def sample(cases: Iterable[C]) -> list[C]:
-    """Few cases that have together every feature of all: the next is always the one with most that
-    are still missing, the cheaper one of two."""
+    """Returns few cases that together have every feature: a greedy set cover.
+
+    The next case is the one with the most missing features; ties are broken by cost.
+    """
     left = {case.name: (case, features(case)) for case in cases}
     missing = frozenset[Hashable]().union(*(found for _, found in left.values()))
     chosen = []
@@ -72,8 +74,11 @@ def sample(cases: Iterable[C]) -> list[C]:
 
 
 def features(case: Any) -> frozenset[Hashable]:
-    """Sizes and options of a case: the fields that have other values than by default. Masks are
-    told apart by the kinds of their constraints, and windows by their sides."""
+    """Returns the sizes and options of a case that differ from the default.
+
+    Masks are distinguished by the kinds of their constraints, and windows by the signs of their
+    sides.
+    """
     return frozenset(_features(case))
 
 
@@ -97,5 +102,5 @@ def _kind(constraint: object) -> Hashable:
 
 
 def _cost(case: Any) -> int:
-    """Pairs of queries and keys, as far as the case has them as sizes."""
+    """Number of query-key pairs; sizes that the case lacks count as 1."""
     return int(getattr(case, "M", 1) * getattr(case, "N", 1))

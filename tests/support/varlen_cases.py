@@ -1,4 +1,4 @@
-"""Packed sequences as cases: by `attention_varlen`, and one by one in plain torch."""
+"""Test cases of `attention_varlen`, with a per-sequence reference in plain torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.support.cancellation import gradient_terms
 from tests.support.cases import Inputs, Layout, lay_out
-from tests.support.evaluate import SEED, Expected, Results, with_gradients
+from tests.support.evaluate import SEED, Expected, Outputs, with_gradients
 from tests.support.plain import plain_attention
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.masks.constraints import Align
@@ -33,8 +33,8 @@ class VarlenCase:
 
     name: str
     lengths: tuple[tuple[int, int], ...] = LENGTHS
-    behind: tuple[int, int] = (0, 0)
-    """rows of q, and of k and v, behind the last sequence"""
+    trailing: tuple[int, int] = (0, 0)
+    """rows of trailing padding in q, and in k and v"""
     H_q: int = 2
     H_kv: int = 2
     D: int = 16
@@ -53,7 +53,7 @@ class VarlenCase:
 
     @property
     def starts(self) -> tuple[list[int], list[int]]:
-        """Of q, and of k and v: 0, then where each sequence ends."""
+        """cu_seqlens of q, and of k and v: 0, then the end of each sequence."""
         M, N = zip(*self.lengths, strict=True)
         return list(accumulate(M, initial=0)), list(accumulate(N, initial=0))
 
@@ -61,19 +61,21 @@ class VarlenCase:
 def varlen_inputs(
     case: VarlenCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
 ) -> Inputs:
-    """Standard normal numbers, the same in every run and on every device; `hidden` where no query
-    sees, or none is."""
+    """Standard normal inputs, the same in every run and on every device.
+
+    `hidden` replaces keys that no query sees, queries that see no key, and trailing padding.
+    """
     generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     statistics = torch.float64 if dtype == torch.float64 else torch.float32
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    def rows(used: Tensor, heads: int, width: int) -> Tensor:
-        x = draw(len(used), heads, width).to(dtype).masked_fill(~used[:, None, None], hidden)
+    def rows(live: Tensor, heads: int, width: int) -> Tensor:
+        x = draw(len(live), heads, width).to(dtype).masked_fill(~live[:, None, None], hidden)
         return lay_out(x[None].to(device), case.layout)[0]
 
-    q_rows, k_rows = _used_rows(case)
+    q_rows, k_rows = _live_rows(case)
     return Inputs(
         q=rows(q_rows, case.H_q, case.D).requires_grad_(),
         k=rows(k_rows, case.H_kv, case.D).requires_grad_(),
@@ -86,17 +88,17 @@ def varlen_inputs(
     )
 
 
-def _used_rows(case: VarlenCase) -> tuple[Tensor, Tensor]:
-    """Which queries see a key, and which keys are seen."""
+def _live_rows(case: VarlenCase) -> tuple[Tensor, Tensor]:
+    """Live rows: bool per row of q, True if it sees a key, and per key, True if it is visible."""
     mask = case.mask or Mask()
-    shown = [mask.materialize(1, 1, M, N)[0, 0] for M, N in case.lengths]
-    q_behind, k_behind = (torch.zeros(count, dtype=torch.bool) for count in case.behind)
-    q_rows = torch.cat([*(one.any(dim=1) for one in shown), q_behind])
-    return q_rows, torch.cat([*(one.any(dim=0) for one in shown), k_behind])
+    visible = [mask.materialize(1, 1, M, N)[0, 0] for M, N in case.lengths]
+    q_trailing, k_trailing = (torch.zeros(count, dtype=torch.bool) for count in case.trailing)
+    q_rows = torch.cat([*(one.any(dim=1) for one in visible), q_trailing])
+    return q_rows, torch.cat([*(one.any(dim=0) for one in visible), k_trailing])
 
 
-def varlen_by_backend(case: VarlenCase, x: Inputs, backend: str) -> Results:
-    """What `attention_varlen` makes of the inputs."""
+def varlen_by_backend(case: VarlenCase, x: Inputs, backend: str) -> Outputs:
+    """Returns the outputs and gradients of `attention_varlen`."""
     q_starts, k_starts = (torch.tensor(starts, device=x.q.device) for starts in case.starts)
     o, lse = attention_varlen(
         x.q, x.k, x.v, q_starts, k_starts,
@@ -113,25 +115,25 @@ def varlen_by_backend(case: VarlenCase, x: Inputs, backend: str) -> Results:
     return with_gradients(x, o, lse)
 
 
-def one_by_one(case: VarlenCase, x: Inputs) -> Results:
-    """The textbook's maths of each sequence, every step in the inputs' own dtype."""
+def one_by_one(case: VarlenCase, x: Inputs) -> Outputs:
+    """Returns the outputs and gradients of `plain_attention`, run per sequence, in x's dtype."""
     o_parts, lse_parts = [], []
     for b, queries, keys, options in _sequences(case, x):
         q, k, v = (_entry(part, rows) for part, rows in ((x.q, queries), (x.k, keys), (x.v, keys)))
-        kept: Tensor | None = None
+        keep_mask: Tensor | None = None
         if case.dropout_p > 0.0:
             sizes = (case.H_q, *case.lengths[b])
-            kept = philox.keep_mask(torch.tensor(SEED), b + 1, *sizes, case.dropout_p)[b:]
-        o, lse = plain_attention(q, k, v, kept=kept, **options)
+            keep_mask = philox.keep_mask(torch.tensor(SEED), b + 1, *sizes, case.dropout_p)[b:]
+        o, lse = plain_attention(q, k, v, keep_mask=keep_mask, **options)
         o_parts.append(o[0].transpose(0, 1))
         lse_parts.append(lse[0])
-    o_parts.append(x.q.new_zeros(case.behind[0], case.H_q, case.D_v))
-    lse_parts.append(x.q.new_full((case.H_q, case.behind[0]), -math.inf))
+    o_parts.append(x.q.new_zeros(case.trailing[0], case.H_q, case.D_v))
+    lse_parts.append(x.q.new_full((case.H_q, case.trailing[0]), -math.inf))
     return with_gradients(x, torch.cat(o_parts), torch.cat(lse_parts, dim=1))
 
 
 def _terms(case: VarlenCase, x: Inputs, o: Tensor) -> dict[str, float]:
-    """The largest `gradient_terms` of any sequence."""
+    """Largest `gradient_terms` over all sequences."""
     largest = {"dq": 0.0, "dk": 0.0}
     for _, queries, keys, options in _sequences(case, x):
         q, o_b, do = (_entry(part, queries) for part in (x.q, o, x.do))
@@ -143,11 +145,10 @@ def _terms(case: VarlenCase, x: Inputs, o: Tensor) -> dict[str, float]:
 
 
 def _sequences(case: VarlenCase, x: Inputs) -> Iterator[tuple[int, slice, slice, dict[str, Any]]]:
-    """Yields each sequence: its number, rows of q, rows of k and v, arguments of
-    `plain_attention`."""
+    """Yields for each sequence its index, query rows, key rows and `plain_attention` arguments."""
     for b, (queries, keys) in enumerate(zip(*map(pairwise, case.starts), strict=True)):
         options = {
-            "shown": None if case.mask is None else case.mask.materialize(1, 1, *case.lengths[b]),
+            "visible": None if case.mask is None else case.mask.materialize(1, 1, *case.lengths[b]),
             "bias": _alibi(case, x),
             "scale": case.scale,
             "softcap": case.softcap,
@@ -158,13 +159,13 @@ def _sequences(case: VarlenCase, x: Inputs) -> Iterator[tuple[int, slice, slice,
 
 
 def _entry(x: Tensor, rows: slice) -> Tensor:
-    """Rows of (total, H, width) as (1, H, rows, width)."""
+    """Returns rows of (total, H, width) as (1, H, rows, width)."""
     return x[rows].transpose(0, 1)[None]
 
 
 @functools.cache
 def expected(case: VarlenCase, dtype: torch.dtype) -> Expected:
-    """One by one in float64 and in `dtype`, lse in the dtype of statistics, on the same numbers."""
+    """Reference values from `one_by_one`; lse of half precision is in float32."""
     x = varlen_inputs(case, dtype, 0.0)
     exact, plain = one_by_one(case, x.to(torch.float64)), one_by_one(case, x)
     if dtype in (torch.float16, torch.bfloat16):
@@ -175,7 +176,7 @@ def expected(case: VarlenCase, dtype: torch.dtype) -> Expected:
 def assert_varlen_case(
     case: VarlenCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
 ) -> None:
-    """o, lse and gradients are within the rule, with NaN in whatever must not be read."""
+    """Asserts the tolerance rule for o, lse and gradients, with NaN in all dead rows."""
     got = varlen_by_backend(case, varlen_inputs(case, dtype, math.nan, device), backend)
     expected(case, dtype).check(got)
 
@@ -188,8 +189,8 @@ _CAUSAL, _CAUSAL_END = Mask.causal(), Mask.causal(align="bottom_right")
 
 VARLEN_CASES: tuple[VarlenCase, ...] = (
     VarlenCase(name="plain", dlse=True),
-    VarlenCase(name="behind", behind=(5, 70), mask=_CAUSAL),
-    VarlenCase(name="sinks-behind", behind=(66, 3), sinks=True),
+    VarlenCase(name="behind", trailing=(5, 70), mask=_CAUSAL),
+    VarlenCase(name="sinks-behind", trailing=(66, 3), sinks=True),
     VarlenCase(name="causal", mask=_CAUSAL, dlse=True),
     VarlenCase(name="causal-end", mask=_CAUSAL_END, dlse=True),
     VarlenCase(name="window", mask=Mask.window(9, 3)),

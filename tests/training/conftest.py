@@ -1,4 +1,4 @@
-"""A run small enough for tests."""
+"""Fixtures: config and data of a run small enough for tests."""
 
 from __future__ import annotations
 

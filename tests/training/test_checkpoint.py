@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, and nothing that is not ours."""
+"""Tests of checkpoints: atomic writes, and rejection of damaged and foreign files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_saved_comes_back(path: Path) -> None:
+def test_round_trip(path: Path) -> None:
     state = load_checkpoint(path, kind="test")
     assert state["step"] == 3
     assert state["none"] is None
     assert torch.equal(state["weights"]["w"], torch.arange(100.0))
 
 
-def test_a_failed_save_leaves_the_old_one_and_no_litter(path: Path) -> None:
+def test_failed_save_keeps_the_old_file_and_no_temporary_file(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(AttributeError):
         save_checkpoint({"not storable": lambda: None}, path, kind="test")
@@ -35,13 +35,13 @@ def test_a_failed_save_leaves_the_old_one_and_no_litter(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_saving_replaces_the_old_one(path: Path) -> None:
+def test_save_replaces_an_existing_file(path: Path) -> None:
     save_checkpoint({"step": 4}, path, kind="test")
     assert load_checkpoint(path, kind="test")["step"] == 4
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_missing_file_is_an_oserror(tmp_path: Path) -> None:
+def test_unreadable_path_is_an_oserror(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_checkpoint(tmp_path / "nothing.pt", kind="test")
     with pytest.raises(IsADirectoryError):
@@ -49,14 +49,14 @@ def test_a_missing_file_is_an_oserror(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"some text", b"PK\x03\x04 nearly"])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_an_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.pt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"notes\.pt is not a checkpoint, or it is damaged"):
         load_checkpoint(path, kind="test")
 
 
-def test_a_checkpoint_that_is_cut_short_is_refused(path: Path) -> None:
+def test_truncated_checkpoint_is_refused(path: Path) -> None:
     content = path.read_bytes()
     for length in range(0, len(content), 50):
         path.write_bytes(content[:length])
@@ -64,10 +64,10 @@ def test_a_checkpoint_that_is_cut_short_is_refused(path: Path) -> None:
             load_checkpoint(path, kind="test")
 
 
-def test_flipped_bits_are_refused_or_do_no_harm(path: Path) -> None:
+def test_flipped_bits_are_detected_or_harmless(path: Path) -> None:
     content = path.read_bytes()
     weights = torch.arange(100.0)
-    found = 0
+    detected = 0
     for position in random.Random(0).sample(range(len(content)), 600):
         damaged = bytearray(content)
         damaged[position] ^= 0x10
@@ -75,29 +75,36 @@ def test_flipped_bits_are_refused_or_do_no_harm(path: Path) -> None:
         try:
             state = load_checkpoint(path, kind="test")
         except CheckpointError:
-            found += 1
+            detected += 1
         else:
             assert torch.equal(state["weights"]["w"], weights)
-    assert found > 200
+    assert detected > 200
+
+
+def test_checkpoint_of_another_version_names_both_versions(tmp_path: Path) -> None:
+    path = tmp_path / "old.pt"
+    torch.save({"format": "transformer_kernels checkpoint, version 1"}, path)
+    with pytest.raises(CheckpointError, match=r"old\.pt is a .*, version 1; .* reads .*version 2'"):
+        load_checkpoint(path)
 
 
 @pytest.mark.parametrize(
     "state", [torch.zeros(3), {"model": {"w": torch.zeros(3)}}, {"format": "another, version 1"}]
 )
-def test_checkpoints_of_others_are_refused(tmp_path: Path, state: object) -> None:
+def test_foreign_checkpoint_is_refused(tmp_path: Path, state: object) -> None:
     path = tmp_path / "other.pt"
     torch.save(state, path)
-    with pytest.raises(CheckpointError, match="is not a checkpoint of ours"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint of transformer_kernels"):
         load_checkpoint(path, kind="test")
 
 
-def test_a_checkpoint_of_another_model_is_refused(path: Path) -> None:
+def test_checkpoint_of_another_kind_is_refused(path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a checkpoint of a test, not of a classifier"):
         load_checkpoint(path, kind="classifier")
 
 
 class Payload:
-    """Pickled, it asks for a call when it is loaded."""
+    """Object whose pickle calls `Path.touch` when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,6 +117,6 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
     path = tmp_path / "evil.pt"
     torch.save({"format": Payload(touched)}, path)
-    with pytest.raises(CheckpointError, match="is not a checkpoint of ours"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint of transformer_kernels"):
         load_checkpoint(path, kind="test")
     assert not touched.exists()

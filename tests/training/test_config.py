@@ -1,4 +1,4 @@
-"""Settings of a run, and the named ones."""
+"""Tests of run settings and presets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformer_kernels.training import PRESETS, Dataset, TrainConfig, Trainer
 from transformer_kernels.training.presets import GENERATOR
 
 
-def test_presets_go_with_the_sizes() -> None:
+def test_generator_presets_match_the_model_sizes() -> None:
     assert {name: preset.task.model for name, preset in GENERATOR.items()} == SIZES
 
 
-def test_nanogpt_cpu_is_nanogpts_setting() -> None:
+def test_nanogpt_cpu_preset_matches_nanogpt() -> None:
     preset = GENERATOR["nanogpt-cpu"]
     assert (preset.batch, preset.steps, preset.task.model.dropout) == (12, 2000, 0.0)
     assert preset.schedule.learning_rate(99, 2000) == 1e-3
@@ -23,14 +23,14 @@ def test_nanogpt_cpu_is_nanogpts_setting() -> None:
     assert (preset.clip, preset.weight_decay, preset.betas) == (1.0, 0.1, (0.9, 0.99))
 
 
-def test_the_seeds_run_is_as_long_as_its_source_says() -> None:
+def test_seed_preset_has_the_batch_and_steps_of_its_source() -> None:
     assert (GENERATOR["seed"].batch, GENERATOR["seed"].steps) == (32, 170_000)
 
 
 @pytest.mark.parametrize(
     "preset", [preset for named in PRESETS.values() for preset in named.values()]
 )
-def test_a_config_goes_through_plain_values(preset: TrainConfig) -> None:
+def test_config_round_trips_through_a_dict(preset: TrainConfig) -> None:
     assert TrainConfig.from_dict(preset.to_dict()) == preset
 
 
@@ -53,7 +53,7 @@ def test_a_config_goes_through_plain_values(preset: TrainConfig) -> None:
         ),
     ],
 )
-def test_wrong_settings_are_named(
+def test_invalid_setting_is_named(
     config: TrainConfig, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -61,8 +61,6 @@ def test_wrong_settings_are_named(
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus"])
-def test_a_device_that_is_not_there_is_named(
-    config: TrainConfig, data: Dataset, device: str
-) -> None:
+def test_unavailable_device_is_named(config: TrainConfig, data: Dataset, device: str) -> None:
     with pytest.raises(ValueError, match=f"device '{device}' cannot be used: "):
         Trainer(replace(config, device=device), data)

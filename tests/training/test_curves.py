@@ -1,4 +1,4 @@
-"""Curves as CSV, as tensors, and as a picture."""
+"""Tests of learning curves as CSV, tensor and picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = [
 ]
 
 
-def test_csv_keeps_every_digit(tmp_path: Path) -> None:
+def test_csv_round_trip_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "curve.csv"
     start_curve(path)
     for row in ROWS:
@@ -33,7 +33,7 @@ def test_csv_keeps_every_digit(tmp_path: Path) -> None:
     assert read_curve(path) == ROWS[:1]
 
 
-def test_a_curve_is_never_started_over_another(tmp_path: Path) -> None:
+def test_start_curve_does_not_overwrite_a_file(tmp_path: Path) -> None:
     path = tmp_path / "curve.csv"
     path.write_text("precious")
     with pytest.raises(FileExistsError):
@@ -41,19 +41,19 @@ def test_a_curve_is_never_started_over_another(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_rows_go_through_a_tensor_unchanged() -> None:
+def test_tensor_round_trip_is_exact() -> None:
     assert rows_from_tensor(rows_to_tensor(ROWS)) == ROWS
     assert rows_from_tensor(rows_to_tensor([])) == []
 
 
-@pytest.mark.parametrize(("ending", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_curves_are_drawn(tmp_path: Path, ending: str, magic: bytes) -> None:
-    path = tmp_path / f"curve.{ending}"
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_picture_format_follows_the_suffix(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    path = tmp_path / f"curve.{suffix}"
     plot_curves({"eager": ROWS, "fused": ROWS[1:]}, path)
     assert path.read_bytes().startswith(magic)
 
 
-def test_a_missing_matplotlib_names_the_extra(
+def test_missing_matplotlib_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)

@@ -1,4 +1,4 @@
-"""Label smoothing, against the distribution that it stands for."""
+"""Tests of label smoothing against the explicit smoothed distribution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def logits() -> Tensor:
 
 
 def distribution(smoothing: float) -> Tensor:
-    """(3, 4, V), written out; 0 where the target is padding."""
+    """Explicit smoothed distribution, (3, 4, V); 0 where the target is padding."""
     q = torch.full((3, 4, V), smoothing / (V - 2), dtype=torch.float64)
     q.scatter_(-1, TARGETS[..., None], 1.0 - smoothing)
     q[..., PAD] = 0.0
@@ -35,7 +35,9 @@ def loss(logits: Tensor, targets: Tensor = TARGETS, smoothing: float = 0.1) -> T
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
-def test_it_is_the_cross_entropy_against_the_smoothed_distribution(smoothing: float) -> None:
+def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_distribution(
+    smoothing: float,
+) -> None:
     z = logits()
     total, count = smoothed_cross_entropy(z, TARGETS, smoothing=smoothing, pad=PAD)
     expected = -(distribution(smoothing) * z.log_softmax(dim=-1)).sum()
@@ -44,7 +46,7 @@ def test_it_is_the_cross_entropy_against_the_smoothed_distribution(smoothing: fl
     torch.testing.assert_close(torch.autograd.grad(total, z), torch.autograd.grad(expected, z))
 
 
-def test_without_smoothing_it_is_torchs() -> None:
+def test_without_smoothing_it_equals_torch_cross_entropy() -> None:
     z = logits()
     expected = nn.functional.cross_entropy(
         z.flatten(0, 1), TARGETS.flatten(), ignore_index=PAD, reduction="sum"
@@ -58,8 +60,8 @@ def test_without_smoothing_it_is_torchs() -> None:
     assert loss(hidden, smoothing=0.0).isfinite()
 
 
-def test_003_smoothing_spreads_over_the_vocabulary_less_two() -> None:
-    """The gradient of a target's loss by its logits is softmax - q, from which q is read."""
+def test_smoothing_mass_is_divided_by_vocabulary_size_minus_two() -> None:
+    """The gradient with respect to the logits is softmax - q, which yields q."""
     z = logits()
     (dz,) = torch.autograd.grad(loss(z), z)
     q = (z.softmax(dim=-1) - dz)[TARGETS != PAD]
@@ -72,14 +74,14 @@ def test_003_smoothing_spreads_over_the_vocabulary_less_two() -> None:
     torch.testing.assert_close(q, torch.full((COUNT, V), 0.1 / (V - 2)).double())
 
 
-def test_it_exceeds_the_divergence_by_the_entropy_of_the_targets() -> None:
+def test_loss_is_the_divergence_plus_the_entropy_of_the_targets() -> None:
     z = logits()
     divergence = nn.functional.kl_div(z.log_softmax(dim=-1), distribution(0.1), reduction="sum")
     entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (V - 2))
     torch.testing.assert_close(loss(z), divergence + COUNT * entropy)
 
 
-def test_padding_counts_for_nothing() -> None:
+def test_padding_is_ignored() -> None:
     z = logits()
     (dz,) = torch.autograd.grad(loss(z), z)
     assert (dz[TARGETS == PAD] == 0).all()
@@ -89,7 +91,7 @@ def test_padding_counts_for_nothing() -> None:
     assert torch.equal(loss(other), loss(z))
 
 
-def test_nothing_but_padding() -> None:
+def test_all_padding_gives_a_loss_of_zero() -> None:
     z = logits()
     total, count = smoothed_cross_entropy(z, torch.full((3, 4), PAD), smoothing=0.1, pad=PAD)
     assert (total.item(), count.item()) == (0.0, 0)
@@ -98,8 +100,8 @@ def test_nothing_but_padding() -> None:
     assert [x.item() for x in empty] == [0.0, 0]
 
 
-def test_the_parts_of_a_batch_add_up() -> None:
-    """Sums divided by the number of the whole: parts with more padding weigh less."""
+def test_micro_batches_add_up_to_the_whole_batch() -> None:
+    """Each sum is divided by the number of targets of the whole batch."""
     z = logits()
     parts = [
         smoothed_cross_entropy(z[b], TARGETS[b], smoothing=0.1, pad=PAD) for b in range(len(z))
@@ -109,14 +111,14 @@ def test_the_parts_of_a_batch_add_up() -> None:
     torch.testing.assert_close(accumulated, torch.autograd.grad(loss(z) / COUNT, z)[0])
 
 
-def test_one_target_needs_no_dimension() -> None:
+def test_scalar_target_is_accepted() -> None:
     z = logits()
     one = smoothed_cross_entropy(z[0, 0], TARGETS[0, 0], smoothing=0.1, pad=PAD)
     torch.testing.assert_close(one[0], loss(z[:1, :1], TARGETS[:1, :1]))
     assert one[1] == 1
 
 
-def test_gradients_are_right() -> None:
+def test_gradients_match_finite_differences() -> None:
     assert torch.autograd.gradcheck(loss, (logits(),))
 
 
@@ -125,7 +127,7 @@ def test_gradients_are_right() -> None:
 def test_half_precision_is_computed_and_summed_in_float32(
     dtype: torch.dtype, autocast: bool
 ) -> None:
-    """4000 targets with logits far from 0: neither their sum nor their offset costs digits."""
+    """4000 targets with logits far from 0: neither the sum nor the offset loses precision."""
     draws = torch.Generator().manual_seed(0)
     z = (torch.randn(4000, V, generator=draws) + 300.0).to(dtype).requires_grad_()
     targets = torch.randint(V, (4000,), generator=draws)
@@ -141,19 +143,19 @@ def test_half_precision_is_computed_and_summed_in_float32(
     )
 
 
-def test_it_keeps_one_number_a_logit() -> None:
-    """No target is written out as a distribution."""
-    kept: dict[int, int] = {}
+def test_one_number_per_logit_is_saved_for_backward() -> None:
+    """The smoothed distribution is not materialised."""
+    saved: dict[int, int] = {}
 
     def count(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     z = torch.randn(50, 1000, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         total = loss(z, torch.full((50,), 7))
-    assert sum(kept.values()) == 4 * z.numel()
+    assert sum(saved.values()) == 4 * z.numel()
     assert total.requires_grad
 
 
@@ -181,7 +183,7 @@ def test_it_keeps_one_number_a_logit() -> None:
         (torch.zeros(2, 5), [-1, 5], {}, ValueError, "targets must be tokens from 0 to 4, got -1"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_named(
+def test_invalid_argument_is_named(
     z: Tensor,
     targets: list[float] | float,
     options: dict[str, float],
@@ -193,7 +195,7 @@ def test_wrong_arguments_are_named(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_sum_of_cross_entropies_is_of_what_is_not_ignored(dtype: torch.dtype) -> None:
+def test_cross_entropy_sum_skips_ignored_targets(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 5, 7).to(dtype)
     targets = torch.randint(7, (3, 5))
     targets[0, 1] = targets[2] = -100

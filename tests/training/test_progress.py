@@ -1,4 +1,4 @@
-"""The progress bar."""
+"""Tests of the progress bar."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from transformer_kernels.training import CurveRow, progress_bar
 
 
-def test_a_validation_is_shown_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_shows_steps_and_validations(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(2, label="fused", unit="bytes", score="bits/byte") as on_row:
         on_row(CurveRow(1, 48, 0.1, 5.0, None, None, 480.0))
         on_row(CurveRow(2, 96, 12.2, 4.5, 4.25, 6.131, 12345.0))
@@ -19,7 +19,7 @@ def test_a_validation_is_shown_with_its_figures(capsys: pytest.CaptureFixture[st
         assert figure in err
 
 
-def test_a_missing_rich_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rich_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     refused = pytest.raises(ImportError, match=r"rich is not installed: pip install .*\[train\]")
     with refused, progress_bar(1):

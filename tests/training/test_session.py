@@ -1,4 +1,4 @@
-"""Whole runs: the same curve on every attention path, exact resume, and what may go wrong."""
+"""Tests of training sessions: equal curves for all attention implementations, resume, errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from transformer_kernels.training import (
     train,
 )
 
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
 def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
@@ -59,51 +59,55 @@ def test_a_generator_learns(config: TrainConfig, data: Dataset) -> None:
 
 def curves_of(config: TrainConfig, data: Dataset) -> dict[AttnImplementation, list[float]]:
     curves: dict[AttnImplementation, list[float]] = {}
-    for path in PATHS:
-        result = train(replace(config, attn_implementation=path), data)
+    for implementation in IMPLEMENTATIONS:
+        result = train(replace(config, attn_implementation=implementation), data)
         modules = result.model.modules()
-        taken = {
+        used = {
             each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
         }
-        assert taken == {path}
+        assert used == {implementation}
         validated = [row.val_loss for row in result.rows if row.val_loss is not None]
         assert len(validated) == config.steps // config.eval_every
-        curves[path] = result.losses + validated
+        curves[implementation] = result.losses + validated
     return curves
 
 
-def test_every_path_gives_the_same_curve(config: TrainConfig, data: Dataset) -> None:
+def test_every_attention_implementation_gives_the_same_curve(
+    config: TrainConfig, data: Dataset
+) -> None:
     curves = curves_of(replace(config, steps=20), data)
     assert curves["fused"] == pytest.approx(curves["eager"], rel=2e-5)
     assert curves["sdpa"] == pytest.approx(curves["eager"], rel=2e-5)
 
 
 @pytest.mark.usefixtures("float64")
-def test_every_path_gives_the_same_curve_in_float64(config: TrainConfig, data: Dataset) -> None:
+def test_every_attention_implementation_gives_the_same_curve_in_float64(
+    config: TrainConfig, data: Dataset
+) -> None:
     curves = curves_of(replace(config, steps=20), data)
     assert curves["fused"] == pytest.approx(curves["eager"], rel=1e-11)
     assert curves["sdpa"] == pytest.approx(curves["eager"], rel=1e-11)
 
 
-def test_naive_and_fused_give_the_same_curve_with_dropout(
+def test_eager_and_fused_give_the_same_curve_with_dropout(
     config: TrainConfig, data: Dataset
 ) -> None:
     config = with_dropout(config, 0.2)
-    naive = train(replace(config, attn_implementation="eager"), data)
+    eager = train(replace(config, attn_implementation="eager"), data)
     fused = train(replace(config, attn_implementation="fused"), data)
-    assert fused.losses == pytest.approx(naive.losses, rel=2e-5)
+    assert fused.losses == pytest.approx(eager.losses, rel=2e-5)
 
 
 def without_times(rows: list[CurveRow]) -> list[CurveRow]:
     return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_stopped_run_resumes_exactly(
-    config: TrainConfig, data: Dataset, tmp_path: Path, path: AttnImplementation
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_stopped_run_resumes_exactly(
+    config: TrainConfig, data: Dataset, tmp_path: Path, implementation: AttnImplementation
 ) -> None:
-    """Dropout draws from torch's generator, so this holds its state too."""
-    config = with_dropout(replace(config, attn_implementation=path), 0.2)
+    """With dropout, which draws from torch's global generator."""
+    config = with_dropout(replace(config, attn_implementation=implementation), 0.2)
     whole = train(config, data)
     steps = iter(range(1, 4))
     stopped = train(config, data, out=tmp_path, should_stop=lambda: next(steps) == 3)
@@ -119,17 +123,17 @@ def test_a_stopped_run_resumes_exactly(
         assert torch.equal(resumed.model.state_dict()[name], weight), name
 
 
-def test_a_run_that_dies_resumes_from_its_last_checkpoint(
+def test_aborted_run_resumes_from_its_last_checkpoint(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     whole = train(config, data)
 
-    def die(row: CurveRow) -> None:
+    def abort(row: CurveRow) -> None:
         if row.step == 6:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, data, out=tmp_path, on_row=die)
+        train(config, data, out=tmp_path, on_row=abort)
     assert len(read_curve(tmp_path / "curve.csv")) == 6
     assert load_checkpoint(tmp_path / "checkpoint.pt", kind="generator")["steps_done"] == 4
 
@@ -139,7 +143,7 @@ def test_a_run_that_dies_resumes_from_its_last_checkpoint(
     assert resumed.seconds > 0
 
 
-def test_a_finished_run_has_nothing_left_to_do(
+def test_resuming_a_finished_run_does_no_steps(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     first = train(config, data, out=tmp_path)
@@ -147,7 +151,7 @@ def test_a_finished_run_has_nothing_left_to_do(
     assert again.rows == first.rows
 
 
-def test_resuming_reads_the_text_from_where_it_came(config: TrainConfig, tmp_path: Path) -> None:
+def test_resume_reads_the_text_from_its_original_path(config: TrainConfig, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(b"to be or not to be, " * 50)
     out = tmp_path / "run"
@@ -155,18 +159,20 @@ def test_resuming_reads_the_text_from_where_it_came(config: TrainConfig, tmp_pat
     assert resume(out / "checkpoint.pt").finished
 
 
-def test_resuming_on_another_text_is_refused(
+def test_resume_with_other_data_is_refused(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     train(config, data, out=tmp_path, should_stop=lambda: True)
     curve = (tmp_path / "curve.csv").read_bytes()
     other = windows(b"something else " * 90, "other.txt")
-    with pytest.raises(CheckpointError, match=r"other data, a fox, than other\.txt"):
+    with pytest.raises(CheckpointError, match=r"other data: a fox, not other\.txt"):
         resume(tmp_path / "checkpoint.pt", data=other)
     assert (tmp_path / "curve.csv").read_bytes() == curve
 
 
-def test_rows_say_what_was_done(config: TrainConfig, data: Dataset, tmp_path: Path) -> None:
+def test_curve_rows_count_steps_tokens_and_seconds(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
     seen: list[CurveRow] = []
     result = train(config, data, out=tmp_path, on_row=seen.append)
     assert seen == result.rows == read_curve(tmp_path / "curve.csv")
@@ -180,7 +186,7 @@ def test_rows_say_what_was_done(config: TrainConfig, data: Dataset, tmp_path: Pa
     assert result.tokens_per_s == pytest.approx(last.tokens / last.seconds)
 
 
-def test_the_last_step_is_validated_and_saved(
+def test_last_step_is_validated_and_saved(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     result = train(replace(config, steps=3), data, out=tmp_path)
@@ -192,17 +198,17 @@ def test_the_last_step_is_validated_and_saved(
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "curve.csv", "curve.png"])
-def test_a_folder_with_a_run_is_left_alone(
+def test_folder_with_a_run_is_not_overwritten(
     config: TrainConfig, data: Dataset, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match="holds a run already"):
+    with pytest.raises(FileExistsError, match="already holds a run"):
         train(config, data, out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes() == b"precious"
 
 
-def test_a_folder_that_cannot_be_made_is_an_oserror(
+def test_output_path_below_a_file_is_an_oserror(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -210,21 +216,19 @@ def test_a_folder_that_cannot_be_made_is_an_oserror(
         train(config, data, out=tmp_path / "file" / "run")
 
 
-def test_a_text_too_short_leaves_no_folder(config: TrainConfig, tmp_path: Path) -> None:
+def test_too_short_text_creates_no_folder(config: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="notes is too short"):
         train(config, windows(b"short", "notes"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(
-    config: TrainConfig, data: Dataset, tmp_path: Path
-) -> None:
+def test_nonfinite_loss_stops_the_run(config: TrainConfig, data: Dataset, tmp_path: Path) -> None:
     wild = replace(config, schedule=Schedule(peak=1e30, warmup=0))
     with pytest.raises(FloatingPointError, match=r"the loss is nan after step \d: try a lower"):
         train(wild, data, out=tmp_path)
 
 
-def test_a_validation_that_is_not_finite_is_not_saved(
+def test_nonfinite_validation_loss_is_not_saved(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     wild = replace(config, schedule=Schedule(peak=1e30, warmup=0), eval_every=1)
@@ -233,7 +237,7 @@ def test_a_validation_that_is_not_finite_is_not_saved(
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(config: TrainConfig, data: Dataset) -> None:
+def test_nonfinite_gradient_leaves_the_model_unchanged(config: TrainConfig, data: Dataset) -> None:
     trainer = Trainer(config, data)
     before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
@@ -244,21 +248,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing(config: TrainConfig, data
         assert torch.equal(weight, before[name]), name
 
 
-def test_validation_changes_nothing(config: TrainConfig, data: Dataset) -> None:
+def test_validation_does_not_affect_training(config: TrainConfig, data: Dataset) -> None:
     config = with_dropout(config, 0.3)
     rare = train(replace(config, eval_every=8), data)
     often = train(replace(config, eval_every=1), data)
     assert rare.losses == often.losses
 
 
-def test_the_validation_loss_is_the_mean_over_bytes(config: TrainConfig, data: Dataset) -> None:
+def test_validation_loss_is_the_mean_over_bytes(config: TrainConfig, data: Dataset) -> None:
     trainer = Trainer(replace(config, batch=5, eval_batches=2), data)
     whole = Trainer(replace(config, batch=10, eval_batches=1), data)
     assert trainer.validate().loss == pytest.approx(whole.validate().loss, rel=1e-6)
     assert trainer.validate() == trainer.validate()
 
 
-def test_the_schedule_and_the_clip_reach_the_optimizer(config: TrainConfig, data: Dataset) -> None:
+def test_learning_rate_and_gradient_clipping_are_applied(
+    config: TrainConfig, data: Dataset
+) -> None:
     trainer = Trainer(replace(config, clip=1e-3), data)
     for step in range(3):
         trainer.step()
@@ -269,7 +275,7 @@ def test_the_schedule_and_the_clip_reach_the_optimizer(config: TrainConfig, data
     assert norm.item() == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_only_matrices_decay(config: TrainConfig, data: Dataset) -> None:
+def test_weight_decay_applies_to_matrices_only(config: TrainConfig, data: Dataset) -> None:
     decayed, spared = Trainer(config, data).optimizer.param_groups
     assert decayed["weight_decay"] == config.weight_decay
     assert spared["weight_decay"] == 0
@@ -277,13 +283,13 @@ def test_only_matrices_decay(config: TrainConfig, data: Dataset) -> None:
     assert {p.dim() for p in spared["params"]} == {1}
 
 
-def test_a_seed_decides_the_run(config: TrainConfig, data: Dataset) -> None:
+def test_runs_with_the_same_seed_are_identical(config: TrainConfig, data: Dataset) -> None:
     first, again = (train(config, data).losses for _ in range(2))
     assert first == again
     assert train(replace(config, seed=1), data).losses != first
 
 
-def test_a_seed_decides_weights_and_batches(config: TrainConfig, data: Dataset) -> None:
+def test_seed_determines_weights_and_batches(config: TrainConfig, data: Dataset) -> None:
     trainers = [Trainer(replace(config, seed=seed), data) for seed in (0, 1, 1)]
     weights = [trainer.model.get_parameter("logits.weight") for trainer in trainers]
     states = [trainer.batches.get_state() for trainer in trainers]
@@ -292,7 +298,7 @@ def test_a_seed_decides_weights_and_batches(config: TrainConfig, data: Dataset) 
         assert torch.equal(second, third)
 
 
-def test_a_config_of_another_version_is_refused(
+def test_checkpoint_with_an_unknown_config_field_is_refused(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoint.pt"

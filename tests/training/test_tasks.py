@@ -1,4 +1,4 @@
-"""What the models are trained for: every task learns, by every path alike, from small files."""
+"""Tests of every task on small files: it learns, equally with every attention implementation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from transformer_kernels.training import (
     resume,
     train,
 )
-from transformer_kernels.training.data import BEGIN, END, NOT_ASKED, PAD, TokenWindows
+from transformer_kernels.training.data import BEGIN, END, IGNORE_INDEX, PAD, TokenWindows
 from transformer_kernels.training.tasks import (
     BertTask,
     ClassifierTask,
@@ -62,24 +62,24 @@ TINY: tuple[Task, ...] = (
     BertTask(model=BertConfig(**SMALL, vocabulary=280, hidden=32, context=24, dropout=0.0)),
     LookupTask(model=LookupConfig(vocabulary=1, rows=1, width=16)),
 )
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 every_task = pytest.mark.parametrize("task", TINY, ids=lambda task: task.kind)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text, reviews, translations and facts, all of them a few lines."""
+    """Folder with a text, reviews, translations and facts, of a few lines each."""
     folder = tmp_path_factory.mktemp("data")
     lines = [f"the {a} fox {b} over the dog {n}" for a in ("red", "old") for b in ("runs", "hops")
              for n in range(80)]  # fmt: skip
     (folder / "text.txt").write_text("\n".join(lines))
     for part in ("train", "test"):
         for name, word in (("pos", "good"), ("neg", "bad")):
-            place = folder / "reviews" / part / name
-            place.mkdir(parents=True)
+            class_folder = folder / "reviews" / part / name
+            class_folder.mkdir(parents=True)
             for n in range(5):
-                (place / f"{n}.txt").write_text(f"so {word}, " * (n + 1))
+                (class_folder / f"{n}.txt").write_text(f"so {word}, " * (n + 1))
     pairs = folder / "pairs"
     pairs.mkdir()
     for part, numbers in (("train", range(8)), ("val", range(8, 11))):
@@ -108,17 +108,17 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def test_every_kind_is_tested() -> None:
+def test_every_task_is_tested() -> None:
     assert [task.kind for task in TINY] == list(TASKS)
 
 
 @every_task
-def test_a_task_goes_through_plain_values(task: Task) -> None:
+def test_task_round_trips_through_a_dict(task: Task) -> None:
     assert task_from_dict(task.to_dict()) == task
 
 
 @every_task
-def test_it_learns_what_it_is_shown(task: Task, folder: Path) -> None:
+def test_training_reduces_the_loss(task: Task, folder: Path) -> None:
     config = replace(config_of(task), steps=60, eval_every=60)
     result = train(config, data_of(task, folder))
     assert sum(result.losses[-5:]) < 0.75 * sum(result.losses[:5])
@@ -127,24 +127,24 @@ def test_it_learns_what_it_is_shown(task: Task, folder: Path) -> None:
 
 @pytest.mark.usefixtures("float64")
 @every_task
-def test_every_path_gives_the_same_curve(task: Task, folder: Path) -> None:
+def test_every_attention_implementation_gives_the_same_curve(task: Task, folder: Path) -> None:
     data, curves = data_of(task, folder), {}
-    for path in PATHS:
-        result = train(replace(config_of(task), attn_implementation=path), data)
+    for implementation in IMPLEMENTATIONS:
+        result = train(replace(config_of(task), attn_implementation=implementation), data)
         last = result.rows[-1]
-        curves[path] = [*result.losses, last.val_loss, last.score]
+        curves[implementation] = [*result.losses, last.val_loss, last.score]
     assert curves["fused"] == pytest.approx(curves["eager"], rel=1e-9)
     assert curves["sdpa"] == pytest.approx(curves["eager"], rel=1e-9)
 
 
 @pytest.mark.usefixtures("float64")
 @every_task
-def test_parts_of_a_padded_batch_add_up_to_the_whole(task: Task, folder: Path) -> None:
-    """Means of parts would not: parts have different numbers of tokens."""
+def test_accumulation_of_a_padded_batch_gives_the_same_losses(task: Task, folder: Path) -> None:
+    """Micro-batches have different numbers of tokens, so a mean of their means would differ."""
     data = data_of(task, folder)
     whole = train(config_of(task), data)
-    cut = train(replace(config_of(task), accumulate=4, recompute=True), data)
-    assert cut.losses == pytest.approx(whole.losses, rel=1e-9)
+    accumulated = train(replace(config_of(task), accumulate=4, recompute=True), data)
+    assert accumulated.losses == pytest.approx(whole.losses, rel=1e-9)
 
 
 def without_times(rows: list[CurveRow]) -> list[CurveRow]:
@@ -152,7 +152,7 @@ def without_times(rows: list[CurveRow]) -> list[CurveRow]:
 
 
 @every_task
-def test_a_stopped_run_reads_its_data_again_and_resumes_exactly(
+def test_resume_reloads_the_data_and_continues_exactly(
     task: Task, folder: Path, tmp_path: Path
 ) -> None:
     data = data_of(task, folder)
@@ -167,7 +167,7 @@ def test_a_stopped_run_reads_its_data_again_and_resumes_exactly(
 
 
 @every_task
-def test_the_loss_is_that_of_each_example_weighted_by_its_terms(task: Task, folder: Path) -> None:
+def test_loss_sums_and_counts_add_up_over_examples(task: Task, folder: Path) -> None:
     data = data_of(task, folder)
     trainer = Trainer(config_of(task), data)
     trainer.model.eval()
@@ -182,8 +182,8 @@ def test_the_loss_is_that_of_each_example_weighted_by_its_terms(task: Task, fold
     assert task.tokens(batch) == sum(task.tokens(single) for single in singles)
 
 
-def test_former_bits_per_byte_are_a_mean_and_not_the_sum(folder: Path) -> None:
-    """However long the held-out text is: a loss of ln 2 a byte is a bit a byte."""
+def test_generator_score_is_a_mean_in_bits_per_byte(folder: Path) -> None:
+    """A loss of ln 2 per byte is one bit per byte, whatever the length of the held-out text."""
     task = TINY[0]
     data = data_of(task, folder)
     assert task.score(torch.nn.Identity(), data, [], loss=math.log(2)) == pytest.approx(1.0)
@@ -192,7 +192,7 @@ def test_former_bits_per_byte_are_a_mean_and_not_the_sum(folder: Path) -> None:
     assert result.score == pytest.approx(longer.score, rel=0.1)
 
 
-def test_bits_per_byte_count_the_bytes_of_tokens(folder: Path) -> None:
+def test_gpt2_score_divides_by_the_bytes_per_token(folder: Path) -> None:
     task = TINY[1]
     data = data_of(task, folder)
     assert isinstance(data, TokenWindows)
@@ -201,7 +201,7 @@ def test_bits_per_byte_count_the_bytes_of_tokens(folder: Path) -> None:
     assert bits == 2.0 / math.log(2) / data.bytes_per_token
 
 
-def test_padding_is_never_a_target(folder: Path) -> None:
+def test_padding_is_not_counted_as_a_target(folder: Path) -> None:
     task = TINY[3]
     batch = data_of(task, folder).held_out(3)
     targets = batch["target"][:, 1:]
@@ -210,29 +210,29 @@ def test_padding_is_never_a_target(folder: Path) -> None:
     assert (batch["target"].gather(1, batch["target_lengths"][:, None] - 1) == END).all()
 
 
-def test_only_masked_tokens_are_asked_for(folder: Path) -> None:
+def test_only_selected_tokens_are_counted(folder: Path) -> None:
     task = TINY[4]
     batch = data_of(task, folder).held_out(4)
-    asked = batch["labels"] != NOT_ASKED
-    assert task.counts(batch) == {"masked tokens": int(asked.sum()), "next sentence": 4}
-    assert 0 < int(asked.sum()) < task.tokens(batch) / 2
+    selected = batch["labels"] != IGNORE_INDEX
+    assert task.counts(batch) == {"masked tokens": int(selected.sum()), "next sentence": 4}
+    assert 0 < int(selected.sum()) < task.tokens(batch) / 2
 
 
-def test_a_translation_is_right_only_as_a_whole(
+def test_translation_score_counts_only_exact_matches(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = TINY[3]
     data = data_of(task, folder)
     batch = data.held_out(3)
     rows = zip(batch["target"].tolist(), batch["target_lengths"].tolist(), strict=True)
-    right = [row[1 : length - 1] for row, length in rows]
-    answers = [right[0], right[1][:-1], [*right[2], right[2][-1]]]
+    correct = [row[1 : length - 1] for row, length in rows]
+    answers = [correct[0], correct[1][:-1], [*correct[2], correct[2][-1]]]
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: answers)
     model = task.build("fused")
     assert task.score(model, data, [batch], loss=0.0) == pytest.approx(1 / 3)
 
 
-def test_the_data_decides_classes_rows_and_words(folder: Path) -> None:
+def test_fitted_sets_the_sizes_that_depend_on_the_data(folder: Path) -> None:
     fitted = TINY[2].fitted(data_of(TINY[2], folder))
     assert fitted.model.classes == 2
     table = TINY[5].fitted(data_of(TINY[5], folder))

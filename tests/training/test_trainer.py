@@ -1,4 +1,4 @@
-"""The trainer's switches: parts, precision, recomputation and processes change cost alone."""
+"""Tests of the trainer: accumulation, precision, recomputation and processes keep the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from transformer_kernels.training import (
     train,
 )
 from transformer_kernels.training.distributed import DistributedContext
-from transformer_kernels.training.trainer import LEAST_SCALE, split
+from transformer_kernels.training.trainer import MIN_LOSS_SCALE, split
 
 
 @pytest.fixture
@@ -48,38 +48,44 @@ def gradients(trainer: Trainer) -> list[Tensor]:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_gradients_of_parts_are_those_of_the_whole_batch(
+def test_accumulated_gradients_equal_those_of_the_whole_batch(
     config: TrainConfig, data: Dataset, parts: int
 ) -> None:
     config = replace(config, batch=7)
     whole = Trainer(config, data)
-    cut = Trainer(replace(config, accumulate=parts), data)
+    accumulated = Trainer(replace(config, accumulate=parts), data)
     for _ in range(3):
-        torch.testing.assert_close(gradients(cut), gradients(whole), rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(gradients(accumulated), gradients(whole), rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.usefixtures("float64")
-def test_the_loss_of_parts_is_that_of_the_whole_batch(config: TrainConfig, data: Dataset) -> None:
+def test_accumulated_loss_equals_that_of_the_whole_batch(
+    config: TrainConfig, data: Dataset
+) -> None:
     config = replace(config, batch=7)
     losses = train(config, data).losses
     assert train(replace(config, accumulate=3), data).losses == pytest.approx(losses, rel=1e-10)
 
 
-def test_a_recomputed_run_is_the_same_dropout_included(config: TrainConfig, data: Dataset) -> None:
+def test_recomputation_gives_identical_losses_with_dropout(
+    config: TrainConfig, data: Dataset
+) -> None:
     config = with_dropout(config, 0.3)
-    plain, again = (train(replace(config, recompute=how), data) for how in (False, True))
-    assert again.losses == plain.losses
+    plain, recomputed = (
+        train(replace(config, recompute=enabled), data) for enabled in (False, True)
+    )
+    assert recomputed.losses == plain.losses
     for name, weight in plain.model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[name], weight), name
-    assert [module.recompute for module in again.model.modules() if isinstance(module, Stack)]
+        assert torch.equal(recomputed.model.state_dict()[name], weight), name
+    assert [module.recompute for module in recomputed.model.modules() if isinstance(module, Stack)]
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("attn_implementation", ["eager", "fused"])
-def test_half_precision_learns_the_same(
+def test_half_precision_losses_are_close_to_float32(
     config: TrainConfig, data: Dataset, precision: Precision, attn_implementation: Any
 ) -> None:
-    """Its products are in half precision; weights, gradients and losses are not."""
+    """Products are in half precision; weights, gradients and losses are not."""
     config = replace(config, attn_implementation=attn_implementation, steps=30, eval_every=30)
     full = train(config, data)
     half = train(replace(config, precision=precision), data)
@@ -92,7 +98,7 @@ def test_half_precision_learns_the_same(
         assert trainer.model(tokens).dtype == getattr(torch, precision)
 
 
-def test_a_scale_too_large_is_halved_and_changes_nothing_else(
+def test_gradient_overflow_halves_the_loss_scale_and_skips_the_update(
     config: TrainConfig, data: Dataset
 ) -> None:
     trainer = Trainer(replace(config, precision="float16"), data)
@@ -106,12 +112,12 @@ def test_a_scale_too_large_is_halved_and_changes_nothing_else(
         assert torch.equal(weight, before[name]), name
 
 
-def test_gradients_that_no_scale_makes_finite_stop_the_run(
+def test_gradient_overflow_at_the_minimum_loss_scale_is_an_error(
     config: TrainConfig, data: Dataset
 ) -> None:
     trainer = Trainer(replace(config, precision="float16", steps=100), data)
     trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
-    trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": LEAST_SCALE * 2})
+    trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": MIN_LOSS_SCALE * 2})
     trainer.step()
     trainer.step()
     with pytest.raises(FloatingPointError, match=r"the gradient's norm is (inf|nan) after step 2"):
@@ -122,7 +128,7 @@ def without_times(rows: list[CurveRow]) -> list[CurveRow]:
     return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
 
 
-def test_a_run_with_every_switch_resumes_exactly(
+def test_float16_run_with_accumulation_and_recomputation_resumes_exactly(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
     config = with_dropout(replace(config, precision="float16", accumulate=2, recompute=True), 0.2)
@@ -135,7 +141,7 @@ def test_a_run_with_every_switch_resumes_exactly(
         assert torch.equal(resumed.model.state_dict()[name], weight), name
 
 
-def test_batches_are_cut_as_equally_as_can_be() -> None:
+def test_split_gives_micro_batches_of_nearly_equal_size() -> None:
     batch = {"tokens": torch.arange(14).reshape(7, 2), "lengths": torch.arange(7)}
     parts = split(batch, 3)
     assert [len(part["lengths"]) for part in parts] == [3, 2, 2]
@@ -143,29 +149,31 @@ def test_batches_are_cut_as_equally_as_can_be() -> None:
         assert torch.equal(torch.cat([part[name] for part in parts]), x)
 
 
-def test_a_batch_too_small_for_all_is_refused(config: TrainConfig, data: Dataset) -> None:
-    ranks = DistributedContext(0, 3)
+def test_batch_smaller_than_the_number_of_micro_batches_is_refused(
+    config: TrainConfig, data: Dataset
+) -> None:
+    distributed = DistributedContext(0, 3)
     with pytest.raises(ValueError, match="the number of processes, 2 x 3, got 4"):
-        Trainer(replace(config, accumulate=2), data, ranks)
+        Trainer(replace(config, accumulate=2), data, distributed)
 
 
-def test_processes_share_a_batch_without_a_rest() -> None:
+def test_shards_cover_a_batch_that_does_not_divide() -> None:
     batch = {"tokens": torch.arange(5)}
-    assert DistributedContext(0, 2).share(batch)["tokens"].tolist() == [0, 2, 4]
-    assert DistributedContext(1, 2).share(batch)["tokens"].tolist() == [1, 3]
+    assert DistributedContext(0, 2).shard(batch)["tokens"].tolist() == [0, 2, 4]
+    assert DistributedContext(1, 2).shard(batch)["tokens"].tolist() == [1, 3]
 
 
-def by_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:
-    started = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+def train_with_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     return subprocess.run(
-        [sys.executable, *started, "-m", "transformer_kernels", "train", "generator", *words],
+        [sys.executable, *launcher, "-m", "transformer_kernels", "train", "generator", *words],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 
 @pytest.mark.exhaustive
-def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
-    """Of batches that do not divide, in parts; then stopped, resumed, and not by one alone."""
+def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(tmp_path: Path) -> None:
+    """The batch does not divide by processes and micro-batches. Resuming needs two processes."""
     text = tmp_path / "text.txt"
     text.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
     tiny = (
@@ -173,7 +181,7 @@ def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
         "--steps 6 --eval-every 3 --data"
     )
     options = [*tiny.split(), str(text), "--out"]
-    done = by_processes(2, *options, str(tmp_path / "two"))
+    done = train_with_processes(2, *options, str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("bits/byte") == 1
 
@@ -188,7 +196,7 @@ def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
     )  # fmt: skip
 
     checkpoint = tmp_path / "two" / "checkpoint.pt"
-    with pytest.raises(CheckpointError, match="trained by 2 processes, and there are 1"):
+    with pytest.raises(CheckpointError, match="trained by 2 processes, but this run has 1"):
         resume(checkpoint)
-    again = by_processes(2, "--resume", str(checkpoint), "--threads", "1")
-    assert again.returncode == 0, again.stderr
+    resumed = train_with_processes(2, "--resume", str(checkpoint), "--threads", "1")
+    assert resumed.returncode == 0, resumed.stderr

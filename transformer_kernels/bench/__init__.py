@@ -1,4 +1,4 @@
-"""The measuring core that the demo and benchmarks/ share: cases, variants, time, memory, error."""
+"""Measurement core of the demo and of benchmarks/: cases, variants, time, peak memory, error."""
 
 from transformer_kernels.bench.accuracy import Outputs, exact_outputs, run_once
 from transformer_kernels.bench.cases import Attend, Case, Direction, Inputs

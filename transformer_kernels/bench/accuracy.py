@@ -14,7 +14,7 @@ from transformer_kernels.bench.variants import ours
 
 
 class Outputs(NamedTuple):
-    """Of a forward and a backward pass."""
+    """Outputs and gradients of a forward and a backward pass."""
 
     o: Tensor
     dq: Tensor
@@ -23,11 +23,11 @@ class Outputs(NamedTuple):
     dbias: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that there are, by name."""
+        """Returns the tensors that are not None, by name."""
         return {name: x for name, x in self._asdict().items() if x is not None}
 
     def error(self, exact: Outputs, direction: Direction) -> float:
-        """The largest error, relative to the largest value of its tensor; the worst tensor's."""
+        """Returns the direction's largest error, each tensor's relative to its largest value."""
         chosen = {"fwd": slice(1), "bwd": slice(1, None), "fwd+bwd": slice(None)}[direction]
         wanted = exact.tensors()
         return max(
@@ -37,17 +37,17 @@ class Outputs(NamedTuple):
 
 
 def run_once(attend: Attend, inputs: Inputs, learned: Sequence[Tensor] = ()) -> Outputs:
-    """The outputs and gradients of one call; `learned` is `Case.learned`."""
+    """Runs one forward and backward pass. `learned` is `Case.learned`."""
     leaves = tuple(x.detach().requires_grad_() for x in inputs[:3])
     o = attend(*leaves)
     return Outputs(o.detach(), *torch.autograd.grad(o, (*leaves, *learned), inputs.do))
 
 
 def exact_outputs(case: Case, inputs: Inputs) -> Outputs:
-    """The same in float64, by the reference.
+    """Computes the outputs in float64 with the reference backend.
 
-    Key heads are taken one by one: float64 score matrices of all heads at once may not fit. With
-    dropout they have to be, because its bits depend on a head's index.
+    Key heads run one by one, because float64 score matrices of all heads may not fit in memory.
+    With dropout all heads run together, because the bits depend on the head index.
     """
     group = case.H_q // case.H_kv
     together = case.H_kv if case.dropout_p else 1

@@ -1,4 +1,4 @@
-"""What is measured: sizes, options, and how much arithmetic and traffic that asks for at least."""
+"""Benchmark cases: sizes and options, with their minimum arithmetic and memory traffic."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v -> o"""
 
 SEED = 20240229
-"""Of the dropout bits"""
+"""Seed of the dropout bits."""
 
 
 class Inputs(NamedTuple):
-    """Random normal tensors. Zeros would do as well for shapes, but not for time: sparse or
-    repeated values change branches, and power."""
+    """Standard normal tensors. Zeros would distort times: other branches, less power."""
 
     q: Tensor
     k: Tensor
@@ -48,10 +47,10 @@ class Case:
     mask: Mask | None = None
     mask_name: str = "none"
     bias: Tensor | None = None
-    """(B, H_q, M, N); measured with its gradient where it requires one"""
+    """(B, H_q, M, N); if it requires grad, its gradient is part of the measurement"""
     dropout_p: float = 0.0
     device: torch.device = CPU
-    """Where the inputs are made; the mask and the bias lie there"""
+    """device of the inputs, the mask and the bias"""
 
     @property
     def dtype_name(self) -> str:
@@ -59,19 +58,19 @@ class Case:
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
-        """What a backward pass differentiates besides q, k and v."""
+        """Tensors that need a gradient besides q, k and v."""
         return () if self.bias is None or not self.bias.requires_grad else (self.bias,)
 
     @cached_property
     def visible(self) -> float:
-        """The share of the M x N pairs that the mask shows."""
+        """Fraction of the M x N pairs that are visible."""
         if self.mask is None:
             return 1.0
-        shown = self.mask.materialize(self.B, 1, self.M, self.N, self.device)
-        return int(shown.count_nonzero()) / shown.numel()
+        mask = self.mask.materialize(self.B, 1, self.M, self.N, self.device)
+        return int(mask.count_nonzero()) / mask.numel()
 
     def to(self, device: torch.device) -> Case:
-        """The same case with everything on another device."""
+        """Returns the case with all its tensors on another device."""
         mask = None if self.mask is None else self.mask.to(device)
         if self.bias is None:
             return replace(self, mask=mask, device=device)
@@ -79,6 +78,7 @@ class Case:
         return replace(self, mask=mask, bias=bias, device=device)
 
     def inputs(self, *, seed: int = 0) -> Inputs:
+        """Returns standard normal inputs on the case's device."""
         generator = torch.Generator(self.device).manual_seed(seed)
         shapes = (
             (self.B, self.H_q, self.M, self.D),
@@ -90,7 +90,7 @@ class Case:
         return Inputs(*(x.to(self.dtype) for x in numbers))
 
     def operations(self, direction: Direction) -> float:
-        """Floating-point operations of the matrix products, over visible pairs only.
+        """Number of floating-point operations of the matrix products, over visible pairs only.
 
         Forward: q kᵀ and p v. Backward: q kᵀ again, do vᵀ, pᵀ do, ds k, dsᵀ q.
         """
@@ -99,7 +99,7 @@ class Case:
         return pairs * _sum_over(direction, forward, backward)
 
     def traffic(self, direction: Direction) -> float:
-        """Bytes of every input read once and every output written once."""
+        """Number of bytes if every input is read once and every output written once."""
         q, o = (self.B * self.H_q * self.M * width for width in (self.D, self.D_v))
         k, v = (self.B * self.H_kv * self.N * width for width in (self.D, self.D_v))
         forward = q + k + v + o
@@ -107,10 +107,10 @@ class Case:
         return float(_sum_over(direction, forward, backward) * self.dtype.itemsize)
 
 
-def refuse_options(who: str, case: Case) -> None:
-    """ValueError where the case has a bias or dropout."""
+def check_no_options(variant: str, case: Case) -> None:
+    """Raises ValueError if the case has a bias or dropout."""
     if case.bias is not None or case.dropout_p:
-        raise ValueError(f"{who} is not measured with bias or dropout, got {case.name!r}")
+        raise ValueError(f"{variant} is not measured with bias or dropout, got case {case.name!r}")
 
 
 def _sum_over(direction: Direction, forward: int, backward: int) -> int:

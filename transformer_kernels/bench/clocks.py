@@ -1,4 +1,4 @@
-"""How long a piece of work takes, on the CPU and on a CUDA device."""
+"""Clocks that measure one workload, on the CPU and on a CUDA device."""
 
 from __future__ import annotations
 
@@ -8,55 +8,58 @@ from typing import Protocol
 
 import torch
 
-from transformer_kernels.bench.workload import Work
+from transformer_kernels.bench.workload import Workload
 
 Seconds = Callable[[], float]
-"""A lap's time, once `Clock.wait` has returned"""
+"""Returns the time of a lap in seconds; valid after `Clock.wait`."""
 
 FLUSH_BYTES = 2**30
-"""Written before each lap on a device. It is many times any L2, whose content is then nobody's
-input; and it takes a quarter of a millisecond or more, in which the host gets ahead of the device,
-so that a lap is not the time of Python."""
+"""Size of the buffer that is written before each lap on a device.
+
+It is many times larger than any L2, so that no input is cached. The write takes at least a quarter
+of a millisecond, in which the host queues the lap, so that Python's overhead is not measured."""
 
 
 class Clock(Protocol):
-    def lap(self, work: Work) -> Seconds:
-        """Runs the work once."""
+    """Measures workloads."""
+
+    def lap(self, workload: Workload) -> Seconds:
+        """Runs the workload once and returns its time, readable after `wait`."""
 
     def wait(self) -> None:
-        """Until everything that was started has ended."""
+        """Waits until all laps have completed."""
 
 
 class CpuClock:
-    """The host's own clock around the call."""
+    """Host clock around the call."""
 
-    def lap(self, work: Work) -> Seconds:
+    def lap(self, workload: Workload) -> Seconds:
         start = time.perf_counter()
-        result = work()
+        result = workload()
         seconds = time.perf_counter() - start
         del result
         return lambda: seconds
 
     def wait(self) -> None:
-        """A call has ended when it returns."""
+        """Does nothing: a CPU call has completed when it returns."""
 
 
 class CudaClock:
-    """Events on the device's current stream around the call, with L2 flushed before.
+    """CUDA events around the call, on the current stream, after an L2 flush.
 
-    Nothing is waited for between laps: their times are read when all of a round have ended.
+    There is no synchronization between laps: all times of a round are read at its end.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
-    def lap(self, work: Work) -> Seconds:
+    def lap(self, workload: Workload) -> Seconds:
         stream = torch.cuda.current_stream(self._device)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.zero_()
         start.record(stream)
-        result = work()
+        result = workload()
         end.record(stream)
         del result
         return lambda: start.elapsed_time(end) / 1e3
@@ -66,5 +69,5 @@ class CudaClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock for work on tensors that lie there."""
+    """Returns the clock for workloads on this device."""
     return CudaClock(device) if device.type == "cuda" else CpuClock()

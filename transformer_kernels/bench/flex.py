@@ -1,6 +1,6 @@
-"""torch's FlexAttention, compiled, as a variant that is measured.
+"""The FlexAttention variant: torch's flex_attention under torch.compile.
 
-torch is asked for it when a case is bound: compiling costs seconds, and no time includes it.
+It is compiled once per case (seconds), which no measured time includes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from transformer_kernels.bench.cases import Attend, Case, refuse_options
+from transformer_kernels.bench.cases import Attend, Case, check_no_options
 from transformer_kernels.masks.constraints import (
     BlockSparse,
     Constraint,
@@ -26,16 +26,19 @@ from transformer_kernels.masks.constraints import (
 )
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""b, h, i, j -> whether the pair is visible"""
+"""Maps (b, h, i, j) to True if the pair is visible."""
 
 
 def flex(case: Case) -> Attend:
-    """`Variant.bind`. A case gets code of its own: sizes are constants there, as in its best use.
+    """`Variant.attend_for` of FlexAttention, compiled for static shapes, its fastest mode.
 
-    torch keeps eight versions of a function and refuses a ninth: before it, `torch.compiler.reset`
-    is due. ValueError for options and masks that are not measured.
+    torch.compile keeps at most eight versions of a function: call `torch.compiler.reset` before the
+    ninth case.
+
+    Raises:
+        ValueError: the case has a bias, dropout or a mask that is not measured.
     """
-    refuse_options("FlexAttention", case)
+    check_no_options("FlexAttention", case)
     block_mask = _block_mask(case)
     compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
@@ -46,7 +49,7 @@ def flex(case: Case) -> Attend:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return attend(q, k, v)
-        # Inference runs the same forward kernel: this spares compiling it once more.
+        # Inference runs the same forward kernel; with grad enabled it is not compiled again.
         with torch.enable_grad():
             return attend(*(x.detach().requires_grad_() for x in (q, k, v))).detach()
 
@@ -63,7 +66,7 @@ def _block_mask(case: Case) -> BlockMask | None:
 
 
 def mask_mod(case: Case) -> MaskMod:
-    """The case's mask as FlexAttention asks for it; it has one."""
+    """Returns the case's mask as a `mask_mod` of FlexAttention. The case must have a mask."""
     assert case.mask is not None
     mods = [_mod(constraint, case.M, case.N) for constraint in case.mask.constraints]
     return mods[0] if len(mods) == 1 else and_masks(*mods)
@@ -72,7 +75,7 @@ def mask_mod(case: Case) -> MaskMod:
 def _mod(constraint: Constraint, M: int, N: int) -> MaskMod:
     match constraint:
         case Window():
-            return _within(*constraint.diagonals(M, N))
+            return _in_band(*constraint.diagonals(M, N))
         case KeyRange(start, end):
             return _in_range(start, end)
         case Segments(q_ids, k_ids):
@@ -83,7 +86,7 @@ def _mod(constraint: Constraint, M: int, N: int) -> MaskMod:
     raise ValueError(f"FlexAttention is not measured with {type(constraint).__name__} masks")
 
 
-def _within(low: int | None, high: int | None) -> MaskMod:
+def _in_band(low: int | None, high: int | None) -> MaskMod:
     if high is None:
         if low is None:
             raise ValueError("FlexAttention is not measured with a window that hides nothing")

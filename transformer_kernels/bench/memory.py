@@ -1,14 +1,12 @@
-"""Peak memory of a piece of work: on the CPU as the operating system counts it, on a CUDA device as
-torch's allocator does.
+"""Peak memory of a workload, counted by the operating system (CPU) or by torch's allocator (CUDA).
 
-On the CPU the kernel's own high-water mark of resident memory is reset before the work and read
-after it. That sees every allocation that was touched, whoever made it: torch's allocator, a
-kernel's scratch space, a library's buffers. A counter inside torch would miss the last two. What
-the process held before, the inputs among it, is not counted; free memory that the C library and our
-kernels keep is given back first, so that reusing it counts as well. Linux only; the resolution is a
-page, and a few hundred KiB of the interpreter's own come and go.
+On the CPU, Linux's peak resident set size is reset before the workload and read after it. It counts
+every touched allocation: torch's allocator, workspaces of kernels and buffers of libraries. A
+counter inside torch would miss the last two. Memory in use before, such as the inputs, is not
+counted. Free memory cached by the C library and by our kernels is first returned to the system, so
+that its reuse counts too. The resolution is a page; Python itself adds noise of a few hundred KiB.
 
-On a CUDA device torch's allocator is where every library that is measured gets its memory from.
+On a CUDA device every measured library allocates from torch's allocator.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _RESET_PEAK = "5"
 
 @cache
 def memory_can_be_measured() -> bool:
-    """Whether this system has a high-water mark that can be reset."""
+    """Returns True if the system has a peak resident set size that can be reset (Linux)."""
     try:
         _reset_peak()
         _resident("VmHWM")
@@ -42,22 +40,29 @@ def memory_can_be_measured() -> bool:
 
 
 def peak_extra_bytes(prepare: Prepare, device: torch.device = CPU) -> int | None:
-    """The most that the work held at once, beyond what was there after its set-up.
+    """Returns the peak memory of a workload in bytes, beyond the memory in use after its set-up.
 
-    Outputs and gradients count, inputs do not. The work runs once before, so that thread pools and
-    caches of libraries exist. `device` is where its tensors lie. None where the system cannot tell.
+    Outputs and gradients count, inputs do not. A warm-up run first creates thread pools and library
+    caches.
+
+    Args:
+        prepare: set-up of the workload.
+        device: device of its tensors.
+
+    Returns:
+        Bytes, or None if the system cannot measure it.
     """
     if device.type == "cuda":
         return _peak_on_cuda(prepare, device)
     if not memory_can_be_measured():
         return None
     prepare()()
-    work = prepare()
+    workload = prepare()
     gc.collect()
     _return_free_memory()
     _reset_peak()
     before = _resident("VmRSS")
-    result = work()
+    result = workload()
     peak = _resident("VmHWM")
     del result
     return max(0, peak - before)
@@ -65,12 +70,12 @@ def peak_extra_bytes(prepare: Prepare, device: torch.device = CPU) -> int | None
 
 def _peak_on_cuda(prepare: Prepare, device: torch.device) -> int:
     prepare()()
-    work = prepare()
+    workload = prepare()
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    result = work()
+    result = workload()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)
     del result
@@ -78,7 +83,7 @@ def _peak_on_cuda(prepare: Prepare, device: torch.device) -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory that new allocations can use without swapping; None where the system does not say."""
+    """Returns the bytes that can be allocated without swapping, or None if unknown."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
@@ -103,7 +108,7 @@ def _kibibytes(text: str, field: str) -> int:
 
 
 def _return_free_memory() -> None:
-    """Hands free memory back to the system: what our kernels keep, and what glibc does."""
+    """Returns the free memory cached by our kernels and by glibc to the system."""
     extension.release_workspace()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

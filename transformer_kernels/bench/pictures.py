@@ -1,4 +1,4 @@
-"""Pictures of rows, by matplotlib (extra `train`)."""
+"""Figures of recorded rows, drawn with matplotlib (extra `train`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS = {
     "cuda_sm80": "#ccb974",
     "cuda_sm90": "#da8bc3",
 }
-"""One a variant, the same in every picture."""
+"""Colour of each variant, the same in every figure."""
 
 TITLES: dict[Direction, str] = {
     "fwd": "forward",
@@ -36,9 +36,11 @@ TITLES: dict[Direction, str] = {
 
 
 def plot_by_length(rows: Sequence[Row], path: Path) -> None:
-    """Time and peak memory over the sequence length, of rows that differ in nothing else.
+    """Plots time and peak memory over the sequence length.
 
-    The file's ending chooses its format.
+    Args:
+        rows: rows that differ only in length, direction and variant.
+        path: output file; its suffix selects the format.
     """
     directions = [one for one in TITLES if any(row.direction == one for row in rows)]
     figure, panels = new_figure(len(directions) + 1)
@@ -58,7 +60,12 @@ def plot_by_length(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_by_visible(rows: Sequence[Row], path: Path) -> None:
-    """Time over the share that the mask shows, of rows that differ in the mask and nothing else."""
+    """Plots time over the visible fraction.
+
+    Args:
+        rows: rows that differ only in mask, direction and variant.
+        path: output file; its suffix selects the format.
+    """
     directions = [one for one in TITLES if any(row.direction == one for row in rows)]
     figure, panels = new_figure(len(directions))
     for axes, direction in zip(panels, directions, strict=True):
@@ -66,7 +73,7 @@ def plot_by_visible(rows: Sequence[Row], path: Path) -> None:
         _draw(axes, chosen, lambda row: row.visible, lambda row: row.median_ms, line="none")
         axes.set(
             title=TITLES[direction],
-            xlabel="share of query-key pairs that the mask shows",
+            xlabel="visible fraction of the query-key pairs",
             ylabel="milliseconds",
         )
         axes.set_xlim(left=0)
@@ -76,7 +83,7 @@ def plot_by_visible(rows: Sequence[Row], path: Path) -> None:
 
 
 def new_figure(panels: int) -> tuple[Figure, list[Axes]]:
-    """A row of empty panels."""
+    """Creates a figure with a row of empty panels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * panels, 3.6), layout="constrained", dpi=120)
@@ -87,7 +94,7 @@ def new_figure(panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """SVG files come out the same byte for byte from the same rows."""
+    """Saves the figure. SVG files of equal figures are identical byte for byte."""
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.hashsalt": "transformer_kernels", "svg.fonttype": "none"}):

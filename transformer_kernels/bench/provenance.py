@@ -1,4 +1,4 @@
-"""Where and with what a measurement was taken."""
+"""Provenance of a measurement: date, commit, device and versions."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ Device = torch.device
 CPU = Device("cpu")
 
 ROWS = "benchmarks/results"
-"""Where rows are kept, below the root of a clone"""
+"""Folder of recorded rows, relative to the root of a clone."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 _WIDEST_FIRST = (("amx_bf16", "amx"), ("avx512f", "avx512"), ("avx2", "avx2"))
-"""Flags of /proc/cpuinfo, and what a device's name says of them."""
+"""Flags of /proc/cpuinfo, and the suffix of `device_slug` for each."""
 _FAMILIES = ("xeon", "epyc", "ryzen", "threadripper", "core", "neoverse", "graviton", "apple")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """The columns that all rows of one run share."""
+    """Columns that all rows of one run share."""
 
     date: str
     """UTC, ISO 8601, to the second"""
     commit: str
-    """Abbreviated, with + where files were changed since; empty outside a clone"""
+    """abbreviated hash, with + if tracked files have changed; empty outside a clone"""
     device: str
     torch: str
     triton: str
-    """Empty where it is not installed"""
+    """version; empty if not installed"""
     cuda: str
-    """The version torch was built for; empty for a CPU build"""
+    """CUDA version that torch was built for; empty for a CPU build"""
     threads: int
 
     @staticmethod
     def now() -> Provenance:
+        """Returns the provenance of a run on the CPU that starts now."""
         return Provenance(
             date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             commit=commit_of(Path(__file__).parents[2]),
@@ -54,16 +55,16 @@ class Provenance:
         )
 
     def on(self, device: Device) -> Provenance:
-        """The same run, of work on this device; `now` says the CPU."""
+        """Returns the provenance of the same run for workloads on another device."""
         return replace(self, device=device_slug(device))
 
 
 def device_slug(device: torch.device = CPU) -> str:
-    """A name for the device that serves as a folder's: `xeon-amx`, `aarch64`, `nvidia-h200`.
+    """Returns a device name for use as a folder name: `xeon-amx`, `aarch64`, `nvidia-h200`.
 
-    A CPU's is the processor's family, where its model name has a well-known one, or else the
-    architecture; then the widest of amx, avx512 and avx2 that it has. A GPU's is the name that its
-    driver tells, in lower case and with hyphens.
+    CPU: the processor family if the model name contains a known one, else the architecture,
+    followed by the widest available of amx, avx512 and avx2. GPU: the driver's device name, in
+    lower case, with hyphens.
     """
     if device.type == "cuda":
         return re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
@@ -72,7 +73,7 @@ def device_slug(device: torch.device = CPU) -> str:
 
 
 def slug_of(cpuinfo: str, machine: str) -> str:
-    """A CPU's `device_slug` for the text of a /proc/cpuinfo and the name of an architecture."""
+    """Returns the `device_slug` of a CPU from the text of /proc/cpuinfo and the architecture."""
     model = _field(cpuinfo, "model name").lower()
     words = re.findall(r"[a-z]+", model)
     family = next((name for name in _FAMILIES if name in words), machine.replace("_", "-").lower())
@@ -97,10 +98,10 @@ def _installed(package: str) -> str:
 
 
 def commit_of(root: Path) -> str:
-    """Of the clone whose root this is; an installed package inside another repository has none.
+    """Returns the abbreviated commit of the clone with this root, or "" if `root` is not a clone.
 
-    "+" behind it: tracked files have changed since. Recorded rows do not count: those of one
-    suite would mark those of the next.
+    A trailing "+" marks changes in tracked files. Changes in recorded rows are ignored, because
+    recording one suite would otherwise mark the rows of the next.
     """
     if shutil.which("git") is None or not (root / ".git").exists():
         return ""

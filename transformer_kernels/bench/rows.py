@@ -1,4 +1,4 @@
-"""Measurements as CSV: one row a case, direction and variant."""
+"""Measurements as CSV: one row per case, direction and variant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformer_kernels.bench.timer import Timing
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Its fields are the columns, in their order."""
+    """One measurement. The fields are the CSV columns, in order."""
 
     date: str
     commit: str
@@ -36,7 +36,7 @@ class Row:
     D_v: int
     mask: str
     visible: float
-    """The share of M x N that the mask shows"""
+    """fraction of the M x N pairs that are visible"""
     dropout_p: float
     direction: Direction
     variant: str
@@ -44,13 +44,13 @@ class Row:
     p20_ms: float
     p80_ms: float
     tflops: float
-    """Of the visible pairs alone; see `Case.operations`"""
+    """counts visible pairs only; see `Case.operations`"""
     gbytes_s: float
-    """Inputs and outputs once; see `Case.traffic`"""
+    """counts each input and output once; see `Case.traffic`"""
     peak_mib: float | None
-    """See `peak_extra_bytes`; None where the system cannot tell"""
+    """see `peak_extra_bytes`; None if the system cannot measure it"""
     error: float
-    """The largest against float64, relative to the largest value"""
+    """largest error against float64, relative to the largest value"""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -67,6 +67,7 @@ def make_row(
     peak_bytes: int | None,
     error: float,
 ) -> Row:
+    """Builds a row, with its throughput computed from the median time."""
     seconds = timing.median_ms / 1e3
     return Row(
         **vars(provenance),
@@ -96,7 +97,7 @@ def make_row(
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """A new file with these rows; one of that name is replaced."""
+    """Writes the rows to a new file, replacing an existing one."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -104,9 +105,10 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Adds rows to the file, which is made where it is missing.
+    """Appends rows to a file, which is created if missing.
 
-    ValueError where the file has other columns.
+    Raises:
+        ValueError: the file has other columns.
     """
     if not path.exists():
         write_rows(path, rows)
@@ -114,19 +116,19 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         header = tuple(next(csv.reader(file), ()))
     if header != COLUMNS:
-        raise ValueError(f"{path} has other columns than these rows: {', '.join(header)}")
+        raise ValueError(f"{path}: expected the columns of Row, got {', '.join(header)}")
     with path.open("a", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(map(_cells, rows))
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file that `write_rows` or `append_rows` wrote."""
+    """Reads a file written by `write_rows` or `append_rows`."""
     with path.open(newline="", encoding="utf-8") as file:
         return [_parse(record) for record in csv.DictReader(file)]
 
 
 def _cells(row: Row) -> list[str]:
-    """Numbers with four significant digits: the clock knows no more."""
+    """Cells of a row; floats have four significant digits, the precision of the clock."""
     cells = []
     for value in vars(row).values():
         if isinstance(value, float):

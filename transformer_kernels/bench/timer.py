@@ -1,8 +1,8 @@
-"""Times of several variants, taken in turn.
+"""Interleaved timing of several variants.
 
-A machine's speed drifts, by clock, temperature and neighbours. So each round runs every variant
-once, and each round starts with another one: what slows the machine slows them alike, and ratios
-of medians hold where the times themselves do not.
+A machine's speed drifts with its clock, temperature and other load. Each round therefore runs every
+variant once, starting with a different one. A slowdown then affects all variants alike, so that
+ratios of medians are reproducible even if absolute times are not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformer_kernels.bench.workload import Prepare
 
 @dataclass(frozen=True)
 class Timing:
-    """Over rounds, in milliseconds."""
+    """Quantiles of the time over all rounds, in milliseconds."""
 
     median_ms: float
     p20_ms: float
@@ -31,7 +31,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many rounds to take: as many as fit into `seconds`, within bounds."""
+    """Number of rounds: as many as fit into `seconds`, but between `fewest` and `most`."""
 
     seconds: float
     fewest: int = 5
@@ -43,63 +43,68 @@ class Budget:
 
 
 class Interleaver:
-    """Collects times of named pieces of work, round by round."""
+    """Measures named workloads in interleaved rounds."""
 
     def __init__(
         self,
-        work: Mapping[str, Prepare],
+        workloads: Mapping[str, Prepare],
         most: Mapping[str, int] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`most` says in how many rounds, the first ones, a piece of work takes part.
+        """Creates the timer.
 
-        It is for the slow, of which few rounds tell enough; the others take part in all. `clock` is
-        `clock_for` the device that the work runs on; the CPU's unless given.
+        Args:
+            workloads: set-up of each workload, by name.
+            most: maximum number of rounds of slow workloads, by name; the others run in all rounds.
+            clock: `clock_for` the device of the workloads; the CPU clock by default.
         """
-        self._work = dict(work)
+        self._workloads = dict(workloads)
         self._clock = clock or CpuClock()
         self._most = dict(most or {})
-        self._laps: dict[str, list[float]] = {name: [] for name in work}
+        self._laps: dict[str, list[float]] = {name: [] for name in workloads}
         self._rounds = 0
 
     def warm_up(self) -> float:
-        """One round, of those that take part in all, whose times are not kept; returns its seconds,
-        set-up included."""
+        """Runs one unrecorded round of the workloads that run in all rounds.
+
+        Returns:
+            Its duration in seconds, including set-up.
+        """
         self._clock.wait()
         start = time.perf_counter()
-        for name, prepare in self._work.items():
+        for name, prepare in self._workloads.items():
             if name not in self._most:
                 self._lap(prepare)
         self._clock.wait()
         return time.perf_counter() - start
 
     def round(self) -> None:
-        """Every piece of work that takes part once."""
-        names = [name for name in self._work if self._rounds < self._most.get(name, math.inf)]
+        """Runs one round and records its times."""
+        names = [name for name in self._workloads if self._rounds < self._most.get(name, math.inf)]
         first = self._rounds % len(names)
-        seconds = {name: self._lap(self._work[name]) for name in names[first:] + names[:first]}
+        seconds = {name: self._lap(self._workloads[name]) for name in names[first:] + names[:first]}
         self._clock.wait()
         for name, lap in seconds.items():
             self._laps[name].append(lap())
         self._rounds += 1
 
     def run(self, budget: Budget) -> dict[str, Timing]:
-        """Warms up, then takes the rounds of the budget."""
+        """Warms up, then runs the rounds of the budget."""
         for _ in range(budget.rounds(self.warm_up())):
             self.round()
         return self.timings()
 
     def timings(self) -> dict[str, Timing]:
-        """So far; needs at least one round."""
+        """Returns the timings so far; needs at least one round."""
         return {name: _timing(laps) for name, laps in self._laps.items()}
 
     def _lap(self, prepare: Prepare) -> Seconds:
-        """Of one piece of work, without its set-up and without freeing its result."""
-        work = prepare()
+        """Measures one workload, without its set-up and without freeing its result."""
+        workload = prepare()
         collecting = gc.isenabled()
         gc.disable()
         try:
-            return self._clock.lap(work)
+            return self._clock.lap(workload)
         finally:
             if collecting:
                 gc.enable()

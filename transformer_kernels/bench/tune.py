@@ -1,4 +1,4 @@
-"""Which tile is fastest on the GPU that is here, for each of Triton's kernels."""
+"""Tile tuning: times every tile of a Triton kernel on the GPU of this machine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from transformer_kernels.problem import SavedForBackward
 from transformer_kernels.problem.attention import build_problem
 
 KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq")
-Results = tuple[Tensor, ...]
-Run = Callable[[], Results]
+Outputs = tuple[Tensor, ...]
+Run = Callable[[], Outputs]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """(B, H, S, D) of the call that is timed, full and causal."""
+    """(B, H, S, D) of the timed calls, one full and one causal."""
 
     B: int
     H: int
@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Timed:
-    """A tile, and the median of a full and a causal pass together."""
+    """A tile and the median time of one full plus one causal pass."""
 
     tile: Tile
     median_ms: float
@@ -47,8 +47,8 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A tile that cannot run, or whose results are wrong, and why."""
+class Rejected:
+    """A tile that cannot run or whose results are wrong, with the reason."""
 
     tile: Tile
     reason: str
@@ -58,22 +58,22 @@ class Refused:
 
 
 def _row(tile: Tile) -> str:
-    """As it stands in config.py."""
+    """The tile in the notation of config.py."""
     return f"({tile.block_m}, {tile.block_n}, {tile.warps}, {tile.stages})".ljust(18)
 
 
 def shape_for(D: int) -> Shape:
-    """16k tokens of 2048 numbers, in sequences of 4096."""
+    """Returns a shape of 16k tokens in sequences of 4096, with H * D = 2048."""
     return Shape(B=4, H=max(1, 2048 // D), S=4096, D=D)
 
 
 def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) -> list[Tile]:
-    """The shipped tile, and every other that fits the shared memory of the device and whose sums
-    fit the registers of its warps."""
+    """Returns the default tile and every other one that fits the device's shared memory and
+    registers."""
     chip, columns = target.chip(device), config.width(D)
-    shipped = config.tile(kernel, chip, element_size, columns)
+    default = config.tile(kernel, chip, element_size, columns)
     sides, warps, stages = (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)
-    found = [] if shipped is None else [shipped]
+    found = [] if default is None else [default]
     for tile in (Tile(*numbers) for numbers in product(sides, sides, warps, stages)):
         kib = config.shared_bytes(kernel, chip, tile, element_size, columns) / 1024
         if kib <= chip.shared_kib and _fits_registers(kernel, tile, columns) and tile not in found:
@@ -82,10 +82,10 @@ def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) 
 
 
 def _fits_registers(kernel: Kernel, tile: Tile, columns: int) -> bool:
-    """Sums and scores of a thread, of its 255 registers; and not so few that warps idle."""
-    sums = (2 * tile.block_n if kernel == "bwd_dkdv" else tile.block_m) * columns
-    each = (sums + tile.block_m * tile.block_n) / (32 * tile.warps)
-    return 16 <= each <= 224
+    """True if accumulators and scores fit a thread's 255 registers, and no warp idles."""
+    accumulators = (2 * tile.block_n if kernel == "bwd_dkdv" else tile.block_m) * columns
+    per_thread = (accumulators + tile.block_m * tile.block_n) / (32 * tile.warps)
+    return 16 <= per_thread <= 224
 
 
 def tune(
@@ -96,59 +96,74 @@ def tune(
     *,
     tiles: list[Tile] | None = None,
     seconds: float = 5.0,
-) -> Iterator[Timed | Refused]:
-    """Refusals as they come, then the tiles that run, fastest first.
+) -> Iterator[Timed | Rejected]:
+    """Times the tiles of one kernel.
 
-    Each is first compared with the shipped one, and refused where it differs by more than rounding;
-    then all take turns; the faster half of them takes turns once more.
+    Each tile is first compared with the default one and rejected if results differ by more than
+    rounding. All remaining tiles are then timed, interleaved; the faster half is timed again.
+
+    Args:
+        kernel: name of the kernel.
+        dtype: dtype of q, k and v.
+        shape: sizes of the timed calls.
+        device: a GPU, or the CPU with Triton's interpreter.
+        tiles: tiles to try; `candidates` by default.
+        seconds: time budget of the second timing; the first gets half.
+
+    Yields:
+        Rejected tiles as they occur, then the faster half of the others, fastest first.
     """
     run = _kernel_alone(kernel, dtype, shape, device)
     expected = run()
-    able: dict[Tile, Run] = {}
+    runnable: dict[Tile, Run] = {}
     tiles = tiles or candidates(kernel, device, dtype.itemsize, shape.D)
     if device.type == "cuda":
         compile_ahead(kernel, dtype, shape, device, tiles)
     for tile in tiles:
         attempt = _attempt(kernel, tile, run, expected)
-        if isinstance(attempt, Refused):
+        if isinstance(attempt, Rejected):
             yield attempt
         else:
-            able[tile] = attempt
-    first = _times(able, device, seconds / 2)
+            runnable[tile] = attempt
+    first = _times(runnable, device, seconds / 2)
     fastest = sorted(first, key=first.__getitem__)
-    again = _times({tile: able[tile] for tile in fastest[: -(-len(able) // 2)]}, device, seconds)
-    for tile in sorted(again, key=again.__getitem__):
-        yield Timed(tile, again[tile])
+    half = fastest[: -(-len(fastest) // 2)]
+    second = _times({tile: runnable[tile] for tile in half}, device, seconds)
+    for tile in sorted(second, key=second.__getitem__):
+        yield Timed(tile, second[tile])
 
 
-def _attempt(kernel: Kernel, tile: Tile, run: Run, expected: Results) -> Run | Refused:
-    """The kernel with this tile, compared with what was expected."""
+def _attempt(kernel: Kernel, tile: Tile, run: Run, expected: Outputs) -> Run | Rejected:
+    """Returns the kernel with this tile, or the reason why it fails or differs from `expected`."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    def run_with_tile() -> Results:
-        with config.trying(kernel, tile):
+    def run_with_tile() -> Outputs:
+        with config.override_tile(kernel, tile):
             return run()
 
     try:
         results = run_with_tile()
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as error:
-        return Refused(tile, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return Rejected(tile, f"{type(error).__name__}: {str(error).splitlines()[0]}")
     for got, other in zip(results, expected, strict=True):
         largest = float(other.abs().max())
         error_size = float((got.float() - other.float()).abs().max())
         if not error_size <= 8 * torch.finfo(other.dtype).eps * largest:
-            return Refused(tile, f"WRONG: errs by {error_size:.3g} of {largest:.3g}")
+            return Rejected(tile, f"WRONG: error {error_size:.3g}, largest value {largest:.3g}")
     return run_with_tile
 
 
 def compile_ahead(
     kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torch.device, tiles: Sequence[Tile]
 ) -> list[BaseException]:
-    """Fills Triton's cache on disk by all processors: a tile takes seconds to compile.
+    """Compiles the tiles into Triton's disk cache with one process per CPU.
 
-    What fails there fails again where it is timed, and is told then; what ended a whole process
-    early is returned.
+    A tile takes seconds to compile. One that fails here fails again when it is timed and is
+    reported then.
+
+    Returns:
+        Exceptions that terminated a whole process early.
     """
     workers = min(os.cpu_count() or 1, len(tiles))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -168,8 +183,8 @@ def _compile(
 
 def _times(runs: dict[Tile, Run], device: torch.device, seconds: float) -> dict[Tile, float]:
     tiles = {str(tile): tile for tile in runs}
-    work = {name: _prepared(runs[tile]) for name, tile in tiles.items()}
-    timings = Interleaver(work, clock=clock_for(device)).run(Budget(seconds))
+    workloads = {name: _prepared(runs[tile]) for name, tile in tiles.items()}
+    timings = Interleaver(workloads, clock=clock_for(device)).run(Budget(seconds))
     return {tiles[name]: timing.median_ms for name, timing in timings.items()}
 
 
@@ -178,7 +193,7 @@ def _prepared(run: Run) -> Callable[[], Run]:
 
 
 def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torch.device) -> Run:
-    """One full and one causal call of it, on normal numbers."""
+    """Returns a function that runs one kernel for a full and a causal call, on normal inputs."""
     from transformer_kernels.backends.triton import launch
 
     generator = torch.Generator().manual_seed(0)
@@ -194,7 +209,7 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
         saved = SavedForBackward(q, k, v, o, lse, None)
         prepared.append((call, launch.prepare_backward(call, do, None, saved)))
 
-    def run() -> Results:
+    def run() -> Outputs:
         results: list[Tensor] = []
         for call, operands in prepared:
             if kernel == "forward":

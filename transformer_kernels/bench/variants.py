@@ -1,4 +1,4 @@
-"""Who is measured: naive attention, torch's ways, and each of our fused backends."""
+"""Variants to compare: naive attention, torch's implementations and our fused backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformer_kernels.backends import CudaBackend, TritonBackend
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
 from transformer_kernels.backends.native.cuda_support import runs_hopper
-from transformer_kernels.bench.cases import SEED, Attend, Case, refuse_options
+from transformer_kernels.bench.cases import SEED, Attend, Case, check_no_options
 from transformer_kernels.bench.flex import flex
 from transformer_kernels.bench.provenance import CPU
 from transformer_kernels.functional.attention import attention
@@ -24,22 +24,26 @@ from transformer_kernels.scores import philox
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compute attention. `bind` does what a user does once, such as making the mask."""
+    """One implementation of attention.
+
+    `attend_for` does the set-up that a user does once per case, such as building the mask, and
+    returns the function to measure.
+    """
 
     name: str
     label: str
-    """For tables and pictures"""
-    bind: Callable[[Case], Attend]
+    """name in tables and figures"""
+    attend_for: Callable[[Case], Attend]
     unavailable_reason: Callable[[], str | None] = lambda: None
     devices: tuple[str, ...] = ("cpu",)
-    """The types of those it runs on"""
+    """device types it runs on"""
     is_peer: bool = True
-    """Not ours: where it cannot run a case it is left out, and its reason told"""
+    """True if it is not ours. A peer that cannot run a case is skipped and its reason reported."""
 
 
 def _naive(case: Case) -> Attend:
-    shown = _bool_mask(case)
-    hidden = None if shown is None else ~shown
+    visible = _bool_mask(case)
+    hidden = None if visible is None else ~visible
     factor = _dropout_factor(case) if case.dropout_p else None
     return lambda q, k, v: naive_attention(q, k, v, hidden, bias=case.bias, factor=factor)
 
@@ -53,10 +57,20 @@ def naive_attention(
     bias: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """Attention as models write it out by hand, with no line more than it needs.
+    """Attention as models write it by hand: matmul, softmax, matmul.
 
-    Everything is rounded to q's dtype; a row with no visible key gives NaN. `factor` multiplies the
-    weights, as dropout does.
+    Every intermediate is rounded to q's dtype. A fully masked row gives NaN.
+
+    Args:
+        q: (B, H_q, M, D).
+        k: (B, H_kv, N, D).
+        v: (B, H_kv, N, D_v).
+        hidden: bool, broadcastable to (B, H_q, M, N), True = masked; or None.
+        bias: added to the scores, broadcastable to (B, H_q, M, N).
+        factor: multiplies the weights, as dropout does; (B, H_q, M, N).
+
+    Returns:
+        o, (B, H_q, M, D_v).
     """
     group = q.shape[1] // k.shape[1]
     if group > 1:
@@ -73,24 +87,24 @@ def naive_attention(
 
 
 def _dropout_factor(case: Case) -> Tensor:
-    """(B, H_q, M, N), of our own bits: torch's would not give comparable results."""
+    """Dropout factors, (B, H_q, M, N), from our own bits: with torch's, results would differ."""
     seed = torch.tensor(SEED, device=case.device)
     kept = philox.keep_mask(seed, case.B, case.H_q, case.M, case.N, case.dropout_p)
     return (kept / (1.0 - case.dropout_p)).to(case.dtype)
 
 
 def _sdpa(case: Case) -> Attend:
-    refuse_options("torch's SDPA", case)
+    check_no_options("torch's SDPA", case)
     if case.mask is not None and case.mask.constraints == Mask.causal().constraints:
         return lambda q, k, v: _torch_sdpa(q, k, v, is_causal=True)
-    shown = _bool_mask(case)
-    return lambda q, k, v: _torch_sdpa(q, k, v, attn_mask=shown)
+    attn_mask = _bool_mask(case)
+    return lambda q, k, v: _torch_sdpa(q, k, v, attn_mask=attn_mask)
 
 
 def _sdpa_by(kernel: SDPBackend) -> Callable[[Case], Attend]:
-    """One of the kernels that SDPA chooses from; RuntimeError, when called, where it cannot."""
+    """`Variant.attend_for` of one kernel of SDPA; calls raise RuntimeError if it is unsupported."""
 
-    def bind(case: Case) -> Attend:
+    def attend_for(case: Case) -> Attend:
         attend = _sdpa(case)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -99,7 +113,7 @@ def _sdpa_by(kernel: SDPBackend) -> Callable[[Case], Attend]:
 
         return call
 
-    return bind
+    return attend_for
 
 
 def _torch_sdpa(
@@ -112,50 +126,53 @@ def _torch_sdpa(
 
 
 def ours(backend: str) -> Callable[[Case], Attend]:
-    """`Variant.bind` of one of our backends."""
+    """`Variant.attend_for` of one of our backends."""
 
-    def bind(case: Case) -> Attend:
+    def attend_for(case: Case) -> Attend:
         seed = SEED if case.dropout_p else None
         return lambda q, k, v: attention(
             q, k, v,
             mask=case.mask, bias=case.bias, dropout_p=case.dropout_p, seed=seed, backend=backend,
         )  # fmt: skip
 
-    return bind
+    return attend_for
 
 
 def _bool_mask(case: Case) -> Tensor | None:
-    """(B, 1, M, N); made once, so that nobody's time includes it."""
+    """Mask as bool (B, 1, M, N), built once per case and not part of any time."""
     if case.mask is None:
         return None
     return case.mask.materialize(case.B, 1, case.M, case.N, case.device)
 
 
-def _why_no_cuda() -> str | None:
+# Reasons why a variant is unavailable, or None.
+
+
+def _cuda_reason() -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
-def _why_no_cuda_kernels() -> str | None:
-    return _why_no_cuda() or CudaBackend().unavailable_reason()
+def _kernels_reason() -> str | None:
+    return _cuda_reason() or CudaBackend().unavailable_reason()
 
 
-def _why_not_sm80() -> str | None:
-    if (reason := _why_no_cuda_kernels()) is not None:
+def _sm80_reason() -> str | None:
+    if (reason := _kernels_reason()) is not None:
         return reason
     if runs_hopper(torch.device("cuda")):
-        return f"this GPU has cuda_sm90, unless {HOPPER_SWITCH}=0"
+        return f"this GPU runs cuda_sm90; set {HOPPER_SWITCH}=0 to measure cuda_sm80"
     return None
 
 
-def _why_not_sm90() -> str | None:
-    if (reason := _why_no_cuda_kernels()) is not None:
+def _sm90_reason() -> str | None:
+    if (reason := _kernels_reason()) is not None:
         return reason
     has = runs_hopper(torch.device("cuda"))
-    return None if has else "the GPU is not Hopper's, or the kernels for it are not built"
+    return None if has else "the GPU is not a Hopper GPU, or the sm90 kernels are not built"
 
 
-def _why_no_triton() -> str | None:
-    return _why_no_cuda() or TritonBackend().unavailable_reason()
+def _triton_reason() -> str | None:
+    return _cuda_reason() or TritonBackend().unavailable_reason()
 
 
 EVERYWHERE = ("cpu", "cuda")
@@ -167,31 +184,35 @@ VARIANTS = {
         Variant("naive", "naive bmm", _naive, devices=EVERYWHERE),
         Variant("sdpa", "torch SDPA", _sdpa, devices=EVERYWHERE),
         *(
-            Variant(f"sdpa_{name}", f"SDPA, {name}", _sdpa_by(kernel), _why_no_cuda, CUDA)
+            Variant(f"sdpa_{name}", f"SDPA, {name}", _sdpa_by(kernel), _cuda_reason, CUDA)
             for name, kernel in (
                 ("flash", SDPBackend.FLASH_ATTENTION),
                 ("cudnn", SDPBackend.CUDNN_ATTENTION),
                 ("efficient", SDPBackend.EFFICIENT_ATTENTION),
             )
         ),
-        Variant("flex", "FlexAttention", flex, _why_no_cuda, CUDA),
+        Variant("flex", "FlexAttention", flex, _cuda_reason, CUDA),
         Variant("cpu", "fused (cpu)", ours("cpu"), extension.unavailable_reason, is_peer=False),
-        # One backend: which of its kernels run depends on the GPU, and little on the case.
+        # Two kernel families of one backend; the GPU decides which of them runs.
         *(
             Variant(f"cuda_{name}", f"fused (cuda, {name})", ours("cuda"), why, CUDA, is_peer=False)
-            for name, why in (("sm80", _why_not_sm80), ("sm90", _why_not_sm90))
+            for name, why in (("sm80", _sm80_reason), ("sm90", _sm90_reason))
         ),
-        Variant("triton", "fused (triton)", ours("triton"), _why_no_triton, CUDA, is_peer=False),
+        Variant("triton", "fused (triton)", ours("triton"), _triton_reason, CUDA, is_peer=False),
     )
 }  # fmt: skip
 
 
 def usable_variants(names: Iterable[str] = VARIANTS, device: torch.device = CPU) -> list[Variant]:
-    """The named variants that can run here on such a device. ValueError for a name that is none."""
+    """Returns the named variants that can run on this machine and device.
+
+    Raises:
+        ValueError: a name is not in VARIANTS.
+    """
     chosen = []
     for name in names:
         if name not in VARIANTS:
-            raise ValueError(f"a variant is one of {', '.join(VARIANTS)}, got {name!r}")
+            raise ValueError(f"names: expected variants of {', '.join(VARIANTS)}, got {name!r}")
         variant = VARIANTS[name]
         if device.type in variant.devices and variant.unavailable_reason() is None:
             chosen.append(variant)

@@ -1,4 +1,4 @@
-"""What is timed: a forward pass, a backward pass, or both, each time from fresh tensors."""
+"""Workloads: a forward pass, a backward pass, or both, from fresh tensors in each run."""
 
 from __future__ import annotations
 
@@ -9,22 +9,28 @@ from torch import Tensor
 
 from transformer_kernels.bench.cases import Attend, Direction, Inputs
 
-Work = Callable[[], object]
-"""What is timed"""
-Prepare = Callable[[], Work]
-"""What is not: it sets up one piece of work"""
+Workload = Callable[[], object]
+"""Measured code."""
+Prepare = Callable[[], Workload]
+"""Set-up, not measured: returns one workload, to be run once."""
 
 
 def prepare_work(
     attend: Attend, inputs: Inputs, direction: Direction, learned: Sequence[Tensor] = ()
 ) -> Prepare:
-    """`fwd` is inference (no_grad). `fwd+bwd` is a training step's share: o, then dq, dk and dv.
-    `bwd` is the backward pass alone; its forward pass is part of the set-up. `learned` is
-    `Case.learned`, whose gradients come with them."""
+    """Returns the set-up of one direction.
+
+    Args:
+        attend: the attention function.
+        inputs: q, k, v and do.
+        direction: "fwd" is inference (no_grad); "fwd+bwd" computes o, then dq, dk and dv; "bwd" is
+            the backward pass alone, with the forward pass in the set-up.
+        learned: `Case.learned`, further tensors to differentiate.
+    """
     if direction == "fwd":
         return lambda: lambda: _infer(attend, inputs)
 
-    def prepare() -> Work:
+    def prepare() -> Workload:
         leaves = tuple(x.detach().requires_grad_() for x in inputs[:3])
         if direction == "bwd":
             o = attend(*leaves)

@@ -1,6 +1,7 @@
-"""The command line: `python -m transformer_kernels <command>`, or `transformer-kernels <command>`.
+"""Command line: `python -m transformer_kernels <command>`, or `transformer-kernels <command>`.
 
-Each command is a module with `add_parser`, which sets `run`; heavy imports stand inside `run`.
+Each command is a module with a function `add_parser`, which registers a function `run`. Heavy
+imports such as torch are inside `run`, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from transformer_kernels.version import __version__
 
 
 class Command(Protocol):
-    """What a module of this package offers."""
+    """Interface of a command module."""
 
     def add_parser(
         self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser], /
@@ -42,15 +43,18 @@ COMMANDS: tuple[Command, ...] = (
 
 
 _BROKEN_PIPE = 141
-"""128 and the number of the signal SIGPIPE"""
+"""Exit status 128 + SIGPIPE."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0, 2 where the user has to change something, or
-    141, as of other programs, where nobody reads the output to its end.
+    """Runs one command.
 
     Args:
-        argv: the arguments after the program's name; `sys.argv[1:]` if None.
+        argv: arguments after the program name; `sys.argv[1:]` if None.
+
+    Returns:
+        exit status: 0 on success, 2 for a user error, 141 (as other programs) for a closed output
+        pipe; commands may return others.
     """
     args = _parser().parse_args(argv)
     try:
@@ -60,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output has gone, as `head` does; Python would try to write the rest.
+        # The reader closed the pipe, as `head` does. Python would fail again when it flushes stdout
+        # at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     return status
@@ -68,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="transformer-kernels", description="Fused attention kernels for PyTorch."
+        prog="transformer-kernels",
+        description="Fused attention kernels for PyTorch: inspect the installation, run a demo, "
+        "train and use the reference models, tune the kernels.",
+        epilog="Help for one command: transformer-kernels COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="command", required=True)

@@ -1,17 +1,21 @@
-"""The command `classify`: which class texts belong to."""
+"""The command `classify`: predicts the class of each text."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint, texts_of
+from transformer_kernels.cli.common import add_attention, add_checkpoint, read_texts
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("classify", help="tell which class texts belong to")
+    parser = subparsers.add_parser(
+        "classify",
+        help="predict the class of each text with a trained classifier",
+        description="Prints the most likely class of each text, and its probability.",
+    )
     parser.add_argument(
-        "file", type=Path, nargs="*", help="a text each (default: the standard input)"
+        "file", type=Path, nargs="*", help="text files, one text each (default: standard input)"
     )
     add_checkpoint(parser, "classifier")
     add_attention(parser)
@@ -29,11 +33,11 @@ def run(args: argparse.Namespace) -> int:
             args.checkpoint, "classifier", attn_implementation=args.attn_implementation
         )
         tokens = Tokens.from_json(trained.extra["tokens"])
-        texts = texts_of(args.file)
+        texts = read_texts(args.file)
     for name, text in texts:
-        read = tokens.encode(text)[: trained.task.model.context]
+        encoded = tokens.encode(text)[: trained.task.model.context]
         with torch.no_grad():
-            odds = trained.model(read[None])[0].exp()
-        best = int(odds.argmax())
-        print(f"{name}: {trained.extra['classes'][best]} ({odds[best]:.2f})")
+            probabilities = trained.model(encoded[None])[0].exp()
+        best = int(probabilities.argmax())
+        print(f"{name}: {trained.extra['classes'][best]} ({probabilities[best]:.2f})")
     return 0

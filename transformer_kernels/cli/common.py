@@ -1,4 +1,4 @@
-"""What the commands that use a trained model have in common."""
+"""Options shared by the commands that use a trained model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, *kinds: str) -> None:
-    trained = " or ".join(f"train {kind}" for kind in kinds)
+    commands = " or ".join(f"`train {kind}`" for kind in kinds)
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="FILE", required=True, help=f"what `{trained}` saved"
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        required=True,
+        help=f"checkpoint file written by {commands}",
     )
 
 
@@ -20,12 +24,18 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
         "--attn-implementation",
         choices=("eager", "fused", "sdpa"),
         default="fused",
-        help="how attention is computed (default: fused)",
+        help="attention implementation: eager (bmm, softmax, bmm in plain torch), fused (the "
+        "kernels of this package) or sdpa (torch's scaled_dot_product_attention); "
+        "default: %(default)s",
     )
 
 
-def texts_of(files: Sequence[Path]) -> list[tuple[str, bytes]]:
-    """The names and contents of the files, or of the standard input. OSError."""
+def read_texts(files: Sequence[Path]) -> list[tuple[str, bytes]]:
+    """Returns (name, content) of each file, or of standard input if there are none.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     if not files:
         return [("standard input", sys.stdin.buffer.read())]
     return [(str(file), file.read_bytes()) for file in files]

@@ -1,4 +1,4 @@
-"""The command `demo`."""
+"""The command `demo`: measures fused attention on this machine and trains a small GPT-2."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from pathlib import Path
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "demo", help="what fused attention gains here: tables, pictures, a small trained GPT-2"
+        "demo",
+        help="measure fused attention on this machine and train a small GPT-2 with it",
+        description="Compares naive, torch SDPA and fused attention in speed, memory and accuracy, "
+        "then trains a small GPT-2 with eager and with fused attention. Prints tables; writes CSV "
+        "files, pictures and a text sample. Takes three and a half minutes on two CPU cores.",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("build/demo"),
         metavar="DIR",
-        help="where tables and pictures go; those of an earlier demo are replaced (%(default)s)",
+        help="output folder; files of an earlier demo are overwritten (default: %(default)s)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="toy sizes, in seconds: shows that it runs, not speed"
+        "--quick",
+        action="store_true",
+        help="toy sizes, done within seconds: a functional check, not a measurement",
     )
     parser.set_defaults(run=run)
 
@@ -35,17 +41,18 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise UserError(f"the demo needs {error}") from None
     try:
-        _make_writable(args.out)
+        _check_writable(args.out)
     except OSError as error:
         raise UserError(f"--out {args.out} cannot be written: {error.strerror}") from None
     run_demo(QUICK if args.quick else FULL, args.out)
     return 0
 
 
-def _make_writable(folder: Path) -> None:
-    """Makes the folder, and a file in it for a moment: minutes of work should not end in an error.
+def _check_writable(folder: Path) -> None:
+    """Creates the folder and a temporary file in it, to fail before minutes of work.
 
-    OSError where that fails.
+    Raises:
+        OSError: the folder cannot be created or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".writable"

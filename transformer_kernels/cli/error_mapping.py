@@ -1,4 +1,4 @@
-"""From the library's errors about what the user gave to the command line's."""
+"""Converts library errors about user input into `UserError`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from transformer_kernels.cli.errors import UserError
 
 @contextmanager
 def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Errors of these kinds become a UserError, in one line.
+    """Converts exceptions of these types into a one-line `UserError`.
 
-    Put it around a call that checks what the user gave, and name only the kinds it is known to
-    raise for that.
+    Wrap only calls that validate user input, and list only the types they raise for invalid input.
     """
     try:
         yield

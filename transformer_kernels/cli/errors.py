@@ -1,5 +1,5 @@
-"""The one exception that the command line turns into a message."""
+"""The exception that the command line reports as a message without a traceback."""
 
 
 class UserError(Exception):
-    """What the user asked for cannot be done; the text is one line that says why."""
+    """An invalid request by the user; the text is one line with the reason."""

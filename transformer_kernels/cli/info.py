@@ -1,4 +1,4 @@
-"""The command `info`."""
+"""The command `info`: prints versions, devices and available kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import argparse
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "info", help="versions, devices, built kernels, and what is missing with how to get it"
+        "info",
+        help="show versions, devices and available kernels, and how to get the missing ones",
     )
     parser.set_defaults(run=run)
 

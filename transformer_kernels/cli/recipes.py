@@ -1,103 +1,109 @@
-"""What `train` can train, as its options say it; nothing here imports torch."""
+"""Recipes of the command `train`: one for each task, with its options. Does not import torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-Setting = tuple[str, type, str]
-"""The option's name, what is read, and what it means"""
+Option = tuple[str, type, str]
+"""Option name, type and help text"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """One kind of task."""
+class Recipe:
+    """Training recipe of one task."""
 
     kind: str
     help: str
     data: str
-    """What --data is"""
+    """Help text of --data"""
     presets: tuple[str, ...]
-    """Names in `training.PRESETS`, the default first"""
-    model_settings: tuple[Setting, ...]
-    """Fields of the model's config"""
-    task_settings: tuple[Setting, ...] = ()
-    """Fields of the task"""
-    uses: tuple[str, ...] = ()
-    """Commands that take the checkpoint"""
+    """Names in `training.PRESETS`; the first is the default"""
+    model_options: tuple[Option, ...]
+    """Options that set fields of the model's config"""
+    task_options: tuple[Option, ...] = ()
+    """Options that set fields of the task"""
+    used_by: tuple[str, ...] = ()
+    """Commands that use the checkpoint"""
 
     @property
     def out(self) -> str:
         return f"runs/{self.kind}"
 
 
-_WIDTH: Setting = ("width", int, "width of the model")
-_VOCABULARY: Setting = ("vocabulary", int, "byte pairs are merged until there are so many tokens")
-_BLOCKS: tuple[Setting, ...] = (
+_WIDTH: Option = ("width", int, "model width (embedding dimension)")
+_VOCABULARY: Option = ("vocabulary", int, "number of tokens; byte pairs are merged up to this size")
+_BLOCKS: tuple[Option, ...] = (
     _WIDTH,
-    ("layers", int, "transformer blocks"),
-    ("heads", int, "attention heads"),
-    ("dropout", float, "share of values dropped in training"),
+    ("layers", int, "number of transformer blocks"),
+    ("heads", int, "number of attention heads"),
+    ("dropout", float, "dropout probability in training"),
 )
 
-TRAININGS = (
-    Training(
+RECIPES = (
+    Recipe(
         kind="generator",
-        help="a transformer that writes text, byte by byte",
-        data="text to learn, any file (default: the sources of Python's standard library)",
+        help="a byte-level transformer language model",
+        data="training text, any file (default: the sources of Python's standard library)",
         presets=("nanogpt-cpu", "demo", "seed"),
-        model_settings=(("context", int, "bytes in a window"), *_BLOCKS),
-        uses=("generate",),
+        model_options=(("context", int, "context length in bytes"), *_BLOCKS),
+        used_by=("generate",),
     ),
-    Training(
+    Recipe(
         kind="gpt2",
-        help="GPT-2, from the start, on tokens trained on the same text",
-        data="text to learn, any file (default: the sources of Python's standard library)",
+        help="GPT-2 from scratch, with a byte-pair tokenizer trained on the same text",
+        data="training text, any file (default: the sources of Python's standard library)",
         presets=("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
-        model_settings=(("context", int, "tokens in a window"), _VOCABULARY, *_BLOCKS),
-        uses=("generate",),
+        model_options=(("context", int, "context length in tokens"), _VOCABULARY, *_BLOCKS),
+        used_by=("generate",),
     ),
-    Training(
+    Recipe(
         kind="classifier",
-        help="a transformer that tells which class a text belongs to",
-        data="a folder like aclImdb, film reviews (default: snippets of Python's standard library, "
-        "which are to be told by what part of it they come from)",
+        help="a transformer text classifier",
+        data="a folder of film reviews laid out as aclImdb (default: source snippets, each "
+        "labelled by the part of Python's standard library it comes from)",
         presets=("demo", "seed"),
-        model_settings=(("context", int, "tokens of a text that are read"), _VOCABULARY, *_BLOCKS),
-        uses=("classify",),
-    ),
-    Training(
-        kind="translator",
-        help="an encoder-decoder transformer that translates",
-        data="a folder like Multi30k, with train.de, train.en, val.de and val.en (default: numbers "
-        "and dates, from words to figures and back)",
-        presets=("demo", "base"),
-        model_settings=(
-            ("context", int, "tokens of a text at most"),
-            *_BLOCKS,
-            ("hidden", int, "width between the layers of a feed-forward"),
-        ),
-        task_settings=(("smoothing", float, "share of a target's weight for all other tokens"),),
-        uses=("translate",),
-    ),
-    Training(
-        kind="bert",
-        help="BERT's pre-training: masked tokens, and whether one text follows another",
-        data="text to learn, any file (default: the sources of Python's standard library)",
-        presets=("demo", "bert-base", "bert-large"),
-        model_settings=(
-            ("context", int, "tokens of both texts"),
+        model_options=(
+            ("context", int, "maximum number of tokens of a text; longer texts are cut"),
             _VOCABULARY,
             *_BLOCKS,
-            ("hidden", int, "width between the layers of a feed-forward"),
+        ),
+        used_by=("classify",),
+    ),
+    Recipe(
+        kind="translator",
+        help="an encoder-decoder transformer for translation",
+        data="a folder laid out as Multi30k, with train.de, train.en, val.de and val.en (default: "
+        "numbers and dates, from words to figures and back)",
+        presets=("demo", "base"),
+        model_options=(
+            ("context", int, "maximum number of tokens of a text"),
+            *_BLOCKS,
+            ("hidden", int, "hidden width of the feed-forward layers"),
+        ),
+        task_options=(
+            ("smoothing", float, "label smoothing: probability mass given to all other tokens"),
+        ),
+        used_by=("translate",),
+    ),
+    Recipe(
+        kind="bert",
+        help="BERT, by masked-token and next-sentence prediction",
+        data="training text, any file (default: the sources of Python's standard library)",
+        presets=("demo", "bert-base", "bert-large"),
+        model_options=(
+            ("context", int, "maximum number of tokens of both segments together"),
+            _VOCABULARY,
+            *_BLOCKS,
+            ("hidden", int, "hidden width of the feed-forward layers"),
         ),
     ),
-    Training(
+    Recipe(
         kind="lookup",
-        help="a table of facts that is asked in words",
-        data="lines of a key and a value, with a tab between (default: the modules of Python's "
-        "standard library, and what each is for)",
+        help="a learned lookup table: finds the fact that answers a question",
+        data="a file with one fact per line: key, tab, value (default: the modules of Python's "
+        "standard library and their descriptions)",
         presets=("demo",),
-        model_settings=(_WIDTH,),
-        uses=("lookup",),
+        model_options=(_WIDTH,),
+        used_by=("lookup",),
     ),
 )

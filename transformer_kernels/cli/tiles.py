@@ -1,4 +1,4 @@
-"""The command `tiles`."""
+"""The command `tiles`: compiles every Triton tile offline and reports its resources."""
 
 from __future__ import annotations
 
@@ -10,29 +10,42 @@ from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "tiles",
-        help="compile every Triton tile for every GPU, without one: registers, memory, spills",
+        help="compile every Triton tile (no GPU needed); report registers, shared memory, spills",
+        description="Compiles every configured tile of the Triton kernels for each GPU "
+        "architecture, without a GPU. Prints one row per tile: shared memory (KiB), registers per "
+        "thread, spills, spills inside loops, and compile time.",
     )
     parser.add_argument(
-        "--chip", choices=CHIPS, action="append", help="only this one; can be repeated"
+        "--chip",
+        choices=CHIPS,
+        action="append",
+        help="GPU architecture; can be repeated (default: all)",
     )
-    parser.add_argument("--width", type=int, choices=WIDTHS, action="append", help="of D and D_v")
+    parser.add_argument(
+        "--width",
+        type=int,
+        choices=WIDTHS,
+        action="append",
+        help="head dimension, D and D_v; can be repeated (default: all)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.backends.triton import compile_report as offline
-    from transformer_kernels.backends.triton import interpreter, target
+    from transformer_kernels.backends.triton import compile_report, interpreter, target
     from transformer_kernels.cli.errors import UserError
 
     if not target.INSTALLED:
-        raise UserError("tiles needs the package triton: pip install triton")
+        raise UserError("the command tiles needs the package triton: pip install triton")
     if interpreter.is_on():
-        raise UserError("Triton's interpreter has nothing to compile: unset TRITON_INTERPRET")
+        raise UserError(
+            "TRITON_INTERPRET is set, and Triton's interpreter compiles nothing: unset it"
+        )
     chips, widths = tuple(args.chip or CHIPS), tuple(args.width or WIDTHS)
     row = "{:6} {:16} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
     heading = "chip kernel dtype D tile warps stages KiB registers spills in-loops seconds"
     print(row.format(*heading.split()))
-    for c in offline.compile_tiles(chips, widths=widths):
+    for c in compile_report.compile_tiles(chips, widths=widths):
         print(
             row.format(
                 c.chip, c.kernel, c.dtype, c.columns, c.tile, c.warps, c.stages,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_kernels.cli.error_mapping import as_user_error
 from transformer_kernels.cli.errors import UserError
-from transformer_kernels.cli.recipes import TRAININGS, Training
+from transformer_kernels.cli.recipes import RECIPES, Recipe
 
 if TYPE_CHECKING:
     from transformer_kernels.training import TrainConfig, TrainingRun, TrainResult
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 
-_RUN_SETTINGS = (
+_RUN_OPTIONS = (
     (
         "attn-implementation",
         str,
-        "how attention is computed: bmm and softmax, our kernels, or torch's SDPA",
+        "attention implementation: eager (bmm, softmax, bmm in plain torch), fused (the kernels of "
+        "this package) or sdpa (torch's scaled_dot_product_attention)",
     ),
-    ("steps", int, "batches to train on"),
-    ("batch", int, "examples in a batch, of all processes together"),
-    ("accumulate", int, "parts that a batch is cut into, to save memory"),
-    ("precision", str, "what products are computed in; weights stay in float32"),
-    ("eval-every", int, "steps between validations and checkpoints"),
-    ("seed", int, "decides weights, batches and dropout"),
-    ("device", str, "torch device; under torchrun, each process takes its own GPU of `cuda`"),
+    ("steps", int, "number of training steps, one batch each"),
+    ("batch", int, "examples per step, over all processes"),
+    ("accumulate", int, "gradient accumulation: number of micro-batches per step, to save memory"),
+    ("precision", str, "autocast precision of matrix products; weights stay in float32"),
+    ("eval-every", int, "steps between validations, each followed by a checkpoint"),
+    ("seed", int, "random seed of weights, batches and dropout"),
+    ("device", str, "torch device; with `cuda`, each process under torchrun uses its own GPU"),
 )
 _CHOICES = {
     "attn-implementation": ("eager", "fused", "sdpa"),
@@ -41,59 +42,66 @@ _CHOICES = {
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("train", help="train a reference model")
+    parser = subparsers.add_parser(
+        "train",
+        help="train a reference model",
+        description="Trains one of the reference models. Help for one model: "
+        "transformer-kernels train MODEL --help",
+    )
     models = parser.add_subparsers(metavar="model", required=True)
-    for training in TRAININGS:
-        one = models.add_parser(
-            training.kind,
-            help=training.help,
+    for recipe in RECIPES:
+        model_parser = models.add_parser(
+            recipe.kind,
+            help=recipe.help,
             description=(
-                f"Trains {training.help}. A preset gives every setting; the options change some. "
-                "Ctrl-C saves a checkpoint and stops. Several processes: torchrun --nproc-per-node "
-                f"N -m transformer_kernels train {training.kind} ..."
+                f"Trains {recipe.help}. A preset defines every setting; options override single "
+                "ones. Ctrl-C saves a checkpoint and stops. To train on several processes, run "
+                f"torchrun --nproc-per-node N -m transformer_kernels train {recipe.kind} ..."
             ),
         )
-        _add_files(one, training)
-        _add_settings(one, training)
-        one.set_defaults(run=run_training, training=training)
+        _add_files(model_parser, recipe)
+        _add_options(model_parser, recipe)
+        model_parser.set_defaults(run=run_training, recipe=recipe)
 
 
-def _add_files(parser: argparse.ArgumentParser, training: Training) -> None:
-    parser.add_argument("--data", type=Path, metavar="PATH", help=training.data)
+def _add_files(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
+    parser.add_argument("--data", type=Path, metavar="PATH", help=recipe.data)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"folder for checkpoint, curve and picture (default: {training.out})",
+        help=f"output folder for checkpoint, curve and picture (default: {recipe.out})",
     )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="CHECKPOINT",
-        help="go on with an interrupted run, in its folder and with its settings",
+        help="continue an interrupted run in its folder, with the settings of this checkpoint",
     )
 
 
-def _add_settings(parser: argparse.ArgumentParser, training: Training) -> None:
+def _add_options(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
     parser.add_argument(
         "--preset",
-        choices=training.presets,
-        help=f"settings to start from (default: {training.presets[0]})",
+        choices=recipe.presets,
+        help=f"named settings (default: {recipe.presets[0]})",
     )
-    for name, kind, meaning in (*training.model_settings, *training.task_settings, *_RUN_SETTINGS):
+    for name, kind, meaning in (*recipe.model_options, *recipe.task_options, *_RUN_OPTIONS):
         choices = _CHOICES.get(name)
         metavar = None if choices else "NAME" if kind is str else "N"
         parser.add_argument(f"--{name}", type=kind, choices=choices, metavar=metavar, help=meaning)
-    parser.add_argument("--lr", type=float, metavar="N", help="highest learning rate")
+    parser.add_argument("--lr", type=float, metavar="N", help="peak learning rate")
     parser.add_argument(
         "--recompute",
         action="store_const",
         const=True,
-        help="keep only what goes into each block, and compute the rest again",
+        help="activation checkpointing: keep only the input of each block for the backward pass",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
     parser.add_argument(
-        "--deterministic", action="store_true", help="only algorithms that repeat bit for bit"
+        "--threads", type=int, metavar="N", help="number of CPU threads (default: torch's)"
+    )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="use only deterministic algorithms"
     )
 
 
@@ -101,7 +109,7 @@ def run_training(args: argparse.Namespace) -> int:
     import torch
 
     from transformer_kernels.optional_deps import require
-    from transformer_kernels.training.distributed import joined
+    from transformer_kernels.training.distributed import distributed_context
 
     with as_user_error(ImportError):
         require("rich", extra="train")
@@ -112,74 +120,86 @@ def run_training(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     if args.deterministic:
         torch.use_deterministic_algorithms(True)
-    with joined() as ranks:
+    with distributed_context() as distributed:
         with as_user_error(OSError, ValueError, ImportError):
-            run = _resumed_run(args, ranks) if args.resume is not None else _new_run(args, ranks)
+            run = (
+                _resumed_run(args, distributed)
+                if args.resume is not None
+                else _new_run(args, distributed)
+            )
         with (
             _stop_on_interrupt() as should_stop,
             _progress(run) as on_row,
             as_user_error(OSError, FloatingPointError),
         ):
             result = run.train(on_row=on_row, should_stop=should_stop)
-        return _report(run, result, args.training.uses) if ranks.is_first else 0
+        return _report(run, result, args.recipe.used_by) if distributed.is_main else 0
 
 
-def _new_run(args: argparse.Namespace, ranks: DistributedContext) -> TrainingRun:
+def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
     from transformer_kernels.training import TrainingRun
 
     config = configured(args)
     data = config.task.data(args.data)
-    out = args.out or Path(args.training.out)
-    return TrainingRun.start(config, data, out=out, ranks=ranks)
+    out = args.out or Path(args.recipe.out)
+    return TrainingRun.start(config, data, out=out, distributed=distributed)
 
 
-def _resumed_run(args: argparse.Namespace, ranks: DistributedContext) -> TrainingRun:
+def _resumed_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
     from transformer_kernels.training import TrainingRun
 
-    for name in ("preset", "lr", "out", "recompute", *_names(args.training)):
+    for name in ("preset", "lr", "out", "recompute", *_option_names(args.recipe)):
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
             raise UserError(f"--{option} cannot be given with --resume: the checkpoint fixes it")
-    return TrainingRun.resume(args.resume, source=args.data, kind=args.training.kind, ranks=ranks)
+    return TrainingRun.resume(
+        args.resume, source=args.data, kind=args.recipe.kind, distributed=distributed
+    )
 
 
 def configured(args: argparse.Namespace) -> TrainConfig:
-    """The preset with the options put in; ValueError where one is out of range."""
+    """The preset, overridden by the given options.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
     from dataclasses import replace
 
     from transformer_kernels.training import PRESETS
 
-    training: Training = args.training
-    preset = PRESETS[training.kind][args.preset or training.presets[0]]
-    model = replace(preset.task.model, **_given(args, _python(training.model_settings)))
-    task = replace(preset.task, model=model, **_given(args, _python(training.task_settings)))
+    recipe: Recipe = args.recipe
+    preset = PRESETS[recipe.kind][args.preset or recipe.presets[0]]
+    model = replace(preset.task.model, **_given_values(args, _field_names(recipe.model_options)))
+    task = replace(
+        preset.task, model=model, **_given_values(args, _field_names(recipe.task_options))
+    )
     schedule = preset.schedule
     if args.lr is not None:
         schedule = replace(schedule, peak=args.lr)
     if args.steps is not None:
         schedule = replace(schedule, warmup=min(schedule.warmup, max(args.steps, 1) // 10 or 1))
-    run = _given(args, (*_python(_RUN_SETTINGS), "recompute"))
+    run = _given_values(args, (*_field_names(_RUN_OPTIONS), "recompute"))
     return replace(preset, task=task, schedule=schedule, **run)
 
 
-def _names(training: Training) -> tuple[str, ...]:
-    return _python((*training.model_settings, *training.task_settings, *_RUN_SETTINGS))
+def _option_names(recipe: Recipe) -> tuple[str, ...]:
+    return _field_names((*recipe.model_options, *recipe.task_options, *_RUN_OPTIONS))
 
 
-def _python(settings: tuple[tuple[str, type, str], ...]) -> tuple[str, ...]:
+def _field_names(settings: tuple[tuple[str, type, str], ...]) -> tuple[str, ...]:
     return tuple(name.replace("-", "_") for name, *_ in settings)
 
 
-def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+def _given_values(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 @contextmanager
 def _progress(run: TrainingRun) -> Iterator[Any]:
-    """Of the first process."""
+    """Progress bar; only the main process shows one."""
     from transformer_kernels.training import progress_bar
 
-    if not run.trainer.ranks.is_first:
+    if not run.trainer.distributed.is_main:
         yield None
         return
     config = run.config
@@ -194,7 +214,7 @@ def _progress(run: TrainingRun) -> Iterator[Any]:
 
 @contextmanager
 def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """While it is open, the first Ctrl-C asks to stop; a second one interrupts as usual."""
+    """Context in which the first Ctrl-C requests a stop; a second one interrupts as usual."""
     interrupted = False
 
     def remember(_signal: int, _frame: FrameType | None) -> None:
@@ -209,7 +229,7 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def _report(run: TrainingRun, result: TrainResult, uses: tuple[str, ...]) -> int:
+def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> int:
     from transformer_kernels.training import plot_curves
     from transformer_kernels.training.session import CHECKPOINT, CURVE, PICTURE
 
@@ -223,7 +243,7 @@ def _report(run: TrainingRun, result: TrainResult, uses: tuple[str, ...]) -> int
         )
     command = "python -m transformer_kernels"
     if not result.finished:
-        print(f"stopped after step {result.rows[-1].step} of {result.config.steps}; go on with")
+        print(f"stopped after step {result.rows[-1].step} of {result.config.steps}; resume with")
         print(f"  {command} train {task.kind} --resume {checkpoint}")
         return _INTERRUPTED
     print(
@@ -233,6 +253,6 @@ def _report(run: TrainingRun, result: TrainResult, uses: tuple[str, ...]) -> int
     )
     for name in (CHECKPOINT, CURVE, PICTURE):
         print(f"  {run.folder / name}")
-    for use in uses:
-        print(f"  {command} {use} --checkpoint {checkpoint}")
+    for user in used_by:
+        print(f"  {command} {user} --checkpoint {checkpoint}")
     return 0

@@ -1,4 +1,4 @@
-"""The command `translate`: texts by a trained translator."""
+"""The command `translate`: translates texts with a trained translator."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from transformer_kernels.cli.common import add_attention, add_checkpoint
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "translate",
-        help="translate texts",
-        description='By default a translator learns numbers and dates: "words: 1,204" and '
-        '"figures: one thousand two hundred and four" are such texts.',
+        help="translate texts with a trained translator",
+        description="Prints one translation per text. A translator trained on the default data "
+        'converts numbers and dates: try "words: 1,204" or '
+        '"figures: one thousand two hundred and four".',
     )
     parser.add_argument(
-        "text", nargs="*", help="to be translated (default: the lines of the standard input)"
+        "text", nargs="*", help="texts to translate (default: the lines of standard input)"
     )
     add_checkpoint(parser, "translator")
     add_attention(parser)
@@ -38,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     assert isinstance(model, Translator)
     for text in args.text or sys.stdin.read().splitlines():
         with as_user_error(ValueError):
-            (written,) = model.translate(
+            (generated,) = model.translate(
                 tokens.encode(text)[None], begin=BEGIN, end=END, most=model.context - 1
             )
-        print(tokens.decode(written).decode("utf-8", "replace"))
+        print(tokens.decode(generated).decode("utf-8", "replace"))
     return 0

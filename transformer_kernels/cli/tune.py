@@ -1,4 +1,4 @@
-"""The command `tune`."""
+"""The command `tune`: times every Triton tile on the local GPU."""
 
 from __future__ import annotations
 
@@ -12,15 +12,33 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "tune", help="time every Triton tile on the GPU that is here: rows for its table"
+        "tune",
+        help="time every Triton tile on this machine's GPU",
+        description="Times every tile of the Triton kernels on this machine's GPU. Prints "
+        "each tile in the notation of the tile table (config.py), with its median time.",
     )
     parser.add_argument(
-        "--kernel", choices=KERNELS, action="append", help="only this one; can be repeated"
+        "--kernel", choices=KERNELS, action="append", help="kernel; can be repeated (default: all)"
     )
-    parser.add_argument("--width", type=int, choices=WIDTHS, action="append", help="of D and D_v")
-    parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument(
-        "--seconds", type=float, default=5.0, help="of timing, for each of these (%(default)s)"
+        "--width",
+        type=int,
+        choices=WIDTHS,
+        action="append",
+        help="head dimension, D and D_v; can be repeated (default: 64 and 128)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        action="append",
+        help="data type; can be repeated (default: bfloat16)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="timing budget for each kernel, dtype and width (default: %(default)s)",
     )
     parser.set_defaults(run=run)
 

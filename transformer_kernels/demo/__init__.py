@@ -1,4 +1,4 @@
-"""What fused attention gains on this machine, in tables and pictures: `run_demo`."""
+"""Demo of fused attention on this machine, with tables and pictures: `run_demo`."""
 
 from transformer_kernels.demo.report import run_demo
 from transformer_kernels.demo.settings import FULL, QUICK, DemoSettings

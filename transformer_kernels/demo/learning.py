@@ -1,4 +1,4 @@
-"""The second part of the demo: one GPT-2, trained with naive and with fused attention."""
+"""Part two of the demo: one GPT-2, trained with eager and with fused attention."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OnStep = Callable[[Mapping[str, CurveRow]], None]
 
 
 @dataclass(frozen=True)
-class Learned:
-    """One run, and the peak memory of a training step."""
+class MeasuredRun:
+    """Result of one run, and the peak memory of a training step in bytes."""
 
     result: TrainResult
     peak_bytes: int | None
@@ -30,48 +30,61 @@ class Learned:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long to train."""
+    """Limits on the training time."""
 
-    side_by_side: int
-    """Steps that all runs do"""
-    turns_seconds: float
-    """After this time the runs stop taking turns, whatever the number of steps."""
-    seconds: float
-    """After this time the training ends."""
+    interleaved_steps: int
+    """Number of steps in which all runs alternate"""
+    interleaved_seconds: float
+    """Time after which the runs stop alternating, whatever the number of steps"""
+    total_seconds: float
+    """Time after which the training ends"""
 
 
-def train_side_by_side(
+def train_interleaved(
     config: TrainConfig,
     data: Dataset,
-    paths: tuple[AttnImplementation, ...],
+    implementations: tuple[AttnImplementation, ...],
     *,
     limits: Limits,
     on_step: OnStep,
-) -> dict[str, Learned]:
-    """Trains one model per path from the same seed: a step of each in turns, then the last alone.
+) -> dict[str, MeasuredRun]:
+    """Trains one model per attention implementation from the same seed, alternating step by step.
 
-    Taking turns makes their times comparable on a machine whose speed drifts; see `bench.timer`.
-    The losses are those of separate runs as long as the model draws no dropout. All runs stop
-    taking turns after the same number of steps; the last path then trains on to `config.steps`.
+    Interleaving makes the times comparable on a machine whose speed drifts; see `bench.timer`. The
+    losses equal those of separate runs if the model uses no dropout. After the interleaved steps
+    only the last implementation trains on, up to `config.steps`.
+
+    Args:
+        config: settings of the run; `attn_implementation` is overridden.
+        data: dataset of all runs.
+        implementations: attention implementations to train with.
+        limits: limits in steps and seconds.
+        on_step: called after each round with the last curve row of each active run.
+
+    Returns:
+        the measured run of each implementation.
     """
     start = time.perf_counter()
-    configs = {path: replace(config, attn_implementation=path) for path in paths}
-    peaks = {path: step_peak_bytes(one, data) for path, one in configs.items()}
-    runs = {path: TrainingRun.start(one, data) for path, one in configs.items()}
+    configs = {name: replace(config, attn_implementation=name) for name in implementations}
+    peaks = {name: step_peak_bytes(run_config, data) for name, run_config in configs.items()}
+    runs = {name: TrainingRun.start(run_config, data) for name, run_config in configs.items()}
     results: dict[AttnImplementation, TrainResult] = {}
     for step in range(1, config.steps + 1):
-        now = {path: run.train(should_stop=lambda: True) for path, run in runs.items()}
-        on_step({path: result.rows[-1] for path, result in now.items()})
-        results |= now
+        latest = {name: run.train(should_stop=lambda: True) for name, run in runs.items()}
+        on_step({name: result.rows[-1] for name, result in latest.items()})
+        results |= latest
         elapsed = time.perf_counter() - start
-        if elapsed > limits.seconds:
+        if elapsed > limits.total_seconds:
             break
-        if step >= limits.side_by_side or elapsed > limits.turns_seconds:
-            runs = {paths[-1]: runs[paths[-1]]}
-    return {path: Learned(results[path], peaks[path]) for path in paths}
+        if step >= limits.interleaved_steps or elapsed > limits.interleaved_seconds:
+            runs = {implementations[-1]: runs[implementations[-1]]}
+    return {name: MeasuredRun(results[name], peaks[name]) for name in implementations}
 
 
 def step_peak_bytes(config: TrainConfig, data: Dataset) -> int | None:
-    """The most that a training step holds beyond the model, its gradients and its optimizer."""
+    """Peak memory of a training step beyond the model, its gradients and its optimizer, in bytes.
+
+    None where the system cannot measure it.
+    """
     trainer = Trainer(config, data)
     return peak_extra_bytes(lambda: trainer.step)

@@ -1,4 +1,4 @@
-"""The picture of the second part: losses over steps and over time, time and memory of a step."""
+"""Picture of part two: losses over steps and over time, time and memory of a training step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_kernels.bench.pictures import COLOURS, new_figure, save
-from transformer_kernels.demo.learning import Learned
+from transformer_kernels.demo.learning import MeasuredRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 _COLOURS = {"eager": COLOURS["naive"], "fused": COLOURS["cpu"]}
 
 
-def plot_learning(learned: Mapping[str, Learned], bits_per_nat: float, path: Path) -> None:
-    """Draws the runs by name. `bits_per_nat` makes bits per byte of the losses, nats per token."""
+def plot_learning(runs: Mapping[str, MeasuredRun], bits_per_nat: float, path: Path) -> None:
+    """Draws the runs into one picture.
+
+    Args:
+        runs: measured runs by name.
+        bits_per_nat: factor from nats per token to bits per byte.
+        path: output file.
+    """
     figure, (by_step, by_time, milliseconds, memory) = new_figure(4)
-    for index, (name, run) in enumerate(learned.items()):
+    for index, (name, run) in enumerate(runs.items()):
         seconds = [row.seconds for row in run.result.rows]
         bits = [row.train_loss * bits_per_nat for row in run.result.rows]
         # The curves coincide: the first is drawn wide, the next thin and on top.
@@ -28,25 +34,27 @@ def plot_learning(learned: Mapping[str, Learned], bits_per_nat: float, path: Pat
         by_time.plot(
             _averages(seconds), _averages(bits), color=colour, label=name, marker="o", markersize=4
         )
-    by_step.set(title="the same losses", xlabel="step", ylabel="bits per byte")
-    by_time.set(title="sooner", xlabel="seconds of training", ylabel="bits per byte, averages")
+    by_step.set(title="loss by step", xlabel="step", ylabel="bits per byte")
+    by_time.set(
+        title="loss by time", xlabel="seconds of training", ylabel="bits per byte, averaged"
+    )
     by_step.legend()
     _bars(
         milliseconds,
         "milliseconds per training step",
-        {name: 1e3 * run.result.seconds / len(run.result.rows) for name, run in learned.items()},
+        {name: 1e3 * run.result.seconds / len(run.result.rows) for name, run in runs.items()},
     )
-    peaks = {name: run.peak_bytes for name, run in learned.items() if run.peak_bytes is not None}
+    peaks = {name: run.peak_bytes for name, run in runs.items() if run.peak_bytes is not None}
     _bars(
         memory,
-        "MiB at the peak of a training step",
+        "peak MiB of a training step",
         {name: peak / 2**20 for name, peak in peaks.items()},
     )
     save(figure, path)
 
 
 def _averages(values: list[float], size: int = 20) -> list[float]:
-    """Means of consecutive values, `size` at a time."""
+    """Means of consecutive groups of `size` values."""
     parts = (values[start : start + size] for start in range(0, len(values), size))
     return [sum(part) / len(part) for part in parts]
 

@@ -1,4 +1,4 @@
-"""The demo from beginning to end."""
+"""Runs both parts of the demo and writes their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformer_kernels.backends.native import extension
 from transformer_kernels.bench import Provenance, Row, memory_can_be_measured, write_rows
 from transformer_kernels.bench.pictures import plot_by_length
 from transformer_kernels.demo import speed
-from transformer_kernels.demo.learning import Learned, train_side_by_side
+from transformer_kernels.demo.learning import MeasuredRun, train_interleaved
 from transformer_kernels.demo.pictures import plot_learning
 from transformer_kernels.demo.settings import DemoSettings
 from transformer_kernels.demo.tables import learning_table, speed_table
@@ -34,9 +34,14 @@ SAMPLE = "sample.txt"
 
 
 def run_demo(settings: DemoSettings, out: Path) -> None:
-    """Prints tables, and writes rows, pictures, curves and a sample into the folder `out`.
+    """Runs the demo: prints tables; writes CSV files, pictures and a text sample.
 
-    OSError where the folder is not there or cannot be written.
+    Args:
+        settings: problem sizes; `FULL` or `QUICK`.
+        out: existing output folder.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written.
     """
     console = Console(highlight=False)
     console.print(str(info()), markup=False, soft_wrap=True)
@@ -51,90 +56,96 @@ def run_demo(settings: DemoSettings, out: Path) -> None:
 
 
 def _show_speed(settings: DemoSettings, out: Path, console: Console) -> None:
-    console.rule("attention by itself")
-    pace, provenance = speed.Pace(settings.speed_seconds), Provenance.now()
+    console.rule("attention alone")
+    estimator, provenance = speed.TimeEstimator(settings.speed_seconds), Provenance.now()
     by_length: list[Row] = []
     others: list[Row] = []
     plan = [(others, case) for case in speed.other_cases(settings)]
     plan += [(by_length, case) for case in speed.length_cases(settings)]
-    plan.sort(key=lambda item: speed.pairs(item[1]))  # the slowest last; at one size, masks first
-    left_out: list[str] = []
+    # Slowest last; the sort is stable, so masked cases come first among equals.
+    plan.sort(key=lambda item: speed.pairs(item[1]))
+    skipped: list[str] = []
     with _progress(console) as progress:
         task = progress.add_task("measuring", total=len(plan), now="")
         for rows, case in plan:
             name = f"{case.name}, {case.dtype_name}, length {case.N}"
             progress.update(task, now=name)
-            reason = speed.why_too_large(case) or pace.why_too_slow(case)
+            reason = speed.too_large_reason(case) or estimator.too_slow_reason(case)
             if reason is None:
-                with pace.timed(case):
+                with estimator.observe(case):
                     rows.extend(speed.measure(case, settings, provenance))
             else:
-                left_out.append(f"Left out: {name}, {reason}.")
+                skipped.append(f"Skipped {name}: {reason}.")
             progress.advance(task)
     heads = f"{settings.heads} heads of {settings.width}"
     title = f"causal, float32, {heads}; both: forward + backward"
     console.print(speed_table(title, "length", by_length, lambda row: str(row.N)))
     title = f"length {settings.masked_length}, {heads}"
     console.print(speed_table(title, "mask, dtype", others, lambda row: f"{row.case}, {row.dtype}"))
-    for line in left_out:
+    for line in skipped:
         console.print(line)
     console.print(
-        "ms: medians, variants in turns. x naive, x SDPA: times as fast, forward + backward.\n"
-        "MiB: peak memory beyond q, k and v, with the output and the gradients.\n"
-        "error: the largest against float64, relative to the largest value.\n"
+        "ms: median times, variants interleaved. x naive, x SDPA: speed-up, forward + backward.\n"
+        "MiB: peak memory beyond q, k and v, including the output and the gradients.\n"
+        "error: largest difference from float64, relative to the largest value.\n"
         "packed: eight documents in one row, causal. padded: four rows of half the length, filled "
         "to 4/4, 3/4, 2/4 and 1/4."
     )
     if not memory_can_be_measured():
-        console.print("MiB is missing: this system has no peak of memory that can be reset.")
+        console.print("MiB is not shown: this system has no resettable peak-memory counter.")
     write_rows(out / SPEED_ROWS, [*by_length, *others])
     plot_by_length(by_length, out / SPEED_PICTURE)
 
 
 def _show_learning(
-    settings: DemoSettings, out: Path, console: Console, paths: tuple[AttnImplementation, ...]
+    settings: DemoSettings,
+    out: Path,
+    console: Console,
+    implementations: tuple[AttnImplementation, ...],
 ) -> None:
     config = settings.training
     context = config.task.model.context
-    console.rule(f"a small GPT-2, context {context}, learns byte pairs")
-    with console.status("reading the standard library, and merging its byte pairs"):
+    console.rule(f"training a small GPT-2, context {context}, on byte-pair tokens")
+    with console.status("training the tokenizer on the standard library"):
         data = config.task.data()
     assert isinstance(data, TokenWindows)
     with _progress(console) as progress:
         task = progress.add_task("training", total=config.steps, now="")
 
         def on_step(rows: Mapping[str, CurveRow]) -> None:
-            losses = "  ".join(f"{path} {row.train_loss:.2f}" for path, row in rows.items())
+            losses = "  ".join(f"{name} {row.train_loss:.2f}" for name, row in rows.items())
             progress.update(task, advance=1, now=f"loss: {losses}")
 
-        learned = train_side_by_side(config, data, paths, limits=settings.limits, on_step=on_step)
-    last = learned[paths[-1]].result
+        runs = train_interleaved(
+            config, data, implementations, limits=settings.limits, on_step=on_step
+        )
+    last = runs[implementations[-1]].result
     if not last.finished:
         console.print(
-            f"Stopped after {len(last.rows)} of {config.steps} steps, to end within minutes: this "
+            f"Stopped after {len(last.rows)} of {config.steps} steps, at the time limit: this "
             "machine is slow or busy."
         )
-    title = f"{data.name}: steps of {config.batch} x {context} tokens, the same seed"
-    console.print(learning_table(learned, title))
-    _compare(learned, console)
-    for path, run in learned.items():
-        rewrite_curve(out / f"curve-{path}.csv", run.result.rows)
+    title = f"{data.name}: {config.batch} x {context} tokens per step, same seed"
+    console.print(learning_table(runs, title))
+    _compare(runs, console)
+    for name, run in runs.items():
+        rewrite_curve(out / f"curve-{name}.csv", run.result.rows)
     bits_per_nat = 1.0 / (math.log(2) * data.bytes_per_token)
-    plot_learning(learned, bits_per_nat, out / LEARNING_PICTURE)
+    plot_learning(runs, bits_per_nat, out / LEARNING_PICTURE)
     _write_sample(settings, last.model, data.tokens, out, console)
 
 
-def _compare(learned: Mapping[str, Learned], console: Console) -> None:
-    """Speed in the steps that both runs did, and how far their losses are apart."""
-    if "fused" not in learned:
+def _compare(runs: Mapping[str, MeasuredRun], console: Console) -> None:
+    """Prints the speed-up over the interleaved steps, and the largest difference in loss."""
+    if "fused" not in runs:
         return
-    eager, fused = learned["eager"].result, learned["fused"].result
+    eager, fused = runs["eager"].result, runs["fused"].result
     steps = len(eager.rows)
-    apart = max(abs(a - b) for a, b in zip(eager.losses, fused.losses, strict=False))
+    difference = max(abs(a - b) for a, b in zip(eager.losses, fused.losses, strict=False))
     console.print(
-        f"In {steps} steps, taken in turns, fused attention trained "
+        f"Over {steps} interleaved steps, fused attention trained "
         f"{eager.seconds / fused.rows[steps - 1].seconds:.2f} times as fast. The losses differ by "
-        f"at most {apart:.0e}: training magnifies rounding."
+        f"at most {difference:.0e}: training amplifies rounding errors."
     )
 
 
@@ -143,15 +154,15 @@ def _write_sample(
 ) -> None:
     assert isinstance(model, GPT2)
     generator = torch.Generator().manual_seed(settings.training.seed)
-    written = generate(
+    generated = generate(
         model,
         tokens.encode(settings.prompt).tolist(),
         settings.sample_tokens,
         temperature=settings.temperature,
         generator=generator,
     )
-    text = (settings.prompt + tokens.decode(list(written))).decode(errors="replace")
-    console.rule(f"what it writes, temperature {settings.temperature}")
+    text = (settings.prompt + tokens.decode(list(generated))).decode(errors="replace")
+    console.rule(f"text sample, temperature {settings.temperature}")
     console.print(text, markup=False)
     (out / SAMPLE).write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Sizes of the demo."""
+"""Problem sizes and time limits of the demo."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from transformer_kernels.training.tasks import GPT2Task
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """Sizes of the two parts: attention by itself, and a GPT-2 trained with it."""
+    """Sizes of the two parts: attention alone, and a GPT-2 trained with it."""
 
     lengths: tuple[int, ...]
-    """Sequence lengths of causal float32 attention, one batch entry"""
+    """Sequence lengths of the causal float32 cases, batch size 1"""
     masked_length: int
     """Sequence length of the cases with other masks and dtypes; divisible by 8"""
     heads: int
     width: int
-    """Elements in a head"""
+    """Head dimension"""
     budget: Budget
-    """For each case and direction, all variants together"""
+    """Timing budget of a case and direction, shared by all variants"""
     speed_seconds: float
-    """Time limit of the first part: cases expected to end later are left out."""
+    """Time limit of part one; cases expected to exceed it are skipped"""
     training: TrainConfig
     limits: Limits
     prompt: bytes
@@ -58,12 +58,12 @@ FULL = DemoSettings(
         batch=2,
         eval_every=50,
     ),
-    limits=Limits(side_by_side=150, turns_seconds=60.0, seconds=110.0),
+    limits=Limits(interleaved_steps=150, interleaved_seconds=60.0, total_seconds=110.0),
     prompt=b"def ",
     sample_tokens=160,
 )
-"""For `make demo`: three and a half minutes on two cores, after its set-up. A slow or busy machine
-leaves cases and steps out, to take little more."""
+"""Sizes of `make demo`: three and a half minutes on two cores, after its set-up. A slow or busy
+machine skips cases and steps, and takes little longer."""
 
 QUICK = DemoSettings(
     lengths=(32, 64),
@@ -78,8 +78,8 @@ QUICK = DemoSettings(
         batch=2,
         eval_every=2,
     ),
-    limits=Limits(side_by_side=4, turns_seconds=60.0, seconds=60.0),
+    limits=Limits(interleaved_steps=4, interleaved_seconds=60.0, total_seconds=60.0),
     prompt=b"def ",
     sample_tokens=8,
 )
-"""Every part of the demo at toy sizes: shows that it runs, not how fast."""
+"""Every part of the demo at toy sizes: a functional check, not a measurement."""

@@ -1,4 +1,4 @@
-"""The first part of the demo: naive, torch's and fused attention by themselves."""
+"""Part one of the demo: naive, torch SDPA and fused attention alone."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from transformer_kernels.masks.mask import Mask
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 SUITE = "demo"
 
-_SCORES_AT_ONCE = 5
-"""M x N float32 matrices that naive attention holds in a training step, with some to spare."""
+_SCORE_MATRICES = 5
+"""(M, N) score matrices that naive attention holds in a training step, with a margin"""
 
 
 def length_cases(settings: DemoSettings) -> list[Case]:
-    """Causal attention in float32, over sequence lengths."""
+    """Causal float32 attention at each sequence length."""
     return [
         _case(settings, "causal", length, mask=Mask.causal(), mask_name="causal")
         for length in settings.lengths
@@ -43,7 +43,7 @@ def length_cases(settings: DemoSettings) -> list[Case]:
 
 
 def other_cases(settings: DemoSettings) -> list[Case]:
-    """Masks that hide most pairs, and bfloat16."""
+    """Masks that hide most query-key pairs, and bfloat16."""
     S = settings.masked_length
     padding = Mask.padding(torch.arange(4, 0, -1) * S // 8)
     documents = Mask.segments(torch.arange(S)[None] // (S // 8)) & Mask.causal()
@@ -58,50 +58,50 @@ def _case(settings: DemoSettings, name: str, length: int, **options: Any) -> Cas
     return Case(name=name, H_q=heads, H_kv=heads, M=length, N=length, D=width, D_v=width, **options)
 
 
-def why_too_large(case: Case) -> str | None:
-    """Where naive attention, the hungriest variant, would not fit into memory; else None."""
-    needed = _SCORES_AT_ONCE * case.B * case.H_q * case.M * case.N * case.dtype.itemsize
+def too_large_reason(case: Case) -> str | None:
+    """Reason why naive attention, the largest variant, exceeds the free memory; None if it fits."""
+    needed = _SCORE_MATRICES * case.B * case.H_q * case.M * case.N * case.dtype.itemsize
     available = available_bytes()
     if available is None or needed < available:
         return None
-    return f"where naive attention needs {needed / 2**30:.1f} GiB, more than is free"
+    return f"naive attention needs {needed / 2**30:.1f} GiB, more than the free memory"
 
 
-class Pace:
-    """Foresees the time of a case, in proportion to its pairs of queries and keys."""
+class TimeEstimator:
+    """Predicts the time of a case from the previous one, in proportion to its query-key pairs."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.perf_counter() + seconds
-        self._seconds_a_pair = 0.0
+        self._seconds_per_pair = 0.0
 
-    def why_too_slow(self, case: Case) -> str | None:
-        """Where the case would end after the time that was given; else None."""
-        foreseen = self._seconds_a_pair * pairs(case)
-        if time.perf_counter() + foreseen < self._end:
+    def too_slow_reason(self, case: Case) -> str | None:
+        """Reason why the case would exceed the time limit; None if it would not."""
+        predicted = self._seconds_per_pair * pairs(case)
+        if time.perf_counter() + predicted < self._end:
             return None
-        return f"which would take some {foreseen:.0f} s more"
+        return f"it would take about {predicted:.0f} s more"
 
     @contextmanager
-    def timed(self, case: Case) -> Iterator[None]:
-        """Around the measuring of a case."""
+    def observe(self, case: Case) -> Iterator[None]:
+        """Context that times the measurement of a case."""
         start = time.perf_counter()
         yield
-        self._seconds_a_pair = (time.perf_counter() - start) / pairs(case)
+        self._seconds_per_pair = (time.perf_counter() - start) / pairs(case)
 
 
 def pairs(case: Case) -> int:
-    """Pairs of queries and keys, hidden or not."""
+    """Number of query-key pairs, visible and hidden."""
     return case.B * case.M * case.N
 
 
 def measure(case: Case, settings: DemoSettings, provenance: Provenance) -> Iterator[Row]:
-    """One row a direction and variant, each direction's when they are there.
+    """Yields one row per direction and variant, as soon as a direction is measured.
 
-    Errors first, then memory, then times, in which the variants take turns.
+    Measures errors, then peak memory, then times. The variants are timed interleaved.
     """
     inputs = case.inputs()
     exact = exact_outputs(case, inputs)
-    attends = {variant.name: variant.bind(case) for variant in usable_variants()}
+    attends = {variant.name: variant.attend_for(case) for variant in usable_variants()}
     outputs = {name: run_once(attend, inputs) for name, attend in attends.items()}
     for direction in DIRECTIONS:
         work = {name: prepare_work(attend, inputs, direction) for name, attend in attends.items()}

@@ -1,4 +1,4 @@
-"""The demo's tables, by rich."""
+"""Tables of the demo, rendered by rich."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from rich import box
 from rich.table import Table
 
 from transformer_kernels.bench import VARIANTS, Row
-from transformer_kernels.demo.learning import Learned
+from transformer_kernels.demo.learning import MeasuredRun
 
 UNKNOWN = "–"
 
 
 def speed_table(title: str, header: str, rows: Sequence[Row], label: Callable[[Row], str]) -> Table:
-    """A line for each case and variant: times, gains over naive and SDPA, memory, error.
+    """Table with one line per case and variant: times, speed-ups, memory, error.
 
-    Gains, memory and error are those of forward and backward together. `label` names a row's case,
-    under the given header.
+    Speed-ups are over naive attention and SDPA. Speed-ups, memory and error are those of forward
+    and backward together.
+
+    Args:
+        title: title of the table.
+        header: header of the first column.
+        rows: measurements.
+        label: returns the case name of a row, shown in the first column.
     """
     headers = (header, "variant", "fwd ms", "both ms", "x naive", "x SDPA", "MiB", "error")
     table = _table(title, headers, text=("variant", header))
@@ -44,15 +50,15 @@ def speed_table(title: str, header: str, rows: Sequence[Row], label: Callable[[R
 
 
 def milliseconds(value: float) -> str:
-    """Three digits, and no exponent."""
+    """Formats with three significant digits and no exponent."""
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def learning_table(learned: Mapping[str, Learned], title: str) -> Table:
-    """A line for each run."""
+def learning_table(runs: Mapping[str, MeasuredRun], title: str) -> Table:
+    """Table of the training runs, one line each."""
     headers = ("attention", "steps", "seconds", "ms/step", "MiB/step", "bits/byte, held out")
     table = _table(title, headers, text=("attention",))
-    for name, run in learned.items():
+    for name, run in runs.items():
         result = run.result
         table.add_row(
             name,
@@ -66,7 +72,7 @@ def learning_table(learned: Mapping[str, Learned], title: str) -> Table:
 
 
 def _table(title: str, headers: Sequence[str], *, text: Sequence[str]) -> Table:
-    """Columns of numbers are flush right, those of `text` flush left."""
+    """Empty table; columns named in `text` are left-aligned, the others right-aligned."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in headers:
         table.add_column(header, justify="left" if header in text else "right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Reference models, each in one file that opens with its config and its named sizes."""
+"""Reference models, one per file; each file begins with the config and its named sizes."""
 
 from transformer_kernels.models.bert import SIZES as BERT_SIZES
 from transformer_kernels.models.bert import (

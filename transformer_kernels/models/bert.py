@@ -1,4 +1,4 @@
-"""BERT: an encoder that reads text both ways, and what is trained on top of it.
+"""BERT: a bidirectional text encoder, with heads for pre-training and for classification.
 
 Source: BERT: Pre-training of Deep Bidirectional Transformers (Devlin et al., 2018).
 """
@@ -33,19 +33,19 @@ from transformer_kernels.nn.positions import LearnedPositions
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """What decides the weights and the function of a `Bert`; defaults are those of its source."""
+    """Hyperparameters of a `Bert`; defaults are those of the paper."""
 
     layers: int
     heads: int
     width: int
     hidden: int
-    """The width between the layers of a feed-forward."""
+    """Inner width of the feed-forward networks."""
     vocabulary: int = 30522
     context: int = 512
     segments: int = 2
     dropout: float = 0.1
     eps: float = 1e-12
-    """Of the normalisations."""
+    """Epsilon of the layer normalisations."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "vocabulary", "context", "segments"):
@@ -60,14 +60,14 @@ SIZES = {
     "bert-base": BertConfig(layers=12, heads=12, width=768, hidden=3072),
     "bert-large": BertConfig(layers=24, heads=16, width=1024, hidden=4096),
 }
-"""By the names that they are published under."""
+"""Published sizes by name."""
 
 
 class Bert(nn.Module):
-    """A vector for every token of a text, from all of the text.
+    """BERT encoder: maps each token of a text to a vector that depends on the whole text.
 
-    `attn_implementation` selects how attention is computed, not its result: weights trained with
-    one run with the others.
+    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
+    weights trained with one implementation work with the others.
     """
 
     def __init__(
@@ -106,29 +106,45 @@ class Bert(nn.Module):
         dropout: float = 0.1,
         attn_implementation: AttnImplementation = "fused",
     ) -> Bert:
-        """The encoder with the weights of a file as HuggingFace publishes them, model.safetensors,
-        whatever heads that has besides.
+        """Loads the encoder from a safetensors file of HuggingFace, ignoring any heads in it.
 
-        The file's shapes decide the config but for `heads`, width / 64 unless given, and
-        `dropout`. Weights get torch's default dtype. The model is in evaluation mode. Errors are
-        those of `open_weights`, and a ValueError that names the tensor where one is missing, has a
-        wrong shape or has no place here.
+        The config follows from the shapes in the file, except for `heads` and `dropout`. Weights
+        are converted to torch's default dtype, and the model is in evaluation mode.
+
+        Args:
+            path: the file, as published by HuggingFace (model.safetensors).
+            heads: number of attention heads; width / 64 unless given.
+            dropout: dropout probability of the model in training mode.
+            attn_implementation: "eager", "fused" or "sdpa".
+
+        Raises:
+            ImportError: the package safetensors is not installed.
+            OSError: the file cannot be read.
+            ValueError: it is not a valid safetensors file, or a tensor is missing, unexpected or
+                of the wrong shape; the message names the tensor.
         """
         check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _layout("cls", "classifier")) as weights:
             config, state = _published_encoder(weights, heads, dropout)
-            weights.check_all_taken()
+            weights.check_all_used()
         return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
     ) -> Tensor:
-        """tokens (B, T) int64, T up to the context -> (B, T, width).
+        """Encodes a batch of texts.
 
-        `segments` (B, T) int64 says which of the texts each token is of; all are of the first
-        unless given. `lengths` (B,), integers, are how many tokens of each row there are, all
-        unless given: what follows them is padding, which changes nothing, and whose own result
-        means nothing.
+        Args:
+            tokens: (B, T) int64, T up to the context.
+            segments: (B, T) int64, the segment of each token; 0 for all unless given.
+            lengths: (B,) integers, the number of tokens in each row; T unless given. Tokens after
+                that are padding: they affect no other output, and their own output is unspecified.
+
+        Returns:
+            (B, T, width).
+
+        Raises:
+            ValueError: T is longer than the context, or a shape does not match `tokens`.
         """
         B, T = tokens.shape
         if segments is not None and segments.shape != tokens.shape:
@@ -146,32 +162,34 @@ class Bert(nn.Module):
         return y
 
     def pooled(self, x: Tensor) -> Tensor:
-        """What `forward` gave, (B, T, width) -> (B, width) for the whole text, from its first
-        token, the class token."""
+        """Pools an output of `forward` (B, T, width) to (B, width).
+
+        Applies a linear layer and tanh to the first token, the class token.
+        """
         y: Tensor = self.pooler(x[:, 0])
         return y.tanh()
 
 
 def _padding(lengths: Tensor, B: int, T: int) -> Tensor:
-    """(B, T) bool, true behind the lengths."""
+    """(B, T) bool: True at padding."""
     if lengths.shape != (B,):
         raise ValueError(f"lengths must be (batch,) = ({B},), got {tuple(lengths.shape)}")
     return torch.arange(T, device=lengths.device) >= lengths[:, None]
 
 
 class PreTrainingLogits(NamedTuple):
-    """What `BertForPreTraining` predicts."""
+    """Output of `BertForPreTraining`."""
 
     tokens: Tensor
-    """(B, T, vocabulary), of the token that was at each position before it was masked"""
+    """(B, T, vocabulary): logits of the original token at each position"""
     next_sentence: Tensor
-    """(B, 2): whether the second text follows the first (0) or is any other (1)"""
+    """(B, 2): logits that the second text follows the first (0) or is a random one (1)"""
 
 
 class BertForPreTraining(nn.Module):
-    """Masked tokens, and whether one text follows another.
+    """BERT with its two pre-training heads: masked tokens and next-sentence prediction.
 
-    The embedding of tokens is also the projection to their logits: one parameter.
+    The token embedding and the projection to token logits share one weight.
     """
 
     def __init__(
@@ -197,7 +215,7 @@ class BertForPreTraining(nn.Module):
         dropout: float = 0.1,
         attn_implementation: AttnImplementation = "fused",
     ) -> BertForPreTraining:
-        """As `Bert.from_safetensors`, of a file that has both heads of the pre-training."""
+        """Same as `Bert.from_safetensors`, for a file that includes both pre-training heads."""
         check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _layout("classifier")) as weights:
             config, encoder = _published_encoder(weights, heads, dropout)
@@ -205,13 +223,13 @@ class BertForPreTraining(nn.Module):
             state |= _published_predictions(weights, config)
             weights.check_tied("cls.predictions.decoder.weight", encoder["embedding.weight"])
             weights.check_tied("cls.predictions.decoder.bias", state["token_bias"])
-            weights.check_all_taken()
+            weights.check_all_used()
         return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
     ) -> PreTrainingLogits:
-        """Arguments are those of `Bert`; logits at padding mean nothing."""
+        """Arguments are those of `Bert.forward`; logits at padding are unspecified."""
         x = self.encoder(tokens, segments=segments, lengths=lengths)
         y = self.transform_norm(self.activation(self.transform(x)))
         return PreTrainingLogits(
@@ -221,7 +239,7 @@ class BertForPreTraining(nn.Module):
 
 
 class BertForClassification(nn.Module):
-    """Which of some classes a text is of."""
+    """BERT with a linear classification head on the pooled output."""
 
     def __init__(
         self, config: BertConfig, classes: int, *, attn_implementation: AttnImplementation = "fused"
@@ -244,8 +262,11 @@ class BertForClassification(nn.Module):
         dropout: float = 0.1,
         attn_implementation: AttnImplementation = "fused",
     ) -> BertForClassification:
-        """As `Bert.from_safetensors`. With `classes` the last layer is a new one, to be trained;
-        without, the file's own, which it must have."""
+        """Same as `Bert.from_safetensors`, plus the classification head.
+
+        With `classes`, the head is newly initialised for that many classes. Without, it is loaded
+        from the file, which must include one.
+        """
         check_choice("attn_implementation", attn_implementation, AttnImplementation)
         if classes is not None:
             check_positive("classes", classes)
@@ -259,7 +280,7 @@ class BertForClassification(nn.Module):
             else:
                 state["classifier.weight"] = STD * torch.randn(classes, config.width)
                 state["classifier.bias"] = torch.zeros(classes)
-            weights.check_all_taken()
+            weights.check_all_used()
         return with_weights(
             lambda: cls(config, classes, attn_implementation=attn_implementation), state
         )
@@ -267,7 +288,7 @@ class BertForClassification(nn.Module):
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
     ) -> Tensor:
-        """Arguments are those of `Bert` -> logits (B, classes)."""
+        """Arguments are those of `Bert.forward`; returns logits (B, classes)."""
         x = self.encoder(tokens, segments=segments, lengths=lengths)
         y: Tensor = self.classifier(self.dropout(self.encoder.pooled(x)))
         return y
@@ -302,8 +323,8 @@ def _published_encoder(
         dropout=dropout,
     )
     state = {
-        ours: weights.take(f"embeddings.{theirs}_embeddings.weight", (rows, width))
-        for ours, theirs, rows in (
+        name: weights.load(f"embeddings.{hf_name}_embeddings.weight", (rows, width))
+        for name, hf_name, rows in (
             ("embedding.weight", "word", vocabulary),
             ("positions.table", "position", context),
             ("segments.weight", "token_type", segments),
@@ -317,7 +338,7 @@ def _published_encoder(
 
 
 def _published_block(
-    weights: PublishedWeights, theirs: str, ours: str, config: BertConfig
+    weights: PublishedWeights, hf_prefix: str, prefix: str, config: BertConfig
 ) -> dict[str, Tensor]:
     width, hidden = config.width, config.hidden
     state: dict[str, Tensor] = {}
@@ -329,18 +350,20 @@ def _published_block(
         ("intermediate.dense", "feed_forward.up_proj", width, hidden),
         ("output.dense", "feed_forward.down_proj", hidden, width),
     ):
-        state |= weights.linear(theirs + name, ours + layer, inputs, outputs)
-    state |= weights.norm(theirs + "attention.output.LayerNorm", ours + "attention_norm", width)
-    state |= weights.norm(theirs + "output.LayerNorm", ours + "feed_forward_norm", width)
+        state |= weights.linear(hf_prefix + name, prefix + layer, inputs, outputs)
+    state |= weights.norm(
+        hf_prefix + "attention.output.LayerNorm", prefix + "attention_norm", width
+    )
+    state |= weights.norm(hf_prefix + "output.LayerNorm", prefix + "feed_forward_norm", width)
     return state
 
 
 def _published_predictions(weights: PublishedWeights, config: BertConfig) -> dict[str, Tensor]:
     width = config.width
-    theirs = "cls.predictions."
+    hf_prefix = "cls.predictions."
     return (
-        weights.linear(theirs + "transform.dense", "transform", width, width)
-        | weights.norm(theirs + "transform.LayerNorm", "transform_norm", width)
-        | {"token_bias": weights.take(theirs + "bias", (config.vocabulary,))}
+        weights.linear(hf_prefix + "transform.dense", "transform", width, width)
+        | weights.norm(hf_prefix + "transform.LayerNorm", "transform_norm", width)
+        | {"token_bias": weights.load(hf_prefix + "bias", (config.vocabulary,))}
         | weights.linear("cls.seq_relationship", "next_sentence", width, 2)
     )

@@ -1,8 +1,8 @@
-"""A transformer that tells which class a text belongs to.
+"""Transformer for text classification.
 
-Embeddings and learned positions, a stack of blocks, the mean over the text, and a projection to the
-classes. Source: Transformers from scratch (P. Bloem, 2019), "Classification transformer"; there
-padding is attended to and averaged, here it is neither.
+Token embeddings and learned positions, a stack of blocks, the mean over the text, and a projection
+to the classes. Source: Transformers from scratch (P. Bloem, 2019), "Classification transformer".
+Unlike in the source, padding is excluded from attention and from the mean.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from transformer_kernels.nn.options import (
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.padding import check_lengths, clear_padding, mean_of_text
+from transformer_kernels.nn.padding import check_lengths, clear_padding, masked_mean
 from transformer_kernels.nn.positions import LearnedPositions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
-    """What decides the weights and the function of a `Classifier`."""
+    """Hyperparameters of a `Classifier`."""
 
     vocabulary: int
     layers: int
@@ -54,16 +54,16 @@ SIZES = {
     ),
     "seed": ClassifierConfig(vocabulary=50_000, layers=6, width=128, heads=8, form="wide"),
 }
-"""By name: a small model that trains in minutes on two cores; and that of the source, for reviews
-of films, whose width, heads and vocabulary are those of the experiment it links to. For other data
-`dataclasses.replace` the vocabulary and the classes."""
+"""Named sizes. "demo" trains in minutes on two cores. "seed" is the model of the source for film
+reviews, with the width, heads and vocabulary of the experiment it links to. For other data, set the
+vocabulary and the classes with `dataclasses.replace`."""
 
 
 class Classifier(nn.Module):
-    """Log-probabilities of the classes of a text.
+    """Classification transformer: maps a text to log-probabilities of its class.
 
-    `attn_implementation` selects how attention is computed, not its result: weights trained with
-    one run with the others.
+    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
+    weights trained with one implementation work with the others.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Classifier(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Normal, deviation 0.02, biases 0: embeddings begin as large as the positions."""
+        """Draws weights from N(0, 0.02²), so that embeddings match the positions; biases are 0."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=0.02)
@@ -98,16 +98,24 @@ class Classifier(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """tokens (B, T) int64, T up to the context, and how many of each row are its text, (B,),
-        all by default -> log-probabilities (B, classes), natural log.
+        """Classifies a batch of texts.
 
-        The tokens behind a text are padding: any of the vocabulary, and they change nothing. A text
-        of length 0 is allowed, its mean is 0: what the model says without having read.
+        Args:
+            tokens: (B, T) int64, T up to the context.
+            lengths: (B,) integers, the number of tokens in each row; T unless given. Tokens after
+                that are padding and do not affect the result. Length 0 is allowed: the mean of an
+                empty text is 0.
+
+        Returns:
+            log-probabilities (B, classes), natural log.
+
+        Raises:
+            TypeError, ValueError: T is longer than the context, or `lengths` is invalid.
         """
         B, T = tokens.shape
-        check_lengths("lengths", lengths, batch=B, room=T)
+        check_lengths("lengths", lengths, batch=B, max_length=T)
         x: Tensor = self.dropout(self.positions(self.embedding(tokens)))
         x = clear_padding(x, lengths)
         x = self.blocks(x, mask=None if lengths is None else Mask.padding(lengths))
-        x = mean_of_text(self.last_norm(x), lengths)
+        x = masked_mean(self.last_norm(x), lengths)
         return self.classes(x).log_softmax(dim=-1)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""A table of facts, looked up by how similar a query is to its keys.
+"""Table of facts with learned keys and values, queried by hard or soft lookup.
 
-The hard way takes the value of the most similar key, and no gradient reaches the keys; the soft
-way, which is attention, takes all values, weighted by how similar their keys are. Source: the page
-"Transformers", sections "Information Lookup" and "Self Attention"; there similarities are not
-scaled, and nothing is learned.
+Hard lookup returns the value of the most similar key; the keys get no gradient. Soft lookup is
+attention: all values, weighted by the softmax of the similarities. Source: the page "Transformers",
+sections "Information Lookup" and "Self Attention". In the source, similarities are not scaled and
+nothing is learned.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from transformer_kernels.nn.options import AttnImplementation, check_choice, che
 
 @dataclass(frozen=True, kw_only=True)
 class FactTableConfig:
-    """What decides the weights and the function of a `FactTable`.
+    """Hyperparameters of a `FactTable`.
 
-    The similarity of a query and a key is their dot product; `scaled` divides it by sqrt(width), as
-    attention does, which keeps the softmax from saturating where the width is large. A hard lookup
-    is the same either way.
+    The similarity of a query and a key is their dot product. `scaled` divides it by sqrt(width), as
+    attention does, so that the softmax does not saturate at large widths. Scaling does not affect
+    hard lookup.
     """
 
     rows: int
@@ -39,9 +39,10 @@ class FactTableConfig:
 
 
 class FactTable(nn.Module):
-    """`rows` keys and their values, both learned.
+    """Table of `rows` learned keys and values.
 
-    `attn_implementation` selects how the soft lookup is computed, not its result.
+    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result of soft lookup
+    beyond rounding.
     """
 
     def __init__(
@@ -55,11 +56,18 @@ class FactTable(nn.Module):
         self.values = nn.Parameter(torch.randn(config.rows, config.value_width))
 
     def hard(self, queries: Tensor) -> Tensor:
-        """queries (B, M, width) or (M, width) -> the value of the key most similar to each,
-        (B, M, value_width) or (M, value_width).
+        """Hard lookup: the value of the key most similar to each query.
 
-        Of equally similar keys it takes the first. Differentiable in the values alone: neither the
-        keys nor the queries get a gradient.
+        Ties go to the first key. Only the values get a gradient, not the keys or the queries.
+
+        Args:
+            queries: (B, M, width) or (M, width).
+
+        Returns:
+            (B, M, value_width) or (M, value_width).
+
+        Raises:
+            ValueError: queries have another shape.
         """
         self._check(queries)
         with torch.no_grad():
@@ -67,11 +75,18 @@ class FactTable(nn.Module):
         return self.values[row]
 
     def soft(self, queries: Tensor, mask: Mask | None = None) -> Tensor:
-        """queries (B, M, width) or (M, width) -> the values, weighted by the softmax of how similar
-        their keys are, (B, M, value_width) or (M, value_width).
+        """Soft lookup: the values, weighted by the softmax of the similarities of their keys.
 
-        The mask says which rows each query may see: `Mask.dense` of a bool tensor (M, rows), for
-        instance. A query that sees none gets 0.
+        Args:
+            queries: (B, M, width) or (M, width).
+            mask: the rows visible to each query, for example `Mask.dense` of a bool tensor
+                (M, rows). A fully masked query gets 0.
+
+        Returns:
+            (B, M, value_width) or (M, value_width).
+
+        Raises:
+            ValueError: queries have another shape, or the mask does not match (M, rows).
         """
         self._check(queries)
         batch = queries if queries.dim() == 3 else queries[None]
@@ -87,7 +102,7 @@ class FactTable(nn.Module):
         return o if queries.dim() == 3 else o[0]
 
     def forward(self, queries: Tensor, mask: Mask | None = None) -> Tensor:
-        """The soft way."""
+        """Soft lookup."""
         return self.soft(queries, mask)
 
     def _check(self, queries: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Text from a model of the next token, one token at a time."""
+"""Autoregressive generation: sampling of one token at a time from a language model."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.nn.cache import KeyValueCache
+from transformer_kernels.nn.cache import KVCache
 
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What `generate` asks of a model, which is an `nn.Module`."""
+    """Interface that `generate` requires of a language model, which must be an `nn.Module`."""
 
     @property
     def context(self) -> int:
-        """The most tokens that it sees at once."""
+        """Largest number of tokens that the model can attend to."""
 
-    def new_cache(self, batch: int) -> KeyValueCache:
-        """An empty one, of its context."""
+    def new_cache(self, batch: int) -> KVCache:
+        """Returns an empty cache for `batch` sequences, with the capacity of the context."""
 
-    def __call__(self, tokens: Tensor, *, cache: KeyValueCache | None = None) -> Tensor:
-        """tokens (B, T) int64, those after what the cache has -> logits (B, T, vocabulary)."""
+    def __call__(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
+        """tokens (B, T) int64, which follow those in the cache -> logits (B, T, vocabulary)."""
 
 
 def check_generation_arguments(prompt: Sequence[int], length: int, temperature: float) -> None:
-    """ValueError for what `generate` cannot do."""
+    """Raises ValueError for an empty prompt, a negative length or an invalid temperature."""
     if not prompt:
-        raise ValueError(f"prompt must have at least one token to go on from, got {prompt!r}")
+        raise ValueError(f"prompt must have at least one token, got {prompt!r}")
     if length < 0:
         raise ValueError(f"length must be at least 0, got {length}")
     if not 0.0 <= temperature < float("inf"):
@@ -45,13 +45,23 @@ def generate(
     generator: torch.Generator | None = None,
     cached: bool = True,
 ) -> Iterator[int]:
-    """Yields the `length` tokens that follow `prompt`, one by one.
+    """Yields `length` tokens that continue `prompt`, one by one.
 
-    Each is drawn by `generator` (torch's own by default, on the CPU) from
-    softmax(logits / temperature), and read back as input; temperature 0 takes the likeliest. The
-    model sees the last `context` tokens: while that is all of them their keys and values are kept,
-    unless `cached` is False; beyond, positions move with every token, and all is computed anew.
-    Dropout is off meanwhile. ValueError as `check_generation_arguments` has it.
+    Tokens are sampled from softmax(logits / temperature). The model attends to the last `context`
+    tokens. Once the text exceeds the context, positions shift with every token, so that the cache
+    is dropped and each step recomputes the whole window. Dropout is disabled during each step.
+
+    Args:
+        model: the language model; its training mode is restored after each step.
+        prompt: tokens to continue, at least one.
+        length: number of tokens to generate.
+        temperature: divides the logits; 0 selects the most likely token.
+        generator: random generator on the CPU; torch's default generator unless given.
+        cached: True to keep keys and values of previous tokens, which changes only the speed.
+
+    Raises:
+        ValueError: an empty prompt, a negative length or an invalid temperature. It is raised by
+            the call, before the first token is requested.
     """
     check_generation_arguments(prompt, length, temperature)
     return _generate(model, list(prompt), length, temperature, generator, cached)
@@ -69,14 +79,14 @@ def _generate(
     for _ in range(length):
         if cache is not None and len(text) > model.context:
             cache = None
-        new = text[-model.context :] if cache is None else text[cache.written :]
+        new = text[-model.context :] if cache is None else text[cache.length :]
         text.append(sample(_last_logits(model, new, cache), temperature, generator))
         yield text[-1]
 
 
 @torch.no_grad()
-def _last_logits(model: LanguageModel, tokens: list[int], cache: KeyValueCache | None) -> Tensor:
-    """(vocabulary,) float64 on the CPU."""
+def _last_logits(model: LanguageModel, tokens: list[int], cache: KVCache | None) -> Tensor:
+    """Logits of the last position: (vocabulary,) float64 on the CPU."""
     assert isinstance(model, nn.Module)
     was_training = model.training
     model.eval()
@@ -87,9 +97,9 @@ def _last_logits(model: LanguageModel, tokens: list[int], cache: KeyValueCache |
 
 
 def sample(logits: Tensor, temperature: float, generator: torch.Generator | None = None) -> int:
-    """A token of logits (vocabulary,) float64, as `generate` draws it."""
+    """Samples a token from logits (vocabulary,) float64, as `generate` does."""
     if temperature == 0.0:
         return int(logits.argmax())
-    # Relative to the largest, so that a tiny temperature gives -inf, and never inf - inf.
+    # Subtract the maximum first: a tiny temperature then gives -inf and never inf - inf.
     weights = ((logits - logits.max()) / temperature).softmax(dim=0)
     return int(torch.multinomial(weights, 1, generator=generator))

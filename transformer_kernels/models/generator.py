@@ -1,7 +1,7 @@
-"""A transformer that writes text, byte by byte.
+"""Transformer for text generation, byte by byte.
 
-Embeddings and learned positions, a stack of causal blocks, and a projection to the 256 values of
-the next byte. Source: Transformers from scratch (P. Bloem, 2019), "Text generation transformer".
+Byte embeddings and learned positions, a stack of causal blocks, and a projection to the 256 values
+of the next byte. Source: Transformers from scratch (P. Bloem, 2019), "Text generation transformer".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformer_kernels.masks.mask import Mask
 from transformer_kernels.models.generation import generate
 from transformer_kernels.nn.attention import HeadForm, head_size
 from transformer_kernels.nn.blocks import Activation, Norm, Stack, TransformerBlock
-from transformer_kernels.nn.cache import KeyValueCache
+from transformer_kernels.nn.cache import KVCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import (
     AttnImplementation,
@@ -27,12 +27,12 @@ from transformer_kernels.nn.options import (
 from transformer_kernels.nn.positions import LearnedPositions
 
 VOCABULARY = 256
-"""A token is a byte."""
+"""Number of tokens; a token is a byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
-    """What decides the weights and the function of a `TextGenerator`."""
+    """Hyperparameters of a `TextGenerator`."""
 
     layers: int
     width: int
@@ -57,15 +57,16 @@ SIZES = {
     "nanogpt-cpu": GeneratorConfig(layers=4, width=128, heads=4, context=64, activation="gelu"),
     "seed": GeneratorConfig(layers=12, width=256, heads=8, context=256, norm="post", form="wide"),
 }
-"""By name: a small model whose context is long enough for attention to matter; nanoGPT's setting
-for a laptop; and the model of the source, which is post-norm with wide heads."""
+"""Named sizes. "demo" is small, with a context long enough for attention to matter. "nanogpt-cpu"
+is nanoGPT's configuration for a laptop. "seed" is the model of the source: post-norm, wide heads.
+"""
 
 
 class TextGenerator(nn.Module):
-    """Logits of the next byte at every position of a text.
+    """Byte-level language model: logits of the next byte at every position of a text.
 
-    `attn_implementation` selects how attention is computed, not its result: weights trained with
-    one run with the others.
+    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
+    weights trained with one implementation work with the others.
     """
 
     def __init__(
@@ -97,20 +98,27 @@ class TextGenerator(nn.Module):
     def context(self) -> int:
         return self.config.context
 
-    def new_cache(self, batch: int) -> KeyValueCache:
-        """For `forward`: of `batch` texts, up to the context."""
+    def new_cache(self, batch: int) -> KVCache:
+        """Returns an empty cache for `batch` texts, with the capacity of the context."""
         config, weight = self.config, self.embedding.weight
-        return KeyValueCache(
-            layers=config.layers, batch=batch, heads=config.heads, room=config.context,
+        return KVCache(
+            layers=config.layers, batch=batch, heads=config.heads, capacity=config.context,
             head_size=head_size(config.width, config.heads, config.form),
             dtype=weight.dtype, device=weight.device,
         )  # fmt: skip
 
-    def forward(self, tokens: Tensor, *, cache: KeyValueCache | None = None) -> Tensor:
-        """tokens (B, T) int64, T up to the context -> logits (B, T, 256).
+    def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
+        """Computes logits of the next token at every position.
 
-        Row t depends on tokens 0 to t and on nothing later. With a cache they follow those that it
-        has, and are added to it.
+        Args:
+            tokens: (B, T) int64, T up to the context.
+            cache: key/value cache of the preceding tokens; `tokens` are appended to it.
+
+        Returns:
+            logits (B, T, 256); row t depends on tokens 0 to t only.
+
+        Raises:
+            ValueError: the text is longer than the context or the cache's capacity.
         """
         start = 0 if cache is None else cache.extend(tokens.shape[1])
         x: Tensor = self.dropout(self.positions(self.embedding(tokens), start=start))
@@ -126,7 +134,7 @@ class TextGenerator(nn.Module):
         temperature: float = 0.5,
         generator: torch.Generator | None = None,
     ) -> bytes:
-        """The `length` bytes that follow `prompt`; see `stream`."""
+        """Returns `length` bytes that continue `prompt`; see `models.generation.generate`."""
         return bytes(self.stream(prompt, length, temperature=temperature, generator=generator))
 
     def stream(
@@ -137,8 +145,8 @@ class TextGenerator(nn.Module):
         temperature: float = 0.5,
         generator: torch.Generator | None = None,
     ) -> Iterator[int]:
-        """Yields the bytes that follow `prompt`, one by one.
+        """Yields `length` bytes that continue `prompt`, one by one.
 
-        They are drawn as `generate` has it; the model sees the last `context` bytes.
+        Arguments and errors are those of `models.generation.generate`.
         """
         return generate(self, prompt, length, temperature=temperature, generator=generator)

@@ -1,4 +1,4 @@
-"""GPT-2: a transformer that continues text, of 124 million to 1.6 billion parameters.
+"""GPT-2: a decoder-only language model with 124 million to 1.6 billion parameters.
 
 Source: Language Models are Unsupervised Multitask Learners (Radford et al., 2019).
 """
@@ -19,7 +19,7 @@ from transformer_kernels.models.published import (
 )
 from transformer_kernels.nn.attention import head_size
 from transformer_kernels.nn.blocks import Stack, TransformerBlock
-from transformer_kernels.nn.cache import KeyValueCache
+from transformer_kernels.nn.cache import KVCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import (
     AttnImplementation,
@@ -32,7 +32,7 @@ from transformer_kernels.nn.positions import LearnedPositions
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config:
-    """What decides the weights and the function of a `GPT2`; defaults are those of its source."""
+    """Hyperparameters of a `GPT2`; defaults are those of the paper."""
 
     layers: int
     heads: int
@@ -55,15 +55,17 @@ SIZES = {
     "gpt2-large": GPT2Config(layers=36, heads=20, width=1280),
     "gpt2-xl": GPT2Config(layers=48, heads=25, width=1600),
 }
-"""By the names that they are published under."""
+"""Published sizes by name."""
 
 
 class GPT2(nn.Module):
-    """Logits of the next token at every position of a text.
+    """GPT-2 language model: logits of the next token at every position of a text.
 
-    The embedding of tokens is also the projection to logits: one parameter. `attention` chooses
-    how attention is computed, not what: the weights of one path run on another. `models.writing`
-    has `write`, which continues a text.
+    The token embedding and the projection to logits share one weight. To generate text, see
+    `models.generation.generate`.
+
+    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
+    weights trained with one implementation work with the others.
     """
 
     def __init__(
@@ -100,37 +102,54 @@ class GPT2(nn.Module):
         dropout: float = 0.1,
         attn_implementation: AttnImplementation = "fused",
     ) -> GPT2:
-        """The model with the weights of a file as HuggingFace publishes them, model.safetensors.
+        """Loads the model from a safetensors file of HuggingFace.
 
-        The file's shapes decide the config but for `heads`, width / 64 unless given, and
-        `dropout`. Weights get torch's default dtype. The model is in evaluation mode. Errors are
-        those of `open_weights`, and a ValueError that names the tensor where one is missing, has a
-        wrong shape or has no place here.
+        The config follows from the shapes in the file, except for `heads` and `dropout`. Weights
+        are converted to torch's default dtype, and the model is in evaluation mode.
+
+        Args:
+            path: the file, as published by HuggingFace (model.safetensors).
+            heads: number of attention heads; width / 64 unless given.
+            dropout: dropout probability of the model in training mode.
+            attn_implementation: "eager", "fused" or "sdpa".
+
+        Raises:
+            ImportError: the package safetensors is not installed.
+            OSError: the file cannot be read.
+            ValueError: it is not a valid safetensors file, or a tensor is missing, unexpected or
+                of the wrong shape; the message names the tensor.
         """
         check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _LAYOUT) as weights:
             config = _published_config(weights, heads, dropout)
             state = _published_state(weights, config)
-            weights.check_all_taken()
+            weights.check_all_used()
         return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
 
     @property
     def context(self) -> int:
         return self.config.context
 
-    def new_cache(self, batch: int) -> KeyValueCache:
-        """For `forward`: of `batch` texts, up to the context."""
+    def new_cache(self, batch: int) -> KVCache:
+        """Returns an empty cache for `batch` texts, with the capacity of the context."""
         config, weight = self.config, self.embedding.weight
-        return KeyValueCache(
-            layers=config.layers, batch=batch, heads=config.heads, room=config.context,
+        return KVCache(
+            layers=config.layers, batch=batch, heads=config.heads, capacity=config.context,
             head_size=config.width // config.heads, dtype=weight.dtype, device=weight.device,
         )  # fmt: skip
 
-    def forward(self, tokens: Tensor, *, cache: KeyValueCache | None = None) -> Tensor:
-        """tokens (B, T) int64, T up to the context -> logits (B, T, vocabulary).
+    def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
+        """Computes logits of the next token at every position.
 
-        Row t depends on tokens 0 to t and on nothing later. With a cache they follow those that it
-        has, and are added to it.
+        Args:
+            tokens: (B, T) int64, T up to the context.
+            cache: key/value cache of the preceding tokens; `tokens` are appended to it.
+
+        Returns:
+            logits (B, T, vocabulary); row t depends on tokens 0 to t only.
+
+        Raises:
+            ValueError: the text is longer than the context or the cache's capacity.
         """
         start = 0 if cache is None else cache.extend(tokens.shape[1])
         x: Tensor = self.dropout(self.positions(self.embedding(tokens), start=start))
@@ -157,8 +176,8 @@ def _published_config(weights: PublishedWeights, heads: int | None, dropout: flo
 def _published_state(weights: PublishedWeights, config: GPT2Config) -> dict[str, Tensor]:
     width = config.width
     state = {
-        "embedding.weight": weights.take("wte.weight", (config.vocabulary, width)),
-        "positions.table": weights.take("wpe.weight", (config.context, width)),
+        "embedding.weight": weights.load("wte.weight", (config.vocabulary, width)),
+        "positions.table": weights.load("wpe.weight", (config.context, width)),
     } | weights.norm("ln_f", "last_norm", width)
     weights.check_tied("lm_head.weight", state["embedding.weight"])
     for n in range(config.layers):
@@ -167,12 +186,14 @@ def _published_state(weights: PublishedWeights, config: GPT2Config) -> dict[str,
 
 
 def _published_block(
-    weights: PublishedWeights, theirs: str, ours: str, width: int
+    weights: PublishedWeights, hf_prefix: str, prefix: str, width: int
 ) -> dict[str, Tensor]:
-    """Their linear layers keep weights as (inputs, outputs), and one makes queries, keys and
-    values, in this order."""
-    state = weights.norm(theirs + "ln_1", ours + "attention_norm", width)
-    state |= weights.norm(theirs + "ln_2", ours + "feed_forward_norm", width)
+    """Parameters of one block.
+
+    In the file, linear weights are (inputs, outputs), and queries, keys and values are one layer.
+    """
+    state = weights.norm(hf_prefix + "ln_1", prefix + "attention_norm", width)
+    state |= weights.norm(hf_prefix + "ln_2", prefix + "feed_forward_norm", width)
     for name, layers, inputs, outputs in (
         ("attn.c_attn", ("attention.queries", "attention.keys", "attention.values"), width, width),
         ("attn.c_proj", ("attention.out_proj",), width, width),
@@ -180,9 +201,9 @@ def _published_block(
         ("mlp.c_proj", ("feed_forward.down_proj",), 4 * width, width),
     ):
         together = len(layers) * outputs
-        weight = weights.take(f"{theirs}{name}.weight", (inputs, together)).split(outputs, dim=1)
-        bias = weights.take(f"{theirs}{name}.bias", (together,)).split(outputs)
+        weight = weights.load(f"{hf_prefix}{name}.weight", (inputs, together)).split(outputs, dim=1)
+        bias = weights.load(f"{hf_prefix}{name}.bias", (together,)).split(outputs)
         for layer, layer_weight, layer_bias in zip(layers, weight, bias, strict=True):
-            state[f"{ours}{layer}.weight"] = layer_weight.t().contiguous()
-            state[f"{ours}{layer}.bias"] = layer_bias.clone()
+            state[f"{prefix}{layer}.weight"] = layer_weight.t().contiguous()
+            state[f"{prefix}{layer}.bias"] = layer_bias.clone()
     return state

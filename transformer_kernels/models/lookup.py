@@ -1,8 +1,8 @@
-"""A table of facts that is asked in words.
+"""Question answering by lookup in a table of facts.
 
-The mean of a question's word embeddings is the query; values are the rows themselves, one-hot, so
-that the soft way gives the odds of each row, from which keys and embeddings learn, and the hard way
-the answer. See `fact_table`.
+The query is the mean of the question's word embeddings, and the values are the one-hot row numbers.
+Soft lookup thus gives the probability of each row, which trains keys and embeddings. Hard lookup
+gives the answer. See `fact_table`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from transformer_kernels.models.fact_table import FactTable, FactTableConfig
 from transformer_kernels.nn.options import AttnImplementation, check_positive
-from transformer_kernels.nn.padding import check_lengths, clear_padding, mean_of_text
+from transformer_kernels.nn.padding import check_lengths, clear_padding, masked_mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookupConfig:
-    """What decides the weights and the function of a `Lookup`."""
+    """Hyperparameters of a `Lookup`."""
 
     vocabulary: int
     rows: int
@@ -32,13 +32,14 @@ class LookupConfig:
 
 
 SIZES = {"demo": LookupConfig(vocabulary=1, rows=1, width=64)}
-"""By name; the data says how many words and rows there are."""
+"""Named sizes; vocabulary and rows are placeholders that the data replaces."""
 
 
 class Lookup(nn.Module):
-    """Which fact of a table answers a question.
+    """Model that selects the row of a fact table that answers a question.
 
-    `attn_implementation` selects how the soft lookup is computed, not its result.
+    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result of soft lookup
+    beyond rounding.
     """
 
     def __init__(
@@ -53,16 +54,26 @@ class Lookup(nn.Module):
         nn.init.normal_(self.table.keys, std=0.02)
 
     def forward(self, words: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """words (B, W) int64, of which the first lengths (B,) are there, all by default -> the log
-        odds of each row (B, rows), natural log."""
-        odds = self.table.soft(self._queries(words, lengths))
-        return odds.clamp_min(torch.finfo(odds.dtype).tiny).log()
+        """Computes the log-probability that each row answers the question.
+
+        Args:
+            words: (B, W) int64.
+            lengths: (B,) integers, the number of words in each question; W unless given.
+
+        Returns:
+            log-probabilities (B, rows), natural log.
+
+        Raises:
+            TypeError, ValueError: `lengths` is invalid.
+        """
+        p = self.table.soft(self._queries(words, lengths))
+        return p.clamp_min(torch.finfo(p.dtype).tiny).log()
 
     @torch.no_grad()
     def answer(self, words: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The row that answers each question, (B,) int64, the hard way."""
+        """Row that answers each question by hard lookup, (B,) int64; arguments as in `forward`."""
         return self.table.hard(self._queries(words, lengths)).argmax(dim=-1)
 
     def _queries(self, words: Tensor, lengths: Tensor | None) -> Tensor:
-        check_lengths("lengths", lengths, batch=words.shape[0], room=words.shape[1])
-        return mean_of_text(clear_padding(self.embedding(words), lengths), lengths)
+        check_lengths("lengths", lengths, batch=words.shape[0], max_length=words.shape[1])
+        return masked_mean(clear_padding(self.embedding(words), lengths), lengths)

@@ -1,6 +1,6 @@
-"""Published weights: safetensors files in the layout that HuggingFace's library writes.
+"""Loader of published weights: safetensors files as written by HuggingFace transformers.
 
-What a model's own file adds is the names: which tensor there is which parameter here.
+The mapping from tensor names to parameters is in the file of each model.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from transformer_kernels.optional_deps import require
 Model = TypeVar("Model", bound=nn.Module)
 
 HEAD_SIZE = 64
-"""Of every size of GPT-2 and BERT that was published; no tensor's shape tells it."""
+"""Head size of every published GPT-2 and BERT; it cannot be inferred from tensor shapes."""
 
 _PARTS = ("weight", "bias")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the names in files of one kind vary."""
+    """Variations of tensor names between the files of one architecture."""
 
     prefix: str
-    """What names may begin with, or not."""
+    """Optional prefix of all names."""
     ignored: str
-    """A regular expression for names, without the prefix, of what is not needed."""
+    """Regular expression for the names, without the prefix, of tensors to ignore."""
     old_endings: tuple[tuple[str, str], ...] = ()
-    """Each with the ending that newer files have."""
+    """Pairs of an old name suffix and its current form."""
 
     def name(self, stored: str) -> str:
-        """What a tensor would be called in a new file without the prefix."""
+        """Canonical name: without the prefix and with the current suffix."""
         name = stored.removeprefix(self.prefix)
         for old, new in self.old_endings:
             if name.endswith(old):
@@ -46,11 +46,13 @@ class Layout:
 
 
 class PublishedWeights:
-    """The tensors of one open file, each to be taken once; every error is a ValueError that names
-    the tensor and the file."""
+    """Tensors of an open safetensors file, by canonical name.
+
+    Tracks which tensors have been loaded. Errors are ValueErrors that name the tensor and the file.
+    """
 
     def __init__(self, file: Any, path: Path | str, layout: Layout) -> None:
-        """`file` is what safetensors opened."""
+        """`file` is an open handle of `safetensors.safe_open`."""
         self._file = file
         self._path = path
         self._stored: dict[str, str] = {}
@@ -62,71 +64,67 @@ class PublishedWeights:
             if name in self._stored:
                 raise ValueError(f"{path} has {name} twice, as {self._stored[name]} and {stored}")
             self._stored[name] = stored
-        self._left = set(self._stored)
+        self._unused = set(self._stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self._stored
 
     def layers(self, prefix: str) -> int:
-        """One more than the largest n of names that begin with `prefix` and "n.", and at least 1:
-        what is missing of them is then named when it is taken."""
+        """Number of layers: one more than the largest n in names that begin with `prefix` + "n.".
+
+        At least 1, so that loading reports the first missing tensor by name.
+        """
         numbers = (re.match(re.escape(prefix) + r"(\d+)\.", name) for name in self._stored)
         return 1 + max((int(number[1]) for number in numbers if number), default=0)
 
     def matrix(self, name: str) -> tuple[int, int]:
-        """The shape of a tensor that has to be a matrix, and not an empty one."""
+        """Shape of a tensor, which must be a non-empty matrix."""
         shape = self._shape(name)
         if len(shape) != 2 or 0 in shape:
-            raise ValueError(
-                f"{self._tensor(name)} must be a matrix that is not empty, got shape {shape}"
-            )
+            raise ValueError(f"{self._tensor(name)} must be a non-empty matrix, got shape {shape}")
         return shape[0], shape[1]
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """A copy of the tensor in torch's default dtype."""
+    def load(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Loads a copy of a tensor, in torch's default dtype; its shape must be `shape`."""
         found = self._shape(name)
         if found != tuple(shape):
             raise ValueError(f"{self._tensor(name)} must have shape {tuple(shape)}, got {found}")
         tensor: Tensor = self._file.get_tensor(self._stored[name])
         if not tensor.is_floating_point():
             raise ValueError(f"{self._tensor(name)} must be floating-point, got {tensor.dtype}")
-        self._left.discard(name)
+        self._unused.discard(name)
         return tensor.to(torch.get_default_dtype(), copy=True)
 
-    def linear(self, name: str, ours: str, inputs: int, outputs: int) -> dict[str, Tensor]:
-        """The weight (outputs, inputs) and the bias of a linear layer, by their names here."""
+    def linear(self, name: str, parameter: str, inputs: int, outputs: int) -> dict[str, Tensor]:
+        """Weight (outputs, inputs) and bias of a linear layer, keyed by parameter name."""
         return {
-            f"{ours}.weight": self.take(f"{name}.weight", (outputs, inputs)),
-            f"{ours}.bias": self.take(f"{name}.bias", (outputs,)),
+            f"{parameter}.weight": self.load(f"{name}.weight", (outputs, inputs)),
+            f"{parameter}.bias": self.load(f"{name}.bias", (outputs,)),
         }
 
-    def norm(self, name: str, ours: str, width: int) -> dict[str, Tensor]:
-        """The weight and the bias of a normalisation, by their names here."""
-        return {f"{ours}.{part}": self.take(f"{name}.{part}", (width,)) for part in _PARTS}
+    def norm(self, name: str, parameter: str, width: int) -> dict[str, Tensor]:
+        """Weight and bias of a layer normalisation, keyed by parameter name."""
+        return {f"{parameter}.{part}": self.load(f"{name}.{part}", (width,)) for part in _PARTS}
 
     def check_tied(self, name: str, tensor: Tensor) -> None:
-        """That `name`, if the file has it, is the same as `tensor`, which is the parameter here."""
-        if name in self and not torch.equal(self.take(name, tensor.shape), tensor):
-            raise ValueError(
-                f"{self._tensor(name)} must be the tensor that it is tied to, but has other values"
-            )
+        """Raises ValueError if the file has tensor `name` and it differs from `tensor`."""
+        if name in self and not torch.equal(self.load(name, tensor.shape), tensor):
+            raise ValueError(f"{self._tensor(name)} must equal the tensor that it is tied to")
 
-    def check_all_taken(self) -> None:
-        """ValueError for a tensor that nobody took."""
-        if self._left:
-            names = ", ".join(self._stored[name] for name in sorted(self._left)[:3])
-            more = f" and {len(self._left) - 3} more" if len(self._left) > 3 else ""
-            raise ValueError(
-                f"{self._path} has tensors that the model has no use for: {names}{more}"
-            )
+    def check_all_used(self) -> None:
+        """Raises ValueError if the file has tensors that have not been loaded."""
+        if self._unused:
+            names = ", ".join(self._stored[name] for name in sorted(self._unused)[:3])
+            more = f" and {len(self._unused) - 3} more" if len(self._unused) > 3 else ""
+            raise ValueError(f"{self._path} has unexpected tensors: {names}{more}")
 
     def heads(self, width: int, heads: int | None) -> int:
-        """`heads`, or what heads of 64 give."""
+        """`heads`, or width / 64 if None."""
         if heads is not None:
             return heads
         if width % HEAD_SIZE:
             raise ValueError(
-                f"heads must be given for {self._path}: its width {width} is no multiple of "
+                f"heads must be given for {self._path}: its width {width} is not a multiple of "
                 f"{HEAD_SIZE}, the size of a head in published models"
             )
         return width // HEAD_SIZE
@@ -142,15 +140,17 @@ class PublishedWeights:
 
 @contextmanager
 def open_weights(path: Path | str, layout: Layout) -> Iterator[PublishedWeights]:
-    """The tensors of a safetensors file. Nothing in it is executed.
+    """Opens a safetensors file, without executing any code in it.
 
-    OSError where it cannot be read, ValueError where it is no such file or is damaged, ImportError
-    where safetensors is missing.
+    Raises:
+        ImportError: the package safetensors is not installed.
+        OSError: the file cannot be read.
+        ValueError: it is not a safetensors file, or it is damaged.
     """
     require("safetensors", extra="train")
     from safetensors import SafetensorError, safe_open
 
-    # safetensors maps the file into memory, and its errors for what cannot be read are obscure.
+    # safetensors raises obscure errors for unreadable files; open() raises clear ones.
     with Path(path).open("rb"):
         pass
     try:
@@ -161,8 +161,10 @@ def open_weights(path: Path | str, layout: Layout) -> Iterator[PublishedWeights]
 
 
 def with_weights(build: Callable[[], Model], state: dict[str, Tensor]) -> Model:
-    """The model that `build` makes, in evaluation mode, with the tensors of `state` as parameters:
-    none is drawn or copied for it."""
+    """Builds a model with the tensors of `state` as parameters, in evaluation mode.
+
+    Parameters are neither initialised nor copied: `build` runs on the meta device.
+    """
     with torch.device("meta"):
         model = build()
     model.load_state_dict(state, assign=True)

@@ -1,8 +1,9 @@
-"""The encoder-decoder Transformer, which translates.
+"""Encoder-decoder Transformer for translation.
 
-An encoder reads the source; a decoder writes the target, token by token, attending to what it wrote
-and to what the encoder made of the source. Source: Attention Is All You Need (Vaswani et al. 2017);
-there embeddings and the last projection are one matrix, and normalisations follow the sums.
+The encoder processes the source text. The decoder generates the target token by token, with
+self-attention to the target so far and cross-attention to the encoder's output. Source: Attention
+Is All You Need (Vaswani et al. 2017), where all embeddings and the last projection share one matrix
+and blocks are post-norm.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import head_size
 from transformer_kernels.nn.blocks import DecoderBlock, Norm, Stack, TransformerBlock
-from transformer_kernels.nn.cache import KeyValueCache
+from transformer_kernels.nn.cache import KVCache
 from transformer_kernels.nn.options import (
     AttnImplementation,
     check_choice,
@@ -28,10 +29,10 @@ from transformer_kernels.nn.positions import SinusoidalPositions
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorConfig:
-    """What decides the weights and the function of a `Translator`.
+    """Hyperparameters of a `Translator`.
 
-    `layers` are those of the encoder, and as many of the decoder. With `shared` source and target
-    have one vocabulary, and one matrix for both embeddings and the last projection.
+    Encoder and decoder have `layers` blocks each. If `shared` is True, source and target have one
+    vocabulary, and both embeddings and the last projection share one matrix.
     """
 
     source_vocabulary: int
@@ -56,7 +57,7 @@ class TranslatorConfig:
         check_choice("norm", self.norm, Norm)
         if self.shared and self.source_vocabulary != self.target_vocabulary:
             raise ValueError(
-                "source_vocabulary and target_vocabulary must be equal to be shared, "
+                "source_vocabulary and target_vocabulary must be equal if shared is True, "
                 f"got {self.source_vocabulary} and {self.target_vocabulary}"
             )
 
@@ -71,24 +72,26 @@ SIZES = {
         layers=2, width=128, hidden=512, heads=4, context=256, norm="pre",
     ),
 }  # fmt: skip
-"""By name: the base model of the source, with its vocabulary for English and German; and a small
-one that trains in minutes on two cores. For other data `dataclasses.replace` the vocabularies."""
+"""Named sizes. "base" is the base model of the paper, with its vocabulary for English and German.
+"demo" is small and trains in minutes on two cores. For other data, set the vocabularies with
+`dataclasses.replace`."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a decoder attends to: keys and values (B, heads, S, head_size) for each of its blocks,
-    and the mask of their padding."""
+    """Encoded source, as input of the decoder's cross-attention."""
 
     keys_and_values: tuple[tuple[Tensor, Tensor], ...]
+    """For each decoder block, keys and values (B, heads, S, head_size)"""
     mask: Mask | None
+    """Mask of the source's padding; None without padding"""
 
 
 class Translator(nn.Module):
-    """Logits of the next token of a translation.
+    """Encoder-decoder Transformer: logits of the next token of a translation.
 
-    `attn_implementation` selects how attention is computed, not its result: weights trained with
-    one run with the others.
+    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
+    weights trained with one implementation work with the others.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Translator(nn.Module):
         self.config = config
         width = config.width
         self.embedding = nn.Embedding(config.target_vocabulary, width)
-        """Of target tokens; if shared, of source tokens too, and the last projection."""
+        """Target embedding; if shared, also the source embedding and the last projection."""
         self.source_embedding: nn.Embedding | None = None
         self.projection: nn.Linear | None = None
         if not config.shared:
@@ -114,7 +117,7 @@ class Translator(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Xavier (uniform) for every matrix, embeddings too; biases 0."""
+        """Initialises every matrix, embeddings included, as Xavier uniform; biases are 0."""
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
@@ -125,40 +128,54 @@ class Translator(nn.Module):
     def context(self) -> int:
         return self.config.context
 
-    def new_cache(self, batch: int, room: int) -> KeyValueCache:
-        """Of the decoder, for `batch` translations of up to `room` tokens."""
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """Returns an empty decoder cache for `batch` translations of up to `capacity` tokens."""
         config, weight = self.config, self.embedding.weight
-        return KeyValueCache(
-            layers=config.layers, batch=batch, heads=config.heads, room=room,
+        return KVCache(
+            layers=config.layers, batch=batch, heads=config.heads, capacity=capacity,
             head_size=config.width // config.heads, dtype=weight.dtype, device=weight.device,
         )  # fmt: skip
 
     def forward(
         self, source: Tensor, target_in: Tensor, source_lengths: Tensor | None = None
     ) -> Tensor:
-        """source (B, S) and target_in (B, T) int64, each up to the context long, source_lengths
-        (B,), S by default -> logits (B, T, target vocabulary) of the tokens that follow.
+        """Computes logits of the next target token at every position.
 
-        `target_in` is a beginning token and the target but for its end. Row t depends on all of
-        the source and on target tokens 0 to t. Padding of the source changes nothing, whatever
-        tokens it is. Padding behind a target needs no lengths: no row before it sees it, and its
-        own rows are for the loss to leave out.
+        Args:
+            source: (B, S) int64, S up to the context. Padding does not affect the result.
+            target_in: (B, T) int64, T up to the context: a begin token, then the target without its
+                end token. Trailing padding needs no lengths, because self-attention is causal;
+                exclude its rows from the loss.
+            source_lengths: (B,) integers, the number of tokens in each source; S unless given.
+
+        Returns:
+            logits (B, T, target vocabulary); row t depends on the whole source and on tokens 0 to t
+            of `target_in`.
+
+        Raises:
+            TypeError, ValueError: a text is longer than the context, or `source_lengths` is
+                invalid.
         """
         memory = self.memory(source, source_lengths)
         return self._logits(self._decode(target_in, memory))
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
-        """source (B, S) int64, source_lengths (B,) -> (B, S, width); padding gives numbers that
-        mean nothing, but never NaN."""
+        """Encodes source (B, S) int64 with source_lengths (B,) -> (B, S, width).
+
+        Outputs at padding are unspecified, but never NaN.
+        """
         B, S = source.shape
-        check_lengths("source_lengths", source_lengths, batch=B, room=S)
+        check_lengths("source_lengths", source_lengths, batch=B, max_length=S)
         embedding = self.embedding if self.source_embedding is None else self.source_embedding
         x = clear_padding(self._embed(source, embedding), source_lengths)
         y: Tensor = self.encoder_norm(self.encoder(x, mask=_padding(source_lengths)))
         return y
 
     def memory(self, source: Tensor, source_lengths: Tensor | None = None) -> Memory:
-        """The encoded source, as the decoder needs it; computed once for a whole translation."""
+        """Encodes the source and computes the decoder's cross-attention keys and values.
+
+        Needed once per translation; arguments are those of `encode`.
+        """
         encoded = self.encode(source, source_lengths)
         keys_and_values = []
         for block in self.decoder:
@@ -166,10 +183,8 @@ class Translator(nn.Module):
             keys_and_values.append(block.memory_attention.keys_and_values(encoded))
         return Memory(tuple(keys_and_values), _padding(source_lengths))
 
-    def _decode(
-        self, target_in: Tensor, memory: Memory, cache: KeyValueCache | None = None
-    ) -> Tensor:
-        """target_in (B, T), the tokens after what the cache has -> (B, T, width)."""
+    def _decode(self, target_in: Tensor, memory: Memory, cache: KVCache | None = None) -> Tensor:
+        """target_in (B, T), which follows the tokens in the cache -> (B, T, width)."""
         start = 0 if cache is None else cache.extend(target_in.shape[1])
         x = self._embed(target_in, self.embedding, start)
         for n, (block, keys_and_values) in enumerate(
@@ -204,11 +219,24 @@ class Translator(nn.Module):
         most: int,
         cached: bool = True,
     ) -> list[list[int]]:
-        """The translation of each row of source (B, S), whose lengths are source_lengths (B,).
+        """Translates a batch of texts by greedy decoding.
 
-        After the token `begin` always the likeliest token follows, until that is `end`, or `most`
-        tokens stand there; neither `begin` nor `end` is in the result. Keys and values are kept
-        unless `cached` is False, which changes nothing but the time. Dropout is off meanwhile.
+        The model is in evaluation mode during the call, and its mode is restored afterwards.
+
+        Args:
+            source: (B, S) int64, S up to the context.
+            source_lengths: (B,) integers, the number of tokens in each source; S unless given.
+            begin: token that every translation starts with, not included in the result.
+            end: token that ends a translation, not included in the result.
+            most: largest number of tokens in a translation.
+            cached: True to keep keys and values of previous tokens, which changes only the speed.
+
+        Returns:
+            the tokens of each translation.
+
+        Raises:
+            TypeError, ValueError: `most`, `begin`, `end` or `source_lengths` is out of range, or
+                the source is longer than the context.
         """
         check_positive("most", most)
         if most > self.context:
@@ -220,13 +248,15 @@ class Translator(nn.Module):
         was_training = self.training
         self.eval()
         try:
-            written = self._write(self.memory(source, source_lengths), begin, end, most, cached)
+            generated = self._generate(
+                self.memory(source, source_lengths), begin, end, most, cached
+            )
         finally:
             self.train(was_training)
-        return [row[: row.index(end)] if end in row else row for row in written.tolist()]
+        return [row[: row.index(end)] if end in row else row for row in generated.tolist()]
 
-    def _write(self, memory: Memory, begin: int, end: int, most: int, cached: bool) -> Tensor:
-        """(B, up to most): what follows `begin`; behind an end it means nothing."""
+    def _generate(self, memory: Memory, begin: int, end: int, most: int, cached: bool) -> Tensor:
+        """(B, up to most): the tokens after `begin`; those after an `end` are unspecified."""
         keys, _ = memory.keys_and_values[0]
         B = keys.shape[0]
         cache = self.new_cache(B, most) if cached else None

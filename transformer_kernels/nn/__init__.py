@@ -1,4 +1,4 @@
-"""Building blocks of the reference models; attention runs through the operator."""
+"""Transformer building blocks for the reference models, built on the attention operator."""
 
 from transformer_kernels.nn.attention import (
     HeadForm,
@@ -17,7 +17,7 @@ from transformer_kernels.nn.blocks import (
     TransformerBlock,
     recompute_blocks,
 )
-from transformer_kernels.nn.cache import KeyValueCache, LayerCache
+from transformer_kernels.nn.cache import KVCache, LayerCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.nn.positions import LearnedPositions, SinusoidalPositions, sinusoids
@@ -28,7 +28,7 @@ __all__ = [
     "DecoderBlock",
     "FeedForward",
     "HeadForm",
-    "KeyValueCache",
+    "KVCache",
     "LayerCache",
     "LearnedPositions",
     "MultiHeadAttention",

@@ -1,4 +1,4 @@
-"""Attention as the models use it: one call, three ways to compute it, and the multi-head module."""
+"""Attention layers: `attend`, with three implementations, and multi-head attention."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from transformer_kernels.nn.options import (
 )
 
 HeadForm = Literal["narrow", "wide"]
-"""narrow: heads share the width, width // heads each. wide: every head has the full width."""
+"""narrow: the head size is width // heads. wide: the head size is the full width."""
 
 Scaling = Literal["scores", "inputs"]
-"""scores: q kᵀ / sqrt(D). inputs: q and k each divided by D^(1/4) before the product."""
+"""scores: q kᵀ / sqrt(D). inputs: q and k are each divided by D^(1/4) before the product."""
 
 
 def attend(
@@ -33,37 +33,62 @@ def attend(
     dropout_p: float = 0.0,
     attn_implementation: AttnImplementation = "fused",
 ) -> Tensor:
-    """Masked scaled dot-product attention, computed the way `attention` names.
+    """Masked scaled dot-product attention, by the selected implementation.
 
-    Shapes: q (B, H, M, D), k (B, H, N, D), v (B, H, N, D_v) -> (B, H, M, D_v). `scale` defaults to
-    1/sqrt(D). The three ways agree to rounding; with dropout only "eager" and "fused" do, which
-    draw the same bits, while "sdpa" draws its own. "sdpa" stores the whole mask, unless it is
-    None or exactly `Mask.causal()`.
+    The three implementations agree to rounding. With dropout, only "eager" and "fused" do: they
+    draw the same dropout bits, and "sdpa" draws its own.
+
+    Args:
+        q: queries (B, H, M, D).
+        k: keys (B, H, N, D).
+        v: values (B, H, N, D_v).
+        mask: the visible pairs; None shows all. "sdpa" materializes every mask except exactly
+            `Mask.causal()`.
+        scale: multiplies q kᵀ; 1/sqrt(D) unless given.
+        dropout_p: probability of dropping an attention weight.
+        attn_implementation: "eager", "fused" or "sdpa".
+
+    Returns:
+        o (B, H, M, D_v).
+
+    Raises:
+        TypeError, ValueError: `attn_implementation` is unknown, or an argument is invalid for
+            `transformer_kernels.attention`.
     """
     check_choice("attn_implementation", attn_implementation, AttnImplementation)
     if attn_implementation == "sdpa":
-        return _torch_attention(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p)
+        return _sdpa(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p)
     backend = "reference" if attn_implementation == "eager" else "auto"
     return attention_operator(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p, backend=backend)
 
 
-def _torch_attention(
+def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None, scale: float | None, dropout_p: float
 ) -> Tensor:
     causal = mask is not None and mask.constraints == Mask.causal().constraints
-    shown: Tensor | None = None
+    attn_mask: Tensor | None = None
     if mask is not None and not causal:
         B, H, M, _ = q.shape
-        shown = mask.materialize(B, H, M, k.shape[-2], q.device)
+        attn_mask = mask.materialize(B, H, M, k.shape[-2], q.device)
     return nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=shown, dropout_p=dropout_p, is_causal=causal, scale=scale
+        q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=causal, scale=scale
     )
 
 
 def basic_self_attention(x: Tensor, *, attn_implementation: AttnImplementation = "fused") -> Tensor:
-    """softmax(x xᵀ) x: self-attention with no parameters and no scale; x and result (B, T, width).
+    """Self-attention without parameters or scale: softmax(x xᵀ) x.
 
-    It sees a set: permuting the sequence permutes the result, and changes nothing else.
+    It is permutation-equivariant: permuting the sequence permutes the result in the same way.
+
+    Args:
+        x: inputs (B, T, width).
+        attn_implementation: "eager", "fused" or "sdpa".
+
+    Returns:
+        (B, T, width).
+
+    Raises:
+        ValueError: x is not three-dimensional, or `attn_implementation` is unknown.
     """
     if x.dim() != 3:
         raise ValueError(f"x must be (batch, length, width), got shape {tuple(x.shape)}")
@@ -72,17 +97,17 @@ def basic_self_attention(x: Tensor, *, attn_implementation: AttnImplementation =
 
 
 def divide_by_fourth_root(x: Tensor) -> Tensor:
-    """x / D^(1/4), D its last dimension.
+    """x / D^(1/4), where D is the last dimension of x.
 
-    Done to q and to k, it stands for dividing q kᵀ by sqrt(D), and keeps a product that is formed
-    in half precision within its range.
+    Applied to both q and k, it is equivalent to dividing q kᵀ by sqrt(D). It keeps a product
+    computed in half precision within range.
     """
     divisor: float = x.shape[-1] ** 0.25
     return x / divisor
 
 
 def head_size(width: int, heads: int, form: HeadForm) -> int:
-    """The size of one head; ValueError where width and heads do not fit each other."""
+    """Size of one head. Raises ValueError if a narrow width is not a multiple of heads."""
     check_positive("width", width)
     check_positive("heads", heads)
     check_choice("form", form, HeadForm)
@@ -96,14 +121,13 @@ def head_size(width: int, heads: int, form: HeadForm) -> int:
 
 
 class MultiHeadAttention(nn.Module):
-    """Several attentions side by side, each with its own queries, keys and values.
+    """Multi-head attention with separate query, key and value projections.
 
-    `form="narrow"` projects to `width` and splits it into heads of width // heads, the standard
-    form; `form="wide"` gives each head the full width, and needs `heads` times the memory. Both
-    scale by the size of a head, and end in a projection back to `width`.
+    `form="narrow"` is the standard form: heads of size width // heads. `form="wide"` projects to
+    `heads` heads of the full width and needs `heads` times the memory. Both forms scale scores by
+    1/sqrt(head size) and end in a projection back to `width`.
 
-    Dropout acts on the attention weights, in training only. Attention heads are views of the
-    projections: nothing is copied on the way in. No module keeps the attention matrix.
+    Heads are strided views of the projections, without a copy. The attention matrix is not stored.
     """
 
     def __init__(
@@ -118,9 +142,21 @@ class MultiHeadAttention(nn.Module):
         source_width: int | None = None,
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
-        """`source_width` is the width of what keys and values come from; `width` by default.
+        """Creates the four projections.
 
-        `bias` is that of the three projections to heads; the last one always has it.
+        Args:
+            width: size of the input and output vectors.
+            heads: number of heads; divides `width` in the narrow form.
+            form: "narrow" or "wide".
+            scaling: "scores" or "inputs"; see `Scaling`.
+            bias: True if the query, key and value projections have a bias; `out_proj` always does.
+            dropout: probability of dropping an attention weight, in training mode only.
+            source_width: size of the vectors that keys and values are projected from; `width`
+                unless given.
+            attn_implementation: "eager", "fused" or "sdpa".
+
+        Raises:
+            ValueError: an option is out of range or not one of its choices.
         """
         super().__init__()
         check_choice("scaling", scaling, Scaling)
@@ -146,32 +182,44 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (B, M, width) attends to `source` (B, N, source_width), or to itself -> (B, M, width).
+        """Attention from x to `source`.
 
-        A query that the mask hides everything from takes nothing in: its result is the bias of the
-        last projection. With a cache x follows what that has, to which its keys and values are
-        added, and each position sees all up to its own: `mask` is None then, and nothing is
-        dropped or differentiated.
+        A fully masked query gets the bias of `out_proj`.
+
+        Args:
+            x: queries' inputs (B, M, width).
+            source: keys' and values' inputs (B, N, source_width); x unless given.
+            mask: the visible pairs; None shows all.
+            cache: the layer's key/value cache, already extended by M positions. Keys and values of
+                x are stored in it, attention is causal, and neither dropout nor autograd applies.
+
+        Returns:
+            (B, M, width).
+
+        Raises:
+            ValueError: both `mask` and `cache` are given.
         """
         k, v = self.keys_and_values(x if source is None else source)
         if cache is None:
             return self.attend_to(x, k, v, mask=mask)
         if mask is not None:
-            raise ValueError(f"mask must be None with a cache, which is causal, got {mask}")
+            raise ValueError(
+                f"mask must be None with a cache, whose attention is causal, got {mask}"
+            )
         q = self._queries(x)
         return self._out_proj(
             cache.attend(q, k, v, scale=self._scale, attn_implementation=self.attn_implementation)
         )
 
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Of `source` (B, N, source_width), each (B, heads, N, head_size), for `attend_to`."""
+        """Keys and values of `source` (B, N, source_width), each (B, heads, N, head_size)."""
         k = self._split(self.keys(source))
         if self.scaling == "inputs":
             k = divide_by_fourth_root(k)
         return k, self._split(self.values(source))
 
     def attend_to(self, x: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = None) -> Tensor:
-        """The same as `forward`, where keys and values are there already."""
+        """`forward` for keys and values computed before by `keys_and_values`."""
         dropout_p = self.dropout if self.training else 0.0
         o = attend(
             self._queries(x), k, v,

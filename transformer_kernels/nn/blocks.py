@@ -1,4 +1,4 @@
-"""Blocks of transformers, each layer of which has a residual connection; and stacks of them."""
+"""Transformer blocks with residual connections, and stacks of blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import HeadForm, MultiHeadAttention
-from transformer_kernels.nn.cache import KeyValueCache, LayerCache
+from transformer_kernels.nn.cache import KVCache, LayerCache
 from transformer_kernels.nn.options import (
     AttnImplementation,
     check_choice,
@@ -19,10 +19,10 @@ from transformer_kernels.nn.options import (
 )
 
 Norm = Literal["post", "pre"]
-"""post: norm(x + layer(x)), the original order. pre: x + layer(norm(x)), easier to train deep."""
+"""post: norm(x + layer(x)), the original order. pre: x + layer(norm(x)), easier to train."""
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
-"""gelu_tanh: the approximation that GPT-2 was trained with."""
+"""gelu_tanh: the tanh approximation of GELU that GPT-2 was trained with."""
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -32,12 +32,12 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class FeedForward(nn.Module):
-    """Each position by itself: width -> hidden -> width, with a non-linearity between."""
+    """Position-wise feed-forward network: up_proj (width -> hidden), activation, down_proj."""
 
     def __init__(
         self, width: int, *, hidden: int | None = None, activation: Activation = "relu"
     ) -> None:
-        """`hidden` is 4 width unless given."""
+        """`hidden` is 4 * width unless given."""
         super().__init__()
         hidden = 4 * width if hidden is None else hidden
         check_positive("width", width)
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
 
 
 class _Block(nn.Module):
-    """What blocks share: where a layer's normalisation and dropout are."""
+    """Base of the blocks: a residual branch with pre- or post-normalisation and dropout."""
 
     norm: Norm
     dropout: nn.Dropout
@@ -69,12 +69,20 @@ class _Block(nn.Module):
 
 
 class TransformerBlock(_Block):
-    """Self-attention and feed-forward, each normalised, with dropout on each one's result.
+    """Self-attention and a feed-forward network, each with normalisation, dropout and a residual.
 
-    `norm` places the layer normalisations: "post" after each residual sum, "pre" before each layer
-    (a stack of "pre" blocks wants one more normalisation at its end). `form`, `attention`, `bias`
-    and the dropout of attention weights are those of `MultiHeadAttention`; `hidden` and
-    `activation` those of `FeedForward`; `eps` is that of the normalisations.
+    Args:
+        width: size of the input and output vectors.
+        heads: number of attention heads.
+        norm: "post" normalises after each residual sum, "pre" before each layer. A stack of "pre"
+            blocks needs one more normalisation at its end.
+        form: "narrow" or "wide" heads; see `MultiHeadAttention`.
+        hidden: inner width of the feed-forward network; 4 * width unless given.
+        activation: activation of the feed-forward network.
+        bias: True if the query, key and value projections have a bias.
+        dropout: probability of dropping an attention weight or an element of a layer's output.
+        eps: epsilon of the layer normalisations.
+        attn_implementation: "eager", "fused" or "sdpa".
     """
 
     def __init__(
@@ -119,8 +127,10 @@ class TransformerBlock(_Block):
 
 
 class DecoderBlock(_Block):
-    """As `TransformerBlock`, and between its two layers attention to a memory: an encoder's output,
-    of the same width."""
+    """Decoder block: self-attention, cross-attention to an encoder's output, and feed-forward.
+
+    The encoder's output (the memory) has the same width. Options are those of `TransformerBlock`.
+    """
 
     def __init__(
         self,
@@ -160,10 +170,18 @@ class DecoderBlock(_Block):
         memory_mask: Mask | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (B, T, width) -> the same shape.
+        """Runs the block.
 
-        `memory` is `self.memory_attention.keys_and_values` of the memory (B, N, width), of which
-        `memory_mask` says what may be attended to; mask and cache are those of the self-attention.
+        Args:
+            x: inputs (B, T, width).
+            memory: keys and values (B, heads, N, head_size) of the memory (B, N, width), from
+                `self.memory_attention.keys_and_values`.
+            mask: mask of the self-attention.
+            memory_mask: mask of the cross-attention.
+            cache: key/value cache of the self-attention; see `MultiHeadAttention`.
+
+        Returns:
+            (B, T, width).
         """
         x = self._residual(
             x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache)
@@ -177,26 +195,28 @@ class DecoderBlock(_Block):
 
 
 class Stack(nn.ModuleList):
-    """Blocks one after the other.
+    """Sequence of blocks, optionally with activation checkpointing.
 
-    With `recompute` set, only what goes into a block is kept for the backward pass, which computes
-    the rest again, with the same dropout: memory for a third more time.
+    If `recompute` is True, only the input of each block is saved in training mode. The backward
+    pass recomputes the block with the same dropout, which takes about a third more time.
     """
 
     recompute = False
 
     def forward(
-        self, x: Tensor, *, mask: Mask | None = None, cache: KeyValueCache | None = None
+        self, x: Tensor, *, mask: Mask | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        """x (B, T, width) -> the same shape. With a cache x follows what was there before its
-        `extend`; see `MultiHeadAttention`."""
+        """x (B, T, width) -> the same shape; mask and cache as in `MultiHeadAttention`.
+
+        A cache must have been extended by T positions beforehand.
+        """
         for n, block in enumerate(self):
             layer = None if cache is None else cache.layer(n)
             x = self.run(block, x, mask=mask, cache=layer)
         return x
 
     def run(self, block: nn.Module, *inputs: Any, **options: Any) -> Tensor:
-        """The block, recomputed where that is set."""
+        """Runs one block, checkpointed if `recompute` is set."""
         y: Tensor
         if self.recompute and self.training:
             y = checkpoint(block, *inputs, use_reentrant=False, **options)
@@ -206,7 +226,7 @@ class Stack(nn.ModuleList):
 
 
 def recompute_blocks(model: nn.Module, wanted: bool = True) -> None:
-    """Sets `Stack.recompute` of every stack in the model."""
+    """Enables or disables activation checkpointing in every `Stack` of the model."""
     for module in model.modules():
         if isinstance(module, Stack):
             module.recompute = wanted

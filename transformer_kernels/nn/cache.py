@@ -1,4 +1,4 @@
-"""Keys and values of what a model has written, so that each further token costs only itself."""
+"""Key/value cache for token-by-token generation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.nn.options import AttnImplementation, check_positive
 
 
-class KeyValueCache:
-    """Of all layers of a model, and of texts that are equally long.
+class KVCache:
+    """Keys and values of every layer of a model, for a batch of sequences of equal length.
 
-    For inference: what is kept has no gradient.
+    For inference only: cached keys and values have no gradient.
     """
 
     def __init__(
@@ -23,54 +23,60 @@ class KeyValueCache:
         layers: int,
         batch: int,
         heads: int,
-        room: int,
+        capacity: int,
         head_size: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`room` is how many positions there can be."""
-        sizes = {"layers": layers, "heads": heads, "room": room, "head_size": head_size}
+        """Allocates an empty cache of `capacity` positions for each sequence."""
+        sizes = {"layers": layers, "heads": heads, "capacity": capacity, "head_size": head_size}
         for name, size in sizes.items():
             check_positive(name, size)
-        shape = (layers, batch, heads, room, head_size)
+        shape = (layers, batch, heads, capacity, head_size)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
-        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
-        self.written = 0
-        """Positions in use; `lengths` says the same of each text"""
+        self.cache_seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
+        """(batch,): `length` for each sequence, as `attention_decode` needs it."""
+        self.length = 0
+        """Number of positions in use."""
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
+        """Largest number of positions that the cache can hold."""
         return self.keys.shape[3]
 
     def extend(self, count: int) -> int:
-        """Takes `count` positions more into use, for every layer to fill; returns the first one.
+        """Adds `count` positions, which every layer then fills; returns the first of them.
 
-        ValueError where there is no room for them.
+        Raises ValueError if they exceed the capacity.
         """
-        first = self.written
-        if first + count > self.room:
+        first = self.length
+        if first + count > self.capacity:
             raise ValueError(
-                f"the cache has room for {self.room} positions, {first} of them in use, "
-                f"and {count} are to follow"
+                f"count must be at most {self.capacity - first}, the free positions of a cache "
+                f"of capacity {self.capacity} and length {first}, got {count}"
             )
-        self.written += count
-        self.lengths += count
+        self.length += count
+        self.cache_seqlens += count
         return first
 
     def layer(self, n: int) -> LayerCache:
-        """The part of layer n, a view."""
-        return LayerCache(self.keys[n], self.values[n], self.lengths, self.written)
+        """Layer n of the cache, as a view."""
+        return LayerCache(self.keys[n], self.values[n], self.cache_seqlens, self.length)
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Of one attention: keys and values (B, heads, room, head_size), lengths (B,) of `written`."""
+    """Key/value cache of one attention layer."""
 
     keys: Tensor
+    """(B, heads, capacity, head_size)"""
     values: Tensor
-    lengths: Tensor
-    written: int
+    """(B, heads, capacity, head_size)"""
+    cache_seqlens: Tensor
+    """(B,) int32: `length` for each sequence"""
+    length: int
+    """Number of positions in use, new ones included"""
 
     @torch.no_grad()
     def attend(
@@ -82,24 +88,35 @@ class LayerCache:
         scale: float | None,
         attn_implementation: AttnImplementation,
     ) -> Tensor:
-        """Puts k and v (B, heads, M, head_size) at the end, to which all positions up to its own
-        are shown to each query of q -> (B, heads, M, head_size), in the dtype of the cache, to
-        which all three are converted: autocast may have made them narrower."""
+        """Stores the last M keys and values, and computes causal attention of q to the cache.
+
+        Inputs are converted to the dtype of the cache, because autocast may have narrowed them.
+
+        Args:
+            q: queries (B, heads, M, head_size) of the last M positions.
+            k: keys (B, heads, M, head_size) of the same positions.
+            v: values (B, heads, M, head_size) of the same positions.
+            scale: multiplies q kᵀ; 1/sqrt(head_size) if None.
+            attn_implementation: "eager", "fused" or "sdpa".
+
+        Returns:
+            (B, heads, M, head_size) in the dtype of the cache.
+        """
         M = k.shape[2]
-        self.keys[:, :, self.written - M : self.written] = k
-        self.values[:, :, self.written - M : self.written] = v
+        self.keys[:, :, self.length - M : self.length] = k
+        self.values[:, :, self.length - M : self.length] = v
         q = q.to(self.keys.dtype)
         if attn_implementation == "sdpa":
-            return self._by_torch(q, scale)
+            return self._sdpa(q, scale)
         backend = "reference" if attn_implementation == "eager" else "auto"
         return attention_decode(
-            q, self.keys, self.values, self.lengths, scale=scale, backend=backend
+            q, self.keys, self.values, self.cache_seqlens, scale=scale, backend=backend
         )
 
-    def _by_torch(self, q: Tensor, scale: float | None) -> Tensor:
-        keys, values = (x[:, :, : self.written] for x in (self.keys, self.values))
-        shown = torch.ones(q.shape[2], self.written, dtype=torch.bool, device=q.device)
-        shown = shown.tril(self.written - q.shape[2])
+    def _sdpa(self, q: Tensor, scale: float | None) -> Tensor:
+        keys, values = (x[:, :, : self.length] for x in (self.keys, self.values))
+        visible = torch.ones(q.shape[2], self.length, dtype=torch.bool, device=q.device)
+        visible = visible.tril(self.length - q.shape[2])
         return nn.functional.scaled_dot_product_attention(
-            q, keys, values, attn_mask=shown, scale=scale
+            q, keys, values, attn_mask=visible, scale=scale
         )

@@ -1,4 +1,4 @@
-"""Texts of different lengths in one batch: what lies behind the end of a text is padding."""
+"""Batches of sequences with trailing padding: checks of the lengths, masking and pooling."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 
-def check_lengths(name: str, lengths: Tensor | None, *, batch: int, room: int) -> None:
-    """TypeError or ValueError unless `lengths` is None or (batch,) integers from 0 to `room`.
+def check_lengths(name: str, lengths: Tensor | None, *, batch: int, max_length: int) -> None:
+    """Checks that `lengths` is None or (batch,) integers from 0 to `max_length`.
 
-    Their values are looked at on the CPU alone, so that nothing waits for a GPU.
+    Values are checked on the CPU only, because reading them from a GPU would synchronise.
+
+    Raises:
+        TypeError: `lengths` is not an int32 or int64 tensor.
+        ValueError: its shape is not (batch,), or a value is out of range.
     """
     if lengths is None:
         return
@@ -21,25 +25,28 @@ def check_lengths(name: str, lengths: Tensor | None, *, batch: int, room: int) -
     if lengths.device.type != "cpu" or torch.compiler.is_compiling():
         return
     for b, length in enumerate(lengths.tolist()):
-        if not 0 <= length <= room:
+        if not 0 <= length <= max_length:
             raise ValueError(
-                f"{name} must be from 0 to {room}, the tokens there are, got {length} at {b}"
+                f"{name} must be from 0 to {max_length}, the padded length, "
+                f"got {length} at index {b}"
             )
 
 
 def clear_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """x (B, T, width) with 0 for padding, whatever was there: not even NaN reaches a result or a
-    gradient from it. Nothing is padding where `lengths` (B,) is None."""
+    """Sets the padding of x (B, T, width) to 0, given lengths (B,); None means no padding.
+
+    Neither values nor gradients depend on the padding, even if it is NaN.
+    """
     if lengths is None:
         return x
     position = torch.arange(x.shape[1], device=x.device)
     return x.masked_fill((position >= lengths[:, None])[:, :, None], 0.0)
 
 
-def mean_of_text(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """The mean of x (B, T, width) over the positions of each text -> (B, width).
+def masked_mean(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Mean of x (B, T, width) over each sequence without its padding -> (B, width).
 
-    Padding does not count. Of a text of length 0 it is 0.
+    The mean of an empty sequence is 0.
     """
     total = clear_padding(x, lengths).sum(dim=1)
     if lengths is None:

@@ -1,4 +1,4 @@
-"""What tells a transformer the order of its input: position vectors, added to the embeddings."""
+"""Position encodings: learned or sinusoidal vectors that are added to the embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformer_kernels.nn.options import check_positive
 
 
 class LearnedPositions(nn.Module):
-    """Adds a learned vector for each of the first `context` positions."""
+    """Adds a learned vector to each position, of `context` positions at most."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
@@ -19,13 +19,15 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.table, std=0.02)
 
     def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
-        """x (B, T, width), positions `start` and on -> the same shape; ValueError if they go beyond
-        the context."""
-        return x + _rows(self.table, x, start)
+        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape.
+
+        Raises ValueError if a position is beyond the context.
+        """
+        return x + _encodings(self.table, x, start)
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds fixed sine and cosine waves (see `sinusoids`); nothing is learned or saved."""
+    """Adds fixed sine and cosine waves; see `sinusoids`. Has no parameters and no saved state."""
 
     table: Tensor
 
@@ -34,16 +36,23 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", sinusoids(context, width), persistent=False)
 
     def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
-        """x (B, T, width), positions `start` and on -> the same shape; ValueError if they go beyond
-        the context."""
-        return x + _rows(self.table, x, start)
+        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape.
+
+        Raises ValueError if a position is beyond the context.
+        """
+        return x + _encodings(self.table, x, start)
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """(length, width): column 2i is sin(position / 10000^(2i/width)), column 2i + 1 its cosine.
+    """Sinusoidal position encodings.
 
-    Of an odd width the last column is a sine without its cosine. The angles are computed in
-    float64 and the result has torch's default dtype. Source: Attention Is All You Need, 3.5.
+    Column 2i is sin(position / 10000^(2i/width)), and column 2i + 1 is the cosine of that angle.
+    If the width is odd, the last column is a sine without a cosine. Angles are computed in float64.
+
+    Returns:
+        (length, width) in torch's default dtype.
+
+    Source: Attention Is All You Need, section 3.5.
     """
     check_positive("length", length)
     check_positive("width", width)
@@ -54,10 +63,10 @@ def sinusoids(length: int, width: int) -> Tensor:
     return table.to(torch.get_default_dtype())
 
 
-def _rows(table: Tensor, x: Tensor, start: int) -> Tensor:
+def _encodings(table: Tensor, x: Tensor, start: int) -> Tensor:
     end = start + x.shape[1]
     if end > table.shape[0]:
         raise ValueError(
-            f"x must be at most {table.shape[0]} positions long, the context; got {end}"
+            f"x must be at most {table.shape[0]} positions long (the context), got {end}"
         )
     return table[start:end]

@@ -1,4 +1,4 @@
-"""Training of the reference models: data, tasks, schedules, checkpoints, curves, and whole runs."""
+"""Training of the reference models: data, tasks, schedules, checkpoints, curves and runs."""
 
 from transformer_kernels.training.checkpoint import (
     CheckpointError,

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and read without running code from the file."""
+"""Checkpoints: written atomically, and read without executing code from the file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from typing import Any, BinaryIO
 
 import torch
 
-FORMAT = "transformer_kernels checkpoint, version 1"
+_FORMAT_NAME = "transformer_kernels checkpoint, version "
+FORMAT = f"{_FORMAT_NAME}2"
+"""Version 1 was written by 0.1: its configs and weights have other names."""
 
 _UNREADABLE = (pickle.UnpicklingError, RuntimeError, ValueError, EOFError)
-"""What zipfile and torch.load raise on bytes that they cannot make sense of."""
+"""Exceptions that zipfile and torch.load raise for invalid content."""
 
 
 class CheckpointError(ValueError):
-    """A file that is not a checkpoint of ours, or is damaged, or does not fit."""
+    """A file that is damaged, is not a checkpoint of this package, or does not match the run."""
 
 
 def save_checkpoint(state: dict[str, Any], path: Path, *, kind: str) -> None:
-    """Writes `state` (tensors, numbers, strings and containers of them) to `path`.
+    """Writes a checkpoint atomically: a crash leaves the old file or the new one, never a part.
 
-    `kind` says what it is a checkpoint of ("generator"), for `load_checkpoint` to check.
+    Args:
+        state: tensors, numbers, strings and containers of them.
+        path: output file; an existing file is replaced once the new one is on disk.
+        kind: kind of task, such as "generator"; checked by `load_checkpoint`.
 
-    A file of that name is replaced in one go, once the new one is on disk: a crash leaves the old
-    one or the new one, never a part.
+    Raises:
+        OSError: the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -41,11 +46,20 @@ def save_checkpoint(state: dict[str, Any], path: Path, *, kind: str) -> None:
 
 
 def load_checkpoint(path: Path | str, *, kind: str | Sequence[str] = ()) -> dict[str, Any]:
-    """The state that `save_checkpoint` was given, with one of these kinds if any is named, on the
-    CPU.
+    """Reads a checkpoint onto the CPU.
 
-    OSError where the file cannot be read, CheckpointError where it is not such a checkpoint.
-    Nothing in it is executed: only tensors and plain containers are accepted.
+    Executes nothing from the file: only tensors and plain containers are accepted.
+
+    Args:
+        path: file written by `save_checkpoint`.
+        kind: accepted kind or kinds of task; empty accepts all.
+
+    Returns:
+        the state passed to `save_checkpoint`, and the keys "format" and "kind".
+
+    Raises:
+        OSError: the file cannot be read.
+        CheckpointError: the file is not a checkpoint of an accepted kind, or it is damaged.
     """
     with Path(path).open("rb") as file:
         if not _is_whole(file):
@@ -54,9 +68,12 @@ def load_checkpoint(path: Path | str, *, kind: str | Sequence[str] = ()) -> dict
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except _UNREADABLE as error:
-            raise CheckpointError(f"{path} is not a checkpoint of ours") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a checkpoint of ours")
+            raise CheckpointError(f"{path} is not a checkpoint of transformer_kernels") from error
+    found = state.get("format") if isinstance(state, dict) else None
+    if isinstance(found, str) and found.startswith(_FORMAT_NAME) and found != FORMAT:
+        raise CheckpointError(f"{path} is a {found}; this version reads {FORMAT!r}")
+    if not isinstance(state, dict) or found != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of transformer_kernels")
     kinds = [kind] if isinstance(kind, str) else kind
     if kinds and state.get("kind") not in kinds:
         wanted = " or ".join(kinds)
@@ -65,7 +82,7 @@ def load_checkpoint(path: Path | str, *, kind: str | Sequence[str] = ()) -> dict
 
 
 def _is_whole(file: BinaryIO) -> bool:
-    """Whether the archive's sizes and checksums are right: torch.load looks at neither."""
+    """True if the archive's sizes and checksums match, which torch.load does not check."""
     try:
         with zipfile.ZipFile(file) as archive:
             stored = all(

@@ -1,4 +1,4 @@
-"""What a training run is decided by."""
+"""Settings of a training run."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from transformer_kernels.training.task import Task
 from transformer_kernels.training.tasks import task_from_dict
 
 Precision = Literal["float32", "bfloat16", "float16"]
-"""Of products, by autocast; weights, sums and losses stay in float32. float16 has its losses scaled
-as far as gradients bear it."""
+"""Autocast dtype of matrix products. Weights, sums and losses stay in float32. float16 uses dynamic
+loss scaling."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One run: what for, how long and on how much, and the optimizer (AdamW)."""
+    """Settings of one run: task, length, batch size and optimizer (AdamW)."""
 
     task: Task
     attn_implementation: AttnImplementation = "fused"
     steps: int = 2000
     batch: int = 12
-    """Examples a step, of all processes and parts together"""
+    """Examples per step, over all processes and micro-batches"""
     accumulate: int = 1
-    """Parts that a batch is cut into, one after the other: memory of one, gradients of all."""
+    """Micro-batches per step (gradient accumulation): less memory, the same gradient"""
     precision: Precision = "float32"
     recompute: bool = False
-    """Blocks keep their inputs alone, and compute the rest again in the backward pass."""
+    """Activation checkpointing: blocks keep only their inputs for the backward pass"""
     schedule: Schedule = field(default_factory=Schedule)
     weight_decay: float = 0.1
-    """On matrices; biases and normalisations are not decayed."""
+    """Applied to matrices only, not to biases and normalisation weights"""
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     clip: float = 1.0
-    """Gradients are scaled down to this norm, all parameters together."""
+    """Maximum norm of the gradient of all parameters together"""
     eval_every: int = 250
-    """Steps from one validation, and checkpoint, to the next; the last step always has both."""
+    """Steps between validations, each followed by a checkpoint; the last step has both"""
     eval_batches: int = 20
+    """Batches of held-out data in a validation"""
     seed: int = 0
+    """Seed of weights, batches and dropout"""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -70,8 +72,11 @@ class TrainConfig:
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> TrainConfig:
-        """The config that `to_dict` came from; KeyError, TypeError or ValueError where it does not
-        fit."""
+        """Inverse of `to_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: the fields are not those of a config.
+        """
         return TrainConfig(
             **fields
             | {

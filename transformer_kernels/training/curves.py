@@ -1,4 +1,4 @@
-"""Learning curves: one row a step, kept as CSV and drawn as a picture."""
+"""Learning curves: one row per step, stored as CSV and drawn as a picture."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ class CurveRow(NamedTuple):
     """One training step. Losses are means, in nats."""
 
     step: int
-    """Steps done, this one included"""
+    """Steps done, including this one"""
     tokens: int
-    """What was read until now (`Task.unit`)"""
+    """Tokens read so far, in `Task.unit`"""
     seconds: float
-    """Time spent in training steps until now; validation and checkpoints are not counted"""
+    """Time of all training steps so far, without validation and checkpoints"""
     train_loss: float
-    """On this step's batch"""
+    """Loss of this step's batch"""
     val_loss: float | None
-    """On held-out data; None where the step had no validation"""
+    """Loss on held-out data; None if the step had no validation"""
     score: float | None
-    """Likewise (`Task.score_name`)"""
+    """Score on held-out data (`Task.score_name`); None if the step had no validation"""
     tokens_per_s: float
-    """Of this step"""
+    """Speed of this step"""
 
 
 def start_curve(path: Path) -> None:
-    """A new CSV file, with its header alone; FileExistsError where there is one."""
+    """Creates a CSV file with only the header; FileExistsError if it exists."""
     with path.open("x", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow(CurveRow._fields)
 
 
 def append_to_curve(path: Path, row: CurveRow) -> None:
-    """Adds one row; on disk when it returns, so that a run that dies leaves its curve."""
+    """Appends one row and closes the file, so that an aborted run keeps its curve."""
     with path.open("a", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow(_as_text(row))
 
 
 def rewrite_curve(path: Path, rows: Iterable[CurveRow]) -> None:
-    """The file anew, with these rows: those that a checkpoint vouches for."""
+    """Replaces the file's content with these rows, for example those of a checkpoint."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(CurveRow._fields)
@@ -54,7 +54,7 @@ def rewrite_curve(path: Path, rows: Iterable[CurveRow]) -> None:
 
 
 def read_curve(path: Path | str) -> list[CurveRow]:
-    """The rows of a CSV file that a run wrote."""
+    """Reads the CSV file of a run."""
     with Path(path).open(newline="", encoding="utf-8") as file:
         return [
             CurveRow(
@@ -71,13 +71,13 @@ def read_curve(path: Path | str) -> list[CurveRow]:
 
 
 def rows_to_tensor(rows: Sequence[CurveRow]) -> Tensor:
-    """(rows, 7) float64, NaN for None: exact, and small in a checkpoint."""
+    """Returns (rows, 7) float64, NaN for None: exact, and compact in a checkpoint."""
     values = [[math.nan if value is None else value for value in row] for row in rows]
     return torch.tensor(values, dtype=torch.float64)
 
 
 def rows_from_tensor(table: Tensor) -> list[CurveRow]:
-    """The rows that `rows_to_tensor` was given."""
+    """Inverse of `rows_to_tensor`."""
     rows: list[CurveRow] = []
     for step, tokens, seconds, train_loss, val_loss, score, speed in table.tolist():
         validated = not math.isnan(val_loss)
@@ -98,10 +98,17 @@ def rows_from_tensor(table: Tensor) -> list[CurveRow]:
 def plot_curves(
     curves: Mapping[str, Sequence[CurveRow]], path: Path | str, *, score: str = "score"
 ) -> None:
-    """Draws runs by name into one picture: losses over steps and over seconds, and the score.
+    """Draws runs into one picture: loss over steps, loss over seconds, score over steps.
 
-    Thin lines are training batches, dots held-out data. The file's ending chooses its format.
-    ImportError where matplotlib is missing.
+    Thin lines are training batches, dots are held-out data.
+
+    Args:
+        curves: rows of each run, by name.
+        path: output file; its suffix selects the format.
+        score: axis label of the score.
+
+    Raises:
+        ImportError: matplotlib is missing.
     """
     require("matplotlib", extra="train")
     from matplotlib.figure import Figure

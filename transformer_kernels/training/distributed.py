@@ -1,4 +1,4 @@
-"""The processes that train together: one, or as many as torchrun has started."""
+"""Data-parallel training: a single process, or the processes started by torchrun."""
 
 from __future__ import annotations
 
@@ -15,65 +15,65 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer_kernels.training.data import Batch
 
-_LETTING_GO = 0.2
-"""Seconds"""
+_SHUTDOWN_DELAY = 0.2
+"""Seconds between the last collective and the shutdown of the process group"""
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process's place among `count`."""
+    """Rank of this process among `world_size` processes, and their collectives."""
 
     rank: int = 0
-    count: int = 1
+    world_size: int = 1
 
     @property
-    def is_first(self) -> bool:
-        """Whether this is the one that validates, writes and speaks."""
+    def is_main(self) -> bool:
+        """True for rank 0, which validates, writes files and prints."""
         return self.rank == 0
 
-    def share(self, batch: Batch) -> Batch:
-        """This process's examples of a batch that all of them drew alike."""
-        return {name: x[self.rank :: self.count] for name, x in batch.items()}
+    def shard(self, batch: Batch) -> Batch:
+        """This rank's examples of a batch that is the same on all ranks."""
+        return {name: x[self.rank :: self.world_size] for name, x in batch.items()}
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model with gradients that are means over all processes."""
-        if self.count == 1:
+        """Wraps the model so that gradients are averaged over all ranks."""
+        if self.world_size == 1:
             return model
         devices = None if device.type == "cpu" else [device]
         return DistributedDataParallel(model, device_ids=devices)
 
-    def gather(self, value: Any) -> list[Any]:
-        """What every process has given, in their order."""
-        if self.count == 1:
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the value of every rank, in rank order."""
+        if self.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.count
+        values: list[Any] = [None] * self.world_size
         distributed.all_gather_object(values, value)
         return values
 
-    def sum(self, value: Tensor) -> float:
-        """Over all processes, of a number on the device."""
-        if self.count > 1:
+    def all_reduce_sum(self, value: Tensor) -> float:
+        """Sum of a scalar tensor over all ranks; `value` is modified in-place."""
+        if self.world_size > 1:
             distributed.all_reduce(value)
         return value.item()
 
     def any(self, value: bool) -> bool:
-        """Whether a process says so."""
-        return any(self.gather(value))
+        """True if `value` is true on any rank."""
+        return any(self.all_gather(value))
 
 
 SINGLE_PROCESS = DistributedContext()
 
 
 def local_device(device: str) -> str:
-    """Of several GPUs the one for this process of those that torchrun has started here."""
+    """Replaces "cuda" by this process's own GPU under torchrun; returns other names unchanged."""
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         return f"cuda:{os.environ['LOCAL_RANK']}"
     return device
 
 
 @contextmanager
-def joined() -> Iterator[DistributedContext]:
-    """While it is open this process is one of those that torchrun has started; alone without it."""
+def distributed_context() -> Iterator[DistributedContext]:
+    """Joins the process group that torchrun defines; without torchrun, a single process."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield SINGLE_PROCESS
         return
@@ -81,9 +81,9 @@ def joined() -> Iterator[DistributedContext]:
         torch.cuda.set_device(local_device("cuda"))
     distributed.init_process_group()
     yield DistributedContext(distributed.get_rank(), distributed.get_world_size())
-    # gloo's thread needs Python's lock to let go of the tensors of the last exchange, and its end
-    # waits for that thread with the lock held: nothing may be left to let go of. After an error
-    # torchrun ends all processes.
+    # Deadlock in gloo: its thread needs the GIL to release the tensors of the last collective, and
+    # destroy_process_group joins that thread while holding the GIL. The delay lets the thread
+    # release them first. After an error torchrun ends all processes.
     distributed.barrier()
-    time.sleep(_LETTING_GO)
+    time.sleep(_SHUTDOWN_DELAY)
     distributed.destroy_process_group()

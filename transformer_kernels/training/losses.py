@@ -1,4 +1,4 @@
-"""Losses as sums, with the number of what was summed: the sums of parts add up to the whole."""
+"""Losses as sums with their number of terms, so that micro-batches add up to the whole batch."""
 
 from __future__ import annotations
 
@@ -11,45 +11,43 @@ from transformer_kernels.nn.options import check_probability
 def smoothed_cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float, pad: int
 ) -> tuple[Tensor, Tensor]:
-    """Cross entropy against smoothed targets: the sum over all targets but padding, and their
-    number.
+    """Label-smoothed cross entropy, summed over all targets except padding.
 
-    Of a target y the distribution q gives 1 - smoothing to y, smoothing / (V - 2) to every other
-    token, and nothing to `pad`, which nobody is to predict; the loss is -Σ q log softmax(logits).
-    It exceeds the divergence KL(q || softmax(logits)), which has the same gradient, by the
-    entropy of q:
+    The smoothed distribution q of a target y is 1 - smoothing for y, 0 for `pad`, and
+    smoothing / (V - 2) for every other token. The loss of a target is -Σ q log softmax(logits). It
+    exceeds KL(q || softmax(logits)), which has the same gradient, by the entropy of q:
 
-        -(1 - smoothing) log(1 - smoothing) - smoothing log(smoothing / (V - 2)) for each target
+        -(1 - smoothing) log(1 - smoothing) - smoothing log(smoothing / (V - 2))
 
-    Without smoothing it is torch's `cross_entropy(ignore_index=pad, reduction="sum")`.
+    Without smoothing it equals torch's `cross_entropy(ignore_index=pad, reduction="sum")`.
 
     Args:
         logits: (..., V), any floating dtype; half precision is computed and summed in float32.
-        targets: (...) int64, tokens; where they are `pad` they count for nothing.
-        smoothing: the share that is taken from the target, at least 0 and below 1.
+        targets: (...) int64, tokens; targets equal to `pad` are ignored.
+        smoothing: probability mass moved away from the target, at least 0 and below 1.
         pad: the padding token.
 
     Returns:
-        the sum, in nats, a scalar in float32 (float64 for float64), and the number of targets, an
-        int64 scalar. Their quotient is the mean; gradients of a batch in parts are exact where the
-        sums of the parts are divided by the number of the whole.
+        the sum in nats, a float32 scalar (float64 for float64 logits), and the number of targets,
+        an int64 scalar. Their quotient is the mean. For exact gradients over micro-batches, divide
+        the sum of each by the number of targets of the whole batch.
 
     Raises:
-        TypeError, ValueError: an argument is not as above. The values of targets are looked at on
-            the CPU alone.
+        TypeError, ValueError: an argument is not as above. Values of targets are checked only on
+            the CPU.
 
-    Source: Rethinking the Inception Architecture (Szegedy et al. 2016), 7; Attention Is All You
-    Need, 5.4; the share of the padding token follows The Annotated Transformer.
+    Source: Rethinking the Inception Architecture (Szegedy et al. 2016), section 7; Attention Is All
+    You Need, section 5.4; excluding the padding token follows The Annotated Transformer.
     """
     _check(logits, targets, smoothing, pad)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     log_p = nn.functional.log_softmax(logits, dim=-1, dtype=dtype)
-    of_target = log_p.gather(-1, targets[..., None])[..., 0]
-    losses = -of_target
+    target_log_p = log_p.gather(-1, targets[..., None])[..., 0]
+    losses = -target_log_p
     if smoothing > 0.0:
-        of_others = log_p.sum(dim=-1) - of_target - log_p[..., pad]
+        other_log_p = log_p.sum(dim=-1) - target_log_p - log_p[..., pad]
         share = smoothing / (logits.shape[-1] - 2)
-        losses = (1.0 - smoothing) * losses - share * of_others
+        losses = (1.0 - smoothing) * losses - share * other_log_p
     counts = targets != pad
     return losses.masked_fill(~counts, 0.0).sum(), counts.sum()
 
@@ -72,16 +70,22 @@ def _check(logits: Tensor, targets: Tensor, smoothing: float, pad: int) -> None:
         raise ValueError(f"pad must be a token from 0 to {V - 1}, got {pad}")
     if targets.device.type != "cpu" or torch.compiler.is_compiling() or not targets.numel():
         return
-    least, most = (int(x) for x in targets.aminmax())
-    if least < 0 or most >= V:
-        wrong = least if least < 0 else most
+    smallest, largest = (int(x) for x in targets.aminmax())
+    if smallest < 0 or largest >= V:
+        wrong = smallest if smallest < 0 else largest
         raise ValueError(f"targets must be tokens from 0 to {V - 1}, got {wrong}")
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor, *, ignored: int = -100) -> Tensor:
-    """Cross entropy in nats, summed over targets but those that are `ignored`.
+    """Cross entropy in nats, summed over all targets except those equal to `ignored`.
 
-    logits (..., V), half precision computed and summed in float32; targets (...) int64 -> a scalar.
+    Args:
+        logits: (..., V); half precision is computed and summed in float32.
+        targets: (...) int64.
+        ignored: target value that is not counted.
+
+    Returns:
+        a scalar, float32 (float64 for float64 logits).
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()

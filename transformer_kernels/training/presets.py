@@ -1,4 +1,4 @@
-"""Settings of runs that are worth having a name."""
+"""Named settings of training runs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ GENERATOR = {
         eval_every=1000,
     ),
 }
-"""By name, as the model's sizes. nanogpt-cpu is nanoGPT's setting for a laptop
-(config/train_shakespeare_char with its CPU overrides); seed has the batches and steps of the
-model's source."""
+"""Presets of the byte-level generator; the names are those of the model's sizes.
+
+nanogpt-cpu is nanoGPT's laptop setting (config/train_shakespeare_char with its CPU overrides). seed
+has the batch size and steps of the model's source.
+"""
 
 GPT2 = {
     "demo": TrainConfig(
@@ -74,8 +76,8 @@ GPT2 = {
         for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
     },
 }
-"""Those of the published sizes have the batches, steps and rates of nanoGPT's reproduction of
-GPT-2 (config/train_gpt2), half a million tokens a step."""
+"""Presets of GPT-2. The published sizes use the batch size, steps and learning rate of nanoGPT's
+reproduction of GPT-2 (config/train_gpt2): half a million tokens per step."""
 
 CLASSIFIER = {
     "demo": TrainConfig(
@@ -96,7 +98,8 @@ CLASSIFIER = {
         eval_batches=250,
     ),
 }
-"""seed has the batches and the rate of the experiment that the model's source links to."""
+"""Presets of the classifier. seed has the batch size and learning rate of the experiment linked in
+the model's source."""
 
 TRANSLATOR = {
     "demo": TrainConfig(
@@ -123,7 +126,8 @@ TRANSLATOR = {
         eval_every=1000,
     ),
 }
-"""base is that of Attention Is All You Need, 5: about 25,000 tokens a step on each side."""
+"""Presets of the translator. base is the base model of Attention Is All You Need, section 5: about
+25,000 tokens per step on each side."""
 
 BERT = {
     "demo": TrainConfig(
@@ -149,8 +153,8 @@ BERT = {
         for name in ("bert-base", "bert-large")
     },
 }
-"""Those of the published sizes have the batches, steps and rates of BERT's pre-training, whose
-rate falls along a line where ours falls along a cosine."""
+"""Presets of BERT. The published sizes use the batch size, steps and peak rate of BERT's
+pre-training, but with cosine decay instead of linear decay."""
 
 LOOKUP = {
     "demo": TrainConfig(
@@ -172,4 +176,4 @@ PRESETS: dict[str, dict[str, TrainConfig]] = {
     "bert": BERT,
     "lookup": LOOKUP,
 }
-"""By kind of task and by name; the first of each kind is its default."""
+"""Presets by kind of task and by name; the first of each kind is its default."""

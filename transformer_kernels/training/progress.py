@@ -1,4 +1,4 @@
-"""A progress bar for a run, by rich."""
+"""Progress bar of a training run, rendered by rich."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from transformer_kernels.training.curves import CurveRow
 def progress_bar(
     steps: int, *, label: str = "training", unit: str = "tokens", score: str = "score"
 ) -> Iterator[Callable[[CurveRow], None]]:
-    """Shows a bar on stderr while it is open; give what it yields to a run as `on_row`.
+    """Context that shows a progress bar on stderr and yields the `on_row` callback of a run.
 
-    The bar has loss and speed of the last step; every validation prints a line. `unit` and `score`
-    are those of the task. ImportError where rich is missing.
+    The bar shows the loss and speed of the last step. Every validation prints a line.
+
+    Args:
+        steps: total number of steps.
+        label: name of the run.
+        unit: unit of the speed, as `Task.unit`.
+        score: name of the score, as `Task.score_name`.
+
+    Raises:
+        ImportError: rich is missing.
     """
     require("rich", extra="train")
     from rich.console import Console

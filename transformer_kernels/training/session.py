@@ -1,4 +1,4 @@
-"""Whole runs: train a model from the start, go on from a checkpoint, or take its model."""
+"""Training sessions: start a run, resume it from a checkpoint, or load its model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ShouldStop = Callable[[], bool]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run gave: the trained model and its curve, one row a step."""
+    """Result of a run: the trained model and its learning curve, one row per step."""
 
     config: TrainConfig
     model: nn.Module
@@ -49,35 +49,35 @@ class TrainResult:
 
     @property
     def losses(self) -> list[float]:
-        """Training loss of each step, nats."""
+        """Training loss of each step, in nats."""
         return [row.train_loss for row in self.rows]
 
     @property
     def seconds(self) -> float:
-        """Time spent in training steps."""
+        """Time of all training steps."""
         return self.rows[-1].seconds
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the whole run."""
+        """Mean speed of the run, in `Task.unit` per second."""
         return self.rows[-1].tokens / self.rows[-1].seconds
 
     @property
     def score(self) -> float | None:
-        """On held-out data, at the last validation (`Task.score_name`); None if there was none."""
+        """Score of the last validation (`Task.score_name`); None if there was none."""
         return next((row.score for row in reversed(self.rows) if row.score is not None), None)
 
     @property
     def finished(self) -> bool:
-        """Whether the run did all its steps, and was not stopped before."""
+        """True if the run did all its steps, False if it was stopped early."""
         return self.rows[-1].step == self.config.steps
 
 
 class TrainingRun:
-    """A run that is set up, and has yet to be trained."""
+    """A run that is set up and ready to train; made by `start` or `resume`."""
 
     def __init__(self, trainer: Trainer, *, rows: list[CurveRow], folder: Path | None) -> None:
-        """`rows` are those of the steps done; see `start` and `resume` for the ways to make one."""
+        """Args: trainer; rows, the curve so far; folder, the output folder or None for no files."""
         self.trainer = trainer
         self.rows = rows
         self.folder = folder
@@ -93,18 +93,18 @@ class TrainingRun:
         data: Dataset,
         *,
         out: Path | str | None = None,
-        ranks: DistributedContext = SINGLE_PROCESS,
+        distributed: DistributedContext = SINGLE_PROCESS,
     ) -> TrainingRun:
-        """See `train`. The first of several processes writes, for all."""
-        trainer = Trainer(config, data, ranks)
-        if out is None or not ranks.is_first:
+        """Sets up a new run; see `train`. Only the main process writes files."""
+        trainer = Trainer(config, data, distributed)
+        if out is None or not distributed.is_main:
             return cls(trainer, rows=[], folder=None)
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (CHECKPOINT, CURVE, PICTURE):
             if (folder / name).exists():
                 raise FileExistsError(
-                    f"{folder} holds a run already ({name}): resume it, or choose another folder"
+                    f"{folder} already holds a run ({name}): resume it, or choose another folder"
                 )
         start_curve(folder / CURVE)
         return cls(trainer, rows=[], folder=folder)
@@ -117,9 +117,13 @@ class TrainingRun:
         data: Dataset | None = None,
         source: Path | None = None,
         kind: str | Sequence[str] = (),
-        ranks: DistributedContext = SINGLE_PROCESS,
+        distributed: DistributedContext = SINGLE_PROCESS,
     ) -> TrainingRun:
-        """See `resume`; `source` is where the data lies now, and `kind` what the run has to be."""
+        """Sets up the rest of an interrupted run; see `resume`.
+
+        `source` is the path of the data, if it has moved. `kind` is the accepted kind or kinds of
+        task; empty accepts all.
+        """
         path = Path(checkpoint)
         state = load_checkpoint(path, kind=kind)
         config = _config(state, path)
@@ -127,10 +131,10 @@ class TrainingRun:
             if source is None and state["data"]["source"] is not None:
                 source = Path(state["data"]["source"])
             data = config.task.data(source, state["extra"])
-        trainer = Trainer(config, data, ranks)
+        trainer = Trainer(config, data, distributed)
         trainer.restore(state)
         rows = rows_from_tensor(state["rows"])
-        if not ranks.is_first:
+        if not distributed.is_main:
             return cls(trainer, rows=rows, folder=None)
         rewrite_curve(path.parent / CURVE, rows)
         return cls(trainer, rows=rows, folder=path.parent)
@@ -138,12 +142,12 @@ class TrainingRun:
     def train(
         self, *, on_row: OnRow | None = None, should_stop: ShouldStop | None = None
     ) -> TrainResult:
-        """Does the steps that are left; see `train`."""
+        """Trains the remaining steps; see `train`."""
         stopped = False
         while self.trainer.steps_done < self.config.steps and not stopped:
             row = self._step()
             self.rows.append(row)
-            stopped = self.trainer.ranks.any(should_stop is not None and should_stop())
+            stopped = self.trainer.distributed.any(should_stop is not None and should_stop())
             state = self.trainer.state() if stopped or self._is_due(row.step) else None
             if self.folder is not None:
                 append_to_curve(self.folder / CURVE, row)
@@ -157,14 +161,14 @@ class TrainingRun:
         return TrainResult(self.config, self.trainer.model, self.rows)
 
     def _step(self) -> CurveRow:
-        """One step, and a validation where one is due."""
+        """Trains one step, and validates if a validation is due."""
         before = self.rows[-1] if self.rows else None
         start = time.perf_counter()
         done = self.trainer.step()
         elapsed = time.perf_counter() - start
         step = self.trainer.steps_done
         validated = None
-        if self._is_due(step) and self.trainer.ranks.is_first:
+        if self._is_due(step) and self.trainer.distributed.is_main:
             validated = self.trainer.validate()
         return CurveRow(
             step=step,
@@ -188,15 +192,23 @@ def train(
     on_row: OnRow | None = None,
     should_stop: ShouldStop | None = None,
 ) -> TrainResult:
-    """Trains a model from the start; seeds torch's generators with the config's seed.
+    """Trains a model from scratch. Seeds torch's global generators with the config's seed.
 
-    `out` is a folder for the checkpoint and the curve (CSV), made where it is missing; without it
-    nothing is written. `on_row` is called after each step. `should_stop` is asked after each step;
-    where it says so, the run saves its checkpoint and ends early.
+    Args:
+        config: settings of the run.
+        data: dataset to train and validate on.
+        out: folder for the checkpoint and the curve (CSV), created if missing; None for no files.
+        on_row: called after each step with its curve row.
+        should_stop: called after each step; True makes the run save a checkpoint and end.
 
-    ValueError where something does not fit; OSError where the folder cannot be written, or holds a
-    run already (FileExistsError: nothing is overwritten); FloatingPointError where a loss or a
-    gradient is not finite, before anything of it is saved.
+    Returns:
+        the trained model and its curve.
+
+    Raises:
+        ValueError: the settings do not fit the data, the device or the number of processes.
+        FileExistsError: the folder already holds a run; nothing is overwritten.
+        OSError: the folder cannot be written.
+        FloatingPointError: a loss or a gradient is not finite; that step is not saved.
     """
     run = TrainingRun.start(config, data, out=out)
     return run.train(on_row=on_row, should_stop=should_stop)
@@ -209,23 +221,36 @@ def resume(
     on_row: OnRow | None = None,
     should_stop: ShouldStop | None = None,
 ) -> TrainResult:
-    """Goes on from a checkpoint, in its folder, to the end of the run it belongs to.
+    """Resumes an interrupted run in the folder of its checkpoint, and trains it to the end.
 
-    On the same machine, with the same number of threads, every loss is the one, bit for bit, that
-    the run would have had without the break. The data is read anew from where it came from, unless
-    given. Errors as in `train`, and CheckpointError.
+    On the same machine, with the same number of threads, every loss is bit-identical to that of an
+    uninterrupted run.
+
+    Args:
+        checkpoint: checkpoint of the run.
+        data: dataset of the run; None reads it again from its original source.
+        on_row: as in `train`.
+        should_stop: as in `train`.
+
+    Returns:
+        the trained model and its curve, including the steps before the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is not valid or does not belong to this data.
+        ValueError, OSError, FloatingPointError: as in `train`.
     """
     run = TrainingRun.resume(checkpoint, data=data)
     return run.train(on_row=on_row, should_stop=should_stop)
 
 
 class LoadedModel(NamedTuple):
-    """What a checkpoint is read for when nothing more is to be trained."""
+    """A trained model, loaded for inference."""
 
     model: nn.Module
     """In evaluation mode"""
     task: Task
     extra: Extra
+    """Data that the model needs, such as its vocabulary; see `Task.extra`"""
 
 
 def load_model(
@@ -234,7 +259,22 @@ def load_model(
     attn_implementation: AttnImplementation = "fused",
     device: str = "cpu",
 ) -> LoadedModel:
-    """The model of a checkpoint of one of these kinds (`Task.kind`). OSError or CheckpointError."""
+    """Loads the trained model of a checkpoint.
+
+    Args:
+        checkpoint: file written by a training run.
+        kinds: accepted kinds of task (`Task.kind`); none accepts all.
+        attn_implementation: attention implementation of the model.
+        device: torch device of the model.
+
+    Returns:
+        the model in evaluation mode, its task and its extra data.
+
+    Raises:
+        OSError: the file cannot be read.
+        CheckpointError: the file is not a checkpoint of an accepted kind.
+        ValueError: the device cannot be used.
+    """
     check_device(device)
     state = load_checkpoint(checkpoint, kind=kinds)
     task = _config(state, checkpoint).task
@@ -249,7 +289,7 @@ def load_generator(
     attn_implementation: AttnImplementation = "fused",
     device: str = "cpu",
 ) -> TextGenerator:
-    """The text generator of a checkpoint, ready to write; see `load_model`."""
+    """Loads the text generator of a checkpoint, in evaluation mode; see `load_model`."""
     model = load_model(
         checkpoint, "generator", attn_implementation=attn_implementation, device=device
     ).model

@@ -1,4 +1,4 @@
-"""What a run trains: a model, what it learns from, and what it loses."""
+"""Base class of training tasks: a model with its data, losses and score."""
 
 from __future__ import annotations
 
@@ -14,40 +14,45 @@ from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import Batch, Dataset
 
 Extra = dict[str, Any]
-"""What a model is of no use without, such as its vocabulary: plain values, kept in checkpoints"""
+"""Data that a model needs for inference, such as its vocabulary: plain values for checkpoints"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A model's config and options of its training; subclasses are in `training/tasks/`."""
+    """Config of a model and options of its training; subclasses are in `training/tasks/`."""
 
     kind: ClassVar[str]
-    """In one word, as the command line has it; checkpoints are of a kind"""
+    """One-word name, used by the command line and stored in checkpoints"""
     unit: ClassVar[str]
-    """What `tokens` counts, in the plural"""
+    """Unit of `tokens`, in the plural"""
     score_name: ClassVar[str]
-    """What `score` is, for people"""
+    """Display name of `score`"""
 
     config_type: ClassVar[Callable[..., Any]]
-    """Of `model`"""
+    """Class of `model`"""
 
     model: Any
     """The model's config"""
 
     @abstractmethod
     def data(self, source: Path | None = None, extra: Extra | None = None) -> Dataset:
-        """What is learned: files of the user's, or what every Python installation carries.
+        """Loads the dataset.
 
-        `extra` is a checkpoint's: the data is then that of its run. OSError where files cannot be
-        read, ValueError where they do not serve.
+        Args:
+            source: file or folder of the user; None uses data that every Python installation has.
+            extra: extra data of a checkpoint, to load the dataset as in its run.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: the data does not suit the task.
         """
 
     def fitted(self, data: Dataset) -> Task:
-        """This one with what the data decides of the model's config."""
+        """This task with the fields of the model's config that depend on the data."""
         return self
 
     def extra(self, data: Dataset) -> Extra:
-        """What a checkpoint has to keep of the data."""
+        """The part of the data that checkpoints store."""
         return {}
 
     @abstractmethod
@@ -56,22 +61,25 @@ class Task(ABC):
 
     @abstractmethod
     def tokens(self, batch: Batch) -> int:
-        """How much there is to read in a batch; padding is not counted."""
+        """Number of tokens in a batch, without padding."""
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, int]:
-        """By the names of `losses`, how many terms their sums have."""
+        """Number of terms in each sum of `losses`, by the same names."""
 
     @abstractmethod
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums of losses in nats, by name. Training minimises the sum of their means; of each, the
-        mean over the whole of a batch, however it is cut."""
+        """Sums of losses in nats, by name.
+
+        Training minimises the sum of their means. Each mean is over the whole batch, regardless of
+        its micro-batches.
+        """
 
     @abstractmethod
     def score(
         self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
     ) -> float:
-        """On held-out batches, whose loss is given: a figure that says more than it."""
+        """Score on held-out batches, easier to interpret than their mean loss, which is given."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for a checkpoint."""

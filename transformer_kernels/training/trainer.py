@@ -1,4 +1,4 @@
-"""The state of one training run, and what a step and a validation do to it."""
+"""Trainer: the state of one training run, its training step and its validation."""
 
 from __future__ import annotations
 
@@ -24,46 +24,56 @@ from transformer_kernels.training.distributed import (
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-LEAST_SCALE = 2.0**-10
-"""Losses are not scaled down further: what overflows then is no matter of precision."""
+MIN_LOSS_SCALE = 2.0**-10
+"""Loss scale (float16) below which a gradient that is not finite is an error."""
 
 
 class Step(NamedTuple):
-    """Of all processes."""
+    """Result of one training step, over all processes."""
 
     loss: float
-    """Before the update, nats"""
+    """Mean loss before the update, in nats"""
     tokens: int
 
 
 class Validation(NamedTuple):
+    """Result of one validation."""
+
     loss: float
-    """nats"""
+    """Mean loss, in nats"""
     score: float
     """See `Task.score_name`"""
 
 
 class Trainer:
-    """A model, its optimizer, and the random states that decide what comes next.
+    """Model, optimizer and random states of a run.
 
-    Making one seeds torch's generators with the config's seed.
+    The constructor seeds torch's global generators with the config's seed.
     """
 
     def __init__(
-        self, config: TrainConfig, data: Dataset, ranks: DistributedContext = SINGLE_PROCESS
+        self,
+        config: TrainConfig,
+        data: Dataset,
+        distributed: DistributedContext = SINGLE_PROCESS,
     ) -> None:
-        """ValueError where the device is missing, or a batch too small to be cut."""
+        """Builds the model and its optimizer.
+
+        Raises:
+            ValueError: the device cannot be used, or the batch is smaller than the number of
+                micro-batches over all processes.
+        """
         device = local_device(config.device)
         check_device(device)
-        if config.batch < config.accumulate * ranks.count:
+        if config.batch < config.accumulate * distributed.world_size:
             raise ValueError(
                 f"batch must be at least accumulate times the number of processes, "
-                f"{config.accumulate} x {ranks.count}, got {config.batch}"
+                f"{config.accumulate} x {distributed.world_size}, got {config.batch}"
             )
         config = replace(config, task=config.task.fitted(data))
         self.config = config
         self.data = data
-        self.ranks = ranks
+        self.distributed = distributed
         self.device = torch.device(device)
         self.steps_done = 0
         torch.manual_seed(config.seed)
@@ -72,15 +82,17 @@ class Trainer:
         recompute_blocks(self.model, config.recompute)
         self.optimizer = _adamw(self.model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
-        self._parallel = ranks.wrap(self.model, self.device)
-        if not ranks.is_first:
-            torch.manual_seed(config.seed + ranks.rank)  # of dropout
+        self._parallel = distributed.wrap(self.model, self.device)
+        if not distributed.is_main:
+            torch.manual_seed(config.seed + distributed.rank)  # each rank draws its own dropout
 
     def step(self) -> Step:
-        """One batch, one update.
+        """Trains on one batch.
 
-        FloatingPointError where the loss or the gradient is not finite; the model is then as it
-        was. In float16 such a gradient makes a smaller scale instead, and no update.
+        In float16, a gradient that is not finite reduces the loss scale and skips the update.
+
+        Raises:
+            FloatingPointError: the loss or the gradient is not finite; the model is unchanged.
         """
         config = self.config
         rate = config.schedule.learning_rate(self.steps_done, config.steps)
@@ -91,7 +103,7 @@ class Trainer:
         self._check_finite("loss", loss)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip).item()
-        if not self.scaler.is_enabled() or self.scaler.get_scale() < LEAST_SCALE:
+        if not self.scaler.is_enabled() or self.scaler.get_scale() < MIN_LOSS_SCALE:
             self._check_finite("gradient's norm", norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -99,31 +111,34 @@ class Trainer:
         return Step(loss, config.task.tokens(batch))
 
     def _gradients(self, batch: Batch) -> float:
-        """Those of the mean loss over a batch that all processes have drawn; returns the loss."""
+        """Computes the gradients of the batch's mean loss; returns the loss."""
         counts = self.config.task.counts(batch)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        parts = split(self.ranks.share(batch), self.config.accumulate)
+        parts = split(self.distributed.shard(batch), self.config.accumulate)
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         for n, part in enumerate(parts):
-            with self._not_yet_shared(n + 1 < len(parts)):
+            with self._no_sync(n + 1 < len(parts)):
                 loss = self._loss(self._parallel, part, counts)
                 total += loss.detach()
-                # Gradients become means over processes, of which each has a part of the sum.
-                self.scaler.scale(loss * self.ranks.count).backward()
-        return self.ranks.sum(total)
+                # DistributedDataParallel averages over ranks; the loss is a sum over ranks.
+                self.scaler.scale(loss * self.distributed.world_size).backward()
+        return self.distributed.all_reduce_sum(total)
 
-    def _not_yet_shared(self, wanted: bool) -> contextlib.AbstractContextManager[None]:
-        """Processes share their gradients once a step."""
-        if wanted and isinstance(self._parallel, DistributedDataParallel):
+    def _no_sync(self, enabled: bool) -> contextlib.AbstractContextManager[None]:
+        """Skips the all-reduce of gradients, which only the last micro-batch needs."""
+        if enabled and isinstance(self._parallel, DistributedDataParallel):
             return self._parallel.no_sync()
         return contextlib.nullcontext()
 
     @torch.no_grad()
     def validate(self) -> Validation:
-        """The loss and the score on held-out data, always the same; draws no random number.
+        """Computes loss and score on held-out data, the same data each time.
 
-        FloatingPointError where the loss is not finite.
+        Draws no random numbers.
+
+        Raises:
+            FloatingPointError: the loss is not finite.
         """
         config = self.config
         held_out = self.data.held_out(config.batch * config.eval_batches)
@@ -138,7 +153,7 @@ class Trainer:
             return Validation(loss, config.task.score(self.model, self.data, on_device, loss))
 
     def _loss(self, model: nn.Module, batch: Batch, counts: dict[str, int]) -> Tensor:
-        """The batch's share of a mean over `counts` terms."""
+        """The batch's contribution to a mean over `counts` terms."""
         with self._autocast():
             sums = self.config.task.losses(model, self._to_device(batch))
         return torch.stack([sums[name] / max(1, counts[name]) for name in counts]).sum()
@@ -161,7 +176,7 @@ class Trainer:
             )
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on; every process has to ask for it."""
+        """Everything that the next step depends on. A collective: all ranks must call it."""
         random = {
             "cpu": torch.get_rng_state(),
             "device": torch.cuda.get_rng_state(self.device) if self._on_gpu else None,
@@ -175,28 +190,31 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "batches": self.batches.get_state(),
-            "random": self.ranks.gather(random),
+            "random": self.distributed.all_gather(random),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes up where `state` was taken; CheckpointError where the data is other data, or there
-        are more or fewer processes."""
+        """Restores a state returned by `state`.
+
+        Raises:
+            CheckpointError: the data or the number of processes differs.
+        """
         if state["data"]["digest"] != self.data.digest:
             raise CheckpointError(
-                f"the checkpoint was trained on other data, {state['data']['name']}, "
-                f"than {self.data.name}"
+                f"the checkpoint was trained on other data: {state['data']['name']}, "
+                f"not {self.data.name}"
             )
-        if len(state["random"]) != self.ranks.count:
+        if len(state["random"]) != self.distributed.world_size:
             raise CheckpointError(
                 f"the checkpoint was trained by {len(state['random'])} processes, "
-                f"and there are {self.ranks.count}"
+                f"but this run has {self.distributed.world_size}"
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.steps_done = state["steps_done"]
         self.batches.set_state(state["batches"])
-        random = state["random"][self.ranks.rank]
+        random = state["random"][self.distributed.rank]
         torch.set_rng_state(random["cpu"])
         if self._on_gpu and random["device"] is not None:
             torch.cuda.set_rng_state(random["device"], self.device)
@@ -207,9 +225,9 @@ class Trainer:
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
-    """Of examples, as equal as can be."""
-    cut = {name: x.tensor_split(parts) for name, x in batch.items()}
-    return [{name: x[n] for name, x in cut.items()} for n in range(parts)]
+    """Splits the examples of a batch into `parts` micro-batches of nearly equal size."""
+    pieces = {name: x.tensor_split(parts) for name, x in batch.items()}
+    return [{name: x[n] for name, x in pieces.items()} for n in range(parts)]
 
 
 def _adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:

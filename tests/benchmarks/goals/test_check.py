@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.goals import cpu as goals
-from benchmarks.goals.check import MISSING, as_columns, as_markdown, judge, main
+from benchmarks.goals.check import MISSING, as_columns, as_markdown, check_goals, main
 from benchmarks.goals.cpu import Goal
 from tests.bench.example import row
 from transformer_kernels.bench import Row, write_rows
 
 GOALS = {
     "cpu": [
-        Goal(what="fast", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=1.5),
-        Goal(what="faster", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=3.0),
-        Goal(what="scales", over={"threads": 1}, under={"threads": 2}, least=1.8),
+        Goal(name="fast", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=1.5),
+        Goal(name="faster", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=3.0),
+        Goal(name="scales", over={"threads": 1}, under={"threads": 2}, least=1.8),
     ]
 }
 
@@ -28,37 +28,36 @@ def rows() -> list[Row]:
 
 
 def test_a_goal_is_reached_missed_or_not_measured() -> None:
-    judged = judge(rows(), GOALS)
-    assert [(line.verdict, line.measured) for line in judged] == [
+    checks = check_goals(rows(), GOALS)
+    assert [(line.status, line.measured) for line in checks] == [
         ("pass", "2.00 of 1"),
         ("FALL SHORT", "2.00 of 1"),
         (MISSING, ""),
     ]
-    assert judged[0].worst == "2.00 (float32, S = 4, D = 64, full, fwd: 4 ms / 2 ms)"
+    assert checks[0].worst == "2.00 (float32, S = 4, D = 64, full, fwd: 4 ms / 2 ms)"
 
 
-def test_other_suites_do_not_count() -> None:
-    assert judge([replace(one, suite="attention") for one in rows()], GOALS) == []
+def test_rows_of_other_suites_are_ignored() -> None:
+    assert check_goals([replace(one, suite="attention") for one in rows()], GOALS) == []
 
 
-def test_each_suite_has_goals_of_its_own() -> None:
-    """And rows of one are not held against those of another."""
+def test_rows_are_compared_with_the_goals_of_their_suite_only() -> None:
     suites = {"cpu": GOALS["cpu"][:1], "gpu": GOALS["cpu"][1:2]}
     both = [*rows(), *(replace(one, suite="gpu") for one in rows())]
-    assert [(line.goal, line.measured) for line in judge(both, suites)] == [
+    assert [(line.goal, line.measured) for line in check_goals(both, suites)] == [
         ("fast", "2.00 of 1"),
         ("faster", "2.00 of 1"),
     ]
 
 
 def test_columns_are_aligned() -> None:
-    title, *lines = as_columns(judge(rows(), GOALS))
-    at = title.index("verdict")
+    title, *lines = as_columns(check_goals(rows(), GOALS))
+    at = title.index("status")
     assert [line[at:].split("  ")[0] for line in lines] == ["pass", "FALL SHORT", MISSING]
 
 
 def test_markdown_is_a_table() -> None:
-    lines = as_markdown(judge(rows(), GOALS))
+    lines = as_markdown(check_goals(rows(), GOALS))
     assert {line.count("|") for line in lines} == {6}
     assert lines[2].startswith("| fast | >= 1.5 | 2.00 of 1 | pass | 2.00 (float32, S = 4, D = 64,")
 
@@ -66,7 +65,7 @@ def test_markdown_is_a_table() -> None:
 @pytest.mark.parametrize(
     ("options", "cell"), [([], "  FALL SHORT  "), (["--markdown"], "| FALL SHORT |")]
 )
-def test_the_command_judges_the_last_run(
+def test_the_command_checks_the_last_run(
     options: list[str],
     cell: str,
     tmp_path: Path,
@@ -77,7 +76,7 @@ def test_the_command_judges_the_last_run(
     close = [ours, replace(sdpa, median_ms=1.2 * ours.median_ms)]
     earlier = [replace(one, date="2025-01-01T00:00:00Z") for one in rows()]
     write_rows(tmp_path / "cpu.csv", [*earlier, *close])
-    monkeypatch.setattr(sys, "argv", ["verdict", str(tmp_path / "cpu.csv"), *options])
+    monkeypatch.setattr(sys, "argv", ["check", str(tmp_path / "cpu.csv"), *options])
     main()
     text = capsys.readouterr().out
     assert text.startswith("xeon-amx, torch 2.13.0+cpu, commit abc1234, 2026-01-02\n")

@@ -9,8 +9,8 @@ import torch
 from benchmarks.cases.attention import DTYPES
 from benchmarks.cases.cpu import (
     decode_cases,
-    mask_price_cases,
-    option_price_cases,
+    mask_cost_cases,
+    option_cost_cases,
     scaling_cases,
     sdpa_cases,
     short_cases,
@@ -21,8 +21,8 @@ from benchmarks.runner.without_amx import SUFFIX
 from tests.bench.example import row
 from transformer_kernels.bench import Case, Direction, Row
 
-OVER_SDPA = Goal(what="", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=2.0)
-PRICE = Goal(what="", over={"case": "masked"}, under={"case": "none"}, most=1.5)
+OVER_SDPA = Goal(name="", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=2.0)
+COST = Goal(name="", over={"case": "masked"}, under={"case": "none"}, most=1.5)
 
 
 def timed(ms: float, **columns: object) -> Row:
@@ -30,11 +30,11 @@ def timed(ms: float, **columns: object) -> Row:
 
 
 def pair(ms: float, **columns: object) -> list[Row]:
-    """Of SDPA and, in 1 ms, of ours."""
+    """Rows of SDPA, with this time, and of ours, with 1 ms."""
     return [timed(ms, variant="sdpa", **columns), timed(1.0, **columns)]
 
 
-def test_only_rows_alike_are_compared_and_the_worst_comes_first() -> None:
+def test_only_matching_rows_are_compared_and_the_worst_comes_first() -> None:
     rows = [*pair(4.0, N=1), *pair(3.0, N=2), timed(9.0, variant="sdpa", N=3), timed(9.0, N=4)]
     figures = OVER_SDPA.figures(rows)
     assert [figure.ratio for figure in figures] == [3.0, 4.0]
@@ -42,7 +42,7 @@ def test_only_rows_alike_are_compared_and_the_worst_comes_first() -> None:
     assert "3 ms / 1 ms" in str(figures[0])
 
 
-def test_a_mean_is_geometric_and_else_the_worst_counts() -> None:
+def test_the_worst_ratio_or_the_geometric_mean_is_compared() -> None:
     figures = OVER_SDPA.figures([*pair(1.0, N=1), *pair(4.0, N=2)])
     assert OVER_SDPA.measured(figures) == 1.0
     assert replace(OVER_SDPA, by="mean").measured(figures) == pytest.approx(2.0)
@@ -55,24 +55,24 @@ def test_where_selects_by_one_value_or_several() -> None:
         assert [figure.ratio for figure in goal.figures(rows)] == ratios
 
 
-def test_a_price_is_of_what_is_shown_and_the_dearest_is_worst() -> None:
+def test_the_cost_of_a_mask_is_relative_to_the_visible_fraction_and_the_highest_is_worst() -> None:
     none = [timed(8.0, case="none", N=n, visible=1.0) for n in (1, 2)]
     masked = [timed(ms, case="masked", N=n, visible=0.25) for n, ms in ((1, 2.0), (2, 3.0))]
-    figures = PRICE.figures([*none, *masked])
+    figures = COST.figures([*none, *masked])
     assert [figure.ratio for figure in figures] == [1.5, 1.0]
 
 
 @pytest.mark.parametrize(
     ("goal", "measured", "reached"),
-    [(OVER_SDPA, 1.99, False), (OVER_SDPA, 2.0, True), (PRICE, 1.5, True), (PRICE, 1.51, False)],
+    [(OVER_SDPA, 1.99, False), (OVER_SDPA, 2.0, True), (COST, 1.5, True), (COST, 1.51, False)],
 )
 def test_bounds_are_inclusive(goal: Goal, measured: float, reached: bool) -> None:
     assert goal.reached(measured) == reached
     assert goal.bound == (">= 2" if goal is OVER_SDPA else "<= 1.5")
 
 
-def test_speeds_are_of_rows_alone_and_the_slowest_is_worst() -> None:
-    goal = SpeedGoal(what="", over={"variant": "cpu"}, where={"N": (1, 2)}, least=700)
+def test_a_speed_goal_needs_no_partner_rows_and_the_slowest_is_worst() -> None:
+    goal = SpeedGoal(name="", over={"variant": "cpu"}, where={"N": (1, 2)}, least=700)
     rows = [timed(1.0, N=n, tflops=speed) for n, speed in ((1, 690.0), (2, 720.0), (3, 1.0))]
     figures = goal.figures([*rows, timed(1.0, N=1, variant="sdpa", tflops=2.0)])
     assert [figure.ratio for figure in figures] == [690.0, 720.0]
@@ -89,26 +89,26 @@ def rows_of(
 
 
 def whole_suite() -> Iterator[Row]:
-    """What test_cpu.py records, in one dtype where cases hold a large bias."""
+    """Rows as benchmarks/test_cpu.py records them; cases with a large bias in one dtype only."""
     both: tuple[Direction, ...] = ("fwd", "fwd+bwd")
     for direction in both:
         for case in sdpa_cases():
             for name in (case.name, case.name + SUFFIX):
                 yield from rows_of(replace(case, name=name), ("naive", "sdpa", "cpu"), direction)
         for dtype in DTYPES:
-            for case in mask_price_cases(dtype):
+            for case in mask_cost_cases(dtype):
                 yield from rows_of(case, ("cpu",), direction)
         for case in short_cases():
             yield from rows_of(case, ("naive", "sdpa", "cpu"), direction)
         for case in scaling_cases():
             for threads in (1, 2):
                 yield from rows_of(case, ("cpu",), direction, threads)
-    for case in option_price_cases(torch.bfloat16):
+    for case in option_cost_cases(torch.bfloat16):
         yield from rows_of(case, ("cpu",), "fwd+bwd")
     for case in decode_cases():
         yield from rows_of(case, ("sdpa", "cpu", "sum"), "fwd")
-        few = torch.zeros(case.B, 1, case.N, 1)
-        for name in cache_attends(few, few, "cpu"):
+        small = torch.zeros(case.B, 1, case.N, 1)
+        for name in cache_attends(small, small, "cpu"):
             yield from rows_of(replace(case, name=name), ("cpu",), "fwd")
 
 

@@ -4,24 +4,36 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.report.readme import BEGIN, END, all_figures, figures, put_between_marks
-from benchmarks.runner.record import RECORDED, ROOT
+from benchmarks.report.readme import BEGIN, END, contents, details, put_between_marks, summary
+from benchmarks.runner.record import RECORDED
 from tests.bench.example import row
 from transformer_kernels.bench import Row
 
+MEASURED = "8.0 ms | 3.0 ms | 2.0 ms | 4.0x | 1.50x |"
 
-def rows() -> list[Row]:
+
+def rows(N: int = 4, dtype: str = "float32") -> list[Row]:
     speeds = {"naive": 8.0, "sdpa": 3.0, "cpu": 2.0}
     return [
-        replace(row(), variant=variant, median_ms=ms, direction=direction)
+        replace(row(), variant=variant, median_ms=ms, direction=direction, N=N, dtype=dtype)
         for variant, ms in speeds.items()
         for direction in ("fwd", "fwd+bwd")
     ]
 
 
 def test_gains_are_ratios_of_medians() -> None:
-    line = figures(rows()).splitlines()[-1]
-    assert line.startswith("| 4 | forward + backward | 8.0 ms | 3.0 ms | 2.0 ms | 4.0x | 1.50x |")
+    line = details(rows()).splitlines()[-1]
+    assert line.startswith(f"| 4 | forward + backward | {MEASURED}")
+
+
+def test_the_summary_has_the_longest_sequence_of_each_dtype() -> None:
+    text = summary([[*rows(), *rows(8)], [*rows(8, "bfloat16")]])
+    assert ", 8, " in text.splitlines()[0]
+    assert [line.split(" | ")[0] for line in text.splitlines()[4:]] == [
+        *("| float32",) * 2,
+        *("| bfloat16",) * 2,
+    ]
+    assert f"| bfloat16 | forward | {MEASURED}" in text
 
 
 def test_text_outside_the_marks_stays() -> None:
@@ -35,9 +47,10 @@ def test_a_missing_or_doubled_mark_is_an_error(text: str) -> None:
         put_between_marks(text, "new\n")
 
 
-def test_the_readme_shows_what_was_recorded() -> None:
+def test_the_pages_show_recorded_rows() -> None:
     """Run `python -m benchmarks.report.readme <device>` after recording."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = text.split(BEGIN)[1].split(END)[0]
     devices = [path.parent.name for path in RECORDED.glob("*/attention.csv")]
-    assert shown in [all_figures(device) for device in devices]
+    recorded = [contents(device) for device in devices]
+    for page in recorded[0]:
+        between = page.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+        assert between in [texts[page] for texts in recorded]

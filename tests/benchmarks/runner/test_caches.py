@@ -1,4 +1,4 @@
-"""Decoding as the suites measure it, by the CPU's kernels: nothing in it asks for a device."""
+"""Contenders of the decoding benchmarks, tested with the CPU kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ["caches: none", "caches: in order", "caches: pages of 64", "caches: pag
 CASE = replace(decode_cases()[0], B=3, H_q=4, H_kv=2, N=128, D=8, D_v=8)
 
 
-def test_every_way_gives_the_same_without_the_tensors_it_is_given() -> None:
+def test_all_caches_give_the_same_result_from_their_own_copies() -> None:
     q, k, v, _ = replace(CASE, dtype=torch.float32).inputs()
     attends = cache_attends(k, v, "cpu")
     assert list(attends) == NAMES
@@ -28,7 +28,7 @@ def test_every_way_gives_the_same_without_the_tensors_it_is_given() -> None:
         torch.testing.assert_close(attend(q, k.fill_(0), v.fill_(0)), expected)
 
 
-def test_pages_are_where_the_table_says() -> None:
+def test_pages_are_at_the_positions_in_the_table() -> None:
     x = torch.arange(2 * 3 * 8).reshape(2, 1, 24, 1)
     table = torch.tensor([[4, 0, 5], [1, 3, 2]])
     pages = in_pages(x, table)
@@ -38,9 +38,8 @@ def test_pages_are_where_the_table_says() -> None:
         assert torch.equal(together, x[b, 0, :, 0])
 
 
-def test_contenders_are_ready_to_be_measured() -> None:
-    every = CacheContenders(CASE)
-    ours = every.ours("mine", "cpu")
+def test_contenders_can_be_measured() -> None:
+    ours = CacheContenders(CASE).ours("mine", "cpu")
     assert [(one.case.name, one.variant) for one in ours] == [(name, "mine") for name in NAMES]
     for one in ours:
         assert 0.0 < one.error < 0.02
@@ -49,32 +48,32 @@ def test_contenders_are_ready_to_be_measured() -> None:
         assert o.shape == (3, 4, 1, 8)
 
 
-def test_a_copy_moves_the_bytes_of_keys_and_values() -> None:
-    every = CacheContenders(CASE)
-    copied = every.copy().prepare()()
+def test_a_copy_moves_as_many_bytes_as_keys_and_values_have() -> None:
+    contenders = CacheContenders(CASE)
+    copied = contenders.copy().prepare()()
     assert isinstance(copied, Tensor)
-    assert torch.equal(copied, every.inputs.k)
-    assert 2 * copied.nbytes == sum(x.nbytes for x in every.inputs[1:3])
+    assert torch.equal(copied, contenders.inputs.k)
+    assert 2 * copied.nbytes == sum(x.nbytes for x in contenders.inputs[1:3])
 
 
-def test_peers_that_cannot_are_left_out() -> None:
+def test_peers_that_cannot_run_are_skipped() -> None:
     def refuse(_case: Case) -> Attend:
         raise ValueError("knows no groups")
 
     (sdpa,) = usable_variants(["sdpa"])
-    contenders, left_out = CacheContenders(CASE).peers([sdpa, Variant("none", "none", refuse)])
+    contenders, skipped = CacheContenders(CASE).peers([sdpa, Variant("none", "none", refuse)])
     assert [(one.case.name, one.variant) for one in contenders] == [("caches: none", "sdpa")]
-    assert left_out == {"none": "knows no groups"}
+    assert skipped == {"none": "knows no groups"}
 
 
-def test_one_that_errs_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def off_in_the_last_entry(make: Callable[..., Attend]) -> Callable[..., Attend]:
-        def made(*arguments: object) -> Attend:
+def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_in_the_last_entry(make: Callable[..., Attend]) -> Callable[..., Attend]:
+        def make_wrong(*arguments: object) -> Attend:
             attend = make(*arguments)
             return lambda *x: attend(*x) + torch.tensor([0.0, 0.0, 0.5])[:, None, None, None]
 
-        return made
+        return make_wrong
 
-    monkeypatch.setattr(caches, "_cached", off_in_the_last_entry(caches._cached))
+    monkeypatch.setattr(caches, "_cached", wrong_in_the_last_entry(caches._cached))
     with pytest.raises(AssertionError, match="mine, caches: in order: o"):
         CacheContenders(CASE).ours("mine", "cpu")

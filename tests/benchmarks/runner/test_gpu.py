@@ -1,4 +1,4 @@
-"""`make gpu`, up to where it needs a device."""
+"""The parts of `make gpu` that need no CUDA device."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from benchmarks.runner import gpu
 from benchmarks.runner.record import ROOT
 from benchmarks.runner.stages import GRACE, Outcome
 from tests.bench.example import row
-from tests.gpu import sanitizer_targets as sanitized
+from tests.gpu import sanitizer_targets
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
 from transformer_kernels.bench import Case
 
 without_device = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="what is said where there is no CUDA device"
+    torch.cuda.is_available(), reason="tests the messages without a CUDA device"
 )
 
 
 @pytest.mark.exhaustive
 @without_device
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_without_a_device_make_gpu_says_so_and_fails(tmp_path: Path) -> None:
+def test_make_gpu_fails_without_a_device_and_gives_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         ["make", "gpu", f"PYTHON={sys.executable}", "VENV=", f"OUT={tmp_path / 'out'}"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -42,7 +42,7 @@ def test_without_a_device_make_gpu_says_so_and_fails(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @without_device
-def test_without_a_device_the_suite_is_skipped_and_says_so(tmp_path: Path) -> None:
+def test_the_suite_is_skipped_without_a_device_and_gives_the_reason(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "benchmarks/test_gpu.py", "--rows", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -54,7 +54,7 @@ def test_without_a_device_the_suite_is_skipped_and_says_so(tmp_path: Path) -> No
 
 @pytest.mark.exhaustive
 @without_device
-def test_without_a_device_a_test_marked_gpu_is_skipped_and_says_so() -> None:
+def test_a_test_marked_gpu_is_skipped_without_a_device_and_gives_the_reason() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu/test_graphs.py"],
         cwd=ROOT, capture_output=True, text=True, check=False,
@@ -63,7 +63,7 @@ def test_without_a_device_a_test_marked_gpu_is_skipped_and_says_so() -> None:
     assert "passed" not in done.stdout
 
 
-def test_the_benchmark_always_has_its_time() -> None:
+def test_the_time_of_the_benchmark_is_reserved() -> None:
     planned = gpu.stages(Path("out"), record=False, sanitizer="compute-sanitizer")
     assert [stage.name for stage in planned] == [
         "build", "tests", "memcheck", "racecheck", "benchmark",
@@ -74,15 +74,15 @@ def test_the_benchmark_always_has_its_time() -> None:
     assert left_to_build >= 70.0
 
 
-def test_all_tests_that_are_marked_are_run() -> None:
-    """Collecting the others takes a minute, of ten."""
+def test_all_tests_marked_gpu_are_run() -> None:
+    """The stage names files, because collecting all tests takes one of the ten minutes."""
     tests = ROOT / "tests"
     marked = {path for path in tests.rglob("test_*.py") if "mark.gpu" in path.read_text()}
-    reached = {path for one in gpu.GPU_TESTS for path in (ROOT / one, *(ROOT / one).rglob("*.py"))}
-    assert marked - {Path(__file__)} <= reached
+    named = {path for one in gpu.GPU_TESTS for path in (ROOT / one, *(ROOT / one).rglob("*.py"))}
+    assert marked - {Path(__file__)} <= named
 
 
-def test_stages_are_what_a_shell_would_run() -> None:
+def test_stages_have_the_expected_commands() -> None:
     out = Path("out")
     planned = gpu.stages(out, record=False, sanitizer="/bin/compute-sanitizer")
     build, tests, memcheck, racecheck, benchmark = (list(s.command(100.0)) for s in planned)
@@ -118,18 +118,18 @@ def test_a_summary_has_stages_ceilings_and_goals() -> None:
     assert "NOT RUN" not in text
 
 
-def test_what_is_sanitized_is_in_the_table_of_cases() -> None:
-    assert set(sanitized.WATCHED) <= {case.name for case in CASES}
-    assert set(sanitized.DECODED) <= {case.name for case in DECODE_CASES}
+def test_sanitizer_targets_are_names_of_cases() -> None:
+    assert set(sanitizer_targets.ATTENTION_TARGETS) <= {case.name for case in CASES}
+    assert set(sanitizer_targets.DECODE_TARGETS) <= {case.name for case in DECODE_CASES}
 
 
-def test_a_summary_says_what_is_missing() -> None:
+def test_a_summary_reports_missing_parts() -> None:
     text = "\n".join(gpu.summary([], [], None))
     assert "compute-sanitizer is neither on PATH nor in CUDA_HOME" in text
     assert "nothing was measured" in text
 
 
-def test_the_sanitizer_is_looked_for_in_the_toolkit(
+def test_the_sanitizer_is_found_in_the_toolkit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))

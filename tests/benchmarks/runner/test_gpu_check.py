@@ -1,4 +1,4 @@
-"""Trials, on the CPU: they ask nothing of a device but that it computes."""
+"""Checks of all variants of a case, on the CPU: `try_out` does not depend on the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.runner.gpu_check import end_if_device_is_lost, try_out, why_refused
+from benchmarks.runner.gpu_check import end_if_device_is_lost, failure_reason, try_out
 from transformer_kernels.bench import Attend, Case, Variant, usable_variants
 from transformer_kernels.masks.mask import Mask
 
@@ -19,8 +19,8 @@ CASE = Case(
 )  # fmt: skip
 
 
-def variant(name: str, bind: Callable[[Case], Attend], *, is_peer: bool) -> Variant:
-    return Variant(name, name, bind, is_peer=is_peer)
+def variant(name: str, attend_for: Callable[[Case], Attend], *, is_peer: bool) -> Variant:
+    return Variant(name, name, attend_for, is_peer=is_peer)
 
 
 def refuse(_case: Case) -> Attend:
@@ -36,18 +36,18 @@ def fail(_case: Case) -> Attend:
 
 def err(case: Case) -> Attend:
     (right,) = usable_variants(["sdpa"])
-    attend = right.bind(case)
+    attend = right.attend_for(case)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o = attend(q, k, v)
-        return o + torch.tensor([0.0, 0.0, 0.5])[:, None, None]  # in one of the heads looked at
+        return o + torch.tensor([0.0, 0.0, 0.5])[:, None, None]  # in one of the checked heads
 
     return call
 
 
-def test_those_that_are_right_are_kept_and_some_heads_are_looked_at() -> None:
+def test_correct_variants_are_kept_and_only_some_heads_are_checked() -> None:
     trial = try_out(CASE, usable_variants(["naive", "sdpa", "cpu"]))
-    assert trial.left_out == {}
+    assert trial.skipped == {}
     assert list(trial.checked.attends) == list(trial.seconds) == ["naive", "sdpa", "cpu"]
     assert trial.checked.outputs["cpu"].dq.shape == (2, 2, 16, 8)
     assert trial.checked.inputs.q.shape == (2, 3, 16, 8)
@@ -56,20 +56,24 @@ def test_those_that_are_right_are_kept_and_some_heads_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bind", "reason"),
+    ("attend_for", "reason"),
     [(refuse, "takes no padding"), (fail, "no kernel"), (err, "wrong, padding: o")],
 )
-def test_a_peer_is_left_out_with_its_reason(bind: Callable[[Case], Attend], reason: str) -> None:
-    trial = try_out(CASE, [*usable_variants(["sdpa"]), variant("wrong", bind, is_peer=True)])
+def test_a_failing_peer_is_skipped_with_its_reason(
+    attend_for: Callable[[Case], Attend], reason: str
+) -> None:
+    trial = try_out(CASE, [*usable_variants(["sdpa"]), variant("wrong", attend_for, is_peer=True)])
     assert list(trial.checked.attends) == ["sdpa"]
-    assert reason in trial.left_out["wrong"]
+    assert reason in trial.skipped["wrong"]
 
 
-@pytest.mark.parametrize("bind", [refuse, fail, err])
-def test_ours_is_broken_and_others_are_measured(bind: Callable[[Case], Attend]) -> None:
-    trial = try_out(CASE, [variant("wrong", bind, is_peer=False), *usable_variants(["sdpa"])])
+@pytest.mark.parametrize("attend_for", [refuse, fail, err])
+def test_a_failing_variant_of_ours_is_broken_and_others_are_measured(
+    attend_for: Callable[[Case], Attend],
+) -> None:
+    trial = try_out(CASE, [variant("wrong", attend_for, is_peer=False), *usable_variants(["sdpa"])])
     assert list(trial.checked.attends) == ["sdpa"]
-    assert trial.left_out == {}
+    assert trial.skipped == {}
     assert list(trial.broken) == ["wrong"]
 
 
@@ -82,7 +86,7 @@ def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         end_if_device_is_lost()
 
 
-def test_a_reason_is_told_without_what_is_beside_it() -> None:
+def test_a_reason_has_only_the_first_lines_that_matter() -> None:
     def attempt() -> None:
         for text in (
             "Flash attention kernel not used because: (Triggered internally at a.cpp:1.)",
@@ -93,6 +97,7 @@ def test_a_reason_is_told_without_what_is_beside_it() -> None:
         raise RuntimeError("No available kernel. Aborting execution.\nException raised from ...")
 
     assert (
-        why_refused(attempt) == "No available kernel. Aborting execution.; It takes no attn_mask."
+        failure_reason(attempt)
+        == "No available kernel. Aborting execution.; It takes no attn_mask."
     )
-    assert why_refused(lambda: None) is None
+    assert failure_reason(lambda: None) is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.runner.measure import Contender, Truth, check, measured_rows
+from benchmarks.runner.measure import Contender, Expected, check, measured_rows
 from tests.bench.example import PROVENANCE
 from transformer_kernels.bench import Budget, Case, Variant, usable_variants
 from transformer_kernels.masks.mask import Mask
@@ -21,53 +21,53 @@ def wrong_by(relative: float) -> Variant:
         return o
 
     (naive,) = usable_variants(["naive"])
-    right = naive.bind(CASE)
+    right = naive.attend_for(CASE)
     return Variant("wrong", "wrong", lambda _case: attend)
 
 
-def test_right_variants_pass_and_keep_their_outputs() -> None:
+def test_correct_variants_pass_and_their_outputs_are_kept() -> None:
     checked = check(CASE, usable_variants(["naive", "sdpa"]))
     assert list(checked.attends) == list(checked.outputs) == ["naive", "sdpa"]
 
 
-def test_a_wrong_variant_stops_before_any_time_is_taken() -> None:
+def test_a_wrong_variant_is_an_error_before_any_timing() -> None:
     naive = usable_variants(["naive"])
     check(CASE, [*naive, wrong_by(0.0)])
     with pytest.raises(AssertionError, match="wrong, causal: o"):
         check(CASE, [*naive, wrong_by(1e-4)])
 
 
-def test_a_wrong_bias_gradient_is_noticed() -> None:
+def test_a_wrong_bias_gradient_is_an_error() -> None:
     bias = torch.randn(1, 2, 16, 16, requires_grad=True)
     case = replace(CASE, bias=bias)
     (naive,) = usable_variants(["naive"])
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         doubled = 2.0 * bias - bias.detach()
-        return naive.bind(replace(case, bias=doubled))(q, k, v)
+        return naive.attend_for(replace(case, bias=doubled))(q, k, v)
 
     with pytest.raises(AssertionError, match="wrong, causal: dbias"):
         check(case, [naive, Variant("wrong", "wrong", lambda _case: attend)])
 
 
-def test_a_truth_that_is_given_is_the_judge() -> None:
-    truth = check(CASE, usable_variants(["naive"])).truth
+def test_given_expected_outputs_are_compared_with() -> None:
+    expected = check(CASE, usable_variants(["naive"])).expected
     sdpa = usable_variants(["sdpa"])
-    assert list(check(CASE, sdpa, truth).outputs) == ["sdpa"]
-    other = Truth(*(of._replace(dv=of.dv + 1.0) for of in (truth.exact, truth.naive)))
+    assert list(check(CASE, sdpa, expected).outputs) == ["sdpa"]
+    other = Expected(*(of._replace(dv=of.dv + 1.0) for of in (expected.exact, expected.naive)))
     with pytest.raises(AssertionError, match="sdpa, causal: dv"):
         check(CASE, sdpa, other)
 
 
-def test_contenders_are_measured_in_turn_and_each_has_its_row() -> None:
+def test_contenders_are_interleaved_and_each_has_its_row() -> None:
     calls = []
 
     def contender(variant: str, **more: int) -> Contender:
-        def work() -> None:
+        def workload() -> None:
             calls.append(variant)
 
         return Contender(
-            case=CASE, direction="fwd", variant=variant, prepare=lambda: work, error=0.5, **more
+            case=CASE, direction="fwd", variant=variant, prepare=lambda: workload, error=0.5, **more
         )
 
     def repeat(round_: Callable[[], None], rounds: int) -> None:
@@ -90,7 +90,7 @@ def test_contenders_are_measured_in_turn_and_each_has_its_row() -> None:
     ]
 
 
-def test_the_variants_that_are_named_contend() -> None:
+def test_contenders_are_the_named_variants() -> None:
     checked = check(CASE, usable_variants(["naive", "sdpa"]))
     assert [c.variant for c in checked.contenders("fwd")] == ["naive", "sdpa"]
     assert [c.variant for c in checked.contenders("fwd", ["sdpa"])] == ["sdpa"]

@@ -11,7 +11,7 @@ from transformer_kernels.bench import Budget, read_rows
 
 
 @pytest.mark.parametrize(("keep", "after_two_runs"), [(True, 2), (False, 1)])
-def test_rows_are_added_or_replaced_in_a_file_a_suite(
+def test_rows_are_appended_or_replaced_in_one_file_per_suite(
     keep: bool, after_two_runs: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "new" / "folder"
@@ -27,7 +27,7 @@ def test_rows_are_added_or_replaced_in_a_file_a_suite(
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_rows_are_there_as_soon_as_they_are_measured(keep: bool, tmp_path: Path) -> None:
+def test_rows_are_written_immediately(keep: bool, tmp_path: Path) -> None:
     recorder = Recorder(PROVENANCE, Budget(1.0), folder=tmp_path, keep=keep)
     for count in range(1, 4):
         recorder.add([replace(row(), N=count)])
@@ -42,7 +42,7 @@ def test_latest_keeps_the_last_run_of_each_case() -> None:
         assert sorted(map(repr, latest(order))) == sorted(map(repr, [*new, old[2]]))
 
 
-def test_text_has_a_line_a_row_under_a_line_a_case() -> None:
+def test_text_has_a_title_per_case_and_a_line_per_row() -> None:
     lines = as_text([row(), replace(row(), variant="naive"), replace(row(), direction="bwd")])
     assert [line for line in lines if line.endswith(("fwd", "bwd"))] == [
         "causal, float16, 4 x 4, D 64, fwd",

@@ -27,13 +27,13 @@ def stage(name: str, code: str, folder: Path, *, least: float = 0.0) -> Stage:
     )
 
 
-def test_every_stage_runs_and_says_how_it_ended(tmp_path: Path) -> None:
-    work = [
+def test_every_stage_runs_and_reports_its_outcome(tmp_path: Path) -> None:
+    planned = [
         stage("good", "import os; print('fine', os.environ['STAGE'])", tmp_path),
         stage("bad", "import sys; print('broken'); sys.exit(3)", tmp_path),
         stage("last", "print('= still here =')", tmp_path),
     ]
-    outcomes = list(run_all(work, 60.0))
+    outcomes = list(run_all(planned, 60.0))
     assert [(o.name, o.code, o.passed, o.last_line) for o in outcomes] == [
         ("good", 0, True, "fine good"),
         ("bad", 3, False, "broken"),
@@ -43,10 +43,10 @@ def test_every_stage_runs_and_says_how_it_ended(tmp_path: Path) -> None:
     assert (tmp_path / "all.log").read_text().split("\n")[:2] == ["fine good", "broken"]
 
 
-def test_the_time_of_those_behind_is_kept_and_what_is_spared_is_theirs(tmp_path: Path) -> None:
+def test_later_stages_have_their_reserved_time_plus_what_is_left(tmp_path: Path) -> None:
     code = "import sys; print(sys.argv[1])"
-    work = [stage(name, code, tmp_path, least=20.0) for name in "abc"]
-    limits = [float(outcome.last_line) for outcome in run_all(work, 100.0)]
+    planned = [stage(name, code, tmp_path, least=20.0) for name in "abc"]
+    limits = [float(outcome.last_line) for outcome in run_all(planned, 100.0)]
     assert limits == pytest.approx([55.0, 75.0, 95.0], abs=5.0)
 
 
@@ -69,7 +69,7 @@ time.sleep(60)
 
 
 @pytest.mark.exhaustive
-def test_one_that_is_out_of_time_writes_what_it_has(tmp_path: Path) -> None:
+def test_a_stage_out_of_time_is_interrupted_and_can_write_its_results(tmp_path: Path) -> None:
     (outcome,) = run_all([stage("slow", WAITS, tmp_path)], 10.0)
     assert outcome.code is None
     assert not outcome.passed
@@ -78,7 +78,9 @@ def test_one_that_is_out_of_time_writes_what_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_one_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_ignores_the_interrupt_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "GRACE", 1.0)
     start = time.monotonic()
     (outcome,) = run_all([stage("stubborn", STUBBORN, tmp_path)], 3.0)

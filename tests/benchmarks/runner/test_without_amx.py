@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.runner.measure import Truth, check
+from benchmarks.runner.measure import Expected, check
 from benchmarks.runner.without_amx import ENVIRONMENT, process_without_amx, rows_without_amx, saved
 from tests.bench.example import PROVENANCE
 from tests.benchmarks.suite_run import run_suite
@@ -27,8 +27,8 @@ def worker() -> Iterator[Executor]:
         pytest.skip(str(reason))
 
 
-def measured(worker: Executor, truth: Truth) -> list[Row]:
-    with saved(truth) as path:
+def measured(worker: Executor, expected: Expected) -> list[Row]:
+    with saved(expected) as path:
         return worker.submit(
             rows_without_amx,
             CASE,
@@ -47,8 +47,8 @@ def test_only_the_worker_is_restricted(worker: Executor) -> None:
         assert os.getenv(name) != value
 
 
-def test_rows_say_that_they_are_without(worker: Executor) -> None:
-    rows = measured(worker, check(CASE, usable_variants(["naive"])).truth)
+def test_rows_are_marked_as_without_amx(worker: Executor) -> None:
+    rows = measured(worker, check(CASE, usable_variants(["naive"])).expected)
     assert [(row.case, row.variant, row.suite) for row in rows] == [
         ("full, without AMX", "sdpa", "cpu"),
         ("full, without AMX", "cpu", "cpu"),
@@ -57,15 +57,15 @@ def test_rows_say_that_they_are_without(worker: Executor) -> None:
 
 
 def test_the_worker_checks_before_it_measures(worker: Executor) -> None:
-    truth = check(CASE, usable_variants(["naive"])).truth
-    wrong = Truth(*(of._replace(o=of.o + 1.0) for of in (truth.exact, truth.naive)))
+    expected = check(CASE, usable_variants(["naive"])).expected
+    wrong = Expected(*(of._replace(o=of.o + 1.0) for of in (expected.exact, expected.naive)))
     with pytest.raises(AssertionError, match="sdpa, full, without AMX: o"):
         measured(worker, wrong)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("worker")
-def test_the_suite_records_it(tmp_path: Path) -> None:
+def test_the_suite_records_rows_without_amx(tmp_path: Path) -> None:
     chosen = "without_amx and fwd-full-bfloat16-512"
     text, rows = run_suite("cpu", tmp_path, "-k", chosen)
     assert [(row.case, row.direction, row.variant) for row in rows] == [

@@ -1,4 +1,4 @@
-"""What every dataset does alike."""
+"""Tests that apply to every dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformer_kernels.training.data import (
     pair_texts,
     read_pairs,
 )
-from transformer_kernels.training.data.dataset import digest_of, evenly
+from transformer_kernels.training.data.dataset import digest_of, evenly_spaced
 
 CORPUS = corpus_from_bytes(b"".join(b"line %d of the text\n" % i for i in range(400)), "lines")
 BYTES = Tokens(special=True)
@@ -49,7 +49,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[int], Dataset]:
     return MAKERS[request.param]
 
 
-def test_batches_are_whole_numbers_on_the_cpu(make: Callable[[int], Dataset]) -> None:
+def test_batches_are_int64_on_the_cpu(make: Callable[[int], Dataset]) -> None:
     dataset = make(20)
     for batch in (dataset.draw(7, torch.Generator()), dataset.held_out(7)):
         for name, values in batch.items():
@@ -58,7 +58,7 @@ def test_batches_are_whole_numbers_on_the_cpu(make: Callable[[int], Dataset]) ->
             assert len(values) == 7, name
 
 
-def test_padding_is_cut_to_the_longest_and_is_zero(make: Callable[[int], Dataset]) -> None:
+def test_rows_are_zero_padded_to_the_longest(make: Callable[[int], Dataset]) -> None:
     dataset = make(20)
     for batch in (dataset.draw(7, torch.Generator()), dataset.held_out(7)):
         for name, lengths in batch.items():
@@ -67,11 +67,11 @@ def test_padding_is_cut_to_the_longest_and_is_zero(make: Callable[[int], Dataset
             rows = batch["tokens" if name == "lengths" else name.removesuffix("_lengths")]
             assert rows.shape[1] == lengths.max() <= 20
             assert lengths.min() >= 1
-            behind = torch.arange(rows.shape[1]) >= lengths[:, None]
-            assert (rows[behind] == 0).all()
+            padding = torch.arange(rows.shape[1]) >= lengths[:, None]
+            assert (rows[padding] == 0).all()
 
 
-def test_the_generator_decides_the_draw(make: Callable[[int], Dataset]) -> None:
+def test_generator_state_determines_the_draw(make: Callable[[int], Dataset]) -> None:
     dataset = make(20)
     generator = torch.Generator().manual_seed(3)
     state = generator.get_state()
@@ -84,7 +84,7 @@ def test_the_generator_decides_the_draw(make: Callable[[int], Dataset]) -> None:
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_held_out_examples_are_always_the_same(make: Callable[[int], Dataset]) -> None:
+def test_held_out_examples_are_the_same_at_every_call(make: Callable[[int], Dataset]) -> None:
     dataset = make(20)
     first = dataset.held_out(9)
     dataset.draw(3, torch.Generator())
@@ -94,12 +94,14 @@ def test_held_out_examples_are_always_the_same(make: Callable[[int], Dataset]) -
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_held_out_examples_end_where_there_are_no_more(make: Callable[[int], Dataset]) -> None:
+def test_held_out_returns_fewer_examples_if_there_are_no_more(
+    make: Callable[[int], Dataset],
+) -> None:
     batch = make(20).held_out(10_000)
     assert 39 <= len(next(iter(batch.values()))) < 1000
 
 
-def test_nothing_touches_torchs_own_generator(make: Callable[[int], Dataset]) -> None:
+def test_torch_global_generator_is_not_used(make: Callable[[int], Dataset]) -> None:
     state = torch.get_rng_state()
     dataset = make(20)
     dataset.draw(3, torch.Generator())
@@ -107,14 +109,14 @@ def test_nothing_touches_torchs_own_generator(make: Callable[[int], Dataset]) ->
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_digest_is_that_of_the_same_data_only(make: Callable[[int], Dataset]) -> None:
+def test_digest_identifies_the_data_and_its_settings(make: Callable[[int], Dataset]) -> None:
     assert make(20).digest == make(20).digest
     assert make(20).digest != make(21).digest
     assert len(make(20).digest) == 64
     int(make(20).digest, 16)
 
 
-def test_digests_follow_the_content() -> None:
+def test_digest_depends_on_the_content() -> None:
     other = corpus_from_bytes(bytes(5000), "lines")
     assert ByteWindows(other, 9).digest != ByteWindows(CORPUS, 9).digest
     assert TokenWindows(CORPUS, Tokens(), 9).digest != TokenWindows(CORPUS, BYTES, 9).digest
@@ -133,11 +135,13 @@ def test_digests_follow_the_content() -> None:
     assert len(digests) == 3
 
 
-def test_files_give_an_absolute_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_the_absolute_path_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for place in ("train/neg", "train/pos", "test/neg", "test/pos"):
-        (tmp_path / "films" / place).mkdir(parents=True)
-        (tmp_path / "films" / place / "0_1.txt").write_text("seen")
+    for class_folder in ("train/neg", "train/pos", "test/neg", "test/pos"):
+        (tmp_path / "films" / class_folder).mkdir(parents=True)
+        (tmp_path / "films" / class_folder / "0_1.txt").write_text("seen")
     assert load_reviews("films").source == str(tmp_path / "films")
     for name in ("a", "b"):
         (tmp_path / "films" / name).write_text("x\n")
@@ -146,12 +150,12 @@ def test_files_give_an_absolute_source(tmp_path: Path, monkeypatch: pytest.Monke
     assert MAKERS["pairs"](20).source is None
 
 
-def test_a_digest_keeps_its_parts_apart() -> None:
+def test_digest_depends_on_part_boundaries_and_types() -> None:
     assert digest_of("ab", "c") != digest_of("a", "bc")
     assert digest_of("1") != digest_of(1) != digest_of(b"1")
 
 
-def test_even_numbers_reach_from_end_to_end() -> None:
-    assert evenly(10, 4).tolist() == [0, 3, 6, 9]
-    assert evenly(3, 9).tolist() == [0, 1, 2]
-    assert evenly(5, 1).tolist() == [0]
+def test_evenly_spaced_includes_both_ends() -> None:
+    assert evenly_spaced(10, 4).tolist() == [0, 3, 6, 9]
+    assert evenly_spaced(3, 9).tolist() == [0, 1, 2]
+    assert evenly_spaced(5, 1).tolist() == [0]

@@ -1,4 +1,4 @@
-"""Texts with labels."""
+"""Tests of labelled texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformer_kernels.training.data import LabelledTexts, Tokens, label_texts
 
 @pytest.fixture
 def letters() -> LabelledTexts:
-    """Texts of training are small letters; there are far more of a than of b and c."""
+    """Training texts are lower case, held-out texts upper case; class a is by far the largest."""
     return label_texts(
         [[b"a" * (i % 7 + 1) for i in range(300)], [b"b"], [b"cc", b"c"]],
         [[b"A" * (i + 1) for i in range(9)], [b"B"] * 3, [b"C"] * 9],
@@ -21,7 +21,7 @@ def letters() -> LabelledTexts:
     )
 
 
-def test_texts_go_with_their_labels(letters: LabelledTexts) -> None:
+def test_texts_match_their_labels(letters: LabelledTexts) -> None:
     for batch, names in (
         (letters.draw(200, torch.Generator()), "abc"),
         (letters.held_out(21), "ABC"),
@@ -32,7 +32,7 @@ def test_texts_go_with_their_labels(letters: LabelledTexts) -> None:
             assert letters.tokens.decode(row[:length]) == names[label].encode() * length
 
 
-def test_classes_are_drawn_alike(letters: LabelledTexts) -> None:
+def test_classes_are_drawn_with_equal_probability(letters: LabelledTexts) -> None:
     labels = letters.draw(3000, torch.Generator().manual_seed(0))["labels"]
     deviation = (3000 * 1 / 3 * 2 / 3) ** 0.5
     assert (labels.bincount() - 1000).abs().max() < 4 * deviation
@@ -58,10 +58,12 @@ def test_long_texts_are_cut(letters: LabelledTexts) -> None:
         (99, [0, 1, 2] * 3 + [0, 2] * 6),
     ],
 )
-def test_held_out_classes_take_turns(letters: LabelledTexts, count: int, labels: list[int]) -> None:
+def test_held_out_examples_cycle_through_the_classes(
+    letters: LabelledTexts, count: int, labels: list[int]
+) -> None:
     assert letters.held_out(count)["labels"].tolist() == labels
 
 
-def test_held_out_texts_are_spread_over_a_class(letters: LabelledTexts) -> None:
+def test_held_out_texts_are_evenly_spaced_in_a_class(letters: LabelledTexts) -> None:
     batch = letters.held_out(9)
     assert batch["lengths"][batch["labels"] == 0].tolist() == [1, 5, 5]

@@ -1,4 +1,4 @@
-"""Pairs of texts from files."""
+"""Tests of text pairs read from files."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def read(pairs: Pairs, batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
     return texts
 
 
-def test_lines_go_with_lines(folder: Path) -> None:
+def test_lines_are_paired_by_number(folder: Path) -> None:
     pairs = load_pairs(folder, vocabulary=300)
     drawn = read(pairs, pairs.draw(300, torch.Generator()))
     assert set(drawn) == set(zip(GERMAN[:30], ENGLISH[:30], strict=True))
     held_out = read(pairs, pairs.held_out(99))
     assert held_out == list(zip(GERMAN[30:], ENGLISH[30:], strict=True))
-    assert pairs.left_out == 0
+    assert pairs.skipped == 0
 
 
-def test_the_other_way_round(folder: Path) -> None:
+def test_languages_can_be_swapped(folder: Path) -> None:
     pairs = load_pairs(folder, languages=("en", "de"), vocabulary=300)
     assert read(pairs, pairs.held_out(1)) == [(ENGLISH[30], GERMAN[30])]
 
@@ -65,12 +65,12 @@ def test_both_languages_share_byte_pairs_of_the_training_files(folder: Path) -> 
     assert load_pairs(folder, tokens=Tokens(special=True)).tokens == Tokens(special=True)
 
 
-def test_pairs_without_a_side_and_long_ones_are_left_out(folder: Path) -> None:
+def test_empty_and_too_long_pairs_are_skipped(folder: Path) -> None:
     (folder / "val.de").write_text("a\n\n \u00a0\nb\nc\n" + "d" * 7 + "\n" + "e" * 8 + "\ng\ng\n")
     (folder / "val.en").write_text("A\nB\nC\n\n\tD \r\nE\nF\n" + "G" * 6 + "\n" + "H" * 7)
     pairs = load_pairs(folder, tokens=Tokens(special=True), longest=100)
     assert len(read(pairs, pairs.held_out(99))) == 6
-    assert pairs.left_out == 3
+    assert pairs.skipped == 3
     pairs = read_pairs(
         train=(folder / "val.de", folder / "val.en"),
         validation=(folder / "val.de", folder / "val.en"),
@@ -79,10 +79,10 @@ def test_pairs_without_a_side_and_long_ones_are_left_out(folder: Path) -> None:
     )
     kept = [("a", "A"), ("c", "D"), ("d" * 7, "E"), ("e" * 8, "F"), ("g", "G" * 6)]
     assert read(pairs, pairs.held_out(99)) == kept
-    assert pairs.left_out == 2 * 4
+    assert pairs.skipped == 2 * 4
 
 
-def test_a_byte_order_mark_is_no_text(folder: Path) -> None:
+def test_byte_order_mark_is_removed(folder: Path) -> None:
     (folder / "val.de").write_bytes(b"\xef\xbb\xbf" + (folder / "val.de").read_bytes())
     pairs = load_pairs(folder, vocabulary=300)
     assert read(pairs, pairs.held_out(1)) == [(GERMAN[30], ENGLISH[30])]
@@ -96,43 +96,47 @@ def test_only_line_feeds_end_lines(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.de", "train.en", "val.de", "val.en"])
-def test_a_missing_file_is_an_oserror(folder: Path, name: str) -> None:
+def test_missing_file_is_an_oserror(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):
         load_pairs(folder)
 
 
-def test_files_that_do_not_match_are_counted(folder: Path) -> None:
+def test_different_numbers_of_lines_are_refused(folder: Path) -> None:
     with (folder / "train.en").open("a") as file:
         file.write("one more\n")
-    refused = r"as many lines, got 30 in .*train\.de and 31 in .*train\.en"
+    refused = r"the same number of lines, got 30 in .*train\.de and 31 in .*train\.en"
     with pytest.raises(ValueError, match=refused):
         load_pairs(folder)
 
 
-def test_bad_utf8_is_named_by_its_line(folder: Path) -> None:
+def test_invalid_utf8_error_names_the_line(folder: Path) -> None:
     (folder / "val.en").write_bytes(b"ok\nStra\xdfe\n")
     with pytest.raises(ValueError, match=r"val\.en, line 2, is not UTF-8: invalid "):
         load_pairs(folder)
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
-def test_nothing_left_is_an_error(folder: Path, content: str) -> None:
+def test_files_without_pairs_are_refused(folder: Path, content: str) -> None:
     for name in ("val.de", "val.en"):
         (folder / name).write_text(content)
-    refused = f"of {len(content)} pairs in the validation part, none has text on both sides and at"
+    refused = (
+        f"none of the {len(content)} pairs in the validation part has text on both sides and at"
+    )
     with pytest.raises(ValueError, match=refused):
         load_pairs(folder, vocabulary=300)
 
 
-def test_a_longest_that_nothing_fits_is_an_error() -> None:
+def test_too_small_maximum_length_is_refused() -> None:
     pairs = [("a", "b")]
-    with pytest.raises(ValueError, match=r"x: of 1 pairs in the training part, .* 2 tokens"):
+    with pytest.raises(
+        ValueError, match=r"x: none of the 1 pairs in the training part .* 2 tokens"
+    ):
         pair_texts(pairs, pairs, tokens=Tokens(special=True), longest=2, name="x")
     with pytest.raises(ValueError, match="longest must be a whole number of at least 1, got 0"):
         pair_texts(pairs, pairs, tokens=Tokens(special=True), longest=0, name="x")
 
 
-def test_tokens_need_special_ones(folder: Path) -> None:
+def test_tokenizer_without_special_tokens_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="tokens must have special tokens"):
         load_pairs(folder, tokens=Tokens())

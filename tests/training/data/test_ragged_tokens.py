@@ -1,4 +1,4 @@
-"""RaggedTokens kept end to end."""
+"""Tests of RaggedTokens."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def rows(*lengths: int, largest: int = 9) -> list[torch.Tensor]:
     return [torch.randint(1, largest + 1, (length,)) for length in lengths]
 
 
-def test_rows_come_back() -> None:
+def test_rows_round_trip() -> None:
     given = rows(3, 0, 5, 1)
-    kept = RaggedTokens.of(given)
-    assert len(kept) == 4
+    ragged = RaggedTokens.of(given)
+    assert len(ragged) == 4
     for number, row in enumerate(given):
-        assert torch.equal(kept[number], row)
+        assert torch.equal(ragged[number], row)
 
 
-def test_rows_are_padded_in_the_order_asked() -> None:
+def test_rows_are_gathered_in_the_given_order_and_padded() -> None:
     given = rows(3, 0, 5, 1)
     tokens, lengths = RaggedTokens.of(given).padded(torch.tensor([3, 0, 1, 3]))
     assert lengths.tolist() == [1, 3, 0, 1]
@@ -30,7 +30,7 @@ def test_rows_are_padded_in_the_order_asked() -> None:
     assert tokens[2].tolist() == [0, 0, 0]
 
 
-def test_no_rows_are_an_empty_batch() -> None:
+def test_empty_row_indices_give_an_empty_batch() -> None:
     tokens, lengths = RaggedTokens.of(rows(2)).padded(torch.empty(0, dtype=torch.int64))
     assert tokens.shape == (0, 0)
     assert lengths.shape == (0,)
@@ -40,7 +40,7 @@ def test_no_rows_are_an_empty_batch() -> None:
     ("largest", "dtype"),
     [(255, torch.uint8), (256, torch.int16), (32_767, torch.int16), (32_768, torch.int32)],
 )
-def test_values_are_as_narrow_as_they_can_be(largest: int, dtype: torch.dtype) -> None:
-    kept = RaggedTokens.of([torch.tensor([largest, 0]), torch.tensor([1])])
-    assert kept.values.dtype == dtype
-    assert kept[0].tolist() == [largest, 0]
+def test_values_have_the_narrowest_dtype(largest: int, dtype: torch.dtype) -> None:
+    ragged = RaggedTokens.of([torch.tensor([largest, 0]), torch.tensor([1])])
+    assert ragged.values.dtype == dtype
+    assert ragged[0].tolist() == [largest, 0]

@@ -1,4 +1,4 @@
-"""Reviews in the folder aclImdb."""
+"""Tests of film reviews in a folder laid out as aclImdb."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 
 from transformer_kernels.training.data import Tokens, load_reviews, review_text, train_tokens
 
-PLACES = ("train/neg", "train/pos", "test/neg", "test/pos")
+CLASS_FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for place in PLACES:
-        (tmp_path / place).mkdir(parents=True)
+    for class_folder in CLASS_FOLDERS:
+        (tmp_path / class_folder).mkdir(parents=True)
         for number in range(5):
-            text = f"{place} {number}: caf\u00e9<br />" + "!" * number
-            (tmp_path / place / f"{number}_7.txt").write_text(text, encoding="utf-8")
+            text = f"{class_folder} {number}: caf\u00e9<br />" + "!" * number
+            (tmp_path / class_folder / f"{number}_7.txt").write_text(text, encoding="utf-8")
     (tmp_path / "train/unsup").mkdir()
     (tmp_path / "train/pos/notes.md").write_text("no review")
     return tmp_path
 
 
-def test_train_is_drawn_and_test_is_held_out(folder: Path) -> None:
+def test_train_folder_is_drawn_and_test_folder_is_held_out(folder: Path) -> None:
     reviews = load_reviews(folder, 64)
     assert reviews.classes == ("negative", "positive")
     drawn = reviews.draw(60, torch.Generator())
@@ -42,7 +42,7 @@ def test_train_is_drawn_and_test_is_held_out(folder: Path) -> None:
     assert len(reviews.held_out(99)["labels"]) == 10
 
 
-def test_reviews_in_byte_pairs(folder: Path) -> None:
+def test_reviews_with_a_byte_pair_tokenizer(folder: Path) -> None:
     text = review_text(folder)
     assert text.count(b"\n") == 10
     assert b"test/" not in text
@@ -52,36 +52,36 @@ def test_reviews_in_byte_pairs(folder: Path) -> None:
     assert tokens.decode(batch["tokens"][0]).startswith(b"test/neg 0")
 
 
-def test_bytes_that_are_not_text_do_no_harm(folder: Path) -> None:
+def test_invalid_utf8_is_accepted(folder: Path) -> None:
     (folder / "train/neg/9_1.txt").write_bytes(b"\xff\xfe\x00")
     assert load_reviews(folder).train[0][5].tolist() == [255, 254, 0]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_missing_folder_shows_the_layout(folder: Path, place: str) -> None:
-    shutil.rmtree(folder / place)
+@pytest.mark.parametrize("class_folder", CLASS_FOLDERS)
+def test_missing_folder_error_describes_the_layout(folder: Path, class_folder: str) -> None:
+    shutil.rmtree(folder / class_folder)
     refused = re.escape(
-        f"there is no folder {folder / place}: {folder} must have reviews, one a file, in "
-        "train/neg/*.txt, train/pos/*.txt, test/neg/*.txt and test/pos/*.txt"
+        f"the folder {folder / class_folder} does not exist: {folder} must contain reviews, "
+        "one per file, in train/neg/*.txt, train/pos/*.txt, test/neg/*.txt and test/pos/*.txt"
     )
     with pytest.raises(FileNotFoundError, match=refused):
         load_reviews(folder)
 
 
-def test_an_empty_folder_shows_the_layout(folder: Path) -> None:
+def test_empty_folder_error_describes_the_layout(folder: Path) -> None:
     shutil.rmtree(folder / "test/pos")
     (folder / "test/pos").mkdir()
-    refused = r"there are no \*\.txt in .*test/pos: .* must have reviews"
+    refused = r"the folder .*test/pos has no \*\.txt files: .* must contain reviews"
     with pytest.raises(ValueError, match=refused):
         load_reviews(folder)
 
 
-def test_an_empty_review_is_named(folder: Path) -> None:
+def test_empty_review_is_named(folder: Path) -> None:
     (folder / "test/pos/3_7.txt").write_text("\n")
     with pytest.raises(ValueError, match=r"3_7\.txt is empty: every file must be a review"):
         load_reviews(folder)
 
 
-def test_a_context_of_nothing_is_named(folder: Path) -> None:
+def test_context_of_zero_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
         load_reviews(folder, 0, tokens=Tokens())

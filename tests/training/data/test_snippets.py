@@ -1,4 +1,4 @@
-"""Snippets of the standard library."""
+"""Tests of labelled snippets of the standard library."""
 
 from __future__ import annotations
 
@@ -38,17 +38,19 @@ def test_every_class_has_enough_text(dataset: LabelledTexts) -> None:
         assert len(validation.values) > 20_000
 
 
-def test_lengths_differ_and_fit(dataset: LabelledTexts) -> None:
+def test_lengths_vary_between_a_quarter_of_the_context_and_the_context(
+    dataset: LabelledTexts,
+) -> None:
     lengths = dataset.draw(300, torch.Generator().manual_seed(0))["lengths"]
     assert 64 <= lengths.min() < 90
     assert 220 < lengths.max() <= 256
 
 
-def test_no_file_is_on_both_sides(dataset: LabelledTexts) -> None:
-    """Long lines of one file only are in snippets of one side only."""
+def test_no_file_is_in_training_and_validation(dataset: LabelledTexts) -> None:
+    """Long lines that occur in a single file occur in snippets of one part only."""
     folder = Path(sysconfig.get_path("stdlib"))
     for label, name in enumerate(CLASSES):
-        sides = [
+        parts = [
             {line for text in texts(dataset, part, label) for line in text.splitlines()}
             for part in ("train", "validation")
         ]
@@ -58,16 +60,16 @@ def test_no_file_is_on_both_sides(dataset: LabelledTexts) -> None:
             lines.update({line for line in file.splitlines() if len(line) > 50})
         for file in files:
             own = {line for line in file.splitlines() if lines[line] == 1}
-            assert not (own & sides[0] and own & sides[1]), name
+            assert not (own & parts[0] and own & parts[1]), name
 
 
-def test_no_text_is_on_both_sides(dataset: LabelledTexts) -> None:
+def test_no_snippet_is_in_training_and_validation(dataset: LabelledTexts) -> None:
     for label in range(len(CLASSES)):
         trained, held_out = (set(texts(dataset, part, label)) for part in ("train", "validation"))
         assert not trained & held_out
 
 
-def test_what_gives_the_answer_away_is_left_out(dataset: LabelledTexts) -> None:
+def test_imports_and_module_names_are_removed(dataset: LabelledTexts) -> None:
     for label, modules in enumerate(CLASSES.values()):
         named = re.compile(rb"\b(" + b"|".join(m.encode() for m in modules) + rb")\b", re.I)
         for part in ("train", "validation"):
@@ -76,7 +78,7 @@ def test_what_gives_the_answer_away_is_left_out(dataset: LabelledTexts) -> None:
                 assert not re.search(rb"^\s*(import|from)\b", text, re.M)
 
 
-def test_a_source_is_cut_at_the_ends_of_lines() -> None:
+def test_source_is_cut_at_line_ends() -> None:
     source = (
         b"#! /usr/bin/env python\n# Copyright by somebody\n\n"
         b'"""Post."""\n\nimport os\nfrom . import parser\n'
@@ -91,7 +93,7 @@ def test_a_source_is_cut_at_the_ends_of_lines() -> None:
     assert len({len(piece) for piece in pieces}) > 5
 
 
-def test_snippets_in_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets_with_a_byte_pair_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     classes = {"tomllib": ("tomllib",), "json": ("json",)}
     monkeypatch.setattr("transformer_kernels.training.data.snippets.CLASSES", classes)
     tokens = train_tokens(b"self.assertEqual(result, None)\n" * 9, 300)
@@ -101,17 +103,17 @@ def test_snippets_in_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dataset.draw(50, torch.Generator())["tokens"].max() >= 256
 
 
-def test_a_context_too_short_for_source_is_named() -> None:
+def test_too_short_context_is_refused() -> None:
     with pytest.raises(ValueError, match="context must be at least 64 for lines of source, got 63"):
         load_snippets(63)
     with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
         load_snippets(0)
 
 
-def test_a_python_without_sources_names_the_class(
+def test_python_without_sources_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    refused = r"the class archives needs two sources or more under .*, and there are 0"
+    refused = r"the class archives needs at least two source files in .*, got 0"
     with pytest.raises(FileNotFoundError, match=refused):
         load_snippets()

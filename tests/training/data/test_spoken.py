@@ -1,4 +1,4 @@
-"""Numbers and dates as pairs."""
+"""Tests of numbers and dates as text pairs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(pairs: Pairs, part: str) -> list[tuple[str, str]]:
 
 
 def figures(pair: tuple[str, str]) -> str:
-    """Checks a pair, and gives the number or the date that it is of."""
+    """Checks a pair, and returns its number or date in figures."""
     source, target = pair
     asked, question = source.split(": ", 1)
     given, words = (question, target) if asked == "words" else (target, question)
@@ -51,13 +51,13 @@ def figures(pair: tuple[str, str]) -> str:
     return given
 
 
-def test_every_answer_is_right_and_every_question_is_asked_both_ways(pairs: Pairs) -> None:
+def test_every_pair_is_correct_and_present_in_both_directions(pairs: Pairs) -> None:
     for part in ("train", "validation"):
         asked = [figures(pair) for pair in read(pairs, part)]
         assert len(asked) == 2 * len(set(asked))
 
 
-def test_no_number_or_date_is_on_both_sides(pairs: Pairs) -> None:
+def test_no_number_or_date_is_in_training_and_validation(pairs: Pairs) -> None:
     trained, held_out = (
         {figures(pair) for pair in read(pairs, part)} for part in ("train", "validation")
     )
@@ -69,7 +69,7 @@ def test_no_number_or_date_is_on_both_sides(pairs: Pairs) -> None:
     assert abs(len(held_out) - 0.1 * count) < 4 * (0.09 * count) ** 0.5
 
 
-def test_numbers_have_all_lengths(pairs: Pairs) -> None:
+def test_numbers_have_one_to_six_digits(pairs: Pairs) -> None:
     numbers = {figures(pair) for pair in read(pairs, "train")}
     digits = [len(given.replace(",", "")) for given in numbers if "-" not in given]
     assert [digits.count(length) for length in (1, 2)] == [10, 90]
@@ -77,22 +77,22 @@ def test_numbers_have_all_lengths(pairs: Pairs) -> None:
     assert len(numbers) - len(digits) > 850
 
 
-def test_tokens_are_bytes_and_nothing_is_left_out(pairs: Pairs) -> None:
+def test_tokens_are_bytes_and_no_pair_is_skipped(pairs: Pairs) -> None:
     assert pairs.tokens == Tokens(special=True)
-    assert pairs.left_out == 0
+    assert pairs.skipped == 0
     assert pairs.source is None
     batch = pairs.draw(64, torch.Generator())
     assert batch["source"].shape[1] <= 96
     assert batch["target"].shape[1] <= 96
 
 
-def test_longer_lists_hold_out_the_same() -> None:
+def test_held_out_pairs_do_not_depend_on_the_counts() -> None:
     few, many = spoken_pairs(300, 50), spoken_pairs(2000, 2000)
     assert not set(read(few, "train")) & set(read(many, "validation"))
     assert not set(read(few, "validation")) & set(read(many, "train"))
 
 
 @pytest.mark.parametrize("name", ["numbers", "dates"])
-def test_counts_are_at_least_one(name: str) -> None:
+def test_count_below_one_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, got 0"):
         spoken_pairs(**{name: 0})

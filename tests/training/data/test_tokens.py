@@ -1,4 +1,4 @@
-"""Byte-pair encoding: exact, deterministic, and special tokens that no text can forge."""
+"""Tests of the tokenizer: lossless, deterministic, and no text encodes to special tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAIN = train_tokens(TEXT, 400)
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, PLAIN, Tokens(), Tokens(special=True)])
-def test_any_bytes_come_back(tokens: Tokens) -> None:
+def test_round_trip_of_arbitrary_bytes(tokens: Tokens) -> None:
     @settings(max_examples=60, deadline=None)
     @given(st.binary(max_size=200) | st.text(max_size=80))
     def check(text: bytes | str) -> None:
@@ -42,14 +42,14 @@ def test_any_bytes_come_back(tokens: Tokens) -> None:
     check()
 
 
-def test_a_long_text_comes_back_and_is_shorter() -> None:
+def test_long_text_is_compressed_without_loss() -> None:
     encoded = PLAIN.encode(TEXT)
     assert PLAIN.decode(encoded) == TEXT
     assert len(encoded) < 0.55 * len(TEXT)
     assert len(torch.unique(encoded)) > 200
 
 
-def test_merges_are_those_of_frequent_pairs() -> None:
+def test_most_frequent_pairs_are_merged_first() -> None:
     tokens = train_tokens(b"hug hug hug pug pug hug", 259)
     assert [tokens.decode([number]) for number in range(256, 259)] == [b"ug", b"hug", b" hug"]
     assert [tokens.decode([token]) for token in tokens.encode("hug pug")] == [
@@ -58,13 +58,13 @@ def test_merges_are_those_of_frequent_pairs() -> None:
     ]
 
 
-def test_no_token_goes_beyond_a_word() -> None:
+def test_tokens_do_not_cross_word_boundaries() -> None:
     tokens = train_tokens(b"ab c12\n\t--ab c12\n\t--" * 50, 300)
     pieces = {tokens.decode([number]) for number in range(256, tokens.vocabulary)}
     assert pieces == {b"ab", b" c", b"12", b"\n\t", b"--"}
 
 
-def test_texts_are_encoded_one_by_one_as_together() -> None:
+def test_encode_all_equals_encode() -> None:
     texts = TEXT.splitlines(keepends=True)[:700]
     for row, text in zip(TOKENS.encode_all(texts), texts, strict=True):
         assert torch.equal(row, TOKENS.encode(text))
@@ -80,11 +80,11 @@ def test_special_tokens_come_first() -> None:
 
 
 @pytest.mark.parametrize("text", ["<pad>", "[MASK]", "pad begin", "\x00\x01\x05"])
-def test_no_text_is_a_special_token(text: str) -> None:
+def test_no_text_encodes_to_a_special_token(text: str) -> None:
     assert TOKENS.encode(text).min() >= 6
 
 
-def test_the_library_agrees_in_another_process() -> None:
+def test_training_gives_the_same_tokens_in_another_process() -> None:
     code = (
         "from transformer_kernels.training.data import *\n"
         "print(train_tokens(standard_library_text(60_000), 600, special=True).to_json())"
@@ -95,7 +95,7 @@ def test_the_library_agrees_in_another_process() -> None:
     assert done.stdout.strip() == TOKENS.to_json()
 
 
-def test_a_text_with_few_pairs_gives_fewer_tokens() -> None:
+def test_text_with_few_pairs_gives_fewer_tokens() -> None:
     tokens = train_tokens("abab", 1000)
     assert tokens.vocabulary == 256 + len(tokens.merges) < 260
     assert train_tokens(b"", 300).vocabulary == 256
@@ -103,7 +103,7 @@ def test_a_text_with_few_pairs_gives_fewer_tokens() -> None:
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, PLAIN, Tokens(), Tokens(special=True)])
-def test_tokens_go_through_json(tokens: Tokens) -> None:
+def test_json_round_trip(tokens: Tokens) -> None:
     again = Tokens.from_json(tokens.to_json())
     assert again == tokens
     assert again.vocabulary == tokens.vocabulary
@@ -126,13 +126,13 @@ def test_tokens_go_through_json(tokens: Tokens) -> None:
         '{"merges": 5, "special": false}',
     ],
 )
-def test_json_of_something_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"text must be what Tokens\.to_json wrote, got "):
+def test_invalid_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"text must be a result of Tokens\.to_json, got "):
         Tokens.from_json(text)
 
 
-def test_two_ways_to_one_token_are_one_token() -> None:
-    """a + bc and ab + c."""
+def test_two_merges_with_the_same_bytes_are_one_token() -> None:
+    """Merges a + bc and ab + c."""
     merges = [[98, 99], [97, 256], [97, 98], [258, 99]]
     tokens = Tokens.from_json(json.dumps({"special": False, "merges": merges}))
     assert tokens.vocabulary == 259
@@ -141,7 +141,7 @@ def test_two_ways_to_one_token_are_one_token() -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 600])
-def test_tokens_outside_of_the_vocabulary_are_named(token: int) -> None:
+def test_token_outside_of_the_vocabulary_is_named(token: int) -> None:
     with pytest.raises(ValueError, match=f"at least 0 and below 600, got {token}"):
         TOKENS.decode([7, token])
 
@@ -149,17 +149,17 @@ def test_tokens_outside_of_the_vocabulary_are_named(token: int) -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "special", "message"),
     [
-        (255, False, "at least 256, 256 bytes and 0 special tokens, got 255"),
-        (261, True, "at least 262, 256 bytes and 6 special tokens, got 261"),
+        (255, False, r"at least 256 \(256 bytes and 0 special tokens\), got 255"),
+        (261, True, r"at least 262 \(256 bytes and 6 special tokens\), got 261"),
         (0, True, "vocabulary must be a whole number of at least 1, got 0"),
     ],
 )
-def test_a_vocabulary_too_small_is_named(vocabulary: int, special: bool, message: str) -> None:
+def test_too_small_vocabulary_is_refused(vocabulary: int, special: bool, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train_tokens(TEXT, vocabulary, special=special)
 
 
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tokenizers_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
     refused = r"tokenizers is not installed: pip install transformer_kernels\[train\]"
     with pytest.raises(ImportError, match=refused):
@@ -171,9 +171,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert Tokens().encode("a").tolist() == [ord("a")]
 
 
-def test_tokens_that_lack_special_ones_say_how_to_get_them() -> None:
-    with pytest.raises(
-        ValueError, match=r"must have special tokens, as train_tokens\(\.\.\., spec"
-    ):
+def test_missing_special_tokens_error_says_how_to_get_them() -> None:
+    with pytest.raises(ValueError, match=r"must have special tokens, got none: use train_tokens"):
         PLAIN.check_special()
     TOKENS.check_special()

@@ -1,4 +1,4 @@
-"""Numbers and dates in words: exact inverses."""
+"""Tests of the conversion of numbers and dates to words, and back."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WORDS = st.sampled_from(["one", "ten", "twenty", "hundred", "thousand", "and"])
 
 
 @given(st.integers(0, LARGEST) | st.integers(0, 10**6))
-def test_numbers_come_back(number: int) -> None:
+def test_numbers_round_trip(number: int) -> None:
     assert words_to_number(number_to_words(number)) == number
 
 
-def test_small_numbers_come_back_and_differ() -> None:
+def test_small_numbers_round_trip_and_are_distinct() -> None:
     words = [number_to_words(number) for number in range(12_000)]
     assert len(set(words)) == 12_000
     assert [words_to_number(text) for text in words] == list(range(12_000))
@@ -56,7 +56,7 @@ def test_small_numbers_come_back_and_differ() -> None:
         ),
     ],
 )
-def test_numbers_as_they_are_said(number: int, words: str) -> None:
+def test_numbers_in_words(number: int, words: str) -> None:
     assert number_to_words(number) == words
     assert words_to_number(words) == number
 
@@ -85,14 +85,14 @@ def test_numbers_as_they_are_said(number: int, words: str) -> None:
         "one hundred and \u00e9",
     ],
 )
-def test_what_is_no_number_is_refused(words: str) -> None:
-    with pytest.raises(ValueError, match="words must be a number as in") as refused:
+def test_invalid_number_words_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match="words must be a number such as") as refused:
         words_to_number(words)
     assert repr(words) in str(refused.value)
 
 
 @given(st.text(max_size=30) | st.lists(WORDS).map(" ".join))
-def test_other_texts_are_numbers_or_refused(words: str) -> None:
+def test_arbitrary_text_is_refused_or_round_trips(words: str) -> None:
     try:
         number = words_to_number(words)
     except ValueError:
@@ -101,17 +101,17 @@ def test_other_texts_are_numbers_or_refused(words: str) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, LARGEST + 1])
-def test_numbers_without_words_are_named(number: int) -> None:
+def test_number_out_of_range_is_refused(number: int) -> None:
     with pytest.raises(ValueError, match=f"at most 999,999,999,999, got {number:,}"):
         number_to_words(number)
 
 
 @given(DATES)
-def test_dates_come_back(date: datetime.date) -> None:
+def test_dates_round_trip(date: datetime.date) -> None:
     assert words_to_date(date_to_words(date)) == date
 
 
-def test_days_and_years_differ() -> None:
+def test_all_days_and_years_are_distinct() -> None:
     days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=day) for day in range(366)]
     assert [words_to_date(date_to_words(day)) for day in days] == days
     assert len({year_to_words(year) for year in range(1000, 10_000)}) == 9000
@@ -134,7 +134,7 @@ def test_days_and_years_differ() -> None:
         ("1066-10-14", "the fourteenth of October, ten sixty-six"),
     ],
 )
-def test_dates_as_they_are_said(date: str, words: str) -> None:
+def test_dates_in_words(date: str, words: str) -> None:
     assert date_to_words(datetime.date.fromisoformat(date)) == words
     assert words_to_date(words).isoformat() == date
 
@@ -156,13 +156,13 @@ def test_dates_as_they_are_said(date: str, words: str) -> None:
         "the \u00bd of May, two thousand",
     ],
 )
-def test_what_is_no_date_is_refused(words: str) -> None:
-    with pytest.raises(ValueError, match="words must be a date as in") as refused:
+def test_invalid_date_words_are_refused(words: str) -> None:
+    with pytest.raises(ValueError, match="words must be a date such as") as refused:
         words_to_date(words)
     assert repr(words) in str(refused.value)
 
 
 @pytest.mark.parametrize("year", [999, 10_000])
-def test_years_without_words_are_named(year: int) -> None:
+def test_year_out_of_range_is_refused(year: int) -> None:
     with pytest.raises(ValueError, match=f"at least 1000 and at most 9999, got {year}"):
         year_to_words(year)

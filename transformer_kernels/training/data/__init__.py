@@ -1,4 +1,4 @@
-"""What the reference models train on."""
+"""Datasets of the reference models."""
 
 from transformer_kernels.training.data.corpus import (
     HELD_OUT,
@@ -13,7 +13,7 @@ from transformer_kernels.training.data.corpus import (
 from transformer_kernels.training.data.dataset import Batch, Dataset
 from transformer_kernels.training.data.facts import Fact, Facts, as_facts, load_facts
 from transformer_kernels.training.data.labelled import LabelledTexts, label_texts
-from transformer_kernels.training.data.masking import NOT_ASKED, MaskedSentences
+from transformer_kernels.training.data.masking import IGNORE_INDEX, MaskedSentences
 from transformer_kernels.training.data.pairs import Pairs, load_pairs, pair_texts, read_pairs
 from transformer_kernels.training.data.reviews import load_reviews, review_text
 from transformer_kernels.training.data.snippets import load_snippets
@@ -46,8 +46,8 @@ __all__ = [
     "CLASS",
     "END",
     "HELD_OUT",
+    "IGNORE_INDEX",
     "MASK",
-    "NOT_ASKED",
     "PAD",
     "SEPARATOR",
     "SPECIAL",

@@ -1,4 +1,4 @@
-"""Text as bytes: where it comes from, how it is split, and the windows that are drawn from it."""
+"""Text as bytes: loading, the split into training and validation, and windows of bytes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from transformer_kernels.training.data.standard_library import standard_library_
 from transformer_kernels.training.data.windows import draw_windows, even_windows
 
 HELD_OUT = 0.1
-"""The share of a text, its tail, that is kept for validation."""
+"""Share of a text, at its end, that is held out for validation."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text of bytes, split in two."""
+    """A text as bytes, split into a training and a validation part."""
 
     name: str
-    """For people"""
+    """Display name"""
     source: str | None
-    """The absolute path of the file it came from, if it did"""
+    """Absolute path of its file, or None"""
     train: Tensor
     """uint8, (bytes,)"""
     validation: Tensor
-    """uint8, (bytes,): the tail of the text"""
+    """uint8, (bytes,): the end of the text"""
     digest: str
     """SHA-256 of the whole text, in hexadecimal"""
 
     def check_length(self, context: int) -> None:
-        """ValueError unless each part holds a window of `context` bytes and the byte after it."""
+        """Raises ValueError unless each part has at least `context` + 1 bytes."""
         for part, text in (("training", self.train), ("validation", self.validation)):
             if len(text) <= context:
                 raise ValueError(
@@ -47,10 +47,9 @@ class Corpus:
 
 @dataclass(frozen=True)
 class ByteWindows:
-    """A dataset of the windows of a corpus, {"tokens": (B, context + 1)}: a token is a byte.
+    """Dataset of windows of a corpus for next-byte prediction: {"tokens": (B, context + 1)}.
 
-    Each byte is there to be predicted from those before it. ValueError where a part of the corpus
-    is shorter than a window.
+    A token is a byte. Raises ValueError if a part of the corpus is shorter than a window.
     """
 
     corpus: Corpus
@@ -73,7 +72,7 @@ class ByteWindows:
         return digest_of("byte windows", self.corpus.digest, self.context)
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:
-        """The windows of `draw_batch`, and the same random numbers."""
+        """Random windows: the same as those of `draw_batch` for the same generator state."""
         return {
             "tokens": draw_windows(
                 self.corpus.train, count=count, size=self.context + 1, generator=generator
@@ -81,56 +80,65 @@ class ByteWindows:
         }
 
     def held_out(self, count: int) -> Batch:
-        """The windows of `even_batch`."""
+        """Evenly spaced windows, as those of `even_batch`."""
         return {"tokens": even_windows(self.corpus.validation, count=count, size=self.context + 1)}
 
 
 def corpus_from_bytes(text: bytes, name: str, *, source: str | None = None) -> Corpus:
-    """Splits `text`: the last tenth is held out."""
+    """Splits `text` into a training part and the last tenth, which is held out."""
     values = tensor_of(text)
     cut = len(text) - int(len(text) * HELD_OUT)
     return Corpus(name, source, values[:cut], values[cut:], hashlib.sha256(text).hexdigest())
 
 
 def load_corpus(path: Path | str | None = None) -> Corpus:
-    """The bytes of any file as they are, enwik8 for one, or else of the standard library (see
-    `standard_library_text`).
+    """Loads a text as bytes and splits it.
 
-    OSError where they cannot be read, ValueError where there are none.
+    Args:
+        path: any file, for example enwik8; None uses `standard_library_text`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is empty.
     """
     if path is None:
         return corpus_from_bytes(standard_library_text(), "the Python standard library")
     path = Path(path)
     text = path.read_bytes()
     if not text:
-        raise ValueError(f"{path} is empty: a text to train on was expected")
+        raise ValueError(f"{path} is empty: expected a text to train on")
     return corpus_from_bytes(text, str(path), source=str(path.resolve()))
 
 
 def tensor_of(text: bytes) -> Tensor:
-    """The bytes as uint8, (bytes,)."""
+    """Copies bytes to a uint8 tensor (bytes,)."""
     if not text:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def bytes_of(text: Tensor) -> bytes:
-    """The bytes that a contiguous tensor (bytes,) of uint8 on the CPU holds."""
+    """Copies a contiguous uint8 CPU tensor (bytes,) to bytes."""
     return ctypes.string_at(text.data_ptr(), len(text))
 
 
 def draw_batch(
     text: Tensor, *, batch: int, context: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """`batch` windows at random: (inputs, targets), each (batch, context) int64.
+    """Draws `batch` random windows; the target of a byte is the next byte.
 
-    The target of a byte is the byte after it.
+    Returns:
+        (inputs, targets), each (batch, context) int64.
     """
     windows = draw_windows(text, count=batch, size=context + 1, generator=generator)
     return windows[:, :-1], windows[:, 1:]
 
 
 def even_batch(text: Tensor, *, batch: int, context: int) -> tuple[Tensor, Tensor]:
-    """Up to `batch` windows spread evenly over the text, the same at every call."""
+    """Up to `batch` windows evenly spaced over the text, the same at every call.
+
+    Returns:
+        (inputs, targets), each (up to batch, context) int64.
+    """
     windows = even_windows(text, count=batch, size=context + 1)
     return windows[:, :-1], windows[:, 1:]

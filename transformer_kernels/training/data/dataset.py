@@ -1,4 +1,4 @@
-"""What a trainer asks of a dataset."""
+"""Interface of the datasets, and helpers to implement it."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ import torch
 from torch import Tensor
 
 Batch = dict[str, Tensor]
-"""The first dimension of every tensor counts examples. All are int64 on the CPU unless said.
+"""Tensors by name; dimension 0 is the batch dimension. Tensors are int64 on the CPU unless noted.
 
-Rows of different lengths are padded behind, with zeros unless said, to the longest of the batch; a
-tensor called "lengths", or whose name ends so, says how much of each row is there.
+Rows of different lengths have trailing padding, zeros unless noted, up to the longest of the batch.
+A tensor named "lengths" or "*_lengths" holds the length of each row without padding.
 """
 
 
 class Dataset(Protocol):
-    """Examples to train on, and others that are held out."""
+    """Training examples and held-out examples."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Display name."""
 
     @property
     def source(self) -> str | None:
-        """The absolute path of the files it came from, if it did."""
+        """Absolute path of its files, or None."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything that decides its batches, in hexadecimal."""
+        """SHA-256 of everything that its batches depend on, in hexadecimal."""
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:
-        """`count` examples to train on, at random: the generator's state decides which."""
+        """Draws `count` random training examples, determined by the generator's state."""
 
     def held_out(self, count: int) -> Batch:
-        """Up to `count` examples that `draw` never gives, spread evenly over all such: the same at
-        every call."""
+        """Up to `count` held-out examples, evenly spaced, the same at every call.
+
+        `draw` never returns them.
+        """
 
 
 def digest_of(*parts: bytes | str | int) -> str:
-    """SHA-256, in hexadecimal, of these values in this order; ("ab", "c") is not ("a", "bc")."""
+    """SHA-256 of a sequence of values, in hexadecimal; ("ab", "c") differs from ("a", "bc")."""
     whole = hashlib.sha256()
     for part in parts:
         content = part if isinstance(part, bytes) else str(part).encode()
@@ -49,9 +51,10 @@ def digest_of(*parts: bytes | str | int) -> str:
     return whole.hexdigest()
 
 
-def evenly(total: int, count: int) -> Tensor:
-    """Up to `count` of the numbers below `total`, from the first to the last, evenly spread.
+def evenly_spaced(total: int, count: int) -> Tensor:
+    """Evenly spaced distinct indices below `total`, including the first.
 
-    (min(count, total),) int64, each once.
+    Returns:
+        (min(count, total),) int64; the last index is included if there are at least two.
     """
     return torch.linspace(0, total - 1, min(count, total), dtype=torch.float64).long()

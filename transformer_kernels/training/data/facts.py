@@ -1,4 +1,4 @@
-"""Facts to be asked for: the modules of the standard library, or any table of two columns."""
+"""Questions about facts: the modules of the standard library, or any table of two columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.standard_library import standard_library_folder
 
 UNKNOWN = 0
-"""The word that stands for all that no key has."""
+"""Token of all words that occur in no key."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 _HELD_OUT_SEED = 1
@@ -25,18 +25,21 @@ _HELD_OUT_SEED = 1
 
 @dataclass(frozen=True)
 class Fact:
+    """An entry of a table."""
+
     key: str
-    """What it may be asked for by, in words"""
+    """Text whose words identify the fact"""
     value: str
+    """The answer"""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A dataset of questions: {"words": (B, W), "lengths": (B,), "rows": (B,)}.
+    """Dataset of questions: {"words": (B, W), "lengths": (B,), "rows": (B,)}.
 
-    A question has half of the different words of a key, and at least two if there are as many; they
-    are in no order. All facts are learned, and held-out questions are drawn as the others are, by a
-    generator of their own: of a short key the same ones.
+    A question is a random half of the distinct words of a key, and at least two if the key has
+    them, in random order. Held-out questions are about the same facts, drawn with a separate
+    generator; short keys can yield the same questions as in training.
     """
 
     name: str
@@ -44,15 +47,15 @@ class Facts:
     digest: str
     facts: tuple[Fact, ...]
     vocabulary: tuple[str, ...]
-    """The words of all keys; the first stands for any other"""
+    """The words of all keys; entry 0 is the unknown word"""
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:
         rows = torch.randint(len(self.facts), (count,), generator=generator)
         questions = []
         for row in rows.tolist():
-            known = self._known[row]
-            size = max(2, (len(known) + 1) // 2)
-            questions.append(known[torch.randperm(len(known), generator=generator)[:size]])
+            key = self._key_words[row]
+            size = max(2, (len(key) + 1) // 2)
+            questions.append(key[torch.randperm(len(key), generator=generator)[:size]])
         words, lengths = RaggedTokens.of(questions).padded(torch.arange(count))
         return {"words": words, "lengths": lengths, "rows": rows}
 
@@ -60,29 +63,29 @@ class Facts:
         return self.draw(count, torch.Generator().manual_seed(_HELD_OUT_SEED))
 
     def words(self, question: str) -> Tensor:
-        """(words,) int64, at least one."""
-        numbers = [self._numbers.get(word, UNKNOWN) for word in words_of(question)]
-        return torch.tensor(numbers or [UNKNOWN])
+        """Tokenizes a question: (words,) int64, at least one."""
+        tokens = [self._token_of_word.get(word, UNKNOWN) for word in words_of(question)]
+        return torch.tensor(tokens or [UNKNOWN])
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
+    def _token_of_word(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.vocabulary)}
 
     @cached_property
-    def _known(self) -> list[Tensor]:
-        """The different words of each key."""
+    def _key_words(self) -> list[Tensor]:
+        """The distinct words of each key, as tokens."""
         return [self.words(fact.key).unique() for fact in self.facts]
 
 
 def words_of(text: str) -> list[str]:
-    """In lower case; a name is the words that it is made of."""
+    """Lower-case words of a text; camelCase and snake_case names are split."""
     return _WORD.findall(re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text).lower())
 
 
 def as_facts(facts: Sequence[Fact], name: str, source: str | None = None) -> Facts:
-    """The dataset of these; ValueError where there are none, or a key has no words."""
+    """Makes a dataset; raises ValueError if there are no facts, or a key has no words."""
     if not facts:
-        raise ValueError(f"{name} must have at least one fact, and has none")
+        raise ValueError(f"{name} must have at least one fact, got none")
     for fact in facts:
         if not words_of(fact.key):
             raise ValueError(f"every key in {name} must have a word, got {fact.key!r}")
@@ -92,10 +95,15 @@ def as_facts(facts: Sequence[Fact], name: str, source: str | None = None) -> Fac
 
 
 def load_facts(path: Path | str | None = None) -> Facts:
-    """The lines of a file, a key and its value with a tab between; by default the modules of the
-    standard library, each asked for by its name and the first paragraph of its documentation.
+    """Loads a table of facts.
 
-    OSError where the file cannot be read, ValueError where a line is not as above.
+    Args:
+        path: UTF-8 file with one fact per line: key, tab, value. None uses the modules of the
+            standard library, with name and first paragraph of the documentation as key.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line has no tab, a key has no words, or there are no facts.
     """
     if path is None:
         return as_facts(list(_modules()), "the modules of the Python standard library")

@@ -1,4 +1,4 @@
-"""Texts that each belong to one of some classes."""
+"""Dataset of labelled texts for classification."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
+from transformer_kernels.training.data.dataset import Batch, digest_of, evenly_spaced
 from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.tokens import Tokens
 
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """A dataset of texts and their classes: {"tokens": (B, T), "lengths": (B,), "labels": (B,)}.
+    """Dataset of labelled texts: {"tokens": (B, T), "lengths": (B,), "labels": (B,)}.
 
-    Each example that is drawn has a class at random, all alike, and is one of its texts at random.
-    Held-out examples are as many of each class, as far as there are, and the classes take turns.
+    A random training example has a uniformly random class, then a random text of that class.
+    Held-out examples cycle through the classes, with as many of each class as available.
     """
 
     name: str
     source: str | None
     digest: str
     classes: tuple[str, ...]
-    """The name of each label, from 0 on"""
+    """Class names; the index is the label"""
     tokens: Tokens
     train: tuple[RaggedTokens, ...]
-    """For each class, at least one row"""
+    """Texts of each class, at least one"""
     validation: tuple[RaggedTokens, ...]
-    """The same"""
+    """Texts of each class, at least one"""
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:
         labels = torch.randint(len(self.classes), (count,), generator=generator)
@@ -41,9 +41,11 @@ class LabelledTexts:
     def held_out(self, count: int) -> Batch:
         classes = len(self.classes)
         chosen = [
-            (turn, label, int(row))
+            (position, label, int(row))
             for label, rows in enumerate(self.validation)
-            for turn, row in enumerate(evenly(len(rows), (count + classes - 1 - label) // classes))
+            for position, row in enumerate(
+                evenly_spaced(len(rows), (count + classes - 1 - label) // classes)
+            )
         ]
         _, labels, rows = torch.tensor(sorted(chosen)).view(-1, 3).unbind(1)
         return _batch(self.validation, labels, rows)
@@ -59,8 +61,17 @@ def label_texts(
     name: str,
     source: str | None = None,
 ) -> LabelledTexts:
-    """The dataset of these texts, for each class a sequence of at least one, none empty; each is
-    cut to its first `longest` tokens."""
+    """Makes a dataset of labelled texts.
+
+    Args:
+        train: training texts of each class, at least one per class, none empty.
+        validation: held-out texts of each class, at least one per class, none empty.
+        classes: class names.
+        tokens: tokenizer.
+        longest: maximum number of tokens; longer texts are cut.
+        name: display name.
+        source: absolute path of the files, or None.
+    """
     digest = digest_of("labelled texts", *classes, tokens.to_json(), longest)
     parts: list[tuple[RaggedTokens, ...]] = []
     for part in (train, validation):

@@ -1,4 +1,4 @@
-"""BERT's training input: pairs of segments, with tokens to be guessed (Devlin et al. 2018, 3.1)."""
+"""BERT's training input: pairs of segments with masked tokens (Devlin et al. 2018, section 3.1)."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from torch import Tensor
 
 from transformer_kernels.nn.options import check_positive
 from transformer_kernels.training.data.corpus import Corpus, bytes_of
-from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
+from transformer_kernels.training.data.dataset import Batch, digest_of, evenly_spaced
 from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.tokens import CLASS, MASK, SEPARATOR, Tokens
 
-CHOSEN = 0.15
-"""The share of ordinary tokens that are to be guessed."""
+SELECTED = 0.15
+"""Share of ordinary (not special) tokens that are selected for prediction."""
 
 MASKED = 0.8
 REPLACED = 0.1
-"""Of the chosen tokens, the shares that are hidden, and that become another token at random. The
-rest is left as it is."""
+"""Shares of the selected tokens that become MASK, and that become a random token. The rest stays
+unchanged."""
 
-NOT_ASKED = -100
-"""The label of a token that is not to be guessed: what torch's cross_entropy ignores."""
+IGNORE_INDEX = -100
+"""Label of tokens that are not predicted; the default `ignore_index` of torch's cross_entropy."""
 
 _LEAST_CONTEXT = 8
 
 
 @dataclass(frozen=True)
 class MaskedSentences:
-    """A dataset of pairs of segments of a corpus, of at most `context` tokens together.
+    """Dataset of segment pairs of a corpus, with at most `context` tokens per pair.
 
-    {"tokens": (B, T), "segments": (B, T), "lengths": (B,), "labels": (B, T), "is_next": (B,)}.
+    {"tokens": (B, T), "segments": (B, T), "lengths": (B,), "labels": (B, T), "is_next": (B,)}:
 
-    Tokens are CLASS, the first segment, SEPARATOR, the second segment, SEPARATOR. A segment is
-    whole lines of the text, as many as fit, or the beginning of one that does not; empty lines are
-    left out. `segments` is 0 up to the first separator, 1 up to the second, and 0 behind. `is_next`
-    is 1 where the second segment follows the first one, half the time, and else 0: it then comes
-    from elsewhere, and its first line is another than the one that follows.
+    - `tokens`: CLASS, first segment, SEPARATOR, second segment, SEPARATOR. A segment is as many
+      rows lines of the text as fit, or the start of a line that is too long. Empty lines are
+      skipped.
+    - `segments`: 0 up to and including the first separator, 1 up to and including the second, 0 in
+      the padding.
+    - `is_next`: 1 for half of the examples, whose second segment follows the first one; 0 if it is
+      a random segment with a different first line.
+    - `labels`: the original token where a token is selected, IGNORE_INDEX elsewhere. Each ordinary
+      token is selected with probability `SELECTED`, and at least one per example.
 
-    Of the ordinary tokens each is chosen with the probability `CHOSEN`, and at least one an
-    example: `labels` has what it was, and NOT_ASKED for all others.
-
-    ValueError where a part of the corpus has too few lines for that.
+    Raises ValueError if a part of the corpus has too few lines.
     """
 
     corpus: Corpus
     tokens: Tokens
-    """With special tokens; best trained on the corpus's part for training alone"""
+    """Tokenizer with special tokens; train it on the training part of the corpus only"""
     context: int
 
     def __post_init__(self) -> None:
@@ -62,8 +63,8 @@ class MaskedSentences:
         for part, lines in (("training", self._train), ("validation", self._validation)):
             if len(lines) < self.context:
                 raise ValueError(
-                    f"{self.name} is too short: a context of {self.context} needs as many lines "
-                    f"that are not empty in each part, and the {part} part has {len(lines)}"
+                    f"{self.name} is too short: a context of {self.context} needs as many "
+                    f"non-empty lines in each part, and the {part} part has {len(lines)}"
                 )
 
     @property
@@ -85,31 +86,31 @@ class MaskedSentences:
         return self._batch(self._train, firsts, generator)
 
     def held_out(self, count: int) -> Batch:
-        """What follows, and what is masked, is drawn by a generator of its own."""
-        firsts = evenly(len(self._validation) - 1, count)
+        """Evenly spaced first segments; the rest is drawn with a fixed seed."""
+        firsts = evenly_spaced(len(self._validation) - 1, count)
         return self._batch(self._validation, firsts, torch.Generator().manual_seed(0))
 
     def _batch(self, lines: RaggedTokens, firsts: Tensor, generator: torch.Generator) -> Batch:
         is_next = torch.randint(2, (len(firsts),), generator=generator)
-        whole: list[Tensor] = []
-        second_at: list[int] = []
+        rows: list[Tensor] = []
+        second_starts: list[int] = []
         for first, follows in zip(firsts.tolist(), is_next.tolist(), strict=True):
-            room = self.context - 3
-            one, end = _segment(lines, first, room // 2, len(lines) - 1)
-            start = end if follows else _elsewhere(lines, first, end, generator)
-            two, _ = _segment(lines, start, room - len(one), len(lines))
-            whole.append(torch.cat([_CLASS, one, _SEPARATOR, two, _SEPARATOR]))
-            second_at.append(len(one) + 2)
-        tokens, lengths = RaggedTokens.of(whole).padded(torch.arange(len(whole)))
+            capacity = self.context - 3
+            first_segment, end = _segment(lines, first, capacity // 2, len(lines) - 1)
+            start = end if follows else _random_other_line(lines, first, end, generator)
+            second_segment, _ = _segment(lines, start, capacity - len(first_segment), len(lines))
+            rows.append(torch.cat([_CLASS, first_segment, _SEPARATOR, second_segment, _SEPARATOR]))
+            second_starts.append(len(first_segment) + 2)
+        tokens, lengths = RaggedTokens.of(rows).padded(torch.arange(len(rows)))
         positions = torch.arange(tokens.shape[1])
-        second = torch.tensor(second_at)[:, None]
-        there = positions < lengths[:, None]
+        second = torch.tensor(second_starts)[:, None]
+        valid = positions < lengths[:, None]
         tokens, labels = mask_tokens(
-            tokens, there & (tokens >= self.tokens.first), self.tokens, generator
+            tokens, valid & (tokens >= self.tokens.first), self.tokens, generator
         )
         return {
             "tokens": tokens,
-            "segments": (there & (positions >= second)).long(),
+            "segments": (valid & (positions >= second)).long(),
             "lengths": lengths,
             "labels": labels,
             "is_next": is_next,
@@ -127,18 +128,29 @@ class MaskedSentences:
 def mask_tokens(
     tokens: Tensor, ordinary: Tensor, vocabulary: Tokens, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Chooses among the tokens (B, T) where `ordinary` (B, T, bool) is true: what a model gets to
-    see, and labels, both (B, T) int64. In a row with any ordinary token, at least one is chosen."""
+    """Selects tokens for prediction, and masks or replaces them.
+
+    At least one token is selected in each row that has an ordinary token.
+
+    Args:
+        tokens: (B, T) int64.
+        ordinary: (B, T) bool, the tokens that may be selected.
+        vocabulary: tokenizer, for the range of random replacements.
+        generator: source of all random numbers.
+
+    Returns:
+        the model's input and the labels, both (B, T) int64.
+    """
     scores = torch.rand(tokens.shape, generator=generator).where(ordinary, 2.0)
     lowest = scores.amin(1, keepdim=True)
-    chosen = ordinary & ((scores < CHOSEN) | (scores == lowest))
+    selected = ordinary & ((scores < SELECTED) | (scores == lowest))
     kinds = torch.rand(tokens.shape, generator=generator)
-    others = torch.randint(
+    replacements = torch.randint(
         vocabulary.first, vocabulary.vocabulary, tokens.shape, generator=generator
     )
-    seen = others.where(kinds < MASKED + REPLACED, tokens)
-    seen = torch.where(kinds < MASKED, MASK, seen)
-    return seen.where(chosen, tokens), tokens.where(chosen, NOT_ASKED)
+    masked = replacements.where(kinds < MASKED + REPLACED, tokens)
+    masked = torch.where(kinds < MASKED, MASK, masked)
+    return masked.where(selected, tokens), tokens.where(selected, IGNORE_INDEX)
 
 
 _CLASS = torch.tensor([CLASS])
@@ -150,21 +162,23 @@ def _lines(text: Tensor, tokens: Tokens) -> RaggedTokens:
     return RaggedTokens.of(tokens.encode_all(line for line in lines if line.strip()))
 
 
-def _segment(lines: RaggedTokens, first: int, room: int, limit: int) -> tuple[Tensor, int]:
-    """At most `room` tokens, from line `first` on and before line `limit`, and the line after."""
+def _segment(lines: RaggedTokens, first: int, capacity: int, limit: int) -> tuple[Tensor, int]:
+    """Up to `capacity` tokens of lines [first, limit), and the end of the lines used."""
     start = int(lines.starts[first])
-    fitting = int(torch.searchsorted(lines.starts, start + room, right=True)) - 1
-    end = min(max(fitting, first + 1), limit)
-    return lines.values[start : min(int(lines.starts[end]), start + room)].long(), end
+    fitting_end = int(torch.searchsorted(lines.starts, start + capacity, right=True)) - 1
+    end = min(max(fitting_end, first + 1), limit)
+    return lines.values[start : min(int(lines.starts[end]), start + capacity)].long(), end
 
 
-def _elsewhere(lines: RaggedTokens, first: int, end: int, generator: torch.Generator) -> int:
-    """A line at random, none of `first` to `end`, and not the same as line `end`."""
+def _random_other_line(
+    lines: RaggedTokens, first: int, end: int, generator: torch.Generator
+) -> int:
+    """A random line outside of `first` to `end` whose text differs from that of line `end`."""
     others = len(lines) - (end + 1 - first)
     drawn = int(torch.randint(others, (), generator=generator))
-    following = lines[end]
+    next_line = lines[end]
     for step in range(others):
         line = (end + 1 + (drawn + step) % others) % len(lines)
-        if not torch.equal(lines[line], following):
+        if not torch.equal(lines[line], next_line):
             return line
-    raise ValueError("the text must have lines that differ, and too many are the same")
+    raise ValueError("the text must have different lines, and too many are equal")

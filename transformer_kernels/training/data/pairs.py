@@ -1,4 +1,4 @@
-"""Pairs of texts, one to be made from the other: translations, from two files a language."""
+"""Dataset of text pairs for translation, from two files per language."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.dataset import Batch, digest_of, evenly
+from transformer_kernels.training.data.dataset import Batch, digest_of, evenly_spaced
 from transformer_kernels.training.data.ragged_tokens import RaggedTokens
 from transformer_kernels.training.data.tokens import BEGIN, END, Tokens, train_tokens
 
 TextPair = tuple[str, str]
-"""A source, and the target to be made from it."""
+"""Source text and target text"""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """A dataset of sources and of targets to be made from them, in the same tokens.
+    """Dataset of source and target texts with a shared tokenizer.
 
     {"source": (B, S), "source_lengths": (B,), "target": (B, T), "target_lengths": (B,)}.
 
-    A target is the token BEGIN, its text and the token END, all counted in its length; a source is
-    its text alone.
+    A target is BEGIN, its text and END, all included in its length. A source is only its text.
     """
 
     name: str
@@ -33,17 +32,17 @@ class Pairs:
     digest: str
     tokens: Tokens
     train: tuple[RaggedTokens, RaggedTokens]
-    """Sources and targets, a row of each for a pair"""
+    """Sources and targets, one row of each per pair"""
     validation: tuple[RaggedTokens, RaggedTokens]
-    left_out: int
-    """How many pairs were empty on a side, or too long"""
+    skipped: int
+    """Number of pairs that were skipped because a side is empty or too long"""
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:
         pairs = torch.randint(len(self.train[0]), (count,), generator=generator)
         return _batch(self.train, pairs)
 
     def held_out(self, count: int) -> Batch:
-        return _batch(self.validation, evenly(len(self.validation[0]), count))
+        return _batch(self.validation, evenly_spaced(len(self.validation[0]), count))
 
 
 def load_pairs(
@@ -54,10 +53,19 @@ def load_pairs(
     tokens: Tokens | None = None,
     longest: int = 256,
 ) -> Pairs:
-    """The translations in `folder`, named as in Multi30k: train.de and train.en are drawn, val.de
-    and val.en are held out; `languages` is that of the source, and that of the target.
+    """Loads translations from a folder laid out as Multi30k.
 
-    See `read_pairs` for the rest.
+    train.de and train.en are the training data, val.de and val.en are held out.
+
+    Args:
+        folder: the folder.
+        languages: source and target language, the suffixes of the files.
+        vocabulary: as in `read_pairs`.
+        tokens: as in `read_pairs`.
+        longest: as in `read_pairs`.
+
+    Raises:
+        OSError, ValueError: as in `read_pairs`.
     """
     folder = Path(folder)
     source, target = languages
@@ -78,15 +86,21 @@ def read_pairs(
     tokens: Tokens | None = None,
     longest: int = 256,
 ) -> Pairs:
-    """Pairs from files in UTF-8, one text a line: line n of the first file goes with line n of the
-    second.
+    """Reads pairs from UTF-8 files with one text per line; line n of both files is a pair.
 
-    Without `tokens`, byte pairs of both training files are merged to `vocabulary` tokens. White
-    space around a line is dropped. Left out, and counted, are pairs with an empty side, and with
-    more than `longest` tokens on a side, BEGIN and END included.
+    White space around a line is stripped. Pairs with an empty or too long side are skipped.
 
-    OSError where a file cannot be read; ValueError where it is not UTF-8, where two files differ in
-    their numbers of lines, or where no pair is left.
+    Args:
+        train: source and target file of the training pairs.
+        validation: source and target file of the held-out pairs.
+        vocabulary: size of the tokenizer trained on both training files if `tokens` is None.
+        tokens: tokenizer with special tokens.
+        longest: maximum number of tokens of a side, including BEGIN and END of a target.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is not UTF-8, two files differ in their number of lines, or no pair is
+            left.
     """
     drawn = _read(train)
     held_out = _read(validation)
@@ -113,30 +127,39 @@ def pair_texts(
     name: str,
     source: str | None = None,
 ) -> Pairs:
-    """The dataset of these pairs; what is left out, and ValueError, as in `read_pairs`."""
+    """Makes a dataset of pairs. Skips pairs and raises ValueError as `read_pairs`.
+
+    Args:
+        train: training pairs.
+        validation: held-out pairs.
+        tokens: tokenizer with special tokens.
+        longest: maximum number of tokens of a side, including BEGIN and END of a target.
+        name: display name.
+        source: absolute path of the files, or None.
+    """
     check_positive("longest", longest)
     tokens.check_special()
     digest = digest_of("pairs", tokens.to_json(), longest)
     parts: list[tuple[RaggedTokens, RaggedTokens]] = []
-    left_out = 0
+    skipped = 0
     for part, pairs in (("training", train), ("validation", validation)):
         digest = digest_of(digest, *(text for pair in pairs for text in pair))
         sources: list[Tensor] = []
         targets: list[Tensor] = []
-        there = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
-        firsts, seconds = (tokens.encode_all(pair[side] for pair in there) for side in (0, 1))
+        non_empty = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
+        firsts, seconds = (tokens.encode_all(pair[side] for pair in non_empty) for side in (0, 1))
         for first, second in zip(firsts, seconds, strict=True):
             if len(first) <= longest and len(second) + 2 <= longest:
                 sources.append(first)
                 targets.append(torch.cat([_BEGIN, second, _END]))
         if not sources:
             raise ValueError(
-                f"{name}: of {len(pairs)} pairs in the {part} part, none has text on both sides "
-                f"and at most {longest} tokens"
+                f"{name}: none of the {len(pairs)} pairs in the {part} part has text on both "
+                f"sides and at most {longest} tokens"
             )
         parts.append((RaggedTokens.of(sources), RaggedTokens.of(targets)))
-        left_out += len(pairs) - len(sources)
-    return Pairs(name, source, digest, tokens, parts[0], parts[1], left_out)
+        skipped += len(pairs) - len(sources)
+    return Pairs(name, source, digest, tokens, parts[0], parts[1], skipped)
 
 
 _BEGIN = torch.tensor([BEGIN])
@@ -158,7 +181,7 @@ def _read(paths: tuple[Path | str, Path | str]) -> list[TextPair]:
     first, second = (_lines(Path(path)) for path in paths)
     if len(first) != len(second):
         raise ValueError(
-            f"two files of a pair must have as many lines, got {len(first)} in {paths[0]} and "
+            f"both files must have the same number of lines, got {len(first)} in {paths[0]} and "
             f"{len(second)} in {paths[1]}"
         )
     return list(zip(first, second, strict=True))

@@ -1,4 +1,4 @@
-"""Many rows of tokens, of different lengths, kept end to end."""
+"""Rows of tokens of different lengths, concatenated in one tensor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RaggedTokens:
-    """R rows of integers."""
+    """R rows of non-negative integers of different lengths."""
 
     values: Tensor
-    """(sum of the lengths,): one row after another; uint8, int16 or int32, what is enough"""
+    """(sum of lengths,): the concatenated rows, in the narrowest of uint8, int16 and int32"""
     starts: Tensor
     """(R + 1,) int64: row r is values[starts[r] : starts[r + 1]]"""
 
     @staticmethod
     def of(rows: Sequence[Tensor]) -> RaggedTokens:
-        """`rows`: (length,) int64 each, of numbers that are not negative."""
+        """Concatenates rows, each (length,) int64 and non-negative."""
         lengths = torch.tensor([0, *(len(row) for row in rows)])
         values = torch.cat([torch.empty(0, dtype=torch.int64), *rows])
         largest = int(values.max()) if len(values) else 0
@@ -30,18 +30,24 @@ class RaggedTokens:
         return len(self.starts) - 1
 
     def __getitem__(self, row: int) -> Tensor:
-        """(length,) int64."""
+        """Row `row`, (length,) int64."""
         return self.values[self.starts[row] : self.starts[row + 1]].long()
 
     def padded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of these numbers (B,): (B, longest of them) int64, zeros behind; lengths (B,)
-        int64."""
+        """Gathers rows into a padded batch.
+
+        Args:
+            rows: (B,) int64, row indices.
+
+        Returns:
+            the rows, (B, longest) int64 with trailing zeros, and their lengths, (B,) int64.
+        """
         starts = self.starts[rows]
         lengths = self.starts[rows + 1] - starts
         positions = torch.arange(int(lengths.max()) if len(rows) else 0)
-        there = positions < lengths[:, None]
-        places = (starts[:, None] + positions).where(there, 0)
-        return self.values[places].long().where(there, 0), lengths
+        valid = positions < lengths[:, None]
+        indices = (starts[:, None] + positions).where(valid, 0)
+        return self.values[indices].long().where(valid, 0), lengths
 
 
 def _narrow(largest: int) -> torch.dtype:

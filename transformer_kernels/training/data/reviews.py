@@ -1,4 +1,4 @@
-"""Film reviews, positive or negative: the folder aclImdb of the Large Movie Review Dataset."""
+"""Film reviews with sentiment labels: the folder aclImdb of the Large Movie Review Dataset."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from transformer_kernels.training.data.labelled import LabelledTexts, label_text
 from transformer_kernels.training.data.tokens import Tokens
 
 CLASSES = {"negative": "neg", "positive": "pos"}
-"""The folder of each class."""
+"""Folder of each class"""
 
 
 def load_reviews(
     folder: Path | str, context: int = 512, *, tokens: Tokens | None = None
 ) -> LabelledTexts:
-    """The reviews in `folder`, each cut to its first `context` tokens; those in train/ are drawn,
-    those in test/ are held out.
+    """Loads film reviews; train/ is the training data, test/ is held out.
 
-    `tokens` is bytes unless given; to train them on the reviews that are drawn, see
-    `review_text`. OSError where a folder is missing or unreadable, ValueError where one has no
-    reviews or a review is empty.
+    Args:
+        folder: folder laid out as aclImdb.
+        context: maximum number of tokens; longer reviews are cut.
+        tokens: tokenizer; None makes each byte a token. See `review_text` to train one.
+
+    Raises:
+        OSError: a folder is missing or unreadable.
+        ValueError: a folder has no reviews, or a review is empty.
     """
     check_positive("context", context)
     folder = Path(folder)
@@ -39,27 +43,31 @@ def load_reviews(
 
 
 def review_text(folder: Path | str) -> bytes:
-    """All reviews in train/, a line feed after each, for `train_tokens`; errors as above."""
+    """All reviews in train/, each followed by a line feed, to train a tokenizer on.
+
+    Raises:
+        OSError, ValueError: as in `load_reviews`.
+    """
     texts = [text for name in CLASSES.values() for text in _texts(Path(folder), "train", name)]
     return b"".join(text + b"\n" for text in texts)
 
 
 def _texts(folder: Path, part: str, name: str) -> list[bytes]:
-    place = folder / part / name
-    if not place.is_dir():
-        raise FileNotFoundError(f"there is no folder {place}: {_layout(folder)}")
+    class_folder = folder / part / name
+    if not class_folder.is_dir():
+        raise FileNotFoundError(f"the folder {class_folder} does not exist: {_layout(folder)}")
     texts: list[bytes] = []
-    for path in sorted(place.glob("*.txt")):
+    for path in sorted(class_folder.glob("*.txt")):
         texts.append(path.read_bytes())
         if not texts[-1].strip():
             raise ValueError(f"{path} is empty: every file must be a review")
     if not texts:
-        raise ValueError(f"there are no *.txt in {place}: {_layout(folder)}")
+        raise ValueError(f"the folder {class_folder} has no *.txt files: {_layout(folder)}")
     return texts
 
 
 def _layout(folder: Path) -> str:
     return (
-        f"{folder} must have reviews, one a file, in train/neg/*.txt, train/pos/*.txt, "
+        f"{folder} must contain reviews, one per file, in train/neg/*.txt, train/pos/*.txt, "
         "test/neg/*.txt and test/pos/*.txt"
     )

@@ -1,5 +1,7 @@
-"""Which part of the standard library a snippet of source comes from: texts with labels that every
-Python installation carries."""
+"""Labelled snippets of Python source: the label is the part of the standard library they come from.
+
+Every Python installation has this data.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +32,36 @@ CLASSES = {
     "web": ("http", "urllib", "wsgiref", "xmlrpc"),
     "xml": ("xml", "html"),
 }
-"""The classes, and the modules and packages that each is made of: between 220 and 560 kB of source
-each in Python 3.11, all of them in every version from 3.11 on."""
+"""Modules and packages of each class: 220 to 560 kB of source per class in Python 3.11. All of them
+exist in every version from 3.11 on."""
 
 HELD_OUT = 0.2
-"""No more than this share of a class's bytes, in whole files, is held out."""
+"""Maximum share of a class's bytes that is held out, in whole files."""
 
 _IMPORT = re.compile(rb"\s*(import|from)\b")
-_LEAST = 4
-"""A snippet is at least a fourth of the longest one."""
+_MIN_FRACTION = 4
+"""A snippet has at least 1 / _MIN_FRACTION of the maximum length."""
 
 
 def load_snippets(context: int = 512, *, tokens: Tokens | None = None) -> LabelledTexts:
-    """Snippets of the sources of `CLASSES`, whole lines of at most `context` bytes together.
+    """Cuts the sources of `CLASSES` into labelled snippets of whole lines.
 
-    `tokens` is bytes unless given. How long a snippet may be is drawn between a fourth of `context`
-    and the whole, so that batches have padding. Whole files are held out, chosen by a hash of their
-    names, less the few snippets that other files have too. What gives the answer away is left out:
-    the comments that a file opens with (its name, its authors), imports, and every line with the
-    name of one of its class's modules, as a word. Lines longer than `context` are left out as well.
-    The snippets depend on the Python version and on nothing else.
+    - The maximum length of each snippet is random, between a quarter of `context` and `context`
+      bytes, so that batches have padding.
+    - Whole files are held out, selected by a hash of their names, except snippets that also occur
+      in other files.
+    - Text that reveals the class is removed: opening comments of a file, imports, and lines that
+      contain the name of one of the class's modules as a word. Lines longer than `context` are
+      removed too.
+    - The snippets depend only on the Python version.
 
-    ValueError where `context` is below 64, FileNotFoundError where a class lacks its sources,
-    as where Python has none.
+    Args:
+        context: maximum length of a snippet in bytes, at least 64.
+        tokens: tokenizer; None makes each byte a token.
+
+    Raises:
+        ValueError: `context` is too small.
+        FileNotFoundError: the sources of a class are missing, as in a Python without sources.
     """
     check_positive("context", context)
     if context < 64:
@@ -79,7 +88,7 @@ def load_snippets(context: int = 512, *, tokens: Tokens | None = None) -> Labell
 
 
 def cut_source(source: bytes, modules: tuple[str, ...], context: int) -> Iterator[bytes]:
-    """`source` without what gives its class away, in pieces that end where lines do."""
+    """Cuts `source` at line ends into snippets, without the lines that reveal its class."""
     named = re.compile(rb"\b(" + b"|".join(name.encode() for name in modules) + rb")\b", re.I)
     lengths = torch.Generator().manual_seed(len(source))
     lines: list[bytes] = []
@@ -88,18 +97,18 @@ def cut_source(source: bytes, modules: tuple[str, ...], context: int) -> Iterato
         if _IMPORT.match(line) or named.search(line) or len(line) > context:
             continue
         if size + len(line) > limit and lines:
-            yield from _joined(lines, context)
+            yield from _long_enough(lines, context)
             lines, size = [], 0
         if not lines:
-            limit = int(torch.randint(context // _LEAST, context + 1, (), generator=lengths))
+            limit = int(torch.randint(context // _MIN_FRACTION, context + 1, (), generator=lengths))
         lines.append(line)
         size += len(line)
-    yield from _joined(lines, context)
+    yield from _long_enough(lines, context)
 
 
-def _joined(lines: list[bytes], context: int) -> Iterator[bytes]:
+def _long_enough(lines: list[bytes], context: int) -> Iterator[bytes]:
     text = b"".join(lines).strip(b"\r\n")
-    if len(text) * _LEAST >= context:
+    if len(text) * _MIN_FRACTION >= context:
         yield text
 
 
@@ -112,25 +121,25 @@ def _after_opening_comments(source: bytes) -> list[bytes]:
 
 
 def _split(folder: Path, name: str) -> tuple[list[bytes], list[bytes]]:
-    """The files of a class: those for training, and those that are held out."""
+    """Training and held-out files of a class."""
     files = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for module in CLASSES[name]
         for path in _files_of(folder, module)
     }
-    most = HELD_OUT * sum(len(content) for content in files.values())
+    max_held_out = HELD_OUT * sum(len(content) for content in files.values())
     train: list[bytes] = []
     validation: list[bytes] = []
     size = 0
     for path in sorted(files, key=lambda path: hashlib.sha256(path.encode()).digest()):
-        if size + len(files[path]) <= most:
+        if size + len(files[path]) <= max_held_out:
             validation.append(files[path])
             size += len(files[path])
         else:
             train.append(files[path])
     if not train or not validation:
         raise FileNotFoundError(
-            f"the class {name} needs two sources or more under {folder}, and there are {len(files)}"
+            f"the class {name} needs at least two source files in {folder}, got {len(files)}"
         )
     return train, validation
 

@@ -1,4 +1,4 @@
-"""Text that every Python installation carries: the sources of the standard library."""
+"""Sources of the standard library: text that every Python installation has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 STANDARD_LIBRARY_BYTES = 8_000_000
-"""The default corpus ends here; the whole of it has some 10 MB."""
+"""Size of the default corpus; all sources together have about 10 MB."""
 
-_LEFT_OUT = {
+_EXCLUDED = {
     *("site-packages", "dist-packages", "__pycache__"),
     *("test", "tests", "idle_test"),
     *("encodings", "msilib", "pydoc_data"),  # tables
@@ -17,15 +17,17 @@ _LEFT_OUT = {
 
 
 def standard_library_folder() -> Path:
-    """Where this Python keeps its library."""
+    """Folder of this Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def standard_library_text(limit: int = STANDARD_LIBRARY_BYTES) -> bytes:
-    """The first `limit` bytes of the standard library's own sources, in the order of their paths.
+    """The first `limit` bytes of the standard library's sources, concatenated in path order.
 
-    Every Python installation carries them; tests, tables and installed packages are left out. The
-    text depends on the Python version, and on nothing else. FileNotFoundError where there is none.
+    Excludes tests, tables and installed packages. The text depends only on the Python version.
+
+    Raises:
+        FileNotFoundError: this Python has no sources.
     """
     root = standard_library_folder()
     parts: list[bytes] = []
@@ -36,16 +38,15 @@ def standard_library_text(limit: int = STANDARD_LIBRARY_BYTES) -> bytes:
         if size >= limit:
             break
     if not parts:
-        raise FileNotFoundError(f"no Python sources under {root}: name a text file instead")
+        raise FileNotFoundError(f"no Python sources in {root}: specify a text file instead")
     return b"".join(parts)[:limit]
 
 
 def python_files(folder: Path) -> Iterator[Path]:
-    """The sources in `folder` and below it, in the order of their paths, without tests, tables and
-    installed packages."""
+    """Yields the sources below `folder` in path order, except tests, tables and packages."""
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            if path.name not in _LEFT_OUT:
+            if path.name not in _EXCLUDED:
                 yield from python_files(path)
         elif path.suffix == ".py":
             yield path

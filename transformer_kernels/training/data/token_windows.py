@@ -1,4 +1,4 @@
-"""Windows of a text in tokens."""
+"""Dataset of token windows of a text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from transformer_kernels.training.data.windows import draw_windows, even_windows
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """A dataset of the windows of a corpus in tokens, {"tokens": (B, context + 1)}.
+    """Dataset of windows of a tokenized corpus: {"tokens": (B, context + 1)}.
 
-    The same bytes are held out as by `ByteWindows`, so that bits per byte compare. ValueError where
-    a part of the corpus is shorter than a window.
+    Holds out the same bytes as `ByteWindows`, so that bits per byte are comparable. Raises
+    ValueError if a part of the corpus is shorter than a window.
     """
 
     corpus: Corpus
     tokens: Tokens
-    """Best trained on the corpus's part for training alone"""
+    """Tokenizer; train it on the training part of the corpus only"""
     context: int
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class TokenWindows:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the held-out text: nats a token / ln 2 / bytes a token are bits per byte."""
+        """Mean bytes per token of the held-out text, to convert nats per token to bits per byte."""
         return len(self.corpus.validation) / len(self._validation)
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:

@@ -1,4 +1,4 @@
-"""Tokens of text: bytes as they are, or pairs merged by what is frequent in a given text."""
+"""Tokenizer: single bytes, or byte-pair encoding trained on a text."""
 
 from __future__ import annotations
 
@@ -20,66 +20,70 @@ if TYPE_CHECKING:
     from tokenizers.models import BPE
 
 SPECIAL = ("pad", "begin", "end", "class", "separator", "mask")
-"""The special tokens, where there are any: the first ones, in this order."""
+"""Names of the special tokens; their numbers are the first ones, in this order."""
 
 PAD, BEGIN, END, CLASS, SEPARATOR, MASK = range(len(SPECIAL))
 
 _LETTER = "A-Za-z\u0080-\u00ff"
 _WORDS = f" ?[{_LETTER}]+| ?[0-9]+| ?[^{_LETTER}0-9\\s]+|\\s+"
-"""No token is more than a word, a number or a run of signs, each with a space before it, or a run
-of white space. The library gets each byte as the character of its number; those beyond ASCII count
-as letters."""
+"""Pre-tokenizer: a token never crosses a word, a number or a run of punctuation, each with an
+optional leading space, or a run of white space. Bytes are passed to the library as Latin-1
+characters; those beyond ASCII count as letters."""
 
 _CHUNK = 1 << 14
-_BATCH = 256
-"""Bytes of a long text that are encoded by themselves, and how many texts the library gets at a
-time: it needs a hundred bytes of memory for each token."""
+"""Long texts are encoded in chunks of this many bytes."""
 
-_NOTHING = torch.empty(0, dtype=torch.int64)
+_BATCH = 256
+"""Texts per call of the library, which needs a hundred bytes of memory per token."""
+
+_EMPTY = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """From bytes to tokens and back, exactly, whatever the bytes are.
+    """Lossless tokenizer of arbitrary bytes.
 
-    `Tokens()` makes each byte a token; `train_tokens` finds pairs to merge. Special tokens are
-    numbers that no text is ever encoded to, and are decoded to nothing.
+    `Tokens()` makes each byte a token. `train_tokens` trains byte-pair merges. No text is ever
+    encoded to special tokens, and they decode to the empty string.
     """
 
     merges: tuple[tuple[int, int], ...] = ()
-    """Tokens that become one, the most frequent ones first: 0 to 255 are the bytes, and each merge
-    adds the next number, unless there is a token of those bytes already. Special tokens are not
-    counted here."""
+    """Pairs of tokens to merge, in training order. 0 to 255 are the bytes; each merge adds the next
+    number, unless a token with the same bytes exists. These numbers exclude special tokens."""
     special: bool = False
-    """Whether there are the tokens of `SPECIAL`, before all others"""
+    """True to put the tokens of `SPECIAL` before all others"""
 
     @property
     def first(self) -> int:
-        """The first token that is not a special one."""
+        """Number of the first ordinary token."""
         return len(SPECIAL) if self.special else 0
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are, special ones included."""
+        """Vocabulary size, including special tokens."""
         return self.first + len(self._pieces)
 
     def check_special(self) -> None:
-        """ValueError unless there are special tokens."""
+        """Raises ValueError unless there are special tokens."""
         if not self.special:
             raise ValueError(
-                "tokens must have special tokens, as train_tokens(..., special=True) and "
-                "Tokens(special=True) give them, and have none"
+                "tokens must have special tokens, got none: use train_tokens(..., special=True) "
+                "or Tokens(special=True)"
             )
 
     def encode(self, text: bytes | str) -> Tensor:
-        """(tokens,) int64; a string is encoded as UTF-8.
+        """Encodes a text; a string as UTF-8.
 
-        ImportError where there are merges and the library tokenizers is missing.
+        Returns:
+            (tokens,) int64.
+
+        Raises:
+            ImportError: there are merges, and the package tokenizers is missing.
         """
-        return torch.cat([_NOTHING, *self.encode_all(_chunks(_as_bytes(text)))])
+        return torch.cat([_EMPTY, *self.encode_all(_chunks(_as_bytes(text)))])
 
     def encode_all(self, texts: Iterable[bytes | str]) -> list[Tensor]:
-        """`encode` of each, for many texts that are not long."""
+        """Encodes many short texts; see `encode`."""
         contents = [_as_bytes(text) for text in texts]
         if not self.merges:
             return [tensor_of(content).long() + self.first for content in contents]
@@ -91,7 +95,7 @@ class Tokens:
         return rows
 
     def decode(self, tokens: Tensor | Iterable[int]) -> bytes:
-        """The bytes of tokens (tokens,); ValueError where one is outside of the vocabulary."""
+        """Decodes tokens (tokens,) to bytes; ValueError for a token outside of the vocabulary."""
         numbers = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         for token in numbers:
             if not 0 <= token < self.vocabulary:
@@ -102,12 +106,12 @@ class Tokens:
         return b"".join(self._pieces[token - first] for token in numbers if token >= first)
 
     def to_json(self) -> str:
-        """A string from which `from_json` makes the same tokens, for a checkpoint."""
+        """Serializes the tokenizer to a string, for a checkpoint."""
         return json.dumps({"special": self.special, "merges": self.merges})
 
     @staticmethod
     def from_json(text: str) -> Tokens:
-        """The tokens that `to_json` wrote down; ValueError for any other string."""
+        """Inverse of `to_json`; ValueError for any other string."""
         try:
             fields = json.loads(text)
             merges = tuple((int(left), int(right)) for left, right in fields["merges"])
@@ -115,18 +119,18 @@ class Tokens:
             tokens._pieces  # noqa: B018  (reads every merge)
         except (ValueError, TypeError, KeyError, IndexError):
             raise ValueError(
-                f"text must be what Tokens.to_json wrote, got {text[:40]!r}, which is not"
+                f"text must be a result of Tokens.to_json, got {text[:40]!r}"
             ) from None
         return tokens
 
     @cached_property
     def _pieces(self) -> tuple[bytes, ...]:
-        """The bytes of each token that is not special."""
+        """The bytes of each ordinary token."""
         pieces = [bytes([value]) for value in range(256)]
         known = set(pieces)
         for left, right in self.merges:
             if min(left, right) < 0:
-                raise IndexError(f"there is no token {min(left, right)}")
+                raise IndexError(f"token {min(left, right)} does not exist")
             piece = pieces[left] + pieces[right]
             if piece not in known:
                 known.add(piece)
@@ -144,18 +148,24 @@ class Tokens:
 
 
 def train_tokens(text: bytes | str, vocabulary: int, *, special: bool = False) -> Tokens:
-    """Byte pairs of `text` merged, the most frequent first, until there are `vocabulary` tokens,
-    special ones included, or no pair is left that occurs twice.
+    """Trains a byte-pair tokenizer; deterministic.
 
-    The same text gives the same tokens. ValueError where `vocabulary` is below 256, or 262 with
-    special tokens: every byte is a token. ImportError where the library tokenizers is missing.
+    Args:
+        text: training text.
+        vocabulary: number of tokens, including special ones; at least 256, or 262 with special
+            tokens, because every byte is a token. Fewer result if no pair occurs twice.
+        special: True to include the special tokens.
+
+    Raises:
+        ValueError: `vocabulary` is too small.
+        ImportError: the package tokenizers is missing.
     """
     check_positive("vocabulary", vocabulary)
-    least = Tokens(special=special).vocabulary
-    if vocabulary < least:
+    smallest = Tokens(special=special).vocabulary
+    if vocabulary < smallest:
         raise ValueError(
-            f"vocabulary must be at least {least}, 256 bytes and {least - 256} special tokens, "
-            f"got {vocabulary}"
+            f"vocabulary must be at least {smallest} (256 bytes and {smallest - 256} special "
+            f"tokens), got {vocabulary}"
         )
     require("tokenizers", extra="train")
     from tokenizers.models import BPE
@@ -163,7 +173,7 @@ def train_tokens(text: bytes | str, vocabulary: int, *, special: bool = False) -
 
     tokenizer = _tokenizer(BPE())
     trainer = BpeTrainer(
-        vocab_size=256 + vocabulary - least,
+        vocab_size=256 + vocabulary - smallest,
         min_frequency=2,
         initial_alphabet=[chr(value) for value in range(256)],
         show_progress=False,

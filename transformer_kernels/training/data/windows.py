@@ -1,22 +1,22 @@
-"""Windows of a long sequence: at random, or spread evenly."""
+"""Windows of a long sequence: random or evenly spaced."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from transformer_kernels.training.data.dataset import evenly
+from transformer_kernels.training.data.dataset import evenly_spaced
 
 
 def draw_windows(sequence: Tensor, *, count: int, size: int, generator: torch.Generator) -> Tensor:
-    """`count` windows at random of a sequence (length,) of integers: (count, size) int64."""
+    """Random windows of a sequence (length,) of integers: (count, size) int64."""
     starts = torch.randint(len(sequence) - size + 1, (count,), generator=generator)
     return _windows(sequence, starts, size)
 
 
 def even_windows(sequence: Tensor, *, count: int, size: int) -> Tensor:
-    """Up to `count` windows spread evenly from end to end, the same at every call."""
-    return _windows(sequence, evenly(len(sequence) - size + 1, count), size)
+    """Evenly spaced windows over the whole sequence: (up to count, size) int64."""
+    return _windows(sequence, evenly_spaced(len(sequence) - size + 1, count), size)
 
 
 def _windows(sequence: Tensor, starts: Tensor, size: int) -> Tensor:

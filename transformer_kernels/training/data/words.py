@@ -1,4 +1,4 @@
-"""Numbers and dates in English words, and back."""
+"""Conversion of numbers and dates to English words, and back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 from functools import cache
 
 LARGEST = 10**12 - 1
-"""The largest number that has words here."""
+"""The largest supported number"""
 
 _BELOW_TWENTY = (
     *("zero", "one", "two", "three", "four"),
@@ -35,10 +35,12 @@ _IRREGULAR = {
 
 
 def number_to_words(number: int) -> str:
-    """1204 is "one thousand two hundred and four": "and" stands before what is below a hundred, if
-    anything is before it.
+    """Converts a number to words: 1204 is "one thousand two hundred and four".
 
-    ValueError unless 0 <= number <= LARGEST.
+    "and" precedes the part below a hundred, unless that is the whole number.
+
+    Raises:
+        ValueError: unless 0 <= number <= LARGEST.
     """
     if not 0 <= number <= LARGEST:
         raise ValueError(f"number must be at least 0 and at most {LARGEST:,}, got {number:,}")
@@ -56,7 +58,7 @@ def number_to_words(number: int) -> str:
 
 
 def words_to_number(words: str) -> int:
-    """The number whose `number_to_words` is `words`; ValueError where there is none."""
+    """Inverse of `number_to_words`; ValueError for any other text."""
     total = group = 0
     for word in words.replace("-", " ").split():
         size = dict(_GROUPS).get(word)
@@ -69,20 +71,19 @@ def words_to_number(words: str) -> int:
     number = total + group
     if not 0 <= number <= LARGEST or number_to_words(number) != words:
         raise ValueError(
-            'words must be a number as in "one thousand two hundred and four", '
-            f"got {words!r}, which is not"
+            f'words must be a number such as "one thousand two hundred and four", got {words!r}'
         )
     return number
 
 
 def date_to_words(date: datetime.date) -> str:
-    """2024-02-29 is "the twenty-ninth of February, twenty twenty-four"; see `year_to_words`."""
+    """Converts a date: 2024-02-29 is "the twenty-ninth of February, twenty twenty-four"."""
     day = _ordinal(date.day)
     return f"the {day} of {_MONTHS[date.month - 1]}, {year_to_words(date.year)}"
 
 
 def words_to_date(words: str) -> datetime.date:
-    """The date whose `date_to_words` is `words`; ValueError where there is none."""
+    """Inverse of `date_to_words`; ValueError for any other text."""
     day, _, rest = words.removeprefix("the ").partition(" of ")
     month, _, year = rest.partition(", ")
     try:
@@ -91,17 +92,19 @@ def words_to_date(words: str) -> datetime.date:
         date = None
     if date is None or date_to_words(date) != words:
         raise ValueError(
-            'words must be a date as in "the twenty-ninth of February, twenty twenty-four", '
-            f"got {words!r}, which is not"
+            'words must be a date such as "the twenty-ninth of February, twenty twenty-four", '
+            f"got {words!r}"
         )
     return date
 
 
 def year_to_words(year: int) -> str:
-    """A year as it is said: "nineteen hundred", "nineteen oh five", "nineteen eighty-four", but
-    "two thousand" and "two thousand and five", and so in the first ten years of each thousand.
+    """Converts a year: "nineteen hundred", "nineteen oh five", "nineteen eighty-four".
 
-    ValueError unless 1000 <= year <= 9999.
+    The first ten years of a millennium are numbers: "two thousand", "two thousand and five".
+
+    Raises:
+        ValueError: unless 1000 <= year <= 9999.
     """
     if not 1000 <= year <= 9999:
         raise ValueError(f"year must be at least 1000 and at most 9999, got {year}")

@@ -1,4 +1,4 @@
-"""What the reference models are trained for, a file each."""
+"""Training tasks of the reference models, one file each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ TASKS: dict[str, type[Task]] = {
     task.kind: task
     for task in (GeneratorTask, GPT2Task, ClassifierTask, TranslatorTask, BertTask, LookupTask)
 }
-"""By their kinds"""
+"""Task classes by kind"""
 
 
 def task_from_dict(fields: dict[str, Any]) -> Task:
-    """The task that `Task.to_dict` was of; KeyError, TypeError or ValueError if it is of none."""
+    """Inverse of `Task.to_dict`.
+
+    Raises:
+        KeyError, TypeError, ValueError: the fields are not those of a task.
+    """
     fields = dict(fields)
     task = TASKS[fields.pop("kind")]
     return task(**fields | {"model": task.config_type(**fields["model"])})

@@ -1,4 +1,4 @@
-"""BERT's pre-training: masked tokens, and whether one text follows another."""
+"""BERT pre-training: masked tokens and next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformer_kernels.models.bert import BertConfig, BertForPreTraining
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import (
-    NOT_ASKED,
+    IGNORE_INDEX,
     Batch,
     Dataset,
     MaskedSentences,
@@ -26,11 +26,14 @@ from transformer_kernels.training.task import Extra, Task
 
 @dataclass(frozen=True, kw_only=True)
 class BertTask(Task):
-    """Any text, by default the standard library's sources, in tokens trained on it."""
+    """BERT pre-training on any text, by default the standard library's sources.
+
+    The tokenizer is trained on the training part of the text.
+    """
 
     kind = "bert"
     unit = "tokens"
-    score_name = "of the masked tokens right"
+    score_name = "masked-token accuracy"
     config_type = BertConfig
 
     model: BertConfig
@@ -55,23 +58,23 @@ class BertTask(Task):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {
-            "masked tokens": int((batch["labels"] != NOT_ASKED).sum()),
+            "masked tokens": int((batch["labels"] != IGNORE_INDEX).sum()),
             "next sentence": len(batch["is_next"]),
         }
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits = model(batch["tokens"], segments=batch["segments"], lengths=batch["lengths"])
-        masked = cross_entropy_sum(logits.tokens, batch["labels"], ignored=NOT_ASKED)
-        follows = cross_entropy_sum(logits.next_sentence, 1 - batch["is_next"])
-        return {"masked tokens": masked, "next sentence": follows}
+        masked = cross_entropy_sum(logits.tokens, batch["labels"], ignored=IGNORE_INDEX)
+        next_sentence = cross_entropy_sum(logits.next_sentence, 1 - batch["is_next"])
+        return {"masked tokens": masked, "next sentence": next_sentence}
 
     def score(
         self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
     ) -> float:
-        right = count = 0
+        correct = count = 0
         for batch in batches:
             logits = model(batch["tokens"], segments=batch["segments"], lengths=batch["lengths"])
-            asked = batch["labels"] != NOT_ASKED
-            right += int((logits.tokens.argmax(dim=-1) == batch["labels"])[asked].sum())
-            count += int(asked.sum())
-        return right / count
+            selected = batch["labels"] != IGNORE_INDEX
+            correct += int((logits.tokens.argmax(dim=-1) == batch["labels"])[selected].sum())
+            count += int(selected.sum())
+        return correct / count

@@ -1,4 +1,4 @@
-"""Telling which class a text belongs to."""
+"""Text classification."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from transformer_kernels.training.task import Extra, Task
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierTask(Task):
-    """Film reviews in a folder like aclImdb; by default, which part of the standard library a
-    snippet of source comes from. The data says how many classes there are."""
+    """Classification of film reviews (a folder laid out as aclImdb), or by default of snippets of
+    the standard library by their origin. The number of classes is taken from the data."""
 
     kind = "classifier"
     unit = "tokens"
@@ -71,9 +71,9 @@ class ClassifierTask(Task):
     def score(
         self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
     ) -> float:
-        right = count = 0
+        correct = count = 0
         for batch in batches:
-            chosen = model(batch["tokens"], batch["lengths"]).argmax(dim=-1)
-            right += int((chosen == batch["labels"]).sum())
-            count += len(chosen)
-        return right / count
+            predicted = model(batch["tokens"], batch["lengths"]).argmax(dim=-1)
+            correct += int((predicted == batch["labels"]).sum())
+            count += len(predicted)
+        return correct / count

@@ -1,4 +1,4 @@
-"""Writing text byte by byte."""
+"""Language modelling on bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformer_kernels.training.task import Extra, Task
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorTask(Task):
-    """The next byte of any text, by default of the standard library's sources."""
+    """Next-byte prediction on any text, by default the standard library's sources."""
 
     kind = "generator"
     unit = "bytes"
@@ -49,5 +49,5 @@ class GeneratorTask(Task):
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The sum over tokens (B, T + 1) from the second on, each predicted from those before it."""
+    """Sum of the next-token cross entropies of tokens (B, T + 1), without the first, in nats."""
     return cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:])

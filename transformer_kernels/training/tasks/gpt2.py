@@ -1,4 +1,4 @@
-"""Writing text in tokens of byte pairs."""
+"""Language modelling on byte-pair tokens."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from transformer_kernels.training.tasks.generator import next_token_loss
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Task(Task):
-    """The next token of any text, by default of the standard library's sources. Tokens are trained
-    on the part of it that is not held out, up to the model's vocabulary."""
+    """Next-token prediction on any text, by default the standard library's sources.
+
+    The tokenizer is trained on the training part of the text, up to the model's vocabulary.
+    """
 
     kind = "gpt2"
     unit = "tokens"

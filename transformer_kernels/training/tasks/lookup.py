@@ -1,4 +1,4 @@
-"""Finding the fact that answers a question."""
+"""Lookup of the fact that answers a question."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transformer_kernels.training.task import Extra, Task
 
 @dataclass(frozen=True, kw_only=True)
 class LookupTask(Task):
-    """A table of two columns; by default the modules of the standard library, and what each is for.
+    """Lookup in a table of facts, by default the modules of the standard library.
 
-    Keys and embeddings learn by the soft way; the score is that of the hard one.
+    Training uses soft attention over the rows; the score is the accuracy of hard attention.
     """
 
     kind = "lookup"
@@ -50,21 +50,21 @@ class LookupTask(Task):
         return {"row": len(batch["rows"])}
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        log_odds = model(batch["words"], batch["lengths"])
-        return {"row": nn.functional.nll_loss(log_odds, batch["rows"], reduction="sum")}
+        log_p = model(batch["words"], batch["lengths"])
+        return {"row": nn.functional.nll_loss(log_p, batch["rows"], reduction="sum")}
 
     def score(
         self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
     ) -> float:
         assert isinstance(model, Lookup)
-        right = count = 0
+        correct = count = 0
         for batch in batches:
             answers = model.answer(batch["words"], batch["lengths"])
-            right += int((answers == batch["rows"]).sum())
+            correct += int((answers == batch["rows"]).sum())
             count += len(answers)
-        return right / count
+        return correct / count
 
 
-def facts_of(extra: Extra) -> Facts:
-    """What a checkpoint's lookup can answer."""
+def facts_from_extra(extra: Extra) -> Facts:
+    """The facts stored in the extra data of a checkpoint."""
     return as_facts([Fact(key, value) for key, value in extra["facts"]], "the checkpoint")

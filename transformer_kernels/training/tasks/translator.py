@@ -1,4 +1,4 @@
-"""Making one text from another."""
+"""Translation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from transformer_kernels.training.task import Extra, Task
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorTask(Task):
-    """Translations in a folder like Multi30k; by default numbers and dates in words and in figures.
+    """Translation from a folder laid out as Multi30k, or by default of numbers and dates.
 
-    Held-out losses are smoothed too; what counts is how many translations are exactly right.
+    The held-out loss is smoothed too. The score is the share of exactly correct translations.
     """
 
     kind = "translator"
@@ -39,7 +39,7 @@ class TranslatorTask(Task):
 
     model: TranslatorConfig
     smoothing: float = 0.1
-    """The share of a target's weight that all other tokens get"""
+    """Label smoothing: probability mass given to all other tokens"""
 
     def __post_init__(self) -> None:
         check_probability("smoothing", self.smoothing)
@@ -76,14 +76,14 @@ class TranslatorTask(Task):
         self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
     ) -> float:
         assert isinstance(model, Translator)
-        right = count = 0
+        correct = count = 0
         for batch in batches:
-            most = min(batch["target"].shape[1], model.context)
-            written = model.translate(
-                batch["source"], batch["source_lengths"], begin=BEGIN, end=END, most=most
+            max_tokens = min(batch["target"].shape[1], model.context)
+            translations = model.translate(
+                batch["source"], batch["source_lengths"], begin=BEGIN, end=END, most=max_tokens
             )
             targets = zip(batch["target"].tolist(), batch["target_lengths"].tolist(), strict=True)
-            for text, (target, length) in zip(written, targets, strict=True):
-                right += text == target[1 : length - 1]
+            for translation, (target, length) in zip(translations, targets, strict=True):
+                correct += translation == target[1 : length - 1]
                 count += 1
-        return right / count
+        return correct / count
