@@ -1,4 +1,4 @@
-"""Options, and what happens before and after the benchmarks."""
+"""Command-line options, fixtures and reports of the benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.goals.check import MISSING, as_columns, judge
+from benchmarks.goals.check import MISSING, as_columns, check_goals
 from benchmarks.runner.measure import CheckedCase, check
 from benchmarks.runner.record import RECORDED, UNRECORDED, Recorder, as_text
 from transformer_kernels.bench import VARIANTS, Budget, Provenance, Variant, usable_variants
@@ -21,34 +21,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--record",
         action="store_true",
-        help="append the rows to benchmarks/results/<device>/<suite>.csv, to be committed",
+        help="append the rows to benchmarks/results/<device>/<suite>.csv, for a commit",
     )
     group.addoption(
         "--rows",
         type=Path,
         default=UNRECORDED,
         metavar="DIR",
-        help="else, the folder whose files of the run before are replaced (default: %(default)s)",
+        help="without --record: folder of the rows, replacing earlier ones (default: %(default)s)",
     )
     group.addoption("--threads", type=int, help="CPU threads (default: torch's choice)")
     group.addoption(
         "--variants",
         type=lambda text: text.split(","),
         default=list(VARIANTS),
-        help=f"what to measure besides naive, of {','.join(VARIANTS)}",
+        help=f"variants to measure besides naive: {','.join(VARIANTS)}",
     )
     group.addoption(
         "--seconds",
         type=float,
         default=3.0,
-        help="for each case and direction, all variants together (default: %(default)s)",
+        help="time budget per case and direction, for all variants (default: %(default)s)",
     )
     group.addoption(
         "--time-limit",
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="after which the suite gpu begins no further case (default: %(default)s)",
+        help="the suite gpu starts no further case after this time (default: %(default)s)",
     )
 
 
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     threads = config.getoption("--threads")
     if threads is not None:
         torch.set_num_threads(threads)
-    # pytest-benchmark's table would show the times of rounds, which mix the variants.
+    # pytest-benchmark's table would show times of whole rounds, which mix the variants.
     config.option.benchmark_quiet = True
     config.stash[_RECORDER] = _new_recorder(config)
 
@@ -85,19 +85,19 @@ def pytest_terminal_summary(
     recorder = config.stash[_RECORDER]
     if not recorder.rows:
         return
-    terminalreporter.section("measured, the variants of each case in turn")
+    terminalreporter.section("measurements")
     for line in as_text(recorder.rows):
         terminalreporter.write_line(line)
     terminalreporter.write_line("")
-    judged = [line for line in judge(recorder.rows) if line.verdict != MISSING]
-    if judged:
+    checks = [line for line in check_goals(recorder.rows) if line.status != MISSING]
+    if checks:
         terminalreporter.section("goals")
-        for line in as_columns(judged):
+        for line in as_columns(checks):
             terminalreporter.write_line(line)
         terminalreporter.write_line("")
-    if recorder.left_out:
-        terminalreporter.section("left out")
-        for line in recorder.left_out:
+    if recorder.skipped:
+        terminalreporter.section("skipped")
+        for line in recorder.skipped:
             terminalreporter.write_line(line)
         terminalreporter.write_line("")
     for path in recorder.paths:
@@ -116,5 +116,5 @@ def variants(pytestconfig: pytest.Config) -> list[Variant]:
 
 @pytest.fixture(scope="module")
 def checked(request: pytest.FixtureRequest, variants: list[Variant]) -> CheckedCase:
-    """The case that the test is parametrized by; made once for all directions."""
+    """The test's case, checked once for all directions."""
     return check(request.param, variants)

@@ -1,4 +1,4 @@
-"""The suite `attention`: time and memory against the sequence length."""
+"""Suite `attention`: time and peak memory over the sequence length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite `cpu`: what `python -m benchmarks.goals.check` holds against the goals of goals.py."""
+"""Suite `cpu`: measurements for the goals of benchmarks/goals/cpu.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from benchmarks.cases.attention import DTYPES, case_id
 from benchmarks.cases.cpu import (
     decode_cases,
-    mask_price_cases,
-    option_price_cases,
+    mask_cost_cases,
+    option_cost_cases,
     scaling_cases,
     sdpa_cases,
     short_cases,
@@ -26,7 +26,7 @@ from benchmarks.runner.record import Recorder
 from benchmarks.runner.without_amx import process_without_amx, rows_without_amx, saved
 from transformer_kernels.backends.native import extension
 from transformer_kernels.bench import Budget, Case, Direction, Variant, usable_variants
-from transformer_kernels.bench.workload import Work
+from transformer_kernels.bench.workload import Workload
 
 pytestmark = pytest.mark.skipif(
     extension.unavailable_reason() is not None, reason=extension.unavailable_reason() or ""
@@ -36,18 +36,19 @@ against_sdpa = pytest.mark.parametrize("checked", sdpa_cases(), ids=case_id, ind
 both_directions = pytest.mark.parametrize("direction", ["fwd", "fwd+bwd"])
 
 NAIVE_ROUNDS = 2
-"""Up to a hundred times slower than what it is held against, and no goal needs its time."""
+"""Few rounds: naive attention is up to 100 times slower than the others, and no goal uses it."""
 
 CALL_ROUNDS = 2000
-"""Where a call takes microseconds"""
+"""Maximum number of rounds for calls that take microseconds."""
 
 CHECKED_LENGTH = 256
-"""With options: plain torch takes half a minute for dropout's bits at the length that is timed"""
+"""Length at which options are checked: at the timed length, plain torch takes half a minute for the
+dropout bits."""
 
 
 @pytest.fixture
 def budget(recorder: Recorder) -> Budget:
-    """Half of what a case of other suites gets: these are three times as many."""
+    """Half the budget of other suites, because this one has three times as many cases."""
     return replace(recorder.budget, seconds=recorder.budget.seconds / 2)
 
 
@@ -86,11 +87,11 @@ def test_without_amx(
     direction: Direction,
     worker: Executor,
 ) -> None:
-    with saved(checked.truth) as truth:
+    with saved(checked.expected) as expected:
         measured = worker.submit(
             rows_without_amx,
             checked.case,
-            truth,
+            expected,
             direction=direction,
             provenance=recorder.provenance,
             budget=budget,
@@ -103,22 +104,24 @@ def check_fused(case: Case) -> CheckedCase:
 
 
 def check_shorter(case: Case) -> CheckedCase:
-    """Found right at a shorter length, ready to run at its own."""
+    """Checks the case at CHECKED_LENGTH, and returns it ready to run at its own length."""
     S = CHECKED_LENGTH
     bias = None if case.bias is None else case.bias[..., :S, :S]
     shorter = check_fused(replace(case, M=S, N=S, bias=bias))
     (fused,) = usable_variants(["cpu"])
-    return replace(shorter, case=case, inputs=case.inputs(), attends={"cpu": fused.bind(case)})
+    return replace(
+        shorter, case=case, inputs=case.inputs(), attends={"cpu": fused.attend_for(case)}
+    )
 
 
 @pytest.fixture(scope="module")
 def masked(request: pytest.FixtureRequest) -> list[CheckedCase]:
-    return [check_fused(case) for case in mask_price_cases(request.param)]
+    return [check_fused(case) for case in mask_cost_cases(request.param)]
 
 
 @pytest.mark.parametrize("masked", DTYPES, ids=str, indirect=True)
 @both_directions
-def test_price_of_masks(
+def test_cost_of_masks(
     benchmark: BenchmarkFixture,
     recorder: Recorder,
     budget: Budget,
@@ -130,11 +133,11 @@ def test_price_of_masks(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_price_of_options(
+def test_cost_of_options(
     benchmark: BenchmarkFixture, recorder: Recorder, budget: Budget, dtype: torch.dtype
 ) -> None:
-    every = [check_shorter(case) for case in option_price_cases(dtype)]
-    contenders = [c for checked in every for c in checked.contenders("fwd+bwd", ["cpu"])]
+    cases = [check_shorter(case) for case in option_cost_cases(dtype)]
+    contenders = [c for checked in cases for c in checked.contenders("fwd+bwd", ["cpu"])]
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
 
 
@@ -146,8 +149,10 @@ def test_decode(
     variants: list[Variant],
     case: Case,
 ) -> None:
-    """Against a sum of the very bytes of keys and values, as float32: torch adds those by vectors
-    in every thread and waits for memory alone. Sums of int32, and of halves, are slower."""
+    """Compares decoding with a float32 sum over the same bytes, which is bandwidth-bound.
+
+    torch vectorizes and threads this sum. Sums of int32 or of half precision are slower.
+    """
     checked = check(case, variants)
     keys_and_values = torch.stack(checked.inputs[1:3])
     k, v = keys_and_values
@@ -165,7 +170,7 @@ def test_decode(
 def test_caches(
     benchmark: BenchmarkFixture, recorder: Recorder, budget: Budget, case: Case
 ) -> None:
-    """The same by `attention_decode`, from caches in order and in pages."""
+    """Measures `attention_decode` with contiguous and paged caches."""
     contenders = CacheContenders(case).ours("cpu", "cpu")
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
 
@@ -192,9 +197,9 @@ def threads_kept() -> Iterator[None]:
 
 
 def with_threads(contender: Contender, threads: int) -> Contender:
-    """Timed after a run that is not, so that threads are awake and caches as theirs."""
+    """Sets the number of threads and adds an untimed run, to wake threads and warm up caches."""
 
-    def prepare() -> Work:
+    def prepare() -> Workload:
         torch.set_num_threads(threads)
         contender.prepare()()
         return contender.prepare()

@@ -1,4 +1,4 @@
-"""The suite `gpu`: torch's kernels and ours on a CUDA device, within a time limit."""
+"""Suite `gpu`: torch's kernels and ours on a CUDA device, within a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.runner.caches import CacheContenders
 from benchmarks.runner.gpu_check import Trial, try_out
 from benchmarks.runner.measure import Contender, measure
 from benchmarks.runner.record import Recorder
-from benchmarks.runner.smoke_test import why_each_fails
+from benchmarks.runner.smoke_test import failure_reasons
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.bench import (
     VARIANTS,
@@ -27,7 +27,7 @@ from transformer_kernels.bench import (
     Variant,
     usable_variants,
 )
-from transformer_kernels.bench.workload import Work
+from transformer_kernels.bench.workload import Workload
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="the suite gpu needs a CUDA device; torch finds none"
@@ -36,16 +36,16 @@ pytestmark = pytest.mark.skipif(
 DEVICE = torch.device("cuda")
 NAIVE_ROUNDS = 3
 FLEX_SHARE = 0.5
-"""Of the time limit, for compiling FlexAttention: each case takes seconds"""
+"""Fraction of the time limit for compiling FlexAttention, which takes seconds per case."""
 ONE_CASE = 10.0
-"""Seconds; with fewer left no further case is begun"""
+"""Seconds per case: with less time left, no further case is started."""
 
 both_directions = pytest.mark.parametrize("direction", ["fwd", "bwd"])
 
 
 @dataclass
 class Allowance:
-    """Seconds that something may take in all."""
+    """Time budget in seconds."""
 
     seconds: float
     spent: float = 0.0
@@ -57,7 +57,7 @@ class Allowance:
 
 @pytest.fixture
 def budget(recorder: Recorder) -> Budget:
-    """A fifth of what a case of other suites gets: a round is milliseconds."""
+    """A fifth of the budget of other suites, because a round takes milliseconds."""
     return replace(recorder.budget, seconds=recorder.budget.seconds / 5)
 
 
@@ -86,11 +86,11 @@ def usable(pytestconfig: pytest.Config) -> list[Variant]:
 
 @pytest.fixture(scope="session")
 def failing(usable: list[Variant]) -> dict[str, str]:
-    """Ours that do not come through a small run, and so are measured nowhere."""
-    return why_each_fails([variant.name for variant in usable if not variant.is_peer])
+    """Our variants that fail the smoke test, with reasons; they are not measured."""
+    return failure_reasons([variant.name for variant in usable if not variant.is_peer])
 
 
-def test_ours_come_through_a_small_run(failing: dict[str, str]) -> None:
+def test_our_variants_pass_the_smoke_test(failing: dict[str, str]) -> None:
     assert failing == {}
 
 
@@ -103,29 +103,29 @@ def tried(
     time_left: Callable[[], float],
     compiling: Allowance,
 ) -> Callable[[Case], Trial]:
-    """Checks a case, and notes who is left out of it and why."""
-    every = [variant for variant in usable if variant.name not in failing]
+    """Function that checks a case and records the variants skipped, with reasons."""
+    candidates = [variant for variant in usable if variant.name not in failing]
 
     def check(case: Case) -> Trial:
         if time_left() < ONE_CASE:
-            pytest.skip(f"the suite's time limit, {time_limit:.0f} s, leaves none for this")
-        trial = _trial(case.to(DEVICE), every, compiling)
-        recorder.left_out += [
+            pytest.skip(f"the suite's time limit of {time_limit:.0f} s is used up")
+        trial = _trial(case.to(DEVICE), candidates, compiling)
+        recorder.skipped += [
             f"{case_id(case)}-D{case.D}: {name}: {reason}"
-            for name, reason in (trial.left_out | trial.broken).items()
+            for name, reason in (trial.skipped | trial.broken).items()
         ]
         return trial
 
     return check
 
 
-def _trial(case: Case, every: list[Variant], compiling: Allowance) -> Trial:
+def _trial(case: Case, variants: list[Variant], compiling: Allowance) -> Trial:
     if not compiling.used_up:
-        trial = try_out(case, every)
+        trial = try_out(case, variants)
         compiling.spent += trial.seconds.get("flex", 0.0)
         return trial
-    trial = try_out(case, [variant for variant in every if variant.name != "flex"])
-    trial.left_out["flex"] = f"compiling it has taken the {compiling.seconds:.0f} s that it may"
+    trial = try_out(case, [variant for variant in variants if variant.name != "flex"])
+    trial.skipped["flex"] = f"its compilation budget of {compiling.seconds:.0f} s is used up"
     return trial
 
 
@@ -137,22 +137,22 @@ def few_naive_rounds(contenders: list[Contender]) -> list[Contender]:
 def test_ceiling(
     benchmark: BenchmarkFixture, recorder: Recorder, budget: Budget, case: Case
 ) -> None:
-    """What no attention is faster than: a large product and a large copy."""
+    """Hardware ceilings: a large matrix product and a large copy."""
     here = case.to(DEVICE)
     name = case.name.split()[-1]
-    work = {"matmul": large_product, "copy": large_copy}[name](here)
+    workload = {"matmul": large_product, "copy": large_copy}[name](here)
     contender = Contender(
-        case=here, direction="fwd", variant=name, prepare=lambda: work, error=math.nan
+        case=here, direction="fwd", variant=name, prepare=lambda: workload, error=math.nan
     )
     measure(benchmark, recorder, suite="gpu", contenders=[contender], budget=budget)
 
 
-def large_product(case: Case) -> Work:
+def large_product(case: Case) -> Workload:
     x, y = (torch.randn(case.M, case.M, device=case.device).to(case.dtype) for _ in range(2))
     return lambda: x @ y
 
 
-def large_copy(case: Case) -> Work:
+def large_copy(case: Case) -> Workload:
     source, target = (
         torch.empty(2 * case.D, dtype=case.dtype, device=case.device).normal_() for _ in range(2)
     )
@@ -168,17 +168,17 @@ def test_decode(
     failing: dict[str, str],
     case: Case,
 ) -> None:
-    """From caches in order and in pages, beside a copy of as many bytes, and peers without one."""
+    """Contiguous and paged caches, compared with a copy of equal size and with uncached peers."""
     if (reason := CudaBackend().unavailable_reason()) is not None:
         pytest.skip(reason)
     if time_left() < ONE_CASE:
-        pytest.skip("the suite's time limit leaves none for this")
+        pytest.skip("the suite's time limit is used up")
     if (reason := failing.get("cuda_sm90", failing.get("cuda_sm80"))) is not None:
-        pytest.skip(f"fails in a small run: {reason}")
-    every = CacheContenders(case.to(DEVICE))
-    contenders, left_out = every.peers(VARIANTS[f"sdpa_{name}"] for name in ("flash", "cudnn"))
-    recorder.left_out += [f"{case_id(case)}: {name}: {left_out[name]}" for name in left_out]
-    contenders += [every.copy(), *every.ours("cuda_sm80", "cuda")]
+        pytest.skip(f"fails the smoke test: {reason}")
+    caches = CacheContenders(case.to(DEVICE))
+    contenders, skipped = caches.peers(VARIANTS[f"sdpa_{name}"] for name in ("flash", "cudnn"))
+    recorder.skipped += [f"{case_id(case)}: {name}: {skipped[name]}" for name in skipped]
+    contenders += [caches.copy(), *caches.ours("cuda_sm80", "cuda")]
     measure(benchmark, recorder, suite="gpu", contenders=contenders, budget=budget)
 
 
@@ -189,14 +189,14 @@ def masked(tried: Callable[[Case], Trial]) -> list[Trial]:
 
 
 @both_directions
-def test_price_of_masks(
+def test_cost_of_masks(
     benchmark: BenchmarkFixture,
     recorder: Recorder,
     budget: Budget,
     masked: list[Trial],
     direction: Direction,
 ) -> None:
-    """All masks in turn: a price is a ratio."""
+    """Interleaves all masks, because the cost of a mask is a ratio."""
     checked = [trial.checked for trial in masked]
     contenders = few_naive_rounds([c for case in checked for c in case.contenders(direction)])
     measure(benchmark, recorder, suite="gpu", contenders=contenders, budget=budget)

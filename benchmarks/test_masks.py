@@ -1,4 +1,4 @@
-"""The suite `masks`: time against the share of pairs that a mask shows."""
+"""Suite `masks`: time over the visible fraction of a mask."""
 
 from __future__ import annotations
 

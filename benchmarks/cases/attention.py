@@ -1,4 +1,4 @@
-"""The cases of each suite. Every one shows at least one key to each query."""
+"""Cases of the suites `attention` and `masks`. In each case every query sees at least one key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = 64
 
 
 def attention_cases() -> list[Case]:
-    """Time against the sequence length, with and without the causal mask."""
+    """Cases that vary the sequence length, with and without a causal mask."""
     masks = {"full": (None, "none"), "causal": (Mask.causal(), "causal")}
     return [
         Case(name=name, M=length, N=length, dtype=dtype, mask=mask, mask_name=mask_name)
@@ -27,7 +27,7 @@ def attention_cases() -> list[Case]:
 
 
 def mask_cases() -> list[Case]:
-    """Time against the share that a mask shows, whatever says so."""
+    """Cases that vary the visible fraction, with every kind of mask."""
     length = _MASKED_LENGTH
     blocks = length // _BLOCK
     causal = Mask.causal()
@@ -51,7 +51,7 @@ def mask_cases() -> list[Case]:
 
 
 def documents(length: int, size: int) -> Mask:
-    """Documents of `size` tokens, packed in one row."""
+    """Segment mask of documents of `size` tokens in one row."""
     return Mask.segments(torch.arange(length)[None] // size)
 
 

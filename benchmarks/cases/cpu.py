@@ -1,4 +1,4 @@
-"""The cases of the suite `cpu`. Names begin with their part of the suite, which goals go by."""
+"""Cases of the suite `cpu`. The goals select cases by the prefix of their names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from benchmarks.cases.attention import DTYPES, documents
 from transformer_kernels.bench import Case
 from transformer_kernels.masks.mask import Mask
 
-PRICED_LENGTH = 2048
+COST_LENGTH = 2048
 BLOCK = 64
 
 
 def sdpa_cases() -> list[Case]:
-    """Against torch's SDPA: shapes from short with a batch to long with wide heads."""
+    """Cases to compare with torch's SDPA: from short batched sequences to long ones, wide heads."""
     masks = {"full": (None, "none"), "causal": (Mask.causal(), "causal")}
     return [
         Case(
@@ -26,9 +26,9 @@ def sdpa_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def mask_price_cases(dtype: torch.dtype) -> list[Case]:
-    """None, and masks that should cost what they leave visible."""
-    S = PRICED_LENGTH
+def mask_cost_cases(dtype: torch.dtype) -> list[Case]:
+    """No mask, and masks whose cost should be proportional to the visible fraction."""
+    S = COST_LENGTH
     blocks = torch.arange(S // BLOCK)
     quarter = (blocks[:, None] - blocks) % 4 == 0
     masks = [
@@ -44,9 +44,9 @@ def mask_price_cases(dtype: torch.dtype) -> list[Case]:
     ]
 
 
-def option_price_cases(dtype: torch.dtype) -> list[Case]:
-    """None, and each option of training by itself. A bias has scores of its own for every head."""
-    S, H = PRICED_LENGTH, 8
+def option_cost_cases(dtype: torch.dtype) -> list[Case]:
+    """No option, and each training option alone. The bias is (1, H, S, S)."""
+    S, H = COST_LENGTH, 8
     bias = torch.randn(1, H, S, S, generator=torch.Generator().manual_seed(1)).to(dtype)
     return [
         Case(name="options: none", M=S, N=S, dtype=dtype),
@@ -60,7 +60,7 @@ def option_price_cases(dtype: torch.dtype) -> list[Case]:
 
 
 def decode_cases() -> list[Case]:
-    """One query a head, against a long cache: a language model that writes."""
+    """Decoding of a language model: one query per head against a long cache."""
     return [
         Case(name="decode", B=B, H_q=H_q, H_kv=8, M=1, N=N, D=D, D_v=D, dtype=dtype)
         for dtype in DTYPES
@@ -69,7 +69,7 @@ def decode_cases() -> list[Case]:
 
 
 def short_cases() -> list[Case]:
-    """So little work that the call itself counts, or is all there is."""
+    """Short sequences, dominated by the overhead of a call."""
     return [
         Case(name="short", B=B, H_q=H, H_kv=H, M=S, N=S, D=D, D_v=D, dtype=dtype)
         for dtype in DTYPES
@@ -78,7 +78,7 @@ def short_cases() -> list[Case]:
 
 
 def scaling_cases() -> list[Case]:
-    """Heads enough for all threads, with uneven rows; and one head, to be split."""
+    """Cases for thread scaling: many heads with uneven rows, and a single head."""
     return [
         case
         for dtype in (torch.bfloat16, torch.float32)

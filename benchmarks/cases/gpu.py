@@ -1,6 +1,6 @@
-"""The cases of the suite `gpu`, the most telling first: a run that ends early has them.
+"""Cases of the suite `gpu`, most informative first, since a run may end early.
 
-They are made on the CPU, so that they can be listed anywhere; `Case.to` moves them.
+They are created on the CPU, so that they can be listed without a GPU; `Case.to` moves them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from transformer_kernels.bench import Case
 from transformer_kernels.masks.mask import Mask
 
 TOKENS = 16384
-"""B x S of every case"""
+"""B * S of every case."""
 WIDTH = 2048
-"""H x D_v of every case"""
+"""H * D_v of every case."""
 
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
 MASKED_LENGTH = 8192
@@ -30,7 +30,7 @@ def gpu_case(
     mask_name: str = "none",
     dtype: torch.dtype = torch.bfloat16,
 ) -> Case:
-    """B and H follow from the sizes. `D_v` is D where it is not given."""
+    """Returns a case with B = TOKENS / S and H = WIDTH / D_v; D_v defaults to D."""
     columns = D if D_v is None else D_v
     H = WIDTH // columns
     return Case(
@@ -44,7 +44,7 @@ def causal(S: int, D: int, dtype: torch.dtype = torch.bfloat16) -> Case:
 
 
 def grid_cases() -> list[Case]:
-    """What the goals are for; then wide heads, those of latent attention, and the other dtypes."""
+    """Cases of the goals, then wide heads, the head sizes of latent attention, and other dtypes."""
     grid = [case(S, D) for S in LENGTHS for D in (128, 64) for case in (causal, _full)]
     wide = [case(S, 256) for S in (4096, 16384) for case in (causal, _full)]
     latent = gpu_case("causal", 4096, 192, D_v=128, mask=Mask.causal(), mask_name="causal")
@@ -57,7 +57,7 @@ def _full(S: int, D: int) -> Case:
 
 
 def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:
-    """None, and masks that should cost what they leave visible."""
+    """No mask, and masks whose cost should be proportional to the visible fraction."""
     B = TOKENS // S
     blocks = torch.arange(S // BLOCK)
     quarter = (blocks[:, None] - blocks) % 4 == 0
@@ -73,7 +73,7 @@ def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:
 
 
 def decode_cases() -> list[Case]:
-    """One query a head against the keys of many sequences, or of one."""
+    """Decoding: one query per head, for many sequences or one."""
     return [
         Case(
             name="decode", B=B, H_q=32, H_kv=8, M=1, N=N, D=128, D_v=128, dtype=torch.bfloat16,
@@ -83,10 +83,10 @@ def decode_cases() -> list[Case]:
 
 
 def ceiling_cases() -> list[Case]:
-    """Attention of one head whose operations, or bytes, are those of what is measured for it.
+    """Hardware ceilings, described as single-head attention with the same operations or bytes.
 
-    The two products of the first are as many operations as one of 8192 x 8192 matrices. Of the
-    second only the bytes mean something: half of them are read and half are written.
+    "ceiling: matmul" has the operations of one product of 8192 x 8192 matrices. "ceiling: copy" has
+    only a meaningful byte count: half are read and half are written.
     """
     side, length = 8192, 2**29
     return [

@@ -1,7 +1,9 @@
-"""Whether the goals are reached: `python -m benchmarks.goals.check [CSV ...] [--markdown]`.
+"""Compares recorded rows with the performance goals of the suites `cpu` and `gpu`.
 
-The suites `cpu` and `gpu` have goals (goals.py, gpu_goals.py). It takes the last run of each case.
-Beside a goal stands the figure that is farthest from it.
+    python -m benchmarks.goals.check [CSV ...] [--markdown]
+
+The goals are in benchmarks/goals/cpu.py and gpu.py. The last run of each case counts. The table
+shows the worst case of each goal.
 """
 
 from __future__ import annotations
@@ -17,47 +19,54 @@ from benchmarks.runner.record import RECORDED, latest
 from transformer_kernels.bench import Row, read_rows
 
 
-class Judged(NamedTuple):
-    """A goal as a line of the table."""
+class Check(NamedTuple):
+    """One line of the table: a goal, its bound and the measured result."""
 
     goal: str
     bound: str
     measured: str
-    verdict: str
+    status: str
     worst: str
 
 
-TITLES = Judged("goal", "asked", "measured", "verdict", "worst case")
+TITLES = Check("goal", "bound", "measured", "status", "worst case")
 MISSING = "not measured"
 
 SUITES: Mapping[str, Sequence[Goal]] = {"cpu": GOALS, "gpu": GPU_GOALS}
 
 
-def judge(rows: Iterable[Row], suites: Mapping[str, Sequence[Goal]] = SUITES) -> list[Judged]:
-    """A line for each goal of the suites that rows are of; those of a suite are of one device, each
-    case once."""
+def check_goals(rows: Iterable[Row], suites: Mapping[str, Sequence[Goal]] = SUITES) -> list[Check]:
+    """Checks the goals of every suite that has rows.
+
+    Args:
+        rows: recorded rows; those of one suite from one device, each case once.
+        suites: goals of each suite.
+
+    Returns:
+        One line per goal.
+    """
     by_suite: dict[str, list[Row]] = {suite: [] for suite in suites}
     for row in rows:
         if row.suite in by_suite:
             by_suite[row.suite].append(row)
     return [
-        _judged(goal, kept) for suite, kept in by_suite.items() if kept for goal in suites[suite]
+        _check_goal(goal, own) for suite, own in by_suite.items() if own for goal in suites[suite]
     ]
 
 
-def _judged(goal: Goal, rows: list[Row]) -> Judged:
+def _check_goal(goal: Goal, rows: list[Row]) -> Check:
     figures = goal.figures(rows)
     if not figures:
-        return Judged(goal.what, goal.bound, "", MISSING, "")
+        return Check(goal.name, goal.bound, "", MISSING, "")
     measured = goal.measured(figures)
-    verdict = "pass" if goal.reached(measured) else "FALL SHORT"
+    status = "pass" if goal.reached(measured) else "FALL SHORT"
     worst = f"{figures[0].ratio:.2f} ({figures[0]})"
-    return Judged(goal.what, goal.bound, f"{measured:.2f} of {len(figures)}", verdict, worst)
+    return Check(goal.name, goal.bound, f"{measured:.2f} of {len(figures)}", status, worst)
 
 
-def as_columns(judged: Sequence[Judged]) -> list[str]:
-    """Text, aligned."""
-    lines = [TITLES, *judged]
+def as_columns(checks: Sequence[Check]) -> list[str]:
+    """Formats the table as text with aligned columns."""
+    lines = [TITLES, *checks]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -65,30 +74,35 @@ def as_columns(judged: Sequence[Judged]) -> list[str]:
     ]
 
 
-def as_markdown(judged: Sequence[Judged]) -> list[str]:
-    cells = [TITLES, ("---", "---:", "---:", "---", "---"), *judged]
+def as_markdown(checks: Sequence[Check]) -> list[str]:
+    """Formats the table as Markdown."""
+    cells = [TITLES, ("---", "---:", "---:", "---", "---"), *checks]
     return [f"| {' | '.join(line)} |" for line in cells]
 
 
 def provenance(rows: Sequence[Row]) -> str:
-    """Where, with what and when the rows were taken; the last, where they differ."""
+    """Returns device, torch version, commit and date of the latest row."""
     last = max(rows, key=lambda row: row.date)
     return f"{last.device}, torch {last.torch}, commit {last.commit}, {last.date[:10]}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.goals.check", description=__doc__)
-    parser.add_argument("csv", nargs="*", type=Path, help="default: every recorded one")
-    parser.add_argument("--markdown", action="store_true")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.goals.check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("csv", nargs="*", type=Path, help="default: every recorded file")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     args = parser.parse_args()
     recorded = sorted(path for suite in SUITES for path in RECORDED.glob(f"*/{suite}.csv"))
     for path in args.csv or recorded:
         rows = latest(read_rows(path))
-        judged = judge(rows)
+        checks = check_goals(rows)
         print(provenance(rows), end="\n\n")
-        print(*(as_markdown if args.markdown else as_columns)(judged), sep="\n")
-        passed = sum(line.verdict == "pass" for line in judged)
-        print(f"\n{passed} of {len(judged)} goals are reached.")
+        print(*(as_markdown if args.markdown else as_columns)(checks), sep="\n")
+        passed = sum(check.status == "pass" for check in checks)
+        print(f"\n{passed} of {len(checks)} goals are reached.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the CPU kernels are to reach, as data, and what recorded rows say of it."""
+"""Performance goals of the CPU kernels, and their evaluation on recorded rows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from benchmarks.runner.without_amx import SUFFIX
 from transformer_kernels.bench import Row
 
 Columns = Mapping[str, object]
-"""Values that columns of a row must have; of a tuple, one of them"""
+"""Required values of a row's columns; a tuple lists alternatives."""
 
 _PAIRED = ("case", "dtype", "B", "N", "D", "direction", "variant", "threads")
-"""Rows of the suite that agree in these are the same measurement."""
+"""Columns that identify a measurement within a suite."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """How many times longer one row took than another, for each pair that its mask shows."""
+    """Time of the row `over` divided by that of `under`, per visible query-key pair."""
 
     over: Row
     under: Row
 
     @property
     def ratio(self) -> float:
-        shown = self.over.visible / self.under.visible
-        return self.over.median_ms / self.under.median_ms / shown
+        visible = self.over.visible / self.under.visible
+        return self.over.median_ms / self.under.median_ms / visible
 
     def __str__(self) -> str:
         row = self.over
@@ -40,7 +40,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Throughput(Figure):
-    """TFLOP/s of a row, which is both."""
+    """TFLOP/s of one row, which is both `over` and `under`."""
 
     @property
     def ratio(self) -> float:
@@ -54,19 +54,19 @@ class Throughput(Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A bound on ratios of rows that are alike but for what `over` and `under` say."""
+    """Bound on the time ratio of rows that differ only in the columns of `over` and `under`."""
 
-    what: str
+    name: str
     over: Columns
     under: Columns
     where: Columns = field(default_factory=dict)
     least: float = 0.0
     most: float = math.inf
     by: Literal["mean", "worst"] = "worst"
-    """The geometric mean of all ratios is judged, or each of them"""
+    """compare the geometric mean of all ratios with the bound, or the worst ratio"""
 
     def figures(self, rows: Iterable[Row]) -> list[Figure]:
-        """The rows that `over` takes, each with its partner; worst first."""
+        """Returns the rows that match `over`, each with its partner; worst first."""
         found = {tuple(getattr(row, name) for name in _PAIRED): row for row in rows}
         figures = []
         for row in found.values():
@@ -77,7 +77,7 @@ class Goal:
         return sorted(figures, key=lambda figure: figure.ratio, reverse=self.most < math.inf)
 
     def measured(self, figures: Sequence[Figure]) -> float:
-        """What is judged, of at least one figure as `figures` gives them."""
+        """Returns the value to compare with the bound; `figures` must not be empty."""
         if self.by == "mean":
             return geometric_mean(figure.ratio for figure in figures)
         return figures[0].ratio
@@ -92,7 +92,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedGoal(Goal):
-    """A bound on the TFLOP/s of rows that are as `over` and `where` say; `under` has no part."""
+    """Bound on the TFLOP/s of rows that match `over` and `where`; `under` is unused."""
 
     under: Columns = field(default_factory=dict)
 
@@ -120,42 +120,44 @@ _GRID_WITHOUT_AMX = tuple(name + SUFFIX for name in _GRID)
 
 
 def _over_sdpa(
-    what: str, where: Columns, *, least: float, by: Literal["mean", "worst"] = "worst"
+    name: str, where: Columns, *, least: float, by: Literal["mean", "worst"] = "worst"
 ) -> Goal:
     over, under = {"variant": "sdpa"}, {"variant": "cpu"}
     return Goal(
-        what=f"{what}: SDPA / ours, {by}", over=over, under=under, where=where, least=least, by=by
+        name=f"{name}: SDPA / ours, {by}", over=over, under=under, where=where, least=least, by=by
     )
 
 
-def _price(what: str, case: str, *, most: float) -> Goal:
+def _cost(name: str, case: str, *, most: float) -> Goal:
     over, under = {"case": case}, {"case": case.split(":")[0] + ": none"}
-    return Goal(what=what, over=over, under=under, where={"variant": "cpu"}, most=most)
+    return Goal(name=name, over=over, under=under, where={"variant": "cpu"}, most=most)
 
 
 def _mask(name: str) -> Goal:
-    return _price(f"{name}: share of time / share shown", f"masks: {name}", most=1.15)
+    return _cost(f"{name}: relative time / visible fraction", f"masks: {name}", most=1.15)
 
 
 def _speed(
     dtype: str, *, fwd: float, both: float, worst: float, without_amx: float
 ) -> Iterator[Goal]:
     grid: Columns = {"dtype": dtype, "case": _GRID}
-    bare: Columns = {"dtype": dtype, "case": _GRID_WITHOUT_AMX}
+    grid_without_amx: Columns = {"dtype": dtype, "case": _GRID_WITHOUT_AMX}
     for title, direction, least in (
         ("forward", "fwd", fwd),
         ("forward + backward", "fwd+bwd", both),
     ):
         name, one = f"{dtype} {title}", {"direction": direction}
         yield _over_sdpa(name, {**grid, **one}, least=least, by="mean")
-        yield _over_sdpa(f"{name}, AMX off", {**bare, **one}, least=without_amx, by="mean")
+        yield _over_sdpa(
+            f"{name}, AMX off", {**grid_without_amx, **one}, least=without_amx, by="mean"
+        )
     yield _over_sdpa(dtype, grid, least=worst)
 
 
-def _decode(what: str, N: int) -> Goal:
+def _decode(name: str, N: int) -> Goal:
     over, under = {"variant": "sum"}, {"variant": "cpu"}
     return Goal(
-        what=f"decode, {what}: share of a sum's bandwidth",
+        name=f"decode, {name}: fraction of a sum's bandwidth",
         over=over, under=under, where={"case": "decode", "N": N}, least=0.8,
     )  # fmt: skip
 
@@ -163,7 +165,7 @@ def _decode(what: str, N: int) -> Goal:
 def _scaling(name: str) -> Goal:
     over, under = {"threads": 1}, {"threads": 2}
     return Goal(
-        what=f"{name}: 2 threads over 1",
+        name=f"{name}: speedup of 2 threads over 1",
         over=over, under=under, where={"case": f"scaling: {name}"}, least=1.8,
     )  # fmt: skip
 
@@ -176,13 +178,13 @@ GOALS: tuple[Goal, ...] = (
     _mask("window of S/8"),
     _mask("25% of blocks"),
     _mask("two documents"),
-    _price("dropout 0.1: with / without", "options: dropout 0.1", most=1.35),
-    _price("bias: with / without", "options: bias", most=1.3),
-    _price("bias and its gradient: with / without", "options: bias and its gradient", most=1.6),
+    _cost("dropout 0.1: with / without", "options: dropout 0.1", most=1.35),
+    _cost("bias: with / without", "options: bias", most=1.3),
+    _cost("bias and its gradient: with / without", "options: bias and its gradient", most=1.6),
     _decode("(1, 32 / 8, 8192, 128)", N=8192),
     _decode("(8, 8, 4096, 64)", N=4096),
-    _price("decode, a cache in order: over attention", "caches: in order", most=1.15),
-    _price("decode, pages of 64: over attention", "caches: pages of 64", most=1.15),
+    _cost("decode, cache in order: over attention", "caches: in order", most=1.15),
+    _cost("decode, pages of 64: over attention", "caches: pages of 64", most=1.15),
     _over_sdpa("short, (32, 8, 64, 32)", {"case": "short", "N": 64}, least=1.0),
     _over_sdpa("short, (1, 1, 16, 64)", {"case": "short", "N": 16}, least=1.0),
     _scaling("causal"),

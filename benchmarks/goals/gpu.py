@@ -1,4 +1,4 @@
-"""What the kernels for GPUs are to reach on an H200, as data."""
+"""Performance goals of the GPU kernels on an H200."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from benchmarks.goals.cpu import Columns, Goal, SpeedGoal
 from transformer_kernels.bench import Direction
 
 OURS = {"triton": 1.15, "cuda_sm80": 1.15, "cuda_sm90": 1.10}
-"""And what a mask may cost: a share of the time over the share of it that is shown"""
+"""Our variants, with the largest allowed cost of a mask: relative time / visible fraction."""
 _GRID: Columns = {"dtype": "bfloat16", "case": ("full", "causal"), "D": (64, 128)}
 _TITLES: dict[Direction, str] = {"fwd": "forward", "bwd": "backward"}
 
 
 def _against(ours: str, peer: str, direction: Direction, *, least: float) -> Goal:
     return Goal(
-        what=f"{_TITLES[direction]}: {peer} / {ours}, mean",
+        name=f"{_TITLES[direction]}: {peer} / {ours}, mean",
         over={"variant": peer},
         under={"variant": ours},
         where={**_GRID, "direction": direction},
@@ -25,9 +25,9 @@ def _against(ours: str, peer: str, direction: Direction, *, least: float) -> Goa
 
 
 def _over_cudnn(direction: Direction, D: int, *, least: float) -> Goal:
-    """At every length from 1024 on, with and without a causal mask."""
+    """Bound for every length from 1024 on, with and without a causal mask."""
     return Goal(
-        what=f"{_TITLES[direction]}, D = {D}: sdpa_cudnn / cuda_sm90, worst",
+        name=f"{_TITLES[direction]}, D = {D}: sdpa_cudnn / cuda_sm90, worst",
         over={"variant": "sdpa_cudnn"},
         under={"variant": "cuda_sm90"},
         where={**_GRID, "direction": direction, "D": D, "N": (1024, 2048, 4096, 8192, 16384)},
@@ -38,18 +38,18 @@ def _over_cudnn(direction: Direction, D: int, *, least: float) -> Goal:
 def _speeds(direction: Direction, D: int, *, full: float, causal: float) -> Iterator[Goal]:
     for case, least in (("full", full), ("causal", causal)):
         yield SpeedGoal(
-            what=f"{_TITLES[direction]}, {case}, S = 16384, D = {D}: TFLOP/s of cuda_sm90",
+            name=f"{_TITLES[direction]}, {case}, S = 16384, D = {D}: TFLOP/s of cuda_sm90",
             over={"variant": "cuda_sm90"},
             where={**_GRID, "case": case, "direction": direction, "N": 16384, "D": D},
             least=least,
         )
 
 
-def _mask(ours: str, name: str, *, most: float) -> Iterator[Goal]:
+def _mask(ours: str, mask: str, *, most: float) -> Iterator[Goal]:
     for direction, title in _TITLES.items():
         yield Goal(
-            what=f"{ours}, {name}, {title}: share of time / share shown",
-            over={"case": f"masks: {name}"},
+            name=f"{ours}, {mask}, {title}: relative time / visible fraction",
+            over={"case": f"masks: {mask}"},
             under={"case": "masks: none"},
             where={"variant": ours, "direction": direction},
             most=most,
@@ -57,9 +57,9 @@ def _mask(ours: str, name: str, *, most: float) -> Iterator[Goal]:
 
 
 def _decode(cache: str, *, least: float) -> Goal:
-    """Of a copy that reads and writes as many bytes as there are keys and values. Every B."""
+    """Fraction of the bandwidth of a copy that moves as many bytes as decoding reads."""
     return Goal(
-        what=f"decode, a cache {cache}: share of a copy's bandwidth",
+        name=f"decode, cache {cache}: fraction of a copy's bandwidth",
         over={"variant": "copy", "case": "caches: in order"},
         under={"variant": "cuda_sm80", "case": f"caches: {cache}"},
         where={"N": 32768, "B": 8},
@@ -67,8 +67,8 @@ def _decode(cache: str, *, least: float) -> Goal:
     )
 
 
-# sdpa_flash has the instructions of cuda_sm80, and sdpa_cudnn those of sm_90: twice as fast. On
-# Hopper cuda_sm80 is measured where TRANSFORMER_KERNELS_HOPPER=0.
+# sdpa_flash uses the same instructions as cuda_sm80, sdpa_cudnn those of sm_90, which are twice as
+# fast. On Hopper, TRANSFORMER_KERNELS_HOPPER=0 selects cuda_sm80.
 GPU_GOALS: tuple[Goal, ...] = (
     _against("triton", "flex", "fwd", least=1.0),
     _against("triton", "sdpa_flash", "fwd", least=1.15),

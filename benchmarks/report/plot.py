@@ -1,4 +1,4 @@
-"""Pictures of recorded rows: `python -m benchmarks.report.plot [CSV ...] [--out DIR]`."""
+"""Draws figures of recorded rows: `python -m benchmarks.report.plot [CSV ...] [--out DIR]`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformer_kernels.bench import Row, read_rows
 from transformer_kernels.bench.pictures import plot_by_length, plot_by_visible
 
 DRAWN = ("attention", "masks")
-"""The suites that vary one thing; `benchmarks.goals.check` is for the suite `cpu`."""
+"""Suites that vary one parameter. `benchmarks.goals.check` evaluates the suites `cpu` and `gpu`."""
 
 
 def pictures(path: Path, out: Path, *, suffix: str) -> Iterator[Path]:
-    """Draws a CSV file of a suite in DRAWN, the last run of each case; yields the files."""
+    """Draws the last run of each case in a CSV file of a suite in DRAWN; yields the image files."""
     rows = latest(read_rows(path))
     for suite, case, dtype in dict.fromkeys(map(_picture_of, rows)):
         chosen = [row for row in rows if _picture_of(row) == (suite, case, dtype)]
@@ -26,7 +26,7 @@ def pictures(path: Path, out: Path, *, suffix: str) -> Iterator[Path]:
 
 
 def _picture_of(row: Row) -> tuple[str, str, str]:
-    """Rows that agree in this go into one picture."""
+    """Key of the figure that a row belongs to."""
     return row.suite, "" if row.suite == "masks" else row.case, row.dtype
 
 

@@ -1,5 +1,8 @@
-"""Decoding by the ways to keep keys and values. Each gets a copy of them, so that none finds what
-another has brought into the processor's caches."""
+"""Decoding from contiguous and paged key-value caches.
+
+Each variant gets its own copy of the keys and values, so that none benefits from data that another
+has loaded into the processor's caches.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.runner.gpu_check import why_refused
+from benchmarks.runner.gpu_check import failure_reason
 from benchmarks.runner.measure import Contender
 from transformer_kernels import attention, attention_decode
 from transformer_kernels.bench import Attend, Case, Variant, prepare_work
@@ -20,42 +23,42 @@ from transformer_kernels.bench.variants import naive_attention
 PAGE_SIZES = (64, 16)
 NONE, IN_ORDER = "caches: none", "caches: in order"
 
-ENTRIES = (0, -1)
-"""Of the batch, those that are checked: float64 copies of all would not fit on a GPU"""
+CHECKED_ENTRIES = (0, -1)
+"""Batch entries that are checked: float64 copies of all would not fit on a GPU."""
 
 
 class CacheContenders:
-    """Those of one case, found right as they are made."""
+    """Contenders of one case; each is checked for correctness when it is created."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
         self.inputs = case.inputs()
-        q, k, v = (x[list(ENTRIES)] for x in self.inputs[:3])
+        q, k, v = (x[list(CHECKED_ENTRIES)] for x in self.inputs[:3])
         self._exact = naive_attention(q.double(), k.double(), v.double(), None)
         self._plain = naive_attention(q, k, v, None)
 
     def ours(self, variant: str, backend: str) -> list[Contender]:
-        """By the names of the caches; `variant` is what the rows call the backend."""
+        """Returns one contender per cache layout; `variant` is the name in recorded rows."""
         attends = cache_attends(*self.inputs[1:3], backend)
         return [self._checked(name, variant, attend) for name, attend in attends.items()]
 
     def peers(self, variants: Iterable[Variant]) -> tuple[list[Contender], dict[str, str]]:
-        """Those that can, which know no cache; and why others cannot."""
+        """Returns the peers that can run the case (uncached), and the reasons of the others."""
         contenders: list[Contender] = []
-        left_out: dict[str, str] = {}
+        skipped: dict[str, str] = {}
         for variant in variants:
 
             def attempt(variant: Variant = variant) -> None:
-                attend = variant.bind(self._case)
+                attend = variant.attend_for(self._case)
                 contenders.append(self._checked(NONE, variant.name, attend))
 
-            reason = why_refused(attempt)
+            reason = failure_reason(attempt)
             if reason is not None:
-                left_out[variant.name] = reason
-        return contenders, left_out
+                skipped[variant.name] = reason
+        return contenders, skipped
 
     def copy(self) -> Contender:
-        """Of the keys: as many bytes are read and written as decoding reads of keys and values."""
+        """Returns a copy of the keys, which moves as many bytes as decoding reads."""
         k = self.inputs.k
         target = torch.empty_like(k)
         return Contender(
@@ -65,7 +68,7 @@ class CacheContenders:
 
     def _checked(self, name: str, variant: str, attend: Attend) -> Contender:
         with torch.no_grad():
-            o = attend(*self.inputs[:3])[list(ENTRIES)]
+            o = attend(*self.inputs[:3])[list(CHECKED_ENTRIES)]
         assert_within_rule(f"{variant}, {name}: o", o, self._exact, self._plain)
         error = (o.double() - self._exact).abs().max() / self._exact.abs().max()
         return Contender(
@@ -75,7 +78,7 @@ class CacheContenders:
 
 
 def cache_attends(k: Tensor, v: Tensor, backend: str) -> dict[str, Attend]:
-    """By the names of their cases; they attend to their copies of k and v (B, H_kv, N, width)."""
+    """Returns decoding functions by case name, each with its own copy of k and v."""
     B, _, N, _ = k.shape
     lengths = torch.full((B,), N, dtype=torch.int32, device=k.device)
     attends = {NONE: _plain(k.clone(), v.clone(), backend)}
@@ -89,7 +92,10 @@ def cache_attends(k: Tensor, v: Tensor, backend: str) -> dict[str, Attend]:
 
 
 def in_pages(x: Tensor, table: Tensor) -> Tensor:
-    """x (B, H, N, width) in the pages that the table (B, N // page_size) names, all there are."""
+    """Returns x (B, H, N, width) as pages (B * N / page_size, H, page_size, width).
+
+    `table` (B, N / page_size) lists the pages of each batch entry and names every page once.
+    """
     B, H, N, width = x.shape
     page_size = N // table.shape[1]
     pages = x.new_empty(table.numel(), H, page_size, width)

@@ -1,8 +1,8 @@
-"""Everything that needs a CUDA device, in ten minutes at most: `make gpu`.
+"""All checks that need a CUDA device, in at most ten minutes: `make gpu`.
 
-It builds the extension, runs the tests marked `gpu`, watches a few small calls by compute-sanitizer
-and measures the suite `gpu`. Each has a time limit, and the measuring is never without its own;
-logs, rows and summary.txt go to one folder. The exit status is 1 unless all of them pass.
+Stages: build of the extension, tests marked `gpu`, compute-sanitizer on a few small calls, and the
+benchmark suite `gpu`. Each stage has a time limit, and the time of the benchmark is reserved. Logs,
+rows and summary.txt are written to one folder. The exit status is 1 unless all stages pass.
 """
 
 from __future__ import annotations
@@ -18,32 +18,38 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.goals.check import as_columns, judge, provenance
+from benchmarks.goals.check import as_columns, check_goals, provenance
 from benchmarks.runner.record import RECORDED
 from benchmarks.runner.stages import Outcome, Stage, run_all
 from transformer_kernels.bench import Provenance, Row, device_slug, read_rows
 
 SECONDS = 570.0
-"""For all: ten minutes, less what make and Python take to start and a machine may be slower"""
+"""Time for all stages: ten minutes less the start of make and Python, and a margin."""
 
 SANITIZERS = {"memcheck": 45.0, "racecheck": 35.0}
-"""Each with the seconds that are kept for it"""
+"""Tools of compute-sanitizer, with the seconds reserved for each."""
 GPU_TESTS = ("tests/gpu", "tests/csrc/cuda/test_ptx.py")
-"""The files with tests that are marked `gpu`"""
+"""Files and folders with tests marked `gpu`."""
 LAST_CASE = 10.0
-"""Seconds that the benchmark may go on with the case that it has begun"""
+"""Seconds that the benchmark may take to finish its current case after the time limit."""
 TEST_SECONDS = 60
-"""For a test; what takes longer hangs"""
+"""Time limit of one test; a longer one is considered hanging."""
 LOGS = ("build.log", "tests.log", "sanitizer.log", "benchmark.log")
 
 
 def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
-    """In order. `record` adds the rows to the recorded ones; else they replace those in `out`."""
+    """Returns the stages in order.
+
+    Args:
+        out: folder of logs and rows.
+        record: append rows to the recorded ones; otherwise they replace those in `out`.
+        sanitizer: path of compute-sanitizer; None skips its stages.
+    """
     python = sys.executable
-    watched = [python, "-m", "tests.gpu.sanitizer_targets"]
+    targets = [python, "-m", "tests.gpu.sanitizer_targets"]
     destination = ["--record"] if record else ["--rows", str(out)]
-    found = (
-        [] if sanitizer is None else [_watch(sanitizer, tool, watched, out) for tool in SANITIZERS]
+    sanitizer_stages = (
+        [] if sanitizer is None else [_sanitize(sanitizer, t, targets, out) for t in SANITIZERS]
     )
     return [
         Stage(
@@ -56,25 +62,25 @@ def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
             name="tests",
             command=lambda _: [
                 *(python, "-m", "pytest", "-v", "-m", "gpu", *GPU_TESTS, *_in_parallel()),
-                *_with_a_time_limit_each(),
-                "--continue-on-collection-errors",  # a module without the extension, say
+                *_per_test_time_limit(),
+                "--continue-on-collection-errors",  # such as a failed import of the extension
             ],
             log=out / "tests.log",
             least=140.0,
             environment={
-                "TRANSFORMER_KERNELS_EMULATOR": "0",  # here the kernels themselves run
+                "TRANSFORMER_KERNELS_EMULATOR": "0",  # run the kernels on the GPU
                 "OMP_NUM_THREADS": "1",
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                # cuBLAS repeats its bits only with this, and torch asks for it
+                # torch requires this for deterministic cuBLAS
                 "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
             },
         ),
-        *found,
+        *sanitizer_stages,
         Stage(
             name="benchmark",
             command=lambda seconds: [
                 *(python, "-m", "pytest", "benchmarks/test_gpu.py", *destination),
-                *("-W", "default"),  # what torch warns of must not end a measurement
+                *("-W", "default"),  # torch's warnings must not be errors here
                 *("--time-limit", f"{max(0.0, seconds - LAST_CASE):.0f}"),
             ],
             log=out / "benchmark.log",
@@ -84,42 +90,42 @@ def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
 
 
 def _in_parallel() -> list[str]:
-    """Compiling the kernels is most of the tests' time; pytest-xdist is used where there is one."""
+    """Options of pytest-xdist, if installed: compilation dominates the time of the tests."""
     if importlib.util.find_spec("xdist") is None:
         return []
     workers = str(max(1, (os.cpu_count() or 1) - 2))
-    # In the order of tests/gpu/conftest.py, a few at a time.
+    # Small chunks keep the order set by tests/gpu/conftest.py.
     return ["-n", workers, "--dist", "load", "--maxschedchunk", "2"]
 
 
-def _with_a_time_limit_each() -> list[str]:
-    """A kernel that hangs holds its process, which then has to end; pytest-timeout does that."""
+def _per_test_time_limit() -> list[str]:
+    """Options of pytest-timeout, if installed: it ends the process of a hanging kernel."""
     if importlib.util.find_spec("pytest_timeout") is None:
         return []
     return ["--timeout", str(TEST_SECONDS), "--timeout-method", "thread"]
 
 
-def _watch(sanitizer: str, tool: str, watched: Sequence[str], out: Path) -> Stage:
-    # torch asks the driver for things that it may lack; such an answer is no error of a kernel.
+def _sanitize(sanitizer: str, tool: str, targets: Sequence[str], out: Path) -> Stage:
+    # torch probes optional driver functions, whose failure is not an error of a kernel.
     options = ["--report-api-errors", "no"] if tool == "memcheck" else []
     return Stage(
         name=tool,
-        command=lambda _: [sanitizer, "--tool", tool, *options, "--error-exitcode", "9", *watched],
+        command=lambda _: [sanitizer, "--tool", tool, *options, "--error-exitcode", "9", *targets],
         log=out / "sanitizer.log",
         least=SANITIZERS[tool],
-        # An allocation of its own for every tensor, so that accesses behind its end are seen.
+        # One allocation per tensor, so that accesses beyond its end are detected.
         environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     )
 
 
 def find_sanitizer() -> str | None:
-    """On PATH, or where a CUDA toolkit puts it."""
+    """Returns the path of compute-sanitizer on PATH or in the CUDA toolkit, or None."""
     home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=home / "bin")
 
 
 def impossible_reason() -> str | None:
-    """None where torch finds a CUDA device."""
+    """Returns the reason why the stages cannot run, or None if torch finds a CUDA device."""
     if torch.cuda.is_available():
         return None
     built = "is built without CUDA" if torch.version.cuda is None else "finds none"
@@ -127,6 +133,7 @@ def impossible_reason() -> str | None:
 
 
 def summary(rows: Sequence[Row], outcomes: Iterable[Outcome], sanitizer: str | None) -> list[str]:
+    """Returns the lines of summary.txt: outcomes of the stages, ceilings and goals."""
     lines = [str(outcome) for outcome in outcomes]
     if sanitizer is None:
         lines.append(
@@ -134,7 +141,7 @@ def summary(rows: Sequence[Row], outcomes: Iterable[Outcome], sanitizer: str | N
         )
     if not rows:
         return [*lines, "", "nothing was measured"]
-    return [*lines, "", provenance(rows), *_ceilings(rows), "", *as_columns(judge(rows))]
+    return [*lines, "", provenance(rows), *_ceilings(rows), "", *as_columns(check_goals(rows))]
 
 
 def _ceilings(rows: Iterable[Row]) -> Iterator[str]:
@@ -162,7 +169,7 @@ def main() -> int:
     if given is not None:
         (out / "gpu.csv").unlink(missing_ok=True)
     sanitizer = find_sanitizer()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the stage that runs ends too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running stage
     started = Provenance.now().date
     outcomes = []
     for outcome in run_all(stages(out, record=given is None, sanitizer=sanitizer), SECONDS):

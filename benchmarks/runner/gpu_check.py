@@ -1,4 +1,4 @@
-"""Which variants of a case on a GPU are right, and why others are not measured."""
+"""Correctness check of the variants of a GPU case, with the reasons of those not measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from benchmarks.runner.measure import CheckedCase, Truth, assert_right
+from benchmarks.runner.measure import CheckedCase, Expected, assert_correct
 from transformer_kernels.bench import (
     VARIANTS,
     Attend,
@@ -22,87 +22,88 @@ from transformer_kernels.bench import (
     run_once,
 )
 
-HEADS = (0, -1)
-"""Those that are checked. Every head has the same mask, and float64 scores of all would not fit."""
+CHECKED_HEADS = (0, -1)
+"""Heads that are checked. All have the same mask; float64 scores of all would not fit in memory."""
 
-REFUSALS = (RuntimeError, ValueError, AssertionError)
-"""What a variant may answer to a case: torch's errors, out of memory among them; for options and
-masks that it is not measured with, ours; and an error larger than the tests allow."""
+FAILURES = (RuntimeError, ValueError, AssertionError)
+"""Exceptions that exclude a variant: torch's errors, such as out of memory; ValueError for options
+and masks that it is not measured with; AssertionError for an error beyond the tolerance."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A case, checked."""
+    """Result of checking all variants of a case."""
 
     checked: CheckedCase
-    left_out: dict[str, str]
-    """Peers that cannot run it, and why"""
+    skipped: dict[str, str]
+    """peers that cannot run the case, with their reasons"""
     broken: dict[str, str]
-    """Ours that cannot, or err"""
+    """variants of ours that fail or are wrong, with their reasons"""
     seconds: dict[str, float]
-    """What each one's first call took, forward and backward; compiling is most of it"""
+    """duration of each variant's first forward and backward pass, mostly compilation"""
 
 
 def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
-    """Runs every variant once, on all heads, and holds those of HEADS against float64.
+    """Runs every variant once on all heads, and compares CHECKED_HEADS with float64.
 
-    One that cannot is not measured, and the others are: a fault of ours costs no peer its rows.
+    A variant that fails is not measured; the others still are.
     """
     inputs = case.inputs()
-    part, few = replace(case, H_q=len(HEADS), H_kv=len(HEADS)), Inputs(*map(_some_heads, inputs))
-    naive = run_once(VARIANTS["naive"].bind(part), few)
-    truth = Truth(exact_outputs(part, few), naive)
+    part = replace(case, H_q=len(CHECKED_HEADS), H_kv=len(CHECKED_HEADS))
+    part_inputs = Inputs(*map(_checked_heads, inputs))
+    naive = run_once(VARIANTS["naive"].attend_for(part), part_inputs)
+    expected = Expected(exact_outputs(part, part_inputs), naive)
     attends: dict[str, Attend] = {}
     outputs: dict[str, Outputs] = {}
-    left_out: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     broken: dict[str, str] = {}
     seconds: dict[str, float] = {}
     for variant in variants:
 
         def attempt(variant: Variant = variant) -> None:
-            attend = variant.bind(case)
-            got = Outputs(*map(_some_heads, run_once(attend, inputs)[:4]))
-            assert_right(variant.name, case, got, truth)
+            attend = variant.attend_for(case)
+            got = Outputs(*map(_checked_heads, run_once(attend, inputs)[:4]))
+            assert_correct(variant.name, case, got, expected)
             attends[variant.name], outputs[variant.name] = attend, got
 
         start = time.perf_counter()
-        reason = why_refused(attempt)
+        reason = failure_reason(attempt)
         if reason is not None:
-            (left_out if variant.is_peer else broken)[variant.name] = reason
+            (skipped if variant.is_peer else broken)[variant.name] = reason
         seconds[variant.name] = time.perf_counter() - start
-    return Trial(CheckedCase(case, inputs, attends, outputs, truth), left_out, broken, seconds)
+    return Trial(CheckedCase(case, inputs, attends, outputs, expected), skipped, broken, seconds)
 
 
-def _some_heads(x: torch.Tensor | None) -> torch.Tensor:
+def _checked_heads(x: torch.Tensor | None) -> torch.Tensor:
     assert x is not None
-    return x[:, list(HEADS)]
+    return x[:, list(CHECKED_HEADS)]
 
 
-def why_refused(attempt: Callable[[], None]) -> str | None:
-    """The first line of what it raised, with what torch warned of before; None if nothing."""
-    with warnings.catch_warnings(record=True) as heard:
+def failure_reason(attempt: Callable[[], None]) -> str | None:
+    """Returns the first line of the exception and of torch's warnings, or None if it succeeds."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             attempt()
-        except REFUSALS as error:
-            said = [str(error), *(str(warning.message) for warning in heard)]
+        except FAILURES as error:
+            messages = [str(error), *(str(warning.message) for warning in caught)]
         else:
             return None
     if torch.cuda.is_available():
         end_if_device_is_lost()
-        torch.cuda.empty_cache()  # what ran out of memory has left it in pieces
-    return "; ".join(dict.fromkeys(filter(None, map(_essence, said))))
+        torch.cuda.empty_cache()  # after an out-of-memory error the cache is fragmented
+    return "; ".join(dict.fromkeys(filter(None, map(_first_line, messages))))
 
 
 def end_if_device_is_lost() -> None:
-    """After a fault of a kernel every call fails: then the run ends, with what it has."""
+    """Ends the run after a kernel fault, since every later CUDA call of the process fails."""
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        pytest.exit(f"the device is lost to this process: {_essence(str(error))}", returncode=3)
+        pytest.exit(f"the device is lost to this process: {_first_line(str(error))}", returncode=3)
 
 
-def _essence(text: str) -> str:
-    """One line, without where in torch it was said, and without other kernels' reasons."""
+def _first_line(text: str) -> str:
+    """First line of a message, without its position in torch and reasons of other kernels."""
     line = text.strip().split("\n")[0].split(" (Triggered internally")[0].strip()
     return "" if "not used because" in line or "runtime disabled" in line else line

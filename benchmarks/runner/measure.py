@@ -1,4 +1,4 @@
-"""How cases are measured: errors first, then memory, then times taken in turn."""
+"""Measurement of a case: first the error, then peak memory, then interleaved times."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd", "fwd+bwd")
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One of those whose times are taken in turn, and what its row says beside the time."""
+    """A workload to time together with others, and the remaining columns of its row."""
 
     case: Case
     direction: Direction
@@ -43,17 +43,18 @@ class Contender:
     prepare: Prepare
     error: float
     threads: int | None = None
-    """Where not those of the whole run"""
+    """number of threads; None: that of the run"""
     most_rounds: int | None = None
-    """Of the slow, which need not take part in every round"""
+    """limit on the rounds of a slow workload; None: all rounds"""
 
     @property
     def label(self) -> str:
-        """Unique among those that are timed together."""
+        """Name that is unique among the workloads timed together."""
         threads = "" if self.threads is None else f", {self.threads} threads"
         return f"{self.case.name}, {self.variant}{threads}"
 
     def row(self, provenance: Provenance, suite: str, timing: Timing, peak: int | None) -> Row:
+        """Returns the CSV row; `peak` is in bytes."""
         return make_row(
             replace(provenance, threads=self.threads or provenance.threads),
             suite=suite,
@@ -67,8 +68,8 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Truth:
-    """What outputs are judged by: float64, and the same maths by naive attention."""
+class Expected:
+    """Outputs in float64, and those of naive attention in the case's dtype."""
 
     exact: Outputs
     naive: Outputs
@@ -76,54 +77,60 @@ class Truth:
 
 @dataclass(frozen=True)
 class CheckedCase:
-    """A case whose variants have all been found right."""
+    """A case whose variants have all passed the tolerance rule."""
 
     case: Case
     inputs: Inputs
     attends: dict[str, Attend]
     outputs: dict[str, Outputs]
-    truth: Truth
+    expected: Expected
 
     def contenders(
         self, direction: Direction, variants: Iterable[str] | None = None
     ) -> list[Contender]:
-        """The variants, all unless named."""
+        """Returns one contender for each of the variants; all by default."""
         return [
             Contender(
                 case=self.case,
                 direction=direction,
                 variant=name,
                 prepare=prepare_work(self.attends[name], self.inputs, direction, self.case.learned),
-                error=self.outputs[name].error(self.truth.exact, direction),
+                error=self.outputs[name].error(self.expected.exact, direction),
             )
             for name in (self.attends if variants is None else variants)
         ]
 
 
-def check(case: Case, variants: list[Variant], truth: Truth | None = None) -> CheckedCase:
-    """Runs every variant once; AssertionError where one errs by more than the tests allow.
+def check(case: Case, variants: list[Variant], expected: Expected | None = None) -> CheckedCase:
+    """Runs every variant once and checks its outputs.
 
-    Naive attention is one of the variants, or the truth is given.
+    Args:
+        case: the case.
+        variants: variants to run; they include "naive" unless `expected` is given.
+        expected: outputs to compare with, computed here by default.
+
+    Raises:
+        AssertionError: an error exceeds the tolerance rule.
     """
     inputs = case.inputs()
-    attends = {variant.name: variant.bind(case) for variant in variants}
+    attends = {variant.name: variant.attend_for(case) for variant in variants}
     outputs = {name: run_once(attend, inputs, case.learned) for name, attend in attends.items()}
-    if truth is None:
-        truth = Truth(exact_outputs(case, inputs), outputs["naive"])
+    if expected is None:
+        expected = Expected(exact_outputs(case, inputs), outputs["naive"])
     for name, got in outputs.items():
-        assert_right(name, case, got, truth)
-    return CheckedCase(case, inputs, attends, outputs, truth)
+        assert_correct(name, case, got, expected)
+    return CheckedCase(case, inputs, attends, outputs, expected)
 
 
-def assert_right(variant: str, case: Case, got: Outputs, truth: Truth) -> None:
-    """AssertionError where an output errs by more than the tests allow."""
-    exact, naive = truth.exact.tensors(), truth.naive.tensors()
+def assert_correct(variant: str, case: Case, got: Outputs, expected: Expected) -> None:
+    """Raises AssertionError if an output exceeds the tolerance rule."""
+    exact, naive = expected.exact.tensors(), expected.naive.tensors()
     for tensor, value in got.tensors().items():
         assert_within_rule(f"{variant}, {case.name}: {tensor}", value, exact[tensor], naive[tensor])
 
 
 Repeat = Callable[[Callable[[], None], int], object]
-"""Calls the first argument as often as the second says."""
+"""Calls the first argument as many times as the second specifies."""
 
 
 def measured_rows(
@@ -134,8 +141,10 @@ def measured_rows(
     budget: Budget,
     repeat: Repeat,
 ) -> list[Row]:
-    """A row for each contender, all on one device; `repeat` drives the rounds, of which each runs
-    them in turn."""
+    """Measures peak memory and time of the contenders, which share one device.
+
+    `repeat` runs the rounds; each round runs every contender once. Returns one row per contender.
+    """
     by_label = {contender.label: contender for contender in contenders}
     (device,) = {c.case.device for c in contenders}
     peaks = {label: peak_extra_bytes(c.prepare, device) for label, c in by_label.items()}
@@ -157,10 +166,11 @@ def measure(
     contenders: Sequence[Contender],
     budget: Budget | None = None,
 ) -> None:
-    """pytest-benchmark drives the rounds; one of its rounds is one call of every variant in turn.
+    """Measures the contenders under pytest-benchmark and adds their rows to the recorder.
 
-    So its own statistics are those of whole rounds; the variants' are in the recorder's rows, and
-    in `extra_info` of what --benchmark-json writes. `budget` replaces the recorder's.
+    One round of pytest-benchmark calls every variant once, so its own statistics describe whole
+    rounds. The statistics of the variants are in the recorder's rows and in `extra_info` of
+    --benchmark-json. `budget` replaces the recorder's budget.
     """
     rows = measured_rows(
         contenders,

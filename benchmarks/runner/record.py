@@ -1,4 +1,4 @@
-"""What a run has measured, and where that goes."""
+"""Recording of measured rows in CSV files."""
 
 from __future__ import annotations
 
@@ -14,22 +14,27 @@ UNRECORDED = ROOT / "build" / "benchmarks"
 
 
 class Recorder:
-    """Collects rows, and writes each suite's to a file of its own as they come: a run that is cut
-    off keeps what it has measured."""
+    """Collects rows and writes them immediately, one file per suite: an aborted run loses none."""
 
     def __init__(self, provenance: Provenance, budget: Budget, *, folder: Path, keep: bool) -> None:
-        """With `keep`, rows are added to the files in the folder's folder for their device; else
-        they replace those in the folder itself."""
+        """Creates a recorder.
+
+        Args:
+            provenance: shared columns of the rows.
+            budget: default time budget of a case.
+            folder: destination.
+            keep: append to `folder/<device>/<suite>.csv`; otherwise replace `folder/<suite>.csv`.
+        """
         self.provenance = provenance
         self.budget = budget
         self._folder = folder
         self._keep = keep
         self.rows: list[Row] = []
-        self.left_out: list[str] = []
-        """Who was not measured at what, and why"""
+        self.skipped: list[str] = []
+        """cases and variants that were not measured, with reasons"""
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Makes or extends one file a suite."""
+        """Adds rows and writes them to the file of their suite."""
         new = list(rows)
         self.rows += new
         for path, of_path in self._by_path(new).items():
@@ -41,7 +46,7 @@ class Recorder:
 
     @property
     def paths(self) -> list[Path]:
-        """The files that have the rows."""
+        """Files that contain the rows."""
         return list(self._by_path(self.rows))
 
     def _by_path(self, rows: Iterable[Row]) -> dict[Path, list[Row]]:
@@ -53,7 +58,7 @@ class Recorder:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Of every case and direction the rows of the last run that measured it."""
+    """Returns the rows of the last run of every case and direction."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         key = (row.suite, row.case, row.dtype, row.B, row.H_q, row.M, row.N, row.D, row.direction)
@@ -66,7 +71,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 
 def as_text(rows: Iterable[Row]) -> list[str]:
-    """One line a row, with a blank line between cases."""
+    """Formats rows as text, one line per row, with a title per case."""
     lines: list[str] = []
     before: tuple[object, ...] = ()
     for row in rows:

@@ -1,7 +1,9 @@
-"""Whether a variant comes through a few small cases, in a process of its own: a kernel that hangs
-or breaks the device must not take the measuring with it.
+"""Smoke test of a variant in a subprocess, so that a hanging or faulting kernel cannot abort the
+benchmark.
 
-`python -m benchmarks.runner.smoke_test VARIANT` runs one, and ends with status 1 if it fails.
+    python -m benchmarks.runner.smoke_test VARIANT
+
+runs a few small cases and exits with status 1 if one fails.
 """
 
 from __future__ import annotations
@@ -19,20 +21,27 @@ from benchmarks.runner.record import ROOT
 from transformer_kernels.bench import VARIANTS
 
 SECONDS = 60.0
-"""For all together; what takes longer hangs. Compiling is most of it"""
+"""Time limit of all variants together, mostly compilation; a longer one is considered hanging."""
 LENGTH, WIDTHS = 512, (64, 128)
 
 
-def why_each_fails(names: Sequence[str]) -> dict[str, str]:
-    """Of those that fail, why."""
+def failure_reasons(names: Sequence[str]) -> dict[str, str]:
+    """Runs the smoke tests of the named variants and maps each failing one to its reason."""
     commands = {
         name: [sys.executable, "-m", "benchmarks.runner.smoke_test", name] for name in names
     }
-    return why_each_command_fails(commands, SECONDS)
+    return command_failure_reasons(commands, SECONDS)
 
 
-def why_each_command_fails(commands: Mapping[str, Sequence[str]], seconds: float) -> dict[str, str]:
-    """They run side by side; the reason is the last line that one prints."""
+def command_failure_reasons(
+    commands: Mapping[str, Sequence[str]], seconds: float
+) -> dict[str, str]:
+    """Runs commands in parallel and maps each failing one to its reason: the last line it printed.
+
+    Args:
+        commands: command lines by name.
+        seconds: time limit of all commands together.
+    """
     end = time.monotonic() + seconds
     running = {
         name: subprocess.Popen(
@@ -44,21 +53,22 @@ def why_each_command_fails(commands: Mapping[str, Sequence[str]], seconds: float
     failing = {}
     for name, process in running.items():
         try:
-            # Who has ended while another was waited for still has to be heard.
+            # At least 2 s: an earlier wait may have used up the time of a process that has ended.
             printed, _ = process.communicate(timeout=max(2.0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            failing[name] = f"does not end within {seconds:.0f} s"
+            failing[name] = f"still running after {seconds:.0f} s"
             continue
         if process.returncode != 0:
             lines = [line for line in printed.splitlines() if line.strip()]
-            said = lines[-1].strip() if lines else "nothing"
-            failing[name] = f"exit status {process.returncode}: {said}"
+            last_line = lines[-1].strip() if lines else "no output"
+            failing[name] = f"exit status {process.returncode}: {last_line}"
     return failing
 
 
 def main() -> int:
+    """Runs the smoke test of the variant named on the command line."""
     variant = VARIANTS[sys.argv[1]]
     for width in WIDTHS:
         trial = try_out(causal(LENGTH, width).to(torch.device("cuda")), [variant])

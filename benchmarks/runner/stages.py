@@ -1,4 +1,4 @@
-"""Commands one after another, each with a log and a time limit, within a time for all."""
+"""Runs commands in sequence, each with a log and a time limit, within a total time."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from pathlib import Path
 from benchmarks.runner.record import ROOT
 
 GRACE = 20.0
-"""Seconds from the interrupt of a stage that is out of time to its end by force. pytest-xdist takes
-10 to give up a worker that hangs, and then says what the others found"""
+"""Seconds between SIGINT and SIGKILL for a stage that is out of time. pytest-xdist needs 10 to give
+up a hanging worker and report the results of the others."""
 
 TAIL = 30
-"""Lines that an outcome keeps of a log"""
+"""Number of last log lines that an outcome keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
+    """A command with a log file and reserved time."""
+
     name: str
     command: Callable[[float], Sequence[str]]
-    """From the seconds that it has"""
+    """maps the time limit in seconds to a command line"""
     log: Path
-    """Extended: stages may share one"""
+    """appended to, so that stages can share it"""
     least: float
-    """The seconds that are kept for it, whatever the stages before it take"""
+    """seconds reserved for this stage, regardless of the duration of earlier stages"""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage ended."""
+    """Result of a stage."""
 
     name: str
     code: int | None
-    """Its exit status; None where it ran out of time"""
+    """exit status; None if the stage ran out of time"""
     seconds: float
     tail: tuple[str, ...]
-    """The last lines of its log, without empty ones"""
+    """last non-empty lines of the log"""
 
     @property
     def last_line(self) -> str:
@@ -54,23 +56,23 @@ class Outcome:
         return self.code == 0
 
     def __str__(self) -> str:
-        verdict = {0: "passed", None: "OUT OF TIME"}.get(self.code, f"FAILED ({self.code})")
-        return f"{self.name:10} {verdict:12} {self.seconds:4.0f} s  {self.last_line}"
+        status = {0: "passed", None: "OUT OF TIME"}.get(self.code, f"FAILED ({self.code})")
+        return f"{self.name:10} {status:12} {self.seconds:4.0f} s  {self.last_line}"
 
 
 def run_all(stages: Sequence[Stage], seconds: float) -> Iterator[Outcome]:
-    """Runs every stage, whether or not those before it passed.
+    """Runs every stage, even after failures, and yields its outcome.
 
-    A stage has what is left of `seconds`, less what is kept for those after it.
+    The time limit of a stage is the rest of `seconds`, less the time reserved for later stages.
     """
     end = time.monotonic() + seconds
     for i, stage in enumerate(stages):
-        kept = sum(later.least for later in stages[i + 1 :])
-        yield run(stage, end - time.monotonic() - kept)
+        reserved = sum(later.least for later in stages[i + 1 :])
+        yield run(stage, end - time.monotonic() - reserved)
 
 
 def run(stage: Stage, seconds: float) -> Outcome:
-    """Interrupts a stage that is out of time, so that it writes what it has, and then ends it."""
+    """Runs one stage. At the time limit it gets SIGINT, to write its results, then SIGKILL."""
     limit = max(0.0, seconds - GRACE)
     start = time.monotonic()
     with stage.log.open("a", encoding="utf-8") as log:
@@ -81,8 +83,8 @@ def run(stage: Stage, seconds: float) -> Outcome:
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **stage.environment},
-            start_new_session=True,  # so that its own processes can be ended with it
-            # Who runs in the background ignores interrupts, and so would it.
+            start_new_session=True,  # so that its child processes can be killed with it
+            # A background process inherits an ignored SIGINT.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         code: int | None

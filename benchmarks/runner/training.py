@@ -1,12 +1,12 @@
-"""Training steps of a reference model by naive, torch's and fused attention, over the context.
+"""Training-step benchmark: naive, torch's and fused attention in a reference model.
 
     python -m benchmarks.runner.training translator
     python -m benchmarks.runner.training generator --preset seed --contexts 512 1024 --tokens 2048
 
-Each step is a whole one: forward, backward, optimizer; the paths take turns. Memory is what a step
-holds at its peak beyond weights, gradients and optimizer. A path whose first step differs in its
-loss from the naive one's by more than a percent is an error; one that runs out of memory is left
-out, and that is said. Rows go to build/benchmarks/training.csv, or with --record to
+A step is forward, backward and optimizer; the implementations are interleaved. Memory is the peak
+of a step beyond weights, gradients and optimizer state. A first loss that differs from the naive
+one by more than a percent is an error. An implementation that runs out of memory is skipped and
+reported. Rows are written to build/benchmarks/training.csv, or with --record to
 benchmarks/results/<device>.
 """
 
@@ -26,16 +26,16 @@ from transformer_kernels.bench import Budget, Interleaver, Provenance, clock_for
 from transformer_kernels.nn import AttnImplementation
 from transformer_kernels.training import PRESETS, Precision, TrainConfig, Trainer
 
-PATHS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 VARIANTS = {"eager": "naive", "fused": "fused", "sdpa": "torch"}
-"""Names of the variants in recorded rows"""
+"""Names of the implementations in recorded rows."""
 FILE = "training.csv"
 LOSS_BAND = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
-    """Its fields are the columns of training.csv."""
+    """One measurement. The fields are the columns of training.csv, in order."""
 
     date: str
     commit: str
@@ -55,34 +55,41 @@ class StepRow:
     p20_ms: float
     p80_ms: float
     tokens_per_s: float
-    """Of a batch of held-out examples; those of padded ones differ from batch to batch"""
+    """for a batch of held-out examples, because the token counts of padded batches vary"""
     peak_mib: float | None
-    """Of a step, beyond what is there between steps; None where the system cannot tell"""
+    """peak of a step, beyond the memory in use between steps; None if it cannot be measured"""
 
 
 def steps_of(
     config: TrainConfig, model: str, provenance: Provenance, budget: Budget,
-    paths: Sequence[AttnImplementation] = PATHS,
+    implementations: Sequence[AttnImplementation] = IMPLEMENTATIONS,
 ) -> tuple[list[StepRow], dict[str, str]]:  # fmt: skip
-    """A row for each path that can, and why others cannot. AssertionError where losses differ."""
+    """Measures training steps with each attention implementation.
+
+    Returns:
+        One row per implementation, and the reasons of those that run out of memory.
+
+    Raises:
+        AssertionError: the first losses differ by more than LOSS_BAND.
+    """
     data = config.task.data()
     trainers: dict[AttnImplementation, Trainer] = {}
     peaks: dict[str, int | None] = {}
     losses: dict[AttnImplementation, float] = {}
-    left_out: dict[str, str] = {}
-    for path in paths:
+    skipped: dict[str, str] = {}
+    for path in implementations:
         try:
             trainer = Trainer(replace(config, attn_implementation=path), data)
             losses[path] = trainer.step().loss
             peaks[path] = peak_extra_bytes(lambda one=trainer: one.step, trainer.device)  # type: ignore[misc]
         except torch.cuda.OutOfMemoryError as error:
-            left_out[path] = str(error).split("\n")[0]
+            skipped[path] = str(error).split("\n")[0]
             continue
         trainers[path] = trainer
-    assert trainers, left_out
+    assert trainers, skipped
     first = next(iter(losses.values()))
     for path, loss in losses.items():
-        assert abs(loss - first) <= LOSS_BAND * abs(first), f"{path}: a loss of {loss}, not {first}"
+        assert abs(loss - first) <= LOSS_BAND * abs(first), f"{path}: loss {loss}, expected {first}"
     device = next(iter(trainers.values())).device
     timer = Interleaver(
         {path: lambda one=trainer: one.step for path, trainer in trainers.items()},  # type: ignore[misc]
@@ -103,11 +110,11 @@ def steps_of(
                 peak_mib=None if peak is None else peak / 2**20,
             )
         )  # fmt: skip
-    return rows, left_out
+    return rows, skipped
 
 
 def append(path: Path, rows: Sequence[StepRow]) -> None:
-    """To the file, which is made where it is missing."""
+    """Appends rows to the CSV file, which is created if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as file:
@@ -122,10 +129,10 @@ def append(path: Path, rows: Sequence[StepRow]) -> None:
 
 
 def table(rows: Sequence[StepRow]) -> list[str]:
-    """Markdown: a line a context, the paths side by side."""
+    """Formats a Markdown table with one line per context and batch size."""
     lines = [
-        "| context | batch | ms a step: naive, torch, fused | fused is faster than naive, torch "
-        "| MiB at the peak: naive, torch, fused |",
+        "| context | batch | ms per step: naive, torch, fused | fused over naive, torch "
+        "| peak MiB: naive, torch, fused |",
         "|---:|---:|---:|---:|---:|",
     ]
     for context, batch in sorted({(row.context, row.batch) for row in rows}):
@@ -151,13 +158,13 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", choices=[kind for kind in PRESETS if kind != "lookup"])
-    parser.add_argument("--preset", help="default: the kind's first")
-    parser.add_argument("--contexts", type=int, nargs="+", help="default: the preset's")
-    parser.add_argument("--tokens", type=int, help="batch x context; default: the preset's batch")
+    parser.add_argument("--preset", help="default: the first preset of the kind")
+    parser.add_argument("--contexts", type=int, nargs="+", help="default: that of the preset")
+    parser.add_argument("--tokens", type=int, help="batch * context; default: the preset's batch")
     parser.add_argument("--precision", choices=get_args(Precision), default="float32")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each context")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time budget per context")
     parser.add_argument("--record", action="store_true")
     args = parser.parse_args()
     named = PRESETS[args.kind]
@@ -177,10 +184,10 @@ def main() -> None:
             device=args.device,
         )
         model = f"{args.kind} {preset}"
-        new, left_out = steps_of(config, model, provenance, Budget(args.seconds))
+        new, skipped = steps_of(config, model, provenance, Budget(args.seconds))
         rows += new
-        for path, reason in left_out.items():
-            print(f"context {context}: {path} is left out: {reason}")
+        for path, reason in skipped.items():
+            print(f"context {context}: {path} is skipped: {reason}")
         print(*table(new)[2:], sep="\n", flush=True)
     folder = RECORDED / rows[0].device if args.record else ROOT / "build" / "benchmarks"
     append(folder / FILE, rows)

@@ -1,10 +1,10 @@
-"""Ours and torch's SDPA without the CPU's matrix unit, in a process of its own.
+"""Our kernels and torch's SDPA without AMX, measured in a separate process.
 
-Ours is told so by `force_isa`. What SDPA is made of has three libraries to tell, by variables that
-they read when they are loaded: ATen, oneDNN and MKL, whose bfloat16 product alone would go on using
-the unit. For oneDNN everything below AMX is left in: without AVX512-FP16 its float16 products fall
-to a reference implementation, 15 times slower, and would be no match. For MKL its plain AVX-512 is
-faster than what its AVX512_E3 chooses.
+`force_isa` disables AMX in our kernels. SDPA uses three libraries, configured by environment
+variables that they read when loaded: ATen, oneDNN and MKL (MKL's bfloat16 product alone would
+otherwise still use AMX). For oneDNN the limit is the level just below AMX: without AVX512-FP16 its
+float16 products use a reference implementation, 15 times slower, which would be an unfair
+comparison. For MKL, AVX512 is faster than AVX512_E3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.runner.measure import CheckedCase, Truth, check, measured_rows
+from benchmarks.runner.measure import CheckedCase, Expected, check, measured_rows
 from transformer_kernels.bench import (
     Budget,
     Case,
@@ -39,14 +39,15 @@ ENVIRONMENT = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX512",
 }
 SUFFIX = ", without AMX"
-"""To a case's name"""
+"""Appended to the name of a case."""
 
 
 @contextmanager
 def process_without_amx(threads: int) -> Iterator[Executor]:
-    """One worker that calls functions with everything restricted.
+    """Starts a worker process in which AMX is disabled.
 
-    ValueError where this CPU or build lacks AVX-512.
+    Raises:
+        ValueError: the CPU or the build lacks AVX-512.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as worker:
@@ -63,19 +64,22 @@ def _restrict(threads: int) -> None:
 
 
 @contextmanager
-def saved(truth: Truth) -> Iterator[Path]:
-    """A file for the worker: the truth is slow to find again, and too large for some /dev/shm."""
+def saved(expected: Expected) -> Iterator[Path]:
+    """Saves the expected outputs for the worker: slow to recompute, too large for some /dev/shm."""
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "truth.pt"
-        torch.save((truth.exact.tensors(), truth.naive.tensors()), path)
+        path = Path(folder) / "expected.pt"
+        torch.save((expected.exact.tensors(), expected.naive.tensors()), path)
         yield path
 
 
 def rows_without_amx(
-    case: Case, truth: Path, *, direction: Direction, provenance: Provenance, budget: Budget
+    case: Case, expected: Path, *, direction: Direction, provenance: Provenance, budget: Budget
 ) -> list[Row]:
-    """Called in the worker."""
-    checked = _checked(case, truth)
+    """Checks and measures a case; called in the worker.
+
+    `expected` is a file written by `saved`.
+    """
+    checked = _checked(case, expected)
     return measured_rows(
         checked.contenders(direction),
         provenance=provenance,
@@ -90,7 +94,7 @@ def _repeat(round_: Callable[[], None], rounds: int) -> None:
         round_()
 
 
-def _checked(case: Case, truth: Path) -> CheckedCase:
-    exact, naive = (Outputs(**tensors) for tensors in torch.load(truth))
+def _checked(case: Case, expected: Path) -> CheckedCase:
+    exact, naive = (Outputs(**tensors) for tensors in torch.load(expected))
     named = replace(case, name=case.name + SUFFIX)
-    return check(named, usable_variants(["sdpa", "cpu"]), Truth(exact, naive))
+    return check(named, usable_variants(["sdpa", "cpu"]), Expected(exact, naive))
