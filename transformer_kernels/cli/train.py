@@ -231,7 +231,7 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
 def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> int:
     from transformer_kernels.training import plot_curves
-    from transformer_kernels.training.session import CHECKPOINT, CURVE, PICTURE
+    from transformer_kernels.training.training_run import CHECKPOINT, CURVE, PICTURE
 
     assert run.folder is not None
     task = result.config.task

@@ -22,7 +22,10 @@ from transformer_kernels.training.data import (
 from transformer_kernels.training.presets import PRESETS
 from transformer_kernels.training.progress import progress_bar
 from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.session import (
+from transformer_kernels.training.task import Task
+from transformer_kernels.training.tasks import TASKS, GeneratorTask
+from transformer_kernels.training.trainer import Trainer
+from transformer_kernels.training.training_run import (
     LoadedModel,
     TrainingRun,
     TrainResult,
@@ -31,9 +34,6 @@ from transformer_kernels.training.session import (
     resume,
     train,
 )
-from transformer_kernels.training.task import Task
-from transformer_kernels.training.tasks import TASKS, GeneratorTask
-from transformer_kernels.training.trainer import Trainer
 
 __all__ = [
     "PRESETS",

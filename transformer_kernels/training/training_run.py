@@ -1,4 +1,4 @@
-"""Training sessions: start a run, resume it from a checkpoint, or load its model."""
+"""Training runs: start a run, resume it from a checkpoint, or load its model."""
 
 from __future__ import annotations
 

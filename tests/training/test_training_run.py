@@ -1,4 +1,4 @@
-"""Tests of training sessions: equal curves for all attention implementations, resume, errors."""
+"""Training runs: equal curves for all attention implementations, resume, errors."""
 
 from __future__ import annotations
 
