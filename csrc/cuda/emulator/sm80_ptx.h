@@ -1,4 +1,4 @@
-// Emulated versions of the functions of sm80/ptx.h.
+// Emulated versions of the functions of platform/sm80_ptx.h.
 #pragma once
 
 #include "cuda/emulator/core.h"

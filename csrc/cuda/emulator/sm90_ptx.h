@@ -1,4 +1,4 @@
-// Emulated versions of the functions of sm90/ptx.h.
+// Emulated versions of the functions of platform/sm90_ptx.h.
 #pragma once
 
 #include "cuda/emulator/core.h"

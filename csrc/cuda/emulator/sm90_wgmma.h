@@ -1,4 +1,4 @@
-// Emulated versions of the functions of sm90/wgmma.h.
+// Emulated versions of the functions of platform/sm90_wgmma.h.
 #pragma once
 
 #include <type_traits>
