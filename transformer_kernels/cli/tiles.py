@@ -38,9 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if not target.INSTALLED:
         raise UserError("the command tiles needs the package triton: pip install triton")
     if interpreter.is_on():
-        raise UserError(
-            "TRITON_INTERPRET is set, and Triton's interpreter compiles nothing: unset it"
-        )
+        raise UserError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
     chips, widths = tuple(args.chip or CHIPS), tuple(args.width or WIDTHS)
     row = "{:6} {:16} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
     heading = "chip kernel dtype D tile warps stages KiB registers spills in-loops seconds"
