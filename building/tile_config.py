@@ -19,8 +19,8 @@ def _integers(name: str) -> list[int]:
 WIDTHS = tuple(_integers("kWidths"))
 """Head widths of the kernels of sm80."""
 
-_pairs = iter(_integers("kHopperWidths"))
-HOPPER_WIDTHS = tuple(zip(_pairs, _pairs, strict=True))
+_HOPPER = _integers("kHopperWidths")
+HOPPER_WIDTHS = tuple(zip(_HOPPER[::2], _HOPPER[1::2], strict=True))
 """Head widths of the kernels of sm90: pairs of the width of q and k, and the width of v."""
 
 LARGE_SHARED = frozenset(divmod(chip, 10) for chip in _integers("kLargeSharedChips"))

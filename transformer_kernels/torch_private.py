@@ -24,13 +24,6 @@ def _find(path: str) -> Any:
     return found
 
 
-_functorch_is_active = _find("_C._are_functorch_transforms_active")
-_dispatch_modes = _find("_C._len_torch_dispatch_stack")
-_function_modes = _find("_C._len_torch_function_stack")
-_autocast_is_enabled = _find("_C._is_any_autocast_enabled")
-_tracing_state = _find("_C._get_tracing_state")
-_profiler_is_enabled = _find("_C._autograd._profiler_enabled")
-
 _FAST_PATH = (
     "_C._are_functorch_transforms_active",
     "_C._len_torch_dispatch_stack",
@@ -40,6 +33,14 @@ _FAST_PATH = (
     "_C._autograd._profiler_enabled",
     "autograd.forward_ad._current_level",
 )
+(
+    _functorch_is_active,
+    _dispatch_modes,
+    _function_modes,
+    _autocast_is_enabled,
+    _tracing_state,
+    _profiler_is_enabled,
+) = map(_find, _FAST_PATH[:-1])  # _current_level changes: it is read at each call
 _SDPA = (
     "_C.DispatchKey.CompositeImplicitAutograd",
     "_functorch.config.enable_autograd_cache",
@@ -48,6 +49,7 @@ _SDPA = (
     "library.Library._destroy",
 )
 _DRIVER = ("_C._cuda_getDriverVersion",) if torch.version.cuda is not None else ()
+_driver_version = _find("_C._cuda_getDriverVersion")
 
 
 def _missing(paths: Sequence[str]) -> tuple[str, ...]:
@@ -94,10 +96,9 @@ def apply_of(function: type[torch.autograd.Function]) -> Any:
 
 def cuda_driver_version() -> tuple[int, int] | None:
     """Returns the CUDA version that the driver supports, or None if torch does not report it."""
-    query = _find("_C._cuda_getDriverVersion")
-    if query is _MISSING:
+    if _driver_version is _MISSING:
         return None
-    version: int = query()
+    version: int = _driver_version()
     return version // 1000, version % 1000 // 10
 
 

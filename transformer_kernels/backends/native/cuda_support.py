@@ -94,6 +94,7 @@ def built_for() -> tuple[str, tuple[str, ...]]:
     return built["cuda"], tuple(built["cuda_architectures"])
 
 
+@functools.cache
 def _code_for(capability: Capability, architectures: tuple[str, ...]) -> Code | None:
     """Returns the kind of code that the driver loads for a GPU; None if no built code runs on it.
 
@@ -116,6 +117,7 @@ def _code_for(capability: Capability, architectures: tuple[str, ...]) -> Code | 
     return "PTX" if any(kind == "compute" and one <= capability for kind, one in built) else None
 
 
+@functools.cache
 def _large_shared_ampere() -> set[Capability]:
     """Compute capabilities 8.x with 163 KiB of shared memory per CTA."""
     chips: set[Capability] = {divmod(chip, 10) for chip in extension.compiled.LARGE_SHARED_CHIPS}
