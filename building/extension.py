@@ -72,6 +72,7 @@ class BuildExtension(build_ext):
 
     def run(self) -> None:
         if missing := missing_tools(os.environ, Path(sysconfig.get_path("include"))):
+            self._remove_earlier_builds()
             self.extensions = []
             announce(
                 "transformer_kernels: the compiled kernels were not built.\n"
@@ -81,6 +82,11 @@ class BuildExtension(build_ext):
                 + "\n".join(f"    - {tool}" for tool in missing)
             )
         super().run()
+
+    def _remove_earlier_builds(self) -> None:
+        """Removes extensions of earlier builds, which would be installed with the package."""
+        for extension in self.extensions:
+            Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
 
     def build_extension(self, extension: Extension) -> None:
         start = time.monotonic()

@@ -56,8 +56,8 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def build(tree: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+def build(tree: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "--quiet", *(arguments or ("build_ext", "--inplace"))]
     environ = {"TORCH_CUDA_ARCH_LIST": "none"} | environ
     return subprocess.run(
         command, cwd=tree, env=os.environ | environ, capture_output=True, text=True, check=False
@@ -179,6 +179,23 @@ def test_build_without_a_compiler_succeeds_and_reports_it(tree: Path, tmp_path: 
     assert "not built: CPU kernels" in result.stdout
     assert "apt install g++" in result.stdout
     assert not shared_object(tree).exists()
+
+
+@pytest.mark.parametrize("arguments", [("build",), ("build_ext", "--inplace")])
+def test_extension_of_an_earlier_build_is_not_shipped_as_not_built(
+    tree: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """A wheel contains what is in `build/lib*`."""
+    library = tree / "build/lib"
+    inplace = "--inplace" in arguments
+    stale = shared_object(tree) if inplace else library / shared_object(tree).relative_to(tree)
+    stale.parent.mkdir(parents=True, exist_ok=True)
+    stale.write_bytes(b"an earlier build")
+    options = () if inplace else (f"--build-lib={library}",)
+    result = build(tree, *arguments, *options, PATH=str(tmp_path), CXX="")
+    assert result.returncode == 0, result.stderr
+    assert "not built: CPU kernels" in result.stdout
+    assert not stale.exists()
 
 
 def test_compiler_failure_is_an_error_with_its_output(tree: Path, tmp_path: Path) -> None:
