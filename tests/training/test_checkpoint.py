@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,6 +105,64 @@ def test_foreign_checkpoint_is_refused(tmp_path: Path, state: object) -> None:
 def test_checkpoint_of_another_kind_is_refused(path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a checkpoint of a test, not of a classifier"):
         load_checkpoint(path, kind="classifier")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [b"R.", b"K\x01K\x02a.", b"h\x05.", b"K\x01Q.", b"]\x940h\x00h\x00e.", b"(ttttt.", b"\x8c"],
+)
+def test_invalid_pickle_is_refused(path: Path, code: bytes) -> None:
+    """torch.load raises errors of many types."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, b"\x80\x02" + code if name.endswith("data.pkl") else content)
+    with pytest.raises(CheckpointError, match="is not a checkpoint of transformer_kernels"):
+        load_checkpoint(path)
+
+
+def test_archive_whose_entries_overlap_is_refused(path: Path) -> None:
+    """Its entries together are larger than the file."""
+    with zipfile.ZipFile(path, "a") as archive:
+        (largest,) = (entry for entry in archive.filelist if entry.filename.endswith("data/0"))
+        archive.filelist += [largest] * 50
+        archive.writestr("another", b"")
+    with pytest.raises(CheckpointError, match="is not a checkpoint, or it is damaged"):
+        load_checkpoint(path)
+
+
+@pytest.fixture
+def largest_file() -> Iterator[Callable[[int], None]]:
+    """Function that sets the largest file size of this process, in bytes, for one test."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_limit_of_file_sizes_keeps_the_old_file_and_no_temporary_file(
+    path: Path, largest_file: Callable[[int], None]
+) -> None:
+    before = path.read_bytes()
+    largest_file(1 << 20)
+    with pytest.raises(OSError, match="File too large") as caught:
+        save_checkpoint({"w": torch.zeros(1 << 19)}, path, kind="test")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("size", [1, 1 << 19])
+def test_full_disk_keeps_the_old_file_and_no_temporary_file(path: Path, size: int) -> None:
+    """The error comes from the last flush of a small file, and from a write of a large one."""
+    before = path.read_bytes()
+    path.with_name(f".{path.name}.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_checkpoint({"w": torch.zeros(size)}, path, kind="test")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
 
 
 class Payload:

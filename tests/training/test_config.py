@@ -41,11 +41,11 @@ def test_config_round_trips_through_a_dict(preset: TrainConfig) -> None:
         ({"accumulate": 0}, "accumulate must be a whole number of at least 1, got 0"),
         ({"accumulate": 5}, "accumulate must be at most batch, got 5 and 4"),
         ({"precision": "int8"}, "precision must be one of 'float32', 'bfloat16', 'float16', got"),
-        ({"eps": 0.0}, "eps must be above 0, got 0.0"),
+        ({"eps": 0.0}, "eps must be above 0 and finite, got 0.0"),
         ({"batch": -1}, "batch must be a whole number of at least 1, got -1"),
         ({"eval_every": 0}, "eval_every must be a whole number of at least 1, got 0"),
         ({"clip": 0.0}, "clip must be above 0, got 0.0"),
-        ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0 and finite, got -0.1"),
         ({"seed": -1}, "seed must be at least 0 and below 2\\*\\*63, got -1"),
         (
             {"attn_implementation": "x"},
@@ -64,3 +64,14 @@ def test_invalid_setting_is_named(
 def test_unavailable_device_is_named(config: TrainConfig, data: Dataset, device: str) -> None:
     with pytest.raises(ValueError, match=f"device '{device}' cannot be used: "):
         Trainer(replace(config, device=device), data)
+
+
+def test_absent_fields_of_a_checkpoint_are_named(config: TrainConfig) -> None:
+    fields = config.to_dict()
+    assert TrainConfig.from_dict(fields) == config
+    for part in (fields, fields["schedule"], fields["task"], fields["task"]["model"]):
+        for name in list(part):
+            value = part.pop(name)
+            with pytest.raises(ValueError, match=name):
+                TrainConfig.from_dict(fields)
+            part[name] = value

@@ -20,6 +20,7 @@ from transformer_kernels.training import (
     Schedule,
     TrainConfig,
     Trainer,
+    TrainingRun,
     corpus_from_bytes,
     load_checkpoint,
     load_generator,
@@ -28,6 +29,7 @@ from transformer_kernels.training import (
     save_checkpoint,
     train,
 )
+from transformer_kernels.training.distributed import DistributedContext
 
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
@@ -305,5 +307,61 @@ def test_checkpoint_with_an_unknown_config_field_is_refused(
     state = Trainer(config, data).state()
     state["config"]["moon_phase"] = 3
     save_checkpoint(state, path, kind="generator")
-    with pytest.raises(CheckpointError, match=r"config in .* is not one of this version.*moon"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint\.pt: the config is not one of this version.*moon"
+    ):
         load_generator(path)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run = TrainingRun.start(config, data, out=out)
+    with pytest.raises(BlockingIOError, match="another process is training in this folder"):
+        TrainingRun.start(config, data, out=out)
+    run.train()
+    resumed = TrainingRun.resume(out / "checkpoint.pt", data=data)
+    with pytest.raises(BlockingIOError, match="another process is training in this folder"):
+        TrainingRun.resume(out / "checkpoint.pt", data=data)
+    resumed.train()
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint.pt", "curve.csv"]
+
+
+def test_failed_resume_releases_the_folder(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
+    train(config, data, out=tmp_path)
+    with pytest.raises(CheckpointError):
+        resume(tmp_path / "checkpoint.pt", data=windows(b"something else " * 90, "other.txt"))
+    assert resume(tmp_path / "checkpoint.pt", data=data).finished
+    with pytest.raises(FileNotFoundError):
+        resume(tmp_path / "nothing.pt", data=data)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "curve.csv"]
+
+
+def test_other_processes_of_a_run_do_not_lock(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
+    main = TrainingRun.start(config, data, out=tmp_path)
+    other = TrainingRun.start(config, data, out=tmp_path, distributed=DistributedContext(1, 1))
+    assert (main.folder, other.folder) == (tmp_path, None)
+
+
+def test_files_of_a_killed_process_are_removed_at_the_next_start(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
+    train(config, data, out=tmp_path, should_stop=lambda: True)
+    for name in (".lock", ".checkpoint.pt.123.tmp", ".checkpoint.pt.123", ".curve.png.9.tmp"):
+        (tmp_path / name).touch()
+    resume(tmp_path / "checkpoint.pt", data=data)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "curve.csv"]
+
+
+def test_batch_and_model_beyond_the_memory_are_refused(config: TrainConfig, data: Dataset) -> None:
+    with pytest.raises(ValueError, match=r"batch must be at most \d+, .* got 10000000000000"):
+        train(replace(config, batch=10**13), data)
+    for sizes in ({"layers": 10**9}, {"width": 10**12}, {"width": 10**24}, {"context": 10**15}):
+        model = replace(config.task.model, **sizes)
+        with pytest.raises(ValueError, match=r"the model needs .* GiB of memory"):
+            train(replace(config, task=replace(config.task, model=model)), data)

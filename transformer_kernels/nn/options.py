@@ -34,14 +34,14 @@ def check_probability(name: str, value: float) -> None:
 
 def check_seed(value: int) -> None:
     """Raises ValueError unless 0 <= value < 2**63, the range of torch's generators."""
-    if not 0 <= value < 2**63:
-        raise ValueError(f"seed must be at least 0 and below 2**63, got {value}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"seed must be at least 0 and below 2**63, got {value!r}")
 
 
 def check_device(name: str) -> None:
-    """Raises ValueError unless torch can allocate a tensor on the named device."""
+    """Raises ValueError unless the named device holds tensors whose values can be read."""
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros((), device=name).item()  # "meta" has no values
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {name!r} cannot be used: {reason}") from None

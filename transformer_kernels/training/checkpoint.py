@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
+
+from transformer_kernels.training.output_files import replacing
 
 _FORMAT_NAME = "transformer_kernels checkpoint, version "
 FORMAT = f"{_FORMAT_NAME}2"
 """Version 1 was written by 0.1: its configs and weights have other names."""
 
-_UNREADABLE = (pickle.UnpicklingError, RuntimeError, ValueError, EOFError)
-"""Exceptions that zipfile and torch.load raise for invalid content."""
+_UNREADABLE = (
+    *(pickle.UnpicklingError, RuntimeError, ValueError, TypeError, LookupError, AttributeError),
+    *(EOFError, ArithmeticError, AssertionError, ImportError, MemoryError, struct.error),
+)
+"""Exceptions that zipfile and torch.load raise for invalid content. torch.load checks neither the
+arguments nor the stack of a pickled instruction."""
 
 
 class CheckpointError(ValueError):
-    """A file that is damaged, is not a checkpoint of this package, or does not match the run."""
+    """A file that is damaged, is not a checkpoint of this package, or does not match the run.
+
+    The text is one line that names the entry which is absent or invalid.
+    """
 
 
 def save_checkpoint(state: dict[str, Any], path: Path, *, kind: str) -> None:
@@ -34,15 +44,30 @@ def save_checkpoint(state: dict[str, Any], path: Path, *, kind: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            torch.save({"format": FORMAT, "kind": kind} | state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        output = _Output(file)
+        torch.save({"format": FORMAT, "kind": kind} | state, cast(BinaryIO, output))
+        if output.error is not None:
+            raise output.error
+
+
+class _Output:
+    """A file whose first error is kept: torch.save turns errors into a RuntimeError without it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Does nothing: `replacing` flushes the file."""
 
 
 def load_checkpoint(path: Path | str, *, kind: str | Sequence[str] = ()) -> dict[str, Any]:
@@ -82,13 +107,18 @@ def load_checkpoint(path: Path | str, *, kind: str | Sequence[str] = ()) -> dict
 
 
 def _is_whole(file: BinaryIO) -> bool:
-    """True if the archive's sizes and checksums match, which torch.load does not check."""
+    """True if the archive's sizes and checksums match, which torch.load does not check.
+
+    Entries that overlap would need more memory than the file has bytes.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
             stored = all(
                 entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-                for entry in archive.infolist()
+                for entry in entries
             )
-            return stored and archive.testzip() is None
+            whole = sum(entry.file_size for entry in entries) <= os.fstat(file.fileno()).st_size
+            return stored and whole and archive.testzip() is None
     except (zipfile.BadZipFile, OSError, *_UNREADABLE):
         return False

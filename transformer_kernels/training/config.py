@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -9,8 +10,10 @@ from transformer_kernels.nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
+    check_probability,
     check_seed,
 )
+from transformer_kernels.training.plain_fields import from_fields
 from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Task
 from transformer_kernels.training.tasks import task_from_dict
@@ -58,10 +61,12 @@ class TrainConfig:
             )
         check_choice("attn_implementation", self.attn_implementation, AttnImplementation)
         check_choice("precision", self.precision, Precision)
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if not self.eps > 0:
-            raise ValueError(f"eps must be above 0, got {self.eps}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
+        for beta in self.betas:
+            check_probability("betas", beta)
+        if not 0 < self.eps < math.inf:
+            raise ValueError(f"eps must be above 0 and finite, got {self.eps}")
         if not self.clip > 0:
             raise ValueError(f"clip must be above 0, got {self.clip}")
         check_seed(self.seed)
@@ -75,13 +80,8 @@ class TrainConfig:
         """Inverse of `to_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: the fields are not those of a config.
+            ValueError: the fields are not those of a config.
         """
-        return TrainConfig(
-            **fields
-            | {
-                "task": task_from_dict(fields["task"]),
-                "schedule": Schedule(**fields["schedule"]),
-                "betas": tuple(fields["betas"]),
-            }
-        )
+        if "task" not in fields:
+            raise ValueError("config lacks 'task'")
+        return from_fields(TrainConfig, fields, "config", task=task_from_dict(fields["task"]))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.optional_deps import require
+from transformer_kernels.training.output_files import naming, replacing
 
 
 class CurveRow(NamedTuple):
@@ -35,22 +39,25 @@ class CurveRow(NamedTuple):
 
 def start_curve(path: Path) -> None:
     """Creates a CSV file with only the header; FileExistsError if it exists."""
-    with path.open("x", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerow(CurveRow._fields)
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    rewrite_curve(path, ())
 
 
 def append_to_curve(path: Path, row: CurveRow) -> None:
     """Appends one row and closes the file, so that an aborted run keeps its curve."""
-    with path.open("a", newline="", encoding="utf-8") as file:
+    with naming(path), path.open("a", newline="", encoding="utf-8") as file:
         csv.writer(file).writerow(_as_text(row))
 
 
 def rewrite_curve(path: Path, rows: Iterable[CurveRow]) -> None:
     """Replaces the file's content with these rows, for example those of a checkpoint."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(CurveRow._fields)
-        writer.writerows(_as_text(row) for row in rows)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(CurveRow._fields)
+    writer.writerows(_as_text(row) for row in rows)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def read_curve(path: Path | str) -> list[CurveRow]:
@@ -138,7 +145,9 @@ def plot_curves(
     for axes in (by_step, by_time, scores):
         axes.grid(alpha=0.3)
     by_step.legend(title="held-out data; thin: batches")
-    figure.savefig(path, dpi=120)
+    path = Path(path)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=120, format=path.suffix[1:] or None)
 
 
 def _as_text(row: CurveRow) -> list[str]:

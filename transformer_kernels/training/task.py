@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.data import Batch, Dataset
+from transformer_kernels.training.data import Batch, Dataset, Tokens
+from transformer_kernels.training.plain_fields import shown
 
 Extra = dict[str, Any]
 """Data that a model needs for inference, such as its vocabulary: plain values for checkpoints"""
@@ -55,6 +56,10 @@ class Task(ABC):
         """The part of the data that checkpoints store."""
         return {}
 
+    def check_extra(self, extra: Extra) -> None:
+        """Raises ValueError unless this could be the extra data of a model of this task."""
+        check_extra_keys(extra)
+
     @abstractmethod
     def build(self, attn_implementation: AttnImplementation) -> nn.Module:
         """A new model, on the CPU."""
@@ -84,3 +89,24 @@ class Task(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for a checkpoint."""
         return {"kind": self.kind} | asdict(self)
+
+
+def check_extra_keys(extra: Extra, *names: str) -> None:
+    """Raises ValueError unless extra data has these keys."""
+    if set(extra) != set(names):
+        raise ValueError(f"extra must have the keys {list(names)}, got {list(map(shown, extra))}")
+
+
+def tokens_of(extra: Extra, *, vocabulary: int, special: bool = False) -> Tokens:
+    """The tokenizer in the extra data of a checkpoint.
+
+    Raises:
+        ValueError: it is damaged, or is not one for a model with this vocabulary.
+    """
+    tokens = Tokens.from_json(extra["tokens"])
+    if tokens.vocabulary > vocabulary or tokens.special != special:
+        raise ValueError(
+            f"extra.tokens must have at most {vocabulary} tokens and special={special}, "
+            f"got {tokens.vocabulary} and special={tokens.special}"
+        )
+    return tokens

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformer_kernels.nn.blocks import recompute_blocks
 from transformer_kernels.nn.options import check_device
 from transformer_kernels.training.checkpoint import CheckpointError
+from transformer_kernels.training.checkpoint_schema import check_state, entry
 from transformer_kernels.training.config import Precision, TrainConfig
 from transformer_kernels.training.data import Batch, Dataset
 from transformer_kernels.training.distributed import (
@@ -21,6 +22,7 @@ from transformer_kernels.training.distributed import (
     DistributedContext,
     local_device,
 )
+from transformer_kernels.training.memory import check_batch_fits, check_model_fits
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,8 +62,8 @@ class Trainer:
         """Builds the model and its optimizer.
 
         Raises:
-            ValueError: the device cannot be used, or the batch is smaller than the number of
-                micro-batches over all processes.
+            ValueError: the device cannot be used, the batch is smaller than the number of
+                micro-batches over all processes, or the machine lacks the memory.
         """
         device = local_device(config.device)
         check_device(device)
@@ -71,6 +73,8 @@ class Trainer:
                 f"{config.accumulate} x {distributed.world_size}, got {config.batch}"
             )
         config = replace(config, task=config.task.fitted(data))
+        check_model_fits(config.task, training=torch.device(device).type == "cpu")
+        check_batch_fits(config.batch, data)
         self.config = config
         self.data = data
         self.distributed = distributed
@@ -197,20 +201,26 @@ class Trainer:
         """Restores a state returned by `state`.
 
         Raises:
-            CheckpointError: the data or the number of processes differs.
+            CheckpointError: an entry is absent or invalid, or the data or the number of processes
+                differs. Nothing has been restored.
         """
-        if state["data"]["digest"] != self.data.digest:
+        if entry(state, "data.digest", str) != self.data.digest:
             raise CheckpointError(
-                f"the checkpoint was trained on other data: {state['data']['name']}, "
+                f"the checkpoint was trained on other data: {entry(state, 'data.name', str)}, "
                 f"not {self.data.name}"
             )
-        if len(state["random"]) != self.distributed.world_size:
-            raise CheckpointError(
-                f"the checkpoint was trained by {len(state['random'])} processes, "
-                f"but this run has {self.distributed.world_size}"
-            )
+        check_state(
+            state,
+            config=self.config,
+            model=self.model,
+            optimizer=self.optimizer,
+            scaler=self.scaler.state_dict(),
+            world_size=self.distributed.world_size,
+        )
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        groups = self.optimizer.state_dict()["param_groups"]  # settings are those of the config
+        moments = state["optimizer"]["state"]
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
         self.steps_done = state["steps_done"]
         self.batches.set_state(state["batches"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -17,6 +18,7 @@ from transformer_kernels.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from transformer_kernels.training.checkpoint_schema import check_model, check_progress, config_of
 from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.curves import (
     CurveRow,
@@ -28,12 +30,14 @@ from transformer_kernels.training.curves import (
 )
 from transformer_kernels.training.data import Dataset
 from transformer_kernels.training.distributed import SINGLE_PROCESS, DistributedContext
+from transformer_kernels.training.output_files import FolderLock, remove_temporary_files
 from transformer_kernels.training.task import Extra, Task
 from transformer_kernels.training.trainer import Trainer
 
 CHECKPOINT = "checkpoint.pt"
 CURVE = "curve.csv"
 PICTURE = "curve.png"
+FILES = (CHECKPOINT, CURVE, PICTURE)
 
 OnRow = Callable[[CurveRow], None]
 ShouldStop = Callable[[], bool]
@@ -76,11 +80,26 @@ class TrainResult:
 class TrainingRun:
     """A run that is set up and ready to train; made by `start` or `resume`."""
 
-    def __init__(self, trainer: Trainer, *, rows: list[CurveRow], folder: Path | None) -> None:
-        """Args: trainer; rows, the curve so far; folder, the output folder or None for no files."""
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        rows: list[CurveRow],
+        folder: Path | None,
+        lock: FolderLock | None = None,
+    ) -> None:
+        """Makes a run; see `start` and `resume`.
+
+        Args:
+            trainer: model, optimizer and data.
+            rows: the curve so far.
+            folder: the output folder, or None for no files.
+            lock: the lock of the folder; None makes one.
+        """
         self.trainer = trainer
         self.rows = rows
         self.folder = folder
+        self._lock = None if folder is None else lock or FolderLock(folder)
 
     @property
     def config(self) -> TrainConfig:
@@ -101,13 +120,15 @@ class TrainingRun:
             return cls(trainer, rows=[], folder=None)
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (CHECKPOINT, CURVE, PICTURE):
-            if (folder / name).exists():
-                raise FileExistsError(
-                    f"{folder} already holds a run ({name}): resume it, or choose another folder"
-                )
-        start_curve(folder / CURVE)
-        return cls(trainer, rows=[], folder=folder)
+        with _locked(folder) as lock:
+            for name in FILES:
+                if (folder / name).exists():
+                    raise FileExistsError(
+                        f"{folder} already holds a run ({name}): resume it, or choose another "
+                        "folder"
+                    )
+            start_curve(folder / CURVE)
+            return cls(trainer, rows=[], folder=folder, lock=lock)
 
     @classmethod
     def resume(
@@ -125,24 +146,47 @@ class TrainingRun:
         task; empty accepts all.
         """
         path = Path(checkpoint)
+        if not distributed.is_main:
+            return cls._restored(path, data, source, kind, distributed)
+        with path.open("rb"):  # a missing checkpoint must not leave the file of a lock
+            pass
+        with _locked(path.parent) as lock:
+            run = cls._restored(path, data, source, kind, distributed)
+            rewrite_curve(path.parent / CURVE, run.rows)
+            return cls(run.trainer, rows=run.rows, folder=path.parent, lock=lock)
+
+    @classmethod
+    def _restored(
+        cls,
+        path: Path,
+        data: Dataset | None,
+        source: Path | None,
+        kind: str | Sequence[str],
+        distributed: DistributedContext,
+    ) -> TrainingRun:
+        """The state of a checkpoint, as a run without files; arguments as of `resume`."""
         state = load_checkpoint(path, kind=kind)
-        config = _config(state, path)
+        with _naming_checkpoint(path):
+            config = config_of(state)
+            check_model(state, config.task)
+            check_progress(state, config)
         if data is None:
             if source is None and state["data"]["source"] is not None:
                 source = Path(state["data"]["source"])
             data = config.task.data(source, state["extra"])
         trainer = Trainer(config, data, distributed)
-        trainer.restore(state)
-        rows = rows_from_tensor(state["rows"])
-        if not distributed.is_main:
-            return cls(trainer, rows=rows, folder=None)
-        rewrite_curve(path.parent / CURVE, rows)
-        return cls(trainer, rows=rows, folder=path.parent)
+        with _naming_checkpoint(path):
+            trainer.restore(state)
+        return cls(trainer, rows=rows_from_tensor(state["rows"]), folder=None)
 
     def train(
         self, *, on_row: OnRow | None = None, should_stop: ShouldStop | None = None
     ) -> TrainResult:
         """Trains the remaining steps; see `train`."""
+        with self._lock or nullcontext():
+            return self._train(on_row, should_stop)
+
+    def _train(self, on_row: OnRow | None, should_stop: ShouldStop | None) -> TrainResult:
         stopped = False
         while self.trainer.steps_done < self.config.steps and not stopped:
             row = self._step()
@@ -207,7 +251,8 @@ def train(
     Raises:
         ValueError: the settings do not fit the data, the device or the number of processes.
         FileExistsError: the folder already holds a run; nothing is overwritten.
-        OSError: the folder cannot be written.
+        BlockingIOError: another process is training in the folder.
+        OSError: the folder cannot be written, or the disk is full. Files that exist stay whole.
         FloatingPointError: a loss or a gradient is not finite; that step is not saved.
     """
     run = TrainingRun.start(config, data, out=out)
@@ -237,7 +282,7 @@ def resume(
 
     Raises:
         CheckpointError: the checkpoint is not valid or does not belong to this data.
-        ValueError, OSError, FloatingPointError: as in `train`.
+        BlockingIOError, ValueError, OSError, FloatingPointError: as in `train`.
     """
     run = TrainingRun.resume(checkpoint, data=data)
     return run.train(on_row=on_row, should_stop=should_stop)
@@ -272,12 +317,15 @@ def load_model(
 
     Raises:
         OSError: the file cannot be read.
-        CheckpointError: the file is not a checkpoint of an accepted kind.
+        CheckpointError: the file is not a checkpoint of an accepted kind, or an entry that the
+            model needs is absent or invalid.
         ValueError: the device cannot be used.
     """
     check_device(device)
     state = load_checkpoint(checkpoint, kind=kinds)
-    task = _config(state, checkpoint).task
+    with _naming_checkpoint(checkpoint):
+        task = config_of(state).task
+        check_model(state, task)
     model = task.build(attn_implementation)
     model.load_state_dict(state["model"])
     return LoadedModel(model.to(device).eval(), task, state["extra"])
@@ -297,8 +345,25 @@ def load_generator(
     return model
 
 
-def _config(state: dict[str, Any], path: Path | str) -> TrainConfig:
+@contextmanager
+def _naming_checkpoint(path: Path | str) -> Iterator[None]:
     try:
-        return TrainConfig.from_dict(state["config"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the config in {path} is not one of this version: {error}") from None
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[FolderLock]:
+    """Locks a folder, for as long as the run that is made in the context needs it.
+
+    Removes what a process that was killed left behind.
+    """
+    lock = FolderLock(folder)
+    lock.acquire()
+    try:
+        remove_temporary_files(folder, *FILES)
+        yield lock
+    except BaseException:
+        lock.release()
+        raise

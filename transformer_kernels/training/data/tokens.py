@@ -31,7 +31,7 @@ optional leading space, or a run of white space. Bytes are passed to the library
 characters; those beyond ASCII count as letters."""
 
 _CHUNK = 1 << 14
-"""Long texts are encoded in chunks of this many bytes."""
+"""Long texts are encoded in chunks of this many bytes, so that no token is longer."""
 
 _BATCH = 256
 """Texts per call of the library, which needs a hundred bytes of memory per token."""
@@ -117,9 +117,9 @@ class Tokens:
             merges = tuple((int(left), int(right)) for left, right in fields["merges"])
             tokens = Tokens(merges, fields["special"] is True)
             tokens._pieces  # noqa: B018  (reads every merge)
-        except (ValueError, TypeError, KeyError, IndexError):
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
             raise ValueError(
-                f"text must be a result of Tokens.to_json, got {text[:40]!r}"
+                f"text must be a result of Tokens.to_json, got {str(text)[:40]!r}"
             ) from None
         return tokens
 
@@ -132,6 +132,8 @@ class Tokens:
             if min(left, right) < 0:
                 raise IndexError(f"token {min(left, right)} does not exist")
             piece = pieces[left] + pieces[right]
+            if len(piece) > _CHUNK:
+                raise ValueError(f"a token has at most {_CHUNK} bytes, got {len(piece)}")
             if piece not in known:
                 known.add(piece)
                 pieces.append(piece)
@@ -173,7 +175,7 @@ def train_tokens(text: bytes | str, vocabulary: int, *, special: bool = False) -
 
     tokenizer = _tokenizer(BPE())
     trainer = BpeTrainer(
-        vocab_size=256 + vocabulary - smallest,
+        vocab_size=256 + min(vocabulary - smallest, len(text)),  # more would only be reserved
         min_frequency=2,
         initial_alphabet=[chr(value) for value in range(256)],
         show_progress=False,

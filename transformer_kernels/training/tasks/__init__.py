@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformer_kernels.training.plain_fields import from_fields, shown
 from transformer_kernels.training.task import Task
 from transformer_kernels.training.tasks.bert import BertTask
 from transformer_kernels.training.tasks.classifier import ClassifierTask
@@ -23,11 +24,18 @@ def task_from_dict(fields: dict[str, Any]) -> Task:
     """Inverse of `Task.to_dict`.
 
     Raises:
-        KeyError, TypeError, ValueError: the fields are not those of a task.
+        ValueError: the fields are not those of a task.
     """
-    fields = dict(fields)
-    task = TASKS[fields.pop("kind")]
-    return task(**fields | {"model": task.config_type(**fields["model"])})
+    if type(fields) is not dict or type(fields.get("kind")) is not str:
+        raise ValueError("config.task must be a dict with a kind")
+    if fields["kind"] not in TASKS:
+        raise ValueError(
+            f"config.task.kind must be one of {', '.join(TASKS)}, got {shown(fields['kind'])}"
+        )
+    task = TASKS[fields["kind"]]
+    options = {name: value for name, value in fields.items() if name not in ("kind", "model")}
+    model = from_fields(task.config_type, fields.get("model"), "config.task.model")
+    return from_fields(task, options, "config.task", model=model)
 
 
 __all__ = [

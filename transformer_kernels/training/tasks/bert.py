@@ -21,7 +21,7 @@ from transformer_kernels.training.data import (
     train_tokens,
 )
 from transformer_kernels.training.losses import cross_entropy_sum
-from transformer_kernels.training.task import Extra, Task
+from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,10 @@ class BertTask(Task):
     def extra(self, data: Dataset) -> Extra:
         assert isinstance(data, MaskedSentences)
         return {"tokens": data.tokens.to_json()}
+
+    def check_extra(self, extra: Extra) -> None:
+        check_extra_keys(extra, "tokens")
+        tokens_of(extra, vocabulary=self.model.vocabulary, special=True)
 
     def build(self, attn_implementation: AttnImplementation) -> BertForPreTraining:
         return BertForPreTraining(self.model, attn_implementation=attn_implementation)

@@ -22,7 +22,8 @@ from transformer_kernels.training.data import (
     review_text,
     train_tokens,
 )
-from transformer_kernels.training.task import Extra, Task
+from transformer_kernels.training.plain_fields import is_text
+from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,17 @@ class ClassifierTask(Task):
     def extra(self, data: Dataset) -> Extra:
         assert isinstance(data, LabelledTexts)
         return {"tokens": data.tokens.to_json(), "classes": list(data.classes)}
+
+    def check_extra(self, extra: Extra) -> None:
+        check_extra_keys(extra, "tokens", "classes")
+        tokens_of(extra, vocabulary=self.model.vocabulary)
+        classes = extra["classes"]
+        if type(classes) is not list or not all(map(is_text, classes)):
+            raise ValueError("extra.classes must be a list of names")
+        if len(classes) != self.model.classes:
+            raise ValueError(
+                f"extra.classes must have {self.model.classes} names, got {len(classes)}"
+            )
 
     def build(self, attn_implementation: AttnImplementation) -> Classifier:
         return Classifier(self.model, attn_implementation=attn_implementation)

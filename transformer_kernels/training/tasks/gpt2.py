@@ -20,7 +20,7 @@ from transformer_kernels.training.data import (
     load_corpus,
     train_tokens,
 )
-from transformer_kernels.training.task import Extra, Task
+from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 from transformer_kernels.training.tasks.generator import next_token_loss
 
 
@@ -49,6 +49,10 @@ class GPT2Task(Task):
     def extra(self, data: Dataset) -> Extra:
         assert isinstance(data, TokenWindows)
         return {"tokens": data.tokens.to_json()}
+
+    def check_extra(self, extra: Extra) -> None:
+        check_extra_keys(extra, "tokens")
+        tokens_of(extra, vocabulary=self.model.vocabulary)
 
     def build(self, attn_implementation: AttnImplementation) -> GPT2:
         return GPT2(self.model, attn_implementation=attn_implementation)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformer_kernels.models.lookup import Lookup, LookupConfig
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import Batch, Dataset, Fact, Facts, as_facts, load_facts
-from transformer_kernels.training.task import Extra, Task
+from transformer_kernels.training.plain_fields import is_text
+from transformer_kernels.training.task import Extra, Task, check_extra_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,19 @@ class LookupTask(Task):
     def extra(self, data: Dataset) -> Extra:
         assert isinstance(data, Facts)
         return {"facts": [[fact.key, fact.value] for fact in data.facts]}
+
+    def check_extra(self, extra: Extra) -> None:
+        check_extra_keys(extra, "facts")
+        facts = extra["facts"]
+        if type(facts) is not list or not all(map(_is_pair, facts)):
+            raise ValueError("extra.facts must be a list of keys and values")
+        found = facts_from_extra(extra)
+        sizes = (len(found.vocabulary), len(found.facts))
+        if sizes != (self.model.vocabulary, self.model.rows):
+            raise ValueError(
+                f"extra.facts must have {self.model.vocabulary} words and {self.model.rows} facts, "
+                f"got {sizes[0]} and {sizes[1]}"
+            )
 
     def build(self, attn_implementation: AttnImplementation) -> Lookup:
         return Lookup(self.model, attn_implementation=attn_implementation)
@@ -68,3 +82,7 @@ class LookupTask(Task):
 def facts_from_extra(extra: Extra) -> Facts:
     """The facts stored in the extra data of a checkpoint."""
     return as_facts([Fact(key, value) for key, value in extra["facts"]], "the checkpoint")
+
+
+def _is_pair(value: object) -> bool:
+    return type(value) is list and len(value) == 2 and all(map(is_text, value))

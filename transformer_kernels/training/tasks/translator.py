@@ -22,7 +22,7 @@ from transformer_kernels.training.data import (
     spoken_pairs,
 )
 from transformer_kernels.training.losses import smoothed_cross_entropy
-from transformer_kernels.training.task import Extra, Task
+from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,11 @@ class TranslatorTask(Task):
     def extra(self, data: Dataset) -> Extra:
         assert isinstance(data, Pairs)
         return {"tokens": data.tokens.to_json()}
+
+    def check_extra(self, extra: Extra) -> None:
+        check_extra_keys(extra, "tokens")
+        vocabulary = min(self.model.source_vocabulary, self.model.target_vocabulary)
+        tokens_of(extra, vocabulary=vocabulary, special=True)
 
     def build(self, attn_implementation: AttnImplementation) -> Translator:
         return Translator(self.model, attn_implementation=attn_implementation)
