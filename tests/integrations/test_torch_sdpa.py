@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as imported_before
 
 import transformer_kernels as tk
@@ -124,30 +126,78 @@ def test_dropout_applies_in_every_mode() -> None:
 
 
 Q, K, V = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 6)
+META, SPARSE = Q.to("meta"), Q.to_sparse()
+NESTED = torch.nested.nested_tensor([Q[0], Q[0, :, :2]])
 INVALID: dict[str, tuple[Qkv, dict[str, Any]]] = {
-    "mask-and-causal": ((Q, K, V), {"attn_mask": torch.ones(3, 5).bool(), "is_causal": True}),
     "heads-without-gqa": ((torch.randn(2, 4, 3, 4), K, V), {}),
     "heads-no-multiple": ((torch.randn(2, 3, 3, 4), K, V), {"enable_gqa": True}),
-    "one-dimension": ((Q[0, 0, 0], K, V), {}),
+    "no-dimension": ((torch.tensor(1.0), K, V), {}),
+    "one-dimension": ((Q, K[0, 0, 0], V), {}),
     "widths": ((Q, K[..., :3], V), {}),
     "lengths": ((Q, K, V[:, :, :4]), {}),
     "batches": ((torch.randn(3, 2, 3, 4), K, V), {}),
-    "dtypes": ((Q, K.double(), V), {}),
+    "key-dtype": ((Q, K.double(), V), {}),
+    "value-dtype": ((Q, K, V.half()), {}),
     "integers": ((Q.long(), K.long(), V.long()), {}),
-    "double-mask": ((Q, K, V), {"attn_mask": torch.randn(3, 5).double()}),
-    "half-mask": ((Q, K, V), {"attn_mask": torch.randn(3, 5).half()}),
-    "integer-mask": ((Q, K, V), {"attn_mask": torch.ones(3, 5).long()}),
+    "complex": ((Q.to(torch.cfloat), K.to(torch.cfloat), V.to(torch.cfloat)), {}),
+    "device": ((META, K, V), {}),
+    "list": (([1.0], K, V), {}),  # type: ignore[dict-item]
+    "sparse": ((SPARSE, K.to_sparse(), V.to_sparse()), {}),
+    "sparse-query": ((SPARSE, K, V), {}),
+    "nested-query": ((NESTED, K, V), {}),
+    "mask-list": ((Q, K, V), {"attn_mask": [True]}),
+    "mask-device": ((Q, K, V), {"attn_mask": torch.ones(3, 5, device="meta").bool()}),
+    "mask-sparse": ((Q, K, V), {"attn_mask": torch.ones(3, 5).bool().to_sparse()}),
+    "mask-nested": ((Q, K, V), {"attn_mask": torch.nested.nested_tensor([torch.ones(3, 5)])}),
+    "mask-double": ((Q, K, V), {"attn_mask": torch.randn(3, 5).double()}),
+    "mask-half": ((Q, K, V), {"attn_mask": torch.randn(3, 5).half()}),
+    "mask-complex": ((Q, K, V), {"attn_mask": torch.randn(3, 5, dtype=torch.cfloat)}),
+    "mask-integer": ((Q, K, V), {"attn_mask": torch.ones(3, 5).long()}),
     "mask-shape": ((Q, K, V), {"attn_mask": torch.ones(5, 3).bool()}),
+    "mask-shape-float": ((Q, K, V), {"attn_mask": torch.ones(5, 3)}),
     "mask-batch": ((Q[:1], K[:1], V[:1]), {"attn_mask": torch.ones(3, 1, 3, 5).bool()}),
+    "mask-5d": ((Q, K, V), {"attn_mask": torch.ones(2, 1, 1, 3, 5)}),
+    "mask-3d-of-2d": ((Q[0, 0], K[0, 0], V[0, 0]), {"attn_mask": torch.ones(2, 3, 5)}),
+    "mask-of-5d": ((Q[None], K[None], V[None]), {"attn_mask": torch.ones(2, 1, 2, 3, 5)}),
+    "mask-shape-and-causal": ((Q, K, V), {"attn_mask": torch.ones(5, 3), "is_causal": True}),
+    "dropout": ((Q, K, V), {"dropout_p": 1.5}),
+    "dropout-str": ((Q, K, V), {"dropout_p": "0.5"}),
+    "scale-str": ((Q, K, V), {"scale": "0.5"}),
 }
 
 
 @pytest.mark.parametrize(("tensors", "options"), INVALID.values(), ids=INVALID)
-def test_invalid_calls_raise_as_in_torch(tensors: Qkv, options: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError, RuntimeError)):
+def test_invalid_calls_raise_what_torch_raises(tensors: Qkv, options: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, RuntimeError)) as torchs:
         functional.scaled_dot_product_attention(*tensors, **options)
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((ValueError, TypeError)) as ours:
         tk.scaled_dot_product_attention(*tensors, **options)
+    assert isinstance(ours.value, torchs.type)
+    assert not re.search(r"\b(q|k|v|bias|mask)\b", str(ours.value))
+    with tk.enabled(), pytest.raises(torchs.type):
+        functional.scaled_dot_product_attention(*tensors, **options)
+
+
+@pytest.mark.parametrize("as_float", [False, True])
+@pytest.mark.parametrize("shape", [(7, 5), (2, 1, 7, 5)], ids=str)
+def test_mask_and_causal_both_apply(shape: Shape, as_float: bool) -> None:
+    """torch's flash kernel applies both; its math kernel raises an error."""
+    tensors = leaf(2, 2, 7, 4), leaf(2, 2, 5, 4), leaf(2, 2, 5, 4)
+    causal = torch.ones(7, 5).tril().bool()
+    mask = torch.randn(shape) if as_float else torch.rand(shape) < 0.7
+    both = mask.masked_fill(~causal, float("-inf")) if as_float else mask & causal
+    torchs = functional.scaled_dot_product_attention(*tensors, attn_mask=mask, is_causal=True)
+    ours = tk.scaled_dot_product_attention(*tensors, attn_mask=mask, is_causal=True)
+    torch.testing.assert_close(ours, torchs)
+    expected = functional.scaled_dot_product_attention(*tensors, attn_mask=both)
+    cotangent = torch.randn_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, tensors, cotangent),
+        torch.autograd.grad(expected, tensors, cotangent),
+    )
+    with tk.enabled():
+        got = functional.scaled_dot_product_attention(*tensors, attn_mask=mask, is_causal=True)
+    torch.testing.assert_close(got, torchs)
 
 
 def test_mismatched_heads_suggest_enable_gqa() -> None:
@@ -196,6 +246,26 @@ def test_fast_path_setting_is_restored(before: bool) -> None:
         assert torch.backends.mha.get_fastpath_enabled() == before
     finally:
         torch.backends.mha.set_fastpath_enabled(was)
+
+
+@pytest.mark.usefixtures("switched")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_sdpa_kernel_is_honoured(mode: Callable[[], Any]) -> None:
+    with mode():
+        with sdpa_kernel(SDPBackend.MATH):
+            ran = operators_run_by(call_torchs)
+            assert FORWARD not in ran
+            assert "aten::_scaled_dot_product_attention_math" in ran
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            assert FORWARD in operators_run_by(call_torchs)
+        with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
+            assert FORWARD in operators_run_by(call_torchs)
+        with (
+            sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION),
+            pytest.raises(RuntimeError, match="No viable backend"),
+        ):
+            call_torchs()
+    assert FORWARD in operators_run_by(call_torchs)
 
 
 @pytest.mark.usefixtures("switched")
@@ -322,9 +392,13 @@ def test_compiled_training_with_dropout() -> None:
 
 
 UNSUPPORTED: dict[str, tuple[Qkv, dict[str, Any]]] = {
-    "a width of 0": ((Q[..., :0], K[..., :0], V), {}),
-    "no heads": ((Q[:, :0], K[:, :0], V[:, :0]), {}),
-    "different numbers of heads": ((Q, K, V[:, :1]), {"enable_gqa": True}),
+    "the widths D and D_v must be at least 1": ((Q, K, V[..., :0]), {}),
+    "query's heads must be a positive": ((Q[:, :0], K[:, :0], V[:, :0]), {}),
+    "key and value must share heads": ((Q, K, V[:, :1]), {"enable_gqa": True}),
+    "dropout_p must be between 0 and 1, got -0.1": ((Q, K, V), {"dropout_p": -0.1}),
+    "dropout_p must be finite, got nan": ((Q, K, V), {"dropout_p": float("nan")}),
+    "scale must be finite, got nan": ((Q, K, V), {"scale": float("nan")}),
+    "scale must be finite, got inf": ((Q, K, V), {"scale": float("inf")}),
 }
 
 
@@ -332,14 +406,14 @@ UNSUPPORTED: dict[str, tuple[Qkv, dict[str, Any]]] = {
 def test_unsupported_calls_fall_back_to_torch_with_a_warning(reason: str) -> None:
     tensors, options = UNSUPPORTED[reason]
     expected = functional.scaled_dot_product_attention(*tensors, **options)
+    with pytest.raises(ValueError, match=reason):
+        tk.scaled_dot_product_attention(*tensors, **options)
     with (
         tk.enabled(),
-        pytest.warns(UserWarning, match=f"falling back to torch's own attention: .*{reason}"),
+        pytest.warns(UserWarning, match=f"falling back to torch's own attention: {reason}"),
     ):
         got = functional.scaled_dot_product_attention(*tensors, **options)
-    assert got.shape == expected.shape
-    if reason != "a width of 0":
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected, equal_nan=True)
 
 
 @pytest.mark.usefixtures("switched")

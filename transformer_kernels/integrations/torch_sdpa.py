@@ -10,15 +10,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import flash_sdp_enabled
 
 from transformer_kernels import torch_private
 from transformer_kernels.backends.native import extension
 from transformer_kernels.dispatch import fast_path
+from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.checks import DTYPES
+from transformer_kernels.problem.checks import check_tensors
 
 _CAUSAL = Mask.causal()
+_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def scaled_dot_product_attention(
@@ -42,7 +45,7 @@ def scaled_dot_product_attention(
             the scores, differentiable.
         dropout_p: dropout probability of the attention weights, from 0 to 1. As in torch, it
             applies in evaluation mode too.
-        is_causal: applies a top-left aligned causal mask; `attn_mask` must then be None.
+        is_causal: applies a top-left aligned causal mask. With `attn_mask`, both apply.
         scale: factor of query key^T. Default: 1/sqrt(D).
         enable_gqa: allows H_q to be a multiple of H_kv.
 
@@ -50,35 +53,28 @@ def scaled_dot_product_attention(
         (..., H_q, M, D_v) in query's dtype. A row without a visible key is 0.
 
     Raises:
-        TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, device or value, or both `attn_mask` and
-            `is_causal` are given.
+        ArgumentTypeError: an argument has the wrong type, layout or dtype.
+        ArgumentValueError: an argument has the wrong shape, device or value.
 
     Source: torch.nn.functional.scaled_dot_product_attention.
     """
-    plain_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if plain_o is not None:
-        return plain_o
-    if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask must be None when is_causal=True, got a mask")
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dim() < 2:
-            raise ValueError(f"{name} must have 2 dimensions or more, got {tuple(x.shape)}")
-    if not enable_gqa and query.dim() > 2 and _heads(query) != _heads(key) and 1 not in (
-        _heads(query), _heads(key)
-    ):  # fmt: skip
-        raise ValueError(
-            f"query has {_heads(query)} heads and key {_heads(key)}; "
-            "enable_gqa=True allows a multiple"
-        )
-    lead, (q, k, v) = _as_4d_inputs(query, key, value, enable_gqa)
-    mask, bias = _mask_or_bias(attn_mask, lead, q, k)
-    if is_causal:
-        mask = _CAUSAL
-    o = attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
-    return o.reshape(*lead, *o.shape[-2:])
+    fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if fast_o is not None:
+        return fast_o
+    try:
+        return _general_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    except TypeError as error:
+        raise ArgumentTypeError(str(error)) from error
+    except ValueError as error:
+        raise ArgumentValueError(str(error)) from error
+
+
+class ArgumentTypeError(TypeError, NotImplementedError):
+    """A TypeError that is also the NotImplementedError or RuntimeError that torch raises."""
+
+
+class ArgumentValueError(ValueError, RuntimeError):
+    """A ValueError that is also the RuntimeError that torch raises."""
 
 
 def _fast_path(
@@ -96,12 +92,82 @@ def _fast_path(
         return None
     mask = _CAUSAL if is_causal else None
     if attn_mask is not None:
-        if is_causal or type(attn_mask) is not Tensor or attn_mask.dtype is not torch.bool:
+        if type(attn_mask) is not Tensor or attn_mask.dtype is not torch.bool:
             return None
         if query.dim() != 4 or attn_mask.dim() > 4:
             return None
-        mask = Mask.dense(attn_mask)
+        dense = Mask.dense(attn_mask)
+        mask = dense & _CAUSAL if is_causal else dense
     return fast_path.attend(query, key, value, mask, scale, enable_gqa)
+
+
+def _general_path(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        _check_tensor(name, x)
+        if x.dim() < 2:
+            raise ValueError(f"{name} must have 2 dimensions or more, got shape {tuple(x.shape)}")
+    if not enable_gqa and query.dim() > 2 and _heads(query) != _heads(key) and 1 not in (
+        _heads(query), _heads(key)
+    ):  # fmt: skip
+        raise ValueError(
+            f"query has {_heads(query)} heads and key {_heads(key)}; "
+            "enable_gqa=True allows a multiple"
+        )
+    lead, (q, k, v) = _as_4d_inputs(query, key, value, enable_gqa)
+    mask, bias = _mask_or_bias(attn_mask, lead, q, k)
+    if is_causal:
+        mask = _CAUSAL if mask is None else mask & _CAUSAL
+    try:
+        o = attention(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
+    except (TypeError, ValueError):
+        _check_by_torchs_names(q, k, v, attn_mask, lead)
+        raise
+    return o.reshape(*lead, *o.shape[-2:])
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise TypeError(f"{name} must be a strided tensor, got {kind}")
+
+
+def _check_by_torchs_names(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, lead: tuple[int, ...]
+) -> None:
+    """Raises the errors of `attention` that concern tensors, with torch's names of the arguments.
+
+    Called only after `attention` has refused the arguments, so that other calls do not pay for it.
+    """
+    q, k, v = cast_for_autocast(q, k, v)
+    check_tensors(q, k, v, names=("query", "key", "value"))
+    if attn_mask is None:
+        return
+    if attn_mask.device != q.device:
+        raise ValueError(f"attn_mask is on {attn_mask.device}, query is on {q.device}")
+    if attn_mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        raise TypeError(
+            f"attn_mask must be torch.bool, torch.float32 or {q.dtype} (as query), "
+            f"got {attn_mask.dtype}"
+        )
+    _check_mask_shape(attn_mask, (*lead, q.shape[-2], k.shape[-2]))
+
+
+def _check_mask_shape(attn_mask: Tensor, wanted: tuple[int, ...]) -> None:
+    shape = tuple(attn_mask.shape)
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    if len(shape) > len(wanted) or any(have not in (1, want) for have, want in pairs):
+        raise ValueError(f"attn_mask must broadcast to (..., H_q, M, N) = {wanted}, got {shape}")
 
 
 def _heads(x: Tensor) -> int:
@@ -134,11 +200,11 @@ def _mask_or_bias(
 ) -> tuple[Mask | None, Tensor | None]:
     if attn_mask is None:
         return None, None
-    if not isinstance(attn_mask, Tensor):
-        raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
-    if len(lead) > 2:
-        attn_mask = attn_mask.expand(*lead, q.shape[-2], k.shape[-2])
-    attn_mask = _as_4d(attn_mask)
+    _check_tensor("attn_mask", attn_mask)
+    if len(lead) > 2 or attn_mask.dim() > len(lead) + 2:
+        wanted = (*lead, q.shape[-2], k.shape[-2])
+        _check_mask_shape(attn_mask, wanted)
+        attn_mask = _as_4d(attn_mask.expand(wanted))
     if attn_mask.dtype == torch.bool:
         return Mask.dense(attn_mask), None
     return None, attn_mask
@@ -217,7 +283,7 @@ def enabled() -> Iterator[None]:
 
 def _forget_compiled() -> None:
     """Clears the dispatch cache of the operator, and compiled code that inlines its old kernel."""
-    torch_private.forget_kernel(torch.ops.aten.scaled_dot_product_attention.default)
+    torch_private.forget_kernel(_OPERATOR)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
@@ -233,27 +299,21 @@ def _replacement(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    plain_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if plain_o is not None:
-        return plain_o
-    reason = _unsupported_reason(query, key, value, enable_gqa)
-    if reason is None:
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-        )
-    warnings.warn(f"falling back to torch's own attention: {reason}", stacklevel=2)
+    refusal: Exception | None = None
+    if flash_sdp_enabled():
+        fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if fast_o is not None:
+            return fast_o
+        try:
+            return _general_path(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+        except (TypeError, ValueError) as error:
+            refusal = error
     o: Tensor = torch_private.call_composite(
-        torch.ops.aten.scaled_dot_product_attention.default,
+        _OPERATOR,
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
     )  # fmt: skip
+    if refusal is not None:
+        warnings.warn(f"falling back to torch's own attention: {refusal}", stacklevel=2)
     return o
-
-
-def _unsupported_reason(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
-    if query.dtype not in DTYPES:
-        return f"dtype {query.dtype}"
-    if 0 in query.shape[-1:] + value.shape[-1:] + query.shape[-3:-2]:
-        return "a width of 0, or no heads"
-    if enable_gqa and _heads(key) != _heads(value):
-        return "key and value with different numbers of heads"
-    return None
