@@ -47,7 +47,13 @@ _SDPA = (
     "ops.aten.scaled_dot_product_attention.default._op_dk",
     "ops.aten.scaled_dot_product_attention.default._dispatch_cache",
     "library.Library._destroy",
+    "_native_multi_head_attention",
+    "_transformer_encoder_layer_fwd",
+    "jit._builtins._register_builtin",
 )
+_composite_key = _find("_C.DispatchKey.CompositeImplicitAutograd")
+native_multi_head_attention = _find("_native_multi_head_attention")
+transformer_encoder_layer = _find("_transformer_encoder_layer_fwd")
 _DRIVER = ("_C._cuda_getDriverVersion",) if torch.version.cuda is not None else ()
 _driver_version = _find("_C._cuda_getDriverVersion")
 
@@ -120,7 +126,16 @@ def forget_kernel(operator: Any) -> None:
     operator._dispatch_cache.clear()
 
 
+def set_module_fast_paths(multi_head_attention: Any, encoder_layer: Any) -> None:
+    """Sets the functions that nn.MultiheadAttention and nn.TransformerEncoderLayer call."""
+    register_builtin = torch.jit._builtins._register_builtin
+    # torch.jit.script compiles the operators, whatever the functions are.
+    register_builtin(multi_head_attention, "aten::_native_multi_head_attention")
+    register_builtin(encoder_layer, "aten::_transformer_encoder_layer_fwd")
+    torch._native_multi_head_attention = multi_head_attention
+    torch._transformer_encoder_layer_fwd = encoder_layer
+
+
 def call_composite(operator: Any, *args: object, **kwargs: object) -> Any:
     """Calls an operator's CompositeImplicitAutograd implementation."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return operator._op_dk(key, *args, **kwargs)
+    return operator._op_dk(_composite_key, *args, **kwargs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from transformer_kernels.backends.native import extension
 from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.functional.attention import attention
+from transformer_kernels.integrations import torch_mha
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.checks import check_tensors
 
@@ -212,10 +214,14 @@ def _mask_or_bias(
 
 @dataclass
 class _Switch:
-    """Settings that `enable` changes, for `disable` to restore."""
+    """The state of the replacement in this process. The lock protects every change."""
 
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    on: bool = False
+    by_enable: bool = False
+    blocks: int = 0
+    """`enabled()` blocks that are open, in all threads."""
     library: torch.library.Library | None = None
-    fast_path: bool = True
     graph_cache: bool = True
 
 
@@ -223,69 +229,99 @@ _SWITCH = _Switch()
 
 
 def enable() -> None:
-    """Replaces torch's `scaled_dot_product_attention` on the CPU by these kernels.
+    """Replaces torch's `scaled_dot_product_attention` on the CPU by these kernels, in all threads.
 
     The replacement applies to every caller: training, dropout, `nn.MultiheadAttention`, code that
     imported the function earlier, and compiled functions, which are compiled again. A call that
-    these kernels do not support runs torch's implementation, with a warning that gives the reason.
-    `disable()` undoes the replacement. A second call has no effect.
+    these kernels do not support runs torch's implementation, with a warning that gives the reason;
+    inside `torch.nn.attention.sdpa_kernel` without FLASH_ATTENTION, every call does. `disable()`
+    undoes the replacement. A second call has no effect. docs/drop-in.md has the details.
 
     Raises:
         RuntimeError: the compiled extension is not available, or this torch release lacks a private
             symbol that the replacement needs.
     """
-    if _SWITCH.library is not None:
-        return
+    _check_available()
+    with _SWITCH.lock:
+        _SWITCH.by_enable = True
+        _update()
+
+
+def disable() -> None:
+    """Undoes `enable()`. torch's own attention is back once no `enabled()` block is open."""
+    with _SWITCH.lock:
+        _SWITCH.by_enable = False
+        _update()
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Context manager: the replacement is in effect until the last such block of all threads ends.
+
+    Raises:
+        RuntimeError: as for `enable`.
+    """
+    _check_available()
+    with _SWITCH.lock:
+        _SWITCH.blocks += 1
+        _update()
+    try:
+        yield
+    finally:
+        with _SWITCH.lock:
+            _SWITCH.blocks -= 1
+            _update()
+
+
+def _check_available() -> None:
     unavailable = extension.unavailable_reason()
     if unavailable is not None:
         raise RuntimeError(f"enable() needs the CPU kernels, but {unavailable}")
     if torch_private.MISSING_FOR_SDPA:
         missing = ", ".join(torch_private.MISSING_FOR_SDPA)
         raise RuntimeError(f"enable() needs {missing}, which torch {torch.__version__} lacks")
-    library = torch.library.Library("aten", "IMPL")
-    for key in ("CPU", "AutogradCPU"):
-        library.impl("scaled_dot_product_attention", _replacement, key)
-    _SWITCH.library = library
-    # In evaluation mode nn.MultiheadAttention would otherwise bypass the operator.
-    _SWITCH.fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    # The on-disk graph cache is keyed by operator names, and would return graphs of torch's kernel.
-    _SWITCH.graph_cache = torch_private.set_graph_cache(False)
-    _forget_compiled()
 
 
-def disable() -> None:
-    """Restores torch's own attention. Has no effect unless `enable()` is in effect."""
-    if _SWITCH.library is None:
+def _update() -> None:
+    """Turns the replacement on or off. The caller holds the lock."""
+    wanted = _SWITCH.by_enable or _SWITCH.blocks > 0
+    if wanted == _SWITCH.on:
         return
-    torch_private.remove_library(_SWITCH.library)
-    _SWITCH.library = None
-    torch.backends.mha.set_fastpath_enabled(_SWITCH.fast_path)
-    torch_private.set_graph_cache(_SWITCH.graph_cache)
-    _forget_compiled()
-
-
-@contextmanager
-def enabled() -> Iterator[None]:
-    """Context manager: calls `enable()`, and restores the previous state on exit.
-
-    Raises:
-        RuntimeError: as for `enable`.
-    """
-    was_enabled = _SWITCH.library is not None
-    enable()
-    try:
-        yield
-    finally:
-        if not was_enabled:
-            disable()
-
-
-def _forget_compiled() -> None:
-    """Clears the dispatch cache of the operator, and compiled code that inlines its old kernel."""
-    torch_private.forget_kernel(_OPERATOR)
+    if wanted:
+        _register()
+        # The on-disk graph cache is keyed by operator names: it would return torch's graphs.
+        _SWITCH.graph_cache = torch_private.set_graph_cache(False)
+        torch_mha.replace()
+        _SWITCH.on = True
+    else:
+        _SWITCH.on = False
+        torch_mha.restore()
+        torch_private.set_graph_cache(_SWITCH.graph_cache)
+        _unregister_if_alone()
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
+        torch.compiler.reset()  # compiled code inlines the implementation
+
+
+def _register() -> None:
+    if _SWITCH.library is None:
+        library = torch.library.Library("aten", "IMPL")
+        for key in ("CPU", "AutogradCPU"):
+            library.impl("scaled_dot_product_attention", _replacement, key)
+        _SWITCH.library = library
+        torch_private.forget_kernel(_OPERATOR)
+
+
+def _unregister_if_alone() -> None:
+    """Unregisters the replacement if this is the only thread.
+
+    Calls of another thread may be inside torch's dispatcher, without the GIL: unregistering would
+    free the kernel that they are about to call. The replacement then stays, and calls torch's
+    implementation.
+    """
+    if _SWITCH.library is not None and len(sys._current_frames()) == 1:
+        torch_private.remove_library(_SWITCH.library)
+        _SWITCH.library = None
+        torch_private.forget_kernel(_OPERATOR)
 
 
 def _replacement(
@@ -300,7 +336,7 @@ def _replacement(
     enable_gqa: bool = False,
 ) -> Tensor:
     refusal: Exception | None = None
-    if flash_sdp_enabled():
+    if _SWITCH.on and flash_sdp_enabled():
         fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if fast_o is not None:
             return fast_o
