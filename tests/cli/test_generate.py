@@ -89,6 +89,16 @@ def test_unreadable_checkpoint_is_a_one_line_error(
     assert line == f"{other} is not a checkpoint of transformer_kernels"
 
 
+def test_prompt_may_be_any_bytes(
+    trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An argument of the command line that is not UTF-8 has surrogates."""
+    path, _ = trained
+    words = ["--prompt", "a\udcff", "--length", "0"]
+    assert cli.main(["generate", "--checkpoint", str(path), *words]) == 0
+    assert capsys.readouterr().out == "a\ufffd\n"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -168,6 +168,37 @@ def test_lookup_answers_a_question(
     assert "rows must be a whole number of at least 1" in capsys.readouterr().err
 
 
+def test_text_that_is_not_utf8_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "facts.tsv"
+    table.write_bytes(b"the red planet\tMars\nthe \xff planet\tPluto\n")
+    assert run("train lookup --data", table) == 2
+    assert capsys.readouterr().err == f"error: {table}, line 2, is not UTF-8: invalid start byte\n"
+    assert run("lookup --checkpoint x", "\udcff") == 2
+    assert capsys.readouterr().err == "error: question must be UTF-8 text, got '\\udcff'\n"
+    assert run("translate --checkpoint x", "\udcff") == 2
+    assert capsys.readouterr().err == "error: text must be UTF-8 text, got '\\udcff'\n"
+
+
+def test_standard_input_that_is_not_utf8_is_a_one_line_error(
+    checkpoint: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """An untrained translator also generates tokens that its tokenizer does not have."""
+    for name in ("train.de", "train.en", "val.de", "val.en"):
+        (tmp_path / name).write_text("eins\n")
+    path = checkpoint("translator", f"{TINY} --hidden 16 --context 16 --data {tmp_path}")
+    capsys.readouterr()
+    assert run("translate --checkpoint", path, "eins") == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ein\xffs\n"), "utf-8"))
+    capsys.readouterr()
+    assert run("translate --checkpoint", path) == 2
+    assert capsys.readouterr().err == (
+        "error: standard input must be UTF-8 text: invalid start byte\n"
+    )
+
+
 def test_bert_trains_and_validates(checkpoint: Callable[[str, str], Path], text: Path) -> None:
     path = checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
     rows = read_curve(path.parent / "curve.csv")

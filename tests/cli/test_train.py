@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,7 +18,14 @@ from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
 from transformer_kernels.nn import AttnImplementation
-from transformer_kernels.training import Trainer, load_checkpoint, read_curve
+from transformer_kernels.training import (
+    Trainer,
+    load_checkpoint,
+    read_curve,
+    save_checkpoint,
+    training_run,
+)
+from transformer_kernels.training.output_files import FolderLock
 from transformer_kernels.training.presets import GENERATOR
 from transformer_kernels.training.trainer import Step
 
@@ -221,9 +229,16 @@ def test_settings_cannot_be_changed_on_resume(
         ("--steps 0", "steps must be a whole number of at least 1, got 0"),
         ("--heads 3", "width must be a multiple of heads in the narrow form, got 8 and 3"),
         ("--dropout 1.5", "dropout must be at least 0 and below 1, got 1.5"),
-        ("--lr -1", "peak must be above 0 and finite, got -1.0"),
-        ("--threads 0", "--threads must be at least 1, got 0"),
+        ("--lr -1", "--lr must be above 0 and finite, got -1.0"),
+        ("--threads 0", "--threads must be at least 1 and at most "),
+        ("--threads 100000", "--threads must be at least 1 and at most "),
         ("--device abacus", "device 'abacus' cannot be used"),
+        ("--device meta", "device 'meta' cannot be used"),
+        ("--device hpu", "device 'hpu' cannot be used"),
+        ("--batch 10000000000000", "batch must be at most "),
+        ("--width 1000000000000", "the model needs "),
+        ("--lr nan", "--lr must be above 0 and finite, got nan"),
+        ("--seed 9223372036854775808", "seed must be at least 0 and below 2**63, got 9223"),
     ],
 )
 def test_option_out_of_range_is_a_one_line_error(
@@ -232,6 +247,63 @@ def test_option_out_of_range_is_a_one_line_error(
     line = error_line(capsys, TINY, option, "--data", text, "--out", tmp_path / "run")
     assert message in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("x: can't allocate memory: y")])
+def test_lack_of_memory_is_a_one_line_error(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], error: Exception,
+) -> None:  # fmt: skip
+    def failing(trainer: Trainer) -> Step:
+        raise error
+
+    monkeypatch.setattr(Trainer, "step", failing)
+    assert run(TINY, "--data", text, "--out", tmp_path / "run") == 2
+    assert capsys.readouterr().err.endswith(
+        "error: out of memory: try a smaller --batch or model, a larger --accumulate or "
+        "--recompute\n"
+    )
+
+
+def test_file_size_limit_ends_the_run_and_keeps_its_checkpoint(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save_and_limit(state: dict[str, Any], path: Path, *, kind: str) -> None:
+        save_checkpoint(state, path, kind=kind)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size // 2, limits[1]))
+
+    monkeypatch.setattr(training_run, "save_checkpoint", save_and_limit)
+    try:
+        assert run(TINY, "--data", text, "--out", out) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err.endswith(f"error: {out / 'checkpoint.pt'}: File too large\n")
+    assert load_checkpoint(out / "checkpoint.pt")["steps_done"] == 3
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoint.pt", "curve.csv"]
+
+
+def test_run_in_use_is_not_resumed(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert run(TINY, "--data", text, "--out", out) == 0
+    with FolderLock(out):
+        line = error_line(capsys, "--resume", out / "checkpoint.pt")
+    assert line == f"{out}: another process is training in this folder"
+
+
+def test_edited_checkpoint_is_a_one_line_error(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run" / "checkpoint.pt"
+    assert run(TINY, "--data", text, "--out", path.parent) == 0
+    state = load_checkpoint(path)
+    del state["optimizer"]
+    torch.save(state, path)
+    assert error_line(capsys, "--resume", path) == f"{path}: it lacks 'optimizer'"
 
 
 def test_divergence_suggests_a_lower_learning_rate(

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_kernels.cli.errors import UserError
+
+if TYPE_CHECKING:
+    from transformer_kernels.training import Tokens
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, *kinds: str) -> None:
@@ -28,6 +34,19 @@ def add_attention(parser: argparse.ArgumentParser) -> None:
         "kernels of this package) or sdpa (torch's scaled_dot_product_attention); "
         "default: %(default)s",
     )
+
+
+def check_text(name: str, text: str) -> None:
+    """Raises UserError unless a text from the command line or standard input is UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{name} must be UTF-8 text, got {text[:60]!a}") from None
+
+
+def decoded(tokens: Tokens, numbers: Iterable[int]) -> bytes:
+    """Decodes generated tokens. A model may have more than its tokenizer, which stand for ''."""
+    return tokens.decode(number for number in numbers if number < tokens.vocabulary)
 
 
 def read_texts(files: Sequence[Path]) -> list[tuple[str, bytes]]:

@@ -30,6 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    from transformer_kernels.cli.error_mapping import as_user_error
     from transformer_kernels.cli.errors import UserError
     from transformer_kernels.demo import FULL, QUICK, run_demo
     from transformer_kernels.optional_deps import require
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         _check_writable(args.out)
     except OSError as error:
         raise UserError(f"--out {args.out} cannot be written: {error.strerror}") from None
-    run_demo(QUICK if args.quick else FULL, args.out)
+    with as_user_error(OSError):  # a full disk
+        run_demo(QUICK if args.quick else FULL, args.out)
     return 0
 
 

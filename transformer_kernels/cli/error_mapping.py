@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 from transformer_kernels.cli.errors import UserError
 
+_NO_MEMORY = "can't allocate memory"
+"""Part of the RuntimeError of torch's CPU allocator"""
+
 
 @contextmanager
 def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
@@ -18,6 +21,20 @@ def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise UserError(_one_line(error)) from error
+
+
+@contextmanager
+def memory_as_user_error() -> Iterator[None]:
+    """Converts failed allocations of Python and torch, on the CPU or a GPU, into a `UserError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, not imported here
+        if isinstance(error, RuntimeError) and not on_gpu and _NO_MEMORY not in str(error):
+            raise
+        raise UserError(
+            "out of memory: try a smaller --batch or model, a larger --accumulate or --recompute"
+        ) from error
 
 
 def _one_line(error: Exception) -> str:

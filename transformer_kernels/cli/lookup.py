@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint
+from transformer_kernels.cli.common import add_attention, add_checkpoint, check_text
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     from transformer_kernels.training import load_model
     from transformer_kernels.training.tasks.lookup import facts_from_extra
 
+    for word in args.question:
+        check_text("question", word)
     with as_user_error(OSError, ValueError):
         check_positive("rows", args.rows)
         trained = load_model(

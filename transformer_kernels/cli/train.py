@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from transformer_kernels.cli.error_mapping import as_user_error
+from transformer_kernels.cli.error_mapping import as_user_error, memory_as_user_error
 from transformer_kernels.cli.errors import UserError
 from transformer_kernels.cli.recipes import RECIPES, Recipe
 
@@ -115,13 +117,14 @@ def run_training(args: argparse.Namespace) -> int:
         require("rich", extra="train")
         require("matplotlib", extra="train")
     if args.threads is not None:
-        if args.threads < 1:
-            raise UserError(f"--threads must be at least 1, got {args.threads}")
+        most = max(64, 4 * (os.cpu_count() or 1))
+        if not 1 <= args.threads <= most:  # OpenMP ends the process if it cannot start a thread
+            raise UserError(f"--threads must be at least 1 and at most {most}, got {args.threads}")
         torch.set_num_threads(args.threads)
     if args.deterministic:
         torch.use_deterministic_algorithms(True)
     with distributed_context() as distributed:
-        with as_user_error(OSError, ValueError, ImportError):
+        with as_user_error(OSError, ValueError, ImportError), memory_as_user_error():
             run = (
                 _resumed_run(args, distributed)
                 if args.resume is not None
@@ -131,15 +134,21 @@ def run_training(args: argparse.Namespace) -> int:
             _stop_on_interrupt() as should_stop,
             _progress(run) as on_row,
             as_user_error(OSError, FloatingPointError),
+            memory_as_user_error(),
         ):
             result = run.train(on_row=on_row, should_stop=should_stop)
         return _report(run, result, args.recipe.used_by) if distributed.is_main else 0
 
 
 def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
+    from transformer_kernels.nn.options import check_device
     from transformer_kernels.training import TrainingRun
+    from transformer_kernels.training.distributed import local_device
+    from transformer_kernels.training.memory import check_model_fits
 
     config = configured(args)
+    check_device(local_device(config.device))
+    check_model_fits(config.task, training=False)  # before minutes of reading data
     data = config.task.data(args.data)
     out = args.out or Path(args.recipe.out)
     return TrainingRun.start(config, data, out=out, distributed=distributed)
@@ -175,6 +184,8 @@ def configured(args: argparse.Namespace) -> TrainConfig:
     )
     schedule = preset.schedule
     if args.lr is not None:
+        if not 0 < args.lr < math.inf:
+            raise ValueError(f"--lr must be above 0 and finite, got {args.lr}")
         schedule = replace(schedule, peak=args.lr)
     if args.steps is not None:
         schedule = replace(schedule, warmup=min(schedule.warmup, max(args.steps, 1) // 10 or 1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint
+from transformer_kernels.cli.common import add_attention, add_checkpoint, check_text, decoded
+from transformer_kernels.cli.errors import UserError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,17 +31,28 @@ def run(args: argparse.Namespace) -> int:
     from transformer_kernels.training import Tokens, load_model
     from transformer_kernels.training.data import BEGIN, END
 
-    with as_user_error(OSError, ValueError):
+    for text in args.text:
+        check_text("text", text)
+    with as_user_error(OSError, ValueError, ImportError):
         trained = load_model(
             args.checkpoint, "translator", attn_implementation=args.attn_implementation
         )
         tokens = Tokens.from_json(trained.extra["tokens"])
     model = trained.model
     assert isinstance(model, Translator)
-    for text in args.text or sys.stdin.read().splitlines():
-        with as_user_error(ValueError):
+    for text in args.text or _lines_of_stdin():
+        with as_user_error(ValueError, ImportError):
             (generated,) = model.translate(
                 tokens.encode(text)[None], begin=BEGIN, end=END, most=model.context - 1
             )
-        print(tokens.decode(generated).decode("utf-8", "replace"))
+        print(decoded(tokens, generated).decode("utf-8", "replace"))
     return 0
+
+
+def _lines_of_stdin() -> list[str]:
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input must be UTF-8 text: {error.reason}") from None
+    check_text("standard input", text)
+    return text.splitlines()

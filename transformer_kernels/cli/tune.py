@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     reason = target.reason_against(device)
     if reason is not None:
         raise UserError(f"tune needs a GPU that Triton can run on: {reason}")
-    if args.seconds <= 0:
-        raise UserError(f"--seconds must be positive, got {args.seconds}")
+    if not 0 < args.seconds < float("inf"):
+        raise UserError(f"--seconds must be positive and finite, got {args.seconds}")
     for name in args.dtype or DTYPES[:1]:
         dtype = getattr(torch, name)
         for width in args.width or (64, 128):

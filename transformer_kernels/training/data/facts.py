@@ -103,18 +103,27 @@ def load_facts(path: Path | str | None = None) -> Facts:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line has no tab, a key has no words, or there are no facts.
+        ValueError: the file is not UTF-8, a line has no tab, a key has no words, or there are no
+            facts.
     """
     if path is None:
         return as_facts(list(_modules()), "the modules of the Python standard library")
     path = Path(path)
     facts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text(path).splitlines(), 1):
         key, tab, value = line.partition("\t")
         if not tab:
             raise ValueError(f"line {number} of {path} must have a tab between key and value")
         facts.append(Fact(key, value))
     return as_facts(facts, str(path), str(path.resolve()))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}, is not UTF-8: {error.reason}") from None
 
 
 def _modules() -> Iterator[Fact]:
