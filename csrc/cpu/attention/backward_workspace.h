@@ -30,8 +30,7 @@ struct BackwardWorkspace {
   char* v_panels;          // (slots, key_blocks)
   char* q_panels;          // (slots, query_capacity)
   char* do_panels;         // (slots, query_capacity)
-  Real* lse;               // (slots, query_capacity, 2, kBlock): base 2, value and rounding error;
-                           // 0 for fully masked rows
+  Real* lse;               // (slots, query_capacity, kBlock); 0 for fully masked rows
   Real* delta;             // (slots, query_capacity, kBlock): delta - dlse
   Real* dq;                // (slots, splits, query_capacity, D, kBlock)
   Real* dk;                // (slots, key_blocks, kBlock, D)
@@ -162,7 +161,7 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
   w.v_panels = allocate<char>(arena, keys * static_cast<int64_t>(w.v.bytes));
   w.q_panels = allocate<char>(arena, queries * static_cast<int64_t>(w.q.bytes));
   w.do_panels = allocate<char>(arena, queries * static_cast<int64_t>(w.d_o.bytes));
-  w.lse = allocate<Real>(arena, queries * 2 * kBlock);
+  w.lse = allocate<Real>(arena, queries * kBlock);
   w.delta = allocate<Real>(arena, queries * kBlock);
   w.dq = allocate<Real>(arena, w.splits * queries * kBlock * w.k.width);
   w.dk = allocate<Real>(arena, keys * kBlock * w.k.width);
@@ -196,16 +195,6 @@ void pack_keys_backward(const BackwardParams& p, const BackwardWorkspace<Engine>
                      w.at(w.v_panels, w.v, item), w.finite);
 }
 
-// to[0] + to[kBlock] = lse in base 2, as a value and its rounding error: large scores leave no
-// digits for the fraction.
-template <typename Real>
-TK_INLINE void lse_to_log2(Real lse, Real* to) {
-  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634);
-  constexpr Real kRest = static_cast<Real>(sizeof(Real) == 4 ? 1.925963033e-8 : 2.03552737409e-17);
-  to[0] = lse * kLog2E;
-  to[kBlock] = std::fma(lse, kLog2E, -to[0]) + lse * kRest;
-}
-
 // Packs query block m of key head `head`. Fully masked rows have lse = -inf; their q and do become
 // zero, whatever they hold.
 template <typename Engine>
@@ -229,7 +218,7 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
     const bool valid = i0 + r < p.M && is_live(i0 + r);
     if (dlse && valid) w.delta[item * kBlock + r] -= dlse[i0 + r];
     // In a fully masked row every score is -inf, so p is zero for any finite lse.
-    lse_to_log2(valid ? lse[i0 + r] : Real{0}, w.lse + item * 2 * kBlock + r);
+    w.lse[item * kBlock + r] = valid ? lse[i0 + r] : Real{0};
   }
 }
 

@@ -270,10 +270,10 @@ TK_INLINE void for_each_run(const DecodeHead& at, const Slice& x, const Block& b
   }
 }
 
-// Replaces one lane's scores with weights 2^(to_log2 s - m) and updates m and l. Returns the factor
-// by which o must be rescaled. keys is a multiple of two vectors.
+// Replaces one lane's scores with weights 2^(u (s - m)) and updates m and l. Returns the factor by
+// which o must be rescaled. keys is a multiple of two vectors.
 template <typename Real>
-TK_INLINE Real exponentiate(Real* s, int64_t keys, Real to_log2, Real& m, Real& l) {
+TK_INLINE Real exponentiate(Real* s, int64_t keys, Real u, Real& m, Real& l) {
   constexpr int64_t W = kLanes<Real>;
   constexpr Real kMinusInfinity = SoftmaxState<Real, kDecodeLanes>::kMinusInfinity;
   const Vec<Real> minus_infinity = broadcast(kMinusInfinity), before = broadcast(m);
@@ -283,14 +283,14 @@ TK_INLINE Real exponentiate(Real* s, int64_t keys, Real to_log2, Real& m, Real& 
     largest[1] = max<Real>(largest[1], load(s + r + W));
   }
   const Vec<Real> block_max = reduce<Real>(max<Real>(largest[0], largest[1]), max<Real>);
-  const Vec<Real> new_max = max<Real>(before, block_max * to_log2);
+  const Vec<Real> new_max = max<Real>(before, block_max);
   const Vec<Real> shift = new_max == minus_infinity ? Vec<Real>{} : new_max;
   for (int64_t r = 0; r < keys; r += W) {
-    const Vec<Real> weight = exp2<Real, Precision::kReal>(load(s + r) * to_log2 - shift);
+    const Vec<Real> weight = exp2<Real, Precision::kReal>((load(s + r) - shift) * u);
     sum += weight;
     store(s + r, weight);
   }
-  const Vec<Real> factor = exp2<Real, Precision::kReal>(before - shift);
+  const Vec<Real> factor = exp2<Real, Precision::kReal>((before - shift) * u);
   m = new_max[0];
   l = l * factor[0] + reduce<Real>(sum, [](Vec<Real> a, Vec<Real> b) { return a + b; })[0];
   return factor[0];
@@ -321,10 +321,10 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                         multiply);
   if (needs_finishing(p, block)) finish_transposed(p, block, t);
 
-  const Real to_log2 = static_cast<Real>(score_to_log2(p));
+  const Real u = score_unit<Real>(p).log2;
   for (int64_t lane = 0; lane < block.queries; ++lane) {
-    const Real factor = exponentiate(t.s + lane * kBlock, block.keys, to_log2, sums.state->m[lane],
-                                     sums.state->l[lane]);
+    const Real factor =
+        exponentiate(t.s + lane * kBlock, block.keys, u, sums.state->m[lane], sums.state->l[lane]);
     if (factor == 1) continue;
     for_each_vector(sums.o + lane * w.v_width, w.v_width,
                     [&](Vec<Real> x, int64_t) { return x * factor; });
@@ -349,13 +349,14 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
 
 // Combines the partial results of two sets of keys into `sums`: docs/attention.md, section 5.
 template <typename Real>
-void combine(const DecodeWorkspace<Real>& w, int64_t lanes, const Partial<Real>& sums,
+void combine(const DecodeWorkspace<Real>& w, int64_t lanes, Real u, const Partial<Real>& sums,
              const Partial<Real>& part) {
   for (int64_t lane = 0; lane < lanes; ++lane) {
     Real &m = sums.state->m[lane], &l = sums.state->l[lane];
     const Real new_max = part.state->m[lane] > m ? part.state->m[lane] : m;
     const Real shift = new_max == sums.state->kMinusInfinity ? Real{0} : new_max;
-    const Real share = std::exp2(m - shift), part_share = std::exp2(part.state->m[lane] - shift);
+    const Real share = std::exp2((m - shift) * u);
+    const Real part_share = std::exp2((part.state->m[lane] - shift) * u);
     m = new_max;
     l = l * share + part.state->l[lane] * part_share;
     const Real* from = part.o + lane * w.v_width;
@@ -372,12 +373,14 @@ void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Lan
   const ForwardParams& p = at.p;
   const int64_t first = w.first_split[at.sequence], last = w.first_split[at.sequence + 1];
   const Partial<Real> sums = w.partial(first, at.head, tile.n);
+  const ScoreUnit<Real> unit = score_unit<Real>(p);
   for (int64_t n = first + 1; n < last; ++n) {
-    combine(w, tile.lanes, sums, w.partial(n, at.head, tile.n));
+    combine(w, tile.lanes, unit.log2, sums, w.partial(n, at.head, tile.n));
   }
   Real lse[kDecodeLanes];
   for (int64_t lane = 0; lane < kDecodeLanes; lane += kLanes<Real>) {
-    store(lse + lane, sums.state->lse(lane));
+    const Vec<Real> m = load(sums.state->m + lane), l = load(sums.state->l + lane);
+    store(lse + lane, natural_lse<Real>(m, l, Vec<Real>{}, unit));
   }
   for (int64_t lane = 0; lane < tile.lanes; ++lane) {
     const int64_t h = tile.h + lane / p.M, i = tile.i0 + lane % p.M;

@@ -187,8 +187,8 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const PrefetchRange values = Engine::kStreamsLeft
                                    ? PrefetchRange{}
                                    : PrefetchRange{v_panel, static_cast<int64_t>(w.v.bytes)};
-  online_softmax<Engine>(t.s, block.keys, static_cast<Real>(score_to_log2(p)), keep,
-                         t.state[member], rescale_o, weights, values, next_bias(p, block));
+  online_softmax<Engine>(t.s, block.keys, score_unit<Real>(p).log2, keep, t.state[member],
+                         rescale_o, weights, values, next_bias(p, block));
   pending.terms[pending.count++] = {Engine::left_t(w.v, v_panel, block.first), weights.right(),
                                     block.keys};
   if (pending.full()) pending.add_to(o, w.v.width);
@@ -236,7 +236,7 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   for (int64_t lane = 0; lane < kQueries; lane += kLanes<Real>) {
     const Vec<Real> l = load(state.l + lane);
     store(share + lane, l == 0 ? Vec<Real>{} : keep_factor<Real>(p) / l);
-    store(lse + lane, state.lse(lane));
+    store(lse + lane, state.lse(lane, score_unit<Real>(p)));
   }
   const int64_t queries = std::min(p.M - i0, kQueries);
   write_transposed<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v}, o, w.v.width, share, t.rows);

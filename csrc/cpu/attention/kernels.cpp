@@ -7,7 +7,9 @@
 #include "cpu/attention/kernels.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "common/workspace.h"
 #if defined(__AMX_BF16__)
 #include "cpu/engine/amx.h"
 #endif
@@ -70,8 +72,7 @@ size_t workspace(const Problem& p, Count&& count) {
   return bytes;
 }
 
-size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
-  if (is_decoding(p)) return decode_workspace({&p, p.B, true}, workers);
+size_t packed_workspace(const ForwardParams& p, const Workers& workers) {
   return workspace(p, [&](auto engine) {
     Arena arena;
     lay_out_forward<decltype(engine)>(p, workers.count, arena);
@@ -79,13 +80,38 @@ size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
   });
 }
 
-void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
-  if (is_decoding(p)) {
-    return run_decode({&p, p.B, true}, workers, Arena{static_cast<char*>(memory)});
-  }
+void run_packed(const ForwardParams& p, const Workers& workers, void* memory) {
   with_engine(p, [&](auto engine) {
     return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
+}
+
+size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
+  return is_decoding(p) ? decode_workspace({&p, p.B, true}, workers) : packed_workspace(p, workers);
+}
+
+// Decoding sums the products q k^T in another order than the backward pass. The difference is a
+// relative error of the weights there, of several ulp times lse.
+constexpr double kLargestDecodedLse = 128;
+
+template <typename Real>
+bool has_large_lse(const ForwardParams& p) {
+  const Real* row = static_cast<const Real*>(p.lse);
+  for (int64_t n = 0; n < p.B * p.H_q; ++n, row += p.lse_stride) {
+    for (int64_t i = 0; i < p.M; ++i) {
+      if (std::abs(row[i]) > kLargestDecodedLse && row[i] != kHidden<Real>) return true;
+    }
+  }
+  return false;
+}
+
+void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
+  if (!is_decoding(p)) return run_packed(p, workers, memory);
+  run_decode({&p, p.B, true}, workers, Arena{static_cast<char*>(memory)});
+  if (p.dtype == DType::kFloat64 ? has_large_lse<double>(p) : has_large_lse<float>(p)) {
+    const Workspace workspace(packed_workspace(p, workers));
+    run_packed(p, workers, workspace.data());
+  }
 }
 
 size_t backward_workspace(const BackwardParams& p, const Workers& workers) {

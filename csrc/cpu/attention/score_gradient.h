@@ -4,6 +4,11 @@
 //   p = exp(s - lse),  z = dropout factor,  dp = v do^T
 //   ds = p (z dp - delta + dlse),  delta = rowsum(do o)
 //
+// In full precision the scaled score is rounded before lse is subtracted, as in the forward pass:
+// differences of large numbers are then exact, and 0 for a score that is much larger than the
+// others of its row. In half precision one fused operation per score computes the exponent in base
+// 2, which saves two instructions, unless lse is so large that its rounding would show.
+//
 // Symbols and derivation: docs/attention.md.
 #pragma once
 
@@ -11,6 +16,44 @@
 #include "cpu/attention/dropout.h"
 
 namespace tk::cpu::TK_ISA {
+
+// Exponents of a tile's weights, s - lse in base 2.
+template <typename Engine>
+struct WeightExponents {
+  using Real = typename Engine::Real;
+  static constexpr bool kFused = Engine::kPrecision == Precision::kHalf;
+  static constexpr Real kLargest = 1024;  // of |lse|: the weight's relative error is below 2^-13
+  static constexpr Real kLog2E = static_cast<Real>(1.4426950408889634);
+  const Real* lse;  // (kBlock)
+  ScoreUnit<Real> unit;
+  bool subtracts;  // lse, from a pass of scores
+
+  WeightExponents(const BackwardParams& p, const Real* lse, int64_t queries)
+      : lse(lse), unit(score_unit<Real>(p)), subtracts(false) {
+    for (int64_t lane = 0; kFused && lane < queries; lane += kLanes<Real>) {
+      const Vec<Real> x = load(lse + lane);
+      subtracts |= any<Real>((x > kLargest) | (x < -kLargest));
+    }
+  }
+
+  // For the scores s (keys x kPass) of queries from `lane` on.
+  void begin_pass(int64_t keys, int64_t lane, Real* s) const {
+    for (int64_t r = 0; subtracts && r < keys; ++r, s += Engine::kPass) {
+      for_each_vector(s, Engine::kPass, [&](Vec<Real> x, int64_t c) {
+        return rounded<Real>(x * unit.natural) - load(lse + lane + c);
+      });
+    }
+  }
+  // What `exponent` subtracts for one vector of queries.
+  TK_INLINE_METHOD Vec<Real> base(int64_t lane) const {
+    if (!kFused) return load(lse + lane);
+    return subtracts ? Vec<Real>{} : load(lse + lane) * kLog2E;
+  }
+  TK_INLINE_METHOD Vec<Real> exponent(Vec<Real> s, Vec<Real> base) const {
+    if (!kFused) return (rounded<Real>(s * unit.natural) - base) * kLog2E;
+    return s * (subtracts ? kLog2E : unit.log2) - base;
+  }
+};
 
 // Computes one pass (keys x kPass, queries from `lane` on): scores to t.s, dp to t.dp, dropout bits
 // to t.keep.
@@ -49,15 +92,15 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   using Real = typename Engine::Real;
   constexpr int64_t W = kLanes<Real>, kPass = Engine::kPass;
   const int64_t query_item = w.query_index(slot, query_block);
-  const Real to_log2 = static_cast<Real>(score_to_log2(p)), kept = keep_factor<Real>(p);
+  const WeightExponents<Engine> exponents(p, w.lse + query_item * kBlock, block.computed_queries());
+  const Real kept = keep_factor<Real>(p);
   const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
   BiasPrefetch bias;
   int64_t step = 0;
   for (int64_t lane = 0; lane < block.computed_queries(); lane += 2 * W) {
-    Vec<Real> lse[2], lse_rest[2], delta[2];
+    Vec<Real> base[2], delta[2];
     for (int n = 0; n < 2; ++n) {
-      lse[n] = load(w.lse + query_item * 2 * kBlock + lane + n * W);
-      lse_rest[n] = load(w.lse + (query_item * 2 + 1) * kBlock + lane + n * W);
+      base[n] = exponents.base(lane + n * W);
       delta[n] = load(w.delta + query_item * kBlock + lane + n * W);
     }
     const int64_t within = lane % kPass;
@@ -66,6 +109,7 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       pass.i0 += lane;
       pass.queries = std::min(block.queries - lane, kPass);
       multiply_pass(p, w, t, slot, key_block, query_block, pass, lane);
+      exponents.begin_pass(block.keys, lane, t.s);
       bias = next_bias(p, pass);
       step = 0;
     }
@@ -79,8 +123,7 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
           for (int n = 0; n < 2; ++n) {
             const int64_t r = row + half * kKeyGroup / 2, column = within + n * W;
             const int64_t at = r * kPass + column;
-            Vec<Real> power = load(t.s + at) * to_log2 - lse[n];
-            if constexpr (Engine::kPrecision == Precision::kReal) power -= lse_rest[n];
+            const Vec<Real> power = exponents.exponent(load(t.s + at), base[n]);
             weight[half][n] = exp2<Real, Engine::kPrecision>(power);
             Vec<Real> dp_kept = load(t.dp + at);
             const Vec<Real> p_all = weight[half][n];

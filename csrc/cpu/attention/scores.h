@@ -10,6 +10,7 @@
 
 namespace tk::cpu::TK_ISA {
 
+// Score of a masked key; lse of a fully masked query.
 template <typename Real>
 constexpr Real kHidden = -static_cast<Real>(__builtin_inf());
 
@@ -80,14 +81,25 @@ void apply_interval_mask(const Problem& p, const Block& block, Real* s) {
 }
 
 // The scale is deferred to the softmax, where it costs nothing, if no softcap, bias or ALiBi comes
-// between the product and the softmax.
+// between the product and the softmax. A scale near the limits of float is applied to the product:
+// times a scale that rounds to 0, a masked score (-inf) would be NaN.
 TK_INLINE bool scale_is_deferred(const Problem& p) {
-  return p.score.softcap == 0 && !p.score.bias.data && !p.score.alibi_slopes && p.score.scale > 0;
+  return p.score.softcap == 0 && !p.score.bias.data && !p.score.alibi_slopes &&
+         p.score.scale > 1e-37 && p.score.scale < 1e37;
 }
 
-TK_INLINE double score_to_log2(const Problem& p) {
+// Factors that convert the scores of a tile to natural logarithms and to base 2. They include a
+// deferred scale.
+template <typename Real>
+struct ScoreUnit {
+  Real natural, log2;
+};
+
+template <typename Real>
+TK_INLINE ScoreUnit<Real> score_unit(const Problem& p) {
   constexpr double kLog2E = 1.4426950408889634;
-  return scale_is_deferred(p) ? p.score.scale * kLog2E : kLog2E;
+  const double scale = scale_is_deferred(p) ? p.score.scale : 1.0;
+  return {static_cast<Real>(scale), static_cast<Real>(scale * kLog2E)};
 }
 
 // True if finish_scores has anything to do.

@@ -1,4 +1,9 @@
 // Online softmax: running maximum and denominator of one query in each lane.
+//
+// Weights are 2^(u (s - m)), with u = ScoreUnit::log2. One fused operation per score computes the
+// exponent u s - round(u m); the rounding error becomes a factor of l and o, which cancels. Where
+// that error could exceed 1/2, m is first subtracted from the scores, which is exact near m. The
+// exponent of a visible key is therefore never far above kMaxLag, however large the scores are.
 #pragma once
 
 #include "cpu/attention/dropout.h"
@@ -14,7 +19,34 @@ constexpr int kMaxLag = 8;
 // larger.
 constexpr int kMaxWeightSum = 1 << kMaxLag;
 
-// m: running maximum in base 2, -inf before the first visible key. l: the sum of 2^(score - m).
+// Above this, u m is a multiple of 2.
+template <typename Real>
+constexpr Real kLargestFused = static_cast<Real>(sizeof(Real) == 4 ? 0x1p24 : 0x1p53);
+
+// True in lanes whose maximum m is subtracted from the scores.
+template <typename Real>
+TK_INLINE Vec<IntOf<Real>> is_large(Vec<Real> m, Real u) {
+  const Vec<Real> x = m * u;
+  return (x > kLargestFused<Real>) | (x < -kLargestFused<Real>);
+}
+
+// u m - round(u m), the error of exponents relative to m; 0 where m is subtracted from the scores.
+template <typename Real>
+TK_INLINE Vec<Real> rounding_of(Vec<Real> m, Real u) {
+  const Vec<Real> error = multiply_subtract<Real>(m, broadcast(u), rounded<Real>(m * u));
+  return is_large(m, u) ? Vec<Real>{} : error;
+}
+
+// Natural logarithm of l 2^(u m - rest); -inf for a fully masked query. Scaled scores are rounded
+// as in the backward pass: the weight of a score that is much larger than all others is then 1.
+template <typename Real>
+TK_INLINE Vec<Real> natural_lse(Vec<Real> m, Vec<Real> l, Vec<Real> rest, ScoreUnit<Real> unit) {
+  constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
+  const Vec<Real> lse = rounded<Real>(m * unit.natural) + (log<Real>(l) - rest * kLn2);
+  return l == 0 ? broadcast(-static_cast<Real>(__builtin_inf())) : lse;
+}
+
+// m: running maximum of the scores, -inf before the first visible key. l: the sum of the weights.
 template <typename Real, int64_t kQueries>
 struct SoftmaxState {
   static constexpr Real kMinusInfinity = -static_cast<Real>(__builtin_inf());
@@ -36,15 +68,9 @@ struct SoftmaxState {
     }
   }
 
-  // Natural logarithm; -inf for a fully masked query. m may be large: its product with ln 2 is
-  // split in two, so that only the final sum is rounded.
-  TK_INLINE_METHOD Vec<Real> lse(int64_t lane) const {
-    constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
-    constexpr Real kLn2Rest =
-        static_cast<Real>(sizeof(Real) == 4 ? -1.9046542121259336e-9 : 2.3190468138462996e-17);
-    const Vec<Real> largest = load(m + lane), sum = load(l + lane);
-    const Vec<Real> rest = largest * kLn2Rest + log<Real>(sum);
-    return sum == 0 ? broadcast(kMinusInfinity) : largest * kLn2 + rest;
+  TK_INLINE_METHOD Vec<Real> lse(int64_t lane, ScoreUnit<Real> unit) const {
+    const Vec<Real> largest = load(m + lane);
+    return natural_lse<Real>(largest, load(l + lane), rounding_of(largest, unit.log2), unit);
   }
 };
 
@@ -73,24 +99,18 @@ TK_INLINE void column_maxima(const Real* s, int64_t rows, Vec<Real> (&largest)[2
   }
 }
 
-template <typename Real>
-TK_INLINE bool any(Vec<IntOf<Real>> condition) {
-  IntOf<Real> sum = 0;
-  for (int lane = 0; lane < kLanes<Real>; ++lane) sum |= condition[lane];
-  return sum != 0;
-}
-
-// Updates the maxima of one vector of columns where they lag by more than `lag`, and rescales l.
-// rescale_o(lane, factors) rescales o.
+// Updates the maxima of one vector of columns where they lag by more than `lag` in base 2, and
+// rescales l. rescale_o(lane, factors) rescales o.
 template <typename Real, int64_t kQueries, typename Rescale>
 TK_INLINE void update_maxima(SoftmaxState<Real, kQueries>& state, int64_t lane, Vec<Real> largest,
-                             Real lag, Rescale&& rescale_o) {
+                             Real u, Real lag, Rescale&& rescale_o) {
   const Vec<Real> m = load(state.m + lane);
-  const auto lags = largest > m + lag;
+  const auto lags = (largest - m) * u > lag;
   if (any<Real>(lags)) {
     const Vec<Real> new_max = lags ? largest : m;
+    const Vec<Real> power = (m - new_max) * u + (rounding_of(new_max, u) - rounding_of(m, u));
     // Lanes with m = -inf have summed nothing: any finite factor is correct for zeros.
-    const Vec<Real> factor = exp2<Real, Precision::kReal>(lags ? m - new_max : Vec<Real>{});
+    const Vec<Real> factor = exp2<Real, Precision::kReal>(lags ? power : Vec<Real>{});
     store(state.m + lane, new_max);
     store(state.l + lane, load(state.l + lane) * factor);
     rescale_o(lane, factor);
@@ -103,17 +123,45 @@ struct PrefetchRange {
   int64_t bytes;
 };
 
-// Converts s (rows x kQueries, rows a multiple of 32) to weights 2^(to_log2 s - m) and writes them
-// to the operand tile of the next product. `keep`, if not null, holds the dropout bits. Meanwhile
-// it prefetches that product's other operand and the next bias.
+// Maxima of two vectors of columns, prepared for the exponents u s - base.
+template <typename Real, int64_t kQueries>
+struct ColumnBase {
+  bool subtracted = false;  // from s, in place
+  Vec<Real> base[2];
+
+  TK_INLINE_METHOD ColumnBase(const SoftmaxState<Real, kQueries>& state, int64_t lane, Real u,
+                              Real* s, int64_t rows) {
+    Vec<Real> m[2];
+#pragma GCC unroll 2
+    for (int n = 0; n < 2; ++n) {
+      m[n] = load(state.m + lane + n * kLanes<Real>);
+      m[n] = m[n] == state.kMinusInfinity ? Vec<Real>{} : m[n];
+      base[n] = rounded<Real>(m[n] * u);
+    }
+    if (!any<Real>(is_large(m[0], u) | is_large(m[1], u))) return;
+    subtracted = true;
+    for (int n = 0; n < 2; ++n) {
+      base[n] = -rounding_of(m[n], u);
+      for (int64_t r = 0; r < rows; ++r) {
+        Real* const x = s + r * kQueries + n * kLanes<Real>;
+        store(x, load(x) - m[n]);
+      }
+    }
+  }
+};
+
+// Converts s (rows x kQueries, rows a multiple of 32) to weights and writes them to the operand
+// tile of the next product. `keep`, if not null, holds the dropout bits. Meanwhile it prefetches
+// that product's other operand and the next bias.
 //
-// If the tile does not overwrite s, maxima are computed only in a query's first block, and where
-// the sum of a block's weights shows that they lag. The weights of that block are then recomputed.
+// If the tile does not overwrite s, maxima are computed only in a query's first block, where scores
+// are large, and where the sum of a block's weights shows that they lag. The weights of that block
+// are then recomputed.
 template <typename Engine, typename Real, int64_t kQueries, typename Tile, typename Rescale>
-void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* keep,
+void online_softmax(Real* s, int64_t rows, Real u, const uint64_t* keep,
                     SoftmaxState<Real, kQueries>& state, Rescale&& rescale_o, const Tile& tile,
                     PrefetchRange operand, const BiasPrefetch& bias) {
-  using State = SoftmaxState<Real, kQueries>;
+  using Base = ColumnBase<Real, kQueries>;
   constexpr int64_t W = kLanes<Real>;
   const int64_t steps = rows / 2 * (kQueries / (2 * W)), ahead = operand.bytes / steps;
 
@@ -121,18 +169,14 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* k
     Vec<Real> largest[2];
     column_maxima<Real, kQueries>(s + lane, rows, largest);
     for (int n = 0; n < 2; ++n) {
-      update_maxima(state, lane + n * W, largest[n] * to_log2, lag, rescale_o);
+      update_maxima(state, lane + n * W, largest[n], u, lag, rescale_o);
     }
   };
   // Writes two vectors of columns to the tile, and their sums to `sum`.
-  const auto exponentiate = [&](int64_t lane, Vec<Real>(&sum)[2]) TK_INLINE_LAMBDA {
+  const auto exponentiate = [&](int64_t lane, const Base& base,
+                                Vec<Real>(&sum)[2]) TK_INLINE_LAMBDA {
     int64_t step = lane / (2 * W) * (rows / 2);
-    Vec<Real> m[2];
-    for (int n = 0; n < 2; ++n) {
-      m[n] = load(state.m + lane + n * W);
-      m[n] = m[n] == State::kMinusInfinity ? Vec<Real>{} : m[n];
-      sum[n] = Vec<Real>{};
-    }
+    sum[0] = sum[1] = Vec<Real>{};
     for (int64_t group = 0; group < rows; group += kKeyGroup) {
       for (int64_t row = group; row < group + kKeyGroup / 2; ++row, ++step) {
         prefetch(operand.data, step * ahead, ahead);
@@ -144,7 +188,8 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* k
           for (int n = 0; n < 2; ++n) {
             const int64_t r = row + half * kKeyGroup / 2, column = lane + n * W;
             const int64_t at = r * kQueries + column;
-            weight[half][n] = exp2<Real, Engine::kPrecision>(load(s + at) * to_log2 - m[n]);
+            weight[half][n] = exp2<Real, Engine::kPrecision>(
+                multiply_subtract<Real>(load(s + at), broadcast(u), base.base[n]));
             sum[n] += weight[half][n];
             if (keep) {
               weight[half][n] = mask_lanes<Real>(lane_bits<Real>(keep[r], column), weight[half][n]);
@@ -158,13 +203,17 @@ void online_softmax(const Real* s, int64_t rows, Real to_log2, const uint64_t* k
 
   for (int64_t lane = 0; lane < kQueries; lane += 2 * W) {
     Vec<Real> sum[2];
-    const bool starts = any<Real>((load(state.m + lane) == State::kMinusInfinity) |
-                                  (load(state.m + lane + W) == State::kMinusInfinity));
-    if (Tile::kOverwrites || starts) update_max(lane, kMaxLag);
-    exponentiate(lane, sum);
-    if (!Tile::kOverwrites && any<Real>((sum[0] > kMaxWeightSum) | (sum[1] > kMaxWeightSum))) {
+    const Vec<Real> m[2] = {load(state.m + lane), load(state.m + lane + W)};
+    // m = -inf, before the first visible key, counts as large.
+    if (Tile::kOverwrites || any<Real>(is_large(m[0], u) | is_large(m[1], u))) {
+      update_max(lane, kMaxLag);
+    }
+    const Base base(state, lane, u, s + lane, rows);
+    exponentiate(lane, base, sum);
+    if (!Tile::kOverwrites && !base.subtracted &&
+        any<Real>((sum[0] > kMaxWeightSum) | (sum[1] > kMaxWeightSum))) {
       update_max(lane, 0);
-      exponentiate(lane, sum);
+      exponentiate(lane, Base(state, lane, u, s + lane, rows), sum);
     }
     state.add_to_l(lane, sum);
   }

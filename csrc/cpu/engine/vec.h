@@ -53,6 +53,41 @@ TK_INLINE Vec<Real> broadcast(Real x) {
   return x - Vec<Real>{};
 }
 
+template <typename Real>
+TK_INLINE bool any(Vec<IntOf<Real>> condition) {
+  IntOf<Real> sum = 0;
+  for (int lane = 0; lane < kLanes<Real>; ++lane) sum |= condition[lane];
+  return sum != 0;
+}
+
+// x itself. The compiler cannot fuse the operation that computed it with the next one, which would
+// skip its rounding.
+template <typename Real>
+TK_INLINE Vec<Real> rounded(Vec<Real> x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#elif defined(__SSE2__)
+  asm("" : "+x"(x));
+#else
+  asm("" : "+m"(x));
+#endif
+  return x;
+}
+
+// a b - c, in one operation if the instruction set has it.
+template <typename Real>
+TK_INLINE Vec<Real> multiply_subtract(Vec<Real> a, Vec<Real> b, Vec<Real> c) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Real) == 4) return _mm512_fmsub_ps(a, b, c);
+  if constexpr (sizeof(Real) == 8) return _mm512_fmsub_pd(a, b, c);
+#elif defined(__FMA__)
+  if constexpr (sizeof(Real) == 4) return _mm256_fmsub_ps(a, b, c);
+  if constexpr (sizeof(Real) == 8) return _mm256_fmsub_pd(a, b, c);
+#else
+  return rounded<Real>(a * b) - c;
+#endif
+}
+
 // Non-temporal store; p is aligned to a vector. A fully written line need not be read first, and
 // evicts nothing. Other threads may read only after end_streams().
 template <typename T>

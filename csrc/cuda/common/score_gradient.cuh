@@ -77,25 +77,28 @@ struct LiveQueries {
   TK_DEVICE_METHOD bool operator()(int i) const { return i < M && (!lse || lse[i] < INFINITY); }
 };
 
-template <typename Element>
-TK_DEVICE float recomputed_weight(float s, float lse, float unit) {
-  if constexpr (sizeof(Element) == 2) {
-    return exp2_approx(fmaf(s, unit, -lse * kLog2E));
-  } else {
-    return exp2_approx((s - lse) * unit);
-  }
+// True if a weight from the fused exponent unit * s - log2(e) * lse would be inaccurate. The scaled
+// score is then rounded before lse is subtracted, as in the forward pass: the weight of a score
+// that is much larger than the others of its row is 1. lse = +inf marks fully masked rows.
+TK_DEVICE bool is_large(float lse) { return fabsf(lse) > kLargestFused && lse < INFINITY; }
+
+// s - lse, with s = natural * product.
+TK_DEVICE float minus_lse(float product, float natural, float lse) {
+  return __fmul_rn(product, natural) - lse;
 }
 
 // lse and delta of the accumulator rows that a lane holds.
 template <int kM>
 struct RowStatistics {
   float lse[kM][2], delta[kM][2];
+  bool large = false;
 
   TK_DEVICE_METHOD void load(const float* all_lse, const float* all_delta, int i0, int M) {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int i = i0 + 8 * r + lane_index() / 4;
       lse[r / 2][r % 2] = i < M ? all_lse[i] : INFINITY;
+      large |= is_large(lse[r / 2][r % 2]);
       delta[r / 2][r % 2] = i < M ? all_delta[i] : 0.0f;
     }
   }
@@ -118,7 +121,7 @@ struct TileGradients {
   TK_DEVICE_METHOD void apply(Accumulator<kM, kN>& s, Accumulator<kM, kN>& dp) const {
     const BackwardParams& p = a.params;
     const bool plain = has_plain_scores<Element>(p.score);
-    const float unit = plain ? static_cast<float>(p.score.scale) * kLog2E : kLog2E;
+    const float natural = plain ? static_cast<float>(p.score.scale) : 1.0f;
     const float factor = a.dropout.factor;
     uint64_t kept_bits = 0;
     if (a.dropout.seed) kept_bits = DropoutMask<kM, kN>(a.dropout, seq.b, h, i0, j0).bits;
@@ -138,10 +141,17 @@ struct TileGradients {
       for_each_in_memory(differentiate, s, dp);
     }
     if (!full) apply_mask(s, p, seq, h, i0, j0);
+    const bool subtracts = sizeof(Element) == 4 || rows.large;
+    if (subtracts) {
+      for_each_element<kM, kN>([&](int m, int n, int e) {
+        s.x[m][n][e] = minus_lse(s.x[m][n][e], natural, rows.lse[m][e / 2]);
+      });
+    }
+    const float unit = subtracts ? kLog2E : natural * kLog2E;
     for_each_element<kM, kN>([&](int m, int n, int e) {
       float& x = s.x[m][n][e];
       const bool hidden = !full && x == -INFINITY;
-      x = recomputed_weight<Element>(x, rows.lse[m][e / 2], unit);
+      x = exp2_approx(fmaf(x, unit, subtracts ? 0.0f : -rows.lse[m][e / 2] * kLog2E));
       dp.x[m][n][e] = hidden ? 0.0f : x * dp.x[m][n][e];
       if (a.dropout.seed) x = kept(m, n, e) ? x * factor : 0.0f;
     });

@@ -10,10 +10,12 @@ constexpr float kLn2 = 0.6931471805599453f;
 
 // True if the softmax works on unscaled products, with the scale folded into the exponent (exp2).
 // This holds for 16-bit types without score options. Otherwise scores are natural logarithms. A
-// negative scale would turn maxima into minima.
+// negative scale would turn maxima into minima, and with one that rounds to 0 a masked score (-inf)
+// would become NaN.
 template <typename Element>
 TK_DEVICE bool has_plain_scores(const ScoreParams& s) {
-  return sizeof(Element) == 2 && s.scale > 0 && s.softcap == 0 && !s.alibi_slopes && !s.bias.data;
+  return sizeof(Element) == 2 && s.scale > 1e-37 && s.scale < 1e37 && s.softcap == 0 &&
+         !s.alibi_slopes && !s.bias.data;
 }
 
 // Score options of one head.
@@ -66,11 +68,12 @@ struct Score {
   float derivative;  // with respect to the scaled product
 };
 
+// Rounded before a maximum or lse is subtracted: fused with that, two equal scores would differ.
 TK_DEVICE Score score(const Scores& x, float product, int i, int j) {
-  Score s{product * x.scale, 1.0f};
+  Score s{__fmul_rn(product, x.scale), 1.0f};
   if (x.softcap != 0.0f) {
     const float t = tanhf(s.value / x.softcap);
-    s = {x.softcap * t, 1.0f - t * t};
+    s = {__fmul_rn(x.softcap, t), 1.0f - t * t};
   }
   if (x.bias) s.value += bias_at(x, i, j);
   if (x.slope != 0.0f) {
@@ -90,13 +93,19 @@ TK_DEVICE void apply(Accumulator<kM, kN>& products, const Problem& p, const Sequ
   for_each_in_memory(to_score, products);
 }
 
-// 2^(unit (s - largest)). 16-bit types tolerate one more rounding, which saves an operation.
+// 2^(unit (s - base)), exact however large s and base are.
+TK_DEVICE float weight(float s, float base, float unit) { return exp2_approx((s - base) * unit); }
+
+// The same with one operation less. The rounding of unit * base is a relative error of the weight:
+// 16-bit types tolerate it while |unit * base| <= kLargestFused, where it is below 2^-13.
+constexpr float kLargestFused = 1024.0f;
+
 template <typename Element>
-TK_DEVICE float weight(float s, float largest, float unit) {
+TK_DEVICE float fused_weight(float s, float base, float unit) {
   if constexpr (sizeof(Element) == 2) {
-    return exp2_approx(fmaf(s, unit, -largest * unit));
+    return exp2_approx(fmaf(s, unit, -base * unit));
   } else {
-    return exp2_approx((s - largest) * unit);
+    return weight(s, base, unit);
   }
 }
 

@@ -25,8 +25,10 @@ template <int kM>
 struct SoftmaxState {
   float m[kM][2];  // maximum, in the unit of the scores; -inf before the first visible key
   float l[kM][2];  // denominator: the sum over this lane's columns
+  bool large;      // an m of this lane exceeds kLargestFused, as a power of 2
 
   TK_DEVICE_METHOD void clear() {
+    large = false;
     for_each_row([&](int k, int half) {
       m[k][half] = -INFINITY;
       l[k][half] = 0.0f;
@@ -62,7 +64,8 @@ struct SoftmaxState {
     for_each_row([&](int k, int half) {
       const float before = m[k][half];
       m[k][half] = fmaxf(before, largest[k][half]);
-      const float factor = weight<Element>(before, base(k, half), unit);
+      const float factor = weight(before, base(k, half), unit);
+      large |= sizeof(Element) == 2 && fabsf(base(k, half) * unit) > kLargestFused;
       l[k][half] *= factor;
       rescale(k, half, factor);
     });
@@ -71,13 +74,14 @@ struct SoftmaxState {
   // Replaces scores by weights relative to m, and adds them to l.
   template <typename Element, int kN>
   TK_DEVICE_METHOD void exponentiate(Accumulator<kM, kN>& s, float unit) {
+    if (large) subtract_max(s);
     for_each_row([&](int k, int half) {
-      const float from = base(k, half);
+      const float from = large ? 0.0f : base(k, half);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          s.x[k][n][e] = weight<Element>(s.x[k][n][e], from, unit);
+          s.x[k][n][e] = fused_weight<Element>(s.x[k][n][e], from, unit);
           l[k][half] += s.x[k][n][e];
         }
       }
@@ -92,7 +96,7 @@ struct SoftmaxState {
     for_each_row([&](int k, int half) {
       const float sum = quad_sum(l[k][half]);
       const bool empty = m[k][half] == -INFINITY && sum == 0.0f;
-      const float lse = empty ? -INFINITY : m[k][half] * unit + logf(sum);
+      const float lse = empty ? -INFINITY : __fmul_rn(m[k][half], unit) + logf(sum);
       visit(k, half, empty ? 0.0f : factor / sum, lse);
     });
   }
@@ -108,6 +112,17 @@ struct SoftmaxState {
   }
 
  private:
+  template <int kN>
+  TK_DEVICE_METHOD void subtract_max(Accumulator<kM, kN>& s) const {
+    for_each_row([&](int k, int half) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        s.x[k][n][2 * half] -= base(k, half);
+        s.x[k][n][2 * half + 1] -= base(k, half);
+      }
+    });
+  }
+
   // Calls visit(k, half) for row 16 k + 8 half + lane / 4.
   template <typename Visit>
   TK_DEVICE_METHOD static void for_each_row(const Visit& visit) {

@@ -100,6 +100,12 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned
 
 }  // namespace tk::emulator
 
+// Not fused with an addition of its result: the volatile variable keeps the compiler from it.
+TK_DEVICE float __fmul_rn(float a, float b) {
+  volatile float product = a * b;
+  return product;
+}
+
 namespace tk::cuda {
 
 struct Multiprocessors {

@@ -253,18 +253,18 @@ TK_DEVICE void store_row(const DecodeArguments& a, const DecodeSequence& s, cons
   const float base = m == -INFINITY ? 0.0f : m;
   for (int n = r / 16; n < warps; n += a.warps_m) {
     const int row = n * 16 + r % 16;
-    l += sums.l[row] * weight<Element>(sums.m[row], base, unit);
+    l += sums.l[row] * weight(sums.m[row], base, unit);
   }
   const bool empty = m == -INFINITY && l == 0.0f;
   const float inverse = empty ? 0.0f : 1.0f / l;
-  const float lse = empty ? -INFINITY : m * natural + logf(l);
+  const float natural_max = __fmul_rn(m, natural);
   const auto o_rows = rows_of<Element>(a.params.o, s.b, at.h, 0, p.D_v);
   const int64_t partial_row = part.partial * a.rows() + r;
   for (int c = lane_index(); c < o_rows.width; c += kWarp) {
     float sum = 0.0f;
     for (int n = r / 16; n < warps; n += a.warps_m) {
       const int row = n * 16 + r % 16;
-      sum += sums.o[row * kRow + c] * weight<Element>(sums.m[row], base, unit);
+      sum += sums.o[row * kRow + c] * weight(sums.m[row], base, unit);
     }
     if (part.partial < 0) {
       o_rows.at(at.i)[c] = to_element<Element>(sum * inverse);
@@ -274,9 +274,11 @@ TK_DEVICE void store_row(const DecodeArguments& a, const DecodeSequence& s, cons
   }
   if (lane_index() != 0) return;
   if (part.partial < 0) {
-    static_cast<float*>(a.params.lse)[(s.b * p.H_q + at.h) * p.lse_stride + at.i] = lse;
+    static_cast<float*>(a.params.lse)[(s.b * p.H_q + at.h) * p.lse_stride + at.i] =
+        empty ? -INFINITY : natural_max + logf(l);
   } else {
-    a.lse[partial_row] = lse;
+    a.m[partial_row] = natural_max;
+    a.l[partial_row] = l;
   }
 }
 

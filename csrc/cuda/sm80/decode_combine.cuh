@@ -1,7 +1,7 @@
 // Combines the partial results that several CTAs wrote for one unit of decoding.
 // docs/attention.md, section 5.
 //
-//   lse = log sum_c exp(lse_c),  o = sum_c exp(lse_c - lse) o_c
+//   m = max_c m_c,  l = sum_c exp(m_c - m) l_c,  o = sum_c exp(m_c - m) l_c / l o_c
 #pragma once
 
 #include "cuda/common/scores.cuh"
@@ -45,7 +45,7 @@ decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
   float* const sums = o_sums + kCombineWarps * kWidth;     // (kCombineWarps)
   float largest = -INFINITY;
   for (int64_t n = first + lane_index(); n <= last; n += kWarp) {
-    largest = fmaxf(largest, a.lse[partial_row(n)]);
+    largest = fmaxf(largest, a.m[partial_row(n)]);
   }
   largest = warp_max(largest);
   const float base = largest == -INFINITY ? 0.0f : largest;
@@ -53,7 +53,7 @@ decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
 #pragma unroll 4
   for (int64_t n = first + warp_index(); n <= last; n += kCombineWarps) {
     const int64_t at = partial_row(n);
-    const float share = exp2_approx((a.lse[at] - base) * kLog2E);
+    const float share = exp2_approx((a.m[at] - base) * kLog2E) * a.l[at];
     sum += share;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {

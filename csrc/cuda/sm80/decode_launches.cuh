@@ -34,7 +34,8 @@ template <typename Element, int kWidth>
 void lay_out(Layout& layout, const DecodeSizes<Element, kWidth>& sizes, DecodeArguments& a) {
   const int64_t rows = int64_t{2} * sizes.blocks * sizes.warps_m * DecodeTile::kQueries;
   a.o = layout.take<float>(rows * kWidth);
-  a.lse = layout.take<float>(rows);
+  a.m = layout.take<float>(rows);
+  a.l = layout.take<float>(rows);
 }
 
 template <typename Element, int kWidth>

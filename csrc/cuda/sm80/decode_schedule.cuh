@@ -22,7 +22,8 @@ struct DecodeArguments {
   int block_n;
   int blocks;  // CTAs in the grid
   float* o;    // (2 blocks, 16 warps_m, width)
-  float* lse;  // (2 blocks, 16 warps_m)
+  float* m;    // (2 blocks, 16 warps_m): maximum of the scores, natural logarithm
+  float* l;    // (2 blocks, 16 warps_m): sum of exp(score - m)
 
   TK_DEVICE_METHOD int rows() const { return DecodeTile::kQueries * warps_m; }
   TK_DEVICE_METHOD int units() const { return static_cast<int>(params.H_kv) * row_tiles; }

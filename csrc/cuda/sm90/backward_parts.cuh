@@ -50,6 +50,21 @@ struct BackwardPipelines {
 constexpr float kHiddenWeight = -0.0f;
 TK_DEVICE bool is_hidden_weight(float weight) { return __float_as_uint(weight) == 1u << 31; }
 
+// lse of the queries from i0 on, in memory: +inf for fully masked and padding rows. RowStats has it
+// in base 2.
+struct NaturalLse {
+  const float* lse;
+  int rows;
+
+  TK_DEVICE_METHOD NaturalLse(const BackwardParams& p, const Sequence& seq, int h, int i0)
+      : lse(static_cast<const float*>(p.lse) + statistics_offset(p, seq, h) + i0),
+        rows(seq.M - i0) {}
+
+  TK_DEVICE_METHOD float operator[](int query) const {
+    return query < rows && lse[query] != -INFINITY ? lse[query] : INFINITY;
+  }
+};
+
 // Number of key blocks before block n that see part of a query tile. Warp-collective.
 template <typename Shape>
 TK_DEVICE int preceding_key_blocks(const BackwardArguments& a, const Sequence& seq, int h, int i0,
@@ -110,11 +125,12 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
 
   while (block.index >= 0) {
     const int i0 = block.index * kM;
-    TileInfo info{block.index, h, block.full, false, tile_of<kM>(a, seq, h, block.index)};
+    TileInfo info{block.index, h, block.full, false, false, tile_of<kM>(a, seq, h, block.index)};
     if (a.dq_semaphore) {
       info.preceding_blocks = preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n);
     }
     const float* const row_stats = a.row_stats + int64_t{info.tile} * 2 * kM;
+    info.large = any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); });
     block = advance();
     info.last = block.index < 0;
     shared.row_stats.wait_empty(state);
@@ -154,17 +170,27 @@ TK_DEVICE void score_gradients(const BackwardArguments& a, const KeyBlock& key_b
   constexpr bool kHasDropout = std::is_same_v<Keep, DropoutBits<kN>>;
   const BackwardParams& p = a.params;
   const bool plain = has_plain_scores<typename Shape::Element>(p.score);
-  const float unit = plain ? static_cast<float>(p.score.scale) * kLog2E : kLog2E;
+  const float natural = plain ? static_cast<float>(p.score.scale) : 1.0f, unit = natural * kLog2E;
   const int i0 = info.index * Shape::kM + column;
   const float *const lse = row_stats.lse() + column, *const delta = row_stats.delta() + column;
+  const NaturalLse natural_lse(p, sequence_of(a, key_block.b), info.h, i0);
+  const auto large_exponent = [&](float product, int query) {
+    return minus_lse(product, natural, natural_lse[query]) * kLog2E;
+  };
+  const auto fused_exponent = [&](float product, int query) {
+    return fmaf(product, unit, -lse[query]);
+  };
   wait_gemm<1>(s);
   if (plain) {
     if (!info.full) apply_mask<RowsAre::kKeys>(s, p, sequence_of(a, key_block.b), info.h, i0, j0);
-    s.for_each([&](int, int query, float& x) {
-      const bool hidden = !info.full && x == -INFINITY;
-      x = exp2_approx(fmaf(x, unit, -lse[query]));
-      if (hidden) x = kHiddenWeight;
-    });
+    const auto to_weights = [&](const auto& exponent) {
+      s.for_each([&](int, int query, float& x) {
+        const bool hidden = !info.full && x == -INFINITY;
+        x = exp2_approx(exponent(x, query));
+        if (hidden) x = kHiddenWeight;
+      });
+    };
+    info.large ? to_weights(large_exponent) : to_weights(fused_exponent);
   }
   wait_gemm<0>(dp);
   for_each_element<1, kN>([&](int m, int n, int e) {
@@ -178,8 +204,9 @@ TK_DEVICE void score_gradients(const BackwardArguments& a, const KeyBlock& key_b
     const auto exponentiate = [&](int row, int query, float& product, float& gradient) {
       const int i = i0 + query, j = j0 + row;
       const Score one = score(scores, product, i, j);
-      const float weight = exp2_approx(fmaf(one.value, unit, -lse[query]));
-      product = is_visible(p, seq, info.h, i, j) ? weight : kHiddenWeight;
+      const float exponent =
+          info.large ? large_exponent(one.value, query) : fused_exponent(one.value, query);
+      product = is_visible(p, seq, info.h, i, j) ? exp2_approx(exponent) : kHiddenWeight;
       gradient *= one.derivative;
     };
     for_each_in_memory(exponentiate, s, dp);

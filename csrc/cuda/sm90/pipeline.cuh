@@ -10,10 +10,11 @@ namespace tk::cuda::sm90 {
 
 // Per-tile metadata, written by the producer and read by the consumers.
 struct TileInfo {
-  int index;  // key block or query block
-  int h;      // query head
-  bool full;  // fully visible: no masking needed
-  bool last;  // no block follows
+  int index;           // key block or query block
+  int h;               // query head
+  bool full;           // fully visible: no masking needed
+  bool last;           // no block follows
+  bool large = false;  // query tiles only: is_large(lse) of some row
   // Query tiles only: the tile of row_stats and dq_sums, and (deterministic mode) the key blocks
   // that accumulate into its dq before this one.
   int tile = 0, preceding_blocks = 0;
@@ -128,13 +129,19 @@ TK_DEVICE void fill_by_tma(const Pipeline& pipeline, const typename Pipeline::St
   }
 }
 
+// True if the condition holds for some row in [first, last). Warp-collective.
+template <typename Condition>
+TK_DEVICE bool any_row(int first, int last, const Condition& condition) {
+  bool found = false;
+  for (int row = first + lane_index(); row < last; row += kWarp) found |= condition(row);
+  return __any_sync(~0u, found) != 0;
+}
+
 // True if some row in [first, last) is not live. Such rows may hold NaN, which TMA would load; past
 // the end of the tensor it writes zeros. Warp-collective.
 template <typename IsLive>
 TK_DEVICE bool has_dead_rows(const IsLive& is_live, int first, int last) {
-  bool dead = false;
-  for (int row = first + lane_index(); row < last; row += kWarp) dead |= !is_live(row);
-  return __any_sync(~0u, dead) != 0;
+  return any_row(first, last, [&](int row) { return !is_live(row); });
 }
 
 // Fills a stage by cp.async: live rows are copied, dead rows become zeros without being read.

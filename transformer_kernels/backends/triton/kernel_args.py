@@ -88,7 +88,8 @@ class Scores(NamedTuple):
 
     scale: float
     plain_scale: float | None
-    """log2(e) * scale; None if there is a softcap, a bias or ALiBi"""
+    """log2(e) * scale; None if there is a softcap, a bias or ALiBi, or if the scale is near the
+    limits of float32: a scale that rounds to 0 would turn masked scores (-inf) into NaN"""
     softcap: float | None
     bias: Tensor | None
     bias_b: int | None
@@ -164,6 +165,7 @@ def mask_tensors(tensor_args: TensorArgs, problem: AttentionProblem) -> MaskTens
 
 def scores(tensor_args: TensorArgs, problem: AttentionProblem, scale: float) -> Scores:
     plain = not problem.softcap and tensor_args.bias is None and tensor_args.alibi_slopes is None
+    plain = plain and 1e-37 < scale < 1e37
     bias_b, bias_h, bias_i, bias_j = _strides(tensor_args.bias, 4)
     return Scores(
         scale=scale,

@@ -158,7 +158,6 @@ def prepare_backward(
         D_V=p.D_v,
         BLOCK_M=block,
         BLOCK_DV=config.width(p.D_v),
-        EXACT=o.dtype == torch.float32,
     )
     q, k, v = map(kernel_args.rows, (call.q, call.k, call.v))
     return Operands(q, k, v, kernel_args.rows(do), base, delta)
@@ -353,6 +352,10 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def launch(kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-    """Launches the kernel on the current stream, unless the grid is empty (an error in Triton)."""
+    """Launches the kernel on the current stream, unless the grid is empty (an error in Triton).
+
+    Multiplications are not fused with subtractions, which would skip the rounding of a scaled
+    score: docs/attention.md, section 8.
+    """
     if programs:
-        kernel[(programs,)](*args, **options)
+        kernel[(programs,)](*args, enable_fp_fusion=False, **options)

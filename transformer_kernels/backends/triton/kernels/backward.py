@@ -181,7 +181,6 @@ def add_queries(
     products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
     p = weights(
         products, base[None, :], bias, is_visible, mask, scores, offset, h, i_row, j_column,
-        EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=True)
     dv_acc = tl.dot((p * z).to(do_tile.dtype), do_tile, dv_acc, input_precision=PRECISION)
@@ -322,7 +321,6 @@ def add_keys(
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     p = weights(
         products, base[:, None], bias, is_visible, mask, scores, offset, h, i_column, j_row,
-        EXACT=k_tile.dtype == tl.float32,
     )  # fmt: skip
     z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=False)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z

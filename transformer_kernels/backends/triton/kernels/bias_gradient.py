@@ -84,7 +84,7 @@ def tile_gradients(
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     p = weights(
         products, base_i[:, None], bias, is_visible, mask, scores, offset, h,
-        i[:, None], j[None, :], EXACT=q_tile.dtype == tl.float32,
+        i[:, None], j[None, :],
     )  # fmt: skip
     do_tile = load_rows(do_head, do.stride_l, i0, row_is_live, BLOCK_M, D_V, BLOCK_DV, True)
     v_tile = load_rows(v_head, v.stride_l, j0, live, BLOCK_N, D_V, BLOCK_DV, True)

@@ -1,11 +1,12 @@
 """Forward kernel: one program per query block, online softmax over its visible key blocks.
 
-    s   = log2(e) * (scale q k^T, capped, biased; -inf where hidden)
-    m'  = max(m, max_j s),  p = 2^(s - m')
-    l   = l 2^(m - m') + sum_j p,  o = o 2^(m - m') + z p v
-    output = o / l,  lse = ln(2) (m + log2 l)
+    s   = q k^T; with score options: scale q k^T, capped, biased; -inf where hidden
+    m'  = max(m, max_j s),  p = 2^(unit (s - m'))
+    l   = l 2^(unit (m - m')) + sum_j p,  o = o 2^(unit (m - m')) + z p v
+    output = o / l,  lse = unit ln(2) m + log l
 
-docs/attention.md, sections 2 and 5.
+unit is log2(e), or log2(e) scale. m is subtracted before the multiplication: exponents are never
+positive, and those of large scores are exact near 0. docs/attention.md, sections 2, 5 and 8.
 """
 
 import triton
@@ -22,16 +23,17 @@ from transformer_kernels.backends.triton.kernels.masks import (
     zero_hidden_keys,
 )
 from transformer_kernels.backends.triton.kernels.primitives import (
+    LN2,
     UNSPECIALIZED,
-    exponents,
     head_pointer,
     load_bias,
     load_rows,
-    logarithm,
-    power,
+    log2_unit,
+    natural_unit,
     resolve_alignment,
     sequence,
     store_rows,
+    unscaled_scores,
     vector_pointer,
 )
 
@@ -78,7 +80,6 @@ def forward_kernel(
     if i0 >= M:
         return
 
-    EXACT: tl.constexpr = q.data.dtype.element_ty == tl.float32
     i = i0 + tl.arange(0, BLOCK_M)
     q_tile = load_rows(
         head_pointer(q, memory_b, h, first_q), q.stride_l, i0, i < M, BLOCK_M, D, BLOCK_D, True
@@ -98,7 +99,7 @@ def forward_kernel(
         m_i, l_i, acc = attend(
             q_tile, k_head, v_head, k.stride_l, v.stride_l, m_i, l_i, acc,
             low, high, begin, end, offset, mask, scores, dropout, b, h, i0, j0, M, N,
-            D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, EXACT, MASKED=False,
+            D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, MASKED=False,
         )  # fmt: skip
     for t in range(num_partial):
         n = first_partial + t + tl.where(t < before, 0, gap)
@@ -106,14 +107,15 @@ def forward_kernel(
         m_i, l_i, acc = attend(
             q_tile, k_head, v_head, k.stride_l, v.stride_l, m_i, l_i, acc,
             low, high, begin, end, offset, mask, scores, dropout, b, h, i0, j0, M, N,
-            D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, EXACT, MASKED=True,
+            D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION, MASKED=True,
         )  # fmt: skip
 
     empty = l_i == 0.0
     total = tl.where(empty, 1.0, l_i)
     acc *= (dropout.factor / total)[:, None]
     store_rows(head_pointer(o, memory_b, h, first_q), o.stride_l, i0, i < M, acc, D_V)
-    lse_i = tl.where(empty, float("-inf"), logarithm(m_i, total, EXACT))
+    lse_i = m_i * natural_unit(scores) + tl.log2(total) * LN2
+    lse_i = tl.where(empty, float("-inf"), lse_i)
     tl.store(vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < M)
 
 
@@ -148,7 +150,6 @@ def attend(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     PRECISION: tl.constexpr,
-    EXACT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Updates the softmax state (m_i, l_i, acc) with one key block"""
@@ -163,24 +164,19 @@ def attend(
     if MASKED:
         is_visible = visible(mask, low, high, begin, end, b, h, i_column, j_row, M, N)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    s = exponents(products, bias, scores, offset, h, i_column, j_row, EXACT)
-    if scores.plain_scale is not None and not MASKED:
-        # One multiplication per row, not per score: launch.py makes the scale non-negative.
-        largest = exponents(tl.max(products, 1), None, scores, offset, h, 0, 0, EXACT)
+    s = unscaled_scores(products, bias, scores, offset, h, i_column, j_row)
     v_tile = load_rows(v_head, v_stride, j0, live, BLOCK_N, D_V, BLOCK_DV, MASKED)
     if MASKED:
         s = tl.where(is_visible, s, float("-inf"))
         v_tile = zero_hidden_keys(v_tile, is_visible, mask)
 
-    if scores.plain_scale is None or MASKED:
-        largest = tl.max(s, 1)
-    m_new = tl.maximum(m_i, largest)
+    m_new = tl.maximum(m_i, tl.max(s, 1))
     if MASKED or scores.bias is not None:
         base = tl.where(m_new == float("-inf"), 0.0, m_new)  # no visible key so far
     else:
         base = m_new
-    p = power(s - base[:, None], EXACT)
-    decay = power(m_i - base, EXACT)
+    p = tl.exp2((s - base[:, None]) * log2_unit(scores))
+    decay = tl.exp2((m_i - base) * log2_unit(scores))
     l_i = l_i * decay + tl.sum(p, 1)
     if dropout.seed is not None:
         p = tl.where(keep_mask(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N), p, 0.0)

@@ -136,41 +136,28 @@ def natural_scores(products, bias, scores, offset, h, i, j):
 
 
 @triton.jit
-def exponents(products, bias, scores, offset, h, i, j, EXACT: tl.constexpr):
-    """Scores as exponents: natural (base e) if EXACT, else multiplied by log2(e) (base 2). `bias`
-    is the tile's bias, or None.
-
-    Base 2 saves a multiplication per element. At scores near 100 it costs a relative error of 1e-5
-    in a weight: visible in float32, below rounding in half precision.
-    """
-    if scores.plain_scale is not None and not EXACT:
-        return products * scores.plain_scale
+def unscaled_scores(products, bias, scores, offset, h, i, j):
+    """Scores that the softmax converts by `log2_unit` and `natural_unit`: products if nothing but a
+    scale is applied to them"""
+    if scores.plain_scale is not None:
+        return products
     else:
-        return unit(natural_scores(products, bias, scores, offset, h, i, j), EXACT)
+        return natural_scores(products, bias, scores, offset, h, i, j)
 
 
 @triton.jit
-def unit(x, EXACT: tl.constexpr):
-    """Converts a natural exponent to the base of `exponents`"""
-    if EXACT:
-        return x
+def log2_unit(scores):
+    """Factor that converts `unscaled_scores` to base 2"""
+    if scores.plain_scale is not None:
+        return scores.plain_scale
     else:
-        return x * LOG2E
+        return LOG2E
 
 
 @triton.jit
-def power(x, EXACT: tl.constexpr):
-    """Exponential of a difference of two `exponents`"""
-    if EXACT:
-        return tl.exp2(x * LOG2E)
+def natural_unit(scores):
+    """Factor that converts `unscaled_scores` to natural logarithms"""
+    if scores.plain_scale is not None:
+        return scores.scale
     else:
-        return tl.exp2(x)
-
-
-@triton.jit
-def logarithm(base, total, EXACT: tl.constexpr):
-    """Natural log of total * exp(base), with base as in `exponents`"""
-    if EXACT:
-        return base + tl.log2(total) * LN2
-    else:
-        return (base + tl.log2(total)) * LN2
+        return 1.0

@@ -13,21 +13,20 @@ import triton.language as tl
 
 from transformer_kernels.backends.triton.kernels.dropout import keep_mask
 from transformer_kernels.backends.triton.kernels.primitives import (
-    exponents,
+    LOG2E,
     head_pointer,
     load_rows,
-    power,
+    natural_scores,
     scaled,
     sequence,
-    unit,
     vector_pointer,
 )
 
 
 @triton.jit
 def load_statistics(base_rows, delta_rows, i, M, CHECKED: tl.constexpr):
-    """(lse in the base of `exponents`, delta) of rows i. Fully masked and out-of-bounds rows have
-    lse = +inf, so that their weights are 0."""
+    """(lse, delta) of rows i. Fully masked and out-of-bounds rows have lse = +inf, so that their
+    weights are 0."""
     if CHECKED:
         base = tl.load(base_rows + i, mask=i < M, other=float("inf"))
         return base, tl.load(delta_rows + i, mask=i < M, other=0.0)
@@ -36,12 +35,14 @@ def load_statistics(base_rows, delta_rows, i, M, CHECKED: tl.constexpr):
 
 
 @triton.jit
-def weights(products, base, bias, is_visible, mask, scores, offset, h, i, j, EXACT: tl.constexpr):
-    """p of a tile, 0 where not `is_visible` (None: everything is visible)"""
+def weights(products, base, bias, is_visible, mask, scores, offset, h, i, j):
+    """p of a tile, 0 where not `is_visible` (None: everything is visible). The scaled score is
+    rounded before lse (`base`) is subtracted, as in the forward pass: docs/attention.md, section 8.
+    """
     if is_visible is not None:
         # Masks lse, not p: AMD's compiler cannot convert a bool tile to the layout of an operand.
         base = tl.where(is_visible, base, float("inf"))
-    p = power(exponents(products, bias, scores, offset, h, i, j, EXACT) - base, EXACT)
+    p = tl.exp2((natural_scores(products, bias, scores, offset, h, i, j) - base) * LOG2E)
     if is_visible is not None and mask.q_segments is not None:
         # A key whose segment has no query may be NaN.
         p = tl.where(base != float("inf"), p, 0.0)
@@ -97,7 +98,6 @@ def bwd_preprocess_kernel(
     D_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    EXACT: tl.constexpr,
 ):
     """Backward preprocess: base (see `load_statistics`) and delta = rowsum(do o) - dlse of a row"""
     blocks = tl.cdiv(M, BLOCK_M)
@@ -120,6 +120,4 @@ def bwd_preprocess_kernel(
         vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, mask=i < M, other=0.0
     )
     lse_i = tl.where(lse_i == float("-inf"), float("inf"), lse_i)
-    tl.store(
-        vector_pointer(base, heads, rows, memory_b, h, first_q) + i, unit(lse_i, EXACT), mask=i < M
-    )
+    tl.store(vector_pointer(base, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < M)
