@@ -71,17 +71,21 @@ TK_INLINE bool has_element_mask(const MaskParams& mask) {
   return mask.dense || mask.layout || mask.q_segments;
 }
 
-// Packs `columns` (at most 64) bytes, each 0 or 1, into bits: bit c is bytes[c].
+// Packs `columns` (at most 64) bytes into bits: bit c is bytes[c] != 0. A true byte of a bool
+// tensor may have any value but 0, as in `uint8_tensor.view(torch.bool)`.
 TK_INLINE uint64_t pack_bits(const uint8_t* bytes, int64_t columns) {
+  constexpr uint64_t kLow7 = 0x7f7f7f7f7f7f7f7fu;
   uint64_t bits = 0;
   int64_t c = 0;
   for (; c + 8 <= columns; c += 8) {
     uint64_t eight;
     __builtin_memcpy(&eight, bytes + c, 8);
+    // 1 for each byte that is not 0: the sum carries into its top bit.
+    const uint64_t set = (((eight & kLow7) + kLow7) | eight) >> 7 & 0x0101010101010101u;
     // The lowest bit of byte n moves to bit 56 + n; no two partial products overlap.
-    bits |= (eight * 0x0102040810204080u) >> 56 << c;
+    bits |= (set * 0x0102040810204080u) >> 56 << c;
   }
-  for (; c < columns; ++c) bits |= static_cast<uint64_t>(bytes[c]) << c;
+  for (; c < columns; ++c) bits |= static_cast<uint64_t>(bytes[c] != 0) << c;
   return bits;
 }
 
