@@ -99,7 +99,7 @@ TK_INLINE Vec<Real> exp2(Vec<Real> x) {
   }
 #else
   using C = ExpConstants<Real>;
-  using Ints = Vec<IntOf<Real>>;
+  using Bits = Vec<std::make_unsigned_t<IntOf<Real>>>;  // wraps if x is -inf or NaN
   const Vec<Real> shifted = (x - Real{0.5}) + C::kRound;
   const Vec<Real> r = x - (shifted - C::kRound);
 #endif
@@ -113,9 +113,9 @@ TK_INLINE Vec<Real> exp2(Vec<Real> x) {
     return _mm512_scalef_pd(series, x);
   }
 #else
-  const Ints power = reinterpret_cast<Ints>(shifted) - reinterpret_cast<Ints>(broadcast(C::kRound));
+  const Bits power = reinterpret_cast<Bits>(shifted) - reinterpret_cast<Bits>(broadcast(C::kRound));
   const Vec<Real> y =
-      reinterpret_cast<Vec<Real>>(reinterpret_cast<Ints>(series) + (power << C::kMantissaBits));
+      reinterpret_cast<Vec<Real>>(reinterpret_cast<Bits>(series) + (power << C::kMantissaBits));
   return x < C::kSmallestPower ? Vec<Real>{} : y;
 #endif
 }
