@@ -31,6 +31,7 @@ LAYERS = (
     "problem",
     "scores",
     "masks",
+    "storage",
     "optional_deps",
     "torch_private",
     "version",

@@ -12,7 +12,7 @@ const int32_t* indices(const Tensor& x, int64_t dimensions, int64_t B, const Dev
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Int && is_on(x, device) && x.is_contiguous() &&
                       x.dim() == dimensions && x.size(0) == B,
                   "cache_seqlens and block_table must be int32, with one row per sequence");
-  return static_cast<const int32_t*>(x.data_ptr());
+  return static_cast<const int32_t*>(data_of(x));
 }
 
 const void* slopes_of(const Tensor& x, const Problem& p, const Device& device) {
@@ -20,7 +20,7 @@ const void* slopes_of(const Tensor& x, const Problem& p, const Device& device) {
   STD_TORCH_CHECK(x.dim() == 1 && x.size(0) == p.H_q && is_on(x, device) &&
                       x.scalar_type() == (double_wanted ? ScalarType::Double : ScalarType::Float),
                   "the ALiBi slopes do not fit the problem");
-  return x.data_ptr();
+  return data_of(x);
 }
 
 }  // namespace
@@ -28,9 +28,9 @@ const void* slopes_of(const Tensor& x, const Problem& p, const Device& device) {
 DecodeArgs::DecodeArgs(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                        TK_DECODE_OPTIONS)
     : device(device_of(q)),
-      cache_seqlens(torch::stable::contiguous(cache_seqlens)),
-      block_table(contiguous(block_table)),
-      alibi_slopes(contiguous(alibi_slopes)),
+      cache_seqlens(checked_contiguous(cache_seqlens)),
+      block_table(checked_contiguous(block_table)),
+      alibi_slopes(checked_contiguous(alibi_slopes)),
       o(empty_like_layout(q, v_cache.size(-1), device)),
       lse(empty(q.sizes().slice(0, 3), statistics_dtype(q), device)) {
   const View queries = view(q, device);

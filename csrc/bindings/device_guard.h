@@ -92,7 +92,7 @@ class OnDevice {
 // Kernels need a unit last stride: returns x, or a contiguous copy.
 inline Tensor as_rows(const Tensor& x) {
   const bool unit_stride = x.dim() != 4 || x.stride(3) == 1 || x.size(3) == 1;
-  return unit_stride ? x : torch::stable::contiguous(x);
+  return unit_stride ? x : checked_contiguous(x);
 }
 
 // May be freed while kernels still use it: torch's allocator reuses it in stream order.

@@ -32,8 +32,10 @@ const int32_t* starts(const Tensor& cu_seqlens, int64_t count, const Device& dev
   STD_TORCH_CHECK(cu_seqlens.scalar_type() == ScalarType::Int && is_on(cu_seqlens, device) &&
                       cu_seqlens.dim() == 1 && cu_seqlens.size(0) == count && count > 0,
                   "cu_seqlens must be two int32 vectors of equal length, at least 1");
-  return static_cast<const int32_t*>(cu_seqlens.data_ptr());
+  return static_cast<const int32_t*>(data_of(cu_seqlens));
 }
+
+int64_t mask_blocks(int64_t length) { return (length + kBlockMaskSize - 1) / kBlockMaskSize; }
 
 // Allocates the block mask (B or 1, H_q or 1, row blocks, column blocks); an extent is 1 if the
 // mask does not depend on it. Empty if the mask has only diagonals and key ranges. Same shape as
@@ -49,22 +51,37 @@ Tensor empty_block_mask(const AttentionArgs& args) {
     H = std::max(H, args.dense->size(1));
   }
   if (args.layout) H = std::max(H, args.layout->size(0));
-  const auto blocks = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
-  return empty(std::array<int64_t, 4>{B, H, blocks(p.M), blocks(p.N)}, ScalarType::Byte,
+  return empty(std::array<int64_t, 4>{B, H, mask_blocks(p.M), mask_blocks(p.N)}, ScalarType::Byte,
                args.device);
 }
 
 void use_block_mask(AttentionArgs& args, const Tensor& block_mask) {
   if (!has_element_mask(args.problem.mask)) return;
+  const Problem& p = args.problem;
   STD_TORCH_CHECK(block_mask.dim() == 4 && block_mask.scalar_type() == ScalarType::Byte &&
-                      is_on(block_mask, args.device),
-                  "the block mask must be a 4-D uint8 tensor on the device of q");
+                      is_on(block_mask, args.device) && block_mask.is_contiguous() &&
+                      (block_mask.size(0) == 1 || block_mask.size(0) == p.B) &&
+                      (block_mask.size(1) == 1 || block_mask.size(1) == p.H_q) &&
+                      block_mask.size(2) == mask_blocks(p.M) &&
+                      block_mask.size(3) == mask_blocks(p.N),
+                  "the block mask must be that of a forward pass, on the device of q");
   MaskParams& mask = args.problem.mask;
-  mask.block_mask = static_cast<uint8_t*>(block_mask.data_ptr());
+  mask.block_mask = static_cast<uint8_t*>(data_of(block_mask));
   const int64_t rows = block_mask.size(2), columns = block_mask.size(3);
   mask.block_mask_stride[0] = block_mask.size(0) == 1 ? 0 : block_mask.size(1) * rows * columns;
   mask.block_mask_stride[1] = block_mask.size(1) == 1 ? 0 : rows * columns;
   mask.block_mask_stride[2] = columns;
+}
+
+bool has_sizes(const Tensor& x, std::initializer_list<int64_t> sizes) {
+  return std::ranges::equal(x.sizes(), sizes);
+}
+
+// Returns lse or dlse, contiguous.
+Tensor statistics(const Tensor& x, const Problem& p, ScalarType dtype, const Device& device) {
+  STD_TORCH_CHECK(has_sizes(x, {p.B, p.H_q, p.M}) && x.scalar_type() == dtype && is_on(x, device),
+                  "lse and dlse must be (B, H_q, M), in the dtype of the forward pass's lse");
+  return checked_contiguous(x);
 }
 
 }  // namespace
@@ -83,9 +100,20 @@ bool is_on(const Tensor& x, const Device& device) {
   return own.type == device.type && own.index == device.index;
 }
 
+void* data_of(const Tensor& x) {
+  void* const data = x.data_ptr();
+  if (x.numel() == 0) return data;
+  int64_t last = x.storage_offset(), bytes;
+  for (int64_t d = 0; d < x.dim(); ++d) last += (x.size(d) - 1) * x.stride(d);
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(x.get(), &bytes));
+  STD_TORCH_CHECK(bytes / static_cast<int64_t>(x.element_size()) > last,
+                  "the storage of a tensor argument is smaller than the tensor: it was freed");
+  return data;
+}
+
 View view(const Tensor& x, const Device& device) {
   STD_TORCH_CHECK(x.dim() == 4 && is_on(x, device), "expected a 4-D tensor on the device of q");
-  return {x.data_ptr(), dtype_of(x), x.sizes().data(), x.strides().data()};
+  return {data_of(x), dtype_of(x), x.sizes().data(), x.strides().data()};
 }
 
 Strided strided(const Tensor& x, const Device& device) { return strided(view(x, device)); }
@@ -97,16 +125,21 @@ const int64_t* integers(const Tensor& x, std::initializer_list<int64_t> shape,
   int64_t d = 0;
   for (const int64_t size : shape) fits = fits && x.size(d++) == size;
   STD_TORCH_CHECK(fits, "an integer tensor of the mask does not fit the problem");
-  return static_cast<const int64_t*>(x.data_ptr());
+  return static_cast<const int64_t*>(data_of(x));
 }
 
 const uint8_t* booleans(const Tensor& x, int64_t dimensions, const Device& device) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Bool && is_on(x, device) && x.dim() == dimensions,
                   "a bool tensor of the mask does not fit the problem");
-  return static_cast<const uint8_t*>(x.data_ptr());
+  return static_cast<const uint8_t*>(data_of(x));
 }
 
-Optional contiguous(const Optional& x) { return x ? Optional(torch::stable::contiguous(*x)) : x; }
+Tensor checked_contiguous(const Tensor& x) {
+  data_of(x);
+  return torch::stable::contiguous(x);
+}
+
+Optional checked_contiguous(const Optional& x) { return x ? Optional(checked_contiguous(*x)) : x; }
 
 ScalarType statistics_dtype(const Tensor& q) {
   return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
@@ -151,14 +184,14 @@ Tensor empty_like_layout(const Tensor& x, int64_t width, const Device& device) {
 
 AttentionArgs::AttentionArgs(const Tensor& q, const Tensor& k, const Tensor& v, TK_OPTIONS)
     : device(device_of(q)),
-      key_start(contiguous(key_start)),
-      key_end(contiguous(key_end)),
-      q_segments(contiguous(q_segments)),
-      k_segments(contiguous(k_segments)),
+      key_start(checked_contiguous(key_start)),
+      key_end(checked_contiguous(key_end)),
+      q_segments(checked_contiguous(q_segments)),
+      k_segments(checked_contiguous(k_segments)),
       dense(std::move(dense)),
       layout(std::move(layout)),
-      cu_seqlens_q(contiguous(cu_seqlens_q)),
-      cu_seqlens_k(contiguous(cu_seqlens_k)) {
+      cu_seqlens_q(checked_contiguous(cu_seqlens_q)),
+      cu_seqlens_k(checked_contiguous(cu_seqlens_k)) {
   STD_TORCH_CHECK(set_tensors(problem, view(q, device), view(k, device), view(v, device)),
                   "q, k and v do not fit together");
   set_mask(diagonal_low, diagonal_high, block_size);
@@ -225,7 +258,7 @@ void AttentionArgs::set_scores(const Optional& bias, const Optional& slopes) {
         slopes->dim() == 1 && slopes->size(0) == p.H_q && is_on(*slopes, device) &&
             slopes->scalar_type() == (double_wanted ? ScalarType::Double : ScalarType::Float),
         "the ALiBi slopes do not fit the problem");
-    owned.push_back(torch::stable::contiguous(*slopes));
+    owned.push_back(checked_contiguous(*slopes));
     p.score.alibi_slopes = owned.back().data_ptr();
   }
 }
@@ -238,7 +271,7 @@ void AttentionArgs::set_dropout(double p, const Optional& given) {
       given->scalar_type() == ScalarType::Long && given->numel() == 1 && is_on(*given, device),
       "the seed must be one int64, on the device of q");
   owned.push_back(*given);
-  seed = static_cast<const int64_t*>(given->data_ptr());
+  seed = static_cast<const int64_t*>(data_of(*given));
 }
 
 void AttentionArgs::set_varlen(bool bottom_right) {
@@ -280,10 +313,17 @@ BackwardPass::BackwardPass(AttentionArgs& args, const BackwardInputs& x, bool bi
   params.dq = strided(dq, device);
   params.dk = strided(dk, device);
   params.dv = strided(dv, device);
-  args.owned.push_back(torch::stable::contiguous(x.lse));
+  const Problem& p = args.problem;
+  for (const Tensor* const like_o : {&x.o, &x.d_o}) {
+    STD_TORCH_CHECK(
+        has_sizes(*like_o, {p.B, p.H_q, p.M, p.D_v}) && like_o->scalar_type() == x.q.scalar_type(),
+        "o and do must be (B, H_q, M, D_v), in the dtype of q");
+  }
+  const ScalarType dtype = statistics_dtype(x.q);
+  args.owned.push_back(statistics(x.lse, p, dtype, device));
   params.lse = args.owned.back().data_ptr();
   if (x.dlse) {
-    args.owned.push_back(torch::stable::contiguous(*x.dlse));
+    args.owned.push_back(statistics(*x.dlse, p, dtype, device));
     params.dlse = args.owned.back().data_ptr();
   }
   if (bias_needs_grad) {

@@ -63,6 +63,10 @@ struct Device {
 Device device_of(const Tensor& x);
 bool is_on(const Tensor& x, const Device& device);
 
+// Data pointer. Raises an error if the storage does not hold all elements, as after
+// `x.untyped_storage().resize_(0)`, by which sharded training frees memory.
+void* data_of(const Tensor& x);
+
 // Views of a 4-D tensor on this device. Raises an error for other tensors and dtypes.
 View view(const Tensor& x, const Device& device);
 Strided strided(const Tensor& x, const Device& device);
@@ -73,7 +77,9 @@ const int64_t* integers(const Tensor& x, std::initializer_list<int64_t> shape,
                         const Device& device);
 const uint8_t* booleans(const Tensor& x, int64_t dimensions, const Device& device);
 
-Optional contiguous(const Optional& x);
+// x, or a contiguous copy. Raises an error as data_of does.
+Tensor checked_contiguous(const Tensor& x);
+Optional checked_contiguous(const Optional& x);
 
 // dtype of softmax statistics and sums: float32, or float64 for float64 inputs.
 ScalarType statistics_dtype(const Tensor& q);

@@ -18,6 +18,7 @@ from transformer_kernels.masks.constraints import (
     Segments,
     Window,
 )
+from transformer_kernels.storage import check_storage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -170,7 +171,8 @@ class Mask:
         return visible
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
-        """Raises ValueError if a tensor of the mask does not fit these sizes."""
+        """Raises ValueError if a tensor of the mask does not fit these sizes, or has no memory."""
+        check_storage((f"the mask's {name}", x) for name, x in self.tensors())
         for constraint in self.constraints:
             constraint.check(B, H, M, N)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_kernels.masks.constraints import BlockSparse, Dense, KeyRange, Segments, Window
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.storage import check_storage
 
 UNBOUNDED = 1 << 62
 """Diagonal offset beyond every index; index + UNBOUNDED still fits in 64 bits."""
@@ -62,25 +63,36 @@ def resolve(mask: Mask | None, B: int, H: int, M: int, N: int) -> ResolvedMask:
                 low = low if this_low is None else max(low, this_low)
                 high = high if this_high is None else min(high, this_high)
             case KeyRange():
-                start = _merge_bounds(torch.maximum, start, one.start)
-                end = _merge_bounds(torch.minimum, end, one.end)
+                if one.start is not None:
+                    start = _merge(torch.maximum, start, _int64(one.start))
+                end = _merge(torch.minimum, end, _int64(one.end))
             case Segments():
-                these = one.q_ids.long(), one.k_ids.long()
+                these = _int64(one.q_ids), _int64(one.k_ids)
                 ids = these if ids is None else _pair_ids(ids, these)
             case Dense():
-                dense = one.attn_mask if dense is None else dense & one.attn_mask
+                dense = _merge(torch.bitwise_and, dense, one.attn_mask)
             case BlockSparse():
                 layout, size = _merge_blocks(layout, size, one, M, N)
     q_ids, k_ids = (None, None) if ids is None else ids
     return ResolvedMask(low, high, start, end, q_ids, k_ids, dense, layout, size)
 
 
-def _merge_bounds(
-    merge: Callable[[Tensor, Tensor], Tensor], bound: Tensor | None, other: Tensor | None
-) -> Tensor | None:
-    if other is None:
-        return bound
-    return other.long() if bound is None else merge(bound, other.long())
+def _merge(merge: Callable[[Tensor, Tensor], Tensor], x: Tensor | None, y: Tensor) -> Tensor:
+    if x is None:
+        return y
+    _check_memory(x, y)
+    return merge(x, y)
+
+
+def _int64(x: Tensor) -> Tensor:
+    if x.dtype is not torch.int64:
+        _check_memory(x)
+    return x.long()
+
+
+def _check_memory(*tensors: Tensor) -> None:
+    """Raises ValueError if the storage of a tensor is freed. Called before torch reads it."""
+    check_storage(("a tensor of the mask", x) for x in tensors)
 
 
 def _pair_ids(a: _Ids, b: _Ids) -> _Ids:
@@ -89,6 +101,7 @@ def _pair_ids(a: _Ids, b: _Ids) -> _Ids:
     Ids may be any integers, so each one is first replaced by its rank among all ids. All shapes are
     independent of the values: no device synchronisation, and CUDA graphs can capture it.
     """
+    _check_memory(*a, *b)
     M = a[0].shape[1]
     both = [torch.cat(pair, dim=1) for pair in (a, b)]
     ranks = [torch.searchsorted(ids.flatten().sort().values, ids) for ids in both]
@@ -101,6 +114,7 @@ def _merge_blocks(
 ) -> tuple[Tensor, int]:
     if layout is None:
         return other.layout, other.block_size
+    _check_memory(layout, other.layout)
     common = math.gcd(size, other.block_size)
     finer = _finer(layout, size, common, M, N)
     return finer & _finer(other.layout, other.block_size, common, M, N), common

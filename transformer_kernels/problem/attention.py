@@ -12,6 +12,7 @@ from transformer_kernels.masks.resolved import ResolvedMask, resolve
 from transformer_kernels.problem.checks import check_tensors
 from transformer_kernels.problem.types import AttentionProblem, TensorArgs
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.storage import check_storage
 
 
 def build_problem(
@@ -46,6 +47,9 @@ def problem_from_checked(
     """Like `build_problem`, for q, k and v that have passed `check_tensors`."""
     B, H_q, M, D = q.shape
     _, H_kv, N, D_v = v.shape
+    scores = bias.slopes if isinstance(bias, Alibi) else bias
+    if scores is not None or seed is not None or sinks is not None:
+        check_storage((("bias", scores), ("seed", seed), ("sinks", sinks)))
     resolved = _resolve_mask(mask, B, H_q, M, N, q.device)
     if bias is not None and not isinstance(bias, Tensor | Alibi):
         raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {bias!r}")
@@ -95,6 +99,7 @@ def _resolve_mask(
     for name, tensor in mask.tensors():
         if tensor.device != device:
             raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {device}")
+    check_storage((f"the mask's {name}", tensor) for name, tensor in mask.tensors())
     return resolve(mask, B, H, M, N)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.storage import check_storage
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -51,6 +52,7 @@ def check_tensors(
                 f"{all_three} must be on one device, got {name} on {x.device}, "
                 f"{names[0]} on {q.device}"
             )
+    check_storage(zip(names, (q, k, v), strict=True))
     q_sizes, k_sizes, v_sizes = (
         dict(zip(its, x.shape, strict=True)) for its, x in zip(wanted, (q, k, v), strict=True)
     )

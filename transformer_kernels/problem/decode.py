@@ -18,6 +18,7 @@ from transformer_kernels.problem.checks import (
 )
 from transformer_kernels.problem.types import AttentionProblem, KVCache
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.storage import check_storage
 
 _NAMES = ("q", "k_cache", "v_cache")
 _PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
@@ -134,6 +135,7 @@ def _check_integers(
         )
     if x.device != q.device:
         raise ValueError(f"{name} is on {x.device}, {q_name} is on {q.device}")
+    check_storage(((name, x),))
 
 
 def _check_values(

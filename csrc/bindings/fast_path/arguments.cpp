@@ -11,6 +11,7 @@ struct Torch {
   PyObject* tensor = nullptr;
   PyObject* parameter = nullptr;
   PyObject* is_neg = nullptr;
+  PyObject* storage_offset = nullptr;
   const dlpack::Exchange* exchange = nullptr;  // null: every call is declined
 } torch;
 
@@ -19,6 +20,20 @@ PyObject* attribute_of_module(const char* module, const char* name) {
   PyObject* const attribute = found ? PyObject_GetAttrString(found, name) : nullptr;
   Py_XDECREF(found);
   return attribute;
+}
+
+// True after `untyped_storage().resize_(0)`: the data pointer is then the tensor's offset in its
+// storage, without the address of the storage.
+bool is_freed(PyObject* object, const dlpack::Tensor& x) {
+  // No offset is larger, and 64-bit systems map memory mostly above: torch is rarely asked.
+  constexpr uintptr_t kLargestOffset = uintptr_t{1} << 44;
+  const auto address = reinterpret_cast<uintptr_t>(x.data);
+  if (address > kLargestOffset) return false;
+  PyObject* const offset = PyObject_CallMethodNoArgs(object, torch.storage_offset);
+  const size_t elements = offset ? PyLong_AsSize_t(offset) : 0;
+  Py_XDECREF(offset);
+  PyErr_Clear();
+  return address == elements * (x.dtype.bits / 8u);
 }
 
 bool read_dtype(const dlpack::DataType& from, DType& to) {
@@ -35,6 +50,7 @@ bool read_dtype(const dlpack::DataType& from, DType& to) {
 
 void find_torch() {
   torch.is_neg = PyUnicode_InternFromString("is_neg");
+  torch.storage_offset = PyUnicode_InternFromString("storage_offset");
   torch.tensor = attribute_of_module("torch", "Tensor");
   torch.parameter = attribute_of_module("torch.nn", "Parameter");
   PyObject* const capsule =
@@ -58,7 +74,7 @@ bool read(PyObject* object, int32_t dimensions, dlpack::Tensor& tensor) {
     return false;
   }
   return tensor.device.type == dlpack::kCpu && tensor.ndim == dimensions && tensor.data &&
-         tensor.byte_offset == 0 && tensor.strides;
+         tensor.byte_offset == 0 && tensor.strides && !is_freed(object, tensor);
 }
 
 bool read(PyObject* object, int32_t dimensions, View& view) {

@@ -18,7 +18,7 @@ namespace tk::direct {
 void find_torch();
 
 // Reads a CPU tensor of type torch.Tensor or Parameter with this number of dimensions; valid as
-// long as the tensor. Tensors without memory (sparse, transform wrappers) are declined.
+// long as the tensor. Tensors without memory (freed, sparse, transform wrappers) are declined.
 bool read(PyObject* object, int32_t dimensions, dlpack::Tensor& tensor);
 
 // The same, for the floating-point dtypes of attention.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transformer_kernels.backends import schema
 from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
+from transformer_kernels.storage import check_storage
 
 _NUM_TENSOR_ARGS = len(TensorArgs._fields)
 
@@ -46,6 +47,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Te
     from transformer_kernels.backends.triton import launch
 
     tensor_args = TensorArgs(*options[:_NUM_TENSOR_ARGS])
+    check_storage((("q", q), ("k", k), ("v", v), *tensor_args._asdict().items()))
     problem = _problem(q, k, v, tensor_args, options[_NUM_TENSOR_ARGS:])
     with _device_of(q):
         return launch.forward(launch.prepare(q, k, v, tensor_args, problem))
@@ -68,6 +70,8 @@ def _backward(
     tensor_args = TensorArgs(*given[:_NUM_TENSOR_ARGS])
     problem = _problem(q, k, v, tensor_args, tuple(given[_NUM_TENSOR_ARGS:]))
     saved = SavedForBackward(q, k, v, o, lse, block_mask)
+    given_tensors = (*saved._asdict().items(), *tensor_args._asdict().items())
+    check_storage((("do", do), ("dlse", dlse), *given_tensors))
     with _device_of(q):
         call = launch.prepare(q, k, v, tensor_args, problem)
         dq, dk, dv, dbias = launch.backward(call, do, dlse, saved, bias_needs_grad)

@@ -1,0 +1,202 @@
+"""Freed storage, `x.untyped_storage().resize_(0)`: an error for every tensor argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from tests.support.backends import COMPILED_BACKENDS, DECODING, operators_of
+from tests.support.operators import operator_arguments
+from tests.support.storage import freed, freed_view
+from transformer_kernels.backends.native import extension
+from transformer_kernels.backends.triton import operators as triton_operators
+from transformer_kernels.masks.resolved import UNBOUNDED, ResolvedMask
+from transformer_kernels.problem import TensorArgs
+
+B, H, N, D = 1, 2, 70, 16
+Free = Callable[[Tensor], Tensor]
+Make = Callable[[Free], dict[str, Any]]
+
+
+@pytest.fixture(params=[freed, freed_view], ids=["whole", "view"])
+def free(request: pytest.FixtureRequest) -> Free:
+    function: Free = request.param
+    return function
+
+
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(B, H, N, D), torch.randn(B, H, N, D), torch.randn(B, H, N, D)
+
+
+IDS = torch.zeros(B, N, dtype=torch.int64)
+ONES = torch.ones(B, H, N, N, dtype=torch.bool)
+LENGTHS = torch.tensor([9])
+
+ATTENTION: dict[str, tuple[str, Make]] = {
+    "q": ("q", lambda free: {"q": free(qkv()[0])}),
+    "k": ("k", lambda free: {"k": free(qkv()[1])}),
+    "v": ("v", lambda free: {"v": free(qkv()[2])}),
+    "bias": ("bias", lambda free: {"bias": free(torch.zeros(N, N))}),
+    "slopes": ("bias", lambda free: {"bias": tk.alibi(free(torch.ones(H)))}),
+    "slopes-float64": ("bias", lambda free: {"bias": tk.alibi(free(torch.ones(H).double()))}),
+    "sinks": ("sinks", lambda free: {"sinks": free(torch.ones(H))}),
+    "seed": ("seed", lambda free: {"seed": free(torch.tensor(1)), "dropout_p": 0.5}),
+    "lengths": ("KeyRange.end", lambda free: {"mask": tk.Mask.padding(free(LENGTHS))}),
+    "lengths-int32": ("KeyRange.end", lambda free: {"mask": tk.Mask.padding(free(LENGTHS.int()))}),
+    "start": ("KeyRange.start", lambda free: {"mask": tk.Mask.key_range(free(LENGTHS), LENGTHS)}),
+    "q_ids": ("Segments.q_ids", lambda free: {"mask": tk.Mask.segments(free(IDS), IDS)}),
+    "k_ids": ("Segments.k_ids", lambda free: {"mask": tk.Mask.segments(IDS, free(IDS.int()))}),
+    "two-ids": (
+        "Segments.q_ids",
+        lambda free: {"mask": tk.Mask.segments(IDS) & tk.Mask.segments(free(IDS))},
+    ),
+}
+"""Name in the message, and the options of the call."""
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name: str, free: Free, backend: str) -> None:
+    expected, make = ATTENTION[name]
+    given: dict[str, Any] = dict(zip("qkv", qkv(), strict=True)) | make(free)
+    with pytest.raises(ValueError, match=rf"{expected} has the shape .* its storage is freed"):
+        tk.attention(**given, backend=backend)
+
+
+def dense_masks() -> dict[str, tuple[tk.Mask, Tensor]]:
+    """Masks and the tensor to free afterwards: the constructors index it."""
+    attn_mask, layout = ONES.clone(), torch.ones(1, 5, 5, dtype=torch.bool)
+    dense, blocks = tk.Mask.dense(attn_mask), tk.Mask.block_sparse(layout, 16)
+    return {
+        "dense": (dense, attn_mask),
+        "two-dense": (tk.Mask.dense(ONES) & dense, attn_mask),
+        "layout": (blocks, layout),
+        "two-layouts": (tk.Mask.block_sparse(ONES[0, :, :5, :5], 16) & blocks, layout),
+    }
+
+
+@pytest.mark.parametrize("name", dense_masks())
+def test_bool_masks(name: str, backend: str) -> None:
+    mask, tensor = dense_masks()[name]
+    tensor.untyped_storage().resize_(0)
+    message = r"(Dense.attn_mask|BlockSparse.layout) has the shape .* its storage is freed"
+    with pytest.raises(ValueError, match=message):
+        tk.attention(*qkv(), mask=mask, backend=backend)
+    with pytest.raises(ValueError, match=message):
+        mask.materialize(B, H, N, N)
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k", "q"])
+def test_varlen(name: str, free: Free, backend: str) -> None:
+    q, k, v = (x[0].transpose(0, 1) for x in qkv())
+    given: dict[str, Any] = {"q": q, "cu_seqlens_q": LENGTHS * 0, "cu_seqlens_k": LENGTHS * 0}
+    given[name] = free(given[name])
+    with pytest.raises(ValueError, match=f"{name} has the shape .* its storage is freed"):
+        tk.attention_varlen(k=k, v=v, **given, max_seqlen_q=9, max_seqlen_k=9, backend=backend)
+
+
+@pytest.mark.parametrize("decoder", ["auto", *DECODING])
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "cache_seqlens", "block_table"])
+def test_decode(name: str, free: Free, decoder: str) -> None:
+    given: dict[str, Any] = {
+        "q": torch.randn(1, H, 1, D),
+        "k_cache": torch.randn(3, H, 4, D),
+        "v_cache": torch.randn(3, H, 4, D),
+        "cache_seqlens": LENGTHS,
+        "block_table": torch.tensor([[2, 1, 0]]),
+    }
+    given[name] = free(given[name])
+    with pytest.raises(ValueError, match=f"{name} has the shape .* its storage is freed"):
+        tk.attention_decode(**given, backend=decoder)
+    if name != "q":
+        new = torch.randn(1, H, 1, D)
+        del given["q"]
+        with pytest.raises(ValueError, match=f"{name} has the shape .* its storage is freed"):
+            tk.append_to_cache(k=new, v=new, **given)
+
+
+OPERATOR_TENSORS: dict[str, dict[str, Any]] = {
+    "q": {},
+    "k": {},
+    "v": {},
+    "bias": {"bias": torch.zeros(1, 1, N, N)},
+    "alibi_slopes": {"alibi_slopes": torch.ones(H)},
+    "seed": {"seed": torch.tensor(1), "dropout_p": 0.5},
+    "key_start": {"key_start": LENGTHS, "key_end": LENGTHS},
+    "key_end": {"key_start": LENGTHS, "key_end": LENGTHS},
+    "q_segments": {"q_segments": IDS, "k_segments": IDS},
+    "k_segments": {"q_segments": IDS, "k_segments": IDS},
+    "dense": {"dense": ONES},
+    "layout": {"layout": ONES[0, :, :5, :5], "block_size": 16},
+    "cu_seqlens_q": {"cu_seqlens_q": IDS[0, :2].int(), "cu_seqlens_k": IDS[0, :2].int()},
+    "cu_seqlens_k": {"cu_seqlens_q": IDS[0, :2].int(), "cu_seqlens_k": IDS[0, :2].int()},
+}
+NAMES = ("q", "k", "v", *TensorArgs._fields)
+
+
+@pytest.mark.parametrize("name", OPERATOR_TENSORS)
+@pytest.mark.parametrize("operators", [*COMPILED_BACKENDS, "triton"])
+def test_operators(name: str, free: Free, operators: str) -> None:
+    """Compiled code calls the operators without the checks of Python."""
+    forward, backward = triton_operators.forward, triton_operators.backward
+    if operators != "triton":
+        namespace = operators_of(operators)
+        forward, backward = namespace.attention_forward, namespace.attention_backward
+    arguments = operator_arguments(*qkv(), **OPERATOR_TENSORS[name])
+    o, lse, block_mask = forward(*arguments)
+    arguments[NAMES.index(name)] = free(arguments[NAMES.index(name)])
+    wanted = (False,) if operators == "triton" else (False, False)
+    with pytest.raises((RuntimeError, ValueError), match=r"it was freed|storage is freed"):
+        forward(*arguments)
+    with pytest.raises((RuntimeError, ValueError), match=r"it was freed|storage is freed"):
+        backward(o, None, *arguments[:3], o, lse, block_mask, *arguments[3:], *wanted)
+
+
+SAVED = ("do", "dlse", "q", "k", "v", "o", "lse", "block_mask")
+
+
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
+def test_backward_operators(name: str, free: Free, backend: str) -> None:
+    operators = operators_of(backend)
+    q, k, v, *rest = operator_arguments(*qkv(), dense=ONES)
+    o, lse, block_mask = operators.attention_forward(q, k, v, *rest)
+    saved = dict(zip(SAVED, (o, lse.clone(), q, k, v, o, lse, block_mask), strict=True))
+    saved[name] = free(saved[name])
+    with pytest.raises(RuntimeError, match="it was freed"):
+        operators.attention_backward(*saved.values(), *rest, False, False)
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
+def test_decode_operators(place: int, free: Free, backend: str) -> None:
+    cache = torch.randn(3, H, 4, D)
+    table = torch.tensor([[2, 1, 0]], dtype=torch.int32)
+    tensors = [torch.randn(1, H, 1, D), cache, cache, LENGTHS.int(), table, torch.ones(H)]
+    tensors[place] = free(tensors[place])
+    with pytest.raises(RuntimeError, match="it was freed"):
+        operators_of(backend).attention_decode(*tensors, 0.25, 0.0, -UNBOUNDED, 0)
+
+
+def test_direct_calls_decline(free: Free) -> None:
+    """Every tensor of a direct call, outputs included."""
+    q, k, v = qkv()
+    out, lse = torch.empty_like(q), torch.empty(B, H, N)
+    mask = ResolvedMask(
+        -UNBOUNDED, UNBOUNDED, LENGTHS, LENGTHS, IDS, IDS, ONES, torch.ones(1, 5, 5).bool(), 16
+    )
+    block_mask = torch.empty(B, H, 2, 2, dtype=torch.uint8)
+    forward = [q, k, v, *mask, block_mask, None, True, out, lse]
+    backward = [q, k, v, *mask, block_mask, None, out, lse, q, *map(torch.empty_like, (q, k, v))]
+    cache, table = torch.randn(3, H, 4, D), torch.tensor([[2, 1, 0]])
+    decode = [q[:, :, :1], cache, cache, LENGTHS, table, -UNBOUNDED, 0, None, q[:, :, :1].clone()]
+    for name, arguments in (("forward", forward), ("backward", backward), ("decode", decode)):
+        call = getattr(extension.compiled, f"direct_{name}")
+        assert call(*arguments)
+        for n, x in enumerate(arguments):
+            if isinstance(x, Tensor):
+                assert not call(*arguments[:n], free(x), *arguments[n + 1 :]), (name, n)
