@@ -1,8 +1,9 @@
 #include "bindings/decode_args.h"
 
-#include <torch/csrc/stable/ops.h>
-
+#include <algorithm>
 #include <array>
+
+#include "common/mask.h"
 
 namespace tk {
 
@@ -43,8 +44,8 @@ DecodeArgs::DecodeArgs(const Tensor& q, const Tensor& k_cache, const Tensor& v_c
   }
   STD_TORCH_CHECK(set_tensors(params, cache, queries, view(k_cache, device), view(v_cache, device)),
                   "q and the caches do not fit together");
-  params.mask.diagonal_low = diagonal_low;
-  params.mask.diagonal_high = diagonal_high;
+  params.mask.diagonal_low = std::clamp(diagonal_low, -kUnbounded, kUnbounded);
+  params.mask.diagonal_high = std::clamp(diagonal_high, -kUnbounded, kUnbounded);
   params.score.scale = scale;
   params.score.softcap = softcap;
   if (this->alibi_slopes) {

@@ -197,19 +197,20 @@ AttentionArgs::AttentionArgs(const Tensor& q, const Tensor& k, const Tensor& v, 
   set_mask(diagonal_low, diagonal_high, block_size);
   problem.score.scale = scale;
   problem.score.softcap = softcap;
-  problem.score.alibi_offset = alibi_offset;
+  problem.score.alibi_offset = std::clamp(alibi_offset, -kUnbounded, kUnbounded);
   set_scores(bias, alibi_slopes);
   set_dropout(dropout_p, seed);
-  this->max_seqlen_q = this->cu_seqlens_q ? max_seqlen_q : problem.M;
-  this->max_seqlen_k = this->cu_seqlens_q ? max_seqlen_k : problem.N;
+  const bool packed = this->cu_seqlens_q.has_value();
+  this->max_seqlen_q = packed ? std::clamp<int64_t>(max_seqlen_q, 0, problem.M) : problem.M;
+  this->max_seqlen_k = packed ? std::clamp<int64_t>(max_seqlen_k, 0, problem.N) : problem.N;
   set_varlen(bottom_right);
 }
 
 void AttentionArgs::set_mask(int64_t low, int64_t high, int64_t block_size) {
   const Problem& p = problem;
   MaskParams& mask = problem.mask;
-  mask.diagonal_low = low;
-  mask.diagonal_high = high;
+  mask.diagonal_low = std::clamp(low, -kUnbounded, kUnbounded);
+  mask.diagonal_high = std::clamp(high, -kUnbounded, kUnbounded);
   if (key_start) mask.key_start = integers(*key_start, {p.B}, device);
   if (key_end) mask.key_end = integers(*key_end, {p.B}, device);
   STD_TORCH_CHECK(q_segments.has_value() == k_segments.has_value(),
@@ -230,9 +231,10 @@ void AttentionArgs::set_mask(int64_t low, int64_t high, int64_t block_size) {
   }
   if (layout) {
     mask.layout = booleans(*layout, 3, device);
-    mask.block_size = block_size;
-    STD_TORCH_CHECK(block_size > 0 && layout->size(1) >= (p.M + block_size - 1) / block_size &&
-                        layout->size(2) >= (p.N + block_size - 1) / block_size &&
+    const int64_t size = bounded_block_size(p, block_size);
+    mask.block_size = size;
+    STD_TORCH_CHECK(size > 0 && layout->size(1) >= (p.M + size - 1) / size &&
+                        layout->size(2) >= (p.N + size - 1) / size &&
                         (layout->size(0) == 1 || layout->size(0) == p.H_q),
                     "the layout does not fit the problem");
     for (int64_t d = 0; d < 3; ++d) mask.layout_stride[d] = layout->stride(d);
@@ -265,6 +267,7 @@ void AttentionArgs::set_scores(const Optional& bias, const Optional& slopes) {
 
 void AttentionArgs::set_dropout(double p, const Optional& given) {
   problem.dropout.p = p;
+  STD_TORCH_CHECK(p >= 0 && p <= 1, "dropout_p must be between 0 and 1");
   STD_TORCH_CHECK(p == 0 || given, "dropout needs a seed");
   if (!given) return;
   STD_TORCH_CHECK(

@@ -1,6 +1,7 @@
 // Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/params.h"
@@ -23,6 +24,7 @@ struct KVCache {
 inline bool set_tensors(Problem& p, KVCache& cache, const View& q, const View& k, const View& v) {
   if (cache.page_size == 0) return set_tensors(p, q, k, v);
   cache.pages = k.size[0];
+  if (cache.page_size > INT64_MAX / std::max<int64_t>(cache.max_pages, 1)) return false;
   const int64_t N = cache.page_size * cache.max_pages;
   const int64_t k_size[4] = {q.size[0], k.size[1], N, k.size[3]};
   const int64_t v_size[4] = {q.size[0], v.size[1], N, v.size[3]};

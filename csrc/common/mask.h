@@ -12,6 +12,16 @@ namespace tk {
 // Queries and keys per entry of the block mask; equals BLOCK_MASK_SIZE in backends/schema.py.
 constexpr int64_t kBlockMaskSize = 64;  // one bit per key fits in a 64-bit word
 
+// Diagonal offset beyond every index, UNBOUNDED of masks/resolved.py. Its sums with indices fit in
+// 64 bits.
+constexpr int64_t kUnbounded = int64_t{1} << 62;
+
+// Block size of a layout, at most the extent of the mask, so that its multiples fit in 64 bits.
+TK_INLINE int64_t bounded_block_size(const Problem& p, int64_t size) {
+  const int64_t extent = p.M > p.N ? p.M : p.N;
+  return size <= extent ? size : extent > 0 ? extent : 1;
+}
+
 enum class Visible : uint8_t { kEmpty, kPartial, kFull };
 
 // Keys begin <= j < end.

@@ -15,10 +15,12 @@ struct View {
   const int64_t* stride;
 };
 
-// Dimensions of size 1 get stride 0, so that they broadcast.
+// Dimensions of size 1 get stride 0, so that they broadcast. Without elements all strides are 0:
+// torch accepts any stride there, also one whose multiples overflow.
 inline Strided strided(const View& x) {
   Strided s{x.data, {}};
-  for (int64_t d = 0; d < 4; ++d) s.stride[d] = x.size[d] == 1 ? 0 : x.stride[d];
+  const bool empty = x.size[0] == 0 || x.size[1] == 0 || x.size[2] == 0 || x.size[3] == 0;
+  for (int64_t d = 0; d < 4; ++d) s.stride[d] = empty || x.size[d] == 1 ? 0 : x.stride[d];
   return s;
 }
 

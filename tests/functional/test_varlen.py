@@ -148,7 +148,8 @@ def test_slices_of_packed_qkv_are_read_in_place() -> None:
     starts = STARTS.int()
     ran = operators_run_by(lambda: tk.attention_varlen(q, k, v, starts, backend="cpu"))
     assert ran[FORWARD] == 1
-    assert not {"aten::clone", "aten::copy_"} & ran.keys()
+    # The copy is one of `starts`, which another thread may write.
+    assert (ran["aten::clone"], ran["aten::copy_"]) == (1, 1)
 
 
 def test_gradient_of_packed_qkv(backend: str) -> None:

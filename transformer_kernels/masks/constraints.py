@@ -129,8 +129,9 @@ class BlockSparse:
         return {"layout": self.layout}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
-        rows = self.layout.repeat_interleave(self.block_size, dim=1)[:, :M]
-        return rows.repeat_interleave(self.block_size, dim=2)[None, :, :, :N]
+        row = torch.arange(M, device=self.layout.device) // self.block_size
+        column = torch.arange(N, device=self.layout.device) // self.block_size
+        return self.layout.index_select(1, row).index_select(2, column)[None]
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         rows, columns = -(-M // self.block_size), -(-N // self.block_size)

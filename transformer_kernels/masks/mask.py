@@ -60,7 +60,7 @@ class Mask:
         for name, bound in (("left", left), ("right", right)):
             if bound is not None and (isinstance(bound, bool) or not _is_int(bound)):
                 raise TypeError(f"{name} must be an int or None, got {bound!r}")
-        return Mask((Window(left, right, align),))
+        return Mask((Window(_bounded(left), _bounded(right), align),))
 
     @staticmethod
     def causal(*, align: Align = "top_left") -> Mask:
@@ -226,6 +226,11 @@ class Mask:
 def _to_device(constraint: Constraint, device: torch.device | str) -> Constraint:
     fields: dict[str, Any] = {name: x.to(device) for name, x in constraint.tensors().items()}
     return replace(constraint, **fields)
+
+
+def _bounded(bound: int | None) -> int | None:
+    """The bound of a window, cut off beyond every index: diagonals then fit in 64 bits."""
+    return None if bound is None else max(-(1 << 62), min(bound, 1 << 62))
 
 
 def _is_int(value: object) -> bool:

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "common/mask.h"
+
 namespace tk::direct {
 
 namespace {
@@ -93,7 +95,6 @@ bool read_input(PyObject* object, View& view) {
 }
 
 bool read_integer(PyObject* object, int64_t& to) {
-  constexpr int64_t kUnbounded = int64_t{1} << 62;
   to = PyLong_AsLongLong(object);
   const bool fits = -kUnbounded <= to && to <= kUnbounded && !PyErr_Occurred();
   PyErr_Clear();

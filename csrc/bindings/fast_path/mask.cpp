@@ -53,8 +53,11 @@ bool read_layout(PyObject* object, PyObject* block_size, Problem& p, Extent& ext
   dlpack::Tensor x;
   int64_t size;
   if (!read(object, 3, x) || !is(x.dtype, dlpack::kBool, 8) || !read_integer(block_size, size) ||
-      size < 1 || (x.shape[0] != 1 && x.shape[0] != p.H_q) ||
-      x.shape[1] != (p.M + size - 1) / size || x.shape[2] != (p.N + size - 1) / size) {
+      size < 1 || (x.shape[0] != 1 && x.shape[0] != p.H_q)) {
+    return false;
+  }
+  size = bounded_block_size(p, size);
+  if (x.shape[1] != (p.M + size - 1) / size || x.shape[2] != (p.N + size - 1) / size) {
     return false;
   }
   for (int64_t d = 0; d < 3; ++d) p.mask.layout_stride[d] = x.shape[d] == 1 ? 0 : x.strides[d];

@@ -68,7 +68,7 @@ TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
   }
   s.low = clamp_diagonal(p.mask.diagonal_low + shift);
   s.high = clamp_diagonal(p.mask.diagonal_high + shift);
-  s.alibi_offset = static_cast<int>(p.score.alibi_offset + shift);
+  s.alibi_offset = clamp_diagonal(p.score.alibi_offset + shift);
   s.begin = p.mask.key_start ? max(clamp_diagonal(p.mask.key_start[b]), 0) : 0;
   s.end = p.mask.key_end ? min(clamp_diagonal(p.mask.key_end[b]), s.N) : s.N;
   return s;

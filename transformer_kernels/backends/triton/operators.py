@@ -26,8 +26,8 @@ def _problem(
         B=q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
         H_q=q.shape[1],
         H_kv=k.shape[1],
-        M=M,
-        N=N,
+        M=min(M, q.shape[2]),  # a larger max_seqlen would add empty programs
+        N=min(N, k.shape[2]),
         D=q.shape[3],
         D_v=v.shape[3],
         dtype=q.dtype,

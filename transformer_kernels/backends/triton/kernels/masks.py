@@ -61,7 +61,8 @@ def element_mask(mask, b, h, i, j, M, N):
     if mask.layout is not None:
         row, column = i // mask.block_size, j // mask.block_size
         by_h = tl.cast(h, tl.int64) * mask.layout_h
-        at = mask.layout + by_h + row * mask.layout_i + column * mask.layout_j
+        by_i, by_j = row.to(tl.int64) * mask.layout_i, column.to(tl.int64) * mask.layout_j
+        at = mask.layout + by_h + by_i + by_j
         is_visible = is_visible & (tl.load(at, mask=inside, other=0) != 0)
     return is_visible
 
