@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
+#include <vector>
 
 #include "bindings/tensor_args.h"
 #include "cpu/driver/dense.h"
@@ -20,17 +21,21 @@ void launch(int64_t count, void (*body)(void*, int64_t), void* context) {
 }
 
 // Reads the values of the seed and of cu_seqlens, of which AttentionArgs holds pointers only.
-void read_values(tk::AttentionArgs& args) {
+// Returns the memory of the offsets that args.varlen refers to.
+std::vector<int32_t> read_values(tk::AttentionArgs& args) {
   STD_TORCH_CHECK(args.device.is_cpu(), "the tensors must be on the CPU");
   tk::Problem& p = args.problem;
   if (args.seed) p.dropout.seed = static_cast<uint64_t>(*args.seed);
-  STD_TORCH_CHECK(!args.varlen || tk::fits(*args.varlen, p.M, p.N),
+  if (!args.varlen) return {};
+  std::vector<int32_t> offsets = tk::copy_offsets(*args.varlen);
+  STD_TORCH_CHECK(tk::fits(*args.varlen, p.M, p.N),
                   "cu_seqlens must start at 0, not decrease, and end within the rows");
+  return offsets;
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v, TK_OPTIONS) {
   tk::AttentionArgs args(q, k, v, TK_OPTION_NAMES);
-  read_values(args);
+  const std::vector<int32_t> offsets = read_values(args);
   tk::ForwardPass pass(args, q);
   args.varlen ? tk::run_forward(pass.params, *args.varlen) : tk::run_forward(pass.params);
   return {pass.o, pass.lse, pass.block_mask};
@@ -43,7 +48,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Option
                                                               TK_OPTIONS, bool bias_needs_grad,
                                                               bool) {
   tk::AttentionArgs args(q, k, v, TK_OPTION_NAMES);
-  read_values(args);
+  const std::vector<int32_t> offsets = read_values(args);
   const tk::BackwardInputs inputs{d_o, q, k, v, o, lse, dlse, block_mask, bias};
   tk::BackwardPass pass(args, inputs, bias_needs_grad);
   args.varlen ? tk::run_backward(pass.params, *args.varlen) : tk::run_backward(pass.params);

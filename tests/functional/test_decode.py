@@ -294,7 +294,8 @@ def test_one_operator_and_no_copy() -> None:
     integers = cache_seqlens.int(), table.int()
     ran = operators_run_by(lambda: tk.attention_decode(q, k, v, *integers, backend="cpu"))
     assert ran[OPERATOR] == 1
-    assert not {"aten::clone", "aten::index", "aten::gather"} & ran.keys()
+    assert ran["aten::clone"] == 2  # of the integers, which another thread may write
+    assert not {"aten::index", "aten::gather"} & ran.keys()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def append_to_cache(
 
     Source: docs/attention.md, section 6.
     """
-    check_cache(k, k_cache, v_cache, cache_seqlens, block_table, _NAMES)
+    cache_seqlens, block_table = check_cache(
+        k, k_cache, v_cache, cache_seqlens, block_table, _NAMES
+    )
     if v.shape != (*k.shape[:3], v_cache.shape[3]) or k.shape[1] != k_cache.shape[1]:
         raise ValueError(
             "k and v must be (B, H_kv, M, D) and (B, H_kv, M, D_v) with the caches' heads and "

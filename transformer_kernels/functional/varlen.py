@@ -135,6 +135,7 @@ def attention_varlen(
     if sinks is not None:
         o, lse = join_sinks(o, lse, sinks)
         row = torch.arange(q.shape[0], device=q.device)
-        lse = lse.masked_fill(row >= cu_seqlens_q[-1], float("-inf"))
+        assert tensor_args.cu_seqlens_q is not None
+        lse = lse.masked_fill(row >= tensor_args.cu_seqlens_q[-1], float("-inf"))
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o

@@ -79,6 +79,12 @@ def _broken_shape_rule(q: _Sizes, k: _Sizes, v: _Sizes, names: tuple[str, str, s
     return None
 
 
+def private_copy(x: Tensor) -> Tensor:
+    """Returns a copy of lengths, offsets or pages on the CPU, where their values are checked:
+    another thread may write x between the check and the kernels. Else returns x."""
+    return x if x.device.type != "cpu" or torch.compiler.is_compiling() else x.clone()
+
+
 def check_windows(mask: Mask | None, where: str) -> None:
     """Raises unless the mask consists of windows only. `where` completes the error message."""
     if mask is None:

@@ -15,6 +15,7 @@ from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
     check_windows,
+    private_copy,
 )
 from transformer_kernels.problem.types import AttentionProblem, KVCache
 from transformer_kernels.scores.alibi import Alibi
@@ -37,7 +38,9 @@ def build_decode_problem(
     sinks: Tensor | None,
 ) -> tuple[AttentionProblem, KVCache]:
     """Validates a call of `attention_decode`; errors name the argument, its value and the rule."""
-    check_cache(q, k_cache, v_cache, cache_seqlens, block_table, _NAMES)
+    cache_seqlens, block_table = check_cache(
+        q, k_cache, v_cache, cache_seqlens, block_table, _NAMES
+    )
     check_windows(mask, "for decoding")
     check_alibi_or_none(bias, "for decoding")
     _check_alignment(mask, bias)
@@ -100,18 +103,23 @@ def check_cache(
     cache_seqlens: Tensor,
     block_table: Tensor | None,
     names: tuple[str, str, str],
-) -> None:
-    """Raises unless the cache, paged or not, fits q (or the keys to be appended)."""
+) -> tuple[Tensor, Tensor | None]:
+    """Raises unless the cache, paged or not, fits q (or the keys to be appended).
+
+    Returns cache_seqlens and block_table; on the CPU, private copies, whose values are checked.
+    """
     if block_table is None:
         check_tensors(q, k_cache, v_cache, names=names)
     else:
         check_tensors(q, k_cache, v_cache, key_dimensions=_PAGE_DIMENSIONS, names=names)
         _check_integers("block_table", block_table, ("B", "pages"), names[0], q)
+        block_table = private_copy(block_table)
         if k_cache.shape[2] == 0:
             raise ValueError(
                 f"page_size of {names[1]} must be at least 1, got shape {tuple(k_cache.shape)}"
             )
     _check_integers("cache_seqlens", cache_seqlens, ("B",), names[0], q)
+    cache_seqlens = private_copy(cache_seqlens)
     if capacity(k_cache, block_table) >= 1 << 31:
         raise ValueError(
             "the cache capacity must be less than 2^31 positions per sequence, got "
@@ -119,6 +127,7 @@ def check_cache(
         )
     if cache_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_values(k_cache, cache_seqlens, block_table, names[1])
+    return cache_seqlens, block_table
 
 
 def _check_integers(

@@ -16,9 +16,11 @@ from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
     check_windows,
+    private_copy,
 )
 from transformer_kernels.problem.types import AttentionProblem, TensorArgs
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.storage import check_storage
 
 
 def one_entry(x: Tensor) -> Tensor:
@@ -50,12 +52,13 @@ def build_varlen_problem(
         one_entry(q), one_entry(k), one_entry(v),
         None, bias, scale, softcap, dropout_p, seed, sinks,
     )  # fmt: skip
-    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    cu_seqlens_q = _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     max_seqlen_q = _max_seqlen("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
         max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
-    _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    else:
+        cu_seqlens_k = _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         raise ValueError(
             "cu_seqlens_q and cu_seqlens_k must have the same shape, got "
@@ -100,7 +103,8 @@ def _align(mask: Mask | None, bias: Alibi | None) -> Align:
     return aligns.pop() if aligns else "top_left"
 
 
-def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> None:
+def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Tensor:
+    """Checks all but the values; returns cu_seqlens, on the CPU a private copy."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -109,6 +113,8 @@ def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> No
         raise ValueError(f"{name} must be (B + 1,), got shape {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device != device:
         raise ValueError(f"{name} is on {cu_seqlens.device}, q is on {device}")
+    check_storage(((name, cu_seqlens),))
+    return private_copy(cu_seqlens)
 
 
 def _max_seqlen(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> int:

@@ -1,6 +1,6 @@
 #include "cpu/driver/decode.h"
 
-#include <vector>
+#include <algorithm>
 
 #include "cpu/driver/sequences.h"
 
@@ -24,22 +24,38 @@ ForwardParams sequence_of(const ForwardParams& batch, const KVCache& cache, int6
   return p;
 }
 
-bool pages_exist(const KVCache& cache, int64_t b) {
-  const int32_t* const pages = cache.block_table + b * cache.max_pages;
-  for (int64_t n = 0; n * cache.page_size < cache.cache_seqlens[b]; ++n) {
-    if (pages[n] < 0 || pages[n] >= cache.pages) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
-bool fits(const KVCache& cache, int64_t B, int64_t N) {
+std::optional<std::vector<int32_t>> copy_indices(KVCache& cache, int64_t B, int64_t N,
+                                                 const IndexTensor& cache_seqlens,
+                                                 const IndexTensor& block_table) {
+  std::vector<int32_t> copy(static_cast<size_t>(B));
+  int64_t longest = 0;
   for (int64_t b = 0; b < B; ++b) {
-    if (cache.cache_seqlens[b] < 0 || cache.cache_seqlens[b] > N) return false;
-    if (cache.page_size > 0 && !pages_exist(cache, b)) return false;
+    const int64_t length = cache_seqlens.at(b, 0);
+    if (length < 0 || length > N || length > INT32_MAX) return {};
+    copy[static_cast<size_t>(b)] = static_cast<int32_t>(length);
+    longest = std::max(longest, length);
   }
-  return true;
+  if (cache.page_size > 0) {
+    const auto pages_of = [&](int64_t length) {
+      return length / cache.page_size + (length % cache.page_size != 0);
+    };
+    cache.max_pages = pages_of(longest);
+    copy.resize(static_cast<size_t>(B * (1 + cache.max_pages)));
+    for (int64_t b = 0; b < B; ++b) {
+      int32_t* const pages = copy.data() + B + b * cache.max_pages;
+      const int64_t used = pages_of(copy[static_cast<size_t>(b)]);
+      for (int64_t n = 0; n < used; ++n) {
+        const int64_t page = block_table.at(b, n);
+        if (page < 0 || page >= cache.pages || page > INT32_MAX) return {};
+        pages[n] = static_cast<int32_t>(page);
+      }
+    }
+  }
+  cache.cache_seqlens = copy.data();
+  cache.block_table = copy.data() + B;
+  return copy;
 }
 
 void run_decode(const ForwardParams& params, const KVCache& cache) {

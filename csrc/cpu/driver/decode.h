@@ -1,13 +1,22 @@
 // Decoding from a key/value cache: attention of each sequence's last M queries.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <vector>
+
 #include "common/kv_cache.h"
 #include "common/params.h"
+#include "cpu/driver/index_tensor.h"
 
 namespace tk {
 
-// True if every sequence length is within N and every page in use exists.
-bool fits(const KVCache& cache, int64_t B, int64_t N);
+// Copies cache_seqlens and the used part of the block table, and makes `cache` refer to the copy:
+// another thread may write the tensors between the check and the use. Returns nothing if a sequence
+// length is not within N or a page in use does not exist.
+std::optional<std::vector<int32_t>> copy_indices(KVCache& cache, int64_t B, int64_t N,
+                                                 const IndexTensor& cache_seqlens,
+                                                 const IndexTensor& block_table);
 
 // `batch` describes all sequences; its N is the capacity of the cache. Each sequence's own N - M is
 // added to the diagonals and the ALiBi offset. A null lse skips the log-sum-exp output.

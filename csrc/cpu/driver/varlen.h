@@ -2,10 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "common/params.h"
 
 namespace tk {
+
+// Copies the offsets, and makes `varlen` refer to the copy: another thread may write the tensors
+// between the check and the use.
+std::vector<int32_t> copy_offsets(Varlen& varlen);
 
 // True if every sequence lies within the M query rows and N key rows.
 bool fits(const Varlen& varlen, int64_t M, int64_t N);

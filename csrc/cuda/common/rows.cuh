@@ -53,6 +53,16 @@ struct Sequence {
   TK_DEVICE_METHOD int row_end(int i) const { return i < M ? min(end, i + high + 1) : 0; }
 };
 
+struct RowRange {
+  int first, count;
+};
+
+// Rows of sequence b among `rows`. The offsets are on the device and not validated: clamped.
+TK_DEVICE RowRange rows_of_sequence(const int32_t* cu_seqlens, int b, int rows) {
+  const int first = min(max(cu_seqlens[b], 0), rows), end = min(cu_seqlens[b + 1], rows);
+  return {first, max(end - first, 0)};
+}
+
 template <typename Params>
 TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
   const Problem& p = a.params;
@@ -60,10 +70,12 @@ TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
   int64_t shift = 0;
   if (a.varlen.cu_seqlens_q) {
     s.at = 0;
-    s.first_q = a.varlen.cu_seqlens_q[b];
-    s.first_k = a.varlen.cu_seqlens_k[b];
-    s.M = a.varlen.cu_seqlens_q[b + 1] - s.first_q;
-    s.N = a.varlen.cu_seqlens_k[b + 1] - s.first_k;
+    const RowRange q = rows_of_sequence(a.varlen.cu_seqlens_q, b, s.M);
+    const RowRange k = rows_of_sequence(a.varlen.cu_seqlens_k, b, s.N);
+    s.first_q = q.first;
+    s.first_k = k.first;
+    s.M = q.count;
+    s.N = k.count;
     if (a.varlen.bottom_right) shift = s.N - s.M;
   }
   s.low = clamp_diagonal(p.mask.diagonal_low + shift);

@@ -396,7 +396,7 @@ decode_kernel(const __grid_constant__ DecodeArguments a) {
   for (int64_t x = schedule.begin_of(block); x < last;) {
     int64_t begin;
     const DecodeSequence s = schedule.at(x, begin);
-    const int unit = static_cast<int>((x - begin) / s.tiles);
+    const int unit = static_cast<int>(min((x - begin) / s.tiles, int64_t{a.units() - 1}));
     const int first = static_cast<int>((x - begin) % s.tiles);
     const int64_t rest = last - x;
     const int end = rest < s.tiles - first ? first + static_cast<int>(rest) : s.tiles;

@@ -3,7 +3,8 @@
 // A unit is one tile of queries: a key/value head of one sequence, and 16 * warps_m of the query
 // rows that share it. Its keys are divided into tiles of block_n. The tiles of all units, unit
 // after unit, form one sequence, and each CTA owns an equal contiguous run of it. The cache_seqlens
-// are known only on the device, so every warp computes their sums itself. A CTA whose run begins or
+// are known only on the device, so every warp computes their sums itself. Should they change
+// between two warps, results are wrong, but indices stay within bounds. A CTA whose run begins or
 // ends within a unit writes a partial result. There are two slots for partial results per CTA;
 // decode_combine.cuh combines them.
 #pragma once
@@ -91,7 +92,9 @@ class DecodeSchedule {
   TK_DEVICE_METHOD int64_t begin_of(int64_t n) const { return n * total_ / blocks_; }
   TK_DEVICE_METHOD int64_t blocks() const { return blocks_; }
   // The CTA that owns tile x.
-  TK_DEVICE_METHOD int64_t block_of(int64_t x) const { return ((x + 1) * blocks_ - 1) / total_; }
+  TK_DEVICE_METHOD int64_t block_of(int64_t x) const {
+    return min(((x + 1) * blocks_ - 1) / total_, blocks_ - 1);
+  }
 
   // The sequence of tile x; `begin` is set to the index of its first tile.
   TK_DEVICE_METHOD DecodeSequence at(int64_t x, int64_t& begin) const {

@@ -42,6 +42,8 @@ class Scalars(NamedTuple):
     """band: i + low <= j <= i + high is visible"""
     offset: int
     """added to i in the ALiBi distance |i + offset - j|"""
+    rows_k: int
+    """rows of k and v in memory: N, or the total of a varlen call"""
 
 
 class Heads(NamedTuple):
@@ -128,7 +130,7 @@ def rows(x: Tensor) -> Rows:
     return Rows(x, *x.stride()[:3])
 
 
-def scalars(q: Tensor, problem: AttentionProblem) -> Scalars:
+def scalars(q: Tensor, k: Tensor, problem: AttentionProblem) -> Scalars:
     limit = problem.M + problem.N  # beyond every index, with either alignment
     return Scalars(
         rows=q.shape[2],
@@ -137,6 +139,7 @@ def scalars(q: Tensor, problem: AttentionProblem) -> Scalars:
         low=min(max(problem.diagonal_low, -limit), limit),
         high=min(max(problem.diagonal_high, -limit), limit),
         offset=problem.alibi_offset,
+        rows_k=k.shape[2],
     )
 
 

@@ -85,7 +85,7 @@ def prepare(
         as_rows(v),
         tensor_args,
         problem,
-        kernel_args.scalars(q, problem),
+        kernel_args.scalars(q, k, problem),
         kernel_args.mask_tensors(tensor_args, problem),
         kernel_args.scores(tensor_args, problem, problem.scale),
         kernel_args.dropout(tensor_args, problem),
@@ -214,7 +214,7 @@ def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: T
     assert bias is not None
     own_b, own_h, rows, columns = bias.shape
     tile, meta = tiling("bias_gradient", call)
-    options = (*call.scalars, call.heads, call.mask, call.scores, call.dropout)
+    options = (*call.scalars[:6], call.heads, call.mask, call.scores, call.dropout)
     if columns == 1 != p.N:
         return _reduced(_row_sums(operands.delta, dlse, lse)[..., None], bias)
     if rows == 1 != p.M:

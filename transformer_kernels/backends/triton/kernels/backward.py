@@ -56,6 +56,7 @@ def bwd_dkdv_kernel(
     low,
     high,
     offset,
+    rows_k,
     heads,
     sequences,
     mask,
@@ -78,7 +79,7 @@ def bwd_dkdv_kernel(
     H_kv = heads.H_q // heads.group
     h_kv = program // blocks % H_kv
     b = program // blocks // H_kv
-    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
+    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N, rows, rows_k)
     low, high, offset = resolve_alignment(sequences, low, high, offset, M, N)
     begin, end = key_range(mask, b, N)
     j0 = program % blocks * BLOCK_N
@@ -206,6 +207,7 @@ def bwd_dq_kernel(
     low,
     high,
     offset,
+    rows_k,
     heads,
     sequences,
     mask,
@@ -228,7 +230,7 @@ def bwd_dq_kernel(
     block = blocks - 1 - program % blocks
     h = program // blocks % heads.H_q
     b = program // blocks // heads.H_q
-    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
+    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N, rows, rows_k)
     low, high, offset = resolve_alignment(sequences, low, high, offset, M, N)
     begin, end = key_range(mask, b, N)
     i0 = block * BLOCK_M

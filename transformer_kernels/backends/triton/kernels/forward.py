@@ -51,6 +51,7 @@ def forward_kernel(
     low,
     high,
     offset,
+    rows_k,
     heads,
     sequences,
     mask,
@@ -73,7 +74,7 @@ def forward_kernel(
     block = blocks - 1 - program % blocks
     h = program // blocks % heads.H_q
     b = program // blocks // heads.H_q
-    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N)
+    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N, rows, rows_k)
     low, high, offset = resolve_alignment(sequences, low, high, offset, M, N)
     begin, end = key_range(mask, b, N)
     i0 = block * BLOCK_M

@@ -8,7 +8,7 @@ Index tensors i (queries) and j (keys) broadcast to a tile in either orientation
 import triton
 import triton.language as tl
 
-UNSPECIALIZED = ["rows", "M", "N", "low", "high", "offset"]
+UNSPECIALIZED = ["rows", "M", "N", "low", "high", "offset", "rows_k"]
 """Kernel arguments that change from call to call, exempt from Triton's specialization. Otherwise a
 value of 1 or a multiple of 16 would compile another kernel."""
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -16,15 +16,22 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def sequence(sequences, b, M, N):
+def sequence(sequences, b, M, N, rows, rows_k):
     """(batch index in memory, first query row, first key row, M, N) of sequence b"""
     if sequences.cu_q is None:
         return b, 0, 0, M, N
     else:
-        first_q, first_k = tl.load(sequences.cu_q + b), tl.load(sequences.cu_k + b)
-        M = tl.load(sequences.cu_q + b + 1) - first_q
-        N = tl.load(sequences.cu_k + b + 1) - first_k
+        first_q, M = sequence_rows(sequences.cu_q + b, rows)
+        first_k, N = sequence_rows(sequences.cu_k + b, rows_k)
         return 0, first_q, first_k, M, N
+
+
+@triton.jit
+def sequence_rows(starts, rows):
+    """(first row, number of rows) of a sequence. The offsets are on the device and not validated:
+    clamped to the rows in memory."""
+    first = tl.minimum(tl.maximum(tl.load(starts), 0), rows)
+    return first, tl.maximum(tl.minimum(tl.load(starts + 1), rows) - first, 0)
 
 
 @triton.jit

@@ -104,7 +104,7 @@ def bwd_preprocess_kernel(
     program = tl.program_id(0)
     h = program // blocks % heads.H_q
     b = program // blocks // heads.H_q
-    memory_b, first_q, _, M, _ = sequence(sequences, b, M, N)
+    memory_b, first_q, _, M, _ = sequence(sequences, b, M, N, rows, rows)
     i0 = program % blocks * BLOCK_M
     i = i0 + tl.arange(0, BLOCK_M)
     o_head, do_head = head_pointer(o, memory_b, h, first_q), head_pointer(do, memory_b, h, first_q)
