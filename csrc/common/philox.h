@@ -22,6 +22,9 @@ TK_INLINE uint32_t keep_threshold(double p) {
   return scaled >= 65535 ? 0xffffu : static_cast<uint32_t>(scaled);
 }
 
+// Factor of kept weights: 1 / the probability that keep_threshold keeps one. p = 1 drops all.
+TK_INLINE double keep_factor(double p) { return p < 1 ? 65536.0 / (65536 - keep_threshold(p)) : 0; }
+
 // Key of one round.
 struct PhiloxKey {
   uint32_t word[2];

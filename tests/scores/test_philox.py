@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from transformer_kernels.scores.philox import keep_mask, keep_threshold, philox
+from transformer_kernels.scores.philox import keep_factor, keep_mask, keep_threshold, philox
 
 Words = tuple[int, int, int, int]
 
@@ -107,6 +107,27 @@ def test_thresholds() -> None:
     assert keep_threshold(0.0) == 0
     assert keep_threshold(0.5) == 1 << 15
     assert keep_threshold(1.0) == 0xFFFF
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-6, 1e-5, 0.1, 0.5, 0.999, 0.9999, 0.99999, 0.9999999])
+def test_the_mean_dropout_factor_is_1(p: float) -> None:
+    """The factor belongs to the rounded probability: it is exact for every one of 2^16 numbers."""
+    kept = 2**16 - keep_threshold(p)
+    assert keep_factor(p) * kept / 2**16 == 1.0
+
+
+@pytest.mark.parametrize("p", [1e-5, 0.9999, 0.99999])
+def test_the_dropout_factor_belongs_to_the_rounded_probability(p: float, backend: str) -> None:
+    """With equal scores, o is the number of kept keys times the factor / N; dv is the same sum."""
+    q, k = torch.zeros(1, 1, 64, 1), torch.zeros(1, 1, 2048, 1)
+    v = torch.ones(1, 1, 2048, 1, requires_grad=True)
+    o = tk.attention(q, k, v, dropout_p=p, seed=5, backend=backend)
+    (dv,) = torch.autograd.grad(o.sum(), v)
+    kept = keep_mask(torch.tensor(5), 1, 1, 64, 2048, p).double() / 2048
+    factor = 2**16 / (2**16 - keep_threshold(p))
+    assert kept.any()
+    torch.testing.assert_close(o[..., 0].double(), factor * kept.sum(3), rtol=1e-5, atol=0)
+    torch.testing.assert_close(dv[..., 0].double(), factor * kept.sum(2), rtol=1e-5, atol=0)
 
 
 def test_dropout_preserves_the_mean(backend: str) -> None:

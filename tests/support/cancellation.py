@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tests.support.plain import plain_weights, repeat_heads
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.philox import keep_factor
 
 
 @torch.no_grad()
@@ -54,7 +55,7 @@ def gradient_terms(
         q, k, visible=visible, bias=bias, scale=scale, softcap=softcap, sinks=sinks
     )
     k, v = (repeat_heads(x.abs(), q) for x in (k, v))
-    dp = torch.matmul(do.abs(), v.mT) / (1.0 - dropout_p if dropout_p < 1.0 else 1.0)
+    dp = torch.matmul(do.abs(), v.mT) * (keep_factor(dropout_p) if dropout_p < 1.0 else 1.0)
     delta = (do * o).abs().sum(dim=-1, keepdim=True)
     if dlse is not None:
         delta = delta + dlse.double().abs()[..., None]

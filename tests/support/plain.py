@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.philox import keep_factor
 
 
 def plain_attention(
@@ -45,7 +46,7 @@ def plain_attention(
     if dropout_p > 0.0:
         if keep_mask is None:
             raise ValueError(f"keep_mask: dropout_p = {dropout_p} needs a bool tensor, got None")
-        p = torch.where(keep_mask, p / (1.0 - dropout_p), 0.0) if dropout_p < 1.0 else p * 0.0
+        p = torch.where(keep_mask, p * keep_factor(dropout_p), 0.0) if dropout_p < 1.0 else p * 0.0
     return torch.matmul(p, repeat_heads(v, q)), lse
 
 

@@ -201,4 +201,4 @@ def _drop(
     assert tensor_args.seed is not None
     B, H, M, N = p.shape
     kept = philox.keep_mask(tensor_args.seed, B, H, M, N, problem.dropout_p, first_batch)
-    return torch.where(kept, p / (1.0 - problem.dropout_p), 0.0)
+    return torch.where(kept, p * philox.keep_factor(problem.dropout_p), 0.0)

@@ -90,7 +90,7 @@ def _dropout_factor(case: Case) -> Tensor:
     """Dropout factors, (B, H_q, M, N), from our own bits: with torch's, results would differ."""
     seed = torch.tensor(SEED, device=case.device)
     kept = philox.keep_mask(seed, case.B, case.H_q, case.M, case.N, case.dropout_p)
-    return (kept / (1.0 - case.dropout_p)).to(case.dtype)
+    return (kept * philox.keep_factor(case.dropout_p)).to(case.dtype)
 
 
 def _sdpa(case: Case) -> Attend:

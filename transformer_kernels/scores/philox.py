@@ -24,6 +24,14 @@ def keep_threshold(dropout_p: float) -> int:
     return min(int(dropout_p * 2**16 + 0.5), 2**16 - 1)
 
 
+def keep_factor(dropout_p: float) -> float:
+    """Returns the factor of kept weights: 1 / the probability that `keep_threshold` keeps one.
+
+    0 for dropout_p = 1, which drops every weight.
+    """
+    return 0.0 if dropout_p == 1.0 else 2**16 / (2**16 - keep_threshold(dropout_p))
+
+
 def keep_mask(
     seed: Tensor, B: int, H: int, M: int, N: int, dropout_p: float, first_batch: int = 0
 ) -> Tensor:

@@ -73,7 +73,7 @@ struct PhiloxLanes {
 // Scale of the kept weights.
 template <typename Real>
 TK_INLINE Real keep_factor(const Problem& p) {
-  return p.dropout.p < 1 ? static_cast<Real>(1 / (1 - p.dropout.p)) : Real{0};
+  return static_cast<Real>(tk::keep_factor(p.dropout.p));
 }
 
 // One bit per lane: x >= threshold.

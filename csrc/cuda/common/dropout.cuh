@@ -71,7 +71,7 @@ struct DropoutMask {
   }
 };
 
-// z p, without the factor 1 / (1 - dropout_p): sets dropped weights to 0.
+// z p, without the factor of kept weights: sets dropped weights to 0.
 template <int kM, int kN>
 TK_DEVICE void drop(Accumulator<kM, kN>& p, const Dropout& dropout, int b, int h, int i0, int j0) {
   const DropoutMask<kM, kN> kept(dropout, b, h, i0, j0);

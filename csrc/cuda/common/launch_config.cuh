@@ -23,7 +23,7 @@ inline int64_t sequences(const Problem& p, const LaunchArgs& launch) {
 inline Dropout dropout_of(const Problem& p, const LaunchArgs& launch) {
   if (!launch.seed) return {nullptr, 0, 1.0f};
   const double rate = p.dropout.p;
-  return {launch.seed, keep_threshold(rate), rate < 1 ? static_cast<float>(1 / (1 - rate)) : 0.0f};
+  return {launch.seed, keep_threshold(rate), static_cast<float>(keep_factor(rate))};
 }
 
 }  // namespace tk::cuda

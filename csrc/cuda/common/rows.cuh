@@ -20,7 +20,7 @@ constexpr int kArch = kLargeArch;
 struct Dropout {
   const int64_t* seed;  // null without dropout
   uint32_t threshold;   // a weight is kept if its 16-bit random number is at least this
-  float factor;         // of kept weights: 1 / (1 - dropout_p)
+  float factor;         // of kept weights; see keep_factor
 };
 
 // Kernel arguments; Params depend on the pass.

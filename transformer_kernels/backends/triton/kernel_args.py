@@ -188,7 +188,7 @@ def dropout(tensor_args: TensorArgs, problem: AttentionProblem) -> Dropout:
     if not problem.dropout_p:
         return Dropout(None, 0, 1.0)
     p = problem.dropout_p
-    return Dropout(tensor_args.seed, philox.keep_threshold(p), 1.0 / (1.0 - p) if p < 1.0 else 0.0)
+    return Dropout(tensor_args.seed, philox.keep_threshold(p), philox.keep_factor(p))
 
 
 def score_bytes(tensor_args: TensorArgs) -> int:

@@ -53,7 +53,7 @@ def weights(products, base, bias, is_visible, mask, scores, offset, h, i, j):
 def dropout_factor(
     dropout, b, h, i0, j0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TRANSPOSED: tl.constexpr
 ):
-    """z of a tile: 1 / (1 - p) or 0; 1 without dropout"""
+    """z of a tile: the factor of kept weights, or 0; 1 without dropout"""
     if dropout.seed is None:
         return 1.0
     else:
