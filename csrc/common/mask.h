@@ -77,6 +77,25 @@ TK_INLINE QueryInterval block_queries(const MaskParams& mask, int64_t j0, int64_
   return {j0 - mask.diagonal_high, j1 - mask.diagonal_low};
 }
 
+// Number of live keys, (B or 1, H_kv or 1, N): they depend on what the block mask depends on.
+TK_INLINE int64_t live_keys_size(const Problem& p) {
+  const int64_t* stride = p.mask.block_mask_stride;
+  return (stride[0] == 0 ? 1 : p.B) * (stride[1] == 0 ? 1 : p.H_kv) * p.N;
+}
+
+TK_INLINE void set_live_keys(Problem& p, const uint8_t* live_keys) {
+  const int64_t* stride = p.mask.block_mask_stride;
+  p.live_keys = live_keys;
+  p.live_keys_stride[0] = stride[0] == 0 ? 0 : (stride[1] == 0 ? 1 : p.H_kv) * p.N;
+  p.live_keys_stride[1] = stride[1] == 0 ? 0 : p.N;
+}
+
+// Live keys of key head h, (N); null if all are live.
+TK_INLINE const uint8_t* live_keys_of(const Problem& p, int64_t b, int64_t h) {
+  if (!p.live_keys) return nullptr;
+  return p.live_keys + b * p.live_keys_stride[0] + h * p.live_keys_stride[1];
+}
+
 TK_INLINE bool has_element_mask(const MaskParams& mask) {
   return mask.dense || mask.layout || mask.q_segments;
 }

@@ -62,9 +62,12 @@ struct Problem {
   MaskParams mask;
   ScoreParams score;
   DropoutParams dropout;
-  // (B, N): keys visible to at least one query under the diagonals, key ranges and segments. Other
-  // keys may hold NaN and must not enter a product.
-  const uint8_t* live_keys;  // null = all keys are live
+  // (B, H_kv, N): 1 for live keys, which the element mask and the diagonals show to at least one
+  // query of the key head. Other keys, and those outside the key ranges, may hold NaN and must
+  // not enter a product.
+  const uint8_t* live_keys;  // null = no element mask
+  int64_t
+      live_keys_stride[2];  // batch and key head; 0 where the element mask does not depend on it
 };
 
 struct ForwardParams : Problem {

@@ -52,16 +52,19 @@ void check_lengths(const Problem& p) {
   }
 }
 
-// Allocates the live keys, which segment masks need, at the start of the workspace.
+// Allocates the live keys, which element masks need, at the start of the workspace.
 uint8_t* allocate_live_keys(Layout& layout, const Problem& p) {
-  return p.mask.q_segments ? layout.take<uint8_t>(p.B * p.N) : nullptr;
+  return p.mask.block_mask ? layout.take<uint8_t>(live_keys_size(p)) : nullptr;
 }
 
 void find_live_keys(Problem& p, uint8_t* live_keys, const LaunchArgs& launch) {
-  p.live_keys = live_keys;
-  const int64_t blocks = ceil_of(p.N, kLiveKeysThreads);
-  if (!live_keys || blocks * p.B == 0) return;
-  TK_LAUNCH(live_keys_kernel, grid(blocks * p.B), kLiveKeysThreads, 0, launch.stream, p, live_keys,
+  if (!live_keys) return;
+  set_live_keys(p, live_keys);
+  Problem unranged = p;
+  unranged.mask.key_start = unranged.mask.key_end = nullptr;
+  const int64_t blocks = ceil_of(p.N, kBlockMaskSize), items = live_keys_size(p) / p.N;
+  TK_LAUNCH(live_keys_kernel, grid(blocks * items), kLiveKeysWarps * kWarp,
+            kLiveKeysWarps * sizeof(uint64_t), launch.stream, unranged, live_keys,
             static_cast<int>(blocks));
 }
 

@@ -42,6 +42,7 @@ MASKS = {
     "blocks": tk.Mask.block_sparse(torch.arange(H * 25).view(H, 5, 5) % 3 > 0, 16),
     "two-windows": tk.Mask.window(9, 3) & tk.Mask.causal(align="bottom_right"),
     "wide-window": tk.Mask.window(2**62 + 1, -1),
+    "crossed-window": tk.Mask.window(None, -(2**62) - 1),
     "short-lengths": tk.Mask.padding(torch.tensor([5, 9], dtype=torch.int32)),
     "short-segments": tk.Mask.segments(
         *((torch.arange(n) // 30).repeat(B, 1).int() for n in (M, N))
@@ -245,7 +246,6 @@ def declined() -> dict[str, Any]:
         "narrow-values": (q, k, v[..., :3], {}),
         "far-lengths": (q, k, v, {"mask": tk.Mask.padding(torch.tensor([5, 0, 9, 0])[::2])}),
         "far-segments": (q, k, v, {"mask": tk.Mask.segments(ids[:, :M], ids)}),
-        "wide-window": (q, k, v, {"mask": tk.Mask.window(None, -(2**62) - 1)}),
         "lse": (q, k, v, {"return_lse": True}),
         "softcap": (q, k, v, {"softcap": 3.0}),
         "dropout": (q, k, v, {"dropout_p": 0.5}),

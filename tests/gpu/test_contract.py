@@ -7,6 +7,7 @@ import torch
 
 from tests.support.cases import CASES, Case
 from tests.support.evaluate import assert_case, reasons_against
+from tests.support.hidden_cases import HIDDEN_CASES, assert_hidden_nan_changes_nothing
 
 pytestmark = pytest.mark.gpu
 
@@ -18,6 +19,13 @@ def test_case(case: Case, dtype: torch.dtype, backend: str) -> None:
     if reasons := reasons_against(case, backend, "cuda"):
         pytest.skip("; ".join(reasons))
     assert_case(case, dtype, backend, "cuda")
+
+
+@pytest.mark.usefixtures("poisoned", "deterministic")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", HIDDEN_CASES, ids=str)
+def test_hidden_nan_changes_nothing(case: Case, dtype: torch.dtype, backend: str) -> None:
+    assert_hidden_nan_changes_nothing(case, dtype, backend, "cuda")
 
 
 def test_only_wide_heads_are_unsupported(backend: str) -> None:

@@ -107,3 +107,12 @@ def test_merged_block_size_is_the_greatest_common_divisor() -> None:
 def test_sizes_are_checked() -> None:
     with pytest.raises(ValueError, match=r"must be \(batch,\) = \(2,\), got \(3,\)"):
         resolve(tk.Mask.padding(torch.tensor([1, 2, 3])), B, H, M, N)
+
+
+def test_crossed_diagonals_leave_an_empty_interval() -> None:
+    """The union of all rows is empty too, so that no key is live."""
+    for mask in (tk.Mask.window(-3, 1), tk.Mask.window(-3, None) & tk.Mask.causal()):
+        low, high = resolve(mask, B, H, M, N)[:2]
+        assert low > N
+        assert M - 1 + high < 0
+    assert resolve(tk.Mask.window(-2, 2), B, H, M, N)[:2] == (2, 2)

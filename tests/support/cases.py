@@ -242,7 +242,8 @@ def plant(case: Case, clean: Inputs) -> Inputs:
     visible = case.visible(clean.q.device)
     if visible is None or case.hidden == 0.0:
         return clean
-    dead_keys = ~visible.any(dim=2).any(dim=1)[:, None, :, None]
+    seen = visible.any(dim=2).unflatten(1, (case.H_kv, -1)).any(dim=2)  # by heads that share k, v
+    dead_keys = ~seen[..., None]
     empty_rows = ~visible.any(dim=3)[..., None]
     planted = {
         name: x.detach().masked_fill(where, case.hidden).requires_grad_()

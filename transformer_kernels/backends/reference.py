@@ -131,7 +131,10 @@ def _dense(
     attn_mask = visible(tensor_args, problem)
     if attn_mask is not None:
         # Dead keys and fully masked queries may hold NaN; zero them so that 0 * NaN cannot occur.
-        dead = ~attn_mask.any(dim=2).any(dim=1)[:, None, :, None]
+        live = attn_mask.any(dim=2)
+        if live.shape[1] > 1:  # visible to some query head that shares the key head
+            live = live.unflatten(1, (problem.H_kv, -1)).any(dim=2)
+        dead = ~live[..., None]
         q = q.masked_fill(~attn_mask.any(dim=3, keepdim=True), 0.0)
         k, v = k.masked_fill(dead, 0.0), v.masked_fill(dead, 0.0)
     group = problem.H_q // problem.H_kv

@@ -23,7 +23,8 @@ class ResolvedMask(NamedTuple):
     """Mask resolved against the sizes of a call.
 
     A pair is visible if i + diagonal_low <= j <= i + diagonal_high and every constraint below that
-    is not None holds.
+    is not None holds. Diagonals that hide every pair are UNBOUNDED and -UNBOUNDED: the keys of all
+    rows together are then an empty interval too.
     """
 
     diagonal_low: int = -UNBOUNDED
@@ -73,6 +74,8 @@ def resolve(mask: Mask | None, B: int, H: int, M: int, N: int) -> ResolvedMask:
                 dense = _merge(torch.bitwise_and, dense, one.attn_mask)
             case BlockSparse():
                 layout, size = _merge_blocks(layout, size, one, M, N)
+    if low > high:
+        low, high = UNBOUNDED, -UNBOUNDED
     q_ids, k_ids = (None, None) if ids is None else ids
     return ResolvedMask(low, high, start, end, q_ids, k_ids, dense, layout, size)
 

@@ -1,5 +1,6 @@
 // The block mask: visibility of each 64 x 64 block under the element mask (dense, layout and
-// segments). Computed once, used by the forward and the backward pass.
+// segments). Computed once, used by the forward and the backward pass. Each pass derives the live
+// keys from it.
 #pragma once
 
 #include "common/mask.h"
@@ -50,6 +51,55 @@ void fill_block_mask(const MaskParams& mask, int64_t B, int64_t H, int64_t M, in
       mask.block_mask[item * column_blocks + n] =
           static_cast<uint8_t>(classify_block(mask, M, N, b, h, rows, n * kBlockMaskSize));
     }
+  });
+}
+
+// Bit c: key j0 + c is visible to some query of head h under the element mask and the diagonals.
+TK_INLINE uint64_t live_keys_of_block(const MaskParams& mask, int64_t M, int64_t N, int64_t b,
+                                      int64_t h, int64_t j0) {
+  const uint64_t all = bit_range(0, N - j0);
+  const int64_t j1 = N - j0 < kBlockMaskSize ? N : j0 + kBlockMaskSize;
+  const QueryInterval queries = block_queries(mask, j0, j1);
+  const int64_t begin = queries.begin > 0 ? queries.begin / kBlockMaskSize * kBlockMaskSize : 0;
+  const int64_t end = queries.end < M ? queries.end : M;
+  const auto block_end = [&](int64_t i0) {
+    return M - i0 < kBlockMaskSize ? M : i0 + kBlockMaskSize;
+  };
+  const auto visible = [&](int64_t i0) {
+    return block_visible(mask, N, b, h, i0, block_end(i0), j0, j1);
+  };
+  for (int64_t i0 = begin; i0 < end; i0 += kBlockMaskSize) {
+    if (visible(i0) == Visible::kFull) return all;
+  }
+  uint64_t live = 0;
+  for (int64_t i0 = begin; i0 < end; i0 += kBlockMaskSize) {
+    if (visible(i0) == Visible::kEmpty) continue;
+    for (int64_t i = i0; i < block_end(i0); ++i) {
+      live |= visible_keys(mask, M, N, b, h, i, j0);
+      if (live == all) return all;
+    }
+  }
+  return live;
+}
+
+// Fills `live_keys`; the strides of p are set. Key ranges are left out: they hide a key from every
+// query or from none.
+void fill_live_keys(const Problem& p, uint8_t* live_keys, const Workers& workers) {
+  MaskParams mask = p.mask;
+  mask.key_start = mask.key_end = nullptr;
+  const int64_t B = p.live_keys_stride[0] == 0 ? 1 : p.B,
+                H = p.live_keys_stride[1] == 0 ? 1 : p.H_kv;
+  const int64_t heads = H == 1 ? 1 : p.H_q / p.H_kv;  // query heads that may differ
+  const int64_t column_blocks = (p.N + kBlockMaskSize - 1) / kBlockMaskSize;
+  for_each(workers, B * H * column_blocks, [&](int64_t, int64_t item) {
+    const int64_t b = item / (H * column_blocks), h = item / column_blocks % H;
+    const int64_t j0 = item % column_blocks * kBlockMaskSize;
+    uint64_t live = 0;
+    for (int64_t n = 0; n < heads; ++n) {
+      live |= live_keys_of_block(mask, p.M, p.N, b, h * heads + n, j0);
+    }
+    uint8_t* const to = live_keys + (b * H + h) * p.N + j0;
+    for (int64_t c = 0; c < kBlockMaskSize && j0 + c < p.N; ++c) to[c] = live >> c & 1;
   });
 }
 

@@ -118,7 +118,7 @@ struct DecodeHead {
   const ForwardParams& p;
   int64_t sequence, b, head;
   int64_t q_head;  // the first query head that shares it
-  KeyInterval key_range;
+  LiveKeys is_live;
 };
 
 // Lane n holds query i0 + n % M of head h + n / M.
@@ -200,19 +200,14 @@ DecodeWorkspace<Real> lay_out_decode(const Sequences& all, int64_t workers, Aren
   return w;
 }
 
-// True if key j may be read.
-TK_INLINE bool is_readable(const DecodeHead& at, int64_t j) {
-  return j >= at.key_range.begin && j < at.key_range.end &&
-         (!at.p.live_keys || at.p.live_keys[at.b * at.p.N + j]);
-}
-
-TK_INLINE bool all_readable(const DecodeHead& at, const Block& block) {
-  if (block.j0 < at.key_range.begin || block.j0 + block.keys > at.key_range.end) return false;
-  uint8_t readable = 1;
-  for (int64_t j = block.j0; at.p.live_keys && j < block.j0 + block.keys; ++j) {
-    readable &= at.p.live_keys[at.b * at.p.N + j];
+// True if all keys of the block may be read.
+TK_INLINE bool all_live(const LiveKeys& keys, const Block& block) {
+  if (block.j0 < keys.range.begin || block.j0 + block.keys > keys.range.end) return false;
+  uint8_t live = 1;
+  for (int64_t j = block.j0; keys.by_element && j < block.j0 + block.keys; ++j) {
+    live &= keys.by_element[j];
   }
-  return readable != 0;
+  return live != 0;
 }
 
 // Copies `count` elements, `stride` apart, and pads with zeros to `width`.
@@ -234,7 +229,7 @@ Rows<Storage> copy_block(const DecodeHead& at, const Slice& x, const Block& bloc
   Storage* to = reinterpret_cast<Storage*>(copy);
   for (int64_t r = 0; r < block.keys; ++r, to += width) {
     const int64_t j = block.j0 + r;
-    const bool readable = is_readable(at, j);
+    const bool readable = at.is_live(j);
     copy_row(from + (readable ? x.offset(j) : 0), x.tensor.stride[3], readable ? x.width : 0, width,
              to);
   }
@@ -249,7 +244,7 @@ Rows<Storage> run_at(const DecodeHead& at, const Slice& x, int64_t j, int64_t co
   const int64_t stride = x.tensor.stride[2];
   const int64_t tail = std::max<int64_t>(count - kPrefetchRows, 0), next = j + tail + kPrefetchRows;
   const int64_t distance = kPrefetchRows * stride * static_cast<int64_t>(sizeof(Storage));
-  if (!x.pages || next >= at.key_range.end) return {from, stride, distance, count, 0};
+  if (!x.pages || next >= at.is_live.range.end) return {from, stride, distance, count, 0};
   const auto address = [](const Storage* row) { return reinterpret_cast<intptr_t>(row); };
   return {from, stride, distance, tail,
           address(data + x.offset(next)) - address(from + tail * stride)};
@@ -309,7 +304,7 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                   const DecodeScratch<Real>& t, const Block& block, int64_t tile,
                   const Partial<Real>& sums) {
   const ForwardParams& p = at.p;
-  const bool readable = all_readable(at, block);
+  const bool readable = all_live(at.is_live, block);
   const Real* const q = t.q + tile * w.rows * w.k_width;
   const auto multiply = [&](int64_t r, const Rows<Storage>& k, int64_t keys) {
     for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
@@ -419,8 +414,8 @@ void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                  t.q + tile.n * w.rows * w.k_width);
   });
   const int64_t first =
-      first_block(at.key_range) + (split - w.first_split[at.sequence]) * kSplitKeys;
-  const int64_t last = std::min(first + kSplitKeys, at.key_range.end);
+      first_block(at.is_live.range) + (split - w.first_split[at.sequence]) * kSplitKeys;
+  const int64_t last = std::min(first + kSplitKeys, at.is_live.range.end);
   for (int64_t j0 = first; j0 < last; j0 += kBlock) {
     for_each_tile(at, w.tiles, [&](const LaneTile& tile) {
       Block block{at.b, tile.h, tile.i0, j0, tile.lanes, p.M, 0, 0, {}, {}};
@@ -450,7 +445,8 @@ void decode(const Sequences& all, const Workers& workers, Arena arena) {
         std::upper_bound(w.first_split, w.first_split + all.count, split) - w.first_split - 1;
     const ForwardParams& p = all.problem(n);
     const int64_t b = all.entry(n);
-    const DecodeHead at{p, n, b, head, head * (p.H_q / p.H_kv), visible_key_range(p, b)};
+    const LiveKeys is_live{visible_key_range(p, b), live_keys_of(p, b, head)};
+    const DecodeHead at{p, n, b, head, head * (p.H_q / p.H_kv), is_live};
     Arena own{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
     decode_split<Storage>(at, w, lay_out_scratch(p, w, own), split);
   });

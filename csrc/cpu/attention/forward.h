@@ -119,8 +119,8 @@ template <typename Engine>
 void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                        const HeadPanels& keys, int64_t worker, int64_t head, int64_t n) {
   const int64_t b = head / p.H_kv, h = head % p.H_kv;
-  if (!overlaps(visible_key_range(p, b), n)) return;
-  const auto is_live = [&](int64_t j) { return !p.live_keys || p.live_keys[b * p.N + j]; };
+  const LiveKeys is_live{visible_key_range(p, b), live_keys_of(p, b, h)};
+  if (!overlaps(is_live.range, n)) return;
   auto* rows = scratch_of(p, w, worker).rows;
   pack_panel<Engine>(w.k, keys_of(p, p.k, b, h, p.D), n * kBlock, is_live, rows,
                      keys.k + static_cast<size_t>(n) * w.k.bytes, w.finite);

@@ -14,6 +14,8 @@ struct Kernels {
   // Fills mask.block_mask.
   void (*fill_block_mask)(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
                           const Workers& workers);
+  // Fills live_keys, whose strides are set, from mask.block_mask.
+  void (*fill_live_keys)(const Problem& problem, uint8_t* live_keys, const Workers& workers);
   // Workspace sizes are in bytes, 64-byte aligned, and O(M + N), except for the dq of each split.
   size_t (*forward_workspace)(const ForwardParams& params, const Workers& workers);
   void (*forward)(const ForwardParams& params, const Workers& workers, void* workspace);

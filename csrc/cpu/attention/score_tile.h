@@ -19,6 +19,16 @@ TK_INLINE KeyInterval visible_key_range(const Problem& p, int64_t b) {
   return block_interval(p.mask, p.N, b, 0, p.M);
 }
 
+// True for keys that at least one query sees; others may hold NaN.
+struct LiveKeys {
+  KeyInterval range;
+  const uint8_t* by_element;  // see live_keys_of
+
+  TK_INLINE_METHOD bool operator()(int64_t j) const {
+    return j >= range.begin && j < range.end && (!by_element || by_element[j]);
+  }
+};
+
 // True if any of `count` key blocks from block n on overlaps `range`.
 TK_INLINE bool overlaps(KeyInterval range, int64_t n, int64_t count = 1) {
   return range.begin < (n + count) * kBlock && range.end > n * kBlock;

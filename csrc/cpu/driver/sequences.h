@@ -10,7 +10,6 @@
 #include "common/workspace.h"
 #include "cpu/driver/dense.h"
 #include "cpu/driver/isa_dispatch.h"
-#include "cpu/driver/live_keys.h"
 #include "cpu/engine/arena.h"
 
 namespace tk {
@@ -93,10 +92,8 @@ template <typename Params>
 void run_concurrently(std::span<const Params> sequences, int64_t heads, const Pass<Params>& pass) {
   constexpr cpu::Workers kOneWorker{1, nullptr};
   const cpu::Workers threads = workers();
-  std::vector<std::vector<uint8_t>> live;
   size_t bytes = 0;
   for (const Params& sequence : sequences) {
-    live.push_back(find_live_keys(sequence));
     bytes = std::max(bytes, pass.workspace(slice_heads(sequence, 0, 1), kOneWorker));
   }
   bytes = (bytes + cpu::kAlignment - 1) / cpu::kAlignment * cpu::kAlignment;
@@ -105,8 +102,7 @@ void run_concurrently(std::span<const Params> sequences, int64_t heads, const Pa
   const int64_t items = static_cast<int64_t>(sequences.size()) * heads;
   cpu::for_each(threads, items, [&](int64_t worker, int64_t item) {
     const auto n = static_cast<size_t>(item / heads);
-    Params one = slice_heads(sequences[n], item % heads, 1);
-    one.live_keys = live[n].empty() ? nullptr : live[n].data();
+    const Params one = slice_heads(sequences[n], item % heads, 1);
     pass.kernel(one, kOneWorker, memory + static_cast<size_t>(worker) * bytes);
   });
 }

@@ -1,4 +1,5 @@
-// Mask kernels that run once before the attention kernels: the block mask and live keys.
+// Mask kernels that run once before the attention kernels: the block mask, and the live keys, which
+// follow from it.
 #pragma once
 
 #include "cuda/common/masks.cuh"
@@ -31,19 +32,64 @@ static TK_KERNEL(kWarp, 1) block_mask_kernel(const __grid_constant__ Problem p, 
   }
 }
 
-constexpr int kLiveKeysThreads = 128;
+constexpr int kLiveKeysWarps = 8;
 
-// Writes live keys, (B, N): 1 if some query is in the segment of the key. One thread per key.
-static TK_KERNEL(kLiveKeysThreads, 1)
-    live_keys_kernel(const __grid_constant__ Problem p, uint8_t* live_keys, int blocks) {
-  const int program = static_cast<int>(blockIdx.x), b = program / blocks;
-  const int64_t j = program % blocks * kLiveKeysThreads + static_cast<int>(threadIdx.x);
-  if (j >= p.N) return;
-  const int64_t* const ids = p.mask.q_segments + b * p.M;
-  const int64_t id = p.mask.k_segments[b * p.N + j];
-  bool found = false;
-  for (int64_t i = 0; i < p.M && !found; ++i) found = ids[i] == id;
-  live_keys[b * p.N + j] = found;
+// Bitwise or over the lanes of a warp.
+TK_DEVICE uint64_t warp_or(uint64_t x) {
+  for (int distance = 1; distance < kWarp; distance *= 2) x |= __shfl_xor_sync(~0u, x, distance);
+  return x;
+}
+
+// Bit c: key j0 + c is visible to some query of head h. Of the query blocks, each warp of the CTA
+// tests a share: first one per lane by the block mask, then the elements of partial blocks.
+TK_DEVICE uint64_t live_keys_of_block(const Problem& p, int64_t b, int64_t h, int64_t j0,
+                                      int64_t j1) {
+  const uint64_t all = bit_range(0, j1 - j0);
+  const QueryInterval queries = block_queries(p.mask, j0, j1);
+  const int64_t row_blocks = (min(queries.end, p.M) + kBlockMaskSize - 1) / kBlockMaskSize;
+  int64_t first = max(queries.begin, int64_t{0}) / kBlockMaskSize + warp_index();
+  uint64_t live = 0;
+  for (; first < row_blocks; first += kWarp * kLiveKeysWarps) {
+    const int64_t own = (first + lane_index() * kLiveKeysWarps) * kBlockMaskSize;
+    const Visible visible =
+        own < p.M ? block_visible(p.mask, p.N, b, h, own, min(own + kBlockMaskSize, p.M), j0, j1)
+                  : Visible::kEmpty;
+    if (__any_sync(~0u, visible == Visible::kFull)) return all;
+    unsigned partial = __ballot_sync(~0u, visible == Visible::kPartial);
+    for (; partial && live != all; partial &= partial - 1) {
+      const int lane = __ffs(static_cast<int>(partial)) - 1;
+      const int64_t i0 = (first + lane * kLiveKeysWarps) * kBlockMaskSize;
+      uint64_t bits = 0;
+      for (int64_t i = i0 + lane_index(); i < min(i0 + kBlockMaskSize, p.M); i += kWarp) {
+        bits |= visible_keys(p.mask, p.M, p.N, b, h, i, j0);
+      }
+      live |= warp_or(bits);
+    }
+  }
+  return live;
+}
+
+// Writes live keys; the strides of p are set. p has no key ranges: they hide a key from every query
+// or from none. One CTA for kBlockMaskSize keys of a key head.
+static TK_KERNEL(kLiveKeysWarps* kWarp, 1)
+    live_keys_kernel(const __grid_constant__ Problem p, uint8_t* live_keys, int column_blocks) {
+  const int program = static_cast<int>(blockIdx.x), item = program / column_blocks;
+  const int64_t j0 = program % column_blocks * kBlockMaskSize;
+  const int64_t j1 = min(j0 + kBlockMaskSize, p.N);
+  const int H = p.live_keys_stride[1] == 0 ? 1 : static_cast<int>(p.H_kv);
+  const int heads = H == 1 ? 1 : static_cast<int>(p.H_q) / H;  // query heads that may differ
+  uint64_t live = 0;
+  for (int h = item % H * heads; h < (item % H + 1) * heads; ++h) {
+    live |= live_keys_of_block(p, item / H, h, j0, j1);
+  }
+  TK_SHARED_MEMORY(memory);
+  uint64_t* const parts = reinterpret_cast<uint64_t*>(memory);  // (warps)
+  if (lane_index() == 0) parts[warp_index()] = live;
+  __syncthreads();
+  const int64_t j = j0 + static_cast<int>(threadIdx.x);
+  if (j >= j1) return;
+  for (int n = 0; n < kLiveKeysWarps; ++n) live |= parts[n];
+  live_keys[item * p.N + j] = live >> (j - j0) & 1;
 }
 
 }  // namespace tk::cuda

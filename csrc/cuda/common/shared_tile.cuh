@@ -5,6 +5,7 @@
 // the same column are then in different groups of four banks, without bank conflicts.
 #pragma once
 
+#include "common/mask.h"
 #include "cuda/common/rows.cuh"
 
 namespace tk::cuda {
@@ -77,21 +78,20 @@ TK_DEVICE void start_load(const SharedTile<Element, kRows, kWidth>& tile,
   commit_copies();
 }
 
-// Live keys: keys visible to at least one query under the band, key-range and segment constraints.
+// True for keys visible to at least one query of the key head.
 struct LiveKeys {
   int begin, end;
-  const uint8_t* by_segment;  // (N): 1 if some query is in the key's segment; null = all
+  const uint8_t* by_element;  // see live_keys_of in common/mask.h
 
   TK_DEVICE_METHOD bool operator()(int j) const {
-    return j >= begin && j < end && (!by_segment || by_segment[j]);
+    return j >= begin && j < end && (!by_element || by_element[j]);
   }
 };
 
 template <typename Params>
-TK_DEVICE LiveKeys live_keys_of(const Arguments<Params>& a, const Sequence& s) {
+TK_DEVICE LiveKeys live_keys_of(const Arguments<Params>& a, const Sequence& s, int h_kv) {
   const Problem& p = a.params;
-  return {max(s.begin, s.low), min(s.end, s.M + s.high),
-          p.live_keys ? p.live_keys + s.b * p.N : nullptr};
+  return {max(s.begin, s.low), min(s.end, s.M + s.high), tk::live_keys_of(p, s.b, h_kv)};
 }
 
 }  // namespace tk::cuda

@@ -174,7 +174,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
   if (j0 >= seq.N) return;
 
   const BackwardShared<Element, kWidth> shared{reinterpret_cast<Element*>(memory)};
-  const LiveKeys live = live_keys_of(a, seq);
+  const LiveKeys live = live_keys_of(a, seq, h_kv);
   const auto k = rows_of<const Element>(p.k, seq.at, h_kv, seq.first_k, p.D);
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
   start_load<kThreads>(shared.k(), k, j0, false, live);

@@ -42,7 +42,7 @@ TK_DEVICE void add_score_gradients(const BackwardArguments& a, const Sequence& s
   const auto v = rows_of<const Element>(p.v, seq.b, h_kv, 0, p.D_v);
   const auto d_o = rows_of<const Element>(p.d_o, seq.b, h, 0, p.D_v);
   const int64_t statistics = statistics_offset(p, seq, h);
-  const LiveKeys live_keys = live_keys_of(a, seq);
+  const LiveKeys live_keys = live_keys_of(a, seq, h_kv);
   const LiveQueries live_queries{seq.M, a.lse + statistics};
   __syncthreads();  // the previous tiles have been read
   start_load<kThreads>(shared.k(), k, j0, false, live_keys);

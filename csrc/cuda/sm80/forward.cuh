@@ -43,7 +43,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const auto q = rows_of<const Element>(p.q, seq.at, h, seq.first_q, p.D);
   const auto k = rows_of<const Element>(p.k, seq.at, h_kv, seq.first_k, p.D);
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
-  const LiveKeys live = live_keys_of(a, seq);
+  const LiveKeys live = live_keys_of(a, seq, h_kv);
   const bool plain = has_plain_scores<Element>(p.score);
   const float scale = static_cast<float>(p.score.scale);
   const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2

@@ -107,7 +107,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
   typename Shape::QPipeline::State state;
 
   // Dead keys may hold NaN, and 0 x NaN in a matrix product is NaN: they are loaded as zeros.
-  const LiveKeys live_keys = live_keys_of(a, seq);
+  const LiveKeys live_keys = live_keys_of(a, seq, key_block.h_kv);
   const bool has_dead_keys = has_dead_rows(live_keys, j0, is_varlen ? j1 : min(j1, seq.N));
   if (elect_one()) {
     // last: no query sees this block

@@ -73,7 +73,7 @@ TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
     const Sequence seq = sequence_of(a, tile.b);
     const int h_kv = tile.h / static_cast<int>(p.H_q / p.H_kv);
     const int i0 = tile.i0, i1 = min(i0 + kM, seq.M);
-    const LiveKeys live_keys = live_keys_of(a, seq);
+    const LiveKeys live_keys = live_keys_of(a, seq, h_kv);
     const auto load_k = [&](const Block& block, bool last) {
       shared.k.wait_empty(state.k);
       if (elect_one()) {

@@ -21,6 +21,7 @@ from tests.support import emulator
 from tests.support.cases import CASES, Case, inputs
 from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
+from tests.support.hidden_cases import HIDDEN_CASES, assert_hidden_nan_changes_nothing
 from tests.support.tiers import sampled
 from tests.support.varlen_cases import (
     VARLEN_CASES,
@@ -85,6 +86,12 @@ def _hopper() -> Iterator[None]:
 @pytest.mark.parametrize("case", sampled(SUPPORTED))
 def test_case(case: Case) -> None:
     assert_case(case, torch.bfloat16, "cuda")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", HIDDEN_CASES, ids=str)
+def test_hidden_nan_changes_nothing(case: Case) -> None:
+    assert_hidden_nan_changes_nothing(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.usefixtures("poisoned")

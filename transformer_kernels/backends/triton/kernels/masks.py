@@ -18,16 +18,16 @@ def key_range(mask, b, N):
 
 @triton.jit
 def is_live(j, low, high, begin, end, M):
-    """True if key j is visible to at least one query under the band and the range begin..end. Dead
+    """True if key j is visible to at least one query under the band and the range begin..end. Other
     keys are not loaded: they may hold NaN, and 0 * NaN is NaN."""
     return (j >= tl.maximum(begin, low)) & (j < tl.minimum(end, M + high))
 
 
 @triton.jit
 def zero_hidden_keys(tile, is_visible, mask):
-    """The tile of keys or values, with keys of segments that no query of this tile belongs to set
-    to 0"""
-    if mask.q_segments is not None:
+    """The tile of keys or values, with 0 for keys that the element mask hides from every query of
+    this tile"""
+    if mask.q_segments is not None or mask.dense is not None or mask.layout is not None:
         key_is_live = tl.max(is_visible.to(tl.int32), axis=0) > 0
         tile = tl.where(key_is_live[:, None], tile, 0.0)
     return tile

@@ -43,9 +43,10 @@ def weights(products, base, bias, is_visible, mask, scores, offset, h, i, j):
         # Masks lse, not p: AMD's compiler cannot convert a bool tile to the layout of an operand.
         base = tl.where(is_visible, base, float("inf"))
     p = tl.exp2((natural_scores(products, bias, scores, offset, h, i, j) - base) * LOG2E)
-    if is_visible is not None and mask.q_segments is not None:
-        # A key whose segment has no query may be NaN.
-        p = tl.where(base != float("inf"), p, 0.0)
+    if is_visible is not None and (
+        mask.q_segments is not None or mask.dense is not None or mask.layout is not None
+    ):
+        p = tl.where(base != float("inf"), p, 0.0)  # a key that no query sees may be NaN
     return p
 
 
@@ -67,8 +68,10 @@ def dropout_factor(
 def score_gradients(p, dp, delta, is_visible, mask):
     """ds of a tile"""
     ds = p * (dp - delta)
-    if is_visible is not None and mask.q_segments is not None:
-        ds = tl.where(p != 0.0, ds, 0.0)  # a value of such a segment may be NaN
+    if is_visible is not None and (
+        mask.q_segments is not None or mask.dense is not None or mask.layout is not None
+    ):
+        ds = tl.where(p != 0.0, ds, 0.0)  # a value that no query sees may be NaN
     return ds
 
 
@@ -79,7 +82,7 @@ def product_gradients(ds, products, scores):
         return ds
     else:
         t = scaled(products, scores) / scores.softcap
-        return ds * (1.0 - t * t)
+        return tl.where(ds != 0.0, ds * (1.0 - t * t), 0.0)  # products may be NaN where hidden
 
 
 @triton.jit(do_not_specialize=["rows", "M", "N"])
