@@ -31,6 +31,7 @@ LAYERS = (
     "problem",
     "scores",
     "masks",
+    "argument_checks",
     "storage",
     "optional_deps",
     "torch_private",

@@ -56,6 +56,8 @@ native_multi_head_attention = _find("_native_multi_head_attention")
 transformer_encoder_layer = _find("_transformer_encoder_layer_fwd")
 _DRIVER = ("_C._cuda_getDriverVersion",) if torch.version.cuda is not None else ()
 _driver_version = _find("_C._cuda_getDriverVersion")
+_FAKE = ("_subclasses.fake_tensor.FakeTensor",)
+_fake_tensor = _find(_FAKE[0])
 
 
 def _missing(paths: Sequence[str]) -> tuple[str, ...]:
@@ -66,7 +68,7 @@ MISSING_FOR_FAST_PATH = _missing(_FAST_PATH)
 """Symbols required by the fast path that this torch release lacks."""
 MISSING_FOR_SDPA = _missing(_SDPA)
 """Symbols required by `enable()` that this torch release lacks."""
-MISSING = (*MISSING_FOR_FAST_PATH, *MISSING_FOR_SDPA, *_missing(_DRIVER))
+MISSING = (*MISSING_FOR_FAST_PATH, *MISSING_FOR_SDPA, *_missing(_DRIVER), *_missing(_FAKE))
 
 
 def calls_are_observed() -> bool:
@@ -84,6 +86,11 @@ def calls_are_observed() -> bool:
         or _tracing_state() is not None
         or _profiler_is_enabled()
     )
+
+
+def is_fake(x: torch.Tensor) -> bool:
+    """True if x has no values: a tensor of FakeTensorMode. False if torch lacks the class."""
+    return _fake_tensor is not _MISSING and isinstance(x, _fake_tensor)
 
 
 def functorch_is_active() -> bool:

@@ -65,9 +65,9 @@ def test_pattern_in_attention(backend: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: local(0, 1, 1), "rows must be a positive int, got 0"),
-        (lambda: local(1, 1, -1), "width must be a positive int, got -1"),
-        (lambda: strided(1, 2, 0), "stride must be a positive int, got 0"),
+        (lambda: local(0, 1, 1), "rows must be at least 1, got 0"),
+        (lambda: local(1, 1, -1), "width must be at least 1, got -1"),
+        (lambda: strided(1, 2, 0), "stride must be at least 1, got 0"),
         (lambda: fixed(4, 4, 2, 3), "summaries must be at most stride = 2, got 3"),
     ],
 )

@@ -80,7 +80,7 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
         "max_seqlen_q must be at least 70, the longest length in cu_seqlens_q, got 69",
     ),
     "max-k": ({"max_seqlen_k": 3}, ValueError, "max_seqlen_k must be at least 70"),
-    "max-negative": ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must not be negative, got -1"),
+    "max-negative": ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q must be at least 0, got -1"),
     "max-float": ({"max_seqlen_q": 9.0}, TypeError, "max_seqlen_q must be an int or None, got 9.0"),
     "max-bool": ({"max_seqlen_k": True}, TypeError, "max_seqlen_k must be an int .* got True"),
     "mask-tensor": (

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from transformer_kernels import torch_private
+from transformer_kernels.argument_checks import savable
 from transformer_kernels.backends import Backend, FusedBackend, ReferenceBackend
 from transformer_kernels.backends.reference import reference_attention, reference_decode
 from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
@@ -31,11 +32,13 @@ def attend(
     if isinstance(backend, ReferenceBackend) or _is_transformed(
         q, k, v, tensor_args.bias, tensor_args.alibi_slopes
     ):
-        return reference_attention(q, k, v, tensor_args, problem)
+        return reference_attention(savable(q), savable(k), savable(v), tensor_args, problem)
     needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, tensor_args.bias))
     if not (needs_grad and torch.is_grad_enabled()):
         o, lse, _ = backend.forward(q, k, v, tensor_args, problem)
         return o, lse
+    q, k, v = savable(q), savable(k), savable(v)
+    tensor_args = TensorArgs(*(None if x is None else savable(x) for x in tensor_args))
     # torch.compile rejects an autograd.Function with the same tensor in two arguments.
     v = v.view_as(v) if v is q or v is k else v
     k = k.view_as(k) if k is q else k

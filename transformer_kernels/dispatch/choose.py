@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from transformer_kernels.argument_checks import shown
 from transformer_kernels.backends import BACKENDS, Backend
 from transformer_kernels.problem import AttentionProblem, TensorArgs
 
@@ -37,7 +38,7 @@ def _named(name: str) -> Backend:
     for backend in BACKENDS:
         if backend.name == name:
             return backend
-    raise ValueError(f"backend must be one of {', '.join(map(repr, names()))}, got {name!r}")
+    raise ValueError(f"backend must be one of {', '.join(map(repr, names()))}, got {shown(name)}")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from transformer_kernels import torch_private
+from transformer_kernels.argument_checks import savable
 from transformer_kernels.backends import CpuBackend, schema
 from transformer_kernels.backends.native import extension
 from transformer_kernels.dispatch.autograd import first_order
@@ -59,16 +60,26 @@ def attend(
     resolved = _resolve(mask, q, k) if q.is_cpu else None
     if resolved is None:
         return None
-    o, block_mask = torch.empty_like(q), _empty_block_mask(resolved, q, k)
-    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        return (
-            o if direct_forward(q, k, v, *resolved, block_mask, scale, grouped, o, None) else None
-        )
-    lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q))
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    try:
+        o, block_mask = torch.empty_like(q), _empty_block_mask(resolved, q, k)
+        lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q)) if needs_grad else None
+    except (RuntimeError, TypeError):  # unchecked tensors; the general path names what is wrong
+        return None
     if not direct_forward(q, k, v, *resolved, block_mask, scale, grouped, o, lse):
         return None
+    if lse is None:
+        return o
     computed = o, lse, block_mask
-    result: Tensor = _apply(q, k, v, computed, resolved, scale)
+    result: Tensor
+    try:
+        result = _apply(q, k, v, computed, resolved, scale)
+    except RuntimeError:
+        if not any(isinstance(x, Tensor) and x.is_inference() for x in (q, k, v, *resolved)):
+            raise
+        q, k, v = savable(q), savable(k), savable(v)
+        resolved = ResolvedMask._make(savable(x) if isinstance(x, Tensor) else x for x in resolved)
+        result = _apply(q, k, v, (o.detach(), lse, block_mask), resolved, scale)
     return result
 
 
@@ -99,7 +110,10 @@ def decode(
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
     ):
         return None
-    o = torch.empty_like(q)
+    try:
+        o = torch.empty_like(q)
+    except RuntimeError:
+        return None
     given = q, k_cache, v_cache, cache_seqlens, block_table
     return o if direct_decode(*given, *diagonals, scale, o) else None
 

@@ -6,6 +6,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.autocast import cast_for_autocast, without_autocast
 from transformer_kernels.dispatch.autograd import attend
@@ -109,12 +110,13 @@ def attention(
         and sinks is None
         and type(dropout_p) is float
         and dropout_p == 0.0
-        and not return_lse
+        and return_lse is False
         and backend in ("auto", "cpu")
     ):
         plain_o = fast_path.attend(q, k, v, mask, scale)
         if plain_o is not None:
             return plain_o
+    check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
     problem, tensor_args = build_problem(
         q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks

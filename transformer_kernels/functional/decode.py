@@ -6,6 +6,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.autocast import without_autocast
 from transformer_kernels.dispatch.autograd import decode
@@ -119,12 +120,13 @@ def attention_decode(
         bias is None
         and softcap is None
         and sinks is None
-        and not return_lse
+        and return_lse is False
         and backend in ("auto", "cpu")
     ):
         plain_o = fast_path.decode(q, k_cache, v_cache, cache_seqlens, block_table, mask, scale)
         if plain_o is not None:
             return plain_o
+    check_bool("return_lse", return_lse)
     if backend != "reference":
         check_no_gradient(
             {"q": q, "k_cache": k_cache, "v_cache": v_cache, "bias": bias, "sinks": sinks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.choose import Explanation, explanation
 from transformer_kernels.masks.mask import Mask
@@ -52,6 +53,7 @@ def explain(
     Raises:
         TypeError, ValueError: as for `attention` if an argument is invalid.
     """
+    check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
     # A fixed seed: explain must not advance torch's generator.
     seed = 0 if seed is None else seed

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import check_tensor, is_inference, values_are_readable
+from transformer_kernels.problem.checks import DTYPES
 from transformer_kernels.problem.decode import check_cache
 
 _NAMES = ("k", "k_cache", "v_cache")
@@ -42,6 +44,7 @@ def append_to_cache(
     cache_seqlens, block_table = check_cache(
         k, k_cache, v_cache, cache_seqlens, block_table, _NAMES
     )
+    check_tensor("v", v, DTYPES)
     if v.shape != (*k.shape[:3], v_cache.shape[3]) or k.shape[1] != k_cache.shape[1]:
         raise ValueError(
             "k and v must be (B, H_kv, M, D) and (B, H_kv, M, D_v) with the caches' heads and "
@@ -51,7 +54,11 @@ def append_to_cache(
     if v.dtype != k.dtype:
         raise TypeError(f"k and v must share a dtype, got k {k.dtype}, v {v.dtype}")
     B, _, M, _ = k.shape
-    if cache_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+    if v.device != k.device:
+        raise ValueError(f"v is on {v.device}, k is on {k.device}")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        _check_writable(name, cache)
+    if values_are_readable(cache_seqlens):
         for b, length in enumerate(cache_seqlens.tolist()):
             if length < M:
                 raise ValueError(f"cache_seqlens must be at least M = {M}, got {length} at {b}")
@@ -63,3 +70,21 @@ def append_to_cache(
         row = position % k_cache.shape[2]
     k_cache[page, :, row] = k.transpose(1, 2)
     v_cache[page, :, row] = v.transpose(1, 2)
+
+
+def _check_writable(name: str, cache: Tensor) -> None:
+    """Raises ValueError for a cache that torch cannot write in-place."""
+    if torch.is_grad_enabled() and cache.requires_grad and cache.is_leaf:
+        raise ValueError(
+            f"{name} must not require grad, because it is written in-place: call append_to_cache "
+            "under torch.no_grad()"
+        )
+    if is_inference(cache) and not torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"{name} was made in inference mode, and can be written only in inference mode"
+        )
+    if any(size > 1 and step == 0 for size, step in zip(cache.shape, cache.stride(), strict=True)):
+        raise ValueError(
+            f"{name} must have memory for each of its elements, got shape {tuple(cache.shape)} "
+            f"with strides {cache.stride()}"
+        )

@@ -7,6 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch.autocast import cast_for_autocast, without_autocast
 from transformer_kernels.dispatch.autograd import attend
 from transformer_kernels.dispatch.choose import choose
@@ -124,6 +125,7 @@ def attention_varlen(
 
     Source: docs/attention.md, section 6.
     """
+    check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
     problem, tensor_args = build_varlen_problem(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import check_int
+
 
 def local(rows: int, columns: int, width: int) -> Tensor:
     """Local pattern: each block row sees its own block and the `width - 1` blocks before it.
@@ -53,5 +55,4 @@ def _block_distance(rows: int, columns: int) -> Tensor:
 
 def _check(**sizes: int) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a positive int, got {size!r}")
+        check_int(name, size, 1, (1 << 31) - 1)

@@ -1,7 +1,8 @@
 """Constraints of a mask. Each one defines the (query, key) pairs that it makes visible.
 
 The interface of a constraint: `visible` returns a bool tensor broadcastable to (B, H, M, N),
-`check` raises ValueError if its tensors do not fit the sizes, `tensors` returns them by field name.
+`extent` returns its sizes in the dimensions B and H, `check` raises ValueError if its tensors do
+not fit the sizes, `tensors` returns them by field name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import shown
+
 Align = Literal["top_left", "bottom_right"]
+
+
+def check_align(align: Align) -> None:
+    if not isinstance(align, str) or align not in ("top_left", "bottom_right"):
+        raise ValueError(f"align must be 'top_left' or 'bottom_right', got {shown(align)}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,9 @@ class Window:
             visible = visible & (offset <= high)
         return visible[None, None]
 
+    def extent(self) -> tuple[int, int]:
+        return 1, 1
+
     def check(self, B: int, H: int, M: int, N: int) -> None:
         """Accepts all sizes."""
 
@@ -60,10 +71,13 @@ class KeyRange:
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         j = torch.arange(N, device=device)
-        visible = j < self.end[:, None]
+        visible = j < self.end.long()[:, None]
         if self.start is not None:
-            visible = visible & (j >= self.start[:, None])
+            visible = visible & (j >= self.start.long()[:, None])
         return visible[:, None, None, :]
+
+    def extent(self) -> tuple[int, int]:
+        return self.end.shape[0], 1
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         for name, bound in (("start", self.start), ("end (or key_lengths)", self.end)):
@@ -84,7 +98,10 @@ class Segments:
         return {"q_ids": self.q_ids, "k_ids": self.k_ids}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
-        return (self.q_ids[:, :, None] == self.k_ids[:, None, :])[:, None]
+        return (self.q_ids.long()[:, :, None] == self.k_ids.long()[:, None, :])[:, None]
+
+    def extent(self) -> tuple[int, int]:
+        return self.q_ids.shape[0], 1
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         for name, ids, length in (("q_ids", self.q_ids, M), ("k_ids", self.k_ids, N)):
@@ -106,6 +123,9 @@ class Dense:
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         return self.attn_mask
+
+    def extent(self) -> tuple[int, int]:
+        return self.attn_mask.shape[0], self.attn_mask.shape[1]
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         sizes = (B, H, M, N)
@@ -129,9 +149,13 @@ class BlockSparse:
         return {"layout": self.layout}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
-        row = torch.arange(M, device=self.layout.device) // self.block_size
-        column = torch.arange(N, device=self.layout.device) // self.block_size
-        return self.layout.index_select(1, row).index_select(2, column)[None]
+        rows, columns = (
+            torch.arange(length, device=self.layout.device) // self.block_size for length in (M, N)
+        )
+        return self.layout.index_select(1, rows).index_select(2, columns)[None]
+
+    def extent(self) -> tuple[int, int]:
+        return 1, self.layout.shape[0]
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         rows, columns = -(-M // self.block_size), -(-N // self.block_size)

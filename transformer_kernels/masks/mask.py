@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import (
+    INTEGERS,
+    LARGEST_INT,
+    as_device,
+    check_int,
+    check_tensor,
+    shown,
+)
 from transformer_kernels.masks import visualize
 from transformer_kernels.masks.constraints import (
     Align,
@@ -17,11 +25,15 @@ from transformer_kernels.masks.constraints import (
     KeyRange,
     Segments,
     Window,
+    check_align,
 )
 from transformer_kernels.storage import check_storage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_FARTHEST = 1 << 62
+_CONSTRAINTS = get_args(Constraint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +51,13 @@ class Mask:
 
     constraints: tuple[Constraint, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.constraints, tuple):
+            raise TypeError(f"constraints must be a tuple, got {shown(self.constraints)}")
+        for one in self.constraints:
+            if not isinstance(one, _CONSTRAINTS):
+                raise TypeError(f"constraints must hold constraints, got {shown(one)}")
+
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented
@@ -55,12 +74,8 @@ class Mask:
             right: visible keys after the diagonal; None is unbounded. May be negative.
             align: "top_left" (d = 0) or "bottom_right" (d = N - M), which differ if M != N.
         """
-        if align not in ("top_left", "bottom_right"):
-            raise ValueError(f"align must be 'top_left' or 'bottom_right', got {align!r}")
-        for name, bound in (("left", left), ("right", right)):
-            if bound is not None and (isinstance(bound, bool) or not _is_int(bound)):
-                raise TypeError(f"{name} must be an int or None, got {bound!r}")
-        return Mask((Window(_bounded(left), _bounded(right), align),))
+        check_align(align)
+        return Mask((Window(_extent("left", left), _extent("right", right), align),))
 
     @staticmethod
     def causal(*, align: Align = "top_left") -> Mask:
@@ -102,10 +117,10 @@ class Mask:
         """
         k_ids = q_ids if k_ids is None else k_ids
         for name, ids in (("q_ids", q_ids), ("k_ids", k_ids)):
-            _integers(name, ids)
+            check_tensor(name, ids, INTEGERS, wanted="a tensor of integers")
             if ids.dim() != 2:
                 raise ValueError(f"{name} must be (batch, length), got shape {tuple(ids.shape)}")
-        return Mask((Segments(q_ids, k_ids),))
+        return Mask((Segments(q_ids.resolve_neg(), k_ids.resolve_neg()),))
 
     @staticmethod
     def dense(attn_mask: Tensor) -> Mask:
@@ -114,8 +129,7 @@ class Mask:
         Args:
             attn_mask: bool tensor broadcastable to (B, H, M, N), any strides; True = visible.
         """
-        if not isinstance(attn_mask, Tensor) or attn_mask.dtype != torch.bool:
-            raise TypeError(f"attn_mask must be a bool tensor, got {_describe(attn_mask)}")
+        check_tensor("attn_mask", attn_mask, (torch.bool,), wanted="a bool tensor")
         if attn_mask.dim() > 4:
             raise ValueError(
                 f"attn_mask must broadcast to (B, H, M, N), got shape {tuple(attn_mask.shape)}"
@@ -133,16 +147,12 @@ class Mask:
 
         Source: Child et al. 2019, arXiv:1904.10509.
         """
-        if not isinstance(layout, Tensor) or layout.dtype != torch.bool:
-            raise TypeError(f"layout must be a bool tensor, got {_describe(layout)}")
+        check_tensor("layout", layout, (torch.bool,), wanted="a bool tensor")
         if layout.dim() not in (2, 3):
             raise ValueError(
                 f"layout must be (H or 1, rows, columns), got shape {tuple(layout.shape)}"
             )
-        if not _is_int(block_size) or isinstance(block_size, bool):
-            raise TypeError(f"block_size must be an int, got {block_size!r}")
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {block_size}")
+        check_int("block_size", block_size, 1)
         return Mask((BlockSparse(layout if layout.dim() == 3 else layout[None], block_size),))
 
     def materialize(
@@ -161,24 +171,30 @@ class Mask:
             device: device of the result. Default: that of the mask's tensors, else the CPU.
 
         Raises:
-            ValueError: a tensor of the mask does not fit these sizes.
+            TypeError: a size is not an int.
+            ValueError: a size is negative, or a tensor of the mask does not fit these sizes.
         """
         self.check(B, H, M, N)
-        target = torch.device(device) if device is not None else self.device or torch.device("cpu")
+        if B * H * M * N > LARGEST_INT:
+            raise ValueError(f"B * H * M * N must fit in 64 bits, got {B} * {H} * {M} * {N}")
+        target = as_device(device) if device is not None else self.device or torch.device("cpu")
         visible = torch.ones(B, H, M, N, dtype=torch.bool, device=target)
-        for constraint in self.constraints:
+        for constraint in self.to(target).constraints:
             visible = visible & constraint.visible(M, N, target)
         return visible
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         """Raises ValueError if a tensor of the mask does not fit these sizes, or has no memory."""
+        for name, size in (("B", B), ("H", H), ("M", M), ("N", N)):
+            check_int(name, size, 0)
         check_storage((f"the mask's {name}", x) for name, x in self.tensors())
         for constraint in self.constraints:
             constraint.check(B, H, M, N)
 
     def to(self, device: torch.device | str) -> Mask:
         """Returns the same mask with its tensors on `device`."""
-        return Mask(tuple(_to_device(constraint, device) for constraint in self.constraints))
+        target = as_device(device)
+        return Mask(tuple(_to_device(constraint, target) for constraint in self.constraints))
 
     @property
     def device(self) -> torch.device | None:
@@ -213,46 +229,37 @@ class Mask:
         return visualize.as_plot(self._slice(M, M if N is None else N, batch, head))
 
     def _slice(self, M: int, N: int, batch: int, head: int) -> Tensor:
-        """The (M, N) slice of one batch entry and head."""
-        extents = [
-            constraint.visible(M, N, self.device or torch.device("cpu")).shape[:2]
-            for constraint in self.constraints
-        ]
+        """The (M, N) slice of one batch entry and head, on the CPU."""
+        check_int("batch", batch, 0)
+        check_int("head", head, 0)
+        extents = [constraint.extent() for constraint in self.constraints]
         B = max([b for b, _ in extents], default=1)
         H = max([h for _, h in extents], default=1)
-        return self.materialize(B, H, M, N)[min(batch, B - 1), min(head, H - 1)]
+        if B == 0 or H == 0:
+            raise ValueError(f"the mask must have a batch entry and a head, got B = {B}, H = {H}")
+        return self.materialize(B, H, M, N, "cpu")[min(batch, B - 1), min(head, H - 1)]
 
 
-def _to_device(constraint: Constraint, device: torch.device | str) -> Constraint:
+def _to_device(constraint: Constraint, device: torch.device) -> Constraint:
+    for name, x in constraint.tensors().items():
+        if x.device.type == "meta" and device.type != "meta":
+            raise ValueError(f"the mask's {name} is on meta: it has no values to copy to {device}")
     fields: dict[str, Any] = {name: x.to(device) for name, x in constraint.tensors().items()}
     return replace(constraint, **fields)
 
 
-def _bounded(bound: int | None) -> int | None:
-    """The bound of a window, cut off beyond every index: diagonals then fit in 64 bits."""
-    return None if bound is None else max(-(1 << 62), min(bound, 1 << 62))
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int | torch.SymInt)
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of dtype {value.dtype}"
-    return f"{type(value).__name__}"
-
-
-def _integers(name: str, value: Tensor) -> None:
-    integral = isinstance(value, Tensor) and not (
-        value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool
-    )
-    if not integral:
-        raise TypeError(f"{name} must be a tensor of integers, got {_describe(value)}")
+def _extent(name: str, value: int | None) -> int | None:
+    """Returns an extent of a window, at most 2^62: sums with indices then fit in 64 bits."""
+    if value is None:
+        return None
+    if type(value) is int and -_FARTHEST <= value <= _FARTHEST:
+        return value
+    check_int(name, value, wanted="an int or None")
+    return min(max(value, -_FARTHEST), _FARTHEST)
 
 
 def _vector(name: str, value: Tensor) -> Tensor:
-    _integers(name, value)
+    check_tensor(name, value, INTEGERS, wanted="a tensor of integers")
     if value.dim() != 1:
         raise ValueError(f"{name} must be (batch,), got shape {tuple(value.shape)}")
-    return value
+    return value.resolve_neg()

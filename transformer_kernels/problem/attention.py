@@ -7,6 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import (
+    FLOATS,
+    check_int,
+    check_number,
+    check_tensor,
+    shown,
+)
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ResolvedMask, resolve
 from transformer_kernels.problem.checks import check_tensors
@@ -52,11 +59,11 @@ def problem_from_checked(
         check_storage((("bias", scores), ("seed", seed), ("sinks", sinks)))
     resolved = _resolve_mask(mask, B, H_q, M, N, q.device)
     if bias is not None and not isinstance(bias, Tensor | Alibi):
-        raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {bias!r}")
+        raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {shown(bias)}")
     slopes, alibi_offset = _alibi(bias, q, N)
     if sinks is not None:
         _check_sinks(sinks, q)
-    dropout_p = _number("dropout_p", dropout_p)
+    dropout_p = check_number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
     problem = AttentionProblem(
@@ -117,10 +124,7 @@ def _alibi(bias: object, q: Tensor, N: int) -> tuple[Tensor | None, int]:
 
 
 def _dense_bias(bias: Tensor, q: Tensor, N: int) -> Tensor:
-    if bias.dtype not in (q.dtype, torch.float32):
-        raise TypeError(f"bias must be {q.dtype} (as q) or torch.float32, got {bias.dtype}")
-    if bias.device != q.device:
-        raise ValueError(f"bias is on {bias.device}, q is on {q.device}")
+    check_tensor("bias", bias, (q.dtype, torch.float32), q.device)
     wanted = (*q.shape[:3], N)
     bias = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
     if bias.dim() != 4 or any(
@@ -133,46 +137,31 @@ def _dense_bias(bias: Tensor, q: Tensor, N: int) -> Tensor:
 
 
 def _check_sinks(sinks: Tensor, q: Tensor) -> None:
-    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
-        raise TypeError(f"sinks must be a floating-point tensor, got {sinks!r}")
+    check_tensor("sinks", sinks, FLOATS, q.device, "a floating-point tensor")
     if sinks.shape != (q.shape[1],):
         raise ValueError(f"sinks must be (H_q,) = ({q.shape[1]},), got {tuple(sinks.shape)}")
-    if sinks.device != q.device:
-        raise ValueError(f"sinks are on {sinks.device}, q is on {q.device}")
-
-
-def _number(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not -math.inf < value < math.inf:  # math.isfinite rejects symbolic numbers
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)
 
 
 def _scale(scale: float | None, D: int) -> float:
-    return 1.0 / math.sqrt(D) if scale is None else _number("scale", scale)
+    return 1.0 / math.sqrt(D) if scale is None else check_number("scale", scale)
 
 
 def _softcap(softcap: float | None) -> float:
     if softcap is None:
         return 0.0
-    softcap = _number("softcap", softcap)
+    softcap = check_number("softcap", softcap)
     if softcap <= 0.0:
         raise ValueError(f"softcap must be positive, got {softcap}")
     return softcap
 
 
 def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> Tensor | None:
-    if seed is not None and not isinstance(seed, int | Tensor):
-        raise TypeError(f"seed must be an int or an int64 scalar tensor, got {seed!r}")
-    if isinstance(seed, Tensor) and (seed.dtype != torch.int64 or seed.dim() != 0):
-        raise TypeError(
-            f"seed must be an int64 scalar tensor, got {seed.dtype} {tuple(seed.shape)}"
-        )
-    if isinstance(seed, Tensor) and seed.device != device:
-        raise ValueError(f"seed is on {seed.device}, q is on {device}")
-    if isinstance(seed, int) and not -(1 << 63) <= seed < 1 << 63:
-        raise ValueError(f"seed must fit in 64 bits, got {seed}")
+    if isinstance(seed, Tensor):
+        check_tensor("seed", seed, (torch.int64,), device)
+        if seed.dim() != 0:
+            raise TypeError(f"seed must be an int64 scalar tensor, got shape {tuple(seed.shape)}")
+    elif seed is not None:
+        check_int("seed", seed, wanted="an int or an int64 scalar tensor")
     if dropout_p == 0.0:
         return None
     if seed is None:

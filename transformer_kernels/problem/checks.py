@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import (
+    FLOATS,
+    check_tensor,
+    shown,
+    values_are_readable,
+)
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.storage import check_storage
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = FLOATS
 
 _Sizes = dict[str, int]
 
@@ -33,16 +38,11 @@ def check_tensors(
     all_three = f"{names[0]}, {names[1]} and {names[2]}"
     wanted = (dimensions, key_dimensions, key_dimensions)
     for name, x, its_dimensions in zip(names, (q, k, v), wanted, strict=True):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a strided tensor, got layout {x.layout}")
+        check_tensor(name, x, DTYPES)
         if x.dim() != len(its_dimensions):
             raise ValueError(
                 f"{name} must be ({', '.join(its_dimensions)}), got shape {tuple(x.shape)}"
             )
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
         if x.dtype != q.dtype:
             raise TypeError(
                 f"{all_three} must share a dtype, got {name} {x.dtype}, {names[0]} {q.dtype}"
@@ -82,7 +82,7 @@ def _broken_shape_rule(q: _Sizes, k: _Sizes, v: _Sizes, names: tuple[str, str, s
 def private_copy(x: Tensor) -> Tensor:
     """Returns a copy of lengths, offsets or pages on the CPU, where their values are checked:
     another thread may write x between the check and the kernels. Else returns x."""
-    return x if x.device.type != "cpu" or torch.compiler.is_compiling() else x.clone()
+    return x.clone() if values_are_readable(x) else x
 
 
 def check_windows(mask: Mask | None, where: str) -> None:
@@ -102,6 +102,4 @@ def check_windows(mask: Mask | None, where: str) -> None:
 def check_alibi_or_none(bias: Alibi | None, where: str) -> None:
     """Raises ValueError if the bias is a dense tensor. `where` completes the error message."""
     if isinstance(bias, Tensor):
-        raise ValueError(
-            f"bias must be alibi(slopes) or None {where}, got a tensor {tuple(bias.shape)}"
-        )
+        raise ValueError(f"bias must be alibi(slopes) or None {where}, got {shown(bias)}")

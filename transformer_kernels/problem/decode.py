@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import INDICES, check_tensor, values_are_readable
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import UNBOUNDED, resolve
@@ -113,19 +114,21 @@ def check_cache(
     else:
         check_tensors(q, k_cache, v_cache, key_dimensions=_PAGE_DIMENSIONS, names=names)
         _check_integers("block_table", block_table, ("B", "pages"), names[0], q)
-        block_table = private_copy(block_table)
         if k_cache.shape[2] == 0:
             raise ValueError(
                 f"page_size of {names[1]} must be at least 1, got shape {tuple(k_cache.shape)}"
             )
     _check_integers("cache_seqlens", cache_seqlens, ("B",), names[0], q)
-    cache_seqlens = private_copy(cache_seqlens)
     if capacity(k_cache, block_table) >= 1 << 31:
         raise ValueError(
             "the cache capacity must be less than 2^31 positions per sequence, got "
             f"{names[1]} {tuple(k_cache.shape)}"
         )
-    if cache_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+    cache_seqlens = private_copy(cache_seqlens)
+    block_table = None if block_table is None else private_copy(block_table)
+    if values_are_readable(cache_seqlens) and not (
+        block_table is not None and not values_are_readable(block_table)
+    ):
         _check_values(k_cache, cache_seqlens, block_table, names[1])
     return cache_seqlens, block_table
 
@@ -133,10 +136,7 @@ def check_cache(
 def _check_integers(
     name: str, x: Tensor, dimensions: tuple[str, ...], q_name: str, q: Tensor
 ) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-    if x.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, got {x.dtype}")
+    check_tensor(name, x, INDICES)
     if x.dim() != len(dimensions) or x.shape[0] != q.shape[0]:
         wanted = f"({dimensions[0]},)" if len(dimensions) == 1 else f"({', '.join(dimensions)})"
         raise ValueError(

@@ -8,6 +8,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from transformer_kernels import torch_private
+from transformer_kernels.argument_checks import (
+    INDICES,
+    check_int,
+    check_tensor,
+    values_are_readable,
+)
 from transformer_kernels.masks.constraints import Align, Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import resolve
@@ -105,14 +112,13 @@ def _align(mask: Mask | None, bias: Alibi | None) -> Align:
 
 def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Tensor:
     """Checks all but the values; returns cu_seqlens, on the CPU a private copy."""
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(cu_seqlens).__name__}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, got {cu_seqlens.dtype}")
+    check_tensor(name, cu_seqlens, INDICES, device)
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
         raise ValueError(f"{name} must be (B + 1,), got shape {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.device != device:
-        raise ValueError(f"{name} is on {cu_seqlens.device}, q is on {device}")
+    if cu_seqlens.shape[0] > 1 << 31:
+        raise ValueError(
+            f"{name} must have fewer than 2^31 sequences, got {cu_seqlens.shape[0] - 1}"
+        )
     check_storage(((name, cu_seqlens),))
     return private_copy(cu_seqlens)
 
@@ -126,9 +132,13 @@ def _max_seqlen(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | Non
     if total >= 1 << 31:
         raise ValueError(f"{side} must have fewer than 2^31 rows, got {total}")
     if max_seqlen is not None:
-        _check_max_seqlen(f"max_seqlen_{side}", max_seqlen)
-        if cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
+        check_int(f"max_seqlen_{side}", max_seqlen, 0, (1 << 31) - 1, "an int or None")
+        if not values_are_readable(cu_seqlens):
             return max_seqlen
+    elif cu_seqlens.is_meta or torch_private.is_fake(cu_seqlens):
+        raise ValueError(
+            f"max_seqlen_{side} must be an int, got None, and cu_seqlens_{side} has no values"
+        )
     starts = cu_seqlens.tolist()
     lengths = [end - start for start, end in pairwise(starts)]
     if starts[0] != 0:
@@ -149,10 +159,3 @@ def _max_seqlen(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | Non
             f"cu_seqlens_{side}, got {max_seqlen}"
         )
     return longest if max_seqlen is None else max_seqlen
-
-
-def _check_max_seqlen(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-        raise TypeError(f"{name} must be an int or None, got {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} must not be negative, got {value}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.constraints import Align
+from transformer_kernels.argument_checks import FLOATS, check_int, check_tensor
+from transformer_kernels.masks.constraints import Align, check_align
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,12 @@ class Alibi:
 
     slopes: Tensor
     align: Align = "top_left"
+
+    def __post_init__(self) -> None:
+        check_tensor("slopes", self.slopes, FLOATS, wanted="a floating-point tensor")
+        if self.slopes.dim() != 1:
+            raise ValueError(f"slopes must be (H_q,), got shape {tuple(self.slopes.shape)}")
+        check_align(self.align)
 
     def dense(self, M: int, N: int) -> Tensor:
         """Returns the same bias as a dense tensor (1, H_q, M, N)."""
@@ -50,12 +56,6 @@ def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
 
     Source: Press et al. 2022, arXiv:2108.12409.
     """
-    if not isinstance(slopes, Tensor) or not slopes.dtype.is_floating_point:
-        raise TypeError(f"slopes must be a floating-point tensor, got {slopes!r}")
-    if slopes.dim() != 1:
-        raise ValueError(f"slopes must be (H_q,), got shape {tuple(slopes.shape)}")
-    if align not in ("top_left", "bottom_right"):
-        raise ValueError(f"align must be 'top_left' or 'bottom_right', got {align!r}")
     return Alibi(slopes, align)
 
 
@@ -72,13 +72,13 @@ def alibi_slopes(heads: int) -> Tensor:
         float32 (heads,), on the CPU.
 
     Raises:
-        ValueError: heads is not a positive int.
+        TypeError: heads is not an int.
+        ValueError: heads is not from 1 to 2^31 - 1.
 
     Source: Press et al. 2022, arXiv:2108.12409.
     """
-    if not isinstance(heads, int) or heads < 1:
-        raise ValueError(f"heads must be a positive int, got {heads!r}")
-    power = 1 << int(math.log2(heads))
+    check_int("heads", heads, 1, (1 << 31) - 1)
+    power = 1 << (heads.bit_length() - 1)
 
     def geometric(count: int) -> Tensor:
         return torch.exp2(-8.0 / count * torch.arange(1, count + 1, dtype=torch.float32))

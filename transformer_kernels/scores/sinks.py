@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import savable
+
 
 def join_sinks(o: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Adds sinks to a result: o * sigmoid(lse - sink), and lse = log(exp(lse) + exp(sink)).
 
     Shapes: o (B, H_q, M, D_v), lse (B, H_q, M), sinks (H_q,).
     """
-    sink = sinks.to(lse.dtype)[None, :, None]
+    sink = savable(sinks).to(lse.dtype)[None, :, None]
     # A fully masked row has o = 0 in any case. With lse = -inf second derivatives would be NaN.
     empty = lse.isneginf()
     lse = lse.masked_fill(empty, 0.0)
