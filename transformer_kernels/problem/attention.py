@@ -152,7 +152,9 @@ def _softcap(softcap: float | None) -> float:
     softcap = check_number("softcap", softcap)
     if softcap <= 0.0:
         raise ValueError(f"softcap must be positive, got {softcap}")
-    return softcap
+    # Neither end changes a score by more than rounding, and float32 holds both: docs/attention.md,
+    # section 8.
+    return max(softcap, 1e-30) if softcap < 1e30 else 0.0
 
 
 def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> Tensor | None:

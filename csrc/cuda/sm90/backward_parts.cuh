@@ -50,21 +50,6 @@ struct BackwardPipelines {
 constexpr float kHiddenWeight = -0.0f;
 TK_DEVICE bool is_hidden_weight(float weight) { return __float_as_uint(weight) == 1u << 31; }
 
-// lse of the queries from i0 on, in memory: +inf for fully masked and padding rows. RowStats has it
-// in base 2.
-struct NaturalLse {
-  const float* lse;
-  int rows;
-
-  TK_DEVICE_METHOD NaturalLse(const BackwardParams& p, const Sequence& seq, int h, int i0)
-      : lse(static_cast<const float*>(p.lse) + statistics_offset(p, seq, h) + i0),
-        rows(seq.M - i0) {}
-
-  TK_DEVICE_METHOD float operator[](int query) const {
-    return query < rows && lse[query] != -INFINITY ? lse[query] : INFINITY;
-  }
-};
-
 // Number of key blocks before block n that see part of a query tile. Warp-collective.
 template <typename Shape>
 TK_DEVICE int preceding_key_blocks(const BackwardArguments& a, const Sequence& seq, int h, int i0,
@@ -129,7 +114,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
     if (a.dq_semaphore) {
       info.preceding_blocks = preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n);
     }
-    const float* const row_stats = a.row_stats + int64_t{info.tile} * 2 * kM;
+    const float* const row_stats = a.row_stats + int64_t{info.tile} * 3 * kM;
     info.large = any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); });
     block = advance();
     info.last = block.index < 0;
@@ -137,7 +122,8 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
     if (elect_one()) {
       shared.row_stats.tile_info(state) = info;
       mbarrier_arrive_expect(shared.row_stats.full(state), RowStats<kM>::kBytes);
-      load_bulk(shared.row_stats.tile(state).data, row_stats, RowStats<kM>::kBytes,
+      const float* const from = info.large ? row_stats + kM : row_stats;
+      load_bulk(shared.row_stats.tile(state).data, from, RowStats<kM>::kBytes,
                 shared.row_stats.full(state));
     }
     const auto is_live = [&](int i) { return i < seq.M && row_stats[i - i0] < INFINITY; };
@@ -172,10 +158,10 @@ TK_DEVICE void score_gradients(const BackwardArguments& a, const KeyBlock& key_b
   const bool plain = has_plain_scores<typename Shape::Element>(p.score);
   const float natural = plain ? static_cast<float>(p.score.scale) : 1.0f, unit = natural * kLog2E;
   const int i0 = info.index * Shape::kM + column;
-  const float *const lse = row_stats.lse() + column, *const delta = row_stats.delta() + column;
-  const NaturalLse natural_lse(p, sequence_of(a, key_block.b), info.h, i0);
+  const float* const lse = row_stats.lse(info.large) + column;
+  const float* const delta = row_stats.delta(info.large) + column;
   const auto large_exponent = [&](float product, int query) {
-    return minus_lse(product, natural, natural_lse[query]) * kLog2E;
+    return minus_lse(product, natural, lse[query]) * kLog2E;
   };
   const auto fused_exponent = [&](float product, int query) {
     return fmaf(product, unit, -lse[query]);

@@ -8,11 +8,11 @@
 namespace tk::cuda::sm90 {
 
 struct BackwardArguments : Arguments<BackwardParams> {
-  float* row_stats;   // (tiles, 2, block_m): lse in base 2, +inf for fully masked and padding rows;
-                      // delta = rowsum(do o) - dlse
-  float* dq_sums;     // (tiles, consumers, elements / 4, 128, 4): in accumulator order
-  int* dq_semaphore;  // (tiles, consumers): key blocks already accumulated into dq; null in
-                      // non-deterministic mode
+  float* row_stats;    // (tiles, 3, block_m): lse in base 2; delta = rowsum(do o) - dlse; lse. Both
+                       // lse are +inf for fully masked and padding rows.
+  float* dq_sums;      // (tiles, consumers, elements / 4, 128, 4): in accumulator order
+  int* dq_semaphore;   // (tiles, consumers): key blocks already accumulated into dq; null in
+                       // non-deterministic mode
   int* block_counter;  // CTAs started so far, see program_of
   int row_tiles;       // of the longest sequence
   TensorMap q, k, v, d_o, dk, dv;
@@ -33,14 +33,15 @@ TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int 
   return h * (M / kM + static_cast<int>(a.varlen.B)) + s.first_q / kM + s.b + block;
 }
 
-// One tile of row statistics in shared memory.
+// One tile of row statistics in shared memory: lse in base 2 and delta or, if the tile is large
+// (TileInfo), delta and lse.
 template <int kM>
 struct RowStats {
   static constexpr int kBytes = 2 * kM * sizeof(float);
   float* data;
 
-  TK_DEVICE_METHOD const float* lse() const { return data; }
-  TK_DEVICE_METHOD const float* delta() const { return data + kM; }
+  TK_DEVICE_METHOD const float* lse(bool large) const { return large ? data + kM : data; }
+  TK_DEVICE_METHOD const float* delta(bool large) const { return large ? data : data + kM; }
 };
 
 // One warp per row, padding rows of the last tile included.
@@ -54,17 +55,18 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   const Sequence seq = sequence_of(a, program / blocks / H_q);
   const int i = program % blocks * kTermWarps + warp_index();
   if (i / kM * kM >= seq.M) return;
-  float lse = INFINITY, delta = 0.0f;
+  float lse = INFINITY, natural_lse = INFINITY, delta = 0.0f;
   if (i < seq.M) {
     const int64_t offset = statistics_offset(p, seq, h) + i;
     const float natural = static_cast<const float*>(p.lse)[offset];
-    if (natural != -INFINITY) lse = natural * kLog2E;
+    if (natural != -INFINITY) lse = natural * kLog2E, natural_lse = natural;
     delta = delta_of<Element>(p, seq, h, i, offset);
   }
   if (lane_index() != 0) return;
-  float* const to = a.row_stats + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 2 * kM + i % kM;
+  float* const to = a.row_stats + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 3 * kM + i % kM;
   to[0] = lse;
   to[kM] = delta;
+  to[2 * kM] = natural_lse;
 }
 
 }  // namespace tk::cuda::sm90
