@@ -60,10 +60,10 @@ def scaled_dot_product_attention(
 
     Source: torch.nn.functional.scaled_dot_product_attention.
     """
-    fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if fast_o is not None:
-        return fast_o
     try:
+        fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if fast_o is not None:
+            return fast_o
         return _general_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except TypeError as error:
         raise ArgumentTypeError(str(error)) from error
@@ -337,10 +337,12 @@ def _replacement(
 ) -> Tensor:
     refusal: Exception | None = None
     if _SWITCH.on and flash_sdp_enabled():
-        fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if fast_o is not None:
-            return fast_o
         try:
+            fast_o = _fast_path(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+            )
+            if fast_o is not None:
+                return fast_o
             return _general_path(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             )

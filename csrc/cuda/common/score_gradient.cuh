@@ -91,16 +91,20 @@ TK_DEVICE float minus_lse(float product, float natural, float lse) {
 template <int kM>
 struct RowStatistics {
   float lse[kM][2], delta[kM][2];
-  bool large = false;
 
   TK_DEVICE_METHOD void load(const float* all_lse, const float* all_delta, int i0, int M) {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int i = i0 + 8 * r + lane_index() / 4;
       lse[r / 2][r % 2] = i < M ? all_lse[i] : INFINITY;
-      large |= is_large(lse[r / 2][r % 2]);
       delta[r / 2][r % 2] = i < M ? all_delta[i] : 0.0f;
     }
+  }
+  TK_DEVICE_METHOD bool large() const {
+    bool any = false;
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) any |= is_large(lse[r / 2][r % 2]);
+    return any;
   }
 };
 
@@ -141,20 +145,21 @@ struct TileGradients {
       for_each_in_memory(differentiate, s, dp);
     }
     if (!full) apply_mask(s, p, seq, h, i0, j0);
-    const bool subtracts = sizeof(Element) == 4 || rows.large;
-    if (subtracts) {
+    const auto finish = [&](const auto& exponent) {
       for_each_element<kM, kN>([&](int m, int n, int e) {
-        s.x[m][n][e] = minus_lse(s.x[m][n][e], natural, rows.lse[m][e / 2]);
+        float& x = s.x[m][n][e];
+        const bool hidden = !full && x == -INFINITY;
+        x = exp2_approx(exponent(x, rows.lse[m][e / 2]));
+        dp.x[m][n][e] = hidden ? 0.0f : x * dp.x[m][n][e];
+        if (a.dropout.seed) x = kept(m, n, e) ? x * factor : 0.0f;
       });
+    };
+    if (sizeof(Element) == 4 || rows.large()) {
+      finish([&](float x, float lse) { return minus_lse(x, natural, lse) * kLog2E; });
+    } else {
+      const float unit = natural * kLog2E;
+      finish([&](float x, float lse) { return fmaf(x, unit, -lse * kLog2E); });
     }
-    const float unit = subtracts ? kLog2E : natural * kLog2E;
-    for_each_element<kM, kN>([&](int m, int n, int e) {
-      float& x = s.x[m][n][e];
-      const bool hidden = !full && x == -INFINITY;
-      x = exp2_approx(fmaf(x, unit, subtracts ? 0.0f : -rows.lse[m][e / 2] * kLog2E));
-      dp.x[m][n][e] = hidden ? 0.0f : x * dp.x[m][n][e];
-      if (a.dropout.seed) x = kept(m, n, e) ? x * factor : 0.0f;
-    });
   }
 };
 

@@ -114,15 +114,16 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
     if (a.dq_semaphore) {
       info.preceding_blocks = preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n);
     }
-    const float* const row_stats = a.row_stats + int64_t{info.tile} * 3 * kM;
-    info.large = any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); });
+    const float* const row_stats = a.row_stats + int64_t{info.tile} * 4 * kM;
     block = advance();
     info.last = block.index < 0;
     shared.row_stats.wait_empty(state);
+    info.natural_lse = !has_plain_scores<Element>(p.score) ||
+                       any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); });
     if (elect_one()) {
       shared.row_stats.tile_info(state) = info;
       mbarrier_arrive_expect(shared.row_stats.full(state), RowStats<kM>::kBytes);
-      const float* const from = info.large ? row_stats + kM : row_stats;
+      const float* const from = info.natural_lse ? row_stats + 2 * kM : row_stats;
       load_bulk(shared.row_stats.tile(state).data, from, RowStats<kM>::kBytes,
                 shared.row_stats.full(state));
     }
@@ -156,27 +157,24 @@ TK_DEVICE void score_gradients(const BackwardArguments& a, const KeyBlock& key_b
   constexpr bool kHasDropout = std::is_same_v<Keep, DropoutBits<kN>>;
   const BackwardParams& p = a.params;
   const bool plain = has_plain_scores<typename Shape::Element>(p.score);
-  const float natural = plain ? static_cast<float>(p.score.scale) : 1.0f, unit = natural * kLog2E;
   const int i0 = info.index * Shape::kM + column;
-  const float* const lse = row_stats.lse(info.large) + column;
-  const float* const delta = row_stats.delta(info.large) + column;
-  const auto large_exponent = [&](float product, int query) {
-    return minus_lse(product, natural, lse[query]) * kLog2E;
-  };
-  const auto fused_exponent = [&](float product, int query) {
-    return fmaf(product, unit, -lse[query]);
-  };
+  const float *const lse = row_stats.lse() + column, *const delta = row_stats.delta() + column;
   wait_gemm<1>(s);
   if (plain) {
     if (!info.full) apply_mask<RowsAre::kKeys>(s, p, sequence_of(a, key_block.b), info.h, i0, j0);
     const auto to_weights = [&](const auto& exponent) {
       s.for_each([&](int, int query, float& x) {
         const bool hidden = !info.full && x == -INFINITY;
-        x = exp2_approx(exponent(x, query));
+        x = exp2_approx(exponent(x, lse[query]));
         if (hidden) x = kHiddenWeight;
       });
     };
-    info.large ? to_weights(large_exponent) : to_weights(fused_exponent);
+    const float scale = static_cast<float>(p.score.scale), unit = scale * kLog2E;
+    if (info.natural_lse) {
+      to_weights([&](float x, float its_lse) { return minus_lse(x, scale, its_lse) * kLog2E; });
+    } else {
+      to_weights([&](float x, float its_lse) { return fmaf(x, unit, -its_lse); });
+    }
   }
   wait_gemm<0>(dp);
   for_each_element<1, kN>([&](int m, int n, int e) {
@@ -190,9 +188,8 @@ TK_DEVICE void score_gradients(const BackwardArguments& a, const KeyBlock& key_b
     const auto exponentiate = [&](int row, int query, float& product, float& gradient) {
       const int i = i0 + query, j = j0 + row;
       const Score one = score(scores, product, i, j);
-      const float exponent =
-          info.large ? large_exponent(one.value, query) : fused_exponent(one.value, query);
-      product = is_visible(p, seq, info.h, i, j) ? exp2_approx(exponent) : kHiddenWeight;
+      const float weight = exp2_approx((one.value - lse[query]) * kLog2E);
+      product = is_visible(p, seq, info.h, i, j) ? weight : kHiddenWeight;
       gradient *= one.derivative;
     };
     for_each_in_memory(exponentiate, s, dp);

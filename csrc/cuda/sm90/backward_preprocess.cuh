@@ -8,9 +8,9 @@
 namespace tk::cuda::sm90 {
 
 struct BackwardArguments : Arguments<BackwardParams> {
-  float* row_stats;    // (tiles, 3, block_m): lse in base 2; delta = rowsum(do o) - dlse; lse. Both
-                       // lse are +inf for fully masked and padding rows.
-  float* dq_sums;      // (tiles, consumers, elements / 4, 128, 4): in accumulator order
+  float* row_stats;  // (tiles, 2, 2, block_m): lse in base 2, and delta = rowsum(do o) - dlse; lse,
+                     // and delta. lse is +inf for fully masked and padding rows.
+  float* dq_sums;    // (tiles, consumers, elements / 4, 128, 4): in accumulator order
   int* dq_semaphore;   // (tiles, consumers): key blocks already accumulated into dq; null in
                        // non-deterministic mode
   int* block_counter;  // CTAs started so far, see program_of
@@ -33,15 +33,15 @@ TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int 
   return h * (M / kM + static_cast<int>(a.varlen.B)) + s.first_q / kM + s.b + block;
 }
 
-// One tile of row statistics in shared memory: lse in base 2 and delta or, if the tile is large
-// (TileInfo), delta and lse.
+// One tile of row statistics in shared memory. lse is in base 2, unless that of some row is large
+// or scores are natural logarithms: TileInfo::natural_lse.
 template <int kM>
 struct RowStats {
   static constexpr int kBytes = 2 * kM * sizeof(float);
   float* data;
 
-  TK_DEVICE_METHOD const float* lse(bool large) const { return large ? data + kM : data; }
-  TK_DEVICE_METHOD const float* delta(bool large) const { return large ? data : data + kM; }
+  TK_DEVICE_METHOD const float* lse() const { return data; }
+  TK_DEVICE_METHOD const float* delta() const { return data + kM; }
 };
 
 // One warp per row, padding rows of the last tile included.
@@ -55,18 +55,19 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   const Sequence seq = sequence_of(a, program / blocks / H_q);
   const int i = program % blocks * kTermWarps + warp_index();
   if (i / kM * kM >= seq.M) return;
-  float lse = INFINITY, natural_lse = INFINITY, delta = 0.0f;
+  float lse = INFINITY, delta = 0.0f;
   if (i < seq.M) {
     const int64_t offset = statistics_offset(p, seq, h) + i;
     const float natural = static_cast<const float*>(p.lse)[offset];
-    if (natural != -INFINITY) lse = natural * kLog2E, natural_lse = natural;
+    if (natural != -INFINITY) lse = natural;
     delta = delta_of<Element>(p, seq, h, i, offset);
   }
   if (lane_index() != 0) return;
-  float* const to = a.row_stats + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 3 * kM + i % kM;
-  to[0] = lse;
+  float* const to = a.row_stats + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 4 * kM + i % kM;
+  to[0] = lse * kLog2E;
   to[kM] = delta;
-  to[2 * kM] = natural_lse;
+  to[2 * kM] = lse;
+  to[3 * kM] = delta;
 }
 
 }  // namespace tk::cuda::sm90

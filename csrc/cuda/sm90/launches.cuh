@@ -79,7 +79,7 @@ void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArgument
   a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kConsumers * Shape::kDqElements);
   a.dq_semaphore = layout.take<int>(sizes.all_tiles * Shape::kConsumers);
   a.block_counter = layout.take<int>(1);
-  a.row_stats = layout.take<float>(sizes.all_tiles * 3 * Shape::kM);
+  a.row_stats = layout.take<float>(sizes.all_tiles * 4 * Shape::kM);
 }
 
 template <typename Shape>

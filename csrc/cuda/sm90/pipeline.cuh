@@ -10,11 +10,11 @@ namespace tk::cuda::sm90 {
 
 // Per-tile metadata, written by the producer and read by the consumers.
 struct TileInfo {
-  int index;           // key block or query block
-  int h;               // query head
-  bool full;           // fully visible: no masking needed
-  bool last;           // no block follows
-  bool large = false;  // query tiles only: is_large(lse) of some row
+  int index;                 // key block or query block
+  int h;                     // query head
+  bool full;                 // fully visible: no masking needed
+  bool last;                 // no block follows
+  bool natural_lse = false;  // query tiles only: lse is not in base 2, see RowStats
   // Query tiles only: the tile of row_stats and dq_sums, and (deterministic mode) the key blocks
   // that accumulate into its dq before this one.
   int tile = 0, preceding_blocks = 0;
