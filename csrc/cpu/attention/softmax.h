@@ -68,6 +68,11 @@ struct SoftmaxState {
     }
   }
 
+  // For two vectors of columns. m = -inf, before the first visible key, counts as large.
+  TK_INLINE_METHOD bool any_large(int64_t lane, Real u) const {
+    return any<Real>(is_large(load(m + lane), u) | is_large(load(m + lane + kLanes<Real>), u));
+  }
+
   TK_INLINE_METHOD Vec<Real> lse(int64_t lane, ScoreUnit<Real> unit) const {
     const Vec<Real> largest = load(m + lane);
     return natural_lse<Real>(largest, load(l + lane), rounding_of(largest, unit.log2), unit);
@@ -203,11 +208,7 @@ void online_softmax(Real* s, int64_t rows, Real u, const uint64_t* keep,
 
   for (int64_t lane = 0; lane < kQueries; lane += 2 * W) {
     Vec<Real> sum[2];
-    const Vec<Real> m[2] = {load(state.m + lane), load(state.m + lane + W)};
-    // m = -inf, before the first visible key, counts as large.
-    if (Tile::kOverwrites || any<Real>(is_large(m[0], u) | is_large(m[1], u))) {
-      update_max(lane, kMaxLag);
-    }
+    if (Tile::kOverwrites || state.any_large(lane, u)) update_max(lane, kMaxLag);
     const Base base(state, lane, u, s + lane, rows);
     exponentiate(lane, base, sum);
     if (!Tile::kOverwrites && !base.subtracted &&

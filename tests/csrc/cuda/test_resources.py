@@ -30,8 +30,8 @@ MAX_SPILLS = {64: 0, 128: 272}
 """Bytes, by common head width. At 128, some spills are unavoidable (docs/cuda.md)."""
 
 MAX_HOPPER_SPILLS = {"backward_kernel": 36, "dropout_backward_kernel": 700}
-"""Bytes. Without dropout: up to three values. With dropout: most are in the producer warp, which has
-40 registers (docs/hopper.md)."""
+"""Bytes. Without dropout: up to three values. With dropout: most are in the producer warp, which
+has 40 registers (docs/hopper.md)."""
 
 EXAMPLE = """
 ptxas info    : 0 bytes gmem
