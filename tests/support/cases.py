@@ -286,6 +286,8 @@ def _sizes() -> list[Case]:
         ),
         Case(name="gqa", H_q=6, H_kv=2, M=37, N=71),
         Case(name="mqa", H_q=5, H_kv=1, M=37, N=71, mask=causal_bottom_right),
+        Case(name="mqa-blocks-by-head", H_q=3, H_kv=1, M=37, N=131, mask=blocks(16, heads=3)),
+        Case(name="mqa-blocks-few-queries", H_q=3, H_kv=1, M=20, N=131, mask=blocks(9, heads=3)),
         Case(name="gqa-everything", H_q=4, H_kv=2, M=37, N=71, mask=both(causal, padding),
              bias="1hmn", softcap=2.0, dropout_p=0.2, sinks=True, dlse=True),
     ]  # fmt: skip

@@ -87,9 +87,9 @@ TK_INLINE uint64_t live_keys_of_block(const MaskParams& mask, int64_t M, int64_t
 void fill_live_keys(const Problem& p, uint8_t* live_keys, const Workers& workers) {
   MaskParams mask = p.mask;
   mask.key_start = mask.key_end = nullptr;
-  const int64_t B = p.live_keys_stride[0] == 0 ? 1 : p.B,
-                H = p.live_keys_stride[1] == 0 ? 1 : p.H_kv;
-  const int64_t heads = H == 1 ? 1 : p.H_q / p.H_kv;  // query heads that may differ
+  const bool by_head = p.live_keys_stride[1] != 0;
+  const int64_t B = p.live_keys_stride[0] == 0 ? 1 : p.B, H = by_head ? p.H_kv : 1;
+  const int64_t heads = by_head ? p.H_q / p.H_kv : 1;  // query heads that may differ
   const int64_t column_blocks = (p.N + kBlockMaskSize - 1) / kBlockMaskSize;
   for_each(workers, B * H * column_blocks, [&](int64_t, int64_t item) {
     const int64_t b = item / (H * column_blocks), h = item / column_blocks % H;

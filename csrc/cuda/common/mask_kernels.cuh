@@ -76,8 +76,9 @@ static TK_KERNEL(kLiveKeysWarps* kWarp, 1)
   const int program = static_cast<int>(blockIdx.x), item = program / column_blocks;
   const int64_t j0 = program % column_blocks * kBlockMaskSize;
   const int64_t j1 = min(j0 + kBlockMaskSize, p.N);
-  const int H = p.live_keys_stride[1] == 0 ? 1 : static_cast<int>(p.H_kv);
-  const int heads = H == 1 ? 1 : static_cast<int>(p.H_q) / H;  // query heads that may differ
+  const bool by_head = p.live_keys_stride[1] != 0;
+  const int H = by_head ? static_cast<int>(p.H_kv) : 1;
+  const int heads = by_head ? static_cast<int>(p.H_q) / H : 1;  // query heads that may differ
   uint64_t live = 0;
   for (int h = item % H * heads; h < (item % H + 1) * heads; ++h) {
     live |= live_keys_of_block(p, item / H, h, j0, j1);
