@@ -84,6 +84,7 @@ def run_varlen() -> None:
 
 shared_kib: dict[str, dict[str, float]] = defaultdict(dict)
 keys: dict[str, set[str]] = defaultdict(set)
+fused: dict[str, int] = {}
 case = ""
 
 
@@ -93,6 +94,8 @@ def compile_instead(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> 
     else:
         compiled = compile_for(CHIP, fn.jit_function, compile)
         shared_kib[case][fn.jit_function.__name__] = compiled.metadata.shared / 1024
+        if case == "plain" and "ptx" in compiled.asm:
+            fused[fn.jit_function.__name__] = compiled.asm["ptx"].count("fma.rn")
     return True
 
 
@@ -110,4 +113,4 @@ with target.override_chip(CHIPS[CHIP]):
     ):  # fmt: skip
         run(empty(B, H, length, D), empty(B, H // 2, length + 7, D), mask=mask)
 counts = {name: len(found) for name, found in keys.items()}
-print(json.dumps({"shared_kib": shared_kib, "keys": counts}))
+print(json.dumps({"shared_kib": shared_kib, "keys": counts, "fused": fused}))

@@ -52,3 +52,7 @@ def test_every_option_compiles_and_fits_and_new_lengths_do_not_recompile(chip: s
         for kernel, kib in kernels.items():
             assert kib <= CHIPS[chip].shared_kib, (case, kernel)
     assert found["keys"] == dict.fromkeys(ALWAYS, 1)
+    # A fused scale and subtraction would not round the score: docs/attention.md, section 8. The
+    # forward kernel has fused operations in its logarithm.
+    if chip.startswith("sm"):
+        assert {found["fused"][kernel] for kernel in ("bwd_dkdv_kernel", "bwd_dq_kernel")} == {0}

@@ -161,7 +161,7 @@ def compile_for(chip: str, kernel: Any, request: dict[str, Any]) -> Any:
     from triton.compiler import ASTSource
 
     source = ASTSource(kernel, request["signature"], request["constants"], request["configs"][0])
-    options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"]}
+    options = {name: request[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     return triton.compile(source, target=GPUTarget(*TARGETS[chip]), options=options)
 
 
