@@ -12,8 +12,8 @@ namespace tk {
 // Queries and keys per entry of the block mask; equals BLOCK_MASK_SIZE in backends/schema.py.
 constexpr int64_t kBlockMaskSize = 64;  // one bit per key fits in a 64-bit word
 
-// Diagonal offset beyond every index, UNBOUNDED of masks/resolved.py. Its sums with indices fit in
-// 64 bits.
+// Diagonal offset beyond every index, UNBOUNDED of masks/constraints.py. Its sums with indices fit
+// in 64 bits.
 constexpr int64_t kUnbounded = int64_t{1} << 62;
 
 // Block size of a layout, at most the extent of the mask, so that its multiples fit in 64 bits.

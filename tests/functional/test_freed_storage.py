@@ -15,7 +15,8 @@ from tests.support.operators import operator_arguments
 from tests.support.storage import freed, freed_view
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.triton import operators as triton_operators
-from transformer_kernels.masks.resolved import UNBOUNDED, ResolvedMask
+from transformer_kernels.masks.constraints import UNBOUNDED
+from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import TensorArgs
 
 B, H, N, D = 1, 2, 70, 16

@@ -12,8 +12,7 @@ import transformer_kernels as tk
 from tests.support.backends import COMPILED_BACKENDS, NAMES, operators_of
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.triton import operators as triton_operators
-from transformer_kernels.masks.constraints import Align
-from transformer_kernels.masks.resolved import UNBOUNDED
+from transformer_kernels.masks.constraints import UNBOUNDED, Align
 
 H, M, N, D = 2, 70, 90, 16
 LARGEST, SMALLEST = (1 << 63) - 1, -(1 << 63)

@@ -17,7 +17,7 @@ from tests.support.backends import DECODING
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.native import extension
 from transformer_kernels.functional import decode, kv_cache, varlen
-from transformer_kernels.masks.resolved import UNBOUNDED
+from transformer_kernels.masks.constraints import UNBOUNDED
 
 WRITTEN = -(1 << 20)
 DTYPES = (torch.int32, torch.int64)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from transformer_kernels.masks.resolved import UNBOUNDED
+from transformer_kernels.masks.constraints import UNBOUNDED
 from transformer_kernels.problem import TensorArgs
 
 FORWARD = "transformer_kernels::attention_forward"

@@ -13,8 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.constraints import BlockSparse, KeyRange, Segments, Window
-from transformer_kernels.masks.resolved import UNBOUNDED
+from transformer_kernels.masks.constraints import UNBOUNDED, BlockSparse, KeyRange, Segments, Window
 from transformer_kernels.problem import AttentionProblem, KVCache, TensorArgs
 from transformer_kernels.scores import philox
 

@@ -17,6 +17,9 @@ from transformer_kernels.argument_checks import shown
 
 Align = Literal["top_left", "bottom_right"]
 
+UNBOUNDED = 1 << 62
+"""Diagonal offset beyond every index; index + UNBOUNDED still fits in 64 bits."""
+
 
 def check_align(align: Align) -> None:
     if not isinstance(align, str) or align not in ("top_left", "bottom_right"):

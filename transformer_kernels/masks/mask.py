@@ -18,6 +18,7 @@ from transformer_kernels.argument_checks import (
 )
 from transformer_kernels.masks import visualize
 from transformer_kernels.masks.constraints import (
+    UNBOUNDED,
     Align,
     BlockSparse,
     Constraint,
@@ -32,7 +33,6 @@ from transformer_kernels.storage import check_storage
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FARTHEST = 1 << 62
 _CONSTRAINTS = get_args(Constraint)
 
 
@@ -252,10 +252,10 @@ def _extent(name: str, value: int | None) -> int | None:
     """Returns an extent of a window, at most 2^62: sums with indices then fit in 64 bits."""
     if value is None:
         return None
-    if type(value) is int and -_FARTHEST <= value <= _FARTHEST:
+    if type(value) is int and -UNBOUNDED <= value <= UNBOUNDED:
         return value
     check_int(name, value, wanted="an int or None")
-    return min(max(value, -_FARTHEST), _FARTHEST)
+    return min(max(value, -UNBOUNDED), UNBOUNDED)
 
 
 def _vector(name: str, value: Tensor) -> Tensor:

@@ -9,12 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.constraints import BlockSparse, Dense, KeyRange, Segments, Window
+from transformer_kernels.masks.constraints import (
+    UNBOUNDED,
+    BlockSparse,
+    Dense,
+    KeyRange,
+    Segments,
+    Window,
+)
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.storage import check_storage
-
-UNBOUNDED = 1 << 62
-"""Diagonal offset beyond every index; index + UNBOUNDED still fits in 64 bits."""
 
 _Ids = tuple[Tensor, Tensor]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.argument_checks import INDICES, check_tensor, values_are_readable
-from transformer_kernels.masks.constraints import Window
+from transformer_kernels.masks.constraints import UNBOUNDED, Window
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import UNBOUNDED, resolve
+from transformer_kernels.masks.resolved import resolve
 from transformer_kernels.problem.attention import problem_from_checked
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.resolved import UNBOUNDED
+from transformer_kernels.masks.constraints import UNBOUNDED
 
 
 class TensorArgs(NamedTuple):

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transformer_kernels.argument_checks import shown
 from transformer_kernels.training.checkpoint import CheckpointError
 from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.curves import CurveRow
 from transformer_kernels.training.memory import check_model_fits
-from transformer_kernels.training.plain_fields import is_text, shown
+from transformer_kernels.training.plain_fields import is_text
 from transformer_kernels.training.task import Task
 
 State = dict[str, Any]

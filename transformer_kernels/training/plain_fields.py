@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from transformer_kernels.argument_checks import shown
+
 Made = TypeVar("Made")
 
 ADDED = {"added": True}
@@ -59,14 +61,6 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
     if type(value) not in expected or (type(value) is int and value not in _INT64):
         raise ValueError(f"{name} must be of type {hint.__name__}, got {shown(value)}")
     return value
-
-
-def shown(value: Any) -> str:
-    """A short text for an error: a value if it is a number, a string or None, else its type."""
-    if value is None or type(value) in (bool, int, float, str):
-        text = repr(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-    return f"a {type(value).__name__}"
 
 
 def is_text(value: Any) -> bool:

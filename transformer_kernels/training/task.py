@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from transformer_kernels.argument_checks import shown
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import Batch, Dataset, Tokens
-from transformer_kernels.training.plain_fields import shown
 
 Extra = dict[str, Any]
 """Data that a model needs for inference, such as its vocabulary: plain values for checkpoints"""

@@ -29,7 +29,7 @@ from tests.support.poison import poisoned_memory
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
 from transformer_kernels.backends import schema
 from transformer_kernels.bench.tolerance import assert_within_rule
-from transformer_kernels.masks.resolved import UNBOUNDED
+from transformer_kernels.masks.constraints import UNBOUNDED
 
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformer_kernels.training.plain_fields import from_fields, shown
+from transformer_kernels.argument_checks import shown
+from transformer_kernels.training.plain_fields import from_fields
 from transformer_kernels.training.task import Task
 from transformer_kernels.training.tasks.bert import BertTask
 from transformer_kernels.training.tasks.classifier import ClassifierTask
