@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+
+from tests.fuzz.plain_values import PlainValues
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Call(ABC):
-    """A call. Its fields are numbers, strings and tuples, so that `repr` reproduces it."""
+class Call(PlainValues, ABC):
+    """A call, whose repr reproduces it."""
 
     @abstractmethod
     def check(self) -> None:
         """Makes the call. Raises AssertionError if the result, or the error, is wrong."""
-
-    def __repr__(self) -> str:
-        """Python source of the call, without the fields that have their defaults."""
-        given = ((field, getattr(self, field.name)) for field in fields(self))
-        text = ", ".join(f"{f.name}={value!r}" for f, value in given if value != f.default)
-        return f"{type(self).__name__}({text})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from transformer_kernels.argument_checks import savable
 
@@ -17,6 +18,6 @@ def join_sinks(o: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     # A fully masked row has o = 0 in any case. With lse = -inf second derivatives would be NaN.
     empty = lse.isneginf()
     lse = lse.masked_fill(empty, 0.0)
-    keep = torch.sigmoid(lse - sink)
+    keep = torch.exp(logsigmoid(lse - sink))  # sigmoid, with a gradient exact for small sinks
     joined = torch.where(empty, sink, torch.logaddexp(lse, sink.expand_as(lse)))
     return (o * keep[..., None]).to(o.dtype), joined

@@ -1,0 +1,109 @@
+"""One generator of calls on one backend: draws calls, runs them, shrinks what fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from tests.fuzz.call import Call
+from tests.fuzz.process import ExecutorProcess, Failure
+
+CALLS_PER_SEED = 400
+SHRINK_SECONDS = 60.0
+MAX_FINDINGS = 5
+"""A campaign ends after this many findings: fix them first."""
+
+_SETTINGS = settings(
+    max_examples=CALLS_PER_SEED,
+    database=None,
+    deadline=None,
+    phases=(Phase.generate, Phase.shrink),
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+    verbosity=Verbosity.quiet,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A call that fails, shrunk, and the seed that found it."""
+
+    seed: int
+    call: Call
+    failure: Failure
+
+
+@dataclass
+class Report:
+    """Outcome of a campaign."""
+
+    name: str
+    calls: int = 0
+    seeds: list[int] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+class _StopError(BaseException):
+    """Ends a hypothesis run; hypothesis catches every Exception."""
+
+
+@dataclass
+class _Batch:
+    """The calls of one seed. After the first failure only failures of its kind count."""
+
+    executor: ExecutorProcess
+    end: float
+    calls: int = 0
+    failed: list[tuple[Call, Failure]] = field(default_factory=list)
+    shrink_end: float = 0.0
+
+    def run(self, call: Call) -> None:
+        if time.monotonic() > (self.shrink_end if self.failed else self.end):
+            raise _StopError
+        self.calls += 1
+        failure = self.executor.run(call)
+        if failure is None or (self.failed and failure.signature != self.failed[0][1].signature):
+            return
+        if not self.failed:
+            self.shrink_end = time.monotonic() + SHRINK_SECONDS
+        self.failed.append((call, failure))
+        raise AssertionError(failure.text)
+
+    def smallest(self) -> tuple[Call, Failure]:
+        return min(self.failed, key=lambda pair: len(repr(pair[0])))
+
+
+def run_campaign(
+    name: str,
+    strategy: Callable[[], SearchStrategy[Call]],
+    seconds: float,
+    first_seed: int,
+) -> Report:
+    """Runs calls of `strategy` for some seconds, CALLS_PER_SEED from each seed in ascending order.
+
+    Shrinking a failure may take SHRINK_SECONDS more.
+    """
+    report, calls = Report(name), strategy()
+    with ExecutorProcess() as executor:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and len(report.findings) < MAX_FINDINGS:
+            number = first_seed + len(report.seeds)
+            batch = _Batch(executor, end)
+            _run_batch(batch, calls, number)
+            report.seeds.append(number)
+            report.calls += batch.calls
+            if batch.failed:
+                report.findings.append(Finding(number, *batch.smallest()))
+    return report
+
+
+def _run_batch(batch: _Batch, calls: SearchStrategy[Call], number: int) -> None:
+    run = seed(number)(_SETTINGS(given(calls)(batch.run)))
+    try:
+        run()
+    except (_StopError, AssertionError):
+        return

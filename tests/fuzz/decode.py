@@ -1,0 +1,152 @@
+"""Valid calls of `attention_decode`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.fuzz.draw import LIMITS, lengths, rarely, shared, window
+from tests.fuzz.masks import Sizes, Window, visible_by
+from tests.fuzz.oracle import Expected, Problem, Rounding, solve
+from tests.fuzz.valid import Valid
+from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.scores.alibi import Alibi
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Decode(Valid):
+    cache_seqlens: tuple[int, ...] = (1,)
+    spare: int = 0
+    """positions of the cache after the longest sequence; they hold NaN"""
+    M: int = 1
+    page_size: int | None = None
+    index_dtype: Literal["int32", "int64"] = "int32"
+    window: Window | None = None
+    everything: bool = False
+    """True for `Mask()`, which shows every key to every query"""
+    alibi: bool = False
+    return_lse: bool = False
+
+    @property
+    def B(self) -> int:
+        return len(self.cache_seqlens)
+
+    @property
+    def capacity(self) -> int:
+        return max(self.cache_seqlens) + self.spare
+
+    def results(self) -> dict[str, Tensor]:
+        q, k, v = self.qkv((self.B, self.M), (self.B, self.capacity))
+        for b, length in enumerate(self.cache_seqlens):
+            k[b, :, length:] = v[b, :, length:] = math.nan
+        table: Tensor | None = None
+        if self.page_size is not None:
+            table = self._block_table(self.page_size)
+            k, v = (_in_pages(x, table, self.cache_seqlens, self.page_size) for x in (k, v))
+        index_dtype = getattr(torch, self.index_dtype)
+        result = attention_decode(
+            self.laid_out(q),
+            self.laid_out(k),
+            self.laid_out(v),
+            torch.tensor(self.cache_seqlens, dtype=index_dtype),
+            None if table is None else table.to(index_dtype),
+            mask=self._mask(),
+            bias=Alibi(self.slopes(), "bottom_right") if self.alibi else None,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sink_logits() if self.sinks else None,
+            return_lse=self.return_lse,
+            backend=self.backend,
+        )
+        o, lse = result if isinstance(result, tuple) else (result, None)
+        return {"o": o} if lse is None else {"o": o, "lse": lse}
+
+    def expected(self, rounding: Rounding) -> dict[str, Expected]:
+        q, k, v = self.qkv((self.B, self.M), (self.B, self.capacity))
+        parts = [
+            solve(self._sequence(q[b], k[b, :, :length], v[b, :, :length]), rounding)
+            for b, length in enumerate(self.cache_seqlens)
+        ]
+        return {
+            name: Expected(
+                torch.cat([part[name].exact for part in parts]),
+                torch.cat([part[name].allowed for part in parts]),
+            )
+            for name in ("o", "lse")
+        }
+
+    def _sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
+        sizes = Sizes(1, self.H_q, self.M, k.shape[1])
+        causal = Window(right=0, align="bottom_right")
+        constraints = () if self.everything else (self.window or causal,)
+        return Problem(
+            q=q[None].double(),
+            k=k[None].double(),
+            v=v[None].double(),
+            do=torch.zeros(1, self.H_q, self.M, self.D_v, dtype=torch.float64),
+            dlse=torch.zeros(1, self.H_q, self.M, dtype=torch.float64),
+            visible=visible_by(constraints, sizes),
+            bias=self.alibi_bias("bottom_right" if self.alibi else None, sizes.M, sizes.N),
+            scale=self.effective_scale,
+            softcap=self.softcap,
+            sinks=self.sink_logits().double() if self.sinks else None,
+        )
+
+    def _mask(self) -> Mask | None:
+        if self.everything:
+            return Mask()
+        return None if self.window is None else self.window.mask(Sizes(1, 1, 1, 1))
+
+    def _block_table(self, page_size: int) -> Tensor:
+        """Pages in random order, and garbage after the last page of a sequence."""
+        columns = -(-self.capacity // page_size)
+        generator = torch.Generator().manual_seed(self.seed)
+        table = torch.randperm(self.B * columns, generator=generator).view(self.B, columns)
+        for b, length in enumerate(self.cache_seqlens):
+            table[b, -(-length // page_size) :] = _GARBAGE[b % len(_GARBAGE)]
+        return table
+
+
+_GARBAGE = (-1, -(1 << 31), (1 << 31) - 1)
+
+
+def _in_pages(x: Tensor, table: Tensor, cache_seqlens: tuple[int, ...], page_size: int) -> Tensor:
+    """Returns rows (B, H_kv, N, width) as pages (B * columns, H_kv, page_size, width)."""
+    _, heads, _, width = x.shape
+    pages = x.new_full((table.numel(), heads, page_size, width), math.nan)
+    for b, length in enumerate(cache_seqlens):
+        for column, j0 in enumerate(range(0, length, page_size)):
+            rows = x[b, :, j0 : min(j0 + page_size, length)]
+            pages[table[b, column], :, : rows.shape[1]] = rows
+    return pages
+
+
+@st.composite
+def decode_calls(draw: st.DrawFn, backend: str) -> Decode:
+    limits = LIMITS[backend]
+    fields = shared(draw, backend)
+    if fields["layout"] == "expanded":
+        del fields["layout"]
+    longer = st.integers(0, 1500) if backend == "cpu" else lengths(limits, smallest=0)
+    length = st.one_of(lengths(limits, smallest=0), longer)
+    if draw(st.booleans()):
+        fields["page_size"] = draw(st.sampled_from([16, 1, 20, 64]))
+    mask = draw(st.sampled_from(["causal", "window", "everything"]))
+    if mask == "window":
+        fields["window"] = replace(window(draw, limits.length), align="bottom_right")
+    return Decode(
+        cache_seqlens=draw(st.lists(length, min_size=1, max_size=4).map(tuple)),
+        spare=draw(st.sampled_from([0, 1, 40])),
+        M=draw(st.sampled_from([1, 2, 5, 25])),
+        index_dtype=draw(st.sampled_from(["int32", "int64"])),
+        everything=mask == "everything",
+        alibi=rarely(draw),
+        return_lse=draw(st.booleans()),
+        **fields,
+    )

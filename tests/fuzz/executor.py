@@ -1,0 +1,59 @@
+"""The process that runs calls: `python -m tests.fuzz.executor`. It may crash or hang.
+
+It reads one call per line, as Python source, and answers each with a line: OK, or the failure as a
+JSON string.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+OK = "ok"
+READY = "ready"
+
+
+def failure_of(source: str) -> str | None:
+    """Runs a call. Returns None if its check passes, otherwise the exception as text."""
+    from tests.fuzz.calls import parse
+
+    call = parse(source)
+    try:
+        call.check()
+    except AssertionError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - an unexpected exception is a finding
+        frames = traceback.format_exception(error)
+        return f"{type(error).__name__}: {error}\n{''.join(frames[-3:])}"
+    return None
+
+
+def main() -> None:
+    # Libraries print to stdout; answers need a stream of their own.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    _prepare()
+    print(READY, file=answers)
+    for line in sys.stdin:
+        failure = failure_of(line)
+        print(OK if failure is None else json.dumps(failure), file=answers)
+
+
+def _prepare() -> None:
+    """Loads the backends: the interpreter, the emulator, with SANITIZE another extension."""
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    if os.environ.get(SANITIZE) == "1":
+        from tests.support import sanitized
+
+        sanitized.install(sanitized.build())
+    import tests.fuzz.calls
+    import tests.support.emulated  # noqa: F401 - the emulator
+
+
+SANITIZE = "SANITIZE"
+"""Environment variable. 1 loads the extension that is built with sanitizers."""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Masks by plain values: the mask of the package, and the pairs that it shows by definition."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tests.fuzz.plain_values import PlainValues
+from transformer_kernels.masks.constraints import Align
+from transformer_kernels.masks.mask import Mask
+
+
+class Sizes(NamedTuple):
+    B: int
+    H: int
+    M: int
+    N: int
+
+
+class Constraint(PlainValues, ABC):
+    """One constraint of a mask."""
+
+    @abstractmethod
+    def mask(self, sizes: Sizes) -> Mask: ...
+
+    @abstractmethod
+    def visible(self, sizes: Sizes) -> Tensor:
+        """Bool, broadcastable to (B, H, M, N), by the definition in docs/attention.md."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Window(Constraint):
+    left: int | None = None
+    right: int | None = None
+    align: Align = "top_left"
+
+    def mask(self, sizes: Sizes) -> Mask:
+        return Mask.window(self.left, self.right, align=self.align)
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        d = sizes.N - sizes.M if self.align == "bottom_right" else 0
+        i, j = torch.arange(sizes.M)[:, None] + d, torch.arange(sizes.N)
+        visible = torch.ones(sizes.M, sizes.N, dtype=torch.bool)
+        if self.left is not None:
+            visible &= j >= i - self.left
+        if self.right is not None:
+            visible &= j <= i + self.right
+        return visible
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class KeyRange(Constraint):
+    """Starts and lengths are taken modulo N + 1."""
+
+    start: tuple[int, ...] | None = None
+    length: tuple[int, ...]
+
+    def _range(self, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        start = torch.tensor(_repeated(self.start or (0,), sizes.B)) % (sizes.N + 1)
+        return start, start + torch.tensor(_repeated(self.length, sizes.B)) % (sizes.N + 1)
+
+    def mask(self, sizes: Sizes) -> Mask:
+        start, end = self._range(sizes)
+        return Mask.padding(end) if self.start is None else Mask.key_range(start, end)
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        j = torch.arange(sizes.N)
+        start, end = (x[:, None, None, None] for x in self._range(sizes))
+        return (start <= j) & (j < end)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Segments(Constraint):
+    """Ids from 0 to count - 1, sorted (documents packed in a row) or at random."""
+
+    count: int = 2
+    ordered: bool = True
+    seed: int = 0
+
+    def _ids(self, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        ids = [
+            torch.randint(self.count, (sizes.B, length), generator=generator)
+            for length in (sizes.M, sizes.N)
+        ]
+        q_ids, k_ids = (x.sort(dim=1).values if self.ordered else x for x in ids)
+        return q_ids, k_ids
+
+    def mask(self, sizes: Sizes) -> Mask:
+        return Mask.segments(*self._ids(sizes))
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        q_ids, k_ids = self._ids(sizes)
+        return q_ids[:, None, :, None] == k_ids[:, None, None, :]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Dense(Constraint):
+    """True with a probability of `share` percent. `dims`: those of "bhmn" that are not 1."""
+
+    dims: str = "mn"
+    share: int = 50
+    byte: int = 1
+    """how True is stored"""
+    transposed: bool = False
+    seed: int = 0
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        shape = [size if name in self.dims else 1 for name, size in zip("bhmn", sizes, strict=True)]
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(shape, generator=generator) * 100 < self.share
+
+    def mask(self, sizes: Sizes) -> Mask:
+        stored = (self.visible(sizes).to(torch.uint8) * self.byte).view(torch.bool)
+        return Mask.dense(stored.mT.contiguous().mT if self.transposed else stored)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Blocks(Constraint):
+    """A block layout, visible with a probability of `share` percent."""
+
+    size: int = 16
+    by_head: bool = False
+    share: int = 50
+    seed: int = 0
+
+    def _layout(self, sizes: Sizes) -> Tensor:
+        rows, columns = -(-sizes.M // self.size), -(-sizes.N // self.size)
+        generator = torch.Generator().manual_seed(self.seed)
+        heads = sizes.H if self.by_head else 1
+        return torch.rand(heads, rows, columns, generator=generator) * 100 < self.share
+
+    def mask(self, sizes: Sizes) -> Mask:
+        return Mask.block_sparse(self._layout(sizes), self.size)
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        i, j = torch.arange(sizes.M) // self.size, torch.arange(sizes.N) // self.size
+        return self._layout(sizes)[:, i[:, None], j]
+
+
+def mask_of(constraints: tuple[Constraint, ...], sizes: Sizes) -> Mask | None:
+    """The intersection of the constraints; None without any."""
+    masks = [constraint.mask(sizes) for constraint in constraints]
+    whole: Mask | None = None
+    for mask in masks:
+        whole = mask if whole is None else whole & mask
+    return whole
+
+
+def visible_by(constraints: tuple[Constraint, ...], sizes: Sizes) -> Tensor:
+    """Bool (B, H, M, N)."""
+    visible = torch.ones(sizes, dtype=torch.bool)
+    for constraint in constraints:
+        visible &= constraint.visible(sizes)
+    return visible
+
+
+def _repeated(values: tuple[int, ...], count: int) -> list[int]:
+    return [values[n % len(values)] for n in range(count)]

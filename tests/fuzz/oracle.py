@@ -1,0 +1,170 @@
+"""Attention in float64 from its definition, and how much each element of a result may be off.
+
+Sums round relative to the magnitudes of their terms, and gradients cancel (Higham, Accuracy and
+Stability of Numerical Algorithms, 2nd edition, section 4.2). A bound is therefore a multiple of the
+sum of the magnitudes of an element's terms. The tolerance rule of the other tests is stricter, but
+has one bound per tensor, whose elements have similar sizes there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_ROUNDINGS = 8.0
+"""Errors of a sum or of a function in the accumulation dtype, in units of eps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One attention: q (B, H_q, M, D), k (B, H_kv, N, D), v (B, H_kv, N, D_v), in float64."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    dlse: Tensor
+    visible: Tensor
+    """bool (B, H_q, M, N)"""
+    bias: Tensor | None = None
+    """broadcastable to (B, H_q, M, N)"""
+    scale: float
+    softcap: float | None = None
+    dropout: Tensor | None = None
+    """(B, H_q, M, N): factors of the weights"""
+    sinks: Tensor | None = None
+    """(H_q,)"""
+    differentiable: dict[str, Tensor] = field(default_factory=dict)
+    """tensors of the problem by the names of their gradients"""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Unit roundings of the dtype under test."""
+
+    stored: float
+    accumulated: float
+    underflow: float
+    """the largest magnitude that may become 0"""
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> Rounding:
+        stored = torch.finfo(dtype)
+        accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+        underflow = max(accumulated.tiny, stored.tiny * stored.eps)
+        return Rounding(stored.eps, accumulated.eps, underflow)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Exact values of a result, and the allowed error of each element."""
+
+    exact: Tensor
+    allowed: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    p: Tensor
+    """(B, H_q, M, N), before dropout"""
+    sink: Tensor
+    """(B, H_q, M, 1): weight of the sink"""
+    lse: Tensor
+    """(B, H_q, M)"""
+
+
+def solve(problem: Problem, rounding: Rounding) -> dict[str, Expected]:
+    """Returns o, lse, and the gradients of `problem.differentiable`, for do and dlse."""
+    weights = _weights(problem)
+    o = _dropped(weights.p, problem) @ _for_queries(problem.v, problem)
+    lse = weights.lse
+    loss = (o * problem.do).sum() + (lse.masked_fill(lse.isneginf(), 0.0) * problem.dlse).sum()
+    exact = {"o": o, "lse": lse}
+    if leaves := problem.differentiable:
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        exact |= dict(zip(leaves, gradients, strict=True))
+    with torch.no_grad():
+        allowed = _allowed(problem, rounding, weights, o)
+        return {name: Expected(x.detach(), allowed[name]) for name, x in exact.items()}
+
+
+def _weights(x: Problem) -> Weights:
+    s = x.scale * (x.q @ _for_queries(x.k, x).mT)
+    if x.softcap is not None:
+        s = x.softcap * torch.tanh(s / x.softcap)
+    if x.bias is not None:
+        s = s + x.bias
+    s = s.masked_fill(~x.visible, -torch.inf)
+    sinks = s.new_full((s.shape[1],), -torch.inf) if x.sinks is None else x.sinks
+    every = torch.cat([s, sinks[None, :, None, None].expand(*s.shape[:3], 1)], dim=-1)
+    empty = every.isneginf().all(dim=-1, keepdim=True)
+    every = every.masked_fill(empty, 0.0)
+    p = every.softmax(dim=-1).masked_fill(empty, 0.0)
+    lse = every.logsumexp(dim=-1).masked_fill(empty[..., 0], -torch.inf)
+    return Weights(p[..., :-1], p[..., -1:], lse)
+
+
+def _allowed(x: Problem, rounding: Rounding, weights: Weights, o: Tensor) -> dict[str, Tensor]:
+    """Allowed errors: relative ones of every term, and those of terms that underflow."""
+    q, k, v, do, dlse = (t.abs() for t in (x.q, x.k, x.v, x.do, x.dlse))
+    k, v = _for_queries(k, x), _for_queries(v, x)
+    p, eps, tiny = weights.p, rounding.accumulated, rounding.underflow
+    lse = weights.lse.masked_fill(weights.lse.isneginf(), 0.0).abs()
+
+    # Largest score of a row that takes part; its rounding error is a relative error of the weights.
+    scores = abs(x.scale) * (q @ k.mT) + (0.0 if x.bias is None else x.bias.abs())
+    scores = scores.masked_fill(~x.visible | scores.isinf(), 0.0)
+    score = scores.amax(-1) if scores.shape[-1] else lse * 0
+    of_weight = (_ROUNDINGS * eps * (1 + score + lse))[..., None]
+    relative = 2 * of_weight + 2 * rounding.stored
+
+    dp = _dropped(do @ v.mT, x)
+    delta = (do * o.abs()).sum(-1, keepdim=True)
+    if x.sinks is not None:  # o of the keys alone; the gradient of lse by the sink, twice
+        delta = 3 * delta / (1 - weights.sink).clamp(min=tiny)
+    gradient_of_sink = 3 * (do * o.abs()).sum(-1, keepdim=True) + dlse[..., None]
+    gradient = dp + delta + dlse[..., None]  # of the weights
+    of_p = _dropped(p * relative + tiny, x)
+    ds = (p * relative + tiny) * gradient + tiny
+    scale = abs(x.scale)
+    allowed = {
+        "o": of_p @ v + tiny,
+        "lse": of_weight[..., 0],
+        "dq": scale * (ds @ k) + tiny,
+        "dk": scale * (ds.mT @ q) + tiny,
+        "dv": of_p.mT @ do + tiny,
+        "dsinks": (weights.sink * relative * gradient_of_sink).sum((0, 2, 3)) + tiny,
+    }
+    if x.bias is not None:
+        allowed["dbias"] = ds.sum_to_size(x.bias.shape)
+    for name in ("dk", "dv"):
+        allowed[name] = allowed[name].unflatten(1, (x.k.shape[1], -1)).sum(2)
+    return allowed
+
+
+def _dropped(weights: Tensor, x: Problem) -> Tensor:
+    return weights if x.dropout is None else weights * x.dropout
+
+
+def _for_queries(x: Tensor, problem: Problem) -> Tensor:
+    """Repeats (B, H_kv, N, width) for the query heads that share a key head."""
+    return x.repeat_interleave(problem.q.shape[1] // x.shape[1], dim=1)
+
+
+def check(name: str, got: Tensor, expected: Expected) -> None:
+    """Raises AssertionError if an element of `got` is off by more than allowed."""
+    exact, allowed = expected.exact, expected.allowed
+    if got.shape != exact.shape:
+        raise AssertionError(f"{name}: shape {tuple(got.shape)}, expected {tuple(exact.shape)}")
+    wrong = ~((got.double() - exact).abs() <= allowed) & (got.double() != exact)
+    overflows = exact.isfinite() & (exact.abs() > 0.9 * torch.finfo(got.dtype).max)
+    wrong &= ~overflows
+    wrong |= got.isnan()
+    if wrong.any():
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise AssertionError(
+            f"{name}: {int(wrong.sum())} of {wrong.numel()} elements are wrong, first {at}: got "
+            f"{float(got[at]):.9g}, expected {float(exact[at]):.9g} +- {float(allowed[at]):.2g}"
+        )
