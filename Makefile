@@ -24,12 +24,13 @@ endif
 PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest oldest bench gpu lint build extension clean
+.PHONY: help demo test test-all test-rest fuzz oldest bench gpu lint build extension clean
 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
 	@echo "make test      a sample of the tests with every backend and option, in a few minutes"
 	@echo "make test-all  all tests"
+	@echo "make fuzz      random calls; SECONDS=60 SEED=1 ONLY=cpu, SANITIZE=1"
 	@echo "make bench     the benchmarks"
 	@echo "make gpu       on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
 	@echo "make lint      ruff, mypy, clang-format and lengths of functions"
@@ -47,8 +48,17 @@ test: $(call packages,test) build
 test-all: test test-rest
 
 # Tests that `make test` skips.
-test-rest: $(call packages,test-all) build oldest
+test-rest: $(call packages,test-all) build oldest fuzz
 	$(PYTEST) tests -m exhaustive
+
+# Random calls of every backend. SANITIZE=1 builds the extension with AddressSanitizer and
+# UndefinedBehaviorSanitizer, in build/sanitized.
+SECONDS ?= 60
+SEED ?=
+ONLY ?=
+export SANITIZE
+fuzz: $(call packages,test) build
+	$(RUN) -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 # Compiles the Triton kernels with the oldest supported Triton, in a separate folder: many GPU
 # machines have older versions than the test environment.

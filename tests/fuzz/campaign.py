@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.call import Call
+from tests.fuzz.generators import GENERATORS
 from tests.fuzz.process import ExecutorProcess, Failure
 
 CALLS_PER_SEED = 400
@@ -77,17 +77,12 @@ class _Batch:
         return min(self.failed, key=lambda pair: len(repr(pair[0])))
 
 
-def run_campaign(
-    name: str,
-    strategy: Callable[[], SearchStrategy[Call]],
-    seconds: float,
-    first_seed: int,
-) -> Report:
-    """Runs calls of `strategy` for some seconds, CALLS_PER_SEED from each seed in ascending order.
+def run_campaign(name: str, seconds: float, first_seed: int) -> Report:
+    """Runs calls of a generator for some seconds, CALLS_PER_SEED for each seed, ascending.
 
     Shrinking a failure may take SHRINK_SECONDS more.
     """
-    report, calls = Report(name), strategy()
+    report, calls = Report(name), GENERATORS[name]()
     with ExecutorProcess() as executor:
         end = time.monotonic() + seconds
         while time.monotonic() < end and len(report.findings) < MAX_FINDINGS:

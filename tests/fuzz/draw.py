@@ -123,7 +123,7 @@ def _segments(draw: Draw, length: int) -> Segments:
     return Segments(count=draw(st.integers(1, 4)), ordered=draw(st.booleans()), seed=_seed(draw))
 
 
-def _dense(draw: Draw, length: int) -> Dense:
+def dense_mask(draw: Draw, length: int = 0) -> Dense:
     return Dense(
         dims=draw(st.sampled_from(["mn", "bhmn", "b1mn", "hmn", "n", "bn", "m"])),
         share=draw(st.sampled_from([50, 90, 10])),
@@ -150,6 +150,6 @@ _CONSTRAINTS = {
     "window": window,
     "key_range": _key_range,
     "segments": _segments,
-    "dense": _dense,
+    "dense": dense_mask,
     "blocks": _blocks,
 }

@@ -114,9 +114,13 @@ class Dense(Constraint):
         generator = torch.Generator().manual_seed(self.seed)
         return torch.rand(shape, generator=generator) * 100 < self.share
 
-    def mask(self, sizes: Sizes) -> Mask:
+    def attn_mask(self, sizes: Sizes) -> Tensor:
+        """The mask as it is stored."""
         stored = (self.visible(sizes).to(torch.uint8) * self.byte).view(torch.bool)
-        return Mask.dense(stored.mT.contiguous().mT if self.transposed else stored)
+        return stored.mT.contiguous().mT if self.transposed else stored
+
+    def mask(self, sizes: Sizes) -> Mask:
+        return Mask.dense(self.attn_mask(sizes))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
