@@ -38,7 +38,7 @@ LIMITS = {
 
 def lengths(limits: Limits, smallest: int = 1) -> st.SearchStrategy[int]:
     near = [n for n in _NEAR_TILES if smallest <= n <= limits.length]
-    return st.one_of(st.sampled_from(near), st.integers(smallest, limits.length))
+    return st.one_of(st.integers(smallest, limits.length), st.sampled_from(near))
 
 
 def widths(limits: Limits) -> st.SearchStrategy[int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +38,7 @@ class Failure:
     @property
     def signature(self) -> tuple[str, str]:
         """Failures with different signatures have different causes."""
-        return self.kind, self.text.partition(":")[0]
+        return self.kind, re.split("[:\n]", self.text)[0]
 
 
 class ExecutorProcess:
@@ -102,10 +104,8 @@ class ExecutorProcess:
         return child.stdout.readline().rstrip("\n")
 
     def _ended(self) -> Failure:
-        assert self._child is not None
-        status = self._child.wait()
+        status = self._stop(kill=False)
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        self._child = None
         return Failure("crash", f"{name}\n{self._error_text()}".rstrip())
 
     def _error_text(self) -> str:
@@ -116,11 +116,19 @@ class ExecutorProcess:
         first = min((at for at in reports if at >= 0), default=len(text) - _SHOWN)
         return text[max(first, 0) :][:_SHOWN]
 
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
+    def _stop(self, kill: bool = True) -> int:
+        """Ends the child. Returns its exit status."""
+        child, self._child = self._child, None
+        if child is None:
+            return 0
+        if kill:
+            child.kill()
+        status = child.wait()
+        assert child.stdin is not None and child.stdout is not None
+        with suppress(BrokenPipeError):
+            child.stdin.close()
+        child.stdout.close()
+        return status
 
 
 def _environment() -> Mapping[str, str]:

@@ -1,0 +1,62 @@
+"""Campaigns: failures are found and shrunk, each kind apart."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import pytest
+
+from tests.fuzz import campaign
+from tests.fuzz.attention import Attention, attention_calls
+from tests.fuzz.call import Call
+from tests.fuzz.campaign import run_campaign
+from tests.fuzz.process import Failure
+
+
+class Planted:
+    """An executor with two faults: with more than 5 queries, and rarely with more than 40 keys."""
+
+    def __enter__(self) -> Planted:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        pass
+
+    def run(self, call: Call) -> Failure | None:
+        assert isinstance(call, Attention)
+        if call.N > 40 and call.group == 3:
+            return Failure("crash", "SIGSEGV")
+        return Failure("wrong", f"o: {call.M} queries") if call.M > 5 else None
+
+
+@pytest.fixture(autouse=True)
+def _planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "ExecutorProcess", Planted)
+    monkeypatch.setattr(campaign, "MAX_FINDINGS", 2)
+    monkeypatch.setitem(campaign.GENERATORS, "planted", lambda: attention_calls("cpu"))
+
+
+def test_failures_are_shrunk() -> None:
+    report = run_campaign("planted", 60.0, 1)
+    assert report.seeds == [1, 2]
+    for finding in report.findings:
+        call = finding.call
+        assert isinstance(call, Attention)
+        assert (call.mask, call.bias, call.dropout_p, call.B) == ((), None, 0.0, 1)
+        if finding.failure.kind == "crash":
+            assert call.M == 1
+            assert 40 < call.N <= 65
+        else:
+            assert 5 < call.M <= 16
+            assert (call.N, call.group) == (1, 1)
+
+
+def test_a_seed_draws_the_same_calls() -> None:
+    first, again, other = (run_campaign("planted", 60.0, seed).findings[0] for seed in (1, 1, 5))
+    assert first == again
+    assert first.seed != other.seed
