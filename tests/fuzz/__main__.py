@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import shlex
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -62,7 +61,7 @@ def _show(report: Report) -> None:
 def _text(finding: Finding) -> str:
     lines = finding.failure.text.rstrip().replace("\n", "\n    ")
     prefix = f"{SANITIZE}=1 " if os.environ.get(SANITIZE) == "1" else ""
-    command = f"{prefix}python -m tests.fuzz --call {shlex.quote(repr(finding.call))}"
+    command = f'{prefix}python -m tests.fuzz --call "{finding.call!r}"'
     return f"  {finding.failure.kind}, seed {finding.seed}: {lines}\n  {command}\n"
 
 
