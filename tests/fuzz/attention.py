@@ -44,24 +44,21 @@ class Attention(Valid):
         x = self._inputs(hidden=self.hidden)
         for name, tensor in x.items():
             tensor.requires_grad_(name in self.requires_grad)
-        result = attention(
-            x["q"], x["k"], x["v"],
-            mask=mask_of(self.mask, self.sizes),
-            bias=self.alibi(self.alibi_align) or x.get("bias"),
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout_p=self.dropout_p,
-            seed=SEED if self.dropout_p else None,
-            sinks=x.get("sinks"),
-            return_lse=self.return_lse,
-            backend=self.backend,
-        )  # fmt: skip
+        options = self.options() | {
+            "mask": mask_of(self.mask, self.sizes),
+            "bias": self.alibi_bias(self.alibi_align) or x.get("bias"),
+            "dropout_p": self.dropout_p,
+            "seed": SEED if self.dropout_p else None,
+            "sinks": x.get("sinks"),
+            "return_lse": self.return_lse,
+        }
+        result = attention(x["q"], x["k"], x["v"], **options)
         return with_gradients(result, x, self._do(), self._dlse())
 
     def expected(self, rounding: Rounding) -> dict[str, Expected]:
         x = {name: tensor.double() for name, tensor in self._inputs().items()}
         differentiable = {f"d{name}": x[name].requires_grad_() for name in self.requires_grad}
-        alibi = self.alibi_bias(self.alibi_align, self.M, self.N)
+        alibi = self.dense_alibi(self.alibi_align, self.M, self.N)
         problem = Problem(
             q=x["q"],
             k=x["k"],

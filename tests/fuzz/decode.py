@@ -15,8 +15,8 @@ from tests.fuzz.masks import Sizes, Window, visible_by
 from tests.fuzz.oracle import Expected, Problem, Rounding, solve
 from tests.fuzz.valid import Valid
 from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores.alibi import Alibi
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,6 +38,10 @@ class Decode(Valid):
         return len(self.cache_seqlens)
 
     @property
+    def _alibi_align(self) -> Align | None:
+        return "bottom_right" if self.alibi else None
+
+    @property
     def capacity(self) -> int:
         return max(self.cache_seqlens) + self.spare
 
@@ -50,22 +54,17 @@ class Decode(Valid):
             table = self._block_table(self.page_size)
             k, v = (_in_pages(x, table, self.cache_seqlens, self.page_size) for x in (k, v))
         index_dtype = getattr(torch, self.index_dtype)
-        result = attention_decode(
-            self.laid_out(q),
-            self.laid_out(k),
-            self.laid_out(v),
-            torch.tensor(self.cache_seqlens, dtype=index_dtype),
-            None if table is None else table.to(index_dtype),
-            mask=self._mask(),
-            bias=Alibi(self.slopes(), "bottom_right") if self.alibi else None,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self.sink_logits() if self.sinks else None,
-            return_lse=self.return_lse,
-            backend=self.backend,
-        )
-        o, lse = result if isinstance(result, tuple) else (result, None)
-        return {"o": o} if lse is None else {"o": o, "lse": lse}
+        seqlens = torch.tensor(self.cache_seqlens, dtype=index_dtype)
+        options = self.options() | {
+            "mask": self._mask(),
+            "bias": self.alibi_bias(self._alibi_align),
+            "sinks": self.sink_logits() if self.sinks else None,
+            "return_lse": self.return_lse,
+        }
+        table = None if table is None else table.to(index_dtype)
+        caches = (self.laid_out(k), self.laid_out(v), seqlens, table)
+        result = attention_decode(self.laid_out(q), *caches, **options)
+        return dict(zip(("o", "lse"), result, strict=True)) if self.return_lse else {"o": result}
 
     def expected(self, rounding: Rounding) -> dict[str, Expected]:
         q, k, v = self.qkv((self.B, self.M), (self.B, self.capacity))
@@ -92,7 +91,7 @@ class Decode(Valid):
             do=torch.zeros(1, self.H_q, self.M, self.D_v, dtype=torch.float64),
             dlse=torch.zeros(1, self.H_q, self.M, dtype=torch.float64),
             visible=visible_by(constraints, sizes),
-            bias=self.alibi_bias("bottom_right" if self.alibi else None, sizes.M, sizes.N),
+            bias=self.dense_alibi(self._alibi_align, sizes.M, sizes.N),
             scale=self.effective_scale,
             softcap=self.softcap,
             sinks=self.sink_logits().double() if self.sinks else None,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.masks import Blocks, Constraint, Dense, KeyRange, Segments, Window
 from transformer_kernels import _C
+from transformer_kernels.masks.constraints import Align
 
 Draw = st.DrawFn
 
@@ -110,7 +111,7 @@ def constraints(draw: Draw, kinds: Sequence[str], length: int, most: int) -> tup
 
 def window(draw: Draw, length: int) -> Window:
     side = st.one_of(st.none(), st.integers(0, 20), st.integers(-length, length))
-    align = draw(st.sampled_from(["top_left", "bottom_right"]))
+    align: Align = draw(st.sampled_from(["top_left", "bottom_right"]))
     return Window(left=draw(side), right=0 if draw(st.booleans()) else draw(side), align=align)
 
 

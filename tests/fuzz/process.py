@@ -124,7 +124,8 @@ class ExecutorProcess:
         if kill:
             child.kill()
         status = child.wait()
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         with suppress(BrokenPipeError):
             child.stdin.close()
         child.stdout.close()

@@ -10,6 +10,7 @@ from tests.fuzz import campaign
 from tests.fuzz.attention import Attention, attention_calls
 from tests.fuzz.call import Call
 from tests.fuzz.campaign import run_campaign
+from tests.fuzz.generators import GENERATORS
 from tests.fuzz.process import Failure
 
 
@@ -38,7 +39,7 @@ class Planted:
 def _planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "ExecutorProcess", Planted)
     monkeypatch.setattr(campaign, "MAX_FINDINGS", 2)
-    monkeypatch.setitem(campaign.GENERATORS, "planted", lambda: attention_calls("cpu"))
+    monkeypatch.setitem(GENERATORS, "planted", lambda: attention_calls("cpu"))
 
 
 def test_failures_are_shrunk() -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,10 @@ class Valid(Call):
         for name, value in got.items():
             check_element(name, value, expected[name])
 
+    def options(self) -> dict[str, Any]:
+        """Options that every function has, by the names of the arguments."""
+        return {"scale": self.scale, "softcap": self.softcap, "backend": self.backend}
+
     def results(self) -> dict[str, Tensor]:
         """Makes the call. Returns its results by name."""
         raise NotImplementedError
@@ -133,10 +138,10 @@ class Valid(Call):
     def slopes(self) -> Tensor:
         return self.normal("slopes", self.H_q).abs()
 
-    def alibi(self, align: Align | None) -> Alibi | None:
+    def alibi_bias(self, align: Align | None) -> Alibi | None:
         return None if align is None else Alibi(self.slopes(), align)
 
-    def alibi_bias(self, align: Align | None, M: int, N: int) -> Tensor | None:
+    def dense_alibi(self, align: Align | None, M: int, N: int) -> Tensor | None:
         """The bias of ALiBi (H_q, M, N) in float64, by its definition; None without."""
         if align is None:
             return None

@@ -49,22 +49,18 @@ class Varlen(Valid):
         x = self._inputs(dead=math.nan)
         for name, tensor in x.items():
             tensor.requires_grad_(name in self.requires_grad)
-        result = attention_varlen(
-            x["q"], x["k"], x["v"],
-            self._starts(self.M),
-            None if self.N is None else self._starts(self.N),
-            max_seqlen_q=max(self.M) if self.given_max else None,
-            max_seqlen_k=max(self.N) if self.given_max and self.N is not None else None,
-            mask=mask_of(self._constraints, Sizes(1, self.H_q, 1, 1)),
-            bias=self.alibi(self.alibi_align),
-            scale=self.scale,
-            softcap=self.softcap,
-            dropout_p=self.dropout_p,
-            seed=SEED if self.dropout_p else None,
-            sinks=x.get("sinks"),
-            return_lse=self.return_lse,
-            backend=self.backend,
-        )  # fmt: skip
+        options = self.options() | {
+            "max_seqlen_q": max(self.M) if self.given_max else None,
+            "max_seqlen_k": max(self.N) if self.given_max and self.N is not None else None,
+            "mask": mask_of(self._constraints, Sizes(1, self.H_q, 1, 1)),
+            "bias": self.alibi_bias(self.alibi_align),
+            "dropout_p": self.dropout_p,
+            "seed": SEED if self.dropout_p else None,
+            "sinks": x.get("sinks"),
+            "return_lse": self.return_lse,
+        }
+        k_starts = None if self.N is None else self._starts(self.N)
+        result = attention_varlen(x["q"], x["k"], x["v"], self._starts(self.M), k_starts, **options)
         return with_gradients(result, x, self._do(), self._dlse())
 
     def expected(self, rounding: Rounding) -> dict[str, Expected]:
@@ -98,7 +94,7 @@ class Varlen(Valid):
             do=x["do"][rows].transpose(0, 1)[None],
             dlse=x["dlse"][None, :, rows],
             visible=visible_by(self._constraints, sizes) & (not padding),
-            bias=self.alibi_bias(self.alibi_align, sizes.M, sizes.N),
+            bias=self.dense_alibi(self.alibi_align, sizes.M, sizes.N),
             scale=self.effective_scale,
             softcap=self.softcap,
             dropout=self.dropout_factors(self.dropout_p, *sizes, first_batch=b),
