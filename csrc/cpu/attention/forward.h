@@ -36,6 +36,7 @@ struct ForwardWorkspace {
   char* scratch;  // (workers), see ForwardScratch
   size_t scratch_bytes;
   bool* finite;
+  const uint8_t* selected_heads;  // (B, H_q): 1 for heads to compute; null = all
 };
 
 // Packed keys and values of one head.
@@ -114,13 +115,22 @@ ForwardScratch<Engine> scratch_of(const ForwardParams& p, const ForwardWorkspace
   return lay_out_scratch(p, w, arena);
 }
 
-// Packs key block n of `head`, which counts over the batch, unless it is fully masked.
+// True if at least one of `count` query heads from h on is to be computed.
+template <typename Engine>
+bool any_selected(const ForwardParams& p, const ForwardWorkspace<Engine>& w, int64_t b, int64_t h,
+                  int64_t count) {
+  if (!w.selected_heads) return true;
+  const uint8_t* const first = w.selected_heads + b * p.H_q + h;
+  return std::any_of(first, first + count, [](uint8_t selected) { return selected != 0; });
+}
+
+// Packs key block n of `head`, which counts over the batch, unless no query needs it.
 template <typename Engine>
 void pack_keys_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                        const HeadPanels& keys, int64_t worker, int64_t head, int64_t n) {
-  const int64_t b = head / p.H_kv, h = head % p.H_kv;
+  const int64_t b = head / p.H_kv, h = head % p.H_kv, q_per_kv = p.H_q / p.H_kv;
   const LiveKeys is_live{visible_key_range(p, b), live_keys_of(p, b, h)};
-  if (!overlaps(is_live.range, n)) return;
+  if (!overlaps(is_live.range, n) || !any_selected(p, w, b, h * q_per_kv, q_per_kv)) return;
   auto* rows = scratch_of(p, w, worker).rows;
   pack_panel<Engine>(w.k, keys_of(p, p.k, b, h, p.D), n * kBlock, is_live, rows,
                      keys.k + static_cast<size_t>(n) * w.k.bytes, w.finite);
@@ -263,19 +273,22 @@ void forward_group(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   for_each_member([&](int64_t member, int64_t i0) { end_forward(p, w, t, member, b, h, i0); });
 }
 
-// Returns false if the input contains values that the engine cannot represent; the output is then
-// invalid.
+// Null `selected_heads` selects all. Returns false if the input contains values that the engine
+// cannot represent; the output is then invalid.
 template <typename Engine>
-bool forward(const ForwardParams& p, const Workers& workers, Arena arena) {
-  const ForwardWorkspace<Engine> w = lay_out_forward<Engine>(p, workers.count, arena);
+bool forward(const ForwardParams& p, const Workers& workers, Arena arena,
+             const uint8_t* selected_heads) {
+  ForwardWorkspace<Engine> w = lay_out_forward<Engine>(p, workers.count, arena);
+  w.selected_heads = selected_heads;
   const int64_t query_blocks = round_up(p.M, Engine::kQueries) / Engine::kQueries;
   const int64_t members = w.key_blocks > w.chunk ? Engine::kGroup : 1;
   const int64_t groups = round_up(query_blocks, members) / members;
   const int64_t q_per_kv = p.H_q / p.H_kv;  // query heads per key head
   const auto attend = [&](const HeadPanels& keys, int64_t worker, int64_t head, int64_t group) {
+    const int64_t b = head / p.H_kv, h = head % p.H_kv * q_per_kv + group / groups;
     const int64_t first = group % groups * members;
-    forward_group(p, w, keys, worker, head / p.H_kv, head % p.H_kv * q_per_kv + group / groups,
-                  first, std::min(first + members, query_blocks));
+    if (!any_selected(p, w, b, h, 1)) return;
+    forward_group(p, w, keys, worker, b, h, first, std::min(first + members, query_blocks));
   };
   *w.finite = true;
   const int64_t heads = p.B * p.H_kv;

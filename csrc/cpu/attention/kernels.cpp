@@ -80,9 +80,10 @@ size_t packed_workspace(const ForwardParams& p, const Workers& workers) {
   });
 }
 
-void run_packed(const ForwardParams& p, const Workers& workers, void* memory) {
+void run_packed(const ForwardParams& p, const Workers& workers, void* memory,
+                const uint8_t* selected_heads = nullptr) {
   with_engine(p, [&](auto engine) {
-    return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
+    return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)}, selected_heads);
   });
 }
 
@@ -94,24 +95,36 @@ size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
 // relative error of the weights there, of several ulp times lse.
 constexpr double kLargestDecodedLse = 128;
 
+// `head` counts over the batch.
 template <typename Real>
-bool has_large_lse(const ForwardParams& p) {
-  const Real* row = static_cast<const Real*>(p.lse);
-  for (int64_t n = 0; n < p.B * p.H_q; ++n, row += p.lse_stride) {
-    for (int64_t i = 0; i < p.M; ++i) {
-      if (std::abs(row[i]) > kLargestDecodedLse && row[i] != kHidden<Real>) return true;
-    }
+bool has_large_lse(const ForwardParams& p, int64_t head) {
+  const Real* const row = static_cast<const Real*>(p.lse) + head * p.lse_stride;
+  for (int64_t i = 0; i < p.M; ++i) {
+    if (std::abs(row[i]) > kLargestDecodedLse && row[i] != kHidden<Real>) return true;
   }
   return false;
+}
+
+// Repeats heads with a large lse by the packed path. Other heads keep their results: no head's bits
+// depend on another head.
+template <typename Real>
+void repeat_large_heads(const ForwardParams& p, const Workers& workers) {
+  const int64_t heads = p.B * p.H_q;
+  int64_t first = 0;
+  while (first < heads && !has_large_lse<Real>(p, first)) ++first;
+  if (first == heads) return;
+  const size_t bytes = packed_workspace(p, workers);
+  const Workspace workspace(bytes + static_cast<size_t>(heads));
+  uint8_t* const selected = static_cast<uint8_t*>(workspace.data()) + bytes;
+  for (int64_t n = 0; n < heads; ++n) selected[n] = has_large_lse<Real>(p, n);
+  run_packed(p, workers, workspace.data(), selected);
 }
 
 void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
   if (!is_decoding(p)) return run_packed(p, workers, memory);
   run_decode({&p, p.B, true}, workers, Arena{static_cast<char*>(memory)});
-  if (p.dtype == DType::kFloat64 ? has_large_lse<double>(p) : has_large_lse<float>(p)) {
-    const Workspace workspace(packed_workspace(p, workers));
-    run_packed(p, workers, workspace.data());
-  }
+  p.dtype == DType::kFloat64 ? repeat_large_heads<double>(p, workers)
+                             : repeat_large_heads<float>(p, workers);
 }
 
 size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
