@@ -48,17 +48,33 @@ bool dot_in_place_any_dtype(const Slice& a, const Slice& b, int64_t row0, int64_
   return dot_in_place<Real>(a, b, row0, rows, dots);
 }
 
+// The same from copies in the scratch buffers (rows x padded); 0 for rows past the end and rows
+// with !keep. `width` is that of dot_rows.
+template <typename Storage, typename Real, typename Keep>
+void dot_copies(const Slice& a, const Slice& b, int64_t row0, int64_t rows, int64_t padded,
+                int64_t width, Keep&& keep, void* a_scratch, void* b_scratch, Real* dots) {
+  Storage *const x = static_cast<Storage*>(a_scratch), *const y = static_cast<Storage*>(b_scratch);
+  unpack_rows(a, row0, rows, padded, keep, x);
+  unpack_rows(b, row0, rows, padded, keep, y);
+  dot_rows(x, padded, y, padded, rows, width, dots);
+}
+
 // dots of `rows` rows (a multiple of kLanes) from row0 on; 0 for rows past the end and rows with
-// !keep. Rows that cannot be read in place are copied to the scratch buffers (rows x padded).
+// !keep. Copies keep the order of summation: a row's bits depend neither on strides nor on other
+// rows.
 template <typename Real, typename Keep>
 void row_dots(const Slice& a, const Slice& b, int64_t row0, int64_t rows, int64_t padded,
               Keep&& keep, Real* a_scratch, Real* b_scratch, Real* dots) {
   bool all = row0 + rows <= a.length;
   for (int64_t r = row0; all && r < row0 + rows; ++r) all = keep(r);
   if (all && dot_in_place_any_dtype(a, b, row0, rows, dots)) return;
-  unpack_rows(a, row0, rows, padded, keep, a_scratch);
-  unpack_rows(b, row0, rows, padded, keep, b_scratch);
-  dot_rows<Real>(a_scratch, padded, b_scratch, padded, rows, padded, dots);
+  if constexpr (sizeof(Real) == 4) {
+    if (a.dtype == DType::kBFloat16 && a.width % kChunk<BFloat16> == 0) {
+      return dot_copies<BFloat16>(a, b, row0, rows, padded, a.width, keep, a_scratch, b_scratch,
+                                  dots);
+    }
+  }
+  dot_copies<Real>(a, b, row0, rows, padded, padded, keep, a_scratch, b_scratch, dots);
 }
 
 }  // namespace tk::cpu::TK_ISA
