@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.fuzz import attention, decode, faulty, masks, sdpa, varlen
+from tests.fuzz import attention, bits, decode, faulty, masks, sdpa, varlen
 from tests.fuzz.call import Call
 from tests.fuzz.plain_values import PlainValues
 
-_MODULES = (attention, decode, faulty, masks, sdpa, varlen)
+_MODULES = (attention, bits, decode, faulty, masks, sdpa, varlen)
 _CLASSES = {
     name: value
     for module in _MODULES

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.attention import attention_calls
+from tests.fuzz.bits import bits_calls
 from tests.fuzz.call import Call
 from tests.fuzz.decode import decode_calls
 from tests.fuzz.sdpa import sdpa_calls
@@ -39,11 +40,17 @@ def reference() -> SearchStrategy[Call]:
     )
 
 
+def bits() -> SearchStrategy[Call]:
+    """Pairs of calls that promise equal bits; most are of the CPU kernels."""
+    return bits_calls(("cpu", "cpu", "cpu", "cpu", "cuda", "triton"))
+
+
 GENERATORS = {
     "cpu": cpu,
     "cuda": cuda,
     "triton": triton,
     "reference": reference,
+    "bits": bits,
 }
 SANITIZED = ("cpu",)
 """Generators that call the extension: sanitizers see nothing of the others."""

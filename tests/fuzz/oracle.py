@@ -53,7 +53,7 @@ class Rounding:
     def of(dtype: torch.dtype) -> Rounding:
         stored = torch.finfo(dtype)
         accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
-        underflow = max(accumulated.tiny, stored.tiny * stored.eps)
+        underflow = 2 * max(accumulated.tiny, stored.tiny * stored.eps)
         return Rounding(stored.eps, accumulated.eps, underflow)
 
 
