@@ -7,6 +7,8 @@
 #include <new>
 #include <utility>
 
+#include "common/sanitizer.h"
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -25,10 +27,11 @@ size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * 
 
 void* allocate(size_t bytes) {
   const bool large = bytes >= kHugePage;
-  const size_t alignment = large ? kHugePage : kAlignment;
-  void* const memory = std::aligned_alloc(alignment, round_up(bytes, alignment));
+  const size_t alignment = large ? kHugePage : kAlignment, capacity = round_up(bytes, alignment);
+  void* const memory = std::aligned_alloc(alignment, capacity);
   if (!memory) throw std::bad_alloc();
-  expect_writes(memory, round_up(bytes, alignment));
+  expect_writes(memory, capacity);
+  mark_red_zone(memory, bytes, capacity);
   return memory;
 }
 

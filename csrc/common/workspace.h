@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include "common/sanitizer.h"
+
 namespace tk {
 
 // RAII scratch memory, 64-byte aligned, with unspecified content.
@@ -22,7 +24,8 @@ class Workspace {
   // Frees the cached block.
   static void release();
 
-  static constexpr size_t kMaxCachedBytes = size_t{64} << 20;
+  // Under AddressSanitizer no block is cached, so that overruns and uses after a call are detected.
+  static constexpr size_t kMaxCachedBytes = kAddressSanitizer ? 0 : size_t{64} << 20;
 
  private:
   struct Block;

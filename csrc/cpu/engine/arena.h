@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/macros.h"
+#include "common/sanitizer.h"
 
 namespace tk::cpu {
 
@@ -18,8 +19,11 @@ struct Arena {
 
 template <typename T>
 TK_INLINE T* allocate(Arena& arena, int64_t count) {
+  const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+  const size_t capacity = (bytes + kRedZone + kAlignment - 1) / kAlignment * kAlignment;
   T* const array = arena.base ? reinterpret_cast<T*>(arena.base + arena.used) : nullptr;
-  arena.used += (static_cast<size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+  if (array) mark_red_zone(array, bytes, capacity);
+  arena.used += capacity;
   return array;
 }
 
