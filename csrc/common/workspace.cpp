@@ -82,7 +82,8 @@ void Workspace::release() { Block::free(Block::cached.exchange(nullptr)); }
 void want_poison(bool wanted) { poison_wanted = wanted; }
 
 void poison(void* memory, size_t bytes) {
-  if (!poison_wanted.load(std::memory_order_relaxed)) return;
+  // An empty tensor may have no memory, and memset must not be given a null pointer.
+  if (bytes == 0 || !poison_wanted.load(std::memory_order_relaxed)) return;
   std::memset(memory, 0xFF, bytes);
   poisoned += bytes;
 }
