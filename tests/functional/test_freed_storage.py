@@ -15,6 +15,7 @@ from tests.support.operators import operator_arguments
 from tests.support.storage import freed, freed_view
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.triton import operators as triton_operators
+from transformer_kernels.integrations.torch_sdpa import ArgumentValueError
 from transformer_kernels.masks.constraints import UNBOUNDED
 from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import TensorArgs
@@ -68,6 +69,14 @@ def test_attention(name: str, free: Free, backend: str) -> None:
         tk.attention(**given, backend=backend)
 
 
+def test_bool_masks_of_fewer_dimensions(free: Free) -> None:
+    """The constructors add dimensions."""
+    with pytest.raises(ValueError, match=r"attn_mask has the shape .* its storage is freed"):
+        tk.Mask.dense(free(ONES[0, 0]))
+    with pytest.raises(ValueError, match=r"layout has the shape .* its storage is freed"):
+        tk.Mask.block_sparse(free(ONES[0, 0]), 16)
+
+
 def dense_masks() -> dict[str, tuple[tk.Mask, Tensor]]:
     """Masks and the tensor to free afterwards: the constructors index it."""
     attn_mask, layout = ONES.clone(), torch.ones(1, 5, 5, dtype=torch.bool)
@@ -118,6 +127,23 @@ def test_decode(name: str, free: Free, decoder: str) -> None:
         del given["q"]
         with pytest.raises(ValueError, match=f"{name} has the shape .* its storage is freed"):
             tk.append_to_cache(k=new, v=new, **given)
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_appended_tensors(name: str, free: Free) -> None:
+    new, cache = torch.randn(1, H, 1, D), torch.randn(1, H, 16, D)
+    given = {"k": new, "v": new} | {name: free(new)}
+    with pytest.raises(ValueError, match=f"{name} has the shape .* its storage is freed"):
+        tk.append_to_cache(cache, cache.clone(), **given, cache_seqlens=LENGTHS)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
+def test_drop_in(name: str, free: Free) -> None:
+    query, key, value = qkv()
+    given = {"query": query, "key": key, "value": value, "attn_mask": ONES[0, 0]}
+    given[name] = free(given[name])
+    with pytest.raises(ArgumentValueError, match=f"{name} has the shape .* its storage is freed"):
+        tk.scaled_dot_product_attention(**given)
 
 
 OPERATOR_TENSORS: dict[str, dict[str, Any]] = {

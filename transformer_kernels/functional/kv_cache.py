@@ -8,6 +8,7 @@ from torch import Tensor
 from transformer_kernels.argument_checks import check_tensor, is_inference, values_are_readable
 from transformer_kernels.problem.checks import DTYPES
 from transformer_kernels.problem.decode import check_cache
+from transformer_kernels.storage import check_storage
 
 _NAMES = ("k", "k_cache", "v_cache")
 
@@ -45,6 +46,7 @@ def append_to_cache(
         k, k_cache, v_cache, cache_seqlens, block_table, _NAMES
     )
     check_tensor("v", v, DTYPES)
+    check_storage((("v", v),))
     if v.shape != (*k.shape[:3], v_cache.shape[3]) or k.shape[1] != k_cache.shape[1]:
         raise ValueError(
             "k and v must be (B, H_kv, M, D) and (B, H_kv, M, D_v) with the caches' heads and "

@@ -21,6 +21,7 @@ from transformer_kernels.functional.attention import attention
 from transformer_kernels.integrations import torch_mha
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.checks import check_tensors
+from transformer_kernels.storage import check_storage
 
 _CAUSAL = Mask.causal()
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
@@ -142,6 +143,7 @@ def _check_tensor(name: str, x: Tensor) -> None:
     if x.layout is not torch.strided or x.is_nested:
         kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
         raise TypeError(f"{name} must be a strided tensor, got {kind}")
+    check_storage(((name, x),))
 
 
 def _check_by_torchs_names(

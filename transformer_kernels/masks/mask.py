@@ -134,7 +134,7 @@ class Mask:
             raise ValueError(
                 f"attn_mask must broadcast to (B, H, M, N), got shape {tuple(attn_mask.shape)}"
             )
-        return Mask((Dense(attn_mask[(None,) * (4 - attn_mask.dim())]),))
+        return Mask((Dense(_with_dimensions("attn_mask", attn_mask, 4)),))
 
     @staticmethod
     def block_sparse(layout: Tensor, block_size: int) -> Mask:
@@ -153,7 +153,7 @@ class Mask:
                 f"layout must be (H or 1, rows, columns), got shape {tuple(layout.shape)}"
             )
         check_int("block_size", block_size, 1)
-        return Mask((BlockSparse(layout if layout.dim() == 3 else layout[None], block_size),))
+        return Mask((BlockSparse(_with_dimensions("layout", layout, 3), block_size),))
 
     def materialize(
         self, B: int, H: int, M: int, N: int, device: torch.device | str | None = None
@@ -256,6 +256,17 @@ def _extent(name: str, value: int | None) -> int | None:
         return value
     check_int(name, value, wanted="an int or None")
     return min(max(value, -UNBOUNDED), UNBOUNDED)
+
+
+def _with_dimensions(name: str, x: Tensor, dims: int) -> Tensor:
+    """Views x with leading dimensions of size 1, `dims` dimensions in all."""
+    if x.dim() == dims:
+        return x
+    try:
+        return x[(None,) * (dims - x.dim())]
+    except RuntimeError:
+        check_storage(((name, x),))
+        raise
 
 
 def _vector(name: str, value: Tensor) -> Tensor:
