@@ -163,6 +163,9 @@ INVALID: dict[str, tuple[Qkv, dict[str, Any]]] = {
     "dropout": ((Q, K, V), {"dropout_p": 1.5}),
     "dropout-str": ((Q, K, V), {"dropout_p": "0.5"}),
     "scale-str": ((Q, K, V), {"scale": "0.5"}),
+    "causal-tensor": ((Q, K, V), {"is_causal": torch.ones(2)}),
+    "causal-int": ((Q, K, V), {"is_causal": 1}),
+    "gqa-str": ((Q, K, V), {"enable_gqa": "yes"}),
 }
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 
 from transformer_kernels import torch_private
+from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.backends.native import extension
 from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.autocast import cast_for_autocast
@@ -91,7 +92,12 @@ def _fast_path(
     enable_gqa: bool,
 ) -> Tensor | None:
     """Returns the result of a plain call by the fast path; None for any other call."""
-    if type(dropout_p) is not float or dropout_p != 0.0:
+    if (
+        type(dropout_p) is not float
+        or dropout_p != 0.0
+        or type(is_causal) is not bool
+        or type(enable_gqa) is not bool
+    ):
         return None
     mask = _CAUSAL if is_causal else None
     if attn_mask is not None:
@@ -114,6 +120,8 @@ def _general_path(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
+    check_bool("is_causal", is_causal)
+    check_bool("enable_gqa", enable_gqa)
     for name, x in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, x)
         if x.dim() < 2:
