@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -157,6 +158,27 @@ def test_return_lse_must_be_a_bool(value: Any) -> None:
     for call in (attention, varlen, decode):
         with pytest.raises(TypeError, match="return_lse must be True or False, got"):
             call(return_lse=value)
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [(b"\xff", TypeError), (Tensor, TypeError), (True, TypeError), (-1, ValueError),
+     (HUGE, ValueError), ("xla", ValueError), ("cuda:999", ValueError), (999, ValueError)],
+)  # fmt: skip
+def test_device_must_be_one_that_torch_can_use(device: Any, error: type[Exception]) -> None:
+    for call in (Mask.causal().to, lambda x: Mask.causal().materialize(1, 1, 1, 1, x)):
+        with pytest.raises(error, match=r"^device must be a torch device, got"):
+            call(device)
+
+
+@pytest.mark.parametrize("backend", [np.array(["cpu", "cpu"]), 3, None, b"cpu"])
+def test_backend_must_be_a_name(backend: Any) -> None:
+    def explain(backend: Any) -> object:
+        return tk.explain(*rand(3, B, H, M, D), backend=backend)
+
+    for call in (attention, varlen, decode, explain):
+        with pytest.raises(ValueError, match=r"^backend must be one of 'auto', 'cpu', .*, got"):
+            call(backend=backend)
 
 
 @pytest.mark.parametrize("constraints", [3, "ab", [1], (Mask.causal(),), torch.ones(2)])

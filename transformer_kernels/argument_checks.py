@@ -94,10 +94,12 @@ def _listed(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def as_device(device: torch.device | str | int) -> torch.device:
-    """Returns the device; raises ValueError for a name that torch does not know."""
+    """Returns the device; raises ValueError for one that torch does not know or cannot use."""
+    if isinstance(device, bool) or not isinstance(device, torch.device | str | int):
+        raise TypeError(f"device must be a torch device, got {shown(device)}")
     try:
-        return torch.device(device)
-    except RuntimeError as error:
+        return torch.empty(0, device=torch.device(device)).device
+    except (RuntimeError, ValueError, AssertionError) as error:
         message = str(error).partition("\n")[0]
         raise ValueError(f"device must be a torch device, got {shown(device)}: {message}") from None
 

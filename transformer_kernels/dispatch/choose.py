@@ -22,7 +22,7 @@ def choose(problem: AttentionProblem, name: str) -> Backend:
     Raises ValueError with all reasons if the named backend does not support the problem. A named
     backend never falls back to another one.
     """
-    if name == "auto":
+    if _is_auto(name):
         for backend in BACKENDS:
             if not backend.unsupported_reasons(problem):
                 return backend
@@ -34,9 +34,13 @@ def choose(problem: AttentionProblem, name: str) -> Backend:
     return backend
 
 
+def _is_auto(name: str) -> bool:
+    return isinstance(name, str) and name == "auto"  # an array equals in each element
+
+
 def _named(name: str) -> Backend:
     for backend in BACKENDS:
-        if backend.name == name:
+        if isinstance(name, str) and backend.name == name:
             return backend
     raise ValueError(f"backend must be one of {', '.join(map(repr, names()))}, got {shown(name)}")
 
@@ -71,7 +75,7 @@ def explanation(
     problem: AttentionProblem, name: str, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
 ) -> Explanation:
     """Explains the choice of `choose`, with the reasons of every backend."""
-    candidates = BACKENDS if name == "auto" else (_named(name),)
+    candidates = BACKENDS if _is_auto(name) else (_named(name),)
     reasons = _reasons(problem)
     chosen = next((b for b in candidates if not reasons[b.name]), None)
     return Explanation(

@@ -111,6 +111,7 @@ def attention(
         and type(dropout_p) is float
         and dropout_p == 0.0
         and return_lse is False
+        and type(backend) is str
         and backend in ("auto", "cpu")
     ):
         plain_o = fast_path.attend(q, k, v, mask, scale)

@@ -121,13 +121,14 @@ def attention_decode(
         and softcap is None
         and sinks is None
         and return_lse is False
+        and type(backend) is str
         and backend in ("auto", "cpu")
     ):
         plain_o = fast_path.decode(q, k_cache, v_cache, cache_seqlens, block_table, mask, scale)
         if plain_o is not None:
             return plain_o
     check_bool("return_lse", return_lse)
-    if backend != "reference":
+    if type(backend) is not str or backend != "reference":
         check_no_gradient(
             {"q": q, "k_cache": k_cache, "v_cache": v_cache, "bias": bias, "sinks": sinks}
         )
