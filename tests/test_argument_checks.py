@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from tests.support.backends import operators_of
+from tests.support.operators import operator_arguments
 from transformer_kernels.argument_checks import check_int, check_number, shown
 
 B, H, M, N, D = 2, 4, 5, 7, 8
@@ -179,6 +181,16 @@ def test_backend_must_be_a_name(backend: Any) -> None:
     for call in (attention, varlen, decode, explain):
         with pytest.raises(ValueError, match=r"^backend must be one of 'auto', 'cpu', .*, got"):
             call(backend=backend)
+
+
+def test_result_too_large_to_allocate() -> None:
+    q, v = rand(1, 1, M, 1), rand(1, 1, 1, 1)
+    for size in (1 << 45, 1 << 61):
+        wide = v.expand(1, 1, 1, size)
+        for x in (q, q.expand(1, 2, M, 1), rand(1, M, 2, 1).transpose(1, 2)):
+            arguments = operator_arguments(x, v, wide)
+            with pytest.raises(RuntimeError, match="cannot allocate memory for a result"):
+                operators_of("cpu").attention_forward(*arguments)
 
 
 @pytest.mark.parametrize("constraints", [3, "ab", [1], (Mask.causal(),), torch.ones(2)])

@@ -77,6 +77,18 @@ bool has_sizes(const Tensor& x, std::initializer_list<int64_t> sizes) {
   return std::ranges::equal(x.sizes(), sizes);
 }
 
+// At most four dimensions; an extent of 0 counts as 1.
+std::array<int64_t, 4> contiguous_strides(std::span<const int64_t> sizes) {
+  std::array<int64_t, 4> strides{};
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    STD_TORCH_CHECK(!__builtin_mul_overflow(stride, std::max<int64_t>(sizes[d], 1), &stride),
+                    "cannot allocate memory for a result of 2^63 elements or more");
+  }
+  return strides;
+}
+
 // Returns lse or dlse, contiguous.
 Tensor statistics(const Tensor& x, const Problem& p, ScalarType dtype, const Device& device) {
   STD_TORCH_CHECK(has_sizes(x, {p.B, p.H_q, p.M}) && x.scalar_type() == dtype && is_on(x, device),
@@ -150,10 +162,11 @@ ScalarType statistics_dtype(const Tensor& q) {
 Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
                      ScalarType dtype, const Device& device) {
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  const AOTITorchError error = aoti_torch_empty_strided(
       static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device.type,
-      device.index, &handle));
+      device.index, &handle);
+  STD_TORCH_CHECK(error == AOTI_TORCH_SUCCESS, "cannot allocate memory for a result");
   const Tensor x(handle);
   if (device.is_cpu()) {
     int64_t bytes;
@@ -165,11 +178,7 @@ Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> st
 }
 
 Tensor empty(std::span<const int64_t> sizes, ScalarType dtype, const Device& device) {
-  std::array<int64_t, 4> strides;
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) {
-    strides[d] = stride;
-  }
+  const std::array<int64_t, 4> strides = contiguous_strides(sizes);
   return empty_strided(sizes, std::span(strides).first(sizes.size()), dtype, device);
 }
 
@@ -177,8 +186,9 @@ Tensor empty_like_layout(const Tensor& x, int64_t width, const Device& device) {
   const int64_t H = x.size(1), L = x.size(2);
   const std::array<int64_t, 4> sizes{x.size(0), H, L, width};
   if (x.stride(1) >= x.stride(2)) return empty(sizes, x.scalar_type(), device);
-  const int64_t row = std::max<int64_t>(width, 1), heads = std::max<int64_t>(H, 1);
-  const std::array<int64_t, 4> strides{std::max<int64_t>(L, 1) * heads * row, row, heads * row, 1};
+  const auto [entry, row, head, column] =
+      contiguous_strides(std::array<int64_t, 4>{sizes[0], L, H, width});
+  const std::array<int64_t, 4> strides{entry, head, row, column};
   return empty_strided(sizes, strides, x.scalar_type(), device);
 }
 
