@@ -107,6 +107,16 @@ def test_tensor_of_another_kind_raises_type_error(argument: str, kind: str) -> N
         call(wrong)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_autocast_does_not_cast_tensors_of_another_kind(name: str) -> None:
+    wrong = rand(B, H, N, D).to_mkldnn()
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(TypeError, match=f"^{name} must be a strided tensor, got layout"),
+    ):
+        attention(**{name: wrong})
+
+
 @pytest.mark.parametrize("x", [torch.ones(()), torch.ones(3)], ids=["0-d", "1-d"])
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("needs_grad", [False, True])

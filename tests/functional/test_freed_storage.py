@@ -129,10 +129,20 @@ def test_decode(name: str, free: Free, decoder: str) -> None:
             tk.append_to_cache(k=new, v=new, **given)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_autocast(name: str, free: Free) -> None:
+    """Autocast converts the arguments."""
+    given: dict[str, Any] = dict(zip("qkv", qkv(), strict=True))
+    given[name] = free(given[name])
+    message = f"{name} has the shape .* its storage is freed"
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=message):
+        tk.attention(**given)
+
+
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_appended_tensors(name: str, free: Free) -> None:
     new, cache = torch.randn(1, H, 1, D), torch.randn(1, H, 16, D)
-    given = {"k": new, "v": new} | {name: free(new)}
+    given: dict[str, Any] = {"k": new, "v": new} | {name: free(new)}
     with pytest.raises(ValueError, match=f"{name} has the shape .* its storage is freed"):
         tk.append_to_cache(cache, cache.clone(), **given, cache_seqlens=LENGTHS)
 
@@ -140,7 +150,7 @@ def test_appended_tensors(name: str, free: Free) -> None:
 @pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
 def test_drop_in(name: str, free: Free) -> None:
     query, key, value = qkv()
-    given = {"query": query, "key": key, "value": value, "attn_mask": ONES[0, 0]}
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, "attn_mask": ONES[0, 0]}
     given[name] = free(given[name])
     with pytest.raises(ArgumentValueError, match=f"{name} has the shape .* its storage is freed"):
         tk.scaled_dot_product_attention(**given)

@@ -7,11 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from transformer_kernels.storage import check_storage
+
 
 def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Casts floating-point tensors other than float64 to the autocast dtype, if autocast is on."""
     if not (isinstance(q, Tensor) and _is_on(q.device.type)):
         return q, k, v
+    check_storage((("q", q), ("k", k), ("v", v)))
     target = torch.get_autocast_dtype(q.device.type)
     return _cast(q, target), _cast(k, target), _cast(v, target)
 
@@ -29,6 +32,6 @@ def _is_on(device_type: str) -> bool:
 
 
 def _cast(x: Tensor, target: torch.dtype) -> Tensor:
-    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
-        return x.to(target)
-    return x
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        return x  # the checks of the call refuse it
+    return x.to(target) if x.is_floating_point() and x.dtype != torch.float64 else x
