@@ -1,0 +1,123 @@
+"""The generator of hostile calls: every value can be made, and wrong errors are reported."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from tests.fuzz.hostile import FUNCTIONS, Hostile, arguments_of, hostile_calls, values_of
+from tests.fuzz.hostile_values import NEVER_VALID, VALUES
+from tests.fuzz.valid_arguments import VARIANTS
+
+VALID = {
+    "float": torch.randn(2, 4, 5, 8),
+    "float16": torch.randn(2, 4, 5, 8).half(),
+    "empty": torch.randn(2, 4, 0, 8),
+    "bool": torch.ones(5, 7, dtype=torch.bool),
+    "int32": torch.zeros(2, 3, dtype=torch.int32),
+    "lengths": torch.tensor([3, 5]),
+    "scalar": torch.tensor(3),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("valid", VALID.values(), ids=VALID)
+def test_every_value_can_be_made(valid: Tensor) -> None:
+    for make in VALUES.values():
+        make(valid)
+
+
+@pytest.mark.parametrize("variant", range(len(VARIANTS)))
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_calls_are_valid_without_a_hostile_value(function: str, variant: int) -> None:
+    called = FUNCTIONS[function]
+    _, arguments = called.given(VARIANTS[variant], "cpu")
+    called.call(**arguments)
+
+
+CALLS = (
+    Hostile(function="attention", argument="q", value="None"),
+    Hostile(function="attention_varlen", argument="cu_seqlens_q", value="tensor: flipped"),
+    Hostile(function="attention_decode, paged", argument="block_table", value="tensor: largest"),
+    Hostile(function="Mask.dense", argument="attn_mask", value="tensor: freed", variant=1),
+    Hostile(
+        function="operator decode", argument="cache_seqlens", value="argument q", backend="cpu"
+    ),
+)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=repr)
+def test_calls_pass(call: Hostile) -> None:
+    call.check()
+
+
+@given(hostile_calls(["auto", "reference"]))
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+def test_drawn_calls_pass_and_reproduce(call: Hostile) -> None:
+    assert eval(repr(call), {"Hostile": Hostile}) == call
+    call.check()
+
+
+def test_draws_reach_every_function_and_value() -> None:
+    for function in FUNCTIONS:
+        reached = {value for name in arguments_of(function) for value in values_of(function, name)}
+        assert reached >= NEVER_VALID
+
+
+@pytest.mark.parametrize(
+    ("error", "report"),
+    [
+        (KeyError("q"), "raised KeyError: 'q'"),
+        (UnicodeError("q"), "raised UnicodeError: q"),
+        (ValueError("q is wrong"), "raised ValueError: q is wrong in "),
+        (ValueError(), "without a message"),
+    ],
+    ids=repr,
+)
+def test_wrong_errors_are_reported(error: Exception, report: str, broken: list[object]) -> None:
+    broken.append(error)
+    call = Hostile(function="attention", argument="q", value="None")
+    with pytest.raises(AssertionError) as failure:
+        call.check()
+    assert repr(call) in str(failure.value)
+    assert report in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("result", "report"),
+    [
+        (torch.ones(2, 4, 5, 8, dtype=torch.float64), "returned torch.float64 for torch.float32"),
+        (torch.ones(2, 4, 6, 8), r"returned (2, 4, 6, 8) for (2, 4, 5, 8)"),
+    ],
+    ids=["dtype", "shape"],
+)
+def test_wrong_results_are_reported(result: Tensor, report: str, broken: list[object]) -> None:
+    broken.append(result)
+    with pytest.raises(AssertionError) as failure:
+        Hostile(function="attention", argument="scale", value="0.5").check()
+    assert report in str(failure.value)
+
+
+def test_accepting_what_is_never_valid_is_reported(broken: list[object]) -> None:
+    broken.append(None)
+    with pytest.raises(AssertionError, match="raised nothing"):
+        Hostile(function="attention", argument="scale", value="nan").check()
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Replaces `attention`. The test appends what the replacement raises or returns."""
+    outcome: list[object] = []
+
+    def attention(**arguments: object) -> object:
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
+    replaced = dataclasses.replace(FUNCTIONS["attention"], call=attention)
+    monkeypatch.setitem(FUNCTIONS, "attention", replaced)
+    return outcome

@@ -1,0 +1,97 @@
+"""Small valid calls of the dispatcher operators, by name. Compiled code calls them directly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.fuzz.valid_arguments import Arguments, B, D, Function, H, Variant, cache, qkv
+from tests.support.backends import operators_of
+from tests.support.operators import operator_arguments
+from transformer_kernels.backends.triton import operators as triton_operators
+from transformer_kernels.problem import TensorArgs
+
+OPTIONS = (
+    "scale", "softcap", "dropout_p", "diagonal_low", "diagonal_high", "block_size", "alibi_offset",
+    "bottom_right", "max_seqlen_q", "max_seqlen_k",
+)  # fmt: skip
+NAMES = ("q", "k", "v", *TensorArgs._fields, *OPTIONS)
+SCALAR_ARGUMENTS = (*OPTIONS, "bias_needs_grad", "deterministic")
+
+
+def run(name: str, _backend: str, **arguments: Any) -> Any:
+    """Runs the operator of a backend. Its arguments are in the order of the schema."""
+    if _backend == "triton":
+        operator = getattr(triton_operators, name)
+    else:
+        operator = getattr(operators_of(_backend), f"attention_{name}")
+    return operator(*arguments.values())
+
+
+def options(variant: Variant) -> Arguments:
+    M, N = variant.M, variant.N
+    return {
+        "bias": torch.randn(1, H, M, N, dtype=variant.dtype),
+        "alibi_slopes": slopes(variant),
+        "seed": torch.tensor(3), "dropout_p": 0.25,
+        "key_start": torch.tensor([0, 1]), "key_end": torch.tensor([3, 5]),
+        "q_segments": torch.zeros(B, M, dtype=torch.int64),
+        "k_segments": torch.zeros(B, N, dtype=torch.int64),
+        "dense": torch.ones(B, 1, M, N, dtype=torch.bool),
+        "layout": torch.ones(1, -(-M // 4), -(-N // 4), dtype=torch.bool), "block_size": 4,
+    }  # fmt: skip
+
+
+def slopes(variant: Variant) -> torch.Tensor:
+    is_double = variant.dtype == torch.float64
+    return torch.ones(H, dtype=torch.float64 if is_double else torch.float32)
+
+
+def forward(variant: Variant, backend: str) -> Arguments:
+    q, k, v = (x.detach() for x in qkv(variant).values())
+    given = options(variant) if variant.with_options else {}
+    arguments = operator_arguments(q, k, v, **given)
+    return {**dict(zip(NAMES, arguments, strict=True)), "_backend": backend}
+
+
+def packed(variant: Variant, backend: str) -> Arguments:
+    q, k, v = (x.detach()[:1] for x in qkv(variant).values())
+    M, N = variant.M, variant.N
+    arguments = operator_arguments(
+        q, k, v,
+        alibi_slopes=slopes(variant),
+        cu_seqlens_q=torch.tensor([0, M // 2, M], dtype=torch.int32),
+        cu_seqlens_k=torch.tensor([0, N // 2, N], dtype=torch.int32),
+    )  # fmt: skip
+    return {**dict(zip(NAMES, arguments, strict=True)), "_backend": backend}
+
+
+def backward(variant: Variant, backend: str) -> Arguments:
+    given = forward(variant, backend)
+    o, lse, block_mask = run("forward", **given)
+    q, k, v = (given.pop(name) for name in "qkv")
+    wanted = {"bias_needs_grad": variant.with_options} | (
+        {} if backend == "triton" else {"deterministic": False}
+    )
+    saved = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "block_mask": block_mask}
+    return {"do": o.clone(), "dlse": lse.clone(), **saved, **given, **wanted}
+
+
+def decode(variant: Variant, backend: str) -> Arguments:
+    given = cache(variant, paged=variant.with_options)
+    return {
+        "q": torch.randn(B, H, variant.M, D, dtype=variant.dtype),
+        "k_cache": given["k_cache"], "v_cache": given["v_cache"],
+        "cache_seqlens": given["cache_seqlens"].int(), "block_table": given.get("block_table"),
+        "alibi_slopes": slopes(variant), "scale": 0.3, "softcap": 0.0,
+        "diagonal_low": -9, "diagonal_high": 0, "_backend": backend,
+    }  # fmt: skip
+
+
+FUNCTIONS = {
+    "operator forward": Function(lambda **given: run("forward", **given), forward),
+    "operator forward, packed": Function(lambda **given: run("forward", **given), packed),
+    "operator backward": Function(lambda **given: run("backward", **given), backward),
+    "operator decode": Function(lambda **given: run("decode", **given), decode),
+}
