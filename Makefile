@@ -48,17 +48,15 @@ test: $(call packages,test) build
 test-all: test test-rest
 
 # Tests that `make test` skips.
-test-rest: $(call packages,test-all) build oldest fuzz
+test-rest: $(call packages,test-all) build oldest
 	$(PYTEST) tests -m exhaustive
+	$(MAKE) fuzz SEED=1
 
-# Random calls of every backend. SANITIZE=1 builds the extension with AddressSanitizer and
-# UndefinedBehaviorSanitizer, in build/sanitized.
+# Random calls. SANITIZE=1 builds the extension with AddressSanitizer and UBSan, in build/sanitized.
 SECONDS ?= 60
-SEED ?=
-ONLY ?=
-export SANITIZE
 fuzz: $(call packages,test) build
-	$(RUN) -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+	$(RUN) -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(ONLY),--only $(ONLY)) $(if $(SANITIZE),--sanitize)
 
 # Compiles the Triton kernels with the oldest supported Triton, in a separate folder: many GPU
 # machines have older versions than the test environment.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.fuzz.bits import CHANGES, Bits, Kind, Others, promised, promised_others
+from tests.fuzz.valid.bits import CHANGES, Bits, Kind, Others, promised, promised_others
 from tests.support import emulator
 from tests.support.backends import NAMES
 from tests.support.isas import forced_isa

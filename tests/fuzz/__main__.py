@@ -1,21 +1,17 @@
-"""Random calls for a limited time, or one call: `make fuzz SECONDS=60 SEED=1 ONLY=cpu`.
-
-Calls run in child processes, so that a crash or a hang is a finding. Docs: docs/reliability.md.
-"""
+"""Random calls for a limited time, or one call again: docs/reliability.md, section 5."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
+from building.ninja import available_cores
 from tests.fuzz.calls import parse
-from tests.fuzz.campaign import Finding, Report, run_campaign
-from tests.fuzz.executor import SANITIZE
-from tests.fuzz.generators import GENERATORS, SANITIZED
+from tests.fuzz.campaign import Report, run_campaign
+from tests.fuzz.generators import GENERATORS, generators
 from tests.fuzz.process import ExecutorProcess
 
 
@@ -23,46 +19,42 @@ def main(arguments: list[str]) -> int:
     """Returns 1 if a call failed."""
     options = _parser().parse_args(arguments)
     if options.call:
-        return _run_one(options.call)
-    names = options.only.split(",") if options.only else _default_names()
+        return _run_one(options.call, options.sanitize)
+    known = generators(options.sanitize)
+    names = options.only.split(",") if options.only else list(known)
+    if unknown := set(names) - known.keys():
+        print(f"no generator {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
     seconds = options.seconds * min(options.jobs, len(names)) / len(names)
     print(f"seed {options.seed}, {seconds:.0f} s each: {', '.join(names)}", flush=True)
     findings = 0
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        running = [pool.submit(run_campaign, name, seconds, options.seed) for name in names]
+        running = [
+            pool.submit(run_campaign, name, seconds, options.seed, options.sanitize)
+            for name in names
+        ]
         for done in as_completed(running):
             report = done.result()
             findings += len(report.findings)
-            _show(report)
+            _show(report, "--sanitize " if options.sanitize else "")
     return 1 if findings else 0
 
 
-def _default_names() -> list[str]:
-    return list(SANITIZED if os.environ.get(SANITIZE) == "1" else GENERATORS)
-
-
-def _run_one(source: str) -> int:
-    with ExecutorProcess() as executor:
+def _run_one(source: str, sanitize: bool) -> int:
+    with ExecutorProcess(sanitize) as executor:
         failure = executor.run(parse(source))
     print("passed" if failure is None else f"{failure.kind}: {failure.text}")
     return 0 if failure is None else 1
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, options: str) -> None:
     seeds = f"seeds {report.seeds[0]} to {report.seeds[-1]}" if report.seeds else "no seed"
-    print(
-        f"{report.name}: {report.calls} calls, {seeds}, {len(report.findings)} findings",
-        flush=True,
-    )
+    count = len(report.findings)
+    print(f"{report.name}: {report.calls} calls, {seeds}, {count} findings", flush=True)
     for finding in report.findings:
-        print(_text(finding), flush=True)
-
-
-def _text(finding: Finding) -> str:
-    lines = finding.failure.text.rstrip().replace("\n", "\n    ")
-    prefix = f"{SANITIZE}=1 " if os.environ.get(SANITIZE) == "1" else ""
-    command = f'{prefix}python -m tests.fuzz --call "{finding.call!r}"'
-    return f"  {finding.failure.kind}, seed {finding.seed}: {lines}\n  {command}\n"
+        text = finding.failure.text.rstrip().replace("\n", "\n    ")
+        print(f"  {finding.failure.kind}, seed {finding.seed}: {text}")
+        print(f'  python -m tests.fuzz {options}--call "{finding.call!r}"\n', flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=60.0, help="for all generators together")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(GENERATORS)}")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--sanitize", action="store_true", help="AddressSanitizer and UBSan")
+    parser.add_argument("--jobs", type=int, default=available_cores(), help="processes")
     parser.add_argument("--call", metavar="SOURCE", help="run this call only")
     return parser
 

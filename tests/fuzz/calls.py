@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tests.fuzz import attention, bits, decode, faulty, masks, sdpa, varlen
-from tests.fuzz.call import Call
-from tests.fuzz.plain_values import PlainValues
+from tests.fuzz import faulty
+from tests.fuzz.call import Call, PlainValues
+from tests.fuzz.hostile import calls as hostile
+from tests.fuzz.valid import attention, bits, decode, masks, sdpa, varlen
 
-_MODULES = (attention, bits, decode, faulty, masks, sdpa, varlen)
+_MODULES = (attention, bits, decode, faulty, hostile, masks, sdpa, varlen)
 _CLASSES = {
     name: value
     for module in _MODULES

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from tests.fuzz.call import Call
-from tests.fuzz.generators import GENERATORS
+from tests.fuzz.generators import generators
 from tests.fuzz.process import ExecutorProcess, Failure
 
 CALLS_PER_SEED = 400
@@ -77,13 +77,13 @@ class _Batch:
         return min(self.failed, key=lambda pair: len(repr(pair[0])))
 
 
-def run_campaign(name: str, seconds: float, first_seed: int) -> Report:
+def run_campaign(name: str, seconds: float, first_seed: int, sanitize: bool = False) -> Report:
     """Runs calls of a generator for some seconds, CALLS_PER_SEED for each seed, ascending.
 
     Shrinking a failure may take SHRINK_SECONDS more.
     """
-    report, calls = Report(name), GENERATORS[name]()
-    with ExecutorProcess() as executor:
+    report, calls = Report(name), generators(sanitize)[name]()
+    with ExecutorProcess(sanitize) as executor:
         end = time.monotonic() + seconds
         while time.monotonic() < end and len(report.findings) < MAX_FINDINGS:
             number = first_seed + len(report.seeds)

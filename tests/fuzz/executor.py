@@ -1,7 +1,7 @@
-"""The process that runs calls: `python -m tests.fuzz.executor`. It may crash or hang.
+"""The process that runs calls: `python -m tests.fuzz.executor [EXTENSION]`. It may crash or hang.
 
 It reads one call per line, as Python source, and answers each with a line: OK, or the failure as a
-JSON string.
+JSON string. EXTENSION is a sanitized extension to load instead of the normal one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from pathlib import Path
 
 OK = "ok"
 READY = "ready"
@@ -34,26 +35,23 @@ def main() -> None:
     # Libraries print to stdout; answers need a stream of their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    _prepare()
+    _prepare(sys.argv[1:])
     print(READY, file=answers)
     for line in sys.stdin:
         failure = failure_of(line)
         print(OK if failure is None else json.dumps(failure), file=answers)
 
 
-def _prepare() -> None:
-    """Loads the backends: the interpreter, the emulator, with SANITIZE another extension."""
+def _prepare(extension: list[str]) -> None:
+    """Loads every backend: the interpreter, the emulator or the sanitized extension."""
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    if os.environ.get(SANITIZE) == "1":
+    if extension:
         from tests.support import sanitized
 
-        sanitized.install(sanitized.build())
+        sanitized.install(Path(*extension))
     import tests.fuzz.calls
-    import tests.support.emulated  # noqa: F401 - the emulator
+    import tests.support.emulated  # noqa: F401 - installs the emulator
 
-
-SANITIZE = "SANITIZE"
-"""Environment variable. 1 loads the extension that is built with sanitizers."""
 
 if __name__ == "__main__":
     main()

@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from tests.fuzz.call import Call
-from tests.fuzz.executor import OK, READY, SANITIZE
+from tests.fuzz.executor import OK, READY
+from tests.support import sanitized
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 600.0
@@ -44,7 +44,13 @@ class Failure:
 class ExecutorProcess:
     """Runs calls in a child process."""
 
-    def __init__(self) -> None:
+    def __init__(self, sanitize: bool = False) -> None:
+        """`sanitize` loads the extension that is built with sanitizers."""
+        self._command = [sys.executable, "-m", "tests.fuzz.executor"]
+        self._environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        if sanitize:
+            self._command.append(str(sanitized.build()))
+            self._environment |= sanitized.environment()
         self._child: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115 - __exit__
 
@@ -81,9 +87,9 @@ class ExecutorProcess:
         self._errors.seek(0)
         self._errors.truncate()
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.executor"],
+            self._command,
             cwd=ROOT,
-            env=_environment(),
+            env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -130,12 +136,3 @@ class ExecutorProcess:
             child.stdin.close()
         child.stdout.close()
         return status
-
-
-def _environment() -> Mapping[str, str]:
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-    if os.environ.get(SANITIZE) == "1":
-        from tests.support import sanitized
-
-        environment |= sanitized.environment()
-    return environment

@@ -7,15 +7,18 @@ from types import TracebackType
 import pytest
 
 from tests.fuzz import campaign
-from tests.fuzz.attention import Attention, attention_calls
 from tests.fuzz.call import Call
 from tests.fuzz.campaign import run_campaign
 from tests.fuzz.generators import GENERATORS
 from tests.fuzz.process import Failure
+from tests.fuzz.valid.attention import Attention, attention_calls
 
 
 class Planted:
     """An executor with two faults: with more than 5 queries, and rarely with more than 40 keys."""
+
+    def __init__(self, sanitize: bool) -> None:
+        pass
 
     def __enter__(self) -> Planted:
         return self

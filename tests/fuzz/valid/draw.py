@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.masks import Blocks, Constraint, Dense, KeyRange, Segments, Window
+from tests.fuzz.valid.masks import Blocks, Constraint, Dense, KeyRange, Segments, Window
 from transformer_kernels import _C
 from transformer_kernels.masks.constraints import Align
 

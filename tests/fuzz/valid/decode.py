@@ -10,10 +10,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fuzz.draw import LIMITS, lengths, rarely, shared, window
-from tests.fuzz.masks import Sizes, Window, visible_by
-from tests.fuzz.oracle import Expected, Problem, Rounding, solve
-from tests.fuzz.valid import Valid
+from tests.fuzz.valid.base import Valid
+from tests.fuzz.valid.draw import LIMITS, lengths, rarely, shared, window
+from tests.fuzz.valid.masks import Sizes, Window, visible_by
+from tests.fuzz.valid.oracle import Expected, Problem, Rounding, solve
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask

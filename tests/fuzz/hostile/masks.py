@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import transformer_kernels as tk
-from tests.fuzz.valid_arguments import Arguments, B, Function, H, Variant, qkv
+from tests.fuzz.hostile.arguments import Arguments, B, Function, H, Variant, qkv
 from transformer_kernels.masks import block_patterns
 from transformer_kernels.masks.mask import Mask
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fuzz.draw import LIMITS, lengths, shared, window
-from tests.fuzz.masks import Sizes, Window, mask_of, visible_by
-from tests.fuzz.oracle import Expected, Problem, Rounding, solve
-from tests.fuzz.valid import SEED, Valid, with_gradients
+from tests.fuzz.valid.base import SEED, Valid, with_gradients
+from tests.fuzz.valid.draw import LIMITS, lengths, shared, window
+from tests.fuzz.valid.masks import Sizes, Window, mask_of, visible_by
+from tests.fuzz.valid.oracle import Expected, Problem, Rounding, solve
 from tests.support.cases import lay_out
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.masks.constraints import Align

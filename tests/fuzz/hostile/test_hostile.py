@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from tests.fuzz.hostile import FUNCTIONS, Hostile, arguments_of, hostile_calls, values_of
-from tests.fuzz.hostile_values import NEVER_VALID, VALUES
-from tests.fuzz.valid_arguments import VARIANTS
+from tests.fuzz.hostile.arguments import VARIANTS
+from tests.fuzz.hostile.calls import FUNCTIONS, Hostile, arguments_of, hostile_calls, values_of
+from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 
 VALID = {
     "float": torch.randn(2, 4, 5, 8),

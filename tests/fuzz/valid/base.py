@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.call import Call
-from tests.fuzz.oracle import Expected, Rounding
-from tests.fuzz.oracle import check as check_element
+from tests.fuzz.valid.oracle import Expected, Rounding
+from tests.fuzz.valid.oracle import check as check_element
 from tests.support import emulator
 from tests.support.cases import Layout, lay_out
 from tests.support.poison import poisoned_memory

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.attention import Attention, attention_calls
 from tests.fuzz.call import Call
 from tests.fuzz.calls import parse
-from tests.fuzz.decode import Decode, decode_calls
-from tests.fuzz.masks import Blocks, Dense, KeyRange, Segments, Sizes, Window
-from tests.fuzz.sdpa import Sdpa, sdpa_calls
-from tests.fuzz.valid import Valid
-from tests.fuzz.varlen import Varlen, varlen_calls
+from tests.fuzz.valid.attention import Attention, attention_calls
+from tests.fuzz.valid.base import Valid
+from tests.fuzz.valid.decode import Decode, decode_calls
+from tests.fuzz.valid.masks import Blocks, Dense, KeyRange, Segments, Sizes, Window
+from tests.fuzz.valid.sdpa import Sdpa, sdpa_calls
+from tests.fuzz.valid.varlen import Varlen, varlen_calls
 
 EVERY_MASK = (
     Window(left=-2, right=3, align="bottom_right"),

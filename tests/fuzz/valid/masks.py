@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tests.fuzz.plain_values import PlainValues
+from tests.fuzz.call import PlainValues
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 

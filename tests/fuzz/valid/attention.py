@@ -9,10 +9,10 @@ from typing import Literal
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fuzz.draw import LIMITS, constraints, lengths, rarely, shared
-from tests.fuzz.masks import Constraint, Sizes, mask_of, visible_by
-from tests.fuzz.oracle import Expected, Problem, Rounding, solve
-from tests.fuzz.valid import SEED, Valid, with_gradients
+from tests.fuzz.valid.base import SEED, Valid, with_gradients
+from tests.fuzz.valid.draw import LIMITS, constraints, lengths, rarely, shared
+from tests.fuzz.valid.masks import Constraint, Sizes, mask_of, visible_by
+from tests.fuzz.valid.oracle import Expected, Problem, Rounding, solve
 from tests.support.cases import lay_out
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.masks.constraints import Align

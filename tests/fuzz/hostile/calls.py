@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import transformer_kernels
-from tests.fuzz import valid_arguments, valid_masks, valid_operators
 from tests.fuzz.call import Call
-from tests.fuzz.hostile_values import NEVER_VALID, VALUES
-from tests.fuzz.valid_arguments import VARIANTS, Arguments
-from tests.fuzz.valid_operators import SCALAR_ARGUMENTS
+from tests.fuzz.hostile import arguments, masks, operators
+from tests.fuzz.hostile.arguments import VARIANTS, Arguments
+from tests.fuzz.hostile.operators import SCALAR_ARGUMENTS
+from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 from transformer_kernels.integrations.torch_sdpa import ArgumentTypeError, ArgumentValueError
 
-FUNCTIONS = {**valid_arguments.FUNCTIONS, **valid_masks.FUNCTIONS, **valid_operators.FUNCTIONS}
+FUNCTIONS = {**arguments.FUNCTIONS, **masks.FUNCTIONS, **operators.FUNCTIONS}
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "grad": nullcontext,
     "no_grad": torch.no_grad,
@@ -141,7 +141,7 @@ def _run_backward(result: object) -> None:
 
 def is_operator(function: str) -> bool:
     """True for dispatcher operators. They promise memory safety and torch's classes of errors."""
-    return function in valid_operators.FUNCTIONS
+    return function in operators.FUNCTIONS
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.valid_arguments import Arguments, B, D, Function, H, Variant, cache, qkv
+from tests.fuzz.hostile.arguments import Arguments, B, D, Function, H, Variant, cache, qkv
 from tests.support.backends import operators_of
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.triton import operators as triton_operators

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from tests.fuzz.attention import Attention
-from tests.fuzz.draw import LIMITS, dense_mask, lengths, rarely, shared
-from tests.fuzz.masks import Constraint, Dense, Window
-from tests.fuzz.valid import with_gradients
+from tests.fuzz.valid.attention import Attention
+from tests.fuzz.valid.base import with_gradients
+from tests.fuzz.valid.draw import LIMITS, dense_mask, lengths, rarely, shared
+from tests.fuzz.valid.masks import Constraint, Dense, Window
 from transformer_kernels.integrations.torch_sdpa import enabled, scaled_dot_product_attention
 
 
