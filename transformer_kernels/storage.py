@@ -1,4 +1,4 @@
-"""Check that the memory of tensor arguments exists."""
+"""Check that the memory of tensor arguments exists and is aligned."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _LARGEST_OFFSET = 1 << 44
 
 
 def check_storage(tensors: Iterable[tuple[str, object]]) -> None:
-    """Raises ValueError if the storage of a tensor, given with its name, is freed.
+    """Raises ValueError if the storage of a tensor, given with its name, is freed or misaligned.
 
-    `x.untyped_storage().resize_(0)` frees it, as sharded training does; x keeps its shape.
+    `x.untyped_storage().resize_(0)` frees it, as sharded training does; x keeps its shape. An
+    element at an address that is not a multiple of its size, as `torch.frombuffer` allows, is
+    undefined behaviour for compiled code.
     Subclasses and traced tensors, which may have no storage of their own, are accepted.
     """
     if torch.compiler.is_compiling() or functorch_is_active():
@@ -27,8 +29,16 @@ def check_storage(tensors: Iterable[tuple[str, object]]) -> None:
     for name, x in tensors:
         if type(x) not in _PLAIN_TYPES or not isinstance(x, Tensor) or x.layout is not _STRIDED:
             continue
-        if x.data_ptr() > _LARGEST_OFFSET or x.is_nested or x.numel() == 0:
+        address, element_size = x.data_ptr(), x.element_size()
+        if address > _LARGEST_OFFSET and address % element_size == 0:
             continue
+        if x.is_nested or x.numel() == 0:
+            continue
+        if address % element_size != 0:
+            raise ValueError(
+                f"{name} has elements of {element_size} bytes, but its memory starts at "
+                f"{address:#x}; expected a multiple of the element's size: pass a clone"
+            )
         if x.untyped_storage().nbytes() == 0:
             raise ValueError(
                 f"{name} has the shape {tuple(x.shape)}, but its storage is freed; "

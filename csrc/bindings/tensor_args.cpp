@@ -120,6 +120,8 @@ void* data_of(const Tensor& x) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(x.get(), &bytes));
   STD_TORCH_CHECK(bytes / static_cast<int64_t>(x.element_size()) > last,
                   "the storage of a tensor argument is smaller than the tensor: it was freed");
+  STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % x.element_size() == 0,
+                  "the memory of a tensor argument is not aligned to its elements");
   return data;
 }
 

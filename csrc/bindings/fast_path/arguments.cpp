@@ -1,5 +1,6 @@
 #include "bindings/fast_path/arguments.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/mask.h"
@@ -36,6 +37,10 @@ bool is_freed(PyObject* object, const dlpack::Tensor& x) {
   Py_XDECREF(offset);
   PyErr_Clear();
   return address == elements * (x.dtype.bits / 8u);
+}
+
+bool is_aligned(const dlpack::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.data) % std::max(x.dtype.bits / 8u, 1u) == 0;
 }
 
 bool read_dtype(const dlpack::DataType& from, DType& to) {
@@ -76,7 +81,8 @@ bool read(PyObject* object, int32_t dimensions, dlpack::Tensor& tensor) {
     return false;
   }
   return tensor.device.type == dlpack::kCpu && tensor.ndim == dimensions && tensor.data &&
-         tensor.byte_offset == 0 && tensor.strides && !is_freed(object, tensor);
+         tensor.byte_offset == 0 && tensor.strides && is_aligned(tensor) &&
+         !is_freed(object, tensor);
 }
 
 bool read(PyObject* object, int32_t dimensions, View& view) {

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import Parameter
 
-from tests.support.storage import freed, freed_view
+from tests.support.storage import freed, freed_view, misaligned
 from transformer_kernels import Mask, alibi
 
 Make = Callable[[Tensor], object]
@@ -60,15 +60,6 @@ def transposed(x: Tensor) -> Tensor:
     """x's values in the reverse memory order."""
     reverse = list(range(x.dim()))[::-1]
     return x.permute(reverse).contiguous().permute(reverse)
-
-
-def misaligned(x: Tensor) -> Tensor:
-    """x's values at an odd address."""
-    content = x.contiguous().view(torch.uint8) if x.dim() else x[None].view(torch.uint8)
-    data = bytearray(b"\0") + bytearray(content.flatten().tolist())
-    if x.numel() == 0:
-        return x
-    return torch.frombuffer(data, dtype=x.dtype, count=x.numel(), offset=1).reshape(x.shape)
 
 
 def resized(x: Tensor, dim: int, size: int) -> Tensor:
@@ -185,7 +176,7 @@ SHAPES: dict[str, Make] = {
 
 MEMORY: dict[str, Make] = {
     "transposed": transposed,
-    "misaligned": misaligned,
+    "misaligned": lambda x: misaligned(x) if x.numel() else x,
     "overlapping": strided_like,
     "overlapping rows": lambda x: strided_like(x, 3, 2),
     "expanded": lambda x: x.new_ones(()).expand(x.shape),

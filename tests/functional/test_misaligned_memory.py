@@ -1,0 +1,85 @@
+"""Memory that is not aligned to its elements: an error for every tensor argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from tests.support.backends import COMPILED_BACKENDS, operators_of
+from tests.support.operators import operator_arguments
+from tests.support.storage import misaligned
+from transformer_kernels.backends.native import extension
+from transformer_kernels.integrations.torch_sdpa import ArgumentValueError
+from transformer_kernels.masks.constraints import UNBOUNDED
+
+B, H, N, D = 1, 2, 70, 16
+MESSAGE = "has elements of . bytes, but its memory starts at 0x"
+
+
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(B, H, N, D), torch.randn(B, H, N, D), torch.randn(B, H, N, D)
+
+
+LENGTHS = misaligned(torch.tensor([9]))
+IDS = misaligned(torch.zeros(B, N, dtype=torch.int32))
+ARGUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "q": lambda: {"q": misaligned(qkv()[0])},
+    "k": lambda: {"k": misaligned(qkv()[1])},
+    "v": lambda: {"v": misaligned(qkv()[2])},
+    "bias": lambda: {"bias": misaligned(torch.zeros(N, N))},
+    "slopes": lambda: {"bias": tk.alibi(misaligned(torch.ones(H)))},
+    "sinks": lambda: {"sinks": misaligned(torch.ones(H))},
+    "seed": lambda: {"seed": misaligned(torch.tensor(1)), "dropout_p": 0.5},
+    "KeyRange.end": lambda: {"mask": tk.Mask.padding(LENGTHS)},
+    "KeyRange.start": lambda: {"mask": tk.Mask.key_range(LENGTHS, torch.tensor([70]))},
+    "Segments.q_ids": lambda: {"mask": tk.Mask.segments(IDS, IDS.clone())},
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_attention(name: str, backend: str) -> None:
+    given: dict[str, Any] = dict(zip("qkv", qkv(), strict=True)) | ARGUMENTS[name]()
+    with pytest.raises(ValueError, match=f"{'bias' if name == 'slopes' else name} {MESSAGE}"):
+        tk.attention(**given, backend=backend)
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
+def test_drop_in(name: str) -> None:
+    given = dict(zip(("query", "key", "value"), qkv(), strict=True))
+    given["attn_mask"] = torch.zeros(N, N)
+    given[name] = misaligned(given[name])
+    with pytest.raises(ArgumentValueError, match=f"{name} {MESSAGE}"):
+        tk.scaled_dot_product_attention(**given)
+
+
+def test_decode() -> None:
+    q, cache = torch.randn(1, H, 1, D), torch.randn(1, H, 16, D)
+    with pytest.raises(ValueError, match=f"k_cache {MESSAGE}"):
+        tk.attention_decode(q, misaligned(cache), cache, torch.tensor([9]))
+    with pytest.raises(ValueError, match=f"cache_seqlens {MESSAGE}"):
+        tk.attention_decode(q, cache, cache, LENGTHS)
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
+def test_operators(place: int, backend: str) -> None:
+    arguments = operator_arguments(*qkv())
+    arguments[place] = misaligned(arguments[place])
+    with pytest.raises(RuntimeError, match="not aligned to its elements"):
+        operators_of(backend).attention_forward(*arguments)
+
+
+def test_direct_calls_decline() -> None:
+    q, k, v = qkv()
+    table = torch.tensor([[0]])
+    decode = [q[:, :, :1], k, v, torch.tensor([9]), table, -UNBOUNDED, 0, None, q[:, :, :1].clone()]
+    assert extension.compiled.direct_decode(*decode)
+    for n, x in enumerate(decode):
+        if isinstance(x, Tensor):
+            changed = (*decode[:n], misaligned(x), *decode[n + 1 :])
+            assert not extension.compiled.direct_decode(*changed), n
