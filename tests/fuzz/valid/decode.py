@@ -136,7 +136,7 @@ def decode_calls(draw: st.DrawFn, backend: str) -> Decode:
     length = st.one_of(lengths(limits, smallest=0), longer)
     if draw(st.booleans()):
         fields["page_size"] = draw(st.sampled_from([16, 1, 20, 64]))
-    mask = draw(st.sampled_from(["causal", "window", "everything"]))
+    mask = draw(st.sampled_from(["causal", "window", "window", "everything"]))
     if mask == "window":
         fields["window"] = replace(window(draw, limits.length), align="bottom_right")
     return Decode(

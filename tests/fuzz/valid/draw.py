@@ -110,9 +110,15 @@ def constraints(draw: Draw, kinds: Sequence[str], length: int, most: int) -> tup
 
 
 def window(draw: Draw, length: int) -> Window:
-    side = st.one_of(st.none(), st.integers(0, 20), st.integers(-length, length))
+    side = st.one_of(
+        st.just(0),
+        st.none(),
+        st.integers(0, 20),
+        st.integers(-20, -1),
+        st.integers(-length, length),
+    )
     align: Align = draw(st.sampled_from(["top_left", "bottom_right"]))
-    return Window(left=draw(side), right=0 if draw(st.booleans()) else draw(side), align=align)
+    return Window(left=draw(side), right=draw(side), align=align)
 
 
 def _key_range(draw: Draw, length: int) -> KeyRange:
