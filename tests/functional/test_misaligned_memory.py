@@ -50,8 +50,9 @@ def test_attention(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
 def test_drop_in(name: str) -> None:
-    given = dict(zip(("query", "key", "value"), qkv(), strict=True))
-    given["attn_mask"] = torch.zeros(N, N)
+    query, key, value = qkv()
+    attn_mask = torch.zeros(N, N)
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     given[name] = misaligned(given[name])
     with pytest.raises(ArgumentValueError, match=f"{name} {MESSAGE}"):
         tk.scaled_dot_product_attention(**given)
@@ -77,7 +78,17 @@ def test_operators(place: int, backend: str) -> None:
 def test_direct_calls_decline() -> None:
     q, k, v = qkv()
     table = torch.tensor([[0]])
-    decode = [q[:, :, :1], k, v, torch.tensor([9]), table, -UNBOUNDED, 0, None, q[:, :, :1].clone()]
+    decode: list[Any] = [
+        q[:, :, :1],
+        k,
+        v,
+        torch.tensor([9]),
+        table,
+        -UNBOUNDED,
+        0,
+        None,
+        q[:, :, :1].clone(),
+    ]
     assert extension.compiled.direct_decode(*decode)
     for n, x in enumerate(decode):
         if isinstance(x, Tensor):

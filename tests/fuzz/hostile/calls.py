@@ -94,15 +94,15 @@ class Hostile(Call):
         if self.value in OF_TORCH:
             return
         line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        assert type(error) in self._allowed(), f"{self} raised {line}"
+        assert type(error) in self._allowed(), f"raised {line}"
         if is_operator(self.function):
             return
-        assert str(error), f"{self} raised {line} without a message"
+        assert str(error), f"raised {line} without a message"
         file = _raised_in(error.__cause__ or error if self.function == DROP_IN else error)
-        assert file.is_relative_to(PACKAGE), f"{self} raised {line} in {file}"
+        assert file.is_relative_to(PACKAGE), f"raised {line} in {file}"
         names = (*every, "leading") if self.function == DROP_IN else (*every, *ALSO_NAMED)
         assert any(re.search(rf"\b{name}\b", str(error)) for name in names), (
-            f"{self} raised {line}, which names no argument"
+            f"raised {line}, which names no argument"
         )
 
     def _allowed(self) -> tuple[type[Exception], ...]:
@@ -115,15 +115,15 @@ class Hostile(Call):
     def _check_result(self, result: object, given: Arguments) -> None:
         if is_operator(self.function):
             return
-        assert self.value not in NEVER_VALID, f"{self} raised nothing"
+        assert self.value not in NEVER_VALID, "raised nothing"
         o = result[0] if isinstance(result, tuple) else result
         q = given.get("q", given.get("query", given.get("_attention", {}).get("q")))
         if isinstance(o, Tensor) and q is not None:
             if self.mode != "autocast":
-                assert o.dtype == q.dtype, f"{self} returned {o.dtype} for {q.dtype}"
+                assert o.dtype == q.dtype, f"returned {o.dtype} for {q.dtype}"
             if "query" not in given:  # its leading dimensions broadcast
                 assert o.shape[:-1] == q.shape[:-1], (
-                    f"{self} returned {tuple(o.shape)} for {tuple(q.shape)}"
+                    f"returned {tuple(o.shape)} for {tuple(q.shape)}"
                 )
 
 
