@@ -21,6 +21,9 @@ SIZES = ((40, 70, 32), (5, 67, 16))
 """M, N, D. Five queries are few enough for the CPU's decoding kernel."""
 SAME = 2.0**15
 """An element of q and k: equal products are exact in any order of summation."""
+HALF = (torch.bfloat16, torch.float16)
+EXPONENTIAL_ERROR = 2.6e-6
+"""Relative error of the weights in half precision on AMX: docs/attention.md, section 8."""
 HALF_AND_FLOAT32 = tuple(way for way in BACKENDS_AND_DTYPES if way[1] != torch.float64)
 Results = dict[str, Tensor]
 
@@ -93,12 +96,17 @@ def bounds(x: Inputs, causal: bool) -> Bounds:
     return Bounds(largest(p) | {"lse": score}, largest(p * (1 - p)) | {"lse": 0.0}, score)
 
 
-def assert_close(got: Tensor, exact: Tensor, message: str, largest: float | None = None) -> None:
-    """Asserts an error of at most 4 ulp of `largest`, by default the largest exact value."""
+def assert_close(
+    got: Tensor, exact: Tensor, message: str, largest: float | None = None, more: float = 0.0
+) -> None:
+    """Asserts an error of at most 4 ulp of `largest`, by default the largest exact value.
+
+    `more` is a further error that is allowed.
+    """
     eps = max(torch.finfo(got.dtype).eps, 8 * torch.finfo(torch.float64).eps)
     error = float((got - exact).abs().max())
     largest = float(exact.abs().max()) if largest is None else largest
-    assert error <= 4 * eps * largest, f"{message} error {error:.3g}, largest value {largest:.3g}"
+    assert error <= 4 * eps * largest + more, f"{message} error {error:.3g} of {largest:.3g}"
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -118,6 +126,8 @@ def test_errors_are_those_of_flash_attention(
             flash_error = float((flash[name] - exact[name]).abs().max())
             allowed = 2 * flash_error + 4 * torch.finfo(value.dtype).eps * terms[name]
             allowed += 4 * float32_eps * score * changes[name]
+            if name == "lse" and dtype in HALF:
+                allowed += EXPONENTIAL_ERROR
             assert error <= allowed, (
                 f"{name}, M, N, D = {size}, deviation {deviation:.0e}: error {error:.3g}, that of "
                 f"torch {flash_error:.3g}, allowed {allowed:.3g}"
@@ -157,8 +167,9 @@ def test_large_and_small_scales(backend: str, dtype: torch.dtype, scale: float) 
         x = normal_inputs(*size, 1.0, dtype)
         exact = by_backend(x.to(torch.float64), "reference", causal=True, scale=scale)
         got = by_backend(x, backend, causal=True, scale=scale)
-        for name in ("o", "lse"):
-            assert_close(got[name], exact[name], f"{name}, M, N, D = {size}:")
+        assert_close(got["o"], exact["o"], f"o, M, N, D = {size}:")
+        more = EXPONENTIAL_ERROR if dtype in HALF else 0.0
+        assert_close(got["lse"], exact["lse"], f"lse, M, N, D = {size}:", more=more)
 
 
 @pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES)

@@ -222,13 +222,27 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   pending.add_to(t.o + member * w.v.width * Engine::kQueries, w.v.width);
 }
 
+TK_INLINE bool sees_a_key(const ForwardParams& p, int64_t b, int64_t h, int64_t i) {
+  for (int64_t j0 = 0; j0 < p.N; j0 += kBlock) {
+    if (visible_keys(p.mask, p.M, p.N, b, h, i, j0)) return true;
+  }
+  return false;
+}
+
+// Packs a block of queries. An infinity or NaN in fully masked queries alone does not clear
+// `w.finite`: they become zero.
 template <typename Engine>
 void begin_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                    const ForwardScratch<Engine>& t, int64_t member, int64_t b, int64_t h,
                    int64_t i0) {
-  pack_panel<Engine>(
-      w.q, Slice{p.dtype, p.q, b, h, p.M, p.D}, i0, [](int64_t) { return true; }, t.rows,
-      t.q_panels + static_cast<size_t>(member) * w.q.bytes, w.finite);
+  const Slice q{p.dtype, p.q, b, h, p.M, p.D};
+  char* const panel = t.q_panels + static_cast<size_t>(member) * w.q.bytes;
+  bool finite = true;
+  pack_panel<Engine>(w.q, q, i0, [](int64_t) { return true; }, t.rows, panel, &finite);
+  if (!finite) {
+    const auto is_live = [&](int64_t i) { return sees_a_key(p, b, h, i); };
+    pack_panel<Engine>(w.q, q, i0, is_live, t.rows, panel, w.finite);
+  }
   t.begun[member] = false;
   t.state[member].clear();
 }

@@ -46,6 +46,8 @@ class Rounding:
 
     stored: float
     accumulated: float
+    exponential: float
+    """of the weights; 2.6e-6 is that of half precision on AMX (docs/attention.md, section 8)"""
     underflow: float
     """the largest magnitude that may become 0"""
 
@@ -53,8 +55,10 @@ class Rounding:
     def of(dtype: torch.dtype) -> Rounding:
         stored = torch.finfo(dtype)
         accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
-        underflow = 2 * max(accumulated.tiny, stored.tiny * stored.eps)
-        return Rounding(stored.eps, accumulated.eps, underflow)
+        # AMX adds the products of six parts of two numbers, each of which may become 0.
+        underflow = max(16 * accumulated.tiny, 2 * stored.tiny * stored.eps)
+        exponential = 2.6e-6 if stored.bits == 16 else accumulated.eps
+        return Rounding(stored.eps, accumulated.eps, exponential, underflow)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def _allowed(x: Problem, rounding: Rounding, weights: Weights, o: Tensor) -> dic
     scores = abs(x.scale) * (q @ k.mT) + (0.0 if x.bias is None else x.bias.abs())
     scores = scores.masked_fill(~x.visible | scores.isinf(), 0.0)
     score = scores.amax(-1) if scores.shape[-1] else lse * 0
-    of_weight = (_ROUNDINGS * eps * (1 + score + lse))[..., None]
+    of_weight = (rounding.exponential + _ROUNDINGS * eps * (1 + score + lse))[..., None]
     relative = 2 * of_weight + 2 * rounding.stored
 
     dp = _dropped(do @ v.mT, x)
