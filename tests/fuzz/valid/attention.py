@@ -112,7 +112,7 @@ class Attention(Valid):
 def attention_calls(draw: st.DrawFn, backend: str) -> Attention:
     limits = LIMITS[backend]
     fields = shared(draw, backend)
-    M, N = draw(lengths(limits)), draw(lengths(limits))
+    M, N = draw(lengths(limits, smallest=0)), draw(lengths(limits, smallest=0))
     kinds = ("window", "key_range", "segments", "dense", "blocks")
     fields["mask"] = constraints(draw, kinds, max(M, N), most=3)
     fields["hidden"] = draw(st.booleans())

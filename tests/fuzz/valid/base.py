@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -85,13 +86,13 @@ class Valid(Call):
         """Options that every function has, by the names of the arguments."""
         return {"scale": self.scale, "softcap": self.softcap, "backend": self.backend}
 
+    @abstractmethod
     def results(self) -> dict[str, Tensor]:
         """Makes the call. Returns its results by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def expected(self, rounding: Rounding) -> dict[str, Expected]:
         """Returns the results by the oracle; there may be more than the call has."""
-        raise NotImplementedError
 
     @contextmanager
     def _state(self) -> Iterator[None]:
@@ -107,10 +108,8 @@ class Valid(Call):
             torch.set_num_threads(self.threads)
             yield
 
-    # Inputs: the same in every process.
-
     def normal(self, name: str, *shape: int, deviation: float = 1.0) -> Tensor:
-        """Normal numbers in the dtype of the call, rounded to it."""
+        """Normal numbers in the dtype of the call, the same in every process."""
         generator = torch.Generator().manual_seed(self.seed * 16 + _NAMES.index(name))
         numbers = torch.randn(shape, generator=generator) * deviation
         statistic = name in ("dlse", "sinks", "slopes")
