@@ -36,7 +36,8 @@ struct QueryInterval {
   int64_t end;
 };
 
-// Keys visible to query i under the diagonals, the key range and N.
+// Keys visible to query i under the diagonals, the key range and N: any integers, if there are
+// none.
 TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i) {
   int64_t begin = i + mask.diagonal_low, end = i + mask.diagonal_high + 1;
   if (mask.key_start && mask.key_start[b] > begin) begin = mask.key_start[b];
@@ -185,7 +186,7 @@ TK_INLINE bool element_visible(const MaskParams& mask, int64_t M, int64_t N, int
 TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
                                 int64_t i, int64_t j0) {
   const KeyInterval keys = row_interval(mask, N, b, i);
-  const uint64_t bits = bit_range(keys.begin - j0, keys.end - j0);
+  const uint64_t bits = keys.end > j0 ? bit_range(keys.begin - j0, keys.end - j0) : 0;
   return bits && has_element_mask(mask) ? bits & element_mask_bits(mask, M, N, b, h, i, j0) : bits;
 }
 

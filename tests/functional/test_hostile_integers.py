@@ -53,6 +53,16 @@ def test_windows(align: Align, softcap: float | None, backend: str) -> None:
         assert torch.equal(o, expected)
 
 
+@pytest.mark.parametrize(("start", "end"), [(LARGEST, N), (0, SMALLEST), (LARGEST, SMALLEST)])
+@pytest.mark.parametrize("queries", [5, M])
+def test_empty_key_ranges(queries: int, start: int, end: int, backend: str) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    mask = tk.Mask.key_range(torch.tensor([start]), torch.tensor([end]))
+    o = tk.attention(q[:, :, :queries], k, v, mask=mask, backend=backend)
+    for x in (o, *torch.autograd.grad(o.sum(), (q, k, v))):
+        assert not x.any()
+
+
 def test_max_seqlen(backend: str) -> None:
     q, k, v = (torch.randn(M, H, D, requires_grad=True) for _ in range(3))
     starts = torch.tensor([0, 9, 9, 60])

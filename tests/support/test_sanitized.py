@@ -35,7 +35,10 @@ q, k, v = (torch.randn(1, 2, 70, 20, requires_grad=True) for _ in range(3))
 
 CLEAN = """
 def run_all():
-    for mask in (tk.Mask.causal(), tk.Mask.window(-9, 5), tk.Mask.padding(torch.tensor([33]))):
+    empty = tk.Mask.key_range(torch.tensor([2**63 - 1]), torch.tensor([-2**63]))
+    padding = tk.Mask.padding(torch.tensor([33]))
+    for mask in (tk.Mask.causal(), tk.Mask.window(-9, 5), padding, empty):
+        tk.attention(q[:, :, :5].detach(), k.detach(), v.detach(), mask=mask, backend="cpu")
         tk.attention(q, k, v, mask=mask, dropout_p=0.1, backend="cpu").sum().backward()
         tk.attention(q, k, v, mask=mask, softcap=9.0, backend="cpu").sum().backward()
     rows, starts = (x[0].transpose(0, 1) for x in (q, k, v)), torch.tensor([0, 0, 3, 70])

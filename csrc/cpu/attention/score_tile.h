@@ -13,10 +13,12 @@ namespace tk::cpu::TK_ISA {
 
 static_assert(kBlock == kBlockMaskSize);
 
-// Keys visible to at least one query under the diagonals and the key range.
+// Keys visible to at least one query under the diagonals and the key range; both ends are in 0 ..
+// N.
 TK_INLINE KeyInterval visible_key_range(const Problem& p, int64_t b) {
   if (p.M == 0) return {0, 0};
-  return block_interval(p.mask, p.N, b, 0, p.M);
+  const KeyInterval keys = block_interval(p.mask, p.N, b, 0, p.M);
+  return {std::min(keys.begin, p.N), std::max<int64_t>(keys.end, 0)};
 }
 
 // True for keys that at least one query sees; others may hold NaN.
