@@ -74,7 +74,8 @@ class _Batch:
         raise AssertionError(failure.text)
 
     def smallest(self) -> tuple[Call, Failure]:
-        return min(self.failed, key=lambda pair: len(repr(pair[0])))
+        """The shortest call that failed, the latest of several: shrinking makes numbers smaller."""
+        return min(reversed(self.failed), key=lambda pair: len(repr(pair[0])))
 
 
 def run_campaign(name: str, seconds: float, first_seed: int, sanitize: bool = False) -> Report:
