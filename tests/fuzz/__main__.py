@@ -13,11 +13,15 @@ from tests.fuzz.calls import parse
 from tests.fuzz.campaign import Report, run_campaign
 from tests.fuzz.generators import GENERATORS, generators
 from tests.fuzz.process import ExecutorProcess
+from tests.support import sanitized
 
 
 def main(arguments: list[str]) -> int:
     """Returns 1 if a call failed."""
     options = _parser().parse_args(arguments)
+    if options.sanitize and (reason := sanitized.unavailable_reason()):
+        print(f"no sanitizers: {reason}", file=sys.stderr)
+        return 2
     if options.call:
         return _run_one(options.call, options.sanitize)
     known = generators(options.sanitize)

@@ -22,10 +22,10 @@ from tests.support import sanitized
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 600.0
 """The first start may compile the emulator or the sanitized extension."""
-_SHOWN = 4000
-"""Characters of stderr in a finding."""
 CALL_SECONDS = 120.0
 """A call takes milliseconds, or seconds in an interpreter on a busy machine."""
+_SHOWN = 4000
+"""Characters of stderr in a finding."""
 
 
 @dataclass(frozen=True)

@@ -64,3 +64,18 @@ def test_a_seed_draws_the_same_calls() -> None:
     first, again, other = (run_campaign("planted", 60.0, seed).findings[0] for seed in (1, 1, 5))
     assert first == again
     assert first.seed != other.seed
+
+
+def test_a_failure_that_does_not_come_again_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Once(Planted):
+        failed = False
+
+        def run(self, call: Call) -> Failure | None:
+            failure = None if self.failed else super().run(call)
+            self.failed = self.failed or failure is not None
+            return failure
+
+    monkeypatch.setattr(campaign, "ExecutorProcess", Once)
+    monkeypatch.setattr(campaign, "MAX_FINDINGS", 1)
+    (finding,) = run_campaign("planted", 60.0, 1).findings
+    assert Planted(False).run(finding.call) == finding.failure
