@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.support.backends import BACKENDS_AND_DTYPES, DECODING_AND_DTYPES
+from tests.support.tiers import in_turns
 from transformer_kernels import Mask, attention, attention_decode
 
 DEVIATIONS = (1.0, 1e2, 1e3, 1e4, 1e6)
@@ -109,10 +110,9 @@ def assert_close(
     assert error <= 4 * eps * largest + more, f"{message} error {error:.3g} of {largest:.3g}"
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("backend", "dtype"), HALF_AND_FLOAT32)
+@pytest.mark.parametrize(("causal", "backend", "dtype"), in_turns([False, True], HALF_AND_FLOAT32))
 def test_errors_are_those_of_flash_attention(
-    backend: str, dtype: torch.dtype, causal: bool
+    causal: bool, backend: str, dtype: torch.dtype
 ) -> None:
     """Errors are at most twice those of torch's flash attention, plus rounding."""
     float32_eps = torch.finfo(torch.float32).eps
@@ -160,9 +160,11 @@ def test_equal_large_scores(backend: str, dtype: torch.dtype) -> None:
             assert all(value.isfinite().all() for value in got.values())
 
 
-@pytest.mark.parametrize("scale", [1e20, 1e10, 1e-30, 1e-40, 1e-320])
-@pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES)
-def test_large_and_small_scales(backend: str, dtype: torch.dtype, scale: float) -> None:
+@pytest.mark.parametrize(
+    ("scale", "backend", "dtype"),
+    in_turns([1e20, 1e10, 1e-30, 1e-40, 1e-320], BACKENDS_AND_DTYPES),
+)
+def test_large_and_small_scales(scale: float, backend: str, dtype: torch.dtype) -> None:
     for size in SIZES:
         x = normal_inputs(*size, 1.0, dtype)
         exact = by_backend(x.to(torch.float64), "reference", causal=True, scale=scale)
