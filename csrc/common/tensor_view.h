@@ -32,7 +32,7 @@ inline bool set_tensors(Problem& p, const View& q, const View& k, const View& v)
   p.H_kv = k.size[1], p.N = k.size[2], p.D_v = v.size[3];
   p.lse_stride = p.M;
   return k.size[0] == p.B && v.size[0] == p.B && v.size[1] == p.H_kv && v.size[2] == p.N &&
-         k.size[3] == p.D && p.H_kv > 0 && p.H_q % p.H_kv == 0 && k.dtype == q.dtype &&
+         k.size[3] == p.D && p.H_kv > 0 && p.H_q > 0 && p.H_q % p.H_kv == 0 && k.dtype == q.dtype &&
          v.dtype == q.dtype;
 }
 

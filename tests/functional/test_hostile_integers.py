@@ -172,3 +172,16 @@ def test_unchecked_offsets_stay_within_bounds(side: int, backend: str) -> None:
     else:
         grads = operators_of(backend).attention_backward(*saved, False)
     assert all(x.isfinite().all() for x in grads)
+
+
+@pytest.mark.parametrize("queries", [5, M])
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
+def test_operators_refuse_queries_without_heads(queries: int, backend: str) -> None:
+    q, k, v = qkv()
+    arguments = operator_arguments(q[:, :0, :queries], k, v)
+    with pytest.raises(RuntimeError, match="fit together"):
+        operators_of(backend).attention_forward(*arguments)
+    with pytest.raises(RuntimeError, match="fit together"):
+        operators_of(backend).attention_decode(
+            q[:, :0, :1], k, v, torch.tensor([9], dtype=torch.int32), None, None, 0.25, 0.0, -9, 0
+        )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_ROUNDINGS = 8.0
+_ROUNDINGS = 16.0
 """Errors of a sum or of a function in the accumulation dtype, in units of eps."""
 
 
