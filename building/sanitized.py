@@ -18,7 +18,7 @@ from building.tools import Torch
 SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 FLAGS = (
     *SANITIZERS,
-    "-O1",  # compiles in a third of the time of -O2; the kernels take up to twice as long
+    "-O1",  # compiles in a third of the time of -O2; the kernels take up to three times as long
     "-g1",  # line numbers in reports
     "-fno-omit-frame-pointer",  # complete stack traces
 )

@@ -36,8 +36,8 @@ struct QueryInterval {
   int64_t end;
 };
 
-// Keys visible to query i under the diagonals, the key range and N: any integers, if there are
-// none.
+// Keys visible to query i under the diagonals, the key range and N. If there are none, the ends may
+// be any integers.
 TK_INLINE KeyInterval row_interval(const MaskParams& mask, int64_t N, int64_t b, int64_t i) {
   int64_t begin = i + mask.diagonal_low, end = i + mask.diagonal_high + 1;
   if (mask.key_start && mask.key_start[b] > begin) begin = mask.key_start[b];

@@ -1,4 +1,4 @@
-"""What the bits of a row depend on: docs/reliability.md. Each test compares by torch.equal."""
+"""Bits of a row and what they depend on (docs/reliability.md), compared by torch.equal."""
 
 from __future__ import annotations
 

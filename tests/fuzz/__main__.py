@@ -6,6 +6,7 @@ import argparse
 import secrets
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from multiprocessing import get_context
 
 from building.ninja import available_cores
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_one(source: str, sanitize: bool) -> int:
-    with ExecutorProcess(sanitize) as executor:
+    with closing(ExecutorProcess(sanitize)) as executor:
         failure = executor.run(parse(source))
     print("passed" if failure is None else f"{failure.kind}: {failure.text}")
     return 0 if failure is None else 1

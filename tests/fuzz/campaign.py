@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -86,7 +86,7 @@ def run_campaign(name: str, seconds: float, first_seed: int, sanitize: bool = Fa
     Shrinking a failure may take SHRINK_SECONDS more.
     """
     report, calls = Report(name), generators(sanitize)[name]()
-    with ExecutorProcess(sanitize) as executor:
+    with closing(ExecutorProcess(sanitize)) as executor:
         end = time.monotonic() + seconds
         while time.monotonic() < end and len(report.findings) < MAX_FINDINGS:
             number = first_seed + len(report.seeds)

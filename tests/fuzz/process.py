@@ -13,7 +13,6 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from tests.fuzz.call import Call
 from tests.fuzz.executor import OK, READY
@@ -42,7 +41,7 @@ class Failure:
 
 
 class ExecutorProcess:
-    """Runs calls in a child process."""
+    """Runs calls in a child process, which is started at once. `close` ends it."""
 
     def __init__(self, sanitize: bool = False) -> None:
         """`sanitize` loads the extension that is built with sanitizers."""
@@ -52,18 +51,10 @@ class ExecutorProcess:
             self._command.append(str(sanitized.build()))
             self._environment |= sanitized.environment()
         self._child: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115 - __exit__
-
-    def __enter__(self) -> ExecutorProcess:
+        self._errors = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115 - close()
         self._start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._stop()
         self._errors.close()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import pytest
 
 from tests.fuzz import campaign
@@ -20,15 +18,7 @@ class Planted:
     def __init__(self, sanitize: bool) -> None:
         pass
 
-    def __enter__(self) -> Planted:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         pass
 
     def run(self, call: Call) -> Failure | None:

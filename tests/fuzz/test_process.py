@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.exhaustive
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[ExecutorProcess]:
-    with ExecutorProcess() as one:
+    with closing(ExecutorProcess()) as one:
         yield one
 
 

@@ -98,8 +98,8 @@ def decode_inputs(
     table: Tensor | None = None
     caches = [k, v]
     if case.page_size:
-        table, pages = _block_table(case, generator)
-        caches = [_in_pages(case, x, table, pages, hidden) for x in (k, v)]
+        table = block_table(case.cache_seqlens, case.N, case.page_size, generator)
+        caches = [in_pages(x, table, case.cache_seqlens, case.page_size, hidden) for x in (k, v)]
     q, k_cache, v_cache = (lay_out(x.to(device), case.layout) for x in (q, *caches))
     return DecodeInputs(
         q=q,
@@ -124,29 +124,44 @@ def _live_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
     return queries, keys
 
 
-def _block_table(case: DecodeCase, generator: torch.Generator) -> tuple[Tensor, int]:
-    """Block table of randomly ordered pages, with garbage after the last page of each sequence, and
-    the number of pages."""
-    counts = [-(-length // case.page_size) for length in case.cache_seqlens]
-    pages = sum(counts) + 3
+def block_table(
+    cache_seqlens: tuple[int, ...], N: int, page_size: int, generator: torch.Generator
+) -> Tensor:
+    """Block table (B, pages of N positions) of pages in random order, int64.
+
+    Entries after the last page of a sequence are garbage.
+    """
+    counts = [-(-length // page_size) for length in cache_seqlens]
+    pages = _page_count(cache_seqlens, page_size)
     order = torch.randperm(pages, generator=generator).tolist()
-    columns = -(-case.N // case.page_size)
-    table = torch.tensor((*GARBAGE, pages), dtype=torch.int64).repeat(case.B, columns)[:, :columns]
+    columns = -(-N // page_size)
+    table = torch.tensor((*GARBAGE, pages), dtype=torch.int64)
+    table = table.repeat(len(counts), columns)[:, :columns]
     for b, count in enumerate(counts):
         for n in range(count):
             table[b, n] = order.pop()
-    return table.clone(), pages
+    return table.clone()
 
 
-def _in_pages(case: DecodeCase, rows: Tensor, table: Tensor, pages: int, hidden: float) -> Tensor:
-    """Returns rows as a paged cache (pages, H_kv, page_size, width)."""
-    size = case.page_size
-    cache = rows.new_full((pages, rows.shape[1], size, rows.shape[3]), hidden)
-    for b, length in enumerate(case.cache_seqlens):
-        for j0 in range(0, length, size):
-            part = rows[b, :, j0 : min(j0 + size, length)]
-            cache[table[b, j0 // size], :, : part.shape[1]] = part
+def in_pages(
+    rows: Tensor, table: Tensor, cache_seqlens: tuple[int, ...], page_size: int, hidden: float
+) -> Tensor:
+    """Returns rows (B, H_kv, N, width) as pages (pages, H_kv, page_size, width).
+
+    `hidden` is the value of rows that no position uses.
+    """
+    pages = _page_count(cache_seqlens, page_size)
+    cache = rows.new_full((pages, rows.shape[1], page_size, rows.shape[3]), hidden)
+    for b, length in enumerate(cache_seqlens):
+        for j0 in range(0, length, page_size):
+            part = rows[b, :, j0 : min(j0 + page_size, length)]
+            cache[table[b, j0 // page_size], :, : part.shape[1]] = part
     return cache
+
+
+def _page_count(cache_seqlens: tuple[int, ...], page_size: int) -> int:
+    """The pages in use, and three that no sequence uses."""
+    return sum(-(-length // page_size) for length in cache_seqlens) + 3
 
 
 def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Outputs:

@@ -22,26 +22,24 @@ def choose(problem: AttentionProblem, name: str) -> Backend:
     Raises ValueError with all reasons if the named backend does not support the problem. A named
     backend never falls back to another one.
     """
-    if _is_auto(name):
-        for backend in BACKENDS:
-            if not backend.unsupported_reasons(problem):
-                return backend
-        raise ValueError(str(Explanation(problem, None, None, _reasons(problem))))
-    backend = _named(name)
-    reasons = backend.unsupported_reasons(problem)
-    if reasons:
-        raise ValueError(f"backend={name!r} does not support this call: " + "; ".join(reasons))
-    return backend
-
-
-def _is_auto(name: str) -> bool:
-    return isinstance(name, str) and name == "auto"  # an array equals in each element
-
-
-def _named(name: str) -> Backend:
-    for backend in BACKENDS:
-        if isinstance(name, str) and backend.name == name:
+    candidates = _candidates(name)
+    for backend in candidates:
+        reasons = backend.unsupported_reasons(problem)
+        if not reasons:
             return backend
+    if len(candidates) > 1:
+        raise ValueError(str(Explanation(problem, None, None, _reasons(problem))))
+    raise ValueError(f"backend={name!r} does not support this call: " + "; ".join(reasons))
+
+
+def _candidates(name: str) -> tuple[Backend, ...]:
+    """All backends for "auto", else the named one; raises ValueError for other values."""
+    if isinstance(name, str):  # comparing an array would compare its elements
+        if name == "auto":
+            return BACKENDS
+        for backend in BACKENDS:
+            if backend.name == name:
+                return (backend,)
     raise ValueError(f"backend must be one of {', '.join(map(repr, names()))}, got {shown(name)}")
 
 
@@ -75,9 +73,8 @@ def explanation(
     problem: AttentionProblem, name: str, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
 ) -> Explanation:
     """Explains the choice of `choose`, with the reasons of every backend."""
-    candidates = BACKENDS if _is_auto(name) else (_named(name),)
     reasons = _reasons(problem)
-    chosen = next((b for b in candidates if not reasons[b.name]), None)
+    chosen = next((b for b in _candidates(name) if not reasons[b.name]), None)
     return Explanation(
         problem,
         None if chosen is None else chosen.name,

@@ -20,7 +20,7 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class Variant:
-    """What the calls of one variant have in common."""
+    """Sizes, dtype and options of the calls of one variant."""
 
     M: int = 5
     N: int = 7

@@ -37,7 +37,7 @@ OUT_OF_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory", re.IG
 OF_TORCH = ("tensor: fake", "tensor: batched")
 """Tensors of torch's tracers, which torch itself refuses among plain ones, with its own errors."""
 ALSO_NAMED = ("backend", "mask", "bias", "slopes", "cache", "page_size")
-"""What messages name beside arguments: parts of a mask, a bias or a cache."""
+"""Names in messages beside those of arguments: parts of a mask, a bias or a cache."""
 ALLOCATING = (
     "Mask.materialize", "Mask.show", "alibi_slopes",
     "block_patterns.local", "block_patterns.strided", "block_patterns.fixed",

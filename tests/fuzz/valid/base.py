@@ -1,4 +1,4 @@
-"""What valid calls share: options, the state in which they run, inputs."""
+"""Base class of valid calls: common options, the state in which they run, inputs."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CHANGES = {
     "hidden": ("cpu", "triton", "cuda"),
     "dense": ("cpu", "cuda"),
 }
-"""What may change without a change of bits, and the backends that promise it:
+"""Changes of a call that keep its bits, and the backends that promise it:
 
 repeat: nothing; threads: their number; alone: the first batch entry is computed alone; head: the
 first key head and its query heads are computed alone; others: values of the other batch entries,

@@ -14,6 +14,7 @@ from tests.fuzz.valid.base import Valid
 from tests.fuzz.valid.draw import LIMITS, lengths, rarely, shared, window
 from tests.fuzz.valid.masks import Sizes, Window, visible_by
 from tests.fuzz.valid.oracle import Expected, Problem, Rounding, solve
+from tests.support.decode_cases import block_table, in_pages
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
@@ -51,8 +52,11 @@ class Decode(Valid):
             k[b, :, length:] = v[b, :, length:] = math.nan
         table: Tensor | None = None
         if self.page_size is not None:
-            table = self._block_table(self.page_size)
-            k, v = (_in_pages(x, table, self.cache_seqlens, self.page_size) for x in (k, v))
+            generator = torch.Generator().manual_seed(self.seed)
+            table = block_table(self.cache_seqlens, self.capacity, self.page_size, generator)
+            k, v = (
+                in_pages(x, table, self.cache_seqlens, self.page_size, math.nan) for x in (k, v)
+            )
         index_dtype = getattr(torch, self.index_dtype)
         seqlens = torch.tensor(self.cache_seqlens, dtype=index_dtype)
         options = self.options() | {
@@ -101,29 +105,6 @@ class Decode(Valid):
         if self.everything:
             return Mask()
         return None if self.window is None else self.window.mask(Sizes(1, 1, 1, 1))
-
-    def _block_table(self, page_size: int) -> Tensor:
-        """Pages in random order, and garbage after the last page of a sequence."""
-        columns = -(-self.capacity // page_size)
-        generator = torch.Generator().manual_seed(self.seed)
-        table = torch.randperm(self.B * columns, generator=generator).view(self.B, columns)
-        for b, length in enumerate(self.cache_seqlens):
-            table[b, -(-length // page_size) :] = _GARBAGE[b % len(_GARBAGE)]
-        return table
-
-
-_GARBAGE = (-1, -(1 << 31), (1 << 31) - 1)
-
-
-def _in_pages(x: Tensor, table: Tensor, cache_seqlens: tuple[int, ...], page_size: int) -> Tensor:
-    """Returns rows (B, H_kv, N, width) as pages (B * columns, H_kv, page_size, width)."""
-    _, heads, _, width = x.shape
-    pages = x.new_full((table.numel(), heads, page_size, width), math.nan)
-    for b, length in enumerate(cache_seqlens):
-        for column, j0 in enumerate(range(0, length, page_size)):
-            rows = x[b, :, j0 : min(j0 + page_size, length)]
-            pages[table[b, column], :, : rows.shape[1]] = rows
-    return pages
 
 
 @st.composite

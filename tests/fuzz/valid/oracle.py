@@ -1,4 +1,4 @@
-"""Attention in float64 from its definition, and how much each element of a result may be off.
+"""Attention in float64 by plain torch, and how much each element of a result may be off.
 
 Sums round relative to the magnitudes of their terms, and gradients cancel (Higham, Accuracy and
 Stability of Numerical Algorithms, 2nd edition, section 4.2). A bound is therefore a multiple of the
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from tests.support.plain import plain_weights, repeat_heads
 
 _ROUNDINGS = 16.0
 """Errors of a sum or of a function in the accumulation dtype, in units of eps."""
@@ -69,53 +71,32 @@ class Expected:
     allowed: Tensor
 
 
-@dataclass(frozen=True)
-class Weights:
-    p: Tensor
-    """(B, H_q, M, N), before dropout"""
-    sink: Tensor
-    """(B, H_q, M, 1): weight of the sink"""
-    lse: Tensor
-    """(B, H_q, M)"""
-
-
 def solve(problem: Problem, rounding: Rounding) -> dict[str, Expected]:
     """Returns o, lse, and the gradients of `problem.differentiable`, for do and dlse."""
-    weights = _weights(problem)
-    o = _dropped(weights.p, problem) @ _for_queries(problem.v, problem)
-    lse = weights.lse
+    x = problem
+    p, lse = plain_weights(
+        x.q, x.k, visible=x.visible, bias=x.bias, scale=x.scale, softcap=x.softcap, sinks=x.sinks
+    )
+    o = _dropped(p, x) @ repeat_heads(x.v, x.q)
     loss = (o * problem.do).sum() + (lse.masked_fill(lse.isneginf(), 0.0) * problem.dlse).sum()
     exact = {"o": o, "lse": lse}
     if leaves := problem.differentiable:
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         exact |= dict(zip(leaves, gradients, strict=True))
     with torch.no_grad():
-        allowed = _allowed(problem, rounding, weights, o)
+        allowed = _allowed(problem, rounding, p, lse, o)
         return {name: Expected(x.detach(), allowed[name]) for name, x in exact.items()}
 
 
-def _weights(x: Problem) -> Weights:
-    s = x.scale * (x.q @ _for_queries(x.k, x).mT)
-    if x.softcap is not None:
-        s = x.softcap * torch.tanh(s / x.softcap)
-    if x.bias is not None:
-        s = s + x.bias
-    s = s.masked_fill(~x.visible, -torch.inf)
-    sinks = s.new_full((s.shape[1],), -torch.inf) if x.sinks is None else x.sinks
-    every = torch.cat([s, sinks[None, :, None, None].expand(*s.shape[:3], 1)], dim=-1)
-    empty = every.isneginf().all(dim=-1, keepdim=True)
-    every = every.masked_fill(empty, 0.0)
-    p = every.softmax(dim=-1).masked_fill(empty, 0.0)
-    lse = every.logsumexp(dim=-1).masked_fill(empty[..., 0], -torch.inf)
-    return Weights(p[..., :-1], p[..., -1:], lse)
-
-
-def _allowed(x: Problem, rounding: Rounding, weights: Weights, o: Tensor) -> dict[str, Tensor]:
+def _allowed(
+    x: Problem, rounding: Rounding, p: Tensor, lse: Tensor, o: Tensor
+) -> dict[str, Tensor]:
     """Allowed errors: relative ones of every term, and those of terms that underflow."""
     q, k, v, do, dlse = (t.abs() for t in (x.q, x.k, x.v, x.do, x.dlse))
-    k, v = _for_queries(k, x), _for_queries(v, x)
-    p, eps, tiny = weights.p, rounding.accumulated, rounding.underflow
-    lse = weights.lse.masked_fill(weights.lse.isneginf(), 0.0).abs()
+    k, v = repeat_heads(k, q), repeat_heads(v, q)
+    eps, tiny = rounding.accumulated, rounding.underflow
+    sink = torch.zeros(()) if x.sinks is None else (x.sinks[None, :, None] - lse).exp()[..., None]
+    lse = lse.masked_fill(lse.isneginf(), 0.0).abs()
 
     # Largest score of a row that takes part; its rounding error is a relative error of the weights.
     scores = abs(x.scale) * (q @ k.mT) + (0.0 if x.bias is None else x.bias.abs())
@@ -127,7 +108,7 @@ def _allowed(x: Problem, rounding: Rounding, weights: Weights, o: Tensor) -> dic
     dp = _dropped(do @ v.mT, x)
     delta = (do * o.abs()).sum(-1, keepdim=True)
     if x.sinks is not None:  # o of the keys alone; the gradient of lse by the sink, twice
-        delta = 3 * delta / (1 - weights.sink).clamp(min=tiny)
+        delta = 3 * delta / (1 - sink).clamp(min=tiny)
     gradient_of_sink = 3 * (do * o.abs()).sum(-1, keepdim=True) + dlse[..., None]
     gradient = dp + delta + dlse[..., None]  # of the weights
     of_p = _dropped(p * relative + tiny, x)
@@ -139,7 +120,7 @@ def _allowed(x: Problem, rounding: Rounding, weights: Weights, o: Tensor) -> dic
         "dq": scale * (ds @ k) + tiny,
         "dk": scale * (ds.mT @ q) + tiny,
         "dv": of_p.mT @ do + tiny,
-        "dsinks": (weights.sink * relative * gradient_of_sink).sum((0, 2, 3)) + tiny,
+        "dsinks": (sink * relative * gradient_of_sink).sum((0, 2, 3)) + tiny,
     }
     if x.bias is not None:
         allowed["dbias"] = ds.sum_to_size(x.bias.shape)
@@ -150,11 +131,6 @@ def _allowed(x: Problem, rounding: Rounding, weights: Weights, o: Tensor) -> dic
 
 def _dropped(weights: Tensor, x: Problem) -> Tensor:
     return weights if x.dropout is None else weights * x.dropout
-
-
-def _for_queries(x: Tensor, problem: Problem) -> Tensor:
-    """Repeats (B, H_kv, N, width) for the query heads that share a key head."""
-    return x.repeat_interleave(problem.q.shape[1] // x.shape[1], dim=1)
 
 
 def check(name: str, got: Tensor, expected: Expected) -> None:
