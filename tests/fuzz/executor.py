@@ -46,9 +46,9 @@ def _prepare(extension: list[str]) -> None:
     """Loads every backend: the interpreter, the emulator or the sanitized extension."""
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if extension:
-        from tests.support import sanitized
+        from tests.support import libraries
 
-        sanitized.install(Path(*extension))
+        libraries.install_extension(Path(*extension))
     import tests.fuzz.calls
     import tests.support.emulated  # noqa: F401 - installs the emulator
 

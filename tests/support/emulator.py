@@ -6,7 +6,6 @@ tensors. See docs/emulator.md.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 from collections.abc import Iterator
@@ -19,8 +18,9 @@ import torch
 from building.emulated import Emulation
 from building.extension import LINK_FLAGS, ROOT
 from building.host import COMMON_FLAGS
-from building.ninja import Toolchain, ninja_file, run_ninja
+from building.ninja import Toolchain
 from building.tools import find_compiler, find_torch
+from tests.support import libraries
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support, extension
 
@@ -109,16 +109,9 @@ def load(config: Emulation) -> str:
 
 
 def build(config: Emulation) -> Path:
-    """Builds the library if it is outdated. A lock serialises the processes of pytest-xdist."""
-    found, folder = find_torch(), f"build/emulator{config.suffix}"
-    library = ROOT / folder / "emulated.so"
+    """Builds the library if it is outdated."""
+    found = find_torch()
     link_flags = (f"-L{found.root / 'lib'}", *LINK_FLAGS, "-ldl")
     tools = Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with (ROOT / folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        text = ninja_file(config.units(found, ROOT), tools, folder, f"{folder}/emulated.so")
-        if not library.exists():
-            print(f"compiling the emulated CUDA kernels in {folder}", flush=True)
-        run_ninja(ROOT, folder, text, quiet=True)
-    return library
+    output = f"build/emulator{config.suffix}/emulated.so"
+    return libraries.build(output, config.units(found, ROOT), tools, "the emulated CUDA kernels")

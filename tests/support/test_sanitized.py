@@ -24,8 +24,8 @@ pytestmark = [
 START = """
 import sys
 from pathlib import Path
-from tests.support import sanitized
-sanitized.install(Path(sys.argv[1]))
+from tests.support import libraries
+libraries.install_extension(Path(sys.argv[1]))
 import torch
 import transformer_kernels as tk
 from transformer_kernels import _C
