@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
 
 import pytest
 
@@ -15,9 +15,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from tests.support.backends import NAMES
-from tests.support.emulated import NOT_EMULATED
-from tests.support.poison import poisoned_memory
+# Nothing here imports transformer_kernels before pytest_configure, which chooses the extension.
+from tests.support import emulated_amx
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,22 +24,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--isa",
         metavar="NAME",
         help="instruction set of the CPU kernels: portable, avx2, avx512 or amx (default: the best "
-        "that the CPU supports)",
+        "that the CPU supports); AVX-512 emulates amx",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if name := config.getoption("isa"):
+    name = config.getoption("isa")
+    if name == "amx" and emulated_amx.unavailable_reason() is None:
+        if "transformer_kernels" in sys.modules:  # by the conftest.py of a subfolder
+            raise pytest.UsageError("--isa amx, emulated: name the folder tests, choose with -k")
+        emulated_amx.install()
+    if name:
         from transformer_kernels import _C
 
         try:
             _C.force_isa(name)
         except ValueError as reason:
             raise pytest.UsageError(f"--isa {name}: {reason}") from None
+    config.pluginmanager.import_plugin("tests.support.fixtures")
 
 
-def pytest_report_header() -> str:
-    return f"CUDA kernels: {'emulated' if NOT_EMULATED is None else f'not run: {NOT_EMULATED}'}"
+def pytest_report_header() -> list[str]:
+    from tests.support.emulated import NOT_EMULATED
+
+    cuda = "emulated" if NOT_EMULATED is None else f"not run: {NOT_EMULATED}"
+    amx = ["AMX: emulated by AVX-512"] if emulated_amx.installed() else []
+    return [f"CUDA kernels: {cuda}", *amx]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,21 +60,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skipped)
-
-
-@pytest.fixture(params=NAMES)
-def backend(request: pytest.FixtureRequest) -> str:
-    """Name of a backend. One that is not built raises when it is called, so no test is skipped."""
-    return str(request.param)
-
-
-@pytest.fixture
-def poisoned() -> Iterator[None]:
-    """Fills uninitialized memory with NaN."""
-    with poisoned_memory():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _same_random_numbers() -> None:
-    torch.manual_seed(0)

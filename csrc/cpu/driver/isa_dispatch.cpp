@@ -47,8 +47,15 @@ bool request_amx_permission() {
 #endif
 }
 
+// The test build emulates AMX by AVX-512 (cpu/engine/amx_tiles_emulated.h).
+#if defined(TK_EMULATE_AMX)
+constexpr bool kEmulatesAmx = true;
+#else
+constexpr bool kEmulatesAmx = false;
+#endif
+
 bool has_amx_bf16() {
-  static const bool has = has_amx_tiles() && request_amx_permission();
+  static const bool has = kEmulatesAmx || (has_amx_tiles() && request_amx_permission());
   return has;
 }
 

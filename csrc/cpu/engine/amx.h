@@ -15,6 +15,7 @@
 
 #include <type_traits>
 
+#include "cpu/engine/amx_tiles.h"
 #include "cpu/engine/convert.h"
 #include "cpu/engine/operand.h"
 #include "cpu/engine/prefetch.h"
@@ -22,33 +23,11 @@
 
 namespace tk::cpu::TK_ISA {
 
-constexpr int64_t kTile = 16;       // rows of a tile; pairs per row
-constexpr int64_t kTileDepth = 32;  // elements per row
-constexpr int64_t kTileBytes = 1024;
-
 // Tile (t, g, part) of an operand begins at data + t * stride + (g * kParts + part) * kTileBytes; t
 // counts along rows (columns), g along depth.
 struct AmxOperand {
   const char* data;
   int64_t stride;
-};
-
-// A constant: for a local variable GCC 12 eliminates all stores past the first 8 bytes, which is
-// all that the intrinsic declares as its input.
-struct alignas(64) AmxConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
-};
-constexpr AmxConfig kAllTiles;
-
-// Configures all eight tiles as 16 x 64 bytes for its lifetime.
-class AmxSession {
- public:
-  AmxSession() { _tile_loadconfig(&kAllTiles); }
-  ~AmxSession() { _tile_release(); }
-  AmxSession(const AmxSession&) = delete;
-  AmxSession& operator=(const AmxSession&) = delete;
 };
 
 // parts[n]: the n-th bfloat16 parts of low (lower halves) and high (upper halves). The first two
@@ -69,29 +48,6 @@ TK_INLINE void split_pairs(__m512 low, __m512 high, __m512i (&parts)[kParts]) {
     low -= _mm512_castsi512_ps(_mm512_and_si512(a, upper));
     high -= _mm512_castsi512_ps(_mm512_and_si512(b, upper));
   }
-}
-
-// Tile numbers must be literals in the compiler's intrinsics, hence inline assembly.
-template <int kNumber>
-TK_INLINE void load_tile(const void* from, int64_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kNumber) : "memory");
-}
-// Non-temporal load: does not evict other data from L1.
-template <int kNumber>
-TK_INLINE void load_tile_streamed(const void* from, int64_t stride) {
-  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kNumber) : "memory");
-}
-template <int kNumber>
-TK_INLINE void store_tile(void* to, int64_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kNumber) : "memory");
-}
-template <int kNumber>
-TK_INLINE void clear_tile() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(kNumber));
-}
-template <int kC, int kA, int kB>
-TK_INLINE void multiply_tile() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
 }
 
 // A square of 2 x 2 tiles of c, in tiles 0 to 3; a is in tiles 4 and 5, b in 6 and 7. Four

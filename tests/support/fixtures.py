@@ -1,0 +1,29 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.backends import NAMES
+from tests.support.poison import poisoned_memory
+
+
+@pytest.fixture(params=NAMES)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Name of a backend. One that is not built raises when it is called, so no test is skipped."""
+    return str(request.param)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Fills uninitialized memory with NaN."""
+    with poisoned_memory():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(0)
