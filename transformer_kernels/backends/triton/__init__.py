@@ -2,7 +2,6 @@
 
 kernels/           the Triton kernels
 config.py          tile sizes for each chip, kernel, element size and width
-kernel_args.py     argument tuples of the kernels
 launch.py          host side of a forward and a backward pass
 operators.py       torch operators
 backend.py         interface to dispatch

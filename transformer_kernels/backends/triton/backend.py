@@ -7,7 +7,6 @@ from torch import Tensor
 
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.triton import config, interpreter, operators, target
-from transformer_kernels.backends.triton import kernel_args as arguments
 from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
 
 
@@ -48,12 +47,10 @@ class TritonBackend:
     def kernel(
         self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
     ) -> str:
-        chip, columns = target.chip(problem.device), max(problem.D, problem.D_v)
-        tile = config.tile(
-            "forward", chip, problem.dtype.itemsize, columns, arguments.score_bytes(tensor_args)
-        )
-        assert tile is not None
-        how = "interpreted by numpy" if self.is_interpreted else chip.name
+        from transformer_kernels.backends.triton import launch
+
+        tile, _ = launch.tiling("forward", problem, tensor_args)
+        how = "interpreted by numpy" if self.is_interpreted else target.chip(problem.device).name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
 
     def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:

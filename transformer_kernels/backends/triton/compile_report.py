@@ -173,13 +173,12 @@ def _compile(
     seconds = time.perf_counter() - start
     read = _read_cubin if "cubin" in compiled.asm else _read_amdgcn
     registers, spills, in_loops = read(compiled.asm)
-    sizes = {name: request["constants"].get((n,)) for n, name in enumerate(kernel.arg_names)}
     return Compiled(
         chip=chip,
         kernel=kernel.__name__.removesuffix("_kernel"),
         dtype=str(dtype).removeprefix("torch."),
         columns=columns,
-        tile=" x ".join(str(sizes[name]) for name in ("BLOCK_M", "BLOCK_N") if sizes.get(name)),
+        tile=_tile(kernel, request["constants"]),
         warps=compiled.metadata.num_warps,
         stages=compiled.metadata.num_stages,
         shared_kib=compiled.metadata.shared / 1024,
@@ -188,6 +187,17 @@ def _compile(
         spills_in_loops=in_loops,
         seconds=seconds,
     )
+
+
+def _tile(kernel: Any, constants: dict[tuple[int, ...], Any]) -> str:
+    """Returns BLOCK_M x BLOCK_N, fields of the argument `sizes`, or BLOCK_M alone."""
+    from transformer_kernels.backends.triton.kernels.arguments import Sizes
+
+    names: list[str] = kernel.arg_names
+    if "sizes" not in names:
+        return str(constants[(names.index("BLOCK_M"),)])
+    fields = (Sizes._fields.index(name) for name in ("BLOCK_M", "BLOCK_N"))
+    return " x ".join(str(constants[names.index("sizes"), field].value) for field in fields)
 
 
 def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, int]:

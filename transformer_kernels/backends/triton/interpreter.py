@@ -5,7 +5,8 @@ a GPU as follows:
 
 - bfloat16 is stored as 16-bit integers, and dot products multiply these as integers;
 - conversion to bfloat16 truncates instead of rounding to nearest even;
-- float32 products ignore `input_precision`, and "bf16x6" is rejected.
+- float32 products ignore `input_precision`, and "bf16x6" is rejected;
+- fields of tuples that are `tl.constexpr` are not unwrapped.
 """
 
 from __future__ import annotations
@@ -80,6 +81,20 @@ def patch() -> None:
     )
     builder.create_dot, builder.cast_impl = dot, cast
     executor.__call__, interpreter.InterpretedFunction.__call__ = run, call
+    _unwrap_fields()
+
+
+def _unwrap_fields() -> None:
+    """Unwraps fields of tuples that are `tl.constexpr`, as the interpreter does with arguments."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    plain = interpreter._implicit_cvt
+
+    def convert(x: Any) -> Any:
+        return x.value if isinstance(x, tl.constexpr) else plain(x)
+
+    interpreter._implicit_cvt = convert
 
 
 def _rounded_to_bfloat16(x: Any) -> Any:

@@ -8,20 +8,21 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
-from transformer_kernels.backends.triton import config, interpreter, kernel_args, target
+from transformer_kernels.backends.triton import config, interpreter, target
 from transformer_kernels.backends.triton.config import Kernel, Tile
-from transformer_kernels.backends.triton.kernel_args import NO_LISTS, BlockLists
-from transformer_kernels.backends.triton.kernels.backward import (
-    bwd_dkdv_kernel,
-    bwd_dq_kernel,
-)
+from transformer_kernels.backends.triton.kernels import arguments, dropout, masks, scores
+from transformer_kernels.backends.triton.kernels.backward import bwd_dkdv_kernel, bwd_dq_kernel
 from transformer_kernels.backends.triton.kernels.bias_gradient import (
     column_sums_kernel,
     tile_sums_kernel,
 )
 from transformer_kernels.backends.triton.kernels.block_lists import block_mask_kernel, list_kernel
+from transformer_kernels.backends.triton.kernels.block_ranges import NO_LISTS, BlockLists
 from transformer_kernels.backends.triton.kernels.forward import forward_kernel
-from transformer_kernels.backends.triton.kernels.score_gradient import bwd_preprocess_kernel
+from transformer_kernels.backends.triton.kernels.score_gradient import (
+    Statistics,
+    bwd_preprocess_kernel,
+)
 from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
 
 if interpreter.is_on():
@@ -40,19 +41,19 @@ class Call(NamedTuple):
     v: Tensor
     tensor_args: TensorArgs
     problem: AttentionProblem
-    scalars: kernel_args.Scalars
-    mask: kernel_args.MaskTensors
-    scores: kernel_args.Scores
-    dropout: kernel_args.Dropout
+    scalars: arguments.Scalars
+    mask: masks.MaskTensors
+    scores: scores.Scores
+    dropout: dropout.Dropout
 
     @property
-    def sequences(self) -> kernel_args.Sequences:
+    def sequences(self) -> arguments.Sequences:
         args, bottom_right = self.tensor_args, int(self.problem.bottom_right)
-        return kernel_args.Sequences(args.cu_seqlens_q, args.cu_seqlens_k, bottom_right)
+        return arguments.Sequences(args.cu_seqlens_q, args.cu_seqlens_k, bottom_right)
 
     @property
-    def heads(self) -> kernel_args.Heads:
-        return kernel_args.Heads(self.problem.H_q, self.problem.H_q // self.problem.H_kv)
+    def heads(self) -> arguments.Heads:
+        return arguments.Heads(self.problem.H_q, self.problem.H_q // self.problem.H_kv)
 
     def output(self, like: Tensor, width: int) -> Tensor:
         """Allocates (B, H, L, width): zeros for varlen calls, whose trailing padding is not
@@ -68,12 +69,11 @@ class Call(NamedTuple):
 class Operands(NamedTuple):
     """Leading arguments of every backward kernel, in order."""
 
-    q: kernel_args.Rows
-    k: kernel_args.Rows
-    v: kernel_args.Rows
-    do: kernel_args.Rows
-    base: Tensor
-    delta: Tensor
+    q: arguments.Rows
+    k: arguments.Rows
+    v: arguments.Rows
+    do: arguments.Rows
+    statistics: Statistics
 
 
 def prepare(
@@ -85,10 +85,10 @@ def prepare(
         as_rows(v),
         tensor_args,
         problem,
-        kernel_args.scalars(q, k, problem),
-        kernel_args.mask_tensors(tensor_args, problem),
-        kernel_args.scores(tensor_args, problem, problem.scale),
-        kernel_args.dropout(tensor_args, problem),
+        arguments.scalars(q, k, problem),
+        masks.mask_tensors(tensor_args, problem),
+        scores.scores(tensor_args, problem, problem.scale),
+        dropout.dropout(tensor_args, problem),
     )
 
 
@@ -100,25 +100,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     if call.tensor_args.cu_seqlens_q is not None:
         lse.fill_(float("-inf"))
     block_mask = fill_block_mask(call)
-    q, scores = call.q, call.scores
     if p.scale < 0.0:  # the kernel computes row maxima before scaling, which needs scale >= 0
-        q, scores = -q, kernel_args.scores(call.tensor_args, p, -p.scale)
-    tile, meta = tiling("forward", call)
-    launch(
-        forward_kernel,
-        call.blocks_of(p.M, tile.block_m, p.H_q),
-        *map(kernel_args.rows, (q, call.k, call.v, o)),
-        lse,
-        *call.scalars,
-        call.heads,
-        call.sequences,
-        call.mask,
-        block_lists(call, block_mask, tile, by_keys=False),
-        scores,
-        call.dropout,
-        **meta,
-        **grains(tile),
-    )
+        call = call._replace(q=-call.q, scores=scores.scores(call.tensor_args, p, -p.scale))
+    operands = (*map(arguments.rows, (call.q, call.k, call.v, o)), lse)
+    launch_blocks(forward_kernel, "forward", call, operands, block_mask)
     return o, lse, block_mask
 
 
@@ -141,17 +126,16 @@ def prepare_backward(
     """Runs the backward preprocess, `bwd_preprocess_kernel`, and packs the kernels' operands."""
     p = call.problem
     o, do, lse = as_rows(saved.o), as_rows(do), saved.lse.contiguous()
-    base, delta = torch.empty_like(lse), torch.empty_like(lse)
+    statistics = Statistics(torch.empty_like(lse), torch.empty_like(lse))
     block = 64
     launch(
         bwd_preprocess_kernel,
         call.blocks_of(p.M, block, p.H_q),
-        kernel_args.rows(o),
-        kernel_args.rows(do),
+        arguments.rows(o),
+        arguments.rows(do),
         lse,
         None if dlse is None else dlse.contiguous(),
-        base,
-        delta,
+        statistics,
         *call.scalars[:3],
         call.heads,
         call.sequences,
@@ -159,53 +143,50 @@ def prepare_backward(
         BLOCK_M=block,
         BLOCK_DV=config.width(p.D_v),
     )
-    q, k, v = map(kernel_args.rows, (call.q, call.k, call.v))
-    return Operands(q, k, v, kernel_args.rows(do), base, delta)
+    q, k, v = map(arguments.rows, (call.q, call.k, call.v))
+    return Operands(q, k, v, arguments.rows(do), statistics)
 
 
 def bwd_dkdv(call: Call, operands: Operands, block_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    p = call.problem
     dk, dv = (call.output(x, x.shape[-1]) for x in (call.k, call.v))
-    tile, meta = tiling("bwd_dkdv", call)
-    launch(
-        bwd_dkdv_kernel,
-        call.blocks_of(p.N, tile.block_n, p.H_kv),
-        *operands,
-        kernel_args.rows(dk),
-        kernel_args.rows(dv),
-        *call.scalars,
-        call.heads,
-        call.sequences,
-        call.mask,
-        block_lists(call, block_mask, tile, by_keys=True),
-        call.scores,
-        call.dropout,
-        **meta,
-        **grains(tile),
-    )
+    tensors = (*operands, arguments.rows(dk), arguments.rows(dv))
+    launch_blocks(bwd_dkdv_kernel, "bwd_dkdv", call, tensors, block_mask, by_keys=True)
     return dk, dv
 
 
 def bwd_dq(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
+    dq = call.output(call.q, call.problem.D)
+    launch_blocks(bwd_dq_kernel, "bwd_dq", call, (*operands, arguments.rows(dq)), block_mask)
+    return dq
+
+
+def launch_blocks(
+    kernel: Any,
+    name: Kernel,
+    call: Call,
+    tensors: tuple[Any, ...],
+    block_mask: Tensor | None,
+    *,
+    by_keys: bool = False,
+) -> None:
+    """Launches one program per query block, or per key block, of every head."""
     p = call.problem
-    dq = call.output(call.q, p.D)
-    tile, meta = tiling("bwd_dq", call)
+    tile, sizes = tiling(name, p, call.tensor_args)
+    rows, heads = (p.N, p.H_kv) if by_keys else (p.M, p.H_q)
     launch(
-        bwd_dq_kernel,
-        call.blocks_of(p.M, tile.block_m, p.H_q),
-        *operands,
-        kernel_args.rows(dq),
+        kernel,
+        call.blocks_of(rows, tile.block_n if by_keys else tile.block_m, heads),
+        *tensors,
         *call.scalars,
         call.heads,
         call.sequences,
         call.mask,
-        block_lists(call, block_mask, tile, by_keys=False),
+        block_lists(call, block_mask, tile, by_keys=by_keys),
         call.scores,
         call.dropout,
-        **meta,
-        **grains(tile),
+        sizes,
+        **resources(tile),
     )
-    return dq
 
 
 def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: Tensor) -> Tensor:
@@ -213,34 +194,19 @@ def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: T
     p, bias = call.problem, call.tensor_args.bias
     assert bias is not None
     own_b, own_h, rows, columns = bias.shape
-    tile, meta = tiling("bias_gradient", call)
-    options = (*call.scalars[:6], call.heads, call.mask, call.scores, call.dropout)
     if columns == 1 != p.N:
-        return _reduced(_row_sums(operands.delta, dlse, lse)[..., None], bias)
+        return _reduced(_row_sums(operands.statistics.delta, dlse, lse)[..., None], bias)
+    tile, sizes = tiling("bias_gradient", p, call.tensor_args)
+    options = (*call.scalars[:6], call.heads, call.mask, call.scores, call.dropout)
     if rows == 1 != p.M:
         sums = torch.empty(p.B, p.H_q, p.N, dtype=torch.float32, device=bias.device)
-        launch(
-            column_sums_kernel,
-            call.blocks_of(p.N, tile.block_n, p.H_q),
-            *operands,
-            sums,
-            *options,
-            **meta,
-        )
+        programs = call.blocks_of(p.N, tile.block_n, p.H_q)
+        launch(column_sums_kernel, programs, *operands, sums, *options, sizes, **resources(tile))
         return _reduced(sums[:, :, None], bias)
     dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
-    tiles = -(-p.M // tile.block_m) * -(-p.N // tile.block_n)
-    launch(
-        tile_sums_kernel,
-        tiles * own_b * own_h,
-        *operands,
-        kernel_args.rows(dbias),
-        *options,
-        p.B,
-        own_b,
-        own_h,
-        **meta,
-    )
+    programs = -(-p.M // tile.block_m) * -(-p.N // tile.block_n) * own_b * own_h
+    given = (*operands, arguments.rows(dbias), *options, p.B, own_b, own_h, sizes)
+    launch(tile_sums_kernel, programs, *given, **resources(tile))
     return dbias
 
 
@@ -280,9 +246,8 @@ def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: b
     """Builds the block lists of query (or key) blocks; NO_LISTS without a block mask."""
     if block_mask is None or not schema.needs_block_mask(call.tensor_args):
         return NO_LISTS
-    p, grain = call.problem, grains(tile)
-    rows = -(-p.M // grain["ROW_GRAIN"])
-    columns = -(-p.N // grain["KEY_GRAIN"])
+    p, row_grain, key_grain = call.problem, *arguments.grains(tile)
+    rows, columns = -(-p.M // row_grain), -(-p.N // key_grain)
     if by_keys:
         rows, columns = columns, rows
     by_batch = block_mask.shape[0] > 1 or call.mask.key_end is not None
@@ -300,47 +265,33 @@ def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: b
         list_kernel,
         own_b * own_h * rows,
         block_mask,
-        kernel_args.broadcast_strides(block_mask)[:3],
+        tuple(arguments.broadcast_strides(block_mask, 4)[:3]),
         lists,
         *call.scalars[1:5],
         call.mask,
         own_h,
-        BLOCK_M=grain["ROW_GRAIN"],
-        BLOCK_N=grain["KEY_GRAIN"],
+        BLOCK_M=row_grain,
+        BLOCK_N=key_grain,
         BY_KEYS=by_keys,
     )
     return lists
 
 
-def tiling(kernel: Kernel, call: Call) -> tuple[Tile, dict[str, Any]]:
-    """Returns the tile, and the compile-time arguments that follow from it and the widths."""
-    p = call.problem
-    block_d, block_dv = config.width(p.D), config.width(p.D_v)
-    chip = target.chip(p.device)
-    columns = max(block_d, block_dv)
-    tile = config.tile(
-        kernel, chip, call.q.element_size(), columns, kernel_args.score_bytes(call.tensor_args)
-    )
+def tiling(
+    kernel: Kernel, problem: AttentionProblem, tensor_args: TensorArgs
+) -> tuple[Tile, arguments.Sizes]:
+    """Returns the tile of a kernel, and the sizes that follow from it and the widths."""
+    chip = target.chip(problem.device)
+    columns = max(config.width(problem.D), config.width(problem.D_v))
+    loaded = scores.bytes_per_score(tensor_args) + masks.bytes_per_score(tensor_args)
+    tile = config.tile(kernel, chip, problem.dtype.itemsize, columns, loaded)
     assert tile is not None  # checked by unsupported_reasons
-    return tile, {
-        "D": p.D,
-        "D_V": p.D_v,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_D": block_d,
-        "BLOCK_DV": block_dv,
-        "PRECISION": config.precision(chip, columns),
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
+    precision = config.precision(chip, columns)
+    return tile, arguments.sizes(problem.D, problem.D_v, tile, precision)
 
 
-def grains(tile: Tile) -> dict[str, int]:
-    """Block size of the block lists: the tile's, or the block mask's if that is larger."""
-    return {
-        "ROW_GRAIN": max(tile.block_m, schema.BLOCK_MASK_SIZE),
-        "KEY_GRAIN": max(tile.block_n, schema.BLOCK_MASK_SIZE),
-    }
+def resources(tile: Tile) -> dict[str, int]:
+    return {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
 def as_rows(x: Tensor) -> Tensor:

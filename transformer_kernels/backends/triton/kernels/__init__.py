@@ -4,8 +4,11 @@ forward.py           o and lse
 backward.py          dk and dv; dq
 score_gradient.py    backward preprocess, and the score gradient ds of one tile
 bias_gradient.py     dbias
-primitives.py        addresses, loads, stores, scores
-masks.py             element masks and block ranges
+scores.py            score options: their arguments, products to scores and back
+masks.py             masks: their arguments, and element masks
+dropout.py           dropout: its arguments, and the dropout mask (Philox)
+block_ranges.py      blocks that a row block visits
 block_lists.py       block mask and lists of blocks, for masks that are tensors
-dropout.py           dropout mask (Philox)
+arguments.py         the other arguments
+primitives.py        addresses, loads and stores
 """

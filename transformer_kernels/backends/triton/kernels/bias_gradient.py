@@ -10,184 +10,103 @@ Scores are recomputed; sums run in a fixed order, without atomics. docs/attentio
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.masks import (
-    is_live,
+from transformer_kernels.backends.triton.kernels.arguments import UNSPECIALIZED
+from transformer_kernels.backends.triton.kernels.block_ranges import (
     key_block_ranges,
-    key_range,
     query_block_ranges,
-    visible,
 )
+from transformer_kernels.backends.triton.kernels.dropout import dropout_factor
+from transformer_kernels.backends.triton.kernels.masks import band_of, is_live, visible
 from transformer_kernels.backends.triton.kernels.primitives import (
-    UNSPECIALIZED,
-    head_pointer,
-    load_bias,
+    head,
     load_rows,
+    program_head,
+    tile_coords,
     vector_pointer,
 )
 from transformer_kernels.backends.triton.kernels.score_gradient import (
-    dropout_factor,
+    head_statistics,
     load_statistics,
     score_gradients,
     weights,
 )
+from transformer_kernels.backends.triton.kernels.scores import load_bias
 
 
 @triton.jit
 def tile_gradients(
-    q,
-    k,
-    v,
-    do,
-    base,
-    delta,
-    rows,
-    M,
-    N,
-    low,
-    high,
-    offset,
-    heads,
-    mask,
-    scores,
-    dropout,
-    b,
-    h,
-    i0,
-    j0,
-    D: tl.constexpr,
-    D_V: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, do, statistics, rows, heads, coords, band, mask, scores, dropout, sizes
+):  # fmt: skip
     """ds of a tile, 0 where hidden"""
-    i, j = i0 + tl.arange(0, BLOCK_M), j0 + tl.arange(0, BLOCK_N)
-    begin, end = key_range(mask, b, N)
-    live = is_live(j, low, high, begin, end, M)
-    q_head, do_head = head_pointer(q, b, h, 0), head_pointer(do, b, h, 0)
-    k_head, v_head = (
-        head_pointer(k, b, h // heads.group, 0),
-        head_pointer(v, b, h // heads.group, 0),
-    )
-    base_rows, delta_rows = (
-        vector_pointer(base, heads, rows, b, h, 0),
-        vector_pointer(delta, heads, rows, b, h, 0),
-    )
-    base_i, delta_i = load_statistics(base_rows, delta_rows, i, M, True)
-    row_is_live = base_i < float("inf")
-    q_tile = load_rows(q_head, q.stride_l, i0, row_is_live, BLOCK_M, D, BLOCK_D, True)
-    k_tile = load_rows(k_head, k.stride_l, j0, live, BLOCK_N, D, BLOCK_D, True)
-    bias = load_bias(scores, b, h, i[:, None], j[None, :], M, N)
-    is_visible = visible(mask, low, high, begin, end, b, h, i[:, None], j[None, :], M, N)
+    PRECISION: tl.constexpr = sizes.PRECISION
+    b, h, i0, j0 = coords.b, coords.h, coords.i0, coords.j0
+    live = is_live(j0 + tl.arange(0, sizes.BLOCK_N), band)
+    q_head, do_head = head(q, b, h, 0), head(do, b, h, 0)
+    k_head, v_head = head(k, b, h // heads.group, 0), head(v, b, h // heads.group, 0)
+    of_head = head_statistics(statistics, heads, rows, b, h, 0)
+    of_rows = load_statistics(of_head, i0 + tl.arange(0, sizes.BLOCK_M), band.M, True)
+    rows_live = of_rows.base < float("inf")
+    q_tile = load_rows(q_head, i0, rows_live, sizes.BLOCK_M, sizes.D, sizes.BLOCK_D, True)
+    k_tile = load_rows(k_head, j0, live, sizes.BLOCK_N, sizes.D, sizes.BLOCK_D, True)
+    bias, is_visible = load_bias(scores, coords, band), visible(mask, band, coords)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    p = weights(
-        products, base_i[:, None], bias, is_visible, mask, scores, offset, h,
-        i[:, None], j[None, :],
-    )  # fmt: skip
-    do_tile = load_rows(do_head, do.stride_l, i0, row_is_live, BLOCK_M, D_V, BLOCK_DV, True)
-    v_tile = load_rows(v_head, v.stride_l, j0, live, BLOCK_N, D_V, BLOCK_DV, True)
-    z = dropout_factor(dropout, b, h, i0, j0, BLOCK_M, BLOCK_N, TRANSPOSED=False)
+    p = weights(products, of_rows.base[:, None], bias, is_visible, mask, scores, coords, band)
+    do_tile = load_rows(do_head, i0, rows_live, sizes.BLOCK_M, sizes.D_V, sizes.BLOCK_DV, True)
+    v_tile = load_rows(v_head, j0, live, sizes.BLOCK_N, sizes.D_V, sizes.BLOCK_DV, True)
+    z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
-    return score_gradients(p, dp, delta_i[:, None], is_visible, mask)
+    return score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)
 
 
 @triton.jit(do_not_specialize=[*UNSPECIALIZED, "B", "own_b", "own_h"])
 def tile_sums_kernel(
-    q,
-    k,
-    v,
-    do,
-    base,
-    delta,
-    dbias,
-    rows,
-    M,
-    N,
-    low,
-    high,
-    offset,
-    heads,
-    mask,
-    scores,
-    dropout,
-    B,
-    own_b,
-    own_h,
-    D: tl.constexpr,
-    D_V: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, do, statistics, dbias,
+    rows, M, N, low, high, offset,
+    heads, mask, scores, dropout, B, own_b, own_h, sizes,
+):  # fmt: skip
     """dbias (own_b, own_h, M, N), with own_b = B or 1 and own_h = H_q or 1"""
-    row_blocks, column_blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    row_blocks, column_blocks = tl.cdiv(M, sizes.BLOCK_M), tl.cdiv(N, sizes.BLOCK_N)
     program = tl.program_id(0)
-    j0 = program % column_blocks * BLOCK_N
-    i0 = program // column_blocks % row_blocks * BLOCK_M
+    j0 = program % column_blocks * sizes.BLOCK_N
+    i0 = program // column_blocks % row_blocks * sizes.BLOCK_M
     first_h = program // column_blocks // row_blocks % own_h
     first_b = program // column_blocks // row_blocks // own_h
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = tl.zeros([sizes.BLOCK_M, sizes.BLOCK_N], tl.float32)
     for b in range(first_b, B, own_b):
-        begin, end = key_range(mask, b, N)
-        any_begin, _, _, any_end = key_block_ranges(low, high, begin, end, i0, M, BLOCK_M, BLOCK_N)
-        if (j0 >= any_begin * BLOCK_N) & (j0 < any_end * BLOCK_N):
+        band = band_of(mask, b, M, N, low, high, offset)
+        ranges = key_block_ranges(band, i0, sizes.BLOCK_M, sizes.BLOCK_N)
+        begin, end = ranges.any_begin * sizes.BLOCK_N, ranges.any_end * sizes.BLOCK_N
+        if (j0 >= begin) & (j0 < end):
             for h in range(first_h, heads.H_q, own_h):
+                coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
                 total += tile_gradients(
-                    q, k, v, do, base, delta, rows, M, N, low, high, offset, heads, mask, scores,
-                    dropout, b, h, i0, j0,
-                    D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION,
+                    q, k, v, do, statistics, rows, heads,
+                    coords, band, mask, scores, dropout, sizes,
                 )  # fmt: skip
-    i, j = i0 + tl.arange(0, BLOCK_M)[:, None], j0 + tl.arange(0, BLOCK_N)[None, :]
-    at = head_pointer(dbias, first_b, first_h, 0) + i.to(tl.int64) * dbias.stride_l + j
+    i, j = i0 + tl.arange(0, sizes.BLOCK_M)[:, None], j0 + tl.arange(0, sizes.BLOCK_N)[None, :]
+    to = head(dbias, first_b, first_h, 0)
+    at = to.data + i.to(tl.int64) * to.stride + j
     tl.store(at, total.to(dbias.data.dtype.element_ty), mask=(i < M) & (j < N))
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def column_sums_kernel(
-    q,
-    k,
-    v,
-    do,
-    base,
-    delta,
-    sums,
-    rows,
-    M,
-    N,
-    low,
-    high,
-    offset,
-    heads,
-    mask,
-    scores,
-    dropout,
-    D: tl.constexpr,
-    D_V: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, do, statistics, sums,
+    rows, M, N, low, high, offset,
+    heads, mask, scores, dropout, sizes,
+):  # fmt: skip
     """sums (B, H_q, N) float32: ds summed over the queries"""
-    blocks = tl.cdiv(N, BLOCK_N)
-    program = tl.program_id(0)
-    h = program // blocks % heads.H_q
-    b = program // blocks // heads.H_q
-    j0 = program % blocks * BLOCK_N
-    total = tl.zeros([BLOCK_N], tl.float32)
-    begin, end = key_range(mask, b, N)
-    any_begin, _, _, any_end = query_block_ranges(low, high, begin, end, j0, M, BLOCK_M, BLOCK_N)
-    for block in range(any_begin, any_end):
+    blocks = tl.cdiv(N, sizes.BLOCK_N)
+    h, b = program_head(blocks, heads.H_q)
+    j0 = tl.program_id(0) % blocks * sizes.BLOCK_N
+    total = tl.zeros([sizes.BLOCK_N], tl.float32)
+    band = band_of(mask, b, M, N, low, high, offset)
+    ranges = query_block_ranges(band, j0, sizes.BLOCK_M, sizes.BLOCK_N)
+    for n in range(ranges.any_begin, ranges.any_end):
+        coords = tile_coords(b, h, n * sizes.BLOCK_M, j0, sizes, TRANSPOSED=False)
         ds = tile_gradients(
-            q, k, v, do, base, delta, rows, M, N, low, high, offset, heads, mask, scores, dropout,
-            b, h, block * BLOCK_M, j0,
-            D, D_V, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, PRECISION,
-        )  # fmt: skip
+            q, k, v, do, statistics, rows, heads, coords, band, mask, scores, dropout, sizes
+        )
         total += tl.sum(ds, 0)
-    j = j0 + tl.arange(0, BLOCK_N)
+    j = j0 + tl.arange(0, sizes.BLOCK_N)
     tl.store(vector_pointer(sums, heads, N, b, h, 0) + j, total, mask=j < N)

@@ -8,12 +8,12 @@ size. The lists also account for the band and the key range.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.masks import (
-    element_mask,
+from transformer_kernels.backends.triton.kernels.block_ranges import (
     key_block_ranges,
-    key_range,
     query_block_ranges,
 )
+from transformer_kernels.backends.triton.kernels.masks import band_of, element_mask
+from transformer_kernels.backends.triton.kernels.primitives import TileCoords, program_head
 
 BLOCK_MASK_SIZE = tl.constexpr(64)
 CHUNK = tl.constexpr(128)
@@ -31,7 +31,8 @@ def block_mask_kernel(block_mask, M, N, mask, heads, BLOCK: tl.constexpr):
     b = program // column_blocks // row_blocks // heads
     i = row * BLOCK + tl.arange(0, BLOCK)[:, None]
     j = column * BLOCK + tl.arange(0, BLOCK)[None, :]
-    is_visible = element_mask(mask, b, h, i, j, M, N)
+    coords = TileCoords(b, h, row * BLOCK, column * BLOCK, i, j)
+    is_visible = element_mask(mask, coords, M, N)
     matches_bounds = is_visible == ((i < M) & (j < N))
     any_visible = tl.max(tl.max(is_visible.to(tl.int32), 1), 0)
     all_visible = tl.min(tl.min(matches_bounds.to(tl.int32), 1), 0)
@@ -40,19 +41,9 @@ def block_mask_kernel(block_mask, M, N, mask, heads, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M", "N", "low", "high"])
 def list_kernel(
-    block_mask,
-    strides,
-    lists,
-    M,
-    N,
-    low,
-    high,
-    mask,
-    heads,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BY_KEYS: tl.constexpr,
-):
+    block_mask, strides, lists, M, N, low, high, mask, heads,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BY_KEYS: tl.constexpr,
+):  # fmt: skip
     """Block list of one query block, or of one key block if BY_KEYS. Block sizes are multiples of
     64."""
     if BY_KEYS:
@@ -61,22 +52,17 @@ def list_kernel(
         blocks = tl.cdiv(M, BLOCK_M)
     program = tl.program_id(0)
     block = program % blocks
-    h = program // blocks % heads
-    b = program // blocks // heads
-    begin, end = key_range(mask, b, N)
+    h, b = program_head(blocks, heads)
+    band = band_of(mask, b, M, N, low, high, 0)
     if BY_KEYS:
-        any_begin, all_begin, all_end, any_end = query_block_ranges(
-            low, high, begin, end, block * BLOCK_N, M, BLOCK_M, BLOCK_N
-        )
+        ranges = query_block_ranges(band, block * BLOCK_N, BLOCK_M, BLOCK_N)
     else:
-        any_begin, all_begin, all_end, any_end = key_block_ranges(
-            low, high, begin, end, block * BLOCK_M, M, BLOCK_M, BLOCK_N
-        )
+        ranges = key_block_ranges(band, block * BLOCK_M, BLOCK_M, BLOCK_N)
 
     indices = lists.indices + tl.cast(program, tl.int64) * lists.columns
     entries = block_mask + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
     num_partial, num_full = 0, 0
-    for chunk in range(any_begin, any_end, CHUNK):
+    for chunk in range(ranges.any_begin, ranges.any_end, CHUNK):
         other = chunk + tl.arange(0, CHUNK)
         this = block + 0 * other
         if BY_KEYS:
@@ -87,8 +73,9 @@ def list_kernel(
             any_visible, all_visible = tile_entry(
                 entries, strides[2], this, other, M, N, BLOCK_M, BLOCK_N
             )
-        any_visible = any_visible & (other < any_end)
-        full = any_visible & all_visible & (other >= all_begin) & (other < all_end)
+        any_visible = any_visible & (other < ranges.any_end)
+        full = any_visible & all_visible
+        full = full & (other >= ranges.all_begin) & (other < ranges.all_end)
         partial = any_visible != full
         partial_rank = num_partial + tl.cumsum(partial.to(tl.int32), 0) - 1
         full_rank = num_full + tl.cumsum(full.to(tl.int32), 0) - 1

@@ -1,13 +1,34 @@
-"""Dropout mask: Philox4x32-7 on 16-bit halves, docs/attention.md section 7."""
+"""Dropout: its arguments, and Philox4x32-7 on 16-bit halves, docs/attention.md section 7."""
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.scores import philox as host
 
 MULTIPLIER_0 = tl.constexpr(0xD2511F53)
 MULTIPLIER_1 = tl.constexpr(0xCD9E8D57)
 WEYL_0 = tl.constexpr(0x9E3779B9)
 WEYL_1 = tl.constexpr(0xBB67AE85)
 ROUNDS = tl.constexpr(7)
+
+
+class Dropout(NamedTuple):
+    """A weight is kept, and multiplied by `factor`, if its 16 random bits are >= `threshold`."""
+
+    seed: Tensor | None
+    threshold: int
+    factor: float
+
+
+def dropout(tensor_args: TensorArgs, problem: AttentionProblem) -> Dropout:
+    p = problem.dropout_p
+    if not p:
+        return Dropout(None, 0, 1.0)
+    return Dropout(tensor_args.seed, host.keep_threshold(p), host.keep_factor(p))
 
 
 @triton.jit
@@ -33,24 +54,45 @@ def halves(word, threshold):
 
 
 @triton.jit
-def keep_mask(dropout, b, h, i0, j0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Dropout mask of the tile at (i0, j0): bool (BLOCK_M, BLOCK_N), True = kept.
+def dropped(p, dropout, coords, sizes):
+    """Weights p, 0 where dropped"""
+    if dropout.seed is not None:
+        keep = keep_mask(dropout, coords, sizes.BLOCK_M, sizes.BLOCK_N)
+        p = tl.where(keep, p, 0.0)
+    return p
+
+
+@triton.jit
+def dropout_factor(dropout, coords, sizes, TRANSPOSED: tl.constexpr):
+    """z of a tile: the factor of kept weights, or 0; 1 without dropout"""
+    if dropout.seed is None:
+        return 1.0
+    else:
+        keep = keep_mask(dropout, coords, sizes.BLOCK_M, sizes.BLOCK_N)
+        if TRANSPOSED:
+            keep = tl.trans(keep)
+        return tl.where(keep, dropout.factor, 0.0)
+
+
+@triton.jit
+def keep_mask(dropout, coords, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Dropout mask of a tile: bool (BLOCK_M, BLOCK_N), True = kept.
 
     j0 must be a multiple of BLOCK_N. 64 keys share 8 counters of 4 words of 2 halves: key
     64 n + 16 word + 8 half + c uses counter 8 n + c. A block of 32 keys uses two words of each of
     its 8 counters, a block of 16 keys one.
     """
-    seed = tl.load(dropout.seed)
+    seed, j0 = tl.load(dropout.seed), coords.j0
     COUNTERS: tl.constexpr = max(BLOCK_N // 8, 8)
     zero = tl.zeros([BLOCK_M, COUNTERS], tl.uint32)
     counter = (j0 // 64 * 8 + tl.arange(0, COUNTERS)).to(tl.uint32)
-    row = (i0 + tl.arange(0, BLOCK_M)).to(tl.uint32)
+    row = (coords.i0 + tl.arange(0, BLOCK_M)).to(tl.uint32)
     w0, w1, w2, w3 = philox(
         seed,
         zero + counter[None, :],
         zero + row[:, None],
-        zero + tl.cast(h, tl.uint32),
-        zero + tl.cast(b, tl.uint32),
+        zero + tl.cast(coords.h, tl.uint32),
+        zero + tl.cast(coords.b, tl.uint32),
     )
     threshold = dropout.threshold
     if BLOCK_N >= 64:

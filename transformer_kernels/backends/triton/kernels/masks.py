@@ -1,52 +1,135 @@
-"""Mask evaluation: the blocks that a block visits, and the element mask inside a block."""
+"""Masks: the arguments of a resolved mask, and the test of an element. All of a mask kind is in
+this file, except that block_ranges.py skips blocks outside the band and the key range.
+"""
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from transformer_kernels.backends import schema
+from transformer_kernels.backends.triton.kernels.arguments import (
+    as_uint8,
+    broadcast_strides,
+    contiguous,
+)
+from transformer_kernels.problem import AttentionProblem, TensorArgs
+
+
+class MaskTensors(NamedTuple):
+    """Tensors of a `ResolvedMask`; bool tensors are viewed as uint8."""
+
+    key_start: Tensor | None
+    key_end: Tensor | None
+    q_segments: Tensor | None
+    k_segments: Tensor | None
+    dense: Tensor | None
+    dense_b: int | None
+    """strides (also below): 0 for a dimension of size 1, None if the tensor is None"""
+    dense_h: int | None
+    dense_i: int | None
+    dense_j: int | None
+    layout: Tensor | None
+    layout_h: int | None
+    layout_i: int | None
+    layout_j: int | None
+    block_size: int
+    columns: int | None
+    """N if there is a dense mask, else None. Triton specializes on its divisibility by 16, which
+    enables 16-byte loads."""
+    has_elements: tl.constexpr
+    """True if a tensor hides single elements: segments, a dense mask or a layout"""
+
+
+def mask_tensors(tensor_args: TensorArgs, problem: AttentionProblem) -> MaskTensors:
+    dense, layout = as_uint8(tensor_args.dense), as_uint8(tensor_args.layout)
+    dense_b, dense_h, dense_i, dense_j = broadcast_strides(dense, 4)
+    layout_h, layout_i, layout_j = broadcast_strides(layout, 3)
+    return MaskTensors(
+        key_start=contiguous(tensor_args.key_start),
+        key_end=contiguous(tensor_args.key_end),
+        q_segments=contiguous(tensor_args.q_segments),
+        k_segments=contiguous(tensor_args.k_segments),
+        dense=dense,
+        dense_b=dense_b,
+        dense_h=dense_h,
+        dense_i=dense_i,
+        dense_j=dense_j,
+        layout=layout,
+        layout_h=layout_h,
+        layout_i=layout_i,
+        layout_j=layout_j,
+        block_size=problem.block_size,
+        columns=None if dense is None else problem.N,
+        has_elements=tl.constexpr(schema.needs_block_mask(tensor_args)),
+    )
+
+
+def bytes_per_score(tensor_args: TensorArgs) -> int:
+    """Returns the bytes that a dense mask and a layout load per score."""
+    tensors = (tensor_args.dense, tensor_args.layout)
+    return sum(x.element_size() for x in tensors if x is not None)
+
+
+class Band(NamedTuple):
+    """Scores of one sequence: query i < M sees key j if begin <= j < end and
+    i + low <= j <= i + high. `offset` is that of ALiBi."""
+
+    M: Any
+    N: Any
+    low: Any
+    high: Any
+    begin: Any
+    end: Any
+    offset: Any
 
 
 @triton.jit
-def key_range(mask, b, N):
-    """(begin, end): the key range of batch entry b, clamped to 0..N"""
+def band_of(mask, b, M, N, low, high, offset):
+    """`Band` of batch entry b, with its key range clamped to 0..N"""
     begin = 0
     end = N
     if mask.key_start is not None:
         begin = tl.minimum(tl.maximum(tl.load(mask.key_start + b), 0), N).to(tl.int32)
     if mask.key_end is not None:
         end = tl.minimum(tl.maximum(tl.load(mask.key_end + b), 0), N).to(tl.int32)
-    return begin, end
+    return Band(M, N, low, high, begin, end, offset)
 
 
 @triton.jit
-def is_live(j, low, high, begin, end, M):
-    """True if key j is visible to at least one query under the band and the range begin..end. Other
-    keys are not loaded: they may hold NaN, and 0 * NaN is NaN."""
-    return (j >= tl.maximum(begin, low)) & (j < tl.minimum(end, M + high))
+def is_live(j, band):
+    """True if key j is visible to at least one query of the band. Other keys are not loaded: they
+    may hold NaN, and 0 * NaN is NaN."""
+    return (j >= tl.maximum(band.begin, band.low)) & (j < tl.minimum(band.end, band.M + band.high))
 
 
 @triton.jit
 def zero_hidden_keys(tile, is_visible, mask):
     """The tile of keys or values, with 0 for keys that the element mask hides from every query of
     this tile"""
-    if mask.q_segments is not None or mask.dense is not None or mask.layout is not None:
+    if mask.has_elements:
         key_is_live = tl.max(is_visible.to(tl.int32), axis=0) > 0
         tile = tl.where(key_is_live[:, None], tile, 0.0)
     return tile
 
 
 @triton.jit
-def visible(mask, low, high, begin, end, b, h, i, j, M, N):
-    """Element mask: bool, of the shape to which i and j broadcast; False outside M x N"""
+def visible(mask, band, coords):
+    """Element mask of a tile; False outside M x N"""
+    i, j = coords.i, coords.j
     # Two comparisons per element: the bounds of the interval depend on the row only.
-    last = tl.where(i < M, tl.minimum(i + high + 1, end), 0)
-    is_visible = (j >= tl.maximum(i + low, begin)) & (j < last)
-    if mask.q_segments is not None or mask.dense is not None or mask.layout is not None:
-        is_visible = is_visible & element_mask(mask, b, h, i, j, M, N)
+    last = tl.where(i < band.M, tl.minimum(i + band.high + 1, band.end), 0)
+    is_visible = (j >= tl.maximum(i + band.low, band.begin)) & (j < last)
+    if mask.has_elements:
+        is_visible = is_visible & element_mask(mask, coords, band.M, band.N)
     return is_visible
 
 
 @triton.jit
-def element_mask(mask, b, h, i, j, M, N):
+def element_mask(mask, coords, M, N):
     """Element mask of segments, dense mask and layout only; False outside M x N"""
+    b, h, i, j = coords.b, coords.h, coords.i, coords.j
     is_visible = (i < M) & (j < N)
     inside = is_visible
     if mask.q_segments is not None:
@@ -65,72 +148,3 @@ def element_mask(mask, b, h, i, j, M, N):
         at = mask.layout + by_h + by_i + by_j
         is_visible = is_visible & (tl.load(at, mask=inside, other=0) != 0)
     return is_visible
-
-
-@triton.jit
-def block_ranges(first, last, low, high, begin, end, BLOCK: tl.constexpr):
-    """Block interval visible to rows first..last, where row r sees columns
-    max(begin, r + low) <= c < min(end, r + high + 1).
-
-    Returns (any_begin, all_begin, all_end, any_end): blocks any_begin..any_end are visible at least
-    partially, all_begin..all_end fully.
-    """
-    any_begin = tl.maximum(begin, first + low) // BLOCK
-    any_end = tl.cdiv(tl.maximum(tl.minimum(end, last + high + 1), 0), BLOCK)
-    any_end = tl.maximum(any_end, any_begin)
-    all_begin = tl.cdiv(tl.maximum(begin, last + low), BLOCK)
-    all_begin = tl.minimum(tl.maximum(all_begin, any_begin), any_end)
-    all_end = tl.maximum(tl.minimum(end, first + high + 1), 0) // BLOCK
-    all_end = tl.minimum(tl.maximum(all_end, all_begin), any_end)
-    return any_begin, all_begin, all_end, any_end
-
-
-@triton.jit
-def key_block_ranges(low, high, begin, end, i0, M, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """`block_ranges` of keys, for the query block at i0"""
-    return block_ranges(i0, tl.minimum(i0 + BLOCK_M, M) - 1, low, high, begin, end, BLOCK_N)
-
-
-@triton.jit
-def query_block_ranges(low, high, begin, end, j0, M, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """`block_ranges` of queries, for the key block at j0: i + low <= j is i <= j - low"""
-    last = tl.minimum(j0 + BLOCK_N, end) - 1
-    first = tl.maximum(j0, begin)
-    any_begin, all_begin, all_end, any_end = block_ranges(first, last, -high, -low, 0, M, BLOCK_M)
-    if first > last:
-        any_end = any_begin
-    if (first > j0) | (last < j0 + BLOCK_N - 1) | (first > last):
-        all_begin, all_end = any_end, any_end
-    return any_begin, all_begin, all_end, any_end
-
-
-@triton.jit
-def block_schedule(block_ranges, lists, b, h, block, GRAIN: tl.constexpr, BLOCK: tl.constexpr):
-    """Blocks that a row block visits, from its block ranges or its block list.
-
-    Returns (num_partial, first_partial, before, gap, num_full, first_full, list_offset). Partial
-    block t has index first_partial + t, plus `gap` (the full blocks in between) for t >= before.
-    """
-    if lists.indices is None:
-        any_begin, all_begin, all_end, any_end = block_ranges
-        num_full = all_end - all_begin
-        before = all_begin - any_begin
-        num_partial = any_end - any_begin - num_full
-        return num_partial, any_begin, before, num_full, num_full, all_begin, 0
-    else:
-        STEPS: tl.constexpr = GRAIN // BLOCK
-        row = tl.cast(b, tl.int64) * lists.stride_b + tl.cast(h, tl.int64) * lists.stride_h + block
-        num_partial = tl.load(lists.counts + 2 * row) * STEPS
-        num_full = tl.load(lists.counts + 2 * row + 1) * STEPS
-        first_full = lists.columns * STEPS - num_full
-        return num_partial, 0, num_partial, 0, num_full, first_full, row * lists.columns
-
-
-@triton.jit
-def block_start(lists, row, n, GRAIN: tl.constexpr, BLOCK: tl.constexpr):
-    """First row or column of the n-th visited block"""
-    if lists.indices is None:
-        return n * BLOCK
-    else:
-        STEPS: tl.constexpr = GRAIN // BLOCK
-        return tl.load(lists.indices + row + n // STEPS) * GRAIN + n % STEPS * BLOCK

@@ -1,0 +1,155 @@
+"""Score options: products q k^T to scores and back. All of an option is in this file.
+
+    a = scale q k^T, with a softcap c: c tanh(scale q k^T / c)
+    s = a + bias - slope |i + offset - j|
+
+docs/attention.md, sections 2 and 3.
+"""
+
+import math
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from transformer_kernels.backends.triton.kernels.arguments import broadcast_strides, contiguous
+from transformer_kernels.problem import AttentionProblem, TensorArgs
+
+LOG2E = tl.constexpr(1.0 / math.log(2.0))
+LN2 = tl.constexpr(math.log(2.0))
+
+
+class Scores(NamedTuple):
+    """Parameters that turn a product q k^T into a score."""
+
+    scale: float
+    plain_scale: float | None
+    """log2(e) * scale; None if there is a softcap, a bias or ALiBi, or if the scale is near the
+    limits of float32: a scale that rounds to 0 would turn masked scores (-inf) into NaN"""
+    softcap: float | None
+    bias: Tensor | None
+    bias_b: int | None
+    """strides: 0 for a dimension of size 1, None if the tensor is None"""
+    bias_h: int | None
+    bias_i: int | None
+    bias_j: int | None
+    columns: int | None
+    """N if there is a bias, else None: see `MaskTensors`"""
+    slopes: Tensor | None
+
+
+def scores(tensor_args: TensorArgs, problem: AttentionProblem, scale: float) -> Scores:
+    plain = not problem.softcap and tensor_args.bias is None and tensor_args.alibi_slopes is None
+    plain = plain and 1e-37 < scale < 1e37
+    bias_b, bias_h, bias_i, bias_j = broadcast_strides(tensor_args.bias, 4)
+    return Scores(
+        scale=scale,
+        plain_scale=scale * LOG2E.value if plain else None,
+        softcap=problem.softcap or None,
+        bias=tensor_args.bias,
+        bias_b=bias_b,
+        bias_h=bias_h,
+        bias_i=bias_i,
+        bias_j=bias_j,
+        columns=None if tensor_args.bias is None else problem.N,
+        slopes=contiguous(tensor_args.alibi_slopes),
+    )
+
+
+def bytes_per_score(tensor_args: TensorArgs) -> int:
+    """Returns the bytes that score options load per score."""
+    return 0 if tensor_args.bias is None else tensor_args.bias.element_size()
+
+
+@triton.jit
+def load_bias(scores, coords, band):
+    """Bias tile, 0 outside M x N; None without a bias"""
+    if scores.bias is None:
+        return None
+    else:
+        b, h = tl.cast(coords.b, tl.int64), tl.cast(coords.h, tl.int64)
+        i, j = coords.i.to(tl.int64) * scores.bias_i, coords.j.to(tl.int64) * scores.bias_j
+        at = scores.bias + b * scores.bias_b + h * scores.bias_h + i + j
+        return tl.load(at, mask=(coords.i < band.M) & (coords.j < scores.columns), other=0.0)
+
+
+@triton.jit
+def tanh(x):
+    """tanh, accurate to a few ulp: a Taylor series near 0, where (1 - t) / (1 + t) cancels"""
+    t = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
+    far = (1.0 - t) / (1.0 + t)
+    y = x * x
+    # Odd Taylor series. For |x| < 0.35 the next term is below 2^-26 of the first.
+    near = 1.0 + y * (
+        -1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835 + y * (-1382 / 155925))))
+    )
+    return tl.where(tl.abs(x) < 0.35, x * near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def scaled(products, scores):
+    """a: scale * q k^T, with softcap"""
+    a = products * scores.scale
+    if scores.softcap is not None:
+        a = scores.softcap * tanh(a / scores.softcap)
+    return a
+
+
+@triton.jit
+def natural_scores(products, bias, scores, coords, band):
+    """s in natural units, not masked"""
+    s = scaled(products, scores)
+    if bias is not None:
+        s += bias.to(tl.float32)
+    if scores.slopes is not None:
+        distance = tl.abs(coords.i + band.offset - coords.j).to(tl.float32)
+        s -= tl.load(scores.slopes + coords.h) * distance
+    return s
+
+
+@triton.jit
+def unscaled_scores(products, bias, scores, coords, band):
+    """Scores that the softmax converts by `log2_unit` and `natural_unit`: products if nothing but a
+    scale is applied to them"""
+    if scores.plain_scale is not None:
+        return products
+    else:
+        return natural_scores(products, bias, scores, coords, band)
+
+
+@triton.jit
+def finite_maximum(m, scores, MASKED: tl.constexpr):
+    """Row maximum m, 0 where all scores so far are -inf"""
+    if MASKED or scores.bias is not None:
+        return tl.where(m == float("-inf"), 0.0, m)
+    else:
+        return m
+
+
+@triton.jit
+def log2_unit(scores):
+    """Factor that converts `unscaled_scores` to base 2"""
+    if scores.plain_scale is not None:
+        return scores.plain_scale
+    else:
+        return LOG2E
+
+
+@triton.jit
+def natural_unit(scores):
+    """Factor that converts `unscaled_scores` to natural logarithms"""
+    if scores.plain_scale is not None:
+        return scores.scale
+    else:
+        return 1.0
+
+
+@triton.jit
+def product_gradients(ds, products, scores):
+    """da of a tile, from ds"""
+    if scores.softcap is None:
+        return ds
+    else:
+        t = scaled(products, scores) / scores.softcap
+        return tl.where(ds != 0.0, ds * (1.0 - t * t), 0.0)  # products may be NaN where hidden
