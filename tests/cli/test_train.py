@@ -26,7 +26,7 @@ from transformer_kernels.training import (
     training_run,
 )
 from transformer_kernels.training.output_files import FolderLock
-from transformer_kernels.training.presets import GENERATOR
+from transformer_kernels.training.tasks.generator import PRESETS as GENERATOR
 from transformer_kernels.training.trainer import Step
 
 TINY = "--layers 1 --width 8 --heads 2 --context 12 --batch 2 --steps 6 --eval-every 3 --threads 1"

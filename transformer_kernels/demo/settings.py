@@ -8,7 +8,7 @@ from transformer_kernels.bench import Budget
 from transformer_kernels.demo.learning import Limits
 from transformer_kernels.models import GPT2Config
 from transformer_kernels.training import PRESETS, Schedule, TrainConfig
-from transformer_kernels.training.tasks import GPT2Task
+from transformer_kernels.training.tasks.gpt2 import GPT2Task
 
 
 @dataclass(frozen=True, kw_only=True)

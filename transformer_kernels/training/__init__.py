@@ -19,11 +19,11 @@ from transformer_kernels.training.data import (
     load_corpus,
     standard_library_text,
 )
-from transformer_kernels.training.presets import PRESETS
 from transformer_kernels.training.progress import progress_bar
 from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Task
-from transformer_kernels.training.tasks import TASKS, GeneratorTask
+from transformer_kernels.training.tasks import PRESETS, TASKS
+from transformer_kernels.training.tasks.generator import GeneratorTask
 from transformer_kernels.training.trainer import Trainer
 from transformer_kernels.training.training_run import (
     LoadedModel,

@@ -21,6 +21,7 @@ from transformer_kernels.training.curves import CurveRow
 from transformer_kernels.training.memory import check_model_fits
 from transformer_kernels.training.plain_fields import is_text
 from transformer_kernels.training.task import Task
+from transformer_kernels.training.tasks import config_from_dict
 
 State = dict[str, Any]
 
@@ -43,7 +44,7 @@ def entry(state: State, name: str, *types: type) -> Any:
 def config_of(state: State) -> TrainConfig:
     """The config of a state, whose task is of the state's kind."""
     try:
-        config = TrainConfig.from_dict(entry(state, "config", dict))
+        config = config_from_dict(entry(state, "config", dict))
     except ValueError as error:
         raise CheckpointError(f"the config is not one of this version: {error}") from None
     if config.task.kind != state.get("kind"):

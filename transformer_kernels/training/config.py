@@ -13,10 +13,8 @@ from transformer_kernels.nn.options import (
     check_probability,
     check_seed,
 )
-from transformer_kernels.training.plain_fields import from_fields
 from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Task
-from transformer_kernels.training.tasks import task_from_dict
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """Autocast dtype of matrix products. Weights, sums and losses stay in float32. float16 uses dynamic
@@ -74,14 +72,3 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for a checkpoint."""
         return asdict(self) | {"task": self.task.to_dict()}
-
-    @staticmethod
-    def from_dict(fields: dict[str, Any]) -> TrainConfig:
-        """Inverse of `to_dict`.
-
-        Raises:
-            ValueError: the fields are not those of a config.
-        """
-        if "task" not in fields:
-            raise ValueError("config lacks 'task'")
-        return from_fields(TrainConfig, fields, "config", task=task_from_dict(fields["task"]))

@@ -1,22 +1,35 @@
-"""Training tasks of the reference models, one file each."""
+"""Training tasks of the reference models, one file each, with the presets of their runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from transformer_kernels.argument_checks import shown
+from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.plain_fields import from_fields
 from transformer_kernels.training.task import Task
-from transformer_kernels.training.tasks.bert import BertTask
-from transformer_kernels.training.tasks.classifier import ClassifierTask
-from transformer_kernels.training.tasks.generator import GeneratorTask
-from transformer_kernels.training.tasks.gpt2 import GPT2Task
-from transformer_kernels.training.tasks.lookup import LookupTask
-from transformer_kernels.training.tasks.translator import TranslatorTask
+from transformer_kernels.training.tasks import (
+    bert,
+    classifier,
+    generator,
+    gpt2,
+    lookup,
+    translator,
+)
+
+PRESETS: dict[str, dict[str, TrainConfig]] = {
+    "generator": generator.PRESETS,
+    "gpt2": gpt2.PRESETS,
+    "classifier": classifier.PRESETS,
+    "translator": translator.PRESETS,
+    "bert": bert.PRESETS,
+    "lookup": lookup.PRESETS,
+}
+"""Named settings of training runs, by kind of task and by name; the first of each kind is its
+default."""
 
 TASKS: dict[str, type[Task]] = {
-    task.kind: task
-    for task in (GeneratorTask, GPT2Task, ClassifierTask, TranslatorTask, BertTask, LookupTask)
+    kind: type(preset.task) for kind, named in PRESETS.items() for preset in named.values()
 }
 """Task classes by kind"""
 
@@ -39,13 +52,12 @@ def task_from_dict(fields: dict[str, Any]) -> Task:
     return from_fields(task, options, "config.task", model=model)
 
 
-__all__ = [
-    "TASKS",
-    "BertTask",
-    "ClassifierTask",
-    "GPT2Task",
-    "GeneratorTask",
-    "LookupTask",
-    "TranslatorTask",
-    "task_from_dict",
-]
+def config_from_dict(fields: dict[str, Any]) -> TrainConfig:
+    """Inverse of `TrainConfig.to_dict`.
+
+    Raises:
+        ValueError: the fields are not those of a config.
+    """
+    if "task" not in fields:
+        raise ValueError("config lacks 'task'")
+    return from_fields(TrainConfig, fields, "config", task=task_from_dict(fields["task"]))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.bert import BertConfig, BertForPreTraining
+from transformer_kernels.models.bert import SIZES, BertConfig, BertForPreTraining
 from transformer_kernels.nn.options import AttnImplementation
+from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.data import (
     IGNORE_INDEX,
     Batch,
@@ -21,6 +22,7 @@ from transformer_kernels.training.data import (
     train_tokens,
 )
 from transformer_kernels.training.losses import cross_entropy_sum
+from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 
 
@@ -82,3 +84,31 @@ class BertTask(Task):
             correct += int((logits.tokens.argmax(dim=-1) == batch["labels"])[selected].sum())
             count += int(selected.sum())
         return correct / count
+
+
+PRESETS = {
+    "demo": TrainConfig(
+        task=BertTask(
+            model=BertConfig(vocabulary=2048, context=128, layers=4, heads=4, width=128, hidden=512)
+        ),
+        steps=600,
+        batch=16,
+        schedule=Schedule(peak=1e-3, warmup=60),
+        betas=(0.9, 0.98),
+    ),
+    **{
+        name: TrainConfig(
+            task=BertTask(model=SIZES[name]),
+            steps=1_000_000,
+            batch=256,
+            accumulate=16,
+            schedule=Schedule(peak=1e-4, warmup=10_000, final_share=0.0),
+            betas=(0.9, 0.999),
+            weight_decay=0.01,
+            eval_every=1000,
+        )
+        for name in ("bert-base", "bert-large")
+    },
+}
+"""Presets of BERT. The published sizes use the batch size, steps and peak rate of BERT's
+pre-training, but with cosine decay instead of linear decay."""

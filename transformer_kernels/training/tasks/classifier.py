@@ -8,8 +8,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.classifier import Classifier, ClassifierConfig
+from transformer_kernels.models.classifier import SIZES, Classifier, ClassifierConfig
 from transformer_kernels.nn.options import AttnImplementation
+from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.data import (
     Batch,
     Dataset,
@@ -23,6 +24,7 @@ from transformer_kernels.training.data import (
     train_tokens,
 )
 from transformer_kernels.training.plain_fields import is_text
+from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 
 
@@ -89,3 +91,26 @@ class ClassifierTask(Task):
             correct += int((predicted == batch["labels"]).sum())
             count += len(predicted)
         return correct / count
+
+
+PRESETS = {
+    "demo": TrainConfig(
+        task=ClassifierTask(model=SIZES["demo"]),
+        steps=1500,
+        batch=16,
+        schedule=Schedule(peak=1e-3, warmup=150),
+        eval_every=250,
+    ),
+    "seed": TrainConfig(
+        task=ClassifierTask(model=SIZES["seed"]),
+        steps=25_000,
+        batch=4,
+        schedule=Schedule(peak=1e-4, warmup=2500, final_share=1.0),
+        betas=(0.9, 0.999),
+        weight_decay=0.0,
+        eval_every=2500,
+        eval_batches=250,
+    ),
+}
+"""Presets of the classifier. seed has the batch size and learning rate of the experiment linked in
+the model's source."""

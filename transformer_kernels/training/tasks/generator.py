@@ -9,10 +9,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.generator import GeneratorConfig, TextGenerator
+from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGenerator
 from transformer_kernels.nn.options import AttnImplementation
+from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.data import Batch, ByteWindows, Dataset, load_corpus
 from transformer_kernels.training.losses import cross_entropy_sum
+from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Extra, Task
 
 
@@ -51,3 +53,33 @@ class GeneratorTask(Task):
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Sum of the next-token cross entropies of tokens (B, T + 1), without the first, in nats."""
     return cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:])
+
+
+PRESETS = {
+    "nanogpt-cpu": TrainConfig(
+        task=GeneratorTask(model=SIZES["nanogpt-cpu"]),
+        schedule=Schedule(peak=1e-3, warmup=100),
+    ),
+    "demo": TrainConfig(
+        task=GeneratorTask(model=SIZES["demo"]),
+        steps=300,
+        batch=4,
+        schedule=Schedule(peak=2e-3, warmup=30),
+        eval_every=50,
+        eval_batches=8,
+    ),
+    "seed": TrainConfig(
+        task=GeneratorTask(model=SIZES["seed"]),
+        steps=170_000,
+        batch=32,
+        schedule=Schedule(peak=1e-4, warmup=5000),
+        betas=(0.9, 0.999),
+        weight_decay=0.0,
+        eval_every=1000,
+    ),
+}
+"""Presets of the byte-level generator; the names are those of the model's sizes.
+
+nanogpt-cpu is nanoGPT's laptop setting (config/train_shakespeare_char with its CPU overrides). seed
+has the batch size and steps of the model's source.
+"""

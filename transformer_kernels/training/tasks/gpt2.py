@@ -9,8 +9,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.gpt2 import GPT2, GPT2Config
+from transformer_kernels.models.gpt2 import GPT2, SIZES, GPT2Config
 from transformer_kernels.nn.options import AttnImplementation
+from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.data import (
     Batch,
     Dataset,
@@ -20,6 +21,7 @@ from transformer_kernels.training.data import (
     load_corpus,
     train_tokens,
 )
+from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 from transformer_kernels.training.tasks.generator import next_token_loss
 
@@ -71,3 +73,31 @@ class GPT2Task(Task):
     ) -> float:
         assert isinstance(data, TokenWindows)
         return loss / math.log(2) / data.bytes_per_token
+
+
+PRESETS = {
+    "demo": TrainConfig(
+        task=GPT2Task(
+            model=GPT2Config(
+                vocabulary=2048, context=128, layers=4, heads=4, width=128, dropout=0.0
+            )
+        ),
+        steps=1000,
+        batch=8,
+        schedule=Schedule(peak=1e-3, warmup=100),
+    ),
+    **{
+        name: TrainConfig(
+            task=GPT2Task(model=SIZES[name]),
+            steps=600_000,
+            batch=480,
+            accumulate=40,
+            schedule=Schedule(peak=6e-4, warmup=2000),
+            betas=(0.9, 0.95),
+            eval_every=1000,
+        )
+        for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
+    },
+}
+"""Presets of GPT-2. The published sizes use the batch size, steps and learning rate of nanoGPT's
+reproduction of GPT-2 (config/train_gpt2): half a million tokens per step."""

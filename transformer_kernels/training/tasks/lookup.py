@@ -8,10 +8,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.lookup import Lookup, LookupConfig
+from transformer_kernels.models.lookup import SIZES, Lookup, LookupConfig
 from transformer_kernels.nn.options import AttnImplementation
+from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.data import Batch, Dataset, Fact, Facts, as_facts, load_facts
 from transformer_kernels.training.plain_fields import is_text
+from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Extra, Task, check_extra_keys
 
 
@@ -86,3 +88,16 @@ def facts_from_extra(extra: Extra) -> Facts:
 
 def _is_pair(value: object) -> bool:
     return type(value) is list and len(value) == 2 and all(map(is_text, value))
+
+
+PRESETS = {
+    "demo": TrainConfig(
+        task=LookupTask(model=SIZES["demo"]),
+        steps=600,
+        batch=64,
+        schedule=Schedule(peak=3e-2, warmup=20),
+        weight_decay=0.0,
+        eval_every=100,
+        eval_batches=10,
+    ),
+}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.translator import Translator, TranslatorConfig
+from transformer_kernels.models.translator import SIZES, Translator, TranslatorConfig
 from transformer_kernels.nn.options import AttnImplementation, check_probability
+from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.data import (
     BEGIN,
     END,
@@ -22,6 +23,7 @@ from transformer_kernels.training.data import (
     spoken_pairs,
 )
 from transformer_kernels.training.losses import smoothed_cross_entropy
+from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
 
 
@@ -92,3 +94,32 @@ class TranslatorTask(Task):
                 correct += translation == target[1 : length - 1]
                 count += 1
         return correct / count
+
+
+PRESETS = {
+    "demo": TrainConfig(
+        task=TranslatorTask(model=SIZES["demo"]),
+        steps=1600,
+        batch=32,
+        schedule=Schedule(peak=1e-3, warmup=200),
+        betas=(0.9, 0.98),
+        weight_decay=0.0,
+        eval_every=400,
+        eval_batches=8,
+    ),
+    "base": TrainConfig(
+        task=TranslatorTask(model=SIZES["base"]),
+        steps=100_000,
+        batch=512,
+        accumulate=8,
+        schedule=Schedule(
+            decay="inverse_sqrt", peak=(512 * 4000) ** -0.5, warmup=4000, final_share=0.0
+        ),
+        betas=(0.9, 0.98),
+        eps=1e-9,
+        weight_decay=0.0,
+        eval_every=1000,
+    ),
+}
+"""Presets of the translator. base is the base model of Attention Is All You Need, section 5: about
+25,000 tokens per step on each side."""
