@@ -19,7 +19,7 @@ ELEMENTS = ("Half", "BFloat16", "float")
 
 HOPPER_ELEMENTS = ("Half", "BFloat16")
 
-OPERATORS = ("csrc/bindings/cuda_operators.cpp", "csrc/bindings/cuda_decode_operator.cpp")
+OPERATORS = "csrc/bindings/cuda_operators.cpp"
 
 NVCC_FLAGS = (
     "-std=c++20",
@@ -88,7 +88,7 @@ def find_cuda(environ: Mapping[str, str], torch: Torch) -> CudaBuild:
 def cuda_units(torch: Torch, chips: Chips) -> tuple[Unit, ...]:
     """Units of all CUDA kernels and operators."""
     return (
-        *(Unit(source, stable_abi(torch)) for source in OPERATORS),
+        Unit(OPERATORS, stable_abi(torch)),
         *kernel_units("nvcc", chips.flags, chips.hopper),
         *(hopper_units("nvcc", chips.hopper_flags) if chips.hopper else ()),
     )

@@ -58,9 +58,9 @@ class Emulation:
             *(hopper_units("c++", kernels) if self.has_hopper else ()),
             *(
                 Unit(source, operators)
-                for source in (*OPERATORS, "csrc/bindings/emulator_operators.cpp")
+                for source in (OPERATORS, "csrc/bindings/emulator_operators.cpp")
             ),
-            Unit("csrc/bindings/tensor_args.cpp", stable_abi(torch)),
-            Unit("csrc/bindings/decode_args.cpp", stable_abi(torch)),
+            Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
+            Unit("csrc/common/options.cpp"),
             Unit("csrc/common/workspace.cpp"),
         )

@@ -200,7 +200,7 @@ def test_result_too_large_to_allocate() -> None:
         for x in (q, q.expand(1, 2, M, 1), rand(1, M, 2, 1).transpose(1, 2)):
             arguments = operator_arguments(x, v, wide)
             with pytest.raises(RuntimeError, match="cannot allocate memory for a result"):
-                operators_of("cpu").attention_forward(*arguments)
+                operators_of("cpu").attention_forward(**arguments)
 
 
 @pytest.mark.parametrize("constraints", [3, "ab", [1], (Mask.causal(),), torch.ones(2)])

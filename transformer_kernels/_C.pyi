@@ -8,6 +8,10 @@ from typing import Literal, TypedDict
 
 from torch import Tensor
 
+from transformer_kernels.masks.resolved import ResolvedMask
+from transformer_kernels.problem.layout import Layout
+from transformer_kernels.scores.options import ScoreOptions
+
 Rows = tuple[int, Sequence[int]]
 """Data pointer and strides of a tensor with a unit last stride."""
 
@@ -41,6 +45,9 @@ def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> N
     Raises ValueError if it is not compiled or this CPU does not support it.
     """
 
+FIELDS: tuple[tuple[str, str, str, str], ...]
+"""Name, kind, shape and layouts of every field, in the operators' order (csrc/common/fields.h)."""
+
 CUDA_WIDTHS: tuple[int, ...]
 """Tile widths (head dimensions) of the CUDA kernels, ascending (csrc/cuda/common/tile_config.h)."""
 
@@ -68,40 +75,26 @@ def direct_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    diagonal_low: int,
-    diagonal_high: int,
-    key_start: Tensor | None,
-    key_end: Tensor | None,
-    q_segments: Tensor | None,
-    k_segments: Tensor | None,
-    dense: Tensor | None,
-    layout: Tensor | None,
-    block_size: int,
+    scores: ScoreOptions,
+    mask: ResolvedMask,
+    layout: Layout,
     block_mask: Tensor | None,
-    scale: float | None,
     grouped: bool,
     o: Tensor,
     lse: Tensor | None,
     /,
 ) -> bool:
     """Writes o, and block_mask and lse if given. Returns False if the call is not supported, with
-    nothing written."""
+    nothing written. Packed sequences are not supported."""
 
 def direct_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    diagonal_low: int,
-    diagonal_high: int,
-    key_start: Tensor | None,
-    key_end: Tensor | None,
-    q_segments: Tensor | None,
-    k_segments: Tensor | None,
-    dense: Tensor | None,
-    layout: Tensor | None,
-    block_size: int,
+    scores: ScoreOptions,
+    mask: ResolvedMask,
+    layout: Layout,
     block_mask: Tensor | None,
-    scale: float | None,
     o: Tensor,
     lse: Tensor,
     do: Tensor,
@@ -110,22 +103,8 @@ def direct_backward(
     dv: Tensor,
     /,
 ) -> bool:
-    """Writes dq, dk and dv. Returns False if the call is not supported, with nothing written."""
-
-def direct_decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cache_seqlens: Tensor,
-    block_table: Tensor | None,
-    diagonal_low: int,
-    diagonal_high: int,
-    scale: float | None,
-    o: Tensor,
-    /,
-) -> bool:
-    """Writes o. The diagonals are bottom-right aligned. Returns False if the call is not supported,
-    with nothing written."""
+    """Writes dq, dk and dv. Returns False if the call is not supported, with nothing written.
+    Packed sequences and caches are not supported."""
 
 def release_workspace() -> None:
     """Frees the workspace that is kept between calls (csrc/common/workspace.h)."""

@@ -12,8 +12,7 @@ import torch
 
 from transformer_kernels import torch_private
 from transformer_kernels.backends import BACKENDS
-from transformer_kernels.backends.native import extension
-from transformer_kernels.dispatch import fast_path
+from transformer_kernels.backends.native import direct, extension
 from transformer_kernels.version import __version__
 
 EXTENSION = "transformer_kernels._C"
@@ -107,7 +106,7 @@ def info() -> Info:
         devices=_devices(),
         build=build,
         backends=tuple(BackendStatus(one.name, one.unavailable_reason()) for one in BACKENDS),
-        fast_path=fast_path.unavailable_reason(),
+        fast_path=direct.unavailable_reason(),
         missing=(
             *_missing_symbols(),
             *_missing_extension(reason),

@@ -3,11 +3,12 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
+#include <utility>
 #include <vector>
 
-#include "bindings/tensor_args.h"
+#include "bindings/operator_call.h"
+#include "cpu/driver/call.h"
 #include "cpu/driver/dense.h"
-#include "cpu/driver/varlen.h"
 
 namespace {
 
@@ -20,38 +21,32 @@ void launch(int64_t count, void (*body)(void*, int64_t), void* context) {
   });
 }
 
-// Reads the values of the seed and of cu_seqlens, of which AttentionArgs holds pointers only.
-// Returns the memory of the offsets that args.varlen refers to.
-std::vector<int32_t> read_values(tk::AttentionArgs& args) {
-  STD_TORCH_CHECK(args.device.is_cpu(), "the tensors must be on the CPU");
-  tk::Problem& p = args.problem;
-  if (args.seed) p.dropout.seed = static_cast<uint64_t>(*args.seed);
-  if (!args.varlen) return {};
-  std::vector<int32_t> offsets = tk::copy_offsets(*args.varlen);
-  STD_TORCH_CHECK(tk::fits(*args.varlen, p.M, p.N),
-                  "cu_seqlens must start at 0, not decrease, and end within the rows");
-  return offsets;
+// Returns the memory to which the layout of the call then refers.
+std::vector<int32_t> read_values(tk::OperatorCall& call) {
+  STD_TORCH_CHECK(call.device.is_cpu(), "the tensors must be on the CPU");
+  tk::Reason reason;
+  auto indices = tk::read_values(call.problem, call.layout, call.options, reason);
+  STD_TORCH_CHECK(reason.empty(), reason);
+  return indices;
 }
 
-std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v, TK_OPTIONS) {
-  tk::AttentionArgs args(q, k, v, TK_OPTION_NAMES);
-  const std::vector<int32_t> offsets = read_values(args);
-  tk::ForwardPass pass(args, q);
-  args.varlen ? tk::run_forward(pass.params, *args.varlen) : tk::run_forward(pass.params);
+std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k,
+                                                     Tensor v TK_FIELD_PARAMETERS) {
+  tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
+  const std::vector<int32_t> indices = read_values(call);
+  tk::ForwardPass pass(call, q);
+  tk::run(pass.params, call.layout);
   return {pass.o, pass.lse, pass.block_mask};
 }
 
 // The CPU kernels are always deterministic.
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Optional dlse, Tensor q,
-                                                              Tensor k, Tensor v, Tensor o,
-                                                              Tensor lse, Optional block_mask,
-                                                              TK_OPTIONS, bool bias_needs_grad,
-                                                              bool) {
-  tk::AttentionArgs args(q, k, v, TK_OPTION_NAMES);
-  const std::vector<int32_t> offsets = read_values(args);
-  const tk::BackwardInputs inputs{d_o, q, k, v, o, lse, dlse, block_mask, bias};
-  tk::BackwardPass pass(args, inputs, bias_needs_grad);
-  args.varlen ? tk::run_backward(pass.params, *args.varlen) : tk::run_backward(pass.params);
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,
+    Optional block_mask TK_FIELD_PARAMETERS, bool bias_needs_grad, bool) {
+  tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
+  const std::vector<int32_t> indices = read_values(call);
+  tk::BackwardPass pass(call, {d_o, o, lse, dlse, block_mask}, q, k, v, bias_needs_grad);
+  tk::run(pass.params, call.layout);
   return {pass.dq, pass.dk, pass.dv, pass.dbias};
 }
 
@@ -62,8 +57,8 @@ tk::cpu::Workers tk::workers() {
 }
 
 STABLE_TORCH_LIBRARY(transformer_kernels, m) {
-  m.def(TK_FORWARD_SCHEMA);
-  m.def(TK_BACKWARD_SCHEMA);
+  m.def(tk::forward_schema().c_str());
+  m.def(tk::backward_schema().c_str());
 }
 
 STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {

@@ -1,5 +1,5 @@
-// CUDA implementations of the operators declared in csrc/bindings/tensor_args.h. With TK_EMULATOR
-// they run on the CPU, in the emulator of csrc/cuda/emulator.
+// CUDA implementations of the operators declared in csrc/bindings/cpu_operators.cpp. With
+// TK_EMULATOR they run on the CPU, in the emulator of csrc/cuda/emulator.
 //
 // Nothing here synchronises with the device or reads its memory, so that CUDA graphs can capture
 // it.
@@ -9,10 +9,11 @@
 #include <initializer_list>
 #include <limits>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/device_guard.h"
-#include "bindings/tensor_args.h"
+#include "bindings/operator_call.h"
 #include "cuda/dispatch.h"
 
 namespace {
@@ -23,62 +24,70 @@ using tk::cuda::as_rows;
 using tk::cuda::OnDevice;
 using tk::cuda::workspace;
 
-tk::cuda::LaunchArgs launch_of(const tk::AttentionArgs& args, const OnDevice& on) {
-  return {args.varlen.value_or(tk::Varlen{}), args.max_seqlen_q, args.max_seqlen_k, args.seed,
-          on.stream()};
+tk::cuda::LaunchArgs launch_of(const tk::OperatorCall& call, const OnDevice& on) {
+  const tk::LayoutParams& layout = call.layout;
+  const auto* const seed = static_cast<const int64_t*>(call.options.seed.data);
+  return {layout.varlen, layout.max_seqlen_q, layout.max_seqlen_k, seed, on.stream()};
 }
 
 // Declares all tensors that the kernels may access.
-void declare_accesses(const OnDevice& on, const tk::AttentionArgs& args,
-                      std::vector<Optional> tensors, bool deterministic) {
-  tensors.insert(tensors.end(), args.owned.begin(), args.owned.end());
-  tensors.insert(tensors.end(), {args.key_start, args.key_end, args.q_segments, args.k_segments,
-                                 args.dense, args.layout, args.cu_seqlens_q, args.cu_seqlens_k});
+void declare_accesses(const OnDevice& on, const tk::OperatorCall& call,
+                      std::initializer_list<Optional> others, bool deterministic) {
+  std::vector<Optional> tensors = call.arguments.tensors();
+  tensors.insert(tensors.end(), others);
   on.declare_accesses(tensors, deterministic);
 }
 
 // Packed sequences: zeroes the outputs, because no kernel writes trailing padding, and only the
 // device knows its length.
-void zero_if_varlen(const tk::AttentionArgs& args, std::initializer_list<Tensor*> outputs) {
-  if (!args.varlen) return;
+void zero_if_varlen(const tk::OperatorCall& call, std::initializer_list<Tensor*> outputs) {
+  if (call.layout.kind != tk::LayoutKind::kVarlen) return;
   for (Tensor* x : outputs) torch::stable::zero_(*x);
 }
 
-std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k, Tensor v, TK_OPTIONS) {
-  const Tensor q_rows = as_rows(q), k_rows = as_rows(k), v_rows = as_rows(v);
-  tk::AttentionArgs args(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
-  const OnDevice on(args.device);
-  tk::ForwardPass pass(args, q);
-  const tk::cuda::LaunchArgs launch = launch_of(args, on);
-  const Tensor scratch = workspace(tk::cuda::forward_workspace(pass.params, launch), args.device);
-  declare_accesses(
-      on, args, {q_rows, k_rows, v_rows, bias, pass.o, pass.lse, pass.block_mask, scratch}, true);
+void decode(tk::OperatorCall& call, tk::ForwardPass& pass, const OnDevice& on) {
+  const Tensor scratch = workspace(tk::cuda::decode_workspace(pass.params), call.device);
+  declare_accesses(on, call, {pass.o, pass.lse, scratch}, true);
+  tk::cuda::decode(pass.params, call.layout.cache, scratch.data_ptr(), on.stream());
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k,
+                                                     Tensor v TK_FIELD_PARAMETERS) {
+  tk::OperatorCall call({as_rows(q), as_rows(k), as_rows(v) TK_FIELD_NAMES});
+  const OnDevice on(call.device);
+  tk::ForwardPass pass(call, q);
+  if (call.layout.kind == tk::LayoutKind::kCache) {
+    decode(call, pass, on);
+    return {pass.o, pass.lse, pass.block_mask};
+  }
+  const tk::cuda::LaunchArgs launch = launch_of(call, on);
+  const Tensor scratch = workspace(tk::cuda::forward_workspace(pass.params, launch), call.device);
+  declare_accesses(on, call, {pass.o, pass.lse, pass.block_mask, scratch}, true);
   if (pass.params.mask.block_mask) {
     tk::cuda::fill_block_mask(pass.params, pass.block_mask.size(0), pass.block_mask.size(1),
                               launch);
   }
-  zero_if_varlen(args, {&pass.o});
-  if (args.varlen) torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
+  zero_if_varlen(call, {&pass.o});
+  if (call.layout.kind == tk::LayoutKind::kVarlen) {
+    torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
+  }
   tk::cuda::forward(pass.params, launch, scratch.data_ptr());
   return {pass.o, pass.lse, pass.block_mask};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(Tensor d_o, Optional dlse, Tensor q,
-                                                              Tensor k, Tensor v, Tensor o,
-                                                              Tensor lse, Optional block_mask,
-                                                              TK_OPTIONS, bool bias_needs_grad,
-                                                              bool deterministic) {
-  const Tensor q_rows = as_rows(q), k_rows = as_rows(k), v_rows = as_rows(v);
-  tk::AttentionArgs args(q_rows, k_rows, v_rows, TK_OPTION_NAMES);
-  const OnDevice on(args.device);
-  const Tensor d_o_rows = as_rows(d_o), o_rows = as_rows(o);
-  const tk::BackwardInputs inputs{d_o_rows, q, k, v, o_rows, lse, dlse, block_mask, bias};
-  tk::BackwardPass pass(args, inputs, bias_needs_grad);
-  zero_if_varlen(args, {&pass.dq, &pass.dk, &pass.dv});
-  const tk::cuda::LaunchArgs launch = launch_of(args, on);
-  const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), args.device);
-  declare_accesses(on, args,
-                   {q_rows, k_rows, v_rows, bias, o_rows, d_o_rows, block_mask, pass.dq, pass.dk,
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,
+    Optional block_mask TK_FIELD_PARAMETERS, bool bias_needs_grad, bool deterministic) {
+  tk::OperatorCall call({as_rows(q), as_rows(k), as_rows(v) TK_FIELD_NAMES});
+  const OnDevice on(call.device);
+  tk::BackwardPass pass(call, {as_rows(d_o), as_rows(o), lse, dlse, block_mask}, q, k, v,
+                        bias_needs_grad);
+  zero_if_varlen(call, {&pass.dq, &pass.dk, &pass.dv});
+  const tk::cuda::LaunchArgs launch = launch_of(call, on);
+  const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), call.device);
+  const tk::SavedTensors& saved = pass.saved;
+  declare_accesses(on, call,
+                   {saved.d_o, saved.o, saved.lse, saved.dlse, saved.block_mask, pass.dq, pass.dk,
                     pass.dv, pass.dbias, scratch},
                    deterministic);
   tk::cuda::backward(pass.params, launch, scratch.data_ptr(), deterministic);

@@ -8,7 +8,7 @@
 #include <array>
 #include <vector>
 
-#include "bindings/tensor_args.h"
+#include "bindings/operator_call.h"
 #include "cuda/dispatch.h"
 
 #ifdef TK_EMULATOR

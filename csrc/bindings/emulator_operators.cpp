@@ -5,8 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "bindings/decode_args.h"
-#include "bindings/tensor_args.h"
+#include "bindings/operator_call.h"
 #include "common/workspace.h"
 #include "cuda/dispatch.h"
 #include "cuda/emulator/core.h"
@@ -40,9 +39,8 @@ void report_races(bool wanted) { tk::emulator::options().races = wanted; }
 #define TK_IMPLEMENT(library, key) STABLE_TORCH_LIBRARY_IMPL(library, key, m)
 
 TK_DEFINE(TK_LIBRARY) {
-  m.def(TK_FORWARD_SCHEMA);
-  m.def(TK_BACKWARD_SCHEMA);
-  m.def(TK_DECODE_SCHEMA);
+  m.def(tk::forward_schema().c_str());
+  m.def(tk::backward_schema().c_str());
   m.def("want_poison(bool wanted) -> ()");
   m.def("poisoned_bytes() -> int");
   m.def("set_schedule(int seed) -> ()");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/fast_path/functions.h"
+#include "common/fields.h"
 #include "common/workspace.h"
 #include "cpu/driver/isa_dispatch.h"
 #include "cuda/sm90/supported.h"
@@ -59,6 +60,14 @@ py::dict cpu_features() {
   return features;
 }
 
+py::tuple fields() {
+  py::list list;
+  for (const tk::Field& x : tk::kFields) {
+    list.append(py::make_tuple(x.name, x.kind, x.shape, x.layouts));
+  }
+  return py::tuple(list);
+}
+
 // Data pointer and strides of a tensor.
 using Rows = std::pair<uintptr_t, std::array<int64_t, 4>>;
 
@@ -96,6 +105,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("built_isas", &tk::cpu::built_isas);
   module.def("isa", &tk::cpu::isa);
   module.def("force_isa", &tk::cpu::force_isa, py::arg("name"), py::pos_only());
+  module.attr("FIELDS") = fields();
   module.attr("CUDA_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kWidths)));
   module.attr("LARGE_SHARED_CHIPS") =
       py::tuple(py::cast(std::to_array(tk::cuda::kLargeSharedChips)));

@@ -9,7 +9,7 @@
 
 namespace tk {
 
-// Queries and keys per entry of the block mask; equals BLOCK_MASK_SIZE in backends/schema.py.
+// Queries and keys per entry of the block mask; equals BLOCK_MASK_SIZE in masks/resolved.py.
 constexpr int64_t kBlockMaskSize = 64;  // one bit per key fits in a 64-bit word
 
 // Diagonal offset beyond every index, UNBOUNDED of masks/constraints.py. Its sums with indices fit
@@ -166,6 +166,13 @@ TK_INLINE uint64_t element_mask_bits(const MaskParams& mask, int64_t M, int64_t 
   if (mask.dense) bits &= dense_bits(mask, b, h, i, j0, columns);
   if (mask.layout) bits &= layout_bits(mask, h, i, j0, columns);
   return bits;
+}
+
+// True if the element mask of query i > 0 is known to equal that of query i - 1.
+TK_INLINE bool equals_previous_row(const MaskParams& mask, int64_t M, int64_t b, int64_t i) {
+  const int64_t* const ids = mask.q_segments ? mask.q_segments + b * M : nullptr;
+  return !mask.dense && (!ids || ids[i] == ids[i - 1]) &&
+         (!mask.layout || i % mask.block_size != 0);
 }
 
 // True if key j is visible to query i under the element mask.

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "common/fields.h"
+
 namespace tk {
 
 enum class DType : uint8_t { kFloat16, kBFloat16, kFloat32, kFloat64 };
@@ -32,19 +34,22 @@ struct MaskParams {
   int64_t block_mask_stride[3] = {};  // batch, head, block row; block columns are contiguous
 };
 
-// s = softcap tanh(scale q k^T / softcap) + bias - slope |i + alibi_offset - j|
-struct ScoreParams {
-  double scale;
-  double softcap;  // 0 = none
-  Strided bias;    // data null = no bias
-  DType bias_dtype;
-  const void* alibi_slopes;  // (H_q), in the compute dtype; null = none
-  int64_t alibi_offset;
+// The numbers among the score options.
+struct ScoreNumbers {
+#define TK_NUMBER(type, kind, name, layouts) Number<type>::Param name;
+  TK_SCORE_FIELDS(TK_NUMBER, TK_NO_FIELD)
+#undef TK_NUMBER
 };
 
-// Dropout. If the problem is a slice of a larger one, its random bits are those of the slice.
+// Score options: docs/attention.md, section 2.
+struct ScoreParams : ScoreNumbers {
+  Strided bias;  // data null = no bias
+  DType bias_dtype;
+  const void* alibi_slopes;  // (H_q), in the compute dtype; null = none
+};
+
+// Random bits of dropout. If the problem is a slice of a larger one, they are those of the slice.
 struct DropoutParams {
-  double p;
   uint64_t seed;
   int64_t first_batch = 0;  // batch index of b = 0 in the whole problem
   int64_t first_head = 0;   // head index of h = 0 in the whole problem
@@ -91,6 +96,28 @@ struct Varlen {
   const int32_t* cu_seqlens_q;  // (B + 1)
   const int32_t* cu_seqlens_k;  // (B + 1)
   bool bottom_right;  // adds each sequence's own N - M to the diagonals and the ALiBi offset
+};
+
+// Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged.
+struct KVCache {
+  const int32_t* cache_seqlens;  // (B): valid positions per sequence; later ones are undefined
+  int64_t page_size = 0;         // 0: not paged, k and v are (B, H_kv, N, width)
+  int64_t pages = 0;
+  // (B, max_pages): position j of sequence b is in page block_table[b, j / page_size]. Entries past
+  // the last page in use may hold anything.
+  const int32_t* block_table = nullptr;
+  int64_t max_pages = 0;
+  bool bottom_right = false;  // as in Varlen, where N is the cache_seqlens entry
+};
+
+// The place of each sequence's rows.
+enum class LayoutKind : uint8_t { kDense, kVarlen, kCache };
+
+struct LayoutParams {
+  LayoutKind kind = LayoutKind::kDense;
+  Varlen varlen{};
+  KVCache cache{};
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // M and N of a dense call
 };
 
 }  // namespace tk

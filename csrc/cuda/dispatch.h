@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/kv_cache.h"
 #include "common/params.h"
 #include "cuda/common/launch_args.h"
 
@@ -31,8 +30,7 @@ void backward(const BackwardParams& params, const LaunchArgs& launch, void* work
               bool deterministic);
 
 // Attention of the queries over a KV cache, which is in device memory with its cache_seqlens and
-// block table; N is the capacity of the cache. Diagonals and ALiBi are relative to N - M of each
-// sequence, where N is its cache_seqlens entry.
+// block table; N is the capacity of the cache.
 size_t decode_workspace(const ForwardParams& params);
 void decode(const ForwardParams& params, const KVCache& cache, void* workspace, void* stream);
 

@@ -1,9 +1,9 @@
-"""Facts that backends/schema.py and csrc/ both state."""
+"""Facts that the package and csrc/ both state."""
 
 from __future__ import annotations
 
 from building.extension import ROOT
-from transformer_kernels.backends.schema import BLOCK_MASK_SIZE
+from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
 
 
 def test_block_mask_entries_have_one_size() -> None:

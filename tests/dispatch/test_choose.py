@@ -106,6 +106,36 @@ def test_explanation_lists_other_supported_backends() -> None:
     assert "reference: supported, not chosen" in str(tk.explain(x(), x(), x())).splitlines()
 
 
+def test_explain_covers_every_operator() -> None:
+    packed, starts = torch.randn(9, 2, 4), torch.tensor([0, 3, 9])
+    varlen = tk.explain(packed, packed, packed, starts, operator=tk.attention_varlen)
+    assert varlen.chosen == "cpu"
+    assert str(varlen).splitlines()[0] == (
+        "q (2, 2, 6, 4)  k (2, 2, 6, 4)  v (2, 2, 6, 4)  torch.float32 on cpu  (varlen)"
+    )
+    pages, table = torch.randn(5, 2, 16, 4), torch.tensor([[3, 1, 4]])
+    cached = tk.explain(
+        x(), pages, pages, torch.tensor([40]),
+        block_table=table, softcap=2.0, operator=tk.attention_decode,
+    )  # fmt: skip
+    assert cached.chosen == "cpu"
+    assert cached.problem.shape.N == 48
+    assert cached.reasons["triton"][0].startswith(("decoding from a cache", "Triton"))
+    assert tk.explain(x(), x(), x(), operator=tk.attention).chosen == "cpu"
+
+
+def test_explain_raises_the_errors_of_the_operator() -> None:
+    with pytest.raises(ValueError, match="operator must be attention, attention_varlen or"):
+        tk.explain(x(), x(), x(), operator=torch.matmul)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'softcup'"):
+        tk.explain(x(), x(), x(), softcup=2.0)
+    with pytest.raises(TypeError, match="cache_seqlens"):
+        tk.explain(x(), x(), x(), operator=tk.attention_decode)
+    lengths = torch.tensor([3])
+    with pytest.raises(ValueError, match="q must not require grad"):
+        tk.explain(x().requires_grad_(), x(), x(), lengths, operator=tk.attention_decode)
+
+
 def test_explain_has_no_side_effects() -> None:
     state = torch.get_rng_state()
     ran = operators_run_by(

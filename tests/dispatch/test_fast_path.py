@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
-from transformer_kernels.backends.native import extension
+from transformer_kernels.backends.native import direct
 from transformer_kernels.dispatch import fast_path
 
 B, H, M, N, D = 2, 4, 67, 71, 16
@@ -87,7 +87,7 @@ class Subclass(Tensor):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Records the results of direct_forward and direct_backward; True = the kernels ran."""
+    """Records the results of the direct calls; True = the kernels ran."""
     answers: list[bool] = []
 
     def recorded(function: Callable[..., bool]) -> Callable[..., bool]:
@@ -97,8 +97,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
         return call
 
-    for name in ("direct_forward", "direct_backward"):
-        monkeypatch.setattr(fast_path, name, recorded(getattr(fast_path, name)))
+    for name in ("launch_forward", "launch_backward"):
+        monkeypatch.setattr(direct, name, recorded(getattr(direct, name)))
     return answers
 
 
@@ -182,8 +182,10 @@ def test_only_the_backward_pass_intercepted(calls: list[bool]) -> None:
     assert_same(list(have), [x.as_subclass(Tensor) for x in want])
 
 
-def test_declines_without_the_extension(monkeypatch: pytest.MonkeyPatch, calls: list[bool]) -> None:
-    monkeypatch.setattr(extension, "unavailable_reason", lambda: "it is not there")
+def test_declines_where_direct_calls_are_unavailable(
+    monkeypatch: pytest.MonkeyPatch, calls: list[bool]
+) -> None:
+    monkeypatch.setattr(direct, "AVAILABLE", False)
     tk.attention(*qkv())
     assert calls == []
 
@@ -303,9 +305,22 @@ def test_enabled_sdpa_uses_the_fast_path(causal: bool, calls: list[bool]) -> Non
     torch.testing.assert_close(o, want)
 
 
-def test_second_order() -> None:
+SMALL = torch.ones(1, 2, 3, 3, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize(
+    "mask", [tk.Mask.causal(), tk.Mask.padding(torch.tensor([2])) & tk.Mask.dense(SMALL)]
+)
+def test_second_order(mask: tk.Mask) -> None:
     q, k, v = (torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert gradgradcheck(lambda *x: tk.attention(*x, mask=tk.Mask.causal()), (q, k, v))
+    assert gradgradcheck(lambda *x: tk.attention(*x, mask=mask), (q, k, v))
+
+
+def test_second_order_with_masks_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        mask = tk.Mask.padding(torch.tensor([2])) & tk.Mask.dense(SMALL.clone())
+    q, k, v = (torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    assert gradgradcheck(lambda *x: tk.attention(*x, mask=mask), (q, k, v))
 
 
 @pytest.mark.parametrize("mask", ["full", "key-range", "everything"])

@@ -15,8 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import transformer_kernels as tk
-from transformer_kernels.backends.native import extension
-from transformer_kernels.dispatch import fast_path
+from transformer_kernels.backends.native import direct
 
 B, H, M, D, PAGE = 2, 4, 3, 16, 16
 LENGTHS = torch.tensor([70, 5])
@@ -48,15 +47,15 @@ class Subclass(Tensor):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Records the results of direct_decode; True = the kernels ran."""
+    """Records the results of the direct calls; True = the kernels ran."""
     answers: list[bool] = []
-    function = getattr(fast_path, "direct_decode")  # noqa: B009  (not a public name)
+    function = direct.launch_forward
 
     def call(*arguments: Any) -> bool:
         answers.append(function(*arguments))
         return answers[-1]
 
-    monkeypatch.setattr(fast_path, "direct_decode", call)
+    monkeypatch.setattr(direct, "launch_forward", call)
     return answers
 
 
@@ -123,8 +122,10 @@ def test_interceptable_calls_use_the_operator(
     assert calls == []
 
 
-def test_declines_without_the_extension(monkeypatch: pytest.MonkeyPatch, calls: list[bool]) -> None:
-    monkeypatch.setattr(extension, "unavailable_reason", lambda: "it is not there")
+def test_declines_where_direct_calls_are_unavailable(
+    monkeypatch: pytest.MonkeyPatch, calls: list[bool]
+) -> None:
+    monkeypatch.setattr(direct, "AVAILABLE", False)
     tk.attention_decode(*paged())
     assert calls == []
 

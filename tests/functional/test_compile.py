@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +22,7 @@ from tests.support.cases import CASES, Case, inputs
 from tests.support.evaluate import reasons_against
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import in_turns, sampled
-from transformer_kernels.backends import schema
-from transformer_kernels.problem import TensorArgs
-from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem.dense import dense_problem
 
 B, H, M, N, D = 2, 2, 67, 71, 8
 Options = dict[str, Any]
@@ -154,10 +152,7 @@ def test_export(strict: bool, backend: str) -> None:
 
 def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
     q, k, v = (x.detach().to(dtype) for x in qkv())
-    names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
-    arguments: Options = dict.fromkeys(names) | {"dropout_p": 0.0} | options
-    problem, tensor_args = build_problem(q, k, v, **arguments)
-    return q, k, v, *tensor_args, *schema.scalar_args(problem)
+    return q, k, v, *dense_problem(q, k, v, **options).pack()
 
 
 OPERATOR_OPTIONS: dict[str, Options] = {
@@ -175,16 +170,6 @@ OPERATOR_OPTIONS: dict[str, Options] = {
 }
 
 
-def test_registered_schemas_match_schema_module() -> None:
-    """csrc/bindings/tensor_args.h declares the schemas of backends/schema.py."""
-    operators = torch.ops.transformer_kernels
-    for operator in (operators.attention_forward, operators.attention_backward):
-        assert f", {schema.OPTIONS}" in str(operator.default._schema)
-    assert schema.OPTIONS.count(",") + 1 == len(TensorArgs._fields) + len(
-        get_args(schema.ScalarArgs)
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "backend", "dtype"), in_turns(OPERATOR_OPTIONS, COMPILED_AND_DTYPES)
 )
@@ -198,7 +183,7 @@ def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
     o, lse, block_mask = operators.attention_forward(*arguments)
     for dlse in (None, torch.randn_like(lse)):
         saved = (torch.randn_like(o), dlse, q, k, v, o, lse, block_mask)
-        needs_grad = options.get("bias") is not None and rest[0] is not None
+        needs_grad = isinstance(options.get("bias"), Tensor)
         torch.library.opcheck(
             operators.attention_backward.default, (*saved, *rest, needs_grad, True)
         )
@@ -214,25 +199,22 @@ def test_fake_outputs_have_real_shapes_and_strides(case: Case, backend: str) -> 
     x = inputs(case, torch.float32)
     q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
     bias = None if x.bias is None else x.bias.detach()
-    problem, tensor_args = build_problem(
-        q, k, v, case.make_mask(), bias, None, case.softcap, case.dropout_p, 1, None
-    )
-    scalar_args = schema.scalar_args(problem)
+    problem = dense_problem(
+        q, k, v, mask=case.make_mask(),
+        bias=bias, softcap=case.softcap, dropout_p=case.dropout_p, seed=1,
+    )  # fmt: skip
     operators = operators_of(backend)
     forward, backward = operators.attention_forward, operators.attention_backward
-    real = forward(q, k, v, *tensor_args, *scalar_args)
-    o, lse, block_mask = real
-    wanted = (tensor_args.bias is not None, True)
-    back = (x.do, None, q, k, v, o, lse, block_mask, *tensor_args, *scalar_args, *wanted)
+    given = (q, k, v, *problem.pack())
+    real = forward(*given)
+    wanted = (problem.scores.bias is not None, True)
+    back = (x.do, None, q, k, v, *real, *problem.pack(), *wanted)
     real_back = backward(*back)
 
     mode = torch._subclasses.FakeTensorMode()
     with mode:
         fake_back = backward(*(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in back))
-        fake = forward(
-            *(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in (q, k, v, *tensor_args)),
-            *scalar_args,
-        )
+        fake = forward(*(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in given))
     for one, other in zip((*real, *real_back), (*fake, *fake_back), strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
         if one.numel():

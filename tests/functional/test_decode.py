@@ -36,14 +36,13 @@ from tests.support.decode_cases import (
     decode_inputs,
 )
 from tests.support.isas import forced_isa
-from tests.support.operators import operators_run_by
+from tests.support.operators import FORWARD, operators_run_by
 from tests.support.tiers import in_turns, sampled
 from transformer_kernels import _C
-from transformer_kernels.backends import schema
-from transformer_kernels.problem.decode import build_decode_problem
+from transformer_kernels.problem.cache import cache_problem
+from transformer_kernels.problem.fields import FIELDS
 
 ROOT = Path(tk.__file__).parents[1]
-OPERATOR = "transformer_kernels::attention_decode"
 Options = dict[str, Any]
 Cached = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -293,7 +292,7 @@ def test_one_operator_and_no_copy() -> None:
     q, k, v, cache_seqlens, table = paged(2)
     integers = cache_seqlens.int(), table.int()
     ran = operators_run_by(lambda: tk.attention_decode(q, k, v, *integers, backend="cpu"))
-    assert ran[OPERATOR] == 1
+    assert ran[FORWARD] == 1
     assert ran["aten::clone"] == 2  # of the integers, which another thread may write
     assert not {"aten::index", "aten::gather"} & ran.keys()
 
@@ -319,82 +318,84 @@ def test_fullgraph(backend: str, dynamic: bool) -> None:
     assert graphs.frame_count == 1
 
 
-def arguments_of_the_operator(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
-    given: Options = dict.fromkeys(("mask", "bias", "scale", "softcap", "sinks")) | options
+def arguments_of_the_operator(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
     q, k, v, cache_seqlens, table = paged(2, dtype)
-    problem, cache = build_decode_problem(q, k, v, cache_seqlens, table, **given)
-    return q, *cache, *schema.decode_scalar_args(problem)
+    problem = cache_problem(q, k, v, cache_seqlens, table, **options)
+    names = (field.name for field in FIELDS)
+    return {"q": q, "k": k, "v": v} | dict(zip(names, problem.pack(), strict=True))
 
 
 @pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
 def test_opcheck(backend: str, dtype: torch.dtype) -> None:
-    operator = operators_of(backend).attention_decode.default
+    operator = operators_of(backend).attention_forward.default
     alibi = tk.alibi(torch.ones(H_q), align="bottom_right")
-    torch.library.opcheck(operator, arguments_of_the_operator(dtype))
-    torch.library.opcheck(operator, arguments_of_the_operator(dtype, bias=alibi, softcap=2.0))
+    for options in ({}, {"bias": alibi, "softcap": 2.0}):
+        arguments = arguments_of_the_operator(dtype, **options)
+        torch.library.opcheck(operator, tuple(arguments.values()))
 
 
 LONG = torch.tensor([81, 1, 1], dtype=torch.int32)
-VALUES: list[tuple[int, Tensor]] = [
-    (3, LONG),
-    (3, torch.tensor([-1, 1, 1], dtype=torch.int32)),
-    (4, torch.tensor([[7, 0, 3, 8, 9]] * 3, dtype=torch.int32)),
-    (4, torch.tensor([[7, 0, -3, 8, 1]] * 3, dtype=torch.int32)),
+VALUES: list[tuple[str, Tensor]] = [
+    ("cache_seqlens", LONG),
+    ("cache_seqlens", torch.tensor([-1, 1, 1], dtype=torch.int32)),
+    ("block_table", torch.tensor([[7, 0, 3, 8, 9]] * 3, dtype=torch.int32)),
+    ("block_table", torch.tensor([[7, 0, -3, 8, 1]] * 3, dtype=torch.int32)),
 ]
-"""Out-of-range lengths and block tables, with their argument positions."""
-FORMS: list[tuple[int, Tensor | None]] = [
-    (3, LENGTHS),
-    (3, LONG[:2]),
-    (3, LONG[None]),
-    (4, torch.zeros(2, 5, dtype=torch.int32)),
-    (4, torch.zeros(3, 5)),
-    (4, None),
-    (2, torch.randn(8, H_kv, PAGE, D)),
-    (2, torch.randn(9, H_kv, PAGE + 1, D)),
-    (1, torch.randn(9, 3, PAGE, D)),
-    (1, torch.randn(9, H_kv, 0, D)),
-    (0, torch.randn(B, H_q, 1, D + 1)),
-    (0, torch.randn(B, H_q, 1, D).double()),
-    (5, torch.ones(H_q + 1)),
+"""Out-of-range lengths and block tables."""
+FORMS: list[tuple[str, Tensor | None]] = [
+    ("cache_seqlens", LENGTHS.float()),
+    ("cache_seqlens", LONG[:2]),
+    ("cache_seqlens", LONG[None]),
+    ("block_table", torch.zeros(2, 5, dtype=torch.int32)),
+    ("block_table", torch.zeros(3, 5)),
+    ("block_table", None),
+    ("v", torch.randn(8, H_kv, PAGE, D)),
+    ("v", torch.randn(9, H_kv, PAGE + 1, D)),
+    ("k", torch.randn(9, 3, PAGE, D)),
+    ("k", torch.randn(9, H_kv, 0, D)),
+    ("q", torch.randn(B, H_q, 1, D + 1)),
+    ("q", torch.randn(B, H_q, 1, D).double()),
+    ("alibi_slopes", torch.ones(H_q + 1)),
 ]
 
 
-@pytest.mark.parametrize(("place", "wrong"), FORMS)
+@pytest.mark.parametrize(("name", "wrong"), FORMS)
 @pytest.mark.parametrize("backend", COMPILED_BACKENDS)
-def test_operator_rejects_unsafe_arguments(backend: str, place: int, wrong: Tensor | None) -> None:
+def test_operator_rejects_unsafe_arguments(backend: str, name: str, wrong: Tensor | None) -> None:
     """Compiled code calls the operator without the checks of Python."""
-    arguments = list(arguments_of_the_operator(torch.float32))
-    arguments[place] = wrong
+    arguments = arguments_of_the_operator(torch.float32) | {name: wrong}
     with pytest.raises(RuntimeError, match=r"cache_seqlens|table|cache|slopes"):
-        operators_of(backend).attention_decode(*arguments)
+        operators_of(backend).attention_forward(**arguments)
 
 
-@pytest.mark.parametrize(("place", "wrong"), VALUES)
-def test_cpu_operator_rejects_out_of_range_values(place: int, wrong: Tensor) -> None:
-    arguments = list(arguments_of_the_operator(torch.float32))
-    arguments[place] = wrong
+@pytest.mark.parametrize(("name", "wrong"), VALUES)
+def test_cpu_operator_rejects_out_of_range_values(name: str, wrong: Tensor) -> None:
+    arguments = arguments_of_the_operator(torch.float32) | {name: wrong}
     with pytest.raises(
         RuntimeError, match="cache_seqlens must be within the capacity, and block_table must"
     ):
-        torch.ops.transformer_kernels.attention_decode(*arguments)
+        torch.ops.transformer_kernels.attention_forward(**arguments)
 
 
-@pytest.mark.parametrize(("place", "wrong"), VALUES)
-def test_cuda_operator_tolerates_out_of_range_values(place: int, wrong: Tensor) -> None:
+@pytest.mark.parametrize(("name", "wrong"), VALUES)
+def test_cuda_operator_tolerates_out_of_range_values(name: str, wrong: Tensor) -> None:
     """A GPU clamps the lengths, and reads missing pages as zeros."""
     if "cuda" not in DECODING:
         pytest.skip("needs emulated CUDA kernels")
-    arguments = list(arguments_of_the_operator(torch.float32))
-    arguments[place] = wrong
-    right, there = list(arguments), arguments[1].clone()
-    right[3] = arguments[3].clamp(0, 80)
-    right[4] = torch.where((arguments[4] < 0) | (arguments[4] > 8), 9, arguments[4])
-    right[1], right[2] = (torch.cat([x, torch.zeros_like(x[:1])]) for x in arguments[1:3])
-    o, lse = operators_of("cuda").attention_decode(*arguments)
-    expected_o, expected_lse = torch.ops.transformer_kernels.attention_decode(*right)
+    arguments = arguments_of_the_operator(torch.float32) | {name: wrong}
+    k, v, table = arguments["k"], arguments["v"], arguments["block_table"]
+    there = k.clone()
+    right = arguments | {
+        "k": torch.cat([k, torch.zeros_like(k[:1])]),
+        "v": torch.cat([v, torch.zeros_like(v[:1])]),
+        "cache_seqlens": arguments["cache_seqlens"].clamp(0, 80),
+        "block_table": torch.where((table < 0) | (table > 8), 9, table),
+    }
+    o, lse, _ = operators_of("cuda").attention_forward(**arguments)
+    expected_o, expected_lse, _ = torch.ops.transformer_kernels.attention_forward(**right)
     torch.testing.assert_close(o, expected_o)
     torch.testing.assert_close(lse, expected_lse)
-    assert torch.equal(arguments[1], there)
+    assert torch.equal(k, there)
 
 
 def test_reference_is_differentiable() -> None:
@@ -466,4 +467,4 @@ def test_backends_without_decoding_give_the_reason(name: str) -> None:
 def test_auto_runs_the_compiled_kernels() -> None:
     q, k, v, cache_seqlens, table = paged()
     ran = operators_run_by(lambda: tk.attention_decode(q, k, v, cache_seqlens, table))
-    assert ran[OPERATOR] == 1
+    assert ran[FORWARD] == 1

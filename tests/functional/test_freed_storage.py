@@ -11,14 +11,14 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import COMPILED_BACKENDS, DECODING, operators_of
-from tests.support.operators import operator_arguments
+from tests.support.operators import assert_declined_if_changed, operator_arguments
 from tests.support.storage import freed, freed_view
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.triton import operators as triton_operators
 from transformer_kernels.integrations.torch_sdpa import ArgumentValueError
-from transformer_kernels.masks.constraints import UNBOUNDED
 from transformer_kernels.masks.resolved import ResolvedMask
-from transformer_kernels.problem import TensorArgs
+from transformer_kernels.problem.layout import DENSE, Layout
+from transformer_kernels.scores.options import PLAIN_SCORES
 
 B, H, N, D = 1, 2, 70, 16
 Free = Callable[[Tensor], Tensor]
@@ -172,7 +172,6 @@ OPERATOR_TENSORS: dict[str, dict[str, Any]] = {
     "cu_seqlens_q": {"cu_seqlens_q": IDS[0, :2].int(), "cu_seqlens_k": IDS[0, :2].int()},
     "cu_seqlens_k": {"cu_seqlens_q": IDS[0, :2].int(), "cu_seqlens_k": IDS[0, :2].int()},
 }
-NAMES = ("q", "k", "v", *TensorArgs._fields)
 
 
 @pytest.mark.parametrize("name", OPERATOR_TENSORS)
@@ -184,13 +183,13 @@ def test_operators(name: str, free: Free, operators: str) -> None:
         namespace = operators_of(operators)
         forward, backward = namespace.attention_forward, namespace.attention_backward
     arguments = operator_arguments(*qkv(), **OPERATOR_TENSORS[name])
-    o, lse, block_mask = forward(*arguments)
-    arguments[NAMES.index(name)] = free(arguments[NAMES.index(name)])
-    wanted = (False,) if operators == "triton" else (False, False)
+    o, lse, block_mask = forward(**arguments)
+    arguments[name] = free(arguments[name])
     with pytest.raises((RuntimeError, ValueError), match=r"it was freed|storage is freed"):
-        forward(*arguments)
+        forward(**arguments)
+    q, k, v, *options = arguments.values()
     with pytest.raises((RuntimeError, ValueError), match=r"it was freed|storage is freed"):
-        backward(o, None, *arguments[:3], o, lse, block_mask, *arguments[3:], *wanted)
+        backward(o, None, q, k, v, o, lse, block_mask, *options, False, False)
 
 
 SAVED = ("do", "dlse", "q", "k", "v", "o", "lse", "block_mask")
@@ -200,7 +199,7 @@ SAVED = ("do", "dlse", "q", "k", "v", "o", "lse", "block_mask")
 @pytest.mark.parametrize("backend", COMPILED_BACKENDS)
 def test_backward_operators(name: str, free: Free, backend: str) -> None:
     operators = operators_of(backend)
-    q, k, v, *rest = operator_arguments(*qkv(), dense=ONES)
+    q, k, v, *rest = operator_arguments(*qkv(), dense=ONES).values()
     o, lse, block_mask = operators.attention_forward(q, k, v, *rest)
     saved = dict(zip(SAVED, (o, lse.clone(), q, k, v, o, lse, block_mask), strict=True))
     saved[name] = free(saved[name])
@@ -208,15 +207,20 @@ def test_backward_operators(name: str, free: Free, backend: str) -> None:
         operators.attention_backward(*saved.values(), *rest, False, False)
 
 
-@pytest.mark.parametrize("place", range(6))
-@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
-def test_decode_operators(place: int, free: Free, backend: str) -> None:
+def paged() -> dict[str, Any]:
     cache = torch.randn(3, H, 4, D)
     table = torch.tensor([[2, 1, 0]], dtype=torch.int32)
-    tensors = [torch.randn(1, H, 1, D), cache, cache, LENGTHS.int(), table, torch.ones(H)]
-    tensors[place] = free(tensors[place])
+    options = {"cache_seqlens": LENGTHS.int(), "block_table": table, "alibi_slopes": torch.ones(H)}
+    return operator_arguments(torch.randn(1, H, 1, D), cache, cache, **options)
+
+
+@pytest.mark.parametrize("name", [name for name, x in paged().items() if isinstance(x, Tensor)])
+@pytest.mark.parametrize("backend", COMPILED_BACKENDS)
+def test_decoding_operators(name: str, free: Free, backend: str) -> None:
+    arguments = paged()
+    arguments[name] = free(arguments[name])
     with pytest.raises(RuntimeError, match="it was freed"):
-        operators_of(backend).attention_decode(*tensors, 0.25, 0.0, -UNBOUNDED, 0)
+        operators_of(backend).attention_forward(**arguments)
 
 
 def test_direct_calls_decline(free: Free) -> None:
@@ -224,16 +228,20 @@ def test_direct_calls_decline(free: Free) -> None:
     q, k, v = qkv()
     out, lse = torch.empty_like(q), torch.empty(B, H, N)
     mask = ResolvedMask(
-        -UNBOUNDED, UNBOUNDED, LENGTHS, LENGTHS, IDS, IDS, ONES, torch.ones(1, 5, 5).bool(), 16
-    )
+        key_start=LENGTHS, key_end=LENGTHS, q_segments=IDS, k_segments=IDS, dense=ONES,
+        layout=torch.ones(1, 5, 5).bool(), block_size=16,
+    )  # fmt: skip
     block_mask = torch.empty(B, H, 2, 2, dtype=torch.uint8)
-    forward = [q, k, v, *mask, block_mask, None, True, out, lse]
-    backward = [q, k, v, *mask, block_mask, None, out, lse, q, *map(torch.empty_like, (q, k, v))]
-    cache, table = torch.randn(3, H, 4, D), torch.tensor([[2, 1, 0]])
-    decode = [q[:, :, :1], cache, cache, LENGTHS, table, -UNBOUNDED, 0, None, q[:, :, :1].clone()]
-    for name, arguments in (("forward", forward), ("backward", backward), ("decode", decode)):
-        call = getattr(extension.compiled, f"direct_{name}")
-        assert call(*arguments)
-        for n, x in enumerate(arguments):
-            if isinstance(x, Tensor):
-                assert not call(*arguments[:n], free(x), *arguments[n + 1 :]), (name, n)
+    gradients = map(torch.empty_like, (q, k, v))
+    forward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, True, out, lse]
+    backward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, out, lse, q, *gradients]
+    cache = torch.randn(3, H, 4, D)
+    layout = Layout(cache_seqlens=LENGTHS, block_table=torch.tensor([[2, 1, 0]]))
+    first = q[:, :, :1]
+    decode = [
+        first, cache, cache, PLAIN_SCORES, ResolvedMask(bottom_right=True), layout,
+        None, True, first.clone(), None,
+    ]  # fmt: skip
+    assert_declined_if_changed(extension.compiled.direct_forward, forward, free)
+    assert_declined_if_changed(extension.compiled.direct_backward, backward, free)
+    assert_declined_if_changed(extension.compiled.direct_forward, decode, free)

@@ -12,7 +12,7 @@ import transformer_kernels as tk
 from tests.support.backends import COMPILED_BACKENDS, NAMES, operators_of
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.triton import operators as triton_operators
-from transformer_kernels.masks.constraints import UNBOUNDED, Align
+from transformer_kernels.masks.constraints import Align
 
 H, M, N, D = 2, 70, 90, 16
 LARGEST, SMALLEST = (1 << 63) - 1, -(1 << 63)
@@ -111,13 +111,19 @@ def forward_of(backend: str) -> Any:
     return operators_of(backend).attention_forward
 
 
+def backward_of(backend: str) -> Any:
+    if backend == "triton":
+        return triton_operators.backward
+    return operators_of(backend).attention_backward
+
+
 @pytest.mark.parametrize("name", EQUAL)
 @pytest.mark.parametrize("backend", OPERATORS)
 def test_operators(name: str, backend: str) -> None:
     """Compiled code calls the operators without the checks of Python."""
     q, k, v = qkv()
     found, expected = (
-        forward_of(backend)(*operator_arguments(q, k, v, **options)) for options in EQUAL[name]
+        forward_of(backend)(**operator_arguments(q, k, v, **options)) for options in EQUAL[name]
     )
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
@@ -127,7 +133,7 @@ def test_operators(name: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", COMPILED_BACKENDS)
 def test_alibi_offset(offset: int, backend: str) -> None:
     arguments = operator_arguments(*qkv(), alibi_slopes=SLOPES, alibi_offset=offset)
-    o, lse, _ = operators_of(backend).attention_forward(*arguments)
+    o, lse, _ = operators_of(backend).attention_forward(**arguments)
     assert o.isfinite().all()
     assert lse.isfinite().all()
 
@@ -137,7 +143,7 @@ def test_alibi_offset(offset: int, backend: str) -> None:
 def test_dropout_probability(p: float, backend: str) -> None:
     arguments = operator_arguments(*qkv(), dropout_p=p, seed=torch.tensor(1))
     with pytest.raises(RuntimeError, match="dropout_p must be between 0 and 1"):
-        operators_of(backend).attention_forward(*arguments)
+        operators_of(backend).attention_forward(**arguments)
 
 
 @pytest.mark.parametrize("backend", COMPILED_BACKENDS)
@@ -145,9 +151,11 @@ def test_page_size(backend: str) -> None:
     """The capacity, page_size * max_pages, would be 2^64."""
     pages = torch.zeros(1).expand(1, 1, 1 << 62, 1)
     lengths, table = torch.tensor([0], dtype=torch.int32), torch.zeros(1, 4, dtype=torch.int32)
-    q, scalars = torch.zeros(1, 1, 1, 1), (0.25, 0.0, -UNBOUNDED, 0)
+    arguments = operator_arguments(
+        torch.zeros(1, 1, 1, 1), pages, pages, cache_seqlens=lengths, block_table=table
+    )
     with pytest.raises(RuntimeError, match="q and the caches do not fit together"):
-        operators_of(backend).attention_decode(q, pages, pages, lengths, table, None, *scalars)
+        operators_of(backend).attention_forward(**arguments)
 
 
 FAR = [-(1 << 31), -5, 0, 40, 71, 1 << 22, (1 << 31) - 1]
@@ -164,13 +172,10 @@ def test_unchecked_offsets_stay_within_bounds(side: int, backend: str) -> None:
     arguments = operator_arguments(
         q, k, v, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], bottom_right=True
     )
-    o, lse, block_mask = forward_of(backend)(*arguments)
+    o, lse, block_mask = forward_of(backend)(**arguments)
     assert o.isfinite().all()
-    saved = (q, None, q, k, v, o, lse, block_mask, *arguments[3:], False)
-    if backend == "triton":
-        grads = triton_operators.backward(*saved)
-    else:
-        grads = operators_of(backend).attention_backward(*saved, False)
+    _, _, _, *options = arguments.values()
+    grads = backward_of(backend)(q, None, q, k, v, o, lse, block_mask, *options, False, False)
     assert all(x.isfinite().all() for x in grads)
 
 
@@ -180,8 +185,8 @@ def test_operators_refuse_queries_without_heads(queries: int, backend: str) -> N
     q, k, v = qkv()
     arguments = operator_arguments(q[:, :0, :queries], k, v)
     with pytest.raises(RuntimeError, match="fit together"):
-        operators_of(backend).attention_forward(*arguments)
+        operators_of(backend).attention_forward(**arguments)
+    lengths = torch.tensor([9], dtype=torch.int32)
+    arguments = operator_arguments(q[:, :0, :1], k, v, cache_seqlens=lengths)
     with pytest.raises(RuntimeError, match="fit together"):
-        operators_of(backend).attention_decode(
-            q[:, :0, :1], k, v, torch.tensor([9], dtype=torch.int32), None, None, 0.25, 0.0, -9, 0
-        )
+        operators_of(backend).attention_forward(**arguments)

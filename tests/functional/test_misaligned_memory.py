@@ -11,11 +11,13 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import COMPILED_BACKENDS, operators_of
-from tests.support.operators import operator_arguments
+from tests.support.operators import assert_declined_if_changed, operator_arguments
 from tests.support.storage import misaligned
 from transformer_kernels.backends.native import extension
 from transformer_kernels.integrations.torch_sdpa import ArgumentValueError
-from transformer_kernels.masks.constraints import UNBOUNDED
+from transformer_kernels.masks.resolved import ResolvedMask
+from transformer_kernels.problem import Layout
+from transformer_kernels.scores.options import PLAIN_SCORES
 
 B, H, N, D = 1, 2, 70, 16
 MESSAGE = "has elements of . bytes, but its memory starts at 0x"
@@ -66,31 +68,19 @@ def test_decode() -> None:
         tk.attention_decode(q, cache, cache, LENGTHS)
 
 
-@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("backend", COMPILED_BACKENDS)
-def test_operators(place: int, backend: str) -> None:
+def test_operators(name: str, backend: str) -> None:
     arguments = operator_arguments(*qkv())
-    arguments[place] = misaligned(arguments[place])
+    arguments[name] = misaligned(arguments[name])
     with pytest.raises(RuntimeError, match="not aligned to its elements"):
-        operators_of(backend).attention_forward(*arguments)
+        operators_of(backend).attention_forward(**arguments)
 
 
 def test_direct_calls_decline() -> None:
     q, k, v = qkv()
-    table = torch.tensor([[0]])
-    decode: list[Any] = [
-        q[:, :, :1],
-        k,
-        v,
-        torch.tensor([9]),
-        table,
-        -UNBOUNDED,
-        0,
-        None,
-        q[:, :, :1].clone(),
-    ]
-    assert extension.compiled.direct_decode(*decode)
-    for n, x in enumerate(decode):
-        if isinstance(x, Tensor):
-            changed = (*decode[:n], misaligned(x), *decode[n + 1 :])
-            assert not extension.compiled.direct_decode(*changed), n
+    first = q[:, :, :1]
+    layout = Layout(cache_seqlens=torch.tensor([9]), block_table=torch.tensor([[0]]))
+    options = PLAIN_SCORES, ResolvedMask(bottom_right=True), layout
+    arguments = [first, k, v, *options, None, True, first.clone(), None]
+    assert_declined_if_changed(extension.compiled.direct_forward, arguments, misaligned)

@@ -17,7 +17,9 @@ from tests.support.backends import DECODING
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.native import extension
 from transformer_kernels.functional import decode, kv_cache, varlen
-from transformer_kernels.masks.constraints import UNBOUNDED
+from transformer_kernels.problem import Layout
+from transformer_kernels.problem.cache import resolve_cache_mask
+from transformer_kernels.scores.options import PLAIN_SCORES
 
 WRITTEN = -(1 << 20)
 DTYPES = (torch.int32, torch.int64)
@@ -27,8 +29,8 @@ def write_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, *tensor
     """Writes to the tensors, as another thread may, when the module's function `name` has run."""
     function: Callable[..., Any] = getattr(module, name)
 
-    def call(*args: Any) -> Any:
-        result = function(*args)
+    def call(*args: Any, **options: Any) -> Any:
+        result = function(*args, **options)
         for x in tensors:
             x.fill_(WRITTEN)
         return result
@@ -49,7 +51,7 @@ def test_varlen(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatc
         return o, lse, *torch.autograd.grad(o.sin().sum(), (q, k, v))
 
     expected = step()
-    write_after(monkeypatch, varlen, "build_varlen_problem", *starts)
+    write_after(monkeypatch, varlen, "varlen_problem", *starts)
     found = step()
     assert starts[0][0] == WRITTEN
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
@@ -67,7 +69,7 @@ def test_decode(dtype: torch.dtype, decoder: str, monkeypatch: pytest.MonkeyPatc
     arguments = paged(dtype)
     options: dict[str, Any] = {"return_lse": True, "backend": decoder}
     expected = tk.attention_decode(*arguments, **options)
-    write_after(monkeypatch, decode, "build_decode_problem", *arguments[3:])
+    write_after(monkeypatch, decode, "cache_problem", *arguments[3:])
     found = tk.attention_decode(*arguments, **options)
     assert arguments[4][0, 0] == WRITTEN
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
@@ -95,8 +97,10 @@ def test_direct_decode(dtype: torch.dtype) -> None:
     memory, o = torch.zeros(q.numel()), torch.empty_like(q)
     table = memory.view(dtype)[:10].view(2, 5)
     for block_table, out in ((pages, o), (table.copy_(pages), memory.view(q.shape))):
-        given = (q, cache, cache, lengths, block_table, -UNBOUNDED, 0, None, out)
-        assert extension.compiled.direct_decode(*given)
+        layout = Layout(cache_seqlens=lengths, block_table=block_table)
+        options = PLAIN_SCORES, resolve_cache_mask(None), layout
+        given = (q, cache, cache, *options, None, True, out, None)
+        assert extension.compiled.direct_forward(*given)
     assert torch.equal(memory.view(q.shape), o)
 
 
@@ -130,11 +134,11 @@ def test_varlen_operator() -> None:
     starts_k[1:] = 1
     arguments = operator_arguments(q, k, k, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k)
     operator = torch.ops.transformer_kernels.attention_forward
-    expected, _, _ = operator(*arguments)
+    expected, _, _ = operator(**arguments)
     with flipped(starts_q, starts_q + (1 << 22)):
         for _ in range(50):
             try:
-                o, _, _ = operator(*arguments)
+                o, _, _ = operator(**arguments)
             except RuntimeError as error:
                 assert "cu_seqlens must start at 0" in str(error)  # noqa: PT017
             else:
@@ -146,12 +150,13 @@ def test_decode_of_many_pages(by_operator: bool) -> None:
     B = 256
     q, cache = torch.randn(B, 1, 1, 8), torch.randn(64, 1, 16, 8)
     lengths, table = torch.full((B,), 128).int(), torch.zeros(B, 8).int()
-    operator = torch.ops.transformer_kernels.attention_decode
-    scalars = (0.25, 0.0, -UNBOUNDED, 0)
+    options = {"cache_seqlens": lengths, "block_table": table, "scale": 0.25, "diagonal_high": 0}
+    arguments = operator_arguments(q, cache, cache, **options, bottom_right=True)
+    operator = torch.ops.transformer_kernels.attention_forward
 
     def call() -> Tensor:
         if by_operator:
-            o: Tensor = operator(q, cache, cache, lengths, table, None, *scalars)[0]
+            o: Tensor = operator(**arguments)[0]
             return o
         return tk.attention_decode(q, cache, cache, lengths, table, scale=0.25)
 

@@ -31,10 +31,10 @@ from tests.support.varlen_cases import (
     varlen_inputs,
 )
 from transformer_kernels import _C
-from transformer_kernels.backends import schema
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.tolerance import assert_within_rule
-from transformer_kernels.problem.varlen import build_varlen_problem, one_entry
+from transformer_kernels.problem.fields import FIELDS
+from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores import philox
 
 LENGTHS = (5, 0, 70, 33)
@@ -359,12 +359,12 @@ def test_autocast(backend: str) -> None:
     assert all(grad.dtype == torch.float32 for grad in grads)
 
 
-def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
+def arguments_of_forward(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
     q, k, v = (x.detach() for x in qkv(dtype))
-    names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
-    given: Options = dict.fromkeys(names) | {"dropout_p": 0.0} | options
-    problem, tensor_args = build_varlen_problem(q, k, v, STARTS, None, None, None, **given)
-    return *map(one_entry, (q, k, v)), *tensor_args, *schema.scalar_args(problem)
+    problem = varlen_problem(q, k, v, STARTS, **options)
+    names = (field.name for field in FIELDS)
+    packed = dict(zip("qkv", map(one_entry, (q, k, v)), strict=True))
+    return packed | dict(zip(names, problem.pack(), strict=True))
 
 
 @pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
@@ -373,9 +373,9 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     arguments = arguments_of_forward(
         dtype, mask=tk.Mask.causal(align="bottom_right"), dropout_p=0.3, seed=4
     )
-    torch.library.opcheck(operators.attention_forward.default, arguments)
-    q, k, v, *rest = arguments
-    o, lse, block_mask = operators.attention_forward(*arguments)
+    torch.library.opcheck(operators.attention_forward.default, tuple(arguments.values()))
+    q, k, v, *rest = arguments.values()
+    o, lse, block_mask = operators.attention_forward(**arguments)
     saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, block_mask)
     torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False, True))
 
@@ -395,20 +395,18 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     ],
     ids=["start", "falls", "long", "negative", "count", "2d", "float", "empty", "none"],
 )
-@pytest.mark.parametrize("side", [0, 1], ids=["q", "k"])
-def test_operators_reject_unsafe_cu_seqlens(side: int, starts: Tensor | None) -> None:
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
+def test_operators_reject_unsafe_cu_seqlens(name: str, starts: Tensor | None) -> None:
     """Compiled code calls the operators without the checks of Python."""
     operators = torch.ops.transformer_kernels
     forward = arguments_of_forward(torch.float32)
-    q, k, v, *rest = forward
-    o, lse, block_mask = operators.attention_forward(*forward)
-    place = [x is not None and x.dtype == torch.int32 for x in rest[:11]].index(True) + side
-    wrong = starts
-    if starts is not None:
-        wrong = starts if starts.is_floating_point() and len(starts) else starts.int()
-    rest[place] = wrong
+    o, lse, block_mask = operators.attention_forward(**forward)
+    if starts is not None and not (starts.is_floating_point() and len(starts)):
+        starts = starts.int()
+    forward[name] = starts
+    q, k, v, *rest = forward.values()
     with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_forward(q, k, v, *rest)
+        operators.attention_forward(**forward)
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         operators.attention_backward(o, None, q, k, v, o, lse, block_mask, *rest, False, True)
 

@@ -9,9 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import transformer_kernels as tk
-from transformer_kernels.backends.reference import visible
-from transformer_kernels.masks.resolved import resolve
-from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.masks.constraints import Align
+from transformer_kernels.masks.resolved import bounded_aligns, resolve, resolve_windows
 
 B, H, M, N = 2, 2, 7, 9
 IDS = torch.arange(B * (M + N)).reshape(B, -1)
@@ -34,25 +33,7 @@ MASKS = {
 
 
 def visible_pairs(mask: tk.Mask) -> torch.Tensor:
-    resolved = resolve(mask, B, H, M, N)
-    problem = AttentionProblem(
-        B=B, H_q=H, H_kv=H, M=M, N=N, D=1, D_v=1,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        scale=1.0,
-        diagonal_low=resolved.diagonal_low,
-        diagonal_high=resolved.diagonal_high,
-        block_size=resolved.block_size,
-    )  # fmt: skip
-    tensor_args = TensorArgs(
-        key_start=resolved.key_start,
-        key_end=resolved.key_end,
-        q_segments=resolved.q_segments,
-        k_segments=resolved.k_segments,
-        dense=resolved.dense,
-        layout=resolved.layout,
-    )
-    pairs = visible(tensor_args, problem)
+    pairs = resolve(mask, B, H, M, N).visible(M, N, torch.device("cpu"))
     return torch.ones(B, H, M, N, dtype=torch.bool) if pairs is None else pairs.expand(B, H, M, N)
 
 
@@ -116,3 +97,27 @@ def test_crossed_diagonals_leave_an_empty_interval() -> None:
         assert low > N
         assert M - 1 + high < 0
     assert resolve(tk.Mask.window(-2, 2), B, H, M, N)[:2] == (2, 2)
+
+
+@pytest.mark.parametrize("align", ["top_left", "bottom_right"])
+def test_windows_of_one_align_serve_all_sizes(align: Align) -> None:
+    """Diagonals are relative to the origin, which is a field of the resolved mask."""
+    mask = (
+        tk.Mask.window(4, 1, align=align) & tk.Mask.window(2, None, align=align) & tk.Mask.window()
+    )
+    resolved = resolve_windows(mask, align)
+    assert (resolved.diagonal_low, resolved.diagonal_high) == (-2, 1)
+    for sizes in ((3, 9), (9, 3), (1, 1), (5, 5)):
+        visible = resolved.visible(*sizes, torch.device("cpu"))
+        assert visible is not None
+        assert torch.equal(visible, mask.materialize(1, 1, *sizes))
+    assert resolve(tk.Mask.window(4, 1, align=align), B, H, M, N)[:3] == (
+        -4, 1, align == "bottom_right",
+    )  # fmt: skip
+
+
+def test_windows_of_both_aligns_are_relative_to_the_top_left() -> None:
+    mask = tk.Mask.window(4, 1, align="bottom_right") & tk.Mask.causal()
+    assert resolve(mask, B, H, M, N)[:3] == (N - M - 4, 0, False)
+    assert bounded_aligns(mask) == {"top_left", "bottom_right"}
+    assert bounded_aligns(tk.Mask.window() & tk.Mask.causal()) == {"top_left"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from transformer_kernels.masks.constraints import UNBOUNDED
-from transformer_kernels.problem import TensorArgs
+from transformer_kernels.problem.fields import FIELDS
 
 FORWARD = "transformer_kernels::attention_forward"
 BACKWARD = "transformer_kernels::attention_backward"
@@ -23,15 +22,29 @@ def operators_run_by(call: Callable[[], object]) -> Counter[str]:
     return Counter(event.name for event in profiler.events())
 
 
-def operator_arguments(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> list[Any]:
-    """Arguments of the forward operators. `given` are fields of TensorArgs and scalar arguments;
-    the defaults are no tensors, no options and no window."""
-    scalars: dict[str, Any] = {
-        "scale": 0.25, "softcap": 0.0, "dropout_p": 0.0,
-        "diagonal_low": -UNBOUNDED, "diagonal_high": UNBOUNDED, "block_size": 0,
-        "alibi_offset": 0, "bottom_right": False,
-        "max_seqlen_q": q.shape[2], "max_seqlen_k": k.shape[2],
-    }  # fmt: skip
-    assert not given.keys() - scalars.keys() - set(TensorArgs._fields)
-    tensors = [given.get(name) for name in TensorArgs._fields]
-    return [q, k, v, *tensors, *(given.get(name, value) for name, value in scalars.items())]
+def operator_arguments(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> dict[str, Any]:
+    """Arguments of the forward operators, by name in their order. `given` are options."""
+    longest = {"max_seqlen_q": q.shape[2], "max_seqlen_k": k.shape[2]}
+    defaults = {field.name: field.default for field in FIELDS} | longest
+    assert not given.keys() - defaults.keys()
+    return {"q": q, "k": k, "v": v} | defaults | given
+
+
+def assert_declined_if_changed(
+    call: Callable[..., bool], arguments: Sequence[Any], change: Callable[[Tensor], Tensor]
+) -> None:
+    """Asserts that a direct call runs, and declines if any of its tensors is changed."""
+    assert call(*arguments)
+    for n, x in enumerate(arguments):
+        for changed in _changed(x, change):
+            assert not call(*arguments[:n], changed, *arguments[n + 1 :]), (n, x)
+
+
+def _changed(x: Any, change: Callable[[Tensor], Tensor]) -> Iterator[Any]:
+    """Yields x, a tensor or options, with one of its tensors changed."""
+    if isinstance(x, Tensor):
+        yield change(x)
+    elif isinstance(x, tuple):
+        for name, value in zip(x._fields, x, strict=True):  # type: ignore[attr-defined]
+            if isinstance(value, Tensor):
+                yield x._replace(**{name: change(value)})  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.utils import deterministic
@@ -51,11 +50,14 @@ def test_workspaces_are_poisoned_in_every_call() -> None:
 def test_outputs_of_the_operators_are_poisoned() -> None:
     q, k, v = (torch.randn(1, 2, 67, 16, requires_grad=True) for _ in range(3))
 
-    def step(**options: Any) -> None:
-        o, *_ = tk.attention(q, k, v, **options)
-        torch.autograd.grad(o.sum(), (q, k, v))
+    def direct() -> None:  # here Python allocates the outputs, and torch poisons them
+        torch.autograd.grad(tk.attention(q, k, v).sum(), (q, k, v))
+
+    def by_operators() -> None:
+        o, lse = tk.attention(q, k, v, return_lse=True)
+        torch.autograd.grad(o.sum() + lse.sum(), (q, k, v))
 
     with poisoned_memory():
-        workspaces = poisoned_by(step)  # here Python allocates the outputs, and torch poisons them
-        everything = poisoned_by(lambda: step(return_lse=True))
+        workspaces = poisoned_by(direct)
+        everything = poisoned_by(by_operators)
     assert everything - workspaces == 4 * q.nbytes + 4 * 2 * 67

@@ -29,6 +29,7 @@ libraries.install_extension(Path(sys.argv[1]))
 import torch
 import transformer_kernels as tk
 from transformer_kernels import _C
+from transformer_kernels.problem.fields import FIELDS
 assert _C.__file__ == sys.argv[1]
 q, k, v = (torch.randn(1, 2, 70, 20, requires_grad=True) for _ in range(3))
 """
@@ -54,7 +55,7 @@ def refusal(call, *arguments):
 
 assert refusal(_C.force_isa, "none") == "ValueError"
 wrong = (q.detach(), k[:, :, :9].detach(), v.detach())
-arguments = (*wrong, *([None] * 11), 1.0, 0.0, 0.0, 0, 0, 0, 0, False, 0, 0)
+arguments = (*wrong, *(field.default for field in FIELDS))
 assert refusal(torch.ops.transformer_kernels.attention_forward, *arguments) == "RuntimeError"
 features, isas = _C.cpu_features(), []
 for isa in _C.built_isas():

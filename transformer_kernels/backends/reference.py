@@ -13,16 +13,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.constraints import UNBOUNDED, BlockSparse, KeyRange, Segments, Window
-from transformer_kernels.problem import AttentionProblem, KVCache, TensorArgs
+from transformer_kernels.masks.resolved import ResolvedMask
+from transformer_kernels.problem import Problem
+from transformer_kernels.problem.layout import DENSE
 from transformer_kernels.scores import philox
 
 
 class ReferenceBackend:
     """Backend for any device, dtype and order of derivative, with M x N memory.
 
-    `dispatch.autograd` calls `reference_attention` and `reference_decode`, which torch
-    differentiates.
+    `dispatch.autograd` calls `reference_attention`, which torch differentiates.
     """
 
     name = "reference"
@@ -30,122 +30,94 @@ class ReferenceBackend:
     def unavailable_reason(self) -> str | None:
         return None
 
-    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+    def unsupported_reasons(self, problem: Problem) -> list[str]:
         return []
 
-    def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
-    ) -> str:
+    def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         return "torch.matmul, softmax, torch.matmul"
 
 
-def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
-) -> tuple[Tensor, Tensor]:
+def reference_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (o, lse) by the formulas of docs/attention.md, section 2."""
-    if tensor_args.cu_seqlens_q is not None and tensor_args.cu_seqlens_k is not None:
-        starts = tensor_args.cu_seqlens_q.tolist(), tensor_args.cu_seqlens_k.tolist()
-        return _varlen(q, k, v, *starts, tensor_args, problem)
-    return _dense(q, k, v, tensor_args, problem)
+    match problem.layout.kind:
+        case "varlen":
+            return _varlen(problem, q, k, v)
+        case "cache":
+            return _cached(problem, q, k, v)
+    return _dense(problem, q, k, v)
 
 
-def reference_decode(q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) against a cache. Gathers the keys first, without device synchronisation."""
-    device = problem.device
-    cache_seqlens = cache.cache_seqlens[:, None, None]
-    i, j = torch.arange(problem.M, device=device)[:, None], torch.arange(problem.N, device=device)
-    distance = j - (i + cache_seqlens - problem.M)
-    attn_mask = (
-        (j < cache_seqlens)
-        & (distance >= problem.diagonal_low)
-        & (distance <= problem.diagonal_high)
-    )
-    bias: Tensor | None = None
-    if cache.alibi_slopes is not None:
-        bias = -cache.alibi_slopes[:, None, None] * distance.abs()[:, None]
-    k, v = _gather_pages(cache.k, cache, problem), _gather_pages(cache.v, cache, problem)
-    problem = replace(problem, diagonal_low=-UNBOUNDED, diagonal_high=UNBOUNDED)
-    return _dense(q, k, v, TensorArgs(bias=bias, dense=attn_mask[:, None]), problem)
-
-
-def _gather_pages(x: Tensor, cache: KVCache, problem: AttentionProblem) -> Tensor:
-    """Returns (B, H_kv, N, width). Unused entries of the block table read page 0."""
-    if cache.block_table is None:
-        return x
-    pages, heads, page_size, width = x.shape
-    if pages == 0:
-        return x.new_zeros(problem.B, heads, problem.N, width)
-    first = torch.arange(cache.block_table.shape[1], device=x.device) * page_size
-    used = first < cache.cache_seqlens[:, None]
-    gathered = x[torch.where(used, cache.block_table, 0).long()]
-    return gathered.transpose(1, 2).reshape(problem.B, heads, problem.N, width)
-
-
-def _varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_starts: list[int],
-    k_starts: list[int],
-    tensor_args: TensorArgs,
-    problem: AttentionProblem,
-) -> tuple[Tensor, Tensor]:
+def _varlen(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Runs the sequences one by one. Trailing padding is one more sequence, without keys."""
+    layout = problem.layout
+    assert layout.cu_seqlens_q is not None
+    assert layout.cu_seqlens_k is not None
+    q_starts, k_starts = layout.cu_seqlens_q.tolist(), layout.cu_seqlens_k.tolist()
     q_rows = [*pairwise(q_starts), (q_starts[-1], q.shape[2])]
     k_rows = [*pairwise(k_starts), (k_starts[-1], k_starts[-1])]
-    parts = [
-        _dense(
-            q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1],
-            tensor_args, _one_sequence(problem, i1 - i0, j1 - j0), b,
-        )
-        for b, ((i0, i1), (j0, j1)) in enumerate(zip(q_rows, k_rows, strict=True))
-    ]  # fmt: skip
+    parts = []
+    for b, ((i0, i1), (j0, j1)) in enumerate(zip(q_rows, k_rows, strict=True)):
+        shape = problem.shape._replace(B=1, M=i1 - i0, N=j1 - j0)
+        sequence = replace(problem, shape=shape, layout=DENSE)
+        parts.append(_dense(sequence, q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1], b))
     o, lse = zip(*parts, strict=True)
     return torch.cat(o, dim=2), torch.cat(lse, dim=2)
 
 
-def _one_sequence(problem: AttentionProblem, M: int, N: int) -> AttentionProblem:
-    d = N - M if problem.bottom_right else 0
-    low, high = problem.diagonal_low, problem.diagonal_high
-    return replace(
-        problem,
-        B=1,
-        M=M,
-        N=N,
-        diagonal_low=low if low == -UNBOUNDED else low + d,
-        diagonal_high=high if high == UNBOUNDED else high + d,
-        alibi_offset=problem.alibi_offset + d,
+def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Gathers the keys first. Masks and ALiBi are dense, without device synchronisation."""
+    shape, mask, slopes = problem.shape, problem.mask, problem.scores.alibi_slopes
+    assert problem.layout.cache_seqlens is not None
+    cache_seqlens = problem.layout.cache_seqlens[:, None, None]
+    i = torch.arange(shape.M, device=shape.device)[:, None]
+    j = torch.arange(shape.N, device=shape.device)
+    distance = j - (i + cache_seqlens - shape.M)
+    attn_mask = (
+        (j < cache_seqlens) & (distance >= mask.diagonal_low) & (distance <= mask.diagonal_high)
     )
+    bias = None if slopes is None else -slopes[:, None, None] * distance.abs()[:, None]
+    gathered = replace(
+        problem,
+        mask=ResolvedMask(dense=attn_mask[:, None]),
+        scores=problem.scores._replace(alibi_slopes=None, bias=bias),
+        layout=DENSE,
+    )
+    return _dense(gathered, q, _gather_pages(problem, k), _gather_pages(problem, v))
+
+
+def _gather_pages(problem: Problem, x: Tensor) -> Tensor:
+    """Returns (B, H_kv, N, width). Unused entries of the block table read page 0."""
+    table, cache_seqlens = problem.layout.block_table, problem.layout.cache_seqlens
+    if table is None or cache_seqlens is None:
+        return x
+    B, N = problem.shape.B, problem.shape.N
+    pages, heads, page_size, width = x.shape
+    if pages == 0:
+        return x.new_zeros(B, heads, N, width)
+    first = torch.arange(table.shape[1], device=x.device) * page_size
+    used = first < cache_seqlens[:, None]
+    gathered = x[torch.where(used, table, 0).long()]
+    return gathered.transpose(1, 2).reshape(B, heads, N, width)
 
 
 def _dense(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensor_args: TensorArgs,
-    problem: AttentionProblem,
-    first_batch: int = 0,
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, first_batch: int = 0
 ) -> tuple[Tensor, Tensor]:
-    q, k, v = (x.to(problem.accumulate_dtype) for x in (q, k, v))
-    attn_mask = visible(tensor_args, problem)
+    shape, scores = problem.shape, problem.scores
+    q, k, v = (x.to(shape.accumulate_dtype) for x in (q, k, v))
+    attn_mask = problem.mask.visible(shape.M, shape.N, shape.device)
     if attn_mask is not None:
-        # Dead keys and fully masked queries may hold NaN; zero them so that 0 * NaN cannot occur.
-        live = attn_mask.any(dim=2)
-        if live.shape[1] > 1:  # visible to some query head that shares the key head
-            live = live.unflatten(1, (problem.H_kv, -1)).any(dim=2)
-        dead = ~live[..., None]
-        q = q.masked_fill(~attn_mask.any(dim=3, keepdim=True), 0.0)
-        k, v = k.masked_fill(dead, 0.0), v.masked_fill(dead, 0.0)
-    group = problem.H_q // problem.H_kv
+        q, k, v = _zero_dead_rows(q, k, v, attn_mask)
+    group = shape.H_q // shape.H_kv
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
 
     s = torch.matmul(q, k.transpose(-2, -1)) * problem.scale
-    if problem.softcap:
-        s = problem.softcap * torch.tanh(s / problem.softcap)
-    s = _add_bias(s, tensor_args, problem)
+    if scores.softcap:
+        s = scores.softcap * torch.tanh(s / scores.softcap)
+    s = _add_bias(problem, s)
     empty: Tensor | None = None
-    if attn_mask is not None or tensor_args.bias is not None or problem.N == 0:
+    if attn_mask is not None or scores.bias is not None or shape.N == 0:
         s = s if attn_mask is None else s.masked_fill(~attn_mask, float("-inf"))
         # Rows that are fully masked, or have a bias of -inf, are made finite here and zeroed below.
         # With N = 0 there is nothing to fill, but the tangent of logsumexp would be NaN.
@@ -153,54 +125,43 @@ def _dense(
         s = s.masked_fill(empty, 0.0)
     lse = torch.logsumexp(s, dim=-1)
     p = torch.softmax(s, dim=-1)
-    if problem.dropout_p:
-        p = _drop(p, tensor_args, problem, first_batch)
+    if scores.dropout_p:
+        p = _drop(problem, p, first_batch)
     o = torch.matmul(p, v)
     if empty is not None:
         o, lse = o.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
-    return o.to(problem.dtype), lse
+    return o.to(shape.dtype), lse
 
 
-def visible(tensor_args: TensorArgs, problem: AttentionProblem) -> Tensor | None:
-    """Returns the resolved mask as bool (1 or B, 1 or H_q, M, N); None if everything is visible."""
-    M, N, device = problem.M, problem.N, problem.device
-    terms: list[Tensor] = []
-    low, high = problem.diagonal_low, problem.diagonal_high
-    if low != -UNBOUNDED or high != UNBOUNDED:
-        terms.append(Window(-low, high, "top_left").visible(M, N, device))
-    if tensor_args.key_end is not None:
-        terms.append(KeyRange(tensor_args.key_start, tensor_args.key_end).visible(M, N, device))
-    if tensor_args.q_segments is not None and tensor_args.k_segments is not None:
-        terms.append(Segments(tensor_args.q_segments, tensor_args.k_segments).visible(M, N, device))
-    if tensor_args.dense is not None:
-        terms.append(tensor_args.dense)
-    if tensor_args.layout is not None:
-        terms.append(BlockSparse(tensor_args.layout, problem.block_size).visible(M, N, device))
-    if not terms:
-        return None
-    conjunction = terms[0]
-    for term in terms[1:]:
-        conjunction = conjunction & term
-    return conjunction.expand(-1, -1, M, N)
+def _zero_dead_rows(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeroes dead keys and fully masked queries: they may hold NaN, and 0 * NaN is NaN."""
+    live = attn_mask.any(dim=2)
+    if live.shape[1] > 1:  # visible to some query head that shares the key head
+        live = live.unflatten(1, (k.shape[1], -1)).any(dim=2)
+    dead = ~live[..., None]
+    q = q.masked_fill(~attn_mask.any(dim=3, keepdim=True), 0.0)
+    return q, k.masked_fill(dead, 0.0), v.masked_fill(dead, 0.0)
 
 
-def _add_bias(s: Tensor, tensor_args: TensorArgs, problem: AttentionProblem) -> Tensor:
-    if tensor_args.bias is not None:
-        s = s + tensor_args.bias.to(s.dtype)
-    if tensor_args.alibi_slopes is not None:
-        i = torch.arange(problem.M, device=s.device)[:, None]
-        j = torch.arange(problem.N, device=s.device)
-        distance = (i + problem.alibi_offset - j).abs().to(s.dtype)
-        s = s - tensor_args.alibi_slopes.to(s.dtype)[:, None, None] * distance
+def _add_bias(problem: Problem, s: Tensor) -> Tensor:
+    M, N, scores = problem.shape.M, problem.shape.N, problem.scores
+    if scores.bias is not None:
+        s = s + scores.bias.to(s.dtype)
+    if scores.alibi_slopes is not None:
+        i, j = torch.arange(M, device=s.device)[:, None], torch.arange(N, device=s.device)
+        offset = scores.alibi_offset + (N - M if problem.mask.bottom_right else 0)
+        distance = (i + offset - j).abs().to(s.dtype)
+        s = s - scores.alibi_slopes.to(s.dtype)[:, None, None] * distance
     return s
 
 
-def _drop(
-    p: Tensor, tensor_args: TensorArgs, problem: AttentionProblem, first_batch: int
-) -> Tensor:
-    if problem.dropout_p == 1.0:
+def _drop(problem: Problem, p: Tensor, first_batch: int) -> Tensor:
+    dropout_p, seed = problem.scores.dropout_p, problem.scores.seed
+    if dropout_p == 1.0:
         return p * 0.0
-    assert tensor_args.seed is not None
+    assert seed is not None
     B, H, M, N = p.shape
-    kept = philox.keep_mask(tensor_args.seed, B, H, M, N, problem.dropout_p, first_batch)
-    return torch.where(kept, p * philox.keep_factor(problem.dropout_p), 0.0)
+    keep = philox.keep_mask(seed, B, H, M, N, dropout_p, first_batch)
+    return torch.where(keep, p * philox.keep_factor(dropout_p), 0.0)

@@ -75,7 +75,7 @@ def mask_mod(case: Case) -> MaskMod:
 def _mod(constraint: Constraint, M: int, N: int) -> MaskMod:
     match constraint:
         case Window():
-            return _in_band(*constraint.diagonals(M, N))
+            return _in_band(*constraint.diagonals(constraint.offset(M, N)))
         case KeyRange(start, end):
             return _in_range(start, end)
         case Segments(q_ids, k_ids):

@@ -17,8 +17,8 @@ from transformer_kernels.backends.triton.config import Kernel, Tile
 from transformer_kernels.bench.clocks import clock_for
 from transformer_kernels.bench.timer import Budget, Interleaver
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem import SavedForBackward
-from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem import Saved
+from transformer_kernels.problem.dense import dense_problem
 
 KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq")
 Outputs = tuple[Tensor, ...]
@@ -203,10 +203,9 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
     )
     prepared = []
     for mask in (None, Mask.causal()):
-        problem, tensor_args = build_problem(q, k, v, mask, None, None, None, 0.0, None, None)
-        call = launch.prepare(q, k, v, tensor_args, problem)
+        call = launch.prepare(dense_problem(q, k, v, mask=mask), q, k, v)
         o, lse, _ = launch.forward(call)
-        saved = SavedForBackward(q, k, v, o, lse, None)
+        saved = Saved(q, k, v, o, lse, None)
         prepared.append((call, launch.prepare_backward(call, do, None, saved)))
 
     def run() -> Outputs:

@@ -7,6 +7,8 @@ slower and needs M x N memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,49 +18,59 @@ from torch.autograd import forward_ad
 from transformer_kernels import torch_private
 from transformer_kernels.argument_checks import savable
 from transformer_kernels.backends import Backend, FusedBackend, ReferenceBackend
-from transformer_kernels.backends.reference import reference_attention, reference_decode
-from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
+from transformer_kernels.backends.base import Gradients, Outputs
+from transformer_kernels.backends.reference import reference_attention
+from transformer_kernels.problem import Problem, Saved
+
+_Names = tuple[str, ...]
+
+_INPUTS = 7
+"""Inputs of `FusedAttention` before the tensors among the options."""
 
 
 def attend(
-    backend: Backend,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensor_args: TensorArgs,
-    problem: AttentionProblem,
+    backend: Backend, problem: Problem, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns (o, lse), differentiable. Runs the reference under torch.func and forward-mode AD."""
-    if isinstance(backend, ReferenceBackend) or _is_transformed(
-        q, k, v, tensor_args.bias, tensor_args.alibi_slopes
-    ):
-        return reference_attention(savable(q), savable(k), savable(v), tensor_args, problem)
-    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, tensor_args.bias))
+    bias, slopes = problem.scores.bias, problem.scores.alibi_slopes
+    if isinstance(backend, ReferenceBackend) or _is_transformed(q, k, v, bias, slopes):
+        return reference_attention(problem, savable(q), savable(k), savable(v))
+    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, bias))
     if not (needs_grad and torch.is_grad_enabled()):
-        o, lse, _ = backend.forward(q, k, v, tensor_args, problem)
+        o, lse, _ = backend.forward(problem, q, k, v)
         return o, lse
-    q, k, v = savable(q), savable(k), savable(v)
-    tensor_args = TensorArgs(*(None if x is None else savable(x) for x in tensor_args))
-    # torch.compile rejects an autograd.Function with the same tensor in two arguments.
-    v = v.view_as(v) if v is q or v is k else v
-    k = k.view_as(k) if k is q else k
-    if tensor_args.k_segments is not None and tensor_args.k_segments is tensor_args.q_segments:
-        tensor_args = tensor_args._replace(
-            k_segments=tensor_args.k_segments.view_as(tensor_args.k_segments)
-        )
-    o, lse = FusedAttention.apply(backend, problem, q, k, v, *tensor_args)  # type: ignore[no-untyped-call]
+    o, lse = attach(FusedAttention.apply, backend, problem, None, q, k, v)
     return o, lse
 
 
-def decode(
-    backend: Backend, q: Tensor, cache: KVCache, problem: AttentionProblem
-) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse). Runs the reference, the only differentiable backend, under transforms."""
-    if isinstance(backend, ReferenceBackend) or _is_transformed(
-        q, cache.k, cache.v, cache.alibi_slopes
-    ):
-        return reference_decode(q, cache, problem)
-    return backend.decode(q, cache, problem)
+def attach(
+    apply: Callable[..., Any],
+    backend: FusedBackend,
+    problem: Problem,
+    computed: Outputs | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Any:
+    """Returns what `apply`, that of `FusedAttention`, returns: results with their backward pass."""
+    options = problem.tensors()
+    tensors = [q, k, v, *options.values()]
+    if computed is None and torch.compiler.is_compiling():
+        tensors = _distinct_objects(tensors)
+    elif any(map(Tensor.is_inference, tensors)):
+        tensors = [savable(x) for x in tensors]
+    if computed is None:
+        problem = problem.with_tensors(dict.fromkeys(options))
+    return apply(backend, problem, tuple(options), computed, *tensors)
+
+
+def _distinct_objects(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views a tensor that occurs again: torch.compile rejects an autograd.Function with the same
+    tensor in two arguments."""
+    distinct: list[Tensor] = []
+    for x in tensors:
+        distinct.append(x.view_as(x) if any(x is other for other in distinct) else x)
+    return distinct
 
 
 def _is_transformed(*tensors: Tensor | None) -> bool:
@@ -71,60 +83,55 @@ def _is_transformed(*tensors: Tensor | None) -> bool:
 
 
 class FusedAttention(torch.autograd.Function):
-    """Forward kernel: (o, lse), differentiable in q, k, v and bias."""
+    """Forward kernel: (o, lse), differentiable in q, k, v and bias; o alone if it is `computed`.
+
+    Autograd must see the tensors among the options: they are arguments, and `names` are theirs.
+    `problem` lacks them, except after a direct call, where taking them out would cost time.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         backend: FusedBackend,
-        problem: AttentionProblem,
+        problem: Problem,
+        names: _Names,
+        computed: Outputs | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *tensor_args: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        o, lse, block_mask = backend.forward(q, k, v, TensorArgs(*tensor_args), problem)
-        ctx.save_for_backward(q, k, v, o, lse, block_mask, *tensor_args)
-        ctx.backend, ctx.problem = backend, problem
+        *options: Tensor,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        outputs = computed
+        if outputs is None:
+            outputs = backend.forward(_joined(problem, names, options), q, k, v)
+        o, lse, block_mask = outputs
+        ctx.save_for_backward(q, k, v, o, lse, block_mask, *options)
+        ctx.call = backend, problem, names, computed is not None
+        if computed is not None:
+            return o
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        do, dlse = output_grads
+    def backward(
+        ctx: Any, do: Tensor | None, dlse: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
         if do is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
-        q, k, v, o, lse, block_mask, *tensor_args = ctx.saved_tensors
+        q, k, v, o, lse, block_mask, *options = ctx.saved_tensors
+        saved = Saved(q, k, v, o, lse, block_mask)
         do = torch.zeros_like(o) if do is None else do
-        saved = SavedForBackward(q, k, v, o, lse, block_mask)
-        grads = first_order(
-            ctx.backend,
-            ctx.problem,
-            do,
-            dlse,
-            saved,
-            TensorArgs(*tensor_args),
-            ctx.needs_input_grad[5],
-        )
-        return None, None, *grads, *(None,) * (len(tensor_args) - 1)
-
-
-def first_order(
-    backend: FusedBackend,
-    problem: AttentionProblem,
-    do: Tensor,
-    dlse: Tensor | None,
-    saved: SavedForBackward,
-    tensor_args: TensorArgs,
-    bias_needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Returns (dq, dk, dv, dbias), differentiable themselves under `create_graph=True`."""
-    if torch.is_grad_enabled():
-        grads: tuple[Tensor, Tensor, Tensor, Tensor | None] = FusedAttentionBackward.apply(  # type: ignore[no-untyped-call]
-            backend, problem, bias_needs_grad, do, dlse, *saved, *tensor_args
-        )
-        return grads
-    return backend.backward(do, dlse, saved, tensor_args, problem, bias_needs_grad=bias_needs_grad)
+        backend, problem, names, is_whole = ctx.call
+        wants_bias = "bias" in names and ctx.needs_input_grad[_INPUTS + names.index("bias")]
+        if torch.is_grad_enabled():  # create_graph=True
+            call = backend, problem, names, wants_bias
+            grads = FusedAttentionBackward.apply(*call, do, dlse, *saved, *options)  # type: ignore[no-untyped-call]
+        else:
+            problem = problem if is_whole else _joined(problem, names, options)
+            grads = backend.backward(problem, saved, do, dlse, bias_needs_grad=wants_bias)
+        dq, dk, dv, dbias = grads
+        option_grads = [dbias if name == "bias" else None for name in names]
+        return None, None, None, None, dq, dk, dv, *option_grads
 
 
 class FusedAttentionBackward(torch.autograd.Function):
@@ -134,7 +141,8 @@ class FusedAttentionBackward(torch.autograd.Function):
     def forward(
         ctx: Any,
         backend: FusedBackend,
-        problem: AttentionProblem,
+        problem: Problem,
+        names: _Names,
         bias_needs_grad: bool,
         do: Tensor,
         dlse: Tensor | None,
@@ -144,68 +152,69 @@ class FusedAttentionBackward(torch.autograd.Function):
         o: Tensor,
         lse: Tensor,
         block_mask: Tensor | None,
-        *tensor_args: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        ctx.save_for_backward(do, dlse, q, k, v, *tensor_args)
-        ctx.problem, ctx.bias_needs_grad = problem, bias_needs_grad
+        *options: Tensor,
+    ) -> Gradients:
+        ctx.save_for_backward(do, dlse, q, k, v, *options)
+        ctx.problem, ctx.names, ctx.bias_needs_grad = problem, names, bias_needs_grad
         ctx.set_materialize_grads(False)
-        saved = SavedForBackward(q, k, v, o.detach(), lse.detach(), block_mask)
-        return backend.backward(
-            do, dlse, saved, TensorArgs(*tensor_args), problem, bias_needs_grad=bias_needs_grad
-        )
+        saved = Saved(q, k, v, o.detach(), lse.detach(), block_mask)
+        problem = _joined(problem, names, options)
+        return backend.backward(problem, saved, do, dlse, bias_needs_grad=bias_needs_grad)
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        do, dlse, q, k, v, *rest = ctx.saved_tensors
-        ddo, ddlse, ddq, ddk, ddv, ddbias = _second_order(
-            do, dlse, q, k, v, TensorArgs(*rest), ctx.problem, ctx.bias_needs_grad, output_grads
-        )
+        do, dlse, q, k, v, *options = ctx.saved_tensors
+        problem = _joined(ctx.problem, ctx.names, options)
+        grads = _second_order(problem, do, dlse, q, k, v, ctx.bias_needs_grad, output_grads)
+        ddo, ddlse, ddq, ddk, ddv = (grads.get(name) for name in ("do", "dlse", "q", "k", "v"))
+        option_grads = [grads.get(name) for name in ctx.names]
         return (
-            None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, ddbias,
-            *(None,) * (len(rest) - 1),
+            None, None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, *option_grads,
         )  # fmt: skip
 
 
+def _joined(problem: Problem, names: _Names, tensors: Sequence[Tensor]) -> Problem:
+    return problem.with_tensors(dict(zip(names, tensors, strict=True))) if names else problem
+
+
 def _second_order(
+    problem: Problem,
     do: Tensor,
     dlse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensor_args: TensorArgs,
-    problem: AttentionProblem,
     bias_needs_grad: bool,
-    output_grads: tuple[Tensor | None, ...],
-) -> list[Tensor | None]:
-    """Gradients of <(dq, dk, dv, dbias), output_grads> in do, dlse, q, k, v and bias.
+    output_grads: Sequence[Tensor | None],
+) -> dict[str, Tensor | None]:
+    """Gradients of <(dq, dk, dv, dbias), output_grads>, by the names of the inputs.
 
     o and lse depend on q, k, v and bias, so the reference rebuilds the first-order graph from them.
     In grad mode (`create_graph=True`) the result is differentiable again.
     """
     create_graph = torch.is_grad_enabled()
+    given = {"do": do, "dlse": dlse, "q": q, "k": k, "v": v, "bias": problem.scores.bias}
     with torch.enable_grad():
-        do, q, k, v = (_distinct(x, create_graph) for x in (do, q, k, v))
-        dlse = None if dlse is None else _distinct(dlse, create_graph)
-        bias = None if tensor_args.bias is None else _distinct(tensor_args.bias, create_graph)
-        o, lse = reference_attention(q, k, v, tensor_args._replace(bias=bias), problem)
+        x = {n: _distinct(t, create_graph) for n, t in given.items() if t is not None}
+        scores = problem.scores._replace(bias=x.get("bias"))
+        outputs = reference_attention(replace(problem, scores=scores), x["q"], x["k"], x["v"])
+        differentiable = ("q", "k", "v", "bias") if bias_needs_grad else ("q", "k", "v")
         first = torch.autograd.grad(
-            [o] if dlse is None else [o, lse],
-            [q, k, v, bias] if bias is not None and bias_needs_grad else [q, k, v],
-            [do] if dlse is None else [do, dlse],
+            outputs if "dlse" in x else outputs[:1],
+            [x[name] for name in differentiable],
+            [x[name] for name in ("do", "dlse") if name in x],
             create_graph=True,
             materialize_grads=True,
         )
         pairs = [(g, c) for g, c in zip(first, output_grads, strict=False) if c is not None]
-        inputs = [do, dlse, q, k, v, bias]
         second = torch.autograd.grad(
             [g for g, _ in pairs],
-            [x for x in inputs if x is not None],
+            list(x.values()),
             [c for _, c in pairs],
             create_graph=create_graph,
             allow_unused=True,
         )
-    grads = iter(second)
-    return [None if x is None else next(grads) for x in inputs]
+    return dict(zip(x, second, strict=True))
 
 
 def _distinct(x: Tensor, keep_graph: bool) -> Tensor:

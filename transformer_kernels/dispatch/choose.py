@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import shown
 from transformer_kernels.backends import BACKENDS, Backend
-from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.problem import Problem
 
 
 def names() -> tuple[str, ...]:
@@ -16,7 +16,7 @@ def names() -> tuple[str, ...]:
     return ("auto", *(backend.name for backend in BACKENDS))
 
 
-def choose(problem: AttentionProblem, name: str) -> Backend:
+def choose(problem: Problem, name: str) -> Backend:
     """Returns the named backend, or for "auto" the first one that supports the problem.
 
     Raises ValueError with all reasons if the named backend does not support the problem. A named
@@ -47,7 +47,7 @@ def _candidates(name: str) -> tuple[Backend, ...]:
 class Explanation:
     """Result of `explain`. `str()` of it is a readable report."""
 
-    problem: AttentionProblem
+    problem: Problem
     chosen: str | None
     """Name of the backend that would run; None if no backend supports the call."""
     kernel: str | None
@@ -56,10 +56,11 @@ class Explanation:
     """For each backend the reasons why it does not support the call; empty if it does."""
 
     def __str__(self) -> str:
-        p = self.problem
+        p, kind = self.problem.shape, self.problem.layout.kind
         lines = [
             f"q ({p.B}, {p.H_q}, {p.M}, {p.D})  k ({p.B}, {p.H_kv}, {p.N}, {p.D})  "
-            f"v ({p.B}, {p.H_kv}, {p.N}, {p.D_v})  {p.dtype} on {p.device}",
+            f"v ({p.B}, {p.H_kv}, {p.N}, {p.D_v})  {p.dtype} on {p.device}"
+            + ("" if kind == "dense" else f"  ({kind})"),
             f"runs: {self.chosen} ({self.kernel})" if self.chosen else "runs: nothing",
         ]
         for name, reasons in self.reasons.items():
@@ -69,19 +70,17 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explanation(
-    problem: AttentionProblem, name: str, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
-) -> Explanation:
+def explanation(problem: Problem, name: str, q: Tensor, k: Tensor, v: Tensor) -> Explanation:
     """Explains the choice of `choose`, with the reasons of every backend."""
     reasons = _reasons(problem)
     chosen = next((b for b in _candidates(name) if not reasons[b.name]), None)
     return Explanation(
         problem,
         None if chosen is None else chosen.name,
-        None if chosen is None else chosen.kernel(problem, q, k, v, tensor_args),
+        None if chosen is None else chosen.kernel(problem, q, k, v),
         reasons,
     )
 
 
-def _reasons(problem: AttentionProblem) -> dict[str, tuple[str, ...]]:
+def _reasons(problem: Problem) -> dict[str, tuple[str, ...]]:
     return {b.name: tuple(b.unsupported_reasons(problem)) for b in BACKENDS}

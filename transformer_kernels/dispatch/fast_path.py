@@ -1,48 +1,31 @@
-"""CPU fast path: plain calls bypass torch's dispatcher.
+"""CPU fast path of a plain call: no checks, no objects, no torch dispatcher.
 
-A registered operator costs about 10 us per call, and the checks and objects around it as much. That
-exceeds the time of a short attention. csrc/bindings/fast_path calls the same kernels in a few
-microseconds. It declines every call that is not plainly valid; the general path then runs the call
-or raises its error.
+They cost more than the kernel of a short attention. A call that is not plainly valid is declined;
+the general path then runs it or raises its error.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from transformer_kernels import torch_private
-from transformer_kernels.argument_checks import savable
-from transformer_kernels.backends import CpuBackend, schema
-from transformer_kernels.backends.native import extension
-from transformer_kernels.dispatch.autograd import first_order
+from transformer_kernels.backends import CpuBackend
+from transformer_kernels.backends.base import Outputs
+from transformer_kernels.backends.native import direct
+from transformer_kernels.dispatch.autograd import FusedAttention, attach
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import ResolvedMask, resolve
-from transformer_kernels.problem import SavedForBackward, TensorArgs
-from transformer_kernels.problem.attention import build_problem
-from transformer_kernels.problem.decode import decode_diagonals
-from transformer_kernels.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
+from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
+from transformer_kernels.problem import Layout, Problem, shape_of
+from transformer_kernels.problem.cache import resolve_cache_mask
+from transformer_kernels.problem.layout import DENSE
+from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
 
-if extension.unavailable_reason() is None:
-    direct_forward = extension.compiled.direct_forward
-    direct_backward = extension.compiled.direct_backward
-    direct_decode = extension.compiled.direct_decode
-
-_ALL_VISIBLE = ResolvedMask()
 _CPU = CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
-
-
-def unavailable_reason() -> str | None:
-    """Returns the reason why the fast path is disabled; None if it is enabled."""
-    if MISSING_FOR_FAST_PATH:
-        return f"torch {torch.__version__} lacks {', '.join(MISSING_FOR_FAST_PATH)}"
-    return extension.unavailable_reason()
+_apply = torch_private.apply_of(FusedAttention)
 
 
 def attend(
@@ -53,33 +36,29 @@ def attend(
     A plain call has CPU tensors of no subclass, D = D_v and any mask. `grouped` is True if k and v
     may have fewer heads than q.
     """
-    if unavailable_reason() is not None or calls_are_observed():
+    if not direct.is_allowed():
         return None
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
         return None
     resolved = _resolve(mask, q, k) if q.is_cpu else None
     if resolved is None:
         return None
+    scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    problem = lse = None
     try:
         o, block_mask = torch.empty_like(q), _empty_block_mask(resolved, q, k)
-        lse = torch.empty(*q.shape[:-1], dtype=_statistics_dtype(q)) if needs_grad else None
-    except (RuntimeError, TypeError):  # unchecked tensors; the general path names what is wrong
+        if needs_grad:
+            shape = shape_of(q, k, v)
+            problem = Problem(shape, resolved, scores)
+            lse = torch.empty(shape.B, shape.H_q, shape.M, dtype=shape.accumulate_dtype)
+    except (RuntimeError, TypeError, ValueError):  # unchecked; the general path names what is wrong
         return None
-    if not direct_forward(q, k, v, *resolved, block_mask, scale, grouped, o, lse):
+    if not direct.launch_forward(q, k, v, scores, resolved, DENSE, block_mask, grouped, o, lse):
         return None
-    if lse is None:
+    if problem is None or lse is None:
         return o
-    computed = o, lse, block_mask
-    result: Tensor
-    try:
-        result = _apply(q, k, v, computed, resolved, scale)
-    except RuntimeError:
-        if not any(isinstance(x, Tensor) and x.is_inference() for x in (q, k, v, *resolved)):
-            raise
-        q, k, v = savable(q), savable(k), savable(v)
-        resolved = ResolvedMask._make(savable(x) if isinstance(x, Tensor) else x for x in resolved)
-        result = _apply(q, k, v, (o.detach(), lse, block_mask), resolved, scale)
+    result: Tensor = attach(_apply, _CPU, problem, Outputs(o, lse, block_mask), q, k, v)
     return result
 
 
@@ -93,7 +72,7 @@ def decode(
     scale: float | None,
 ) -> Tensor | None:
     """Returns o of an `attention_decode` call; None if the call needs the general path."""
-    if unavailable_reason() is not None or calls_are_observed():
+    if not direct.is_allowed():
         return None
     if not (
         type(q) in _PLAIN_TYPES
@@ -103,8 +82,7 @@ def decode(
         and (block_table is None or type(block_table) is Tensor)
     ):
         return None
-    diagonals = _diagonals(mask)
-    if diagonals is None or not q.is_cpu:
+    if not (q.is_cpu and _is_plain_cache_mask(mask)):
         return None
     if torch.is_grad_enabled() and (
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
@@ -114,14 +92,16 @@ def decode(
         o = torch.empty_like(q)
     except RuntimeError:
         return None
-    given = q, k_cache, v_cache, cache_seqlens, block_table
-    return o if direct_decode(*given, *diagonals, scale, o) else None
+    scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
+    layout = Layout(None, None, 0, 0, cache_seqlens, block_table)
+    options = scores, resolve_cache_mask(mask), layout
+    return o if direct.launch_forward(q, k_cache, v_cache, *options, None, True, o, None) else None
 
 
 def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
     """Resolves the mask; None if it does not fit the sizes or is on another device."""
     if mask is None:
-        return _ALL_VISIBLE
+        return ALL_VISIBLE
     if type(mask) is not Mask:
         return None
     try:
@@ -132,66 +112,16 @@ def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
         return None
 
 
-def _diagonals(mask: Mask | None) -> tuple[int, int] | None:
-    """Returns the diagonals of bottom-right aligned windows; None for any other mask."""
-    plain = mask is None or (
+def _is_plain_cache_mask(mask: Mask | None) -> bool:
+    """True for bottom-right aligned windows."""
+    return mask is None or (
         type(mask) is Mask
         and all(type(one) is Window and one.align == "bottom_right" for one in mask.constraints)
     )
-    return decode_diagonals(mask) if plain else None
 
 
 def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | None:
     """Allocates the block mask; None if the mask needs none."""
-    if not schema.needs_block_mask(resolved):
+    if not resolved.has_element_mask:
         return None
-    shape = schema.block_mask_shape(q, k, resolved.q_segments, resolved.dense, resolved.layout)
-    return torch.empty(shape, dtype=torch.uint8)
-
-
-def _statistics_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype is torch.float64 else torch.float32
-
-
-class DirectAttention(torch.autograd.Function):
-    """Attaches the backward pass to an o that is already computed.
-
-    It saves the same tensors in the same order as `autograd.FusedAttention`: activation
-    checkpointing compares the saved tensors of two passes, and one of them may take the general
-    path.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        computed: tuple[Tensor, Tensor, Tensor | None],
-        resolved: ResolvedMask,
-        scale: float | None,
-    ) -> Tensor:
-        o, lse, block_mask = computed
-        low, high, *tensors, block_size = resolved
-        ctx.save_for_backward(q, k, v, o, lse, block_mask, *tensors)
-        ctx.scalars = low, high, block_size, scale
-        return o
-
-    @staticmethod
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse, block_mask, *tensors = ctx.saved_tensors
-        low, high, block_size, scale = ctx.scalars
-        if not (torch.is_grad_enabled() or calls_are_observed()):
-            dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            resolved = ResolvedMask._make((low, high, *tensors, block_size))
-            if direct_backward(q, k, v, *resolved, block_mask, scale, o, lse, do, dq, dk, dv):
-                return dq, dk, dv, None, None, None
-        problem, _ = build_problem(q, k, v, None, None, scale, None, 0.0, None, None)
-        problem = replace(problem, diagonal_low=low, diagonal_high=high, block_size=block_size)
-        saved = SavedForBackward(q, k, v, o, lse, block_mask)
-        tensor_args = TensorArgs(None, None, None, *tensors)
-        grads = first_order(_CPU, problem, do, None, saved, tensor_args, False)
-        return *grads[:3], None, None, None
-
-
-_apply = torch_private.apply_of(DirectAttention)
+    return torch.empty(resolved.block_mask_shape(q.shape[2], k.shape[2]), dtype=torch.uint8)

@@ -8,13 +8,11 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch import fast_path
-from transformer_kernels.dispatch.autocast import cast_for_autocast, without_autocast
-from transformer_kernels.dispatch.autograd import attend
-from transformer_kernels.dispatch.choose import choose
+from transformer_kernels.dispatch.autocast import cast_for_autocast
+from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.sinks import join_sinks
 
 
 @overload
@@ -119,12 +117,9 @@ def attention(
             return plain_o
     check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
-    problem, tensor_args = build_problem(
-        q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks
-    )
-    chosen = choose(problem, backend)
-    with without_autocast(q.device.type):
-        o, lse = attend(chosen, q, k, v, tensor_args, problem)
-    if sinks is not None:
-        o, lse = join_sinks(o, lse, sinks)
+    problem = dense_problem(
+        q, k, v, mask=mask, sinks=sinks,
+        bias=bias, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
+    )  # fmt: skip
+    o, lse = run(problem, q, k, v, sinks=sinks, backend=backend)
     return (o, lse) if return_lse else o

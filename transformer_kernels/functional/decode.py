@@ -8,13 +8,10 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch import fast_path
-from transformer_kernels.dispatch.autocast import without_autocast
-from transformer_kernels.dispatch.autograd import decode
-from transformer_kernels.dispatch.choose import choose
+from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.decode import build_decode_problem, check_no_gradient
+from transformer_kernels.problem.cache import cache_problem, check_no_gradient
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.sinks import join_sinks
 
 
 @overload
@@ -132,12 +129,9 @@ def attention_decode(
         check_no_gradient(
             {"q": q, "k_cache": k_cache, "v_cache": v_cache, "bias": bias, "sinks": sinks}
         )
-    problem, cache = build_decode_problem(
-        q, k_cache, v_cache, cache_seqlens, block_table, mask, bias, scale, softcap, sinks
-    )
-    chosen = choose(problem, backend)
-    with without_autocast(q.device.type):
-        o, lse = decode(chosen, q, cache, problem)
-    if sinks is not None:
-        o, lse = join_sinks(o, lse, sinks)
+    problem = cache_problem(
+        q, k_cache, v_cache, cache_seqlens, block_table,
+        mask=mask, sinks=sinks, bias=bias, scale=scale, softcap=softcap,
+    )  # fmt: skip
+    o, lse = run(problem, q, k_cache, v_cache, sinks=sinks, backend=backend)
     return (o, lse) if return_lse else o

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
-from transformer_kernels.argument_checks import check_bool
+from transformer_kernels.argument_checks import check_bool, shown
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.choose import Explanation, explanation
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.attention import build_problem
-from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.functional.attention import attention
+from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.functional.varlen import attention_varlen
+from transformer_kernels.problem.cache import cache_problem, check_no_gradient
+from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.problem.varlen import one_entry, varlen_problem
 
 
 def explain(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
-    mask: Mask | None = None,
-    bias: Tensor | Alibi | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    sinks: Tensor | None = None,
-    return_lse: bool = False,
-    backend: str = "auto",
+    *args: Any,
+    operator: Callable[..., Any] = attention,
+    **arguments: Any,
 ) -> Explanation:
-    """Explains which backend and kernel `attention` would run, and why each other one would not.
+    """Explains which backend and kernel a call would run, and why each other one would not.
 
     Nothing is computed, and no seed is drawn from torch's generator.
 
+    >>> print(explain(q, k, v, mask=Mask.causal()))
+    >>> print(explain(q, k_cache, v_cache, cache_seqlens, operator=attention_decode))
+
     Args:
-        q: as for `attention`, like all other arguments.
-        k: as for `attention`.
-        v: as for `attention`.
-        mask: as for `attention`.
-        bias: as for `attention`.
-        scale: as for `attention`.
-        softcap: as for `attention`.
-        dropout_p: as for `attention`.
-        seed: as for `attention`.
-        sinks: as for `attention`.
-        return_lse: as for `attention`; does not affect the choice.
-        backend: "auto", or the name of the only backend to consider.
+        q: as for the operator, like all arguments but `operator`.
+        k: as for the operator: keys, or a key cache.
+        v: as for the operator: values, or a value cache.
+        args: further positional arguments of the operator.
+        operator: `attention`, `attention_varlen` or `attention_decode`.
+        arguments: keyword arguments of the operator. `backend` is the only backend to consider,
+            or "auto".
 
     Returns:
         An `Explanation` with the chosen backend (None if no backend supports the call), its kernel,
@@ -51,13 +49,28 @@ def explain(
         readable report.
 
     Raises:
-        TypeError, ValueError: as for `attention` if an argument is invalid.
+        TypeError, ValueError: as for the operator if an argument is invalid.
+        ValueError: the operator is not one of the three.
     """
-    check_bool("return_lse", return_lse)
+    if operator not in (attention, attention_varlen, attention_decode):
+        raise ValueError(
+            "operator must be attention, attention_varlen or attention_decode, "
+            f"got {shown(operator)}"
+        )
+    call = inspect.signature(operator).bind(q, k, v, *args, **arguments)
+    call.apply_defaults()
+    options = call.arguments
+    backend = options.pop("backend")
+    check_bool("return_lse", options.pop("return_lse"))
+    if operator is attention_decode:
+        given = {name: options[name] for name in ("q", "k_cache", "v_cache", "bias", "sinks")}
+        if backend != "reference":
+            check_no_gradient(given)
+        return explanation(cache_problem(**options), backend, q, k, v)
     q, k, v = cast_for_autocast(q, k, v)
-    # A fixed seed: explain must not advance torch's generator.
-    seed = 0 if seed is None else seed
-    problem, tensor_args = build_problem(
-        q, k, v, mask, bias, scale, softcap, dropout_p, seed, sinks
-    )
-    return explanation(problem, backend, q, k, v, tensor_args)
+    options.update(q=q, k=k, v=v)
+    if options["seed"] is None:
+        options["seed"] = 0  # drawing a seed would advance torch's generator
+    if operator is attention:
+        return explanation(dense_problem(**options), backend, q, k, v)
+    return explanation(varlen_problem(**options), backend, *map(one_entry, (q, k, v)))

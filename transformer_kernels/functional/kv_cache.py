@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.argument_checks import check_tensor, is_inference, values_are_readable
+from transformer_kernels.problem.cache import check_cache
 from transformer_kernels.problem.checks import DTYPES
-from transformer_kernels.problem.decode import check_cache
 from transformer_kernels.storage import check_storage
 
 _NAMES = ("k", "k_cache", "v_cache")

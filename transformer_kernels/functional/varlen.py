@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
-from transformer_kernels.dispatch.autocast import cast_for_autocast, without_autocast
-from transformer_kernels.dispatch.autograd import attend
-from transformer_kernels.dispatch.choose import choose
+from transformer_kernels.dispatch.autocast import cast_for_autocast
+from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.varlen import build_varlen_problem, one_entry
+from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.sinks import join_sinks
 
 
 @overload
@@ -127,17 +124,11 @@ def attention_varlen(
     """
     check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
-    problem, tensor_args = build_varlen_problem(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        mask, bias, scale, softcap, dropout_p, seed, sinks,
+    problem = varlen_problem(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        mask=mask, sinks=sinks,
+        bias=bias, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
     )  # fmt: skip
-    chosen = choose(problem, backend)
-    with without_autocast(q.device.type):
-        o, lse = attend(chosen, one_entry(q), one_entry(k), one_entry(v), tensor_args, problem)
-    if sinks is not None:
-        o, lse = join_sinks(o, lse, sinks)
-        row = torch.arange(q.shape[0], device=q.device)
-        assert tensor_args.cu_seqlens_q is not None
-        lse = lse.masked_fill(row >= tensor_args.cu_seqlens_q[-1], float("-inf"))
+    o, lse = run(problem, *map(one_entry, (q, k, v)), sinks=sinks, backend=backend)
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o

@@ -34,9 +34,16 @@ class Window:
     right: int | None
     align: Align
 
-    def diagonals(self, M: int, N: int) -> tuple[int | None, int | None]:
+    @property
+    def is_bounded(self) -> bool:
+        return self.left is not None or self.right is not None
+
+    def offset(self, M: int, N: int) -> int:
+        """Returns d."""
+        return N - M if self.align == "bottom_right" else 0
+
+    def diagonals(self, d: int) -> tuple[int | None, int | None]:
         """Returns (low, high) with i + low <= j <= i + high visible; None if unbounded."""
-        d = N - M if self.align == "bottom_right" else 0
         low = None if self.left is None else d - self.left
         high = None if self.right is None else d + self.right
         return low, high
@@ -46,7 +53,7 @@ class Window:
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         offset = torch.arange(N, device=device)[None, :] - torch.arange(M, device=device)[:, None]
-        low, high = self.diagonals(M, N)
+        low, high = self.diagonals(self.offset(M, N))
         visible = torch.ones(M, N, dtype=torch.bool, device=device)
         if low is not None:
             visible = visible & (offset >= low)

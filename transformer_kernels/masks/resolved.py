@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from transformer_kernels.masks.constraints import (
     UNBOUNDED,
+    Align,
     BlockSparse,
+    Constraint,
     Dense,
     KeyRange,
     Segments,
@@ -20,53 +22,99 @@ from transformer_kernels.masks.constraints import (
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.storage import check_storage
 
+BLOCK_MASK_SIZE = 64
+"""Queries and keys per block-mask entry; equals kBlockMaskSize in csrc/common/mask.h."""
+
 _Ids = tuple[Tensor, Tensor]
 
 
 class ResolvedMask(NamedTuple):
-    """Mask resolved against the sizes of a call.
+    """Mask resolved against the sizes of a call. Annotations are those of `problem.fields`.
 
-    A pair is visible if i + diagonal_low <= j <= i + diagonal_high and every constraint below that
-    is not None holds. Diagonals that hide every pair are UNBOUNDED and -UNBOUNDED: the keys of all
-    rows together are then an empty interval too.
+    A pair is visible if i + d + diagonal_low <= j <= i + d + diagonal_high and every constraint
+    below that is not None holds. Diagonals that hide every pair are UNBOUNDED and -UNBOUNDED: the
+    keys of all rows together are then an empty interval too.
     """
 
     diagonal_low: int = -UNBOUNDED
     diagonal_high: int = UNBOUNDED
-    key_start: Tensor | None = None
-    """(B,) int64: key_start[b] <= j"""
-    key_end: Tensor | None = None
-    """(B,) int64: j < key_end[b]"""
-    q_segments: Tensor | None = None
-    """(B, M) int64: q_segments[b, i] == k_segments[b, j]"""
-    k_segments: Tensor | None = None
-    """(B, N) int64"""
-    dense: Tensor | None = None
-    """bool, each dimension 1 or that of (B, H, M, N)"""
-    layout: Tensor | None = None
-    """bool (H or 1, ceil(M / block_size), ceil(N / block_size))"""
-    block_size: int = 0
+    bottom_right: bool = False
+    """Origin of the diagonals and of ALiBi: d = 0, or if True d = N - M of each sequence."""
+    key_start: Annotated[Tensor | None, "(B)", "dense"] = None
+    """int64: key_start[b] <= j"""
+    key_end: Annotated[Tensor | None, "(B)", "dense"] = None
+    """int64: j < key_end[b]"""
+    q_segments: Annotated[Tensor | None, "(B, M)", "dense"] = None
+    """int64: q_segments[b, i] == k_segments[b, j]"""
+    k_segments: Annotated[Tensor | None, "(B, N)", "dense"] = None
+    dense: Annotated[Tensor | None, "(1|B, 1|H_q, 1|M, 1|N)", "dense"] = None
+    """bool"""
+    layout: Annotated[Tensor | None, "(1|H_q, rows, columns)", "dense"] = None
+    """bool: layout[h, i // block_size, j // block_size]"""
+    block_size: Annotated[int, "", "dense"] = 0
+
+    @property
+    def has_element_mask(self) -> bool:
+        """True if the mask has segments, a dense mask or a layout, which need a block mask."""
+        return not (self.q_segments is None and self.dense is None and self.layout is None)
+
+    def block_mask_shape(self, M: int, N: int) -> tuple[int, ...]:
+        """Returns (B or 1, H_q or 1, row blocks, column blocks); (0,) without an element mask."""
+        if not self.has_element_mask:
+            return (0,)
+        B = 1 if self.q_segments is None else self.q_segments.shape[0]
+        H = 1
+        if self.dense is not None:
+            B, H = max(B, self.dense.shape[0]), self.dense.shape[1]
+        if self.layout is not None:
+            H = max(H, self.layout.shape[0])
+        return B, H, -(-M // BLOCK_MASK_SIZE), -(-N // BLOCK_MASK_SIZE)
+
+    def visible(self, M: int, N: int, device: torch.device) -> Tensor | None:
+        """Returns bool (1 or B, 1 or H_q, M, N), True = visible; None if everything is visible."""
+        visible: Tensor | None = None
+        for constraint in self._constraints():
+            one = constraint.visible(M, N, device)
+            visible = one if visible is None else visible & one
+        return None if visible is None else visible.expand(-1, -1, M, N)
+
+    def _constraints(self) -> Iterator[Constraint]:
+        if self.diagonal_low != -UNBOUNDED or self.diagonal_high != UNBOUNDED:
+            align: Align = "bottom_right" if self.bottom_right else "top_left"
+            yield Window(-self.diagonal_low, self.diagonal_high, align)
+        if self.key_end is not None:
+            yield KeyRange(self.key_start, self.key_end)
+        if self.q_segments is not None and self.k_segments is not None:
+            yield Segments(self.q_segments, self.k_segments)
+        if self.dense is not None:
+            yield Dense(self.dense)
+        if self.layout is not None:
+            yield BlockSparse(self.layout, self.block_size)
 
 
-def resolve(mask: Mask | None, B: int, H: int, M: int, N: int) -> ResolvedMask:
+ALL_VISIBLE = ResolvedMask()
+
+
+def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left") -> ResolvedMask:
     """Checks the mask against the sizes and merges constraints of the same kind.
+
+    The origin of the diagonals is the `align` of the windows. It is top-left if they differ, and
+    the argument `align` if there are no windows.
 
     Raises ValueError if a tensor of the mask does not fit the sizes.
     """
-    low, high = -UNBOUNDED, UNBOUNDED
+    windows: list[Window] = []
     start: Tensor | None = None
     end: Tensor | None = None
     ids: _Ids | None = None
     dense: Tensor | None = None
     layout: Tensor | None = None
     size = 0
-    for one in mask.constraints if mask is not None else ():
+    for one in mask.constraints:
         one.check(B, H, M, N)
         match one:
             case Window():
-                this_low, this_high = one.diagonals(M, N)
-                low = low if this_low is None else max(low, this_low)
-                high = high if this_high is None else min(high, this_high)
+                windows.append(one)
             case KeyRange():
                 if one.start is not None:
                     start = _merge(torch.maximum, start, _int64(one.start))
@@ -78,10 +126,39 @@ def resolve(mask: Mask | None, B: int, H: int, M: int, N: int) -> ResolvedMask:
                 dense = _merge(torch.bitwise_and, dense, one.attn_mask)
             case BlockSparse():
                 layout, size = _merge_blocks(layout, size, one, M, N)
-    if low > high:
-        low, high = UNBOUNDED, -UNBOUNDED
+    if windows:
+        align = windows[0].align
+        if len(windows) > 1 and any(window.align != align for window in windows):
+            align = "top_left"
+    low, high = _intersection(windows, align, N - M)
     q_ids, k_ids = (None, None) if ids is None else ids
-    return ResolvedMask(low, high, start, end, q_ids, k_ids, dense, layout, size)
+    bottom_right = align == "bottom_right"
+    return ResolvedMask(low, high, bottom_right, start, end, q_ids, k_ids, dense, layout, size)
+
+
+def resolve_windows(mask: Mask | None, align: Align) -> ResolvedMask:
+    """Merges windows of one `align`, for sequences of different sizes."""
+    low, high = _intersection(_windows(mask), align, 0)
+    return ResolvedMask(low, high, align == "bottom_right")
+
+
+def bounded_aligns(mask: Mask | None) -> set[Align]:
+    """Returns the origins of the windows that are bounded on a side."""
+    return {window.align for window in _windows(mask) if window.is_bounded}
+
+
+def _windows(mask: Mask | None) -> list[Window]:
+    return [] if mask is None else [one for one in mask.constraints if isinstance(one, Window)]
+
+
+def _intersection(windows: Sequence[Window], align: Align, shift: int) -> tuple[int, int]:
+    """Diagonals from the origin `align`. `shift` is that of windows with another origin."""
+    low, high = -UNBOUNDED, UNBOUNDED
+    for window in windows:
+        this_low, this_high = window.diagonals(0 if window.align == align else shift)
+        low = low if this_low is None else max(low, this_low)
+        high = high if this_high is None else min(high, this_high)
+    return (low, high) if low <= high else (UNBOUNDED, -UNBOUNDED)
 
 
 def _merge(merge: Callable[[Tensor, Tensor], Tensor], x: Tensor | None, y: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from transformer_kernels.argument_checks import (
 )
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.storage import check_storage
 
 DTYPES = FLOATS
@@ -99,7 +98,7 @@ def check_windows(mask: Mask | None, where: str) -> None:
             )
 
 
-def check_alibi_or_none(bias: Alibi | None, where: str) -> None:
+def check_alibi_or_none(bias: object, where: str) -> None:
     """Raises ValueError if the bias is a dense tensor. `where` completes the error message."""
     if isinstance(bias, Tensor):
         raise ValueError(f"bias must be alibi(slopes) or None {where}, got {shown(bias)}")

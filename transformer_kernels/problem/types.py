@@ -1,58 +1,23 @@
-"""Data types of a validated call, which dispatch and the backends share."""
+"""The validated call, which dispatch and the backends share."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.constraints import UNBOUNDED
+from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask
+from transformer_kernels.problem.layout import DENSE, Layout
+from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
 
 
-class TensorArgs(NamedTuple):
-    """Optional tensor arguments of a call, in the order of the operator schemas."""
-
-    bias: Tensor | None = None
-    """q's dtype or float32, 4-D, broadcastable to (B, H_q, M, N)."""
-    alibi_slopes: Tensor | None = None
-    """(H_q,) float32; float64 for float64 inputs."""
-    seed: Tensor | None = None
-    """Scalar int64; present if and only if dropout_p > 0."""
-    key_start: Tensor | None = None
-    key_end: Tensor | None = None
-    q_segments: Tensor | None = None
-    k_segments: Tensor | None = None
-    dense: Tensor | None = None
-    layout: Tensor | None = None
-    """key_start to layout are the tensors of `masks.resolved.ResolvedMask`."""
-    cu_seqlens_q: Tensor | None = None
-    """(B + 1,) int32, contiguous: sequence b has rows cu_seqlens[b] to cu_seqlens[b + 1] - 1. q, k,
-    v and their outputs then have one batch entry, which holds the rows of all sequences."""
-    cu_seqlens_k: Tensor | None = None
-    """The same for k and v; present if and only if cu_seqlens_q is."""
-
-
-class KVCache(NamedTuple):
-    """Key/value cache of a decode call: keys, values, lengths and the optional block table."""
-
-    k: Tensor
-    """(B, H_kv, N, D); paged: (pages, H_kv, page_size, D)."""
-    v: Tensor
-    """(B, H_kv, N, D_v); paged: (pages, H_kv, page_size, D_v)."""
-    cache_seqlens: Tensor
-    """(B,) int32, contiguous: positions in use. The others may hold any values."""
-    block_table: Tensor | None = None
-    """(B, max_pages) int32: position j of b is in page block_table[b, j // page_size]. Entries
-    after the last page in use may hold any values."""
-    alibi_slopes: Tensor | None = None
-    """(H_q,) float32; float64 for float64 inputs."""
-
-
-@dataclass(frozen=True)
-class AttentionProblem:
-    """Sizes and scalar arguments of one call. Symbols as in docs/attention.md.
+class Shape(NamedTuple):
+    """Sizes of one call. Symbols as in docs/attention.md.
 
     Packed sequences: B is their number, M and N are upper bounds of their lengths, and indices
     count within a sequence. Caches: N is the capacity per sequence.
@@ -67,23 +32,6 @@ class AttentionProblem:
     D_v: int
     dtype: torch.dtype
     device: torch.device
-    scale: float
-    softcap: float = 0.0
-    """0: no softcap."""
-    dropout_p: float = 0.0
-    diagonal_low: int = -UNBOUNDED
-    diagonal_high: int = UNBOUNDED
-    block_size: int = 0
-    alibi_offset: int = 0
-    """d in -slope * |i + d - j|."""
-    alibi_slopes_need_grad: bool = False
-    bottom_right: bool = False
-    """Packed sequences and caches: each sequence adds its own N - M to the diagonals and to
-    alibi_offset."""
-    is_cached: bool = False
-    """True if keys and values are a `KVCache`; each sequence uses its first positions."""
-    page_size: int = 0
-    """Positions per page of the cache; 0 if it is not paged."""
 
     @property
     def accumulate_dtype(self) -> torch.dtype:
@@ -91,7 +39,72 @@ class AttentionProblem:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
 
-class SavedForBackward(NamedTuple):
+def shape_of(q: Tensor, k: Tensor, v: Tensor, layout: Layout = DENSE) -> Shape:
+    """Returns the sizes of a call with these 4-D tensors."""
+    B, H_q, M, D = q.shape
+    _, H_kv, N, D_v = v.shape
+    if layout.cu_seqlens_q is not None:
+        B, M, N = layout.cu_seqlens_q.shape[0] - 1, layout.max_seqlen_q, layout.max_seqlen_k
+    elif layout.block_table is not None:
+        N *= layout.block_table.shape[1]
+    return Shape(B, H_q, H_kv, M, N, D, D_v, q.dtype, q.device)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Problem:
+    """One validated call, without q, k and v."""
+
+    shape: Shape
+    mask: ResolvedMask = ALL_VISIBLE
+    scores: ScoreOptions = PLAIN_SCORES
+    layout: Layout = DENSE
+
+    @property
+    def scale(self) -> float:
+        scale = self.scores.scale
+        return 1.0 / math.sqrt(self.shape.D) if scale is None else scale
+
+    def pack(self) -> tuple[Any, ...]:
+        """Returns the options in the order of `problem.fields.FIELDS`."""
+        return (*self.scores, *self.mask, *self.layout)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors among the options, by name."""
+        given: dict[str, Tensor] = {}
+        for group, default in (
+            (self.scores, PLAIN_SCORES),
+            (self.mask, ALL_VISIBLE),
+            (self.layout, DENSE),
+        ):
+            if group is not default:
+                for name, x in zip(group._fields, group, strict=True):
+                    if isinstance(x, Tensor):
+                        given[name] = x
+        return given
+
+    def with_tensors(self, tensors: Mapping[str, Tensor | None]) -> Problem:
+        """Returns the problem with these tensors, by name, in place of its own."""
+
+        def replaced(group: Any) -> Any:
+            own = {name: tensors[name] for name in group._fields if name in tensors}
+            return group._replace(**own) if own else group
+
+        if not tensors:
+            return self
+        mask, scores, layout = replaced(self.mask), replaced(self.scores), replaced(self.layout)
+        return Problem(self.shape, mask, scores, layout)
+
+
+def unpack(q: Tensor, k: Tensor, v: Tensor, options: Sequence[Any]) -> Problem:
+    """Returns the problem of an operator's arguments: the inverse of `Problem.pack`."""
+    rest = iter(options)
+    scores = ScoreOptions._make(islice(rest, len(ScoreOptions._fields)))
+    mask = ResolvedMask._make(islice(rest, len(ResolvedMask._fields)))
+    layout = Layout._make(rest)
+    return Problem(shape_of(q, k, v, layout), mask, scores, layout)
+
+
+class Saved(NamedTuple):
     """Tensors that a fused forward pass saves for its backward pass."""
 
     q: Tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -15,18 +15,20 @@ from transformer_kernels.argument_checks import (
     check_tensor,
     values_are_readable,
 )
-from transformer_kernels.masks.constraints import Align, Window
+from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import resolve
-from transformer_kernels.problem.attention import problem_from_checked
+from transformer_kernels.masks.resolved import bounded_aligns, resolve_windows
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
     check_windows,
     private_copy,
 )
-from transformer_kernels.problem.types import AttentionProblem, TensorArgs
+from transformer_kernels.problem.layout import Layout
+from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.options import ScoreArguments, check_scores
+from transformer_kernels.scores.sinks import check_sinks
 from transformer_kernels.storage import check_storage
 
 
@@ -35,30 +37,63 @@ def one_entry(x: Tensor) -> Tensor:
     return x.transpose(0, 1).unsqueeze(0)
 
 
-def build_varlen_problem(
+def varlen_problem(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    mask: Mask | None = None,
+    sinks: Tensor | None = None,
+    **scores: Unpack[ScoreArguments],
+) -> Problem:
+    """Validates a call of `attention_varlen`; errors name the argument, its value and the rule."""
+    check_tensors(q, k, v, ("length", "heads", "width"))
+    bias = scores.get("bias")
+    check_windows(mask, "for packed sequences")
+    check_alibi_or_none(bias, "for packed sequences")
+    align = _align(mask, bias)
+    packed = one_entry(q)
+    options = check_scores(packed, k.shape[0], bottom_right=align == "bottom_right", **scores)
+    check_sinks(sinks, packed)
+    layout = _layout(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return Problem(
+        shape_of(packed, one_entry(k), one_entry(v), layout),
+        resolve_windows(mask, align),
+        options,
+        layout,
+    )
+
+
+def _align(mask: Mask | None, bias: object) -> Align:
+    """Returns the align that the windows and ALiBi share; raises ValueError if they differ."""
+    aligns = bounded_aligns(mask)
+    if len(aligns) > 1:
+        raise ValueError(
+            "mask must have a single align for packed sequences, got both 'top_left' and "
+            "'bottom_right'"
+        )
+    if not isinstance(bias, Alibi):
+        return aligns.pop() if aligns else "top_left"
+    if aligns - {bias.align}:
+        raise ValueError(
+            "mask and bias must have the same align for packed sequences, got "
+            f"{aligns.pop()!r} and {bias.align!r}"
+        )
+    return bias.align
+
+
+def _layout(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
-    mask: Mask | None,
-    bias: Alibi | None,
-    scale: float | None,
-    softcap: float | None,
-    dropout_p: float,
-    seed: int | Tensor | None,
-    sinks: Tensor | None,
-) -> tuple[AttentionProblem, TensorArgs]:
-    """Validates a call of `attention_varlen`; errors name the argument, its value and the rule."""
-    check_tensors(q, k, v, ("length", "heads", "width"))
-    check_windows(mask, "for packed sequences")
-    check_alibi_or_none(bias, "for packed sequences")
-    problem, tensor_args = problem_from_checked(
-        one_entry(q), one_entry(k), one_entry(v),
-        None, bias, scale, softcap, dropout_p, seed, sinks,
-    )  # fmt: skip
+) -> Layout:
     cu_seqlens_q = _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     max_seqlen_q = _max_seqlen("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     if cu_seqlens_k is None:
@@ -72,42 +107,8 @@ def build_varlen_problem(
             f"{tuple(cu_seqlens_q.shape)} and {tuple(cu_seqlens_k.shape)}"
         )
     max_seqlen_k = _max_seqlen("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
-    # Sizes 0 make N - M = 0: the diagonals are then relative to each sequence's own N - M.
-    resolved = resolve(mask, 1, problem.H_q, 0, 0)
-    problem = replace(
-        problem,
-        B=cu_seqlens_q.shape[0] - 1,
-        M=max_seqlen_q,
-        N=max_seqlen_k,
-        diagonal_low=resolved.diagonal_low,
-        diagonal_high=resolved.diagonal_high,
-        alibi_offset=0,
-        bottom_right=_align(mask, bias) == "bottom_right",
-    )
-    tensor_args = tensor_args._replace(
-        cu_seqlens_q=cu_seqlens_q.to(torch.int32).contiguous(),
-        cu_seqlens_k=cu_seqlens_k.to(torch.int32).contiguous(),
-    )
-    return problem, tensor_args
-
-
-def _align(mask: Mask | None, bias: Alibi | None) -> Align:
-    """Returns the align that the windows and ALiBi share; raises ValueError if they differ."""
-    windows = [c for c in mask.constraints if isinstance(c, Window)] if mask is not None else []
-    aligns = {w.align for w in windows if w.left is not None or w.right is not None}
-    if len(aligns) > 1:
-        raise ValueError(
-            "mask must have a single align for packed sequences, got both 'top_left' and "
-            "'bottom_right'"
-        )
-    if bias is not None and aligns - {bias.align}:
-        raise ValueError(
-            "mask and bias must have the same align for packed sequences, got "
-            f"{aligns.pop()!r} and {bias.align!r}"
-        )
-    if bias is not None:
-        return bias.align
-    return aligns.pop() if aligns else "top_left"
+    offsets_q, offsets_k = (x.to(torch.int32).contiguous() for x in (cu_seqlens_q, cu_seqlens_k))
+    return Layout(offsets_q, offsets_k, max_seqlen_q, max_seqlen_k)
 
 
 def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Tensor:

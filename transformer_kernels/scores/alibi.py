@@ -27,12 +27,15 @@ class Alibi:
             raise ValueError(f"slopes must be (H_q,), got shape {tuple(self.slopes.shape)}")
         check_align(self.align)
 
+    def offset(self, M: int, N: int) -> int:
+        """Returns d."""
+        return N - M if self.align == "bottom_right" else 0
+
     def dense(self, M: int, N: int) -> Tensor:
         """Returns the same bias as a dense tensor (1, H_q, M, N)."""
-        d = N - M if self.align == "bottom_right" else 0
         i = torch.arange(M, device=self.slopes.device)[:, None]
         j = torch.arange(N, device=self.slopes.device)[None, :]
-        distance = (i + d - j).abs().to(self.slopes.dtype)
+        distance = (i + self.offset(M, N) - j).abs().to(self.slopes.dtype)
         return -self.slopes[None, :, None, None] * distance
 
 

@@ -6,7 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from transformer_kernels.argument_checks import savable
+from transformer_kernels.argument_checks import FLOATS, check_tensor, savable
+from transformer_kernels.storage import check_storage
+
+
+def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+    """Raises TypeError or ValueError unless sinks is None or fits q (B, H_q, M, D)."""
+    if sinks is None:
+        return
+    check_storage((("sinks", sinks),))
+    check_tensor("sinks", sinks, FLOATS, q.device, "a floating-point tensor")
+    if sinks.shape != (q.shape[1],):
+        raise ValueError(f"sinks must be (H_q,) = ({q.shape[1]},), got {tuple(sinks.shape)}")
 
 
 def join_sinks(o: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:

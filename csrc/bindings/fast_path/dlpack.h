@@ -1,4 +1,4 @@
-// The part of DLPack 1.3 that fast_path/arguments.cpp uses to read Python tensors. It is a standard
+// The part of DLPack 1.3 that fast_path/readers.cpp uses to read Python tensors. It is a standard
 // ABI, independent of torch's headers and version.
 // https://dmlc.github.io/dlpack/latest/
 #pragma once

@@ -5,7 +5,7 @@
 
 namespace tk {
 
-// Adds direct_forward, direct_backward and direct_decode. Returns false with a Python exception set
+// Adds direct_forward and direct_backward. Returns false with a Python exception set
 // on failure.
 bool add_direct_functions(PyObject* module);
 

@@ -15,7 +15,7 @@
 
 namespace tk::cpu::TK_ISA {
 
-// Multiplies ds of rows r and r + 16 by the softcap derivative (keys x kPass).
+// Multiplies ds of rows r and r + 16 by the derivatives of its scores (keys x kPass).
 template <int64_t kPass, typename Real>
 TK_INLINE void multiply_by_slope(const Real* slope, int64_t r, int64_t lane,
                                  Vec<Real> (&ds)[2][2]) {
@@ -53,7 +53,7 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
   const auto number = static_cast<size_t>(tile);
   const typename Scratch::Weights weights(t.s, t.weights + number * Scratch::Weights::kBytes);
   const typename Scratch::Gradient gradient(t.dp, t.gradient + number * Scratch::Gradient::kBytes);
-  const bool capped = p.score.softcap != 0;
+  const bool capped = is_capped(p);
   Real* const tile_of_ds = writes_ds(p) ? t.ds + block.first * kBlock : nullptr;
   if (tile_of_ds) clear_rest(t, block);
   score_gradient(p, w, t, slot, n, m, block,

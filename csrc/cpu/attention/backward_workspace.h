@@ -95,7 +95,7 @@ struct BackwardScratch {
   char* gradient;  // kTiles tiles of type Gradient
   uint64_t* keep;  // (kBlock), only with dropout
   Real* ds;        // (2, kBlock, kBlock), only with dbias: keys x queries, then transposed
-  Real* slope;     // (kBlock, kPass), only with softcap
+  Real* slope;     // (kBlock, kPass), only with is_capped
   Real* rows;      // (kBlock, D or D_v), for packing
   Real* o_rows;    // (kBlock, D_v), for delta
 };
@@ -113,8 +113,8 @@ BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardW
   t.weights = allocate<char>(arena, kTiles * static_cast<int64_t>(Scratch::Weights::kBytes));
   t.gradient = allocate<char>(arena, kTiles * static_cast<int64_t>(Scratch::Gradient::kBytes));
   t.ds = allocate<Real>(arena, p.dbias.data ? 2 * kTileSize : 0);
-  t.keep = allocate<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
-  t.slope = allocate<Real>(arena, p.score.softcap != 0 ? kPassSize : 0);
+  t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
+  t.slope = allocate<Real>(arena, is_capped(p) ? kPassSize : 0);
   t.rows = allocate<Real>(arena, kBlock * std::max(w.k.width, w.v.width));
   t.o_rows = allocate<Real>(arena, kBlock * w.v.width);
   return t;

@@ -1,6 +1,5 @@
-// The block mask: visibility of each 64 x 64 block under the element mask (dense, layout and
-// segments). Computed once, used by the forward and the backward pass. Each pass derives the live
-// keys from it.
+// The block mask: visibility of each 64 x 64 block under the element mask. Computed once,
+// used by the forward and the backward pass. Each pass derives the live keys from it.
 #pragma once
 
 #include "common/mask.h"
@@ -17,11 +16,8 @@ struct DistinctRows {
 TK_INLINE DistinctRows distinct_rows(const MaskParams& mask, int64_t M, int64_t b, int64_t i0) {
   DistinctRows found;
   const int64_t i1 = M - i0 < kBlockMaskSize ? M : i0 + kBlockMaskSize;
-  const int64_t* const ids = mask.q_segments ? mask.q_segments + b * M : nullptr;
   for (int64_t i = i0; i < i1; ++i) {
-    const bool same_as_previous = i > i0 && !mask.dense && (!ids || ids[i] == ids[i - 1]) &&
-                                  (!mask.layout || i % mask.block_size != 0);
-    if (!same_as_previous) found.rows[found.count++] = i;
+    if (i == i0 || !equals_previous_row(mask, M, b, i)) found.rows[found.count++] = i;
   }
   return found;
 }

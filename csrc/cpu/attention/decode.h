@@ -165,7 +165,7 @@ DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspac
   t.q = allocate<Real>(arena, w.tiles.count * w.rows * w.k_width);
   t.s = allocate<Real>(arena, kTileSize);
   t.transposed = allocate<Real>(arena, kTileSize);
-  t.keep = allocate<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
+  t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
   t.row = allocate<Real>(arena, w.v_width);
   const int64_t width = std::max(w.k_width, w.v_width);
   t.copy = allocate<char>(arena, kBlock * width * static_cast<int64_t>(sizeof(Real)));
@@ -291,7 +291,7 @@ TK_INLINE Real exponentiate(Real* s, int64_t keys, Real u, Real& m, Real& l) {
   return factor[0];
 }
 
-// Applies mask, bias, softcap and ALiBi, in the transposed layout (a query in each lane).
+// Applies mask and score options, in the transposed layout (a query in each lane).
 template <typename Real>
 void finish_transposed(const ForwardParams& p, const Block& block, const DecodeScratch<Real>& t) {
   transpose_tile<kDecodeLanes, kBlock>(t.s, t.transposed);
@@ -324,7 +324,7 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
     for_each_vector(sums.o + lane * w.v_width, w.v_width,
                     [&](Vec<Real> x, int64_t) { return x * factor; });
   }
-  if (p.dropout.p > 0) {
+  if (p.score.dropout_p > 0) {
     dropout_bits<Real, kDecodeLanes>(p, block, t.keep);
     for (int64_t lane = 0; lane < block.queries; ++lane) {
       for (int64_t r = 0; r < block.keys; ++r) {

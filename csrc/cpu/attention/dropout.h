@@ -73,7 +73,7 @@ struct PhiloxLanes {
 // Scale of the kept weights.
 template <typename Real>
 TK_INLINE Real keep_factor(const Problem& p) {
-  return static_cast<Real>(tk::keep_factor(p.dropout.p));
+  return static_cast<Real>(tk::keep_factor(p.score.dropout_p));
 }
 
 // One bit per lane: x >= threshold.
@@ -168,7 +168,7 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
   constexpr int kSets = sizeof(uint64_t) / sizeof(Real);  // vectors of words per vector of Bits
   constexpr int64_t W = kLanes<Real>;
   // 16-bit random numbers are compared in the upper half of 32 bits.
-  const Vec<Bits> threshold = broadcast<Bits>(keep_threshold(p.dropout.p) << 16);
+  const Vec<Bits> threshold = broadcast<Bits>(keep_threshold(p.score.dropout_p) << 16);
 
   PhiloxKey keys[kPhiloxRounds];
   philox_keys(p.dropout.seed, keys);

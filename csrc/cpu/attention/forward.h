@@ -76,7 +76,7 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   t.o = allocate<Real>(arena, Engine::kGroup * w.v.width * Scratch::kQueries);
   t.begun = allocate<bool>(arena, Engine::kGroup);
   t.q_panels = allocate<char>(arena, Engine::kGroup * static_cast<int64_t>(w.q.bytes));
-  t.keep = allocate<uint64_t>(arena, p.dropout.p > 0 ? kBlock : 0);
+  t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
   t.rows = allocate<Real>(arena, kBlock * (w.k.width > w.v.width ? w.k.width : w.v.width));
   return t;
 }
@@ -182,7 +182,7 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                                              WriteMode::kOverwrite, LoadPolicy::kStreamed);
   finish_scores<Real, kQueries>(p, block, t.s, nullptr);
 
-  const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
+  const uint64_t* keep = p.score.dropout_p > 0 ? t.keep : nullptr;
   if (keep) dropout_bits<Real, kQueries>(p, block, t.keep);
   const Weights weights(t.s, t.weights + pending.next_tile() * Weights::kBytes);
   Real* o = t.o + member * w.v.width * kQueries;

@@ -73,17 +73,17 @@ void multiply_pass(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const LoadPolicy policy = bytes <= kSmall ? LoadPolicy::kCached : LoadPolicy::kStreamed;
   Engine::template multiply<Accuracy::kFull>(block.keys, queries, &scores, 1, t.s, kPass,
                                              WriteMode::kOverwrite, policy);
-  finish_scores<Real, kPass>(p, block, t.s, p.score.softcap != 0 ? t.slope : nullptr);
+  finish_scores<Real, kPass>(p, block, t.s, is_capped(p) ? t.slope : nullptr);
   const Product dp{Engine::left(w.v, w.v_panel(slot, key_block), block.first),
                    Engine::right_t(w.d_o, w.do_panel(slot, query_block), lane), p.D_v};
   Engine::template multiply<Accuracy::kFull>(block.keys, queries, &dp, 1, t.dp, kPass,
                                              WriteMode::kOverwrite, policy);
-  if (p.dropout.p > 0) dropout_bits<Real, kPass>(p, block, t.keep);
+  if (p.score.dropout_p > 0) dropout_bits<Real, kPass>(p, block, t.keep);
 }
 
 // visit(r, lane, weight, ds) for rows r and r + 16 of a tile of keys x queries, two vectors each.
 // weight is p after dropout, without its scale; ds is the gradient of the scores including the
-// bias, before the softcap derivative. Scores and dp are computed for kPass queries at a time, to
+// bias, before the derivative of a cap. Scores and dp are computed for kPass queries at a time, to
 // stay in L1.
 template <typename Engine, typename Visit>
 void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
@@ -94,7 +94,7 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const int64_t query_item = w.query_index(slot, query_block);
   const WeightExponents<Engine> exponents(p, w.lse + query_item * kBlock, block.computed_queries());
   const Real kept = keep_factor<Real>(p);
-  const uint64_t* keep = p.dropout.p > 0 ? t.keep : nullptr;
+  const uint64_t* keep = p.score.dropout_p > 0 ? t.keep : nullptr;
   BiasPrefetch bias;
   int64_t step = 0;
   for (int64_t lane = 0; lane < block.computed_queries(); lane += 2 * W) {

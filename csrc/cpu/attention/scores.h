@@ -88,6 +88,9 @@ TK_INLINE bool scale_is_deferred(const Problem& p) {
          p.score.scale > 1e-37 && p.score.scale < 1e37;
 }
 
+// True if the derivative of a score with respect to its scaled product is not 1.
+TK_INLINE bool is_capped(const Problem& p) { return p.score.softcap != 0; }
+
 // Factors that convert the scores of a tile to natural logarithms and to base 2. They include a
 // deferred scale.
 template <typename Real>
@@ -108,7 +111,7 @@ TK_INLINE bool needs_finishing(const Problem& p, const Block& block) {
 }
 
 // s: k q^T on entry; on return the scores of docs/attention.md, except for a deferred scale.
-// `slope` (a tile) receives the softcap derivative; may be null.
+// `slope` (a tile) receives the derivative if there is one; may be null.
 template <typename Real, int64_t kQueries>
 void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
   if (!scale_is_deferred(p)) {

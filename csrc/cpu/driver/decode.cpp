@@ -20,7 +20,7 @@ ForwardParams sequence_of(const ForwardParams& batch, const KVCache& cache, int6
   } else {
     for (Strided* x : key_tensors(p)) advance(*x, 0, b, p.dtype);
   }
-  align_bottom_right(p);
+  if (cache.bottom_right) align_bottom_right(p);
   return p;
 }
 

@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "common/kv_cache.h"
 #include "common/params.h"
 #include "cpu/driver/index_tensor.h"
 
@@ -18,8 +17,8 @@ std::optional<std::vector<int32_t>> copy_indices(KVCache& cache, int64_t B, int6
                                                  const IndexTensor& cache_seqlens,
                                                  const IndexTensor& block_table);
 
-// `batch` describes all sequences; its N is the capacity of the cache. Each sequence's own N - M is
-// added to the diagonals and the ALiBi offset. A null lse skips the log-sum-exp output.
+// `batch` describes all sequences; its N is the capacity of the cache. A null lse skips the
+// log-sum-exp output.
 void run_decode(const ForwardParams& batch, const KVCache& cache);
 
 }  // namespace tk

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cpu/driver/index_tensor.h"
 #include "cpu/driver/sequences.h"
 
 namespace tk {
@@ -48,12 +47,11 @@ bool are_valid_offsets(const int32_t* cu_seqlens, int64_t B, int64_t total) {
 
 }  // namespace
 
-std::vector<int32_t> copy_offsets(Varlen& varlen) {
+std::vector<int32_t> copy_offsets(Varlen& varlen, const IndexTensor& q, const IndexTensor& k) {
   std::vector<int32_t> copy;
   copy.reserve(static_cast<size_t>(2 * (varlen.B + 1)));
-  for (const int32_t* offsets : {varlen.cu_seqlens_q, varlen.cu_seqlens_k}) {
-    const IndexTensor from{offsets, 0, 1};
-    for (int64_t b = 0; b <= varlen.B; ++b) copy.push_back(static_cast<int32_t>(from.at(0, b)));
+  for (const IndexTensor* from : {&q, &k}) {
+    for (int64_t b = 0; b <= varlen.B; ++b) copy.push_back(static_cast<int32_t>(from->at(b, 0)));
   }
   varlen.cu_seqlens_q = copy.data();
   varlen.cu_seqlens_k = copy.data() + varlen.B + 1;

@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "common/params.h"
+#include "cpu/driver/index_tensor.h"
 
 namespace tk {
 
 // Copies the offsets, and makes `varlen` refer to the copy: another thread may write the tensors
 // between the check and the use.
-std::vector<int32_t> copy_offsets(Varlen& varlen);
+std::vector<int32_t> copy_offsets(Varlen& varlen, const IndexTensor& q, const IndexTensor& k);
 
 // True if every sequence lies within the M query rows and N key rows.
 bool fits(const Varlen& varlen, int64_t M, int64_t N);

@@ -22,7 +22,7 @@ inline int64_t sequences(const Problem& p, const LaunchArgs& launch) {
 
 inline Dropout dropout_of(const Problem& p, const LaunchArgs& launch) {
   if (!launch.seed) return {nullptr, 0, 1.0f};
-  const double rate = p.dropout.p;
+  const double rate = p.score.dropout_p;
   return {launch.seed, keep_threshold(rate), static_cast<float>(keep_factor(rate))};
 }
 

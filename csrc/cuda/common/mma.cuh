@@ -80,7 +80,7 @@ struct Accumulator {
 };
 
 // Like for_each, for the elements of one or two accumulators, but as a rolled loop over copies in
-// local memory. It is for long and rare code (a bias, a softcap, a dense mask): unrolled, that
+// local memory. It is for long and rare code (score options, a dense mask): unrolled, that
 // would take registers from the main loop and multiply the compile time.
 template <typename Visit, int kM, int kN, typename... Others>
 TK_DEVICE void for_each_in_memory(const Visit& visit, Accumulator<kM, kN>& first,

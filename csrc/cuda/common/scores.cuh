@@ -30,13 +30,23 @@ struct Scores {
   int M, N;
 };
 
-TK_DEVICE Scores scores_of(const Problem& p, const Sequence& s, int h) {
-  const ScoreParams& given = p.score;
+// The options that all heads share.
+TK_DEVICE Scores shared_scores(const ScoreParams& given, int alibi_offset) {
   Scores x{};
   x.scale = static_cast<float>(given.scale);
   x.softcap = static_cast<float>(given.softcap);
-  x.slope = given.alibi_slopes ? static_cast<const float*>(given.alibi_slopes)[h] : 0.0f;
-  x.alibi_offset = s.alibi_offset;
+  x.alibi_offset = alibi_offset;
+  return x;
+}
+
+TK_DEVICE float alibi_slope(const ScoreParams& given, int h) {
+  return given.alibi_slopes ? static_cast<const float*>(given.alibi_slopes)[h] : 0.0f;
+}
+
+TK_DEVICE Scores scores_of(const Problem& p, const Sequence& s, int h) {
+  const ScoreParams& given = p.score;
+  Scores x = shared_scores(given, s.alibi_offset);
+  x.slope = alibi_slope(given, h);
   x.bias_dtype = given.bias_dtype;
   x.M = s.M;
   x.N = s.N;

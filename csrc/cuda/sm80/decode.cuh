@@ -1,7 +1,7 @@
 // Decoding: attention of few queries over a KV cache. A CTA processes a contiguous run of key tiles
 // (decode_schedule.cuh).
 //
-//   s = q k^T          scale, softcap, ALiBi; -inf where hidden
+//   s = q k^T          score options; -inf where hidden
 //   m' = max(m, max s), p = 2^(s - m'), l = l 2^(m - m') + sum p
 //   o = o 2^(m - m') + p v
 //   o / l, lse = m + log l; partial results if other CTAs own keys of the same unit
@@ -174,16 +174,13 @@ struct DecodeScores {
 TK_DEVICE DecodeScores decode_scores(const DecodeArguments& a, const DecodeSequence& s, int unit,
                                      int row) {
   const ScoreParams& given = a.params.score;
-  DecodeScores x{};
-  x.scores.scale = static_cast<float>(given.scale);
-  x.scores.softcap = static_cast<float>(given.softcap);
-  x.scores.alibi_offset = s.N - static_cast<int>(a.params.M);
-  const float* const slopes = static_cast<const float*>(given.alibi_slopes);
+  const int offset = clamp_diagonal(given.alibi_offset + a.shift(s.N));
+  DecodeScores x{shared_scores(given, offset), {}, {}};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const DecodeRow at = decode_row(a, unit, row + lane_index() / 4 + 8 * half);
     x.i[half] = at.i;
-    x.slope[half] = slopes && at.valid ? slopes[at.h] : 0.0f;
+    x.slope[half] = at.valid ? alibi_slope(given, at.h) : 0.0f;
   }
   return x;
 }

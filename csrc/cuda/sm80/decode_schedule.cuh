@@ -9,7 +9,7 @@
 // decode_combine.cuh combines them.
 #pragma once
 
-#include "common/kv_cache.h"
+#include "common/params.h"
 #include "cuda/common/mma.cuh"
 #include "cuda/common/rows.cuh"
 
@@ -28,6 +28,10 @@ struct DecodeArguments {
 
   TK_DEVICE_METHOD int rows() const { return DecodeTile::kQueries * warps_m; }
   TK_DEVICE_METHOD int units() const { return static_cast<int>(params.H_kv) * row_tiles; }
+  // Added to the diagonals and the ALiBi offset of a sequence with N keys.
+  TK_DEVICE_METHOD int64_t shift(int N) const {
+    return cache.bottom_right ? N - params.M : int64_t{0};
+  }
 };
 
 // Query i sees keys max(0, i + low) <= j < min(N, i + high + 1).
@@ -48,8 +52,8 @@ TK_DEVICE DecodeSequence decode_sequence(const DecodeArguments& a, int b) {
   s.b = b;
   // cache_seqlens are on the device and not validated: clamped to the capacity.
   s.N = max(0, min(a.cache.cache_seqlens[b], static_cast<int>(p.N)));
-  s.low = clamp_diagonal(p.mask.diagonal_low + s.N - M);
-  s.high = clamp_diagonal(p.mask.diagonal_high + s.N - M);
+  s.low = clamp_diagonal(p.mask.diagonal_low + a.shift(s.N));
+  s.high = clamp_diagonal(p.mask.diagonal_high + a.shift(s.N));
   s.begin = max(0, s.row_begin(0));
   s.end = s.row_end(M - 1);
   s.first = min(s.begin, s.N) / a.block_n;

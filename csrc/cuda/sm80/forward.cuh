@@ -1,6 +1,6 @@
 // Forward pass: a CTA owns block_m queries of one head and iterates over the key blocks they see.
 //
-//   s = q k^T          scale, softcap, bias; -inf where hidden
+//   s = q k^T          score options; -inf where hidden
 //   m' = max(m, max s), p = 2^(s - m'), l = l 2^(m - m') + sum p
 //   o = o 2^(m - m') + z p v
 //   o / l, lse = m + log l

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 
-#include "common/kv_cache.h"
 #include "common/params.h"
 #include "cuda/common/launch_args.h"
 

@@ -19,7 +19,7 @@ from transformer_kernels.backends.native.cuda_support import (
     built_for,
     unsupported_device_reason,
 )
-from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.problem import Problem, Shape
 
 BACKEND = CudaBackend()
 ON_GPU = torch.device("cuda")
@@ -28,8 +28,8 @@ BUILT = ("sm_80", "sm_86", "sm_90", "compute_86")
 WITH_HOPPER = ("sm_80", "sm_86", "sm_90", "sm_90a", "compute_86")
 
 
-def problem(D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16) -> AttentionProblem:
-    return AttentionProblem(1, 2, 2, 3, 3, D, D_v, dtype, ON_GPU, 0.125)
+def problem(D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16) -> Problem:
+    return Problem(Shape(1, 2, 2, 3, 3, D, D_v, dtype, ON_GPU))
 
 
 @pytest.fixture
@@ -77,9 +77,10 @@ def test_sm80_kernel_description(D: int, D_v: int, width: int, gpu: Callable[...
     assert width in WIDTHS
 
 
-def kernel(p: AttentionProblem) -> str:
+def kernel(problem: Problem) -> str:
+    p = problem.shape
     q, k = torch.empty(p.B, p.H_q, p.M, p.D, dtype=p.dtype), torch.empty(p.B, p.H_kv, p.N, p.D)
-    return BACKEND.kernel(p, q, k, torch.empty(p.B, p.H_kv, p.N, p.D_v), TensorArgs())
+    return BACKEND.kernel(problem, q, k, torch.empty(p.B, p.H_kv, p.N, p.D_v))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from transformer_kernels import Mask, alibi
 from transformer_kernels.backends.triton import launch, target
 from transformer_kernels.backends.triton.compile_report import Driver, compile_for
 from transformer_kernels.backends.triton.config import CHIPS
-from transformer_kernels.problem import SavedForBackward
-from transformer_kernels.problem.attention import build_problem
-from transformer_kernels.problem.varlen import build_varlen_problem, one_entry
+from transformer_kernels.problem import Saved
+from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.problem.varlen import one_entry, varlen_problem
 
 B, H, S, D = 2, 4, 320, 64  # S is a multiple of 16: 16-byte loads use the most shared memory
 CHIP = sys.argv[1]
@@ -60,12 +60,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def run(q: Tensor, k: Tensor, **options: Any) -> None:
     """Launches a forward and a backward pass, with a gradient of lse."""
-    names = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks")
-    given: dict[str, Any] = dict.fromkeys(names) | {"dropout_p": 0.0} | options
-    problem, tensor_args = build_problem(q, k, k, **given)
-    call = launch.prepare(q, k, k, tensor_args, problem)
+    call = launch.prepare(dense_problem(q, k, k, **options), q, k, k)
     o, lse, block_mask = launch.forward(call)
-    saved = SavedForBackward(q, k, k, o, lse, block_mask if block_mask.numel() else None)
+    saved = Saved(q, k, k, o, lse, block_mask if block_mask.numel() else None)
     launch.backward(call, o, torch.empty_like(lse), saved, True)
 
 
@@ -73,13 +70,11 @@ def run_varlen() -> None:
     """Launches a varlen forward and backward pass."""
     q, k = empty(500, H, D), empty(500, H // 2, D)
     starts = integers(B + 1)
-    problem, tensor_args = build_varlen_problem(
-        q, k, k, starts, starts, S, S, Mask.causal(align="bottom_right"), None, None, None, 0.0,
-        None, None,
-    )  # fmt: skip
-    call = launch.prepare(one_entry(q), one_entry(k), one_entry(k), tensor_args, problem)
+    mask = Mask.causal(align="bottom_right")
+    problem = varlen_problem(q, k, k, starts, max_seqlen_q=S, max_seqlen_k=S, mask=mask)
+    call = launch.prepare(problem, one_entry(q), one_entry(k), one_entry(k))
     o, lse, _ = launch.forward(call)
-    launch.backward(call, o, None, SavedForBackward(call.q, call.k, call.v, o, lse, None), False)
+    launch.backward(call, o, None, Saved(call.q, call.k, call.v, o, lse, None), False)
 
 
 shared_kib: dict[str, dict[str, float]] = defaultdict(dict)

@@ -8,7 +8,7 @@ import torch
 import transformer_kernels as tk
 from transformer_kernels.backends.triton import launch
 from transformer_kernels.backends.triton.config import Tile
-from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem.dense import dense_problem
 
 M, N = 300, 210
 
@@ -20,15 +20,15 @@ def call_and_mask(device: torch.device) -> tuple[launch.Call, torch.Tensor]:
     visible[..., 290, 130] = False
     mask = (tk.Mask.dense(visible) & tk.Mask.window(None, 40)).to(device)
     q, k = torch.zeros(1, 1, M, 8, device=device), torch.zeros(1, 1, N, 8, device=device)
-    problem, tensor_args = build_problem(q, k, k, mask, None, None, None, 0.0, None, None)
-    return launch.prepare(q, k, k, tensor_args, problem), mask.materialize(1, 1, M, N)[0, 0].cpu()
+    call = launch.prepare(dense_problem(q, k, k, mask=mask), q, k, k)
+    return call, mask.materialize(1, 1, M, N)[0, 0].cpu()
 
 
 def test_the_block_mask_marks_empty_partial_and_full_blocks(device: torch.device) -> None:
     """It depends on the dense mask only; the lists add the band."""
     call, _ = call_and_mask(device)
-    assert call.tensor_args.dense is not None
-    dense = call.tensor_args.dense[0, 0].cpu()
+    assert call.problem.mask.dense is not None
+    dense = call.problem.mask.dense[0, 0].cpu()
     expected = [
         [0 if not block.any() else 2 if block.all() else 1 for block in row.split(64, dim=1)]
         for row in dense.split(64)

@@ -9,17 +9,17 @@ import transformer_kernels as tk
 from transformer_kernels.backends import TritonBackend
 from transformer_kernels.backends.triton import config, target
 from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
-from transformer_kernels.problem import AttentionProblem
-from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem import Problem
+from transformer_kernels.problem.dense import dense_problem
 
 KERNELS: tuple[config.Kernel, ...] = (
     "forward", "bwd_dkdv", "bwd_dq", "bias_gradient",
 )  # fmt: skip
 
 
-def problem(device: torch.device, D: int, dtype: torch.dtype = torch.float16) -> AttentionProblem:
+def problem(device: torch.device, D: int, dtype: torch.dtype = torch.float16) -> Problem:
     x = torch.zeros(1, 1, 2, D, dtype=dtype, device=device)
-    return build_problem(x, x, x, None, None, None, None, 0.0, None, None)[0]
+    return dense_problem(x, x, x)
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)

@@ -34,8 +34,9 @@ WRONG: dict[str, tuple[str, Tensor]] = {
 def test_wrong_tensors_are_refused(name: str, backend: str) -> None:
     operators = operators_of(backend)
     q, k, v = torch.randn(B, H, M, D), torch.randn(B, H, N, D), torch.randn(B, H, N, D_V)
-    _, _, _, *rest = operator_arguments(q, k, v, dense=torch.rand(B, H, M, N) < 0.5)
-    o, lse, block_mask = operators.attention_forward(q, k, v, *rest)
+    arguments = operator_arguments(q, k, v, dense=torch.rand(B, H, M, N) < 0.5)
+    _, _, _, *rest = arguments.values()
+    o, lse, block_mask = operators.attention_forward(**arguments)
     saved = dict(zip(SAVED, (o, lse, q, k, v, o, lse, block_mask), strict=True))
     operators.attention_backward(*saved.values(), *rest, False, False)
     place, wrong = WRONG[name]

@@ -25,11 +25,10 @@ from tests.support.decode_cases import (
 )
 from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
+from tests.support.operators import operator_arguments
 from tests.support.poison import poisoned_memory
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
-from transformer_kernels.backends import schema
 from transformer_kernels.bench.tolerance import assert_within_rule
-from transformer_kernels.masks.constraints import UNBOUNDED
 
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
@@ -188,7 +187,6 @@ def test_outputs_and_workspaces_are_poisoned() -> None:
 def test_launch_errors_are_raised() -> None:
     """The operator checks the width itself; on a device it also raises CUDA errors."""
     q = torch.randn(1, 1, 3, 257)
-    scalar_args: schema.ScalarArgs = (1.0, 0.0, 0.0, -UNBOUNDED, UNBOUNDED, 0, 0, False, 3, 3)
     forward = torch.ops.transformer_kernels_emulated.attention_forward
     with pytest.raises(RuntimeError, match="head dimensions are wider than the widest tile"):
-        forward(q, q, q, *(None,) * 11, *scalar_args)
+        forward(**operator_arguments(q, q, q))

@@ -47,7 +47,7 @@ TOO_MUCH_MEMORY = ("2**31 - 1", "2**31")
 """Values that ask for gigabytes. Larger ones ask for more than any machine has."""
 FREED = ("tensor: freed", "tensor: freed view")
 """Values that crash torch where an operator expects a number: its error prints them."""
-READ_INDICES = ("operator forward, packed", "operator decode")
+READ_INDICES = ("operator forward, packed", "operator forward, cache")
 """Operators that trust the values of cu_seqlens, cache_seqlens and block_table on a GPU."""
 
 

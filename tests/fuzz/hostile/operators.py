@@ -10,14 +10,10 @@ from tests.fuzz.hostile.arguments import Arguments, B, D, Function, H, Variant, 
 from tests.support.backends import operators_of
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.triton import operators as triton_operators
-from transformer_kernels.problem import TensorArgs
+from transformer_kernels.problem.fields import FIELDS
 
-OPTIONS = (
-    "scale", "softcap", "dropout_p", "diagonal_low", "diagonal_high", "block_size", "alibi_offset",
-    "bottom_right", "max_seqlen_q", "max_seqlen_k",
-)  # fmt: skip
-NAMES = ("q", "k", "v", *TensorArgs._fields, *OPTIONS)
-SCALAR_ARGUMENTS = (*OPTIONS, "bias_needs_grad", "deterministic")
+_NUMBERS = tuple(field.name for field in FIELDS if field.kind != "Tensor?")
+SCALAR_ARGUMENTS = (*_NUMBERS, "bias_needs_grad", "deterministic")
 
 
 def run(name: str, _backend: str, **arguments: Any) -> Any:
@@ -51,8 +47,7 @@ def slopes(variant: Variant) -> torch.Tensor:
 def forward(variant: Variant, backend: str) -> Arguments:
     q, k, v = (x.detach() for x in qkv(variant).values())
     given = options(variant) if variant.with_options else {}
-    arguments = operator_arguments(q, k, v, **given)
-    return {**dict(zip(NAMES, arguments, strict=True)), "_backend": backend}
+    return operator_arguments(q, k, v, **given) | {"_backend": backend}
 
 
 def packed(variant: Variant, backend: str) -> Arguments:
@@ -64,34 +59,37 @@ def packed(variant: Variant, backend: str) -> Arguments:
         cu_seqlens_q=torch.tensor([0, M // 2, M], dtype=torch.int32),
         cu_seqlens_k=torch.tensor([0, N // 2, N], dtype=torch.int32),
     )  # fmt: skip
-    return {**dict(zip(NAMES, arguments, strict=True)), "_backend": backend}
+    return arguments | {"_backend": backend}
 
 
 def backward(variant: Variant, backend: str) -> Arguments:
     given = forward(variant, backend)
     o, lse, block_mask = run("forward", **given)
     q, k, v = (given.pop(name) for name in "qkv")
-    wanted = {"bias_needs_grad": variant.with_options} | (
-        {} if backend == "triton" else {"deterministic": False}
-    )
+    wanted = {"bias_needs_grad": variant.with_options, "deterministic": False}
     saved = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "block_mask": block_mask}
     return {"do": o.clone(), "dlse": lse.clone(), **saved, **given, **wanted}
 
 
 def decode(variant: Variant, backend: str) -> Arguments:
     given = cache(variant, paged=variant.with_options)
-    return {
-        "q": torch.randn(B, H, variant.M, D, dtype=variant.dtype),
-        "k_cache": given["k_cache"], "v_cache": given["v_cache"],
-        "cache_seqlens": given["cache_seqlens"].int(), "block_table": given.get("block_table"),
-        "alibi_slopes": slopes(variant), "scale": 0.3, "softcap": 0.0,
-        "diagonal_low": -9, "diagonal_high": 0, "_backend": backend,
-    }  # fmt: skip
+    q = torch.randn(B, H, variant.M, D, dtype=variant.dtype)
+    arguments = operator_arguments(
+        q, given["k_cache"], given["v_cache"],
+        scale=0.3,
+        alibi_slopes=slopes(variant),
+        diagonal_low=-9,
+        diagonal_high=0,
+        bottom_right=True,
+        cache_seqlens=given["cache_seqlens"].int(),
+        block_table=given.get("block_table"),
+    )  # fmt: skip
+    return arguments | {"_backend": backend}
 
 
 FUNCTIONS = {
     "operator forward": Function(lambda **given: run("forward", **given), forward),
     "operator forward, packed": Function(lambda **given: run("forward", **given), packed),
     "operator backward": Function(lambda **given: run("backward", **given), backward),
-    "operator decode": Function(lambda **given: run("decode", **given), decode),
+    "operator forward, cache": Function(lambda **given: run("forward", **given), decode),
 }

@@ -45,7 +45,10 @@ CALLS = (
     Hostile(function="attention_decode, paged", argument="block_table", value="tensor: largest"),
     Hostile(function="Mask.dense", argument="attn_mask", value="tensor: freed", variant=1),
     Hostile(
-        function="operator decode", argument="cache_seqlens", value="argument q", backend="cpu"
+        function="operator forward, cache",
+        argument="cache_seqlens",
+        value="argument q",
+        backend="cpu",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Calls of the compiled operators. The CPU and CUDA kernels share one schema."""
+"""Calls of the compiled operators, which the CPU and CUDA kernels share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import schema
-from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
+from transformer_kernels.backends.base import Gradients, Outputs
+from transformer_kernels.problem import Problem, Saved
 
 
 class NativeBackend:
@@ -18,38 +18,23 @@ class NativeBackend:
         """Returns the operator namespace that runs on the device."""
         return torch.ops.transformer_kernels
 
-    def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
-        o, lse = self.operators(q.device).attention_decode.default(
-            q, *cache, *schema.decode_scalar_args(problem)
-        )
-        return o, lse
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        o, lse, block_mask = self.operators(q.device).attention_forward.default(
-            q, k, v, *tensor_args, *schema.scalar_args(problem)
-        )
-        return o, lse, block_mask if schema.needs_block_mask(tensor_args) else None
+    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
+        operator = self.operators(q.device).attention_forward.default
+        o, lse, block_mask = operator(q, k, v, *problem.pack())
+        return Outputs(o, lse, block_mask if problem.mask.has_element_mask else None)
 
     def backward(
         self,
+        problem: Problem,
+        saved: Saved,
         do: Tensor,
         dlse: Tensor | None,
-        saved: SavedForBackward,
-        tensor_args: TensorArgs,
-        problem: AttentionProblem,
         *,
         bias_needs_grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> Gradients:
+        operator = self.operators(do.device).attention_backward.default
         deterministic = torch.are_deterministic_algorithms_enabled()
-        dq, dk, dv, dbias = self.operators(do.device).attention_backward.default(
-            do,
-            dlse,
-            *saved,
-            *tensor_args,
-            *schema.scalar_args(problem),
-            bias_needs_grad,
-            deterministic,
+        dq, dk, dv, dbias = operator(
+            do, dlse, *saved, *problem.pack(), bias_needs_grad, deterministic
         )
-        return dq, dk, dv, dbias if bias_needs_grad else None
+        return Gradients(dq, dk, dv, dbias if bias_needs_grad else None)

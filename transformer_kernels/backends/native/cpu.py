@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from transformer_kernels.backends.native import extension
+from transformer_kernels.backends.base import Gradients, slopes_reasons
+from transformer_kernels.backends.native import direct, extension
 from transformer_kernels.backends.native.base import NativeBackend
-from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.problem import Problem, Saved
 
 
 class CpuBackend(NativeBackend):
@@ -17,21 +18,32 @@ class CpuBackend(NativeBackend):
     def unavailable_reason(self) -> str | None:
         return extension.unavailable_reason()
 
-    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+    def unsupported_reasons(self, problem: Problem) -> list[str]:
         reasons = []
-        if problem.device.type != "cpu":
-            reasons.append(
-                f"the tensors are on {problem.device}; the cpu backend needs CPU tensors"
-            )
-        if problem.alibi_slopes_need_grad:
-            reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
+        device = problem.shape.device
+        if device.type != "cpu":
+            reasons.append(f"the tensors are on {device}; the cpu backend needs CPU tensors")
+        reasons += slopes_reasons(problem)
         unavailable = self.unavailable_reason()
         if unavailable is not None:
             reasons.append(unavailable)
         return reasons
 
-    def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
-    ) -> str:
-        accumulate = str(problem.accumulate_dtype).removeprefix("torch.")
+    def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
+        accumulate = str(problem.shape.accumulate_dtype).removeprefix("torch.")
         return f"csrc/cpu, {extension.compiled.isa()}, computing in {accumulate}"
+
+    def backward(
+        self,
+        problem: Problem,
+        saved: Saved,
+        do: Tensor,
+        dlse: Tensor | None,
+        *,
+        bias_needs_grad: bool,
+    ) -> Gradients:
+        if dlse is None and not bias_needs_grad and direct.is_allowed():
+            gradients = direct.backward(problem, saved, do)
+            if gradients is not None:
+                return gradients
+        return super().backward(problem, saved, do, dlse, bias_needs_grad=bias_needs_grad)

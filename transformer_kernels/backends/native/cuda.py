@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
+from transformer_kernels.backends.base import slopes_reasons
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.base import NativeBackend
 from transformer_kernels.backends.native.cuda_support import WIDTHS
-from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.problem import Problem, Shape
 
 HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
 """Environment variable read by csrc/cuda/sm90. 0 disables the Hopper kernels: everything runs on
@@ -32,48 +33,47 @@ class CudaBackend(NativeBackend):
     def unavailable_reason(self) -> str | None:
         return cuda_support.unavailable_reason()
 
-    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
+    def unsupported_reasons(self, problem: Problem) -> list[str]:
         reasons = []
-        unavailable = cuda_support.unsupported_device_reason(problem.device)
+        shape = problem.shape
+        unavailable = cuda_support.unsupported_device_reason(shape.device)
         if unavailable is not None:
             reasons.append(unavailable)
-        if problem.dtype == torch.float64:
+        if shape.dtype == torch.float64:
             reasons.append("float64: these kernels compute in float32")
-        columns = max(problem.D, problem.D_v)
+        columns = max(shape.D, shape.D_v)
         if WIDTHS and columns > WIDTHS[-1]:
             reasons.append(f"rows of {columns} elements: tiles are up to {WIDTHS[-1]} wide")
-        if problem.alibi_slopes_need_grad:
-            reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
-        return reasons
+        return reasons + slopes_reasons(problem)
 
-    def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
-    ) -> str:
-        dtype, where = str(problem.dtype).removeprefix("torch."), _where(problem.device)
-        if cuda_support.runs_hopper(problem.device):
-            (width, v_width), backward = _hopper_widths(problem, q, k, v, tensor_args)
+    def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
+        shape = problem.shape
+        dtype, where = str(shape.dtype).removeprefix("torch."), _where(shape.device)
+        is_cached = problem.layout.kind == "cache"
+        if cuda_support.runs_hopper(shape.device) and not is_cached:
+            (width, v_width), backward = _hopper_widths(shape, q, k, v)
             if width:
-                bias_needs_grad = tensor_args.bias is not None and tensor_args.bias.requires_grad
+                bias = problem.scores.bias
                 files = "sm90"
                 if backward != (width, v_width):
                     files += " forward, csrc/cuda/sm80 backward"
-                elif bias_needs_grad:
+                elif bias is not None and bias.requires_grad:
                     files += ", csrc/cuda/sm80 for dbias"
                 return f"csrc/cuda/{files}, {dtype}, width {width}/{v_width}, {where}"
-        columns = max(problem.D, problem.D_v)
+        columns = max(shape.D, shape.D_v)
         width = next(width for width in WIDTHS if width >= columns)
-        return f"csrc/cuda/sm80, {dtype}, width {width}, {where}"
+        files = "sm80/decode" if is_cached else "sm80"
+        return f"csrc/cuda/{files}, {dtype}, width {width}, {where}"
 
 
 def _hopper_widths(
-    problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
+    shape: Shape, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns the tile widths (q and k, v) of both passes; (0, 0) if sm90 does not support one."""
-    p = problem
-    sizes = (p.B, p.H_q, p.H_kv, p.M, p.N, p.D, p.D_v)
-    outputs = (_output_rows(q, p.D_v), _output_rows(k, p.D), _output_rows(v, p.D_v))
+    sizes = (*q.shape[:2], *k.shape[1:2], q.shape[2], k.shape[2], shape.D, shape.D_v)
+    outputs = (_output_rows(q, shape.D_v), _output_rows(k, shape.D), _output_rows(v, shape.D_v))
     rows = (_rows(q), _rows(k), _rows(v), *outputs)
-    return extension.compiled.hopper_widths(_DTYPES.index(p.dtype), sizes, *rows)
+    return extension.compiled.hopper_widths(_DTYPES.index(shape.dtype), sizes, *rows)
 
 
 def _output_rows(like: Tensor, width: int) -> tuple[int, tuple[int, ...]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import schema
+from transformer_kernels.backends.base import Gradients, Outputs, slopes_reasons
 from transformer_kernels.backends.triton import config, interpreter, operators, target
-from transformer_kernels.problem import AttentionProblem, KVCache, SavedForBackward, TensorArgs
+from transformer_kernels.problem import Problem, Saved
 
 
 class TritonBackend:
@@ -23,56 +23,47 @@ class TritonBackend:
         )
         return reason
 
-    def unsupported_reasons(self, problem: AttentionProblem) -> list[str]:
-        unavailable = target.reason_against(problem.device)
+    def unsupported_reasons(self, problem: Problem) -> list[str]:
+        shape = problem.shape
+        unavailable = target.reason_against(shape.device)
         if unavailable is not None:
             return [unavailable]
-        if problem.is_cached:
+        if problem.layout.kind == "cache":
             return ["decoding from a cache: there is no Triton kernel for it"]
         reasons = []
-        columns, chip = max(problem.D, problem.D_v), target.chip(problem.device)
-        if problem.dtype == torch.float64:
+        columns, chip = max(shape.D, shape.D_v), target.chip(shape.device)
+        if shape.dtype == torch.float64:
             reasons.append("float64: these kernels compute in float32")
         elif columns > config.WIDTHS[-1]:
             reasons.append(f"rows of {columns} elements: tiles are up to {config.WIDTHS[-1]} wide")
-        elif config.tile("bwd_dkdv", chip, problem.dtype.itemsize, columns) is None:
+        elif config.tile("bwd_dkdv", chip, shape.dtype.itemsize, columns) is None:
             reasons.append(
-                f"rows of {columns} elements of {problem.dtype}: no tile fits the "
+                f"rows of {columns} elements of {shape.dtype}: no tile fits the "
                 f"{chip.shared_kib} KiB of shared memory that {chip.name} has"
             )
-        if problem.alibi_slopes_need_grad:
-            reasons.append("ALiBi slopes that require grad: only plain torch differentiates them")
-        return reasons
+        return reasons + slopes_reasons(problem)
 
-    def kernel(
-        self, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs
-    ) -> str:
+    def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         from transformer_kernels.backends.triton import launch
 
-        tile, _ = launch.tiling("forward", problem, tensor_args)
-        how = "interpreted by numpy" if self.is_interpreted else target.chip(problem.device).name
+        tile, _ = launch.tiling("forward", problem)
+        how = "interpreted by numpy" if self.is_interpreted else target.chip(q.device).name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
 
-    def decode(self, q: Tensor, cache: KVCache, problem: AttentionProblem) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("unsupported_reasons() excludes decoding")
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        o, lse, block_mask = operators.forward(q, k, v, *tensor_args, *schema.scalar_args(problem))
-        return o, lse, block_mask if schema.needs_block_mask(tensor_args) else None
+    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
+        o, lse, block_mask = operators.forward(q, k, v, *problem.pack())
+        return Outputs(o, lse, block_mask if problem.mask.has_element_mask else None)
 
     def backward(
         self,
+        problem: Problem,
+        saved: Saved,
         do: Tensor,
         dlse: Tensor | None,
-        saved: SavedForBackward,
-        tensor_args: TensorArgs,
-        problem: AttentionProblem,
         *,
         bias_needs_grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> Gradients:
         dq, dk, dv, dbias = operators.backward(
-            do, dlse, *saved, *tensor_args, *schema.scalar_args(problem), bias_needs_grad
+            do, dlse, *saved, *problem.pack(), bias_needs_grad, True
         )
-        return dq, dk, dv, dbias if bias_needs_grad else None
+        return Gradients(dq, dk, dv, dbias if bias_needs_grad else None)

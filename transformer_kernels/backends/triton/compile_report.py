@@ -23,8 +23,8 @@ from torch import Tensor
 from transformer_kernels.backends.triton import config, interpreter, target
 from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem import SavedForBackward
-from transformer_kernels.problem.attention import build_problem
+from transformer_kernels.problem import Saved
+from transformer_kernels.problem.dense import dense_problem
 
 DTYPES = (torch.bfloat16, torch.float32)
 TARGETS = {
@@ -137,14 +137,11 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
     bias = torch.empty(8, 1024, 1024, dtype=dtype, device="meta")
 
     def prepare(bias: Tensor | None) -> launch.Call:
-        problem, tensor_args = build_problem(
-            q, k, v, Mask.causal(), bias, None, None, 0.0, None, None
-        )
-        return launch.prepare(q, k, v, tensor_args, problem)
+        return launch.prepare(dense_problem(q, k, v, mask=Mask.causal(), bias=bias), q, k, v)
 
     plain, biased = prepare(None), prepare(bias)
     o, lse, _ = launch.forward(plain)
-    operands = launch.prepare_backward(plain, q, None, SavedForBackward(q, k, v, o, lse, None))
+    operands = launch.prepare_backward(plain, q, None, Saved(q, k, v, o, lse, None))
     launch.bwd_dkdv(plain, operands, None)
     launch.bwd_dq(plain, operands, None)
     launch.gradient_of_bias(biased, operands, None, lse)

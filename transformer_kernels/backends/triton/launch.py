@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ from transformer_kernels.backends.triton.kernels.score_gradient import (
     Statistics,
     bwd_preprocess_kernel,
 )
-from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
+from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
+from transformer_kernels.problem import Problem, Saved
 
 if interpreter.is_on():
     interpreter.patch()
@@ -39,31 +41,23 @@ class Call(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    tensor_args: TensorArgs
-    problem: AttentionProblem
+    problem: Problem
     scalars: arguments.Scalars
+    heads: arguments.Heads
+    sequences: arguments.Sequences
     mask: masks.MaskTensors
     scores: scores.Scores
     dropout: dropout.Dropout
-
-    @property
-    def sequences(self) -> arguments.Sequences:
-        args, bottom_right = self.tensor_args, int(self.problem.bottom_right)
-        return arguments.Sequences(args.cu_seqlens_q, args.cu_seqlens_k, bottom_right)
-
-    @property
-    def heads(self) -> arguments.Heads:
-        return arguments.Heads(self.problem.H_q, self.problem.H_q // self.problem.H_kv)
 
     def output(self, like: Tensor, width: int) -> Tensor:
         """Allocates (B, H, L, width): zeros for varlen calls, whose trailing padding is not
         written, else uninitialized."""
         x = schema.empty_like_layout(like, width)
-        return x if self.tensor_args.cu_seqlens_q is None else x.zero_()
+        return x if self.sequences.cu_q is None else x.zero_()
 
     def blocks_of(self, rows: int, block: int, heads: int) -> int:
         """Number of programs that cover `rows` in blocks of `block`, for all heads and batches."""
-        return -(-rows // block) * heads * self.problem.B
+        return -(-rows // block) * heads * self.problem.shape.B
 
 
 class Operands(NamedTuple):
@@ -76,55 +70,56 @@ class Operands(NamedTuple):
     statistics: Statistics
 
 
-def prepare(
-    q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, problem: AttentionProblem
-) -> Call:
+def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    shape = problem.shape
+    # A max_seqlen beyond the rows in memory would add empty programs.
+    shape = shape._replace(M=min(shape.M, q.shape[2]), N=min(shape.N, k.shape[2]))
+    problem = replace(problem, shape=shape)
     return Call(
         as_rows(q),
         as_rows(k),
         as_rows(v),
-        tensor_args,
         problem,
-        arguments.scalars(q, k, problem),
-        masks.mask_tensors(tensor_args, problem),
-        scores.scores(tensor_args, problem, problem.scale),
-        dropout.dropout(tensor_args, problem),
+        arguments.scalars(problem, q, k),
+        arguments.Heads(shape.H_q, shape.H_q // shape.H_kv),
+        arguments.sequences(problem),
+        masks.mask_tensors(problem),
+        scores.scores(problem, problem.scale),
+        dropout.dropout(problem.scores),
     )
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (o, lse, block_mask); the block mask has no elements if the mask needs none."""
-    p = call.problem
-    o = call.output(call.q, p.D_v)
+    o = call.output(call.q, call.problem.shape.D_v)
     lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
-    if call.tensor_args.cu_seqlens_q is not None:
+    if call.sequences.cu_q is not None:
         lse.fill_(float("-inf"))
     block_mask = fill_block_mask(call)
-    if p.scale < 0.0:  # the kernel computes row maxima before scaling, which needs scale >= 0
-        call = call._replace(q=-call.q, scores=scores.scores(call.tensor_args, p, -p.scale))
+    scale = call.problem.scale
+    if scale < 0.0:  # the kernel computes row maxima before scaling, which needs scale >= 0
+        call = call._replace(q=-call.q, scores=scores.scores(call.problem, -scale))
     operands = (*map(arguments.rows, (call.q, call.k, call.v, o)), lse)
     launch_blocks(forward_kernel, "forward", call, operands, block_mask)
     return o, lse, block_mask
 
 
 def backward(
-    call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward, bias_needs_grad: bool
+    call: Call, do: Tensor, dlse: Tensor | None, saved: Saved, bias_needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Returns (dq, dk, dv, dbias); dbias is None unless `bias_needs_grad`."""
     operands = prepare_backward(call, do, dlse, saved)
     dk, dv = bwd_dkdv(call, operands, saved.block_mask)
     dq = bwd_dq(call, operands, saved.block_mask)
     dbias = None
-    if bias_needs_grad and call.tensor_args.bias is not None:
+    if bias_needs_grad and call.problem.scores.bias is not None:
         dbias = gradient_of_bias(call, operands, dlse, saved.lse)
     return dq, dk, dv, dbias
 
 
-def prepare_backward(
-    call: Call, do: Tensor, dlse: Tensor | None, saved: SavedForBackward
-) -> Operands:
+def prepare_backward(call: Call, do: Tensor, dlse: Tensor | None, saved: Saved) -> Operands:
     """Runs the backward preprocess, `bwd_preprocess_kernel`, and packs the kernels' operands."""
-    p = call.problem
+    p = call.problem.shape
     o, do, lse = as_rows(saved.o), as_rows(do), saved.lse.contiguous()
     statistics = Statistics(torch.empty_like(lse), torch.empty_like(lse))
     block = 64
@@ -155,7 +150,7 @@ def bwd_dkdv(call: Call, operands: Operands, block_mask: Tensor | None) -> tuple
 
 
 def bwd_dq(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
-    dq = call.output(call.q, call.problem.D)
+    dq = call.output(call.q, call.problem.shape.D)
     launch_blocks(bwd_dq_kernel, "bwd_dq", call, (*operands, arguments.rows(dq)), block_mask)
     return dq
 
@@ -170,8 +165,8 @@ def launch_blocks(
     by_keys: bool = False,
 ) -> None:
     """Launches one program per query block, or per key block, of every head."""
-    p = call.problem
-    tile, sizes = tiling(name, p, call.tensor_args)
+    p = call.problem.shape
+    tile, sizes = tiling(name, call.problem)
     rows, heads = (p.N, p.H_kv) if by_keys else (p.M, p.H_q)
     launch(
         kernel,
@@ -191,12 +186,12 @@ def launch_blocks(
 
 def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: Tensor) -> Tensor:
     """Returns dbias, with the shape and dtype of the bias."""
-    p, bias = call.problem, call.tensor_args.bias
+    p, bias = call.problem.shape, call.problem.scores.bias
     assert bias is not None
     own_b, own_h, rows, columns = bias.shape
     if columns == 1 != p.N:
         return _reduced(_row_sums(operands.statistics.delta, dlse, lse)[..., None], bias)
-    tile, sizes = tiling("bias_gradient", p, call.tensor_args)
+    tile, sizes = tiling("bias_gradient", call.problem)
     options = (*call.scalars[:6], call.heads, call.mask, call.scores, call.dropout)
     if rows == 1 != p.M:
         sums = torch.empty(p.B, p.H_q, p.N, dtype=torch.float32, device=bias.device)
@@ -223,30 +218,20 @@ def _reduced(sums: Tensor, bias: Tensor) -> Tensor:
 
 def fill_block_mask(call: Call) -> Tensor:
     """Returns the block mask, one byte for each 64 x 64 block (kernels/block_lists.py)."""
-    tensor_args = call.tensor_args
-    shape = schema.block_mask_shape(
-        call.q, call.k, tensor_args.q_segments, tensor_args.dense, tensor_args.layout
-    )
+    M, N, mask = call.problem.shape.M, call.problem.shape.N, call.problem.mask
+    shape = mask.block_mask_shape(M, N)
     block_mask = call.q.new_empty(shape, dtype=torch.uint8)
-    if schema.needs_block_mask(tensor_args):
-        launch(
-            block_mask_kernel,
-            block_mask.numel(),
-            block_mask,
-            call.problem.M,
-            call.problem.N,
-            call.mask,
-            shape[1],
-            BLOCK=schema.BLOCK_MASK_SIZE,
-        )
+    if mask.has_element_mask:
+        given = (block_mask, M, N, call.mask, shape[1])
+        launch(block_mask_kernel, block_mask.numel(), *given, BLOCK=BLOCK_MASK_SIZE)
     return block_mask
 
 
 def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
     """Builds the block lists of query (or key) blocks; NO_LISTS without a block mask."""
-    if block_mask is None or not schema.needs_block_mask(call.tensor_args):
+    if block_mask is None or not call.problem.mask.has_element_mask:
         return NO_LISTS
-    p, row_grain, key_grain = call.problem, *arguments.grains(tile)
+    p, row_grain, key_grain = call.problem.shape, *arguments.grains(tile)
     rows, columns = -(-p.M // row_grain), -(-p.N // key_grain)
     if by_keys:
         rows, columns = columns, rows
@@ -277,17 +262,16 @@ def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: b
     return lists
 
 
-def tiling(
-    kernel: Kernel, problem: AttentionProblem, tensor_args: TensorArgs
-) -> tuple[Tile, arguments.Sizes]:
+def tiling(kernel: Kernel, problem: Problem) -> tuple[Tile, arguments.Sizes]:
     """Returns the tile of a kernel, and the sizes that follow from it and the widths."""
-    chip = target.chip(problem.device)
-    columns = max(config.width(problem.D), config.width(problem.D_v))
-    loaded = scores.bytes_per_score(tensor_args) + masks.bytes_per_score(tensor_args)
-    tile = config.tile(kernel, chip, problem.dtype.itemsize, columns, loaded)
+    shape = problem.shape
+    chip = target.chip(shape.device)
+    columns = max(config.width(shape.D), config.width(shape.D_v))
+    loaded = scores.bytes_per_score(problem.scores) + masks.bytes_per_score(problem.mask)
+    tile = config.tile(kernel, chip, shape.dtype.itemsize, columns, loaded)
     assert tile is not None  # checked by unsupported_reasons
     precision = config.precision(chip, columns)
-    return tile, arguments.sizes(problem.D, problem.D_v, tile, precision)
+    return tile, arguments.sizes(shape.D, shape.D_v, tile, precision)
 
 
 def resources(tile: Tile) -> dict[str, int]:

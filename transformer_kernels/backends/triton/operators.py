@@ -11,46 +11,17 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
-from transformer_kernels.problem import AttentionProblem, SavedForBackward, TensorArgs
+from transformer_kernels.problem import Problem, Saved, unpack
 from transformer_kernels.storage import check_storage
-
-_NUM_TENSOR_ARGS = len(TensorArgs._fields)
-
-
-def _problem(
-    q: Tensor, k: Tensor, v: Tensor, tensor_args: TensorArgs, scalar_args: tuple[Any, ...]
-) -> AttentionProblem:
-    scale, softcap, dropout_p, low, high, block_size, alibi_offset, bottom_right, M, N = scalar_args
-    cu_seqlens_q = tensor_args.cu_seqlens_q
-    return AttentionProblem(
-        B=q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
-        H_q=q.shape[1],
-        H_kv=k.shape[1],
-        M=min(M, q.shape[2]),  # a larger max_seqlen would add empty programs
-        N=min(N, k.shape[2]),
-        D=q.shape[3],
-        D_v=v.shape[3],
-        dtype=q.dtype,
-        device=q.device,
-        scale=scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
-        diagonal_low=low,
-        diagonal_high=high,
-        block_size=block_size,
-        alibi_offset=alibi_offset,
-        bottom_right=bottom_right,
-    )
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     from transformer_kernels.backends.triton import launch
 
-    tensor_args = TensorArgs(*options[:_NUM_TENSOR_ARGS])
-    check_storage((("q", q), ("k", k), ("v", v), *tensor_args._asdict().items()))
-    problem = _problem(q, k, v, tensor_args, options[_NUM_TENSOR_ARGS:])
-    with _device_of(q):
-        return launch.forward(launch.prepare(q, k, v, tensor_args, problem))
+    problem = unpack(q, k, v, options)
+    _check(problem, {"q": q, "k": k, "v": v})
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        return launch.forward(launch.prepare(problem, q, k, v))
 
 
 def _backward(
@@ -62,46 +33,35 @@ def _backward(
     o: Tensor,
     lse: Tensor,
     block_mask: Tensor | None,
-    *options: Any,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from transformer_kernels.backends.triton import launch
 
-    *given, bias_needs_grad = options
-    tensor_args = TensorArgs(*given[:_NUM_TENSOR_ARGS])
-    problem = _problem(q, k, v, tensor_args, tuple(given[_NUM_TENSOR_ARGS:]))
-    saved = SavedForBackward(q, k, v, o, lse, block_mask)
-    given_tensors = (*saved._asdict().items(), *tensor_args._asdict().items())
-    check_storage((("do", do), ("dlse", dlse), *given_tensors))
-    with _device_of(q):
-        call = launch.prepare(q, k, v, tensor_args, problem)
+    *options, bias_needs_grad, _ = rest  # every result is deterministic
+    problem = unpack(q, k, v, options)
+    saved = Saved(q, k, v, o, lse, block_mask)
+    _check(problem, {"do": do, "dlse": dlse, **saved._asdict()})
+    with torch.cuda.device_of(q):
+        call = launch.prepare(problem, q, k, v)
         dq, dk, dv, dbias = launch.backward(call, do, dlse, saved, bias_needs_grad)
     return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
 
 
-def _device_of(x: Tensor) -> Any:
-    """Makes x's device current: Triton launches on the current device."""
-    return torch.cuda.device_of(x)
+def _check(problem: Problem, tensors: dict[str, Tensor | None]) -> None:
+    check_storage((*tensors.items(), *problem.tensors().items()))
+    if problem.layout.kind == "cache":
+        raise ValueError("there is no Triton kernel for a cache")
 
 
 _LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
-_LIBRARY.define(
-    f"triton_forward(Tensor q, Tensor k, Tensor v, {schema.OPTIONS}) "
-    "-> (Tensor o, Tensor lse, Tensor block_mask)"
-)
-_LIBRARY.define(
-    "triton_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-    f"Tensor? block_mask, {schema.OPTIONS}, bool bias_needs_grad) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
-)
-for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
-    _LIBRARY.impl("triton_forward", _forward, _key)
-    _LIBRARY.impl("triton_backward", _backward, _key)
-torch.library.register_fake(
-    "transformer_kernels::triton_forward", schema.forward_fake, lib=_LIBRARY
-)
-torch.library.register_fake(
-    "transformer_kernels::triton_backward", schema.backward_fake, lib=_LIBRARY
-)
+for _name, _schema, _run, _fake in (
+    ("triton_forward", schema.FORWARD, _forward, schema.forward_fake),
+    ("triton_backward", schema.BACKWARD, _backward, schema.backward_fake),
+):
+    _LIBRARY.define(_name + _schema)
+    for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
+        _LIBRARY.impl(_name, _run, _key)
+    torch.library.register_fake(f"transformer_kernels::{_name}", _fake, lib=_LIBRARY)
 
 forward = torch.ops.transformer_kernels.triton_forward.default
 backward = torch.ops.transformer_kernels.triton_backward.default

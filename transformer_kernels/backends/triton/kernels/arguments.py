@@ -13,10 +13,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.backends import schema
 from transformer_kernels.backends.triton import config
 from transformer_kernels.backends.triton.config import Tile
-from transformer_kernels.problem import AttentionProblem
+from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
+from transformer_kernels.problem import Problem
 
 
 class Rows(NamedTuple):
@@ -63,7 +63,7 @@ class Sequences(NamedTuple):
     cu_q: Tensor | None
     cu_k: Tensor | None
     bottom_right: int
-    """1 if the band and ALiBi are aligned to the bottom right corner of each sequence, else 0"""
+    """1 if the band and ALiBi are relative to the bottom right corner of each sequence, else 0"""
 
 
 class Sizes(NamedTuple):
@@ -86,23 +86,31 @@ def rows(x: Tensor) -> Rows:
     return Rows(x, *x.stride()[:3])
 
 
-def scalars(q: Tensor, k: Tensor, problem: AttentionProblem) -> Scalars:
-    limit = problem.M + problem.N  # beyond every index, with either alignment
+def scalars(problem: Problem, q: Tensor, k: Tensor) -> Scalars:
+    M, N, mask = problem.shape.M, problem.shape.N, problem.mask
+    limit = M + N  # beyond every index, with either alignment
+    shift = N - M if mask.bottom_right and problem.layout.kind == "dense" else 0
     return Scalars(
         rows=q.shape[2],
-        M=problem.M,
-        N=problem.N,
-        low=min(max(problem.diagonal_low, -limit), limit),
-        high=min(max(problem.diagonal_high, -limit), limit),
-        offset=problem.alibi_offset,
+        M=M,
+        N=N,
+        low=min(max(mask.diagonal_low + shift, -limit), limit),
+        high=min(max(mask.diagonal_high + shift, -limit), limit),
+        offset=problem.scores.alibi_offset + shift,
         rows_k=k.shape[2],
     )
+
+
+def sequences(problem: Problem) -> Sequences:
+    layout = problem.layout
+    bottom_right = problem.mask.bottom_right and layout.kind == "varlen"  # see `scalars`
+    return Sequences(layout.cu_seqlens_q, layout.cu_seqlens_k, int(bottom_right))
 
 
 def grains(tile: Tile) -> tuple[int, int]:
     """Returns the rows and keys per entry of a block list: those of the tile or, if larger, of the
     block mask."""
-    return max(tile.block_m, schema.BLOCK_MASK_SIZE), max(tile.block_n, schema.BLOCK_MASK_SIZE)
+    return max(tile.block_m, BLOCK_MASK_SIZE), max(tile.block_n, BLOCK_MASK_SIZE)
 
 
 def sizes(D: int, D_v: int, tile: Tile, precision: str) -> Sizes:

@@ -71,8 +71,8 @@ def bwd_dkdv_kernel(
     j = j0 + tl.arange(0, sizes.BLOCK_N)
     live = is_live(j, band)
     k_head, v_head = head(k, memory_b, h_kv, first_k), head(v, memory_b, h_kv, first_k)
-    k_tile = load_rows(k_head, j0, live, sizes.BLOCK_N, sizes.D, sizes.BLOCK_D, True)
-    v_tile = load_rows(v_head, j0, live, sizes.BLOCK_N, sizes.D_V, sizes.BLOCK_DV, True)
+    k_tile = load_rows(k_head, j0, live, sizes.D, sizes.BLOCK_D, True)
+    v_tile = load_rows(v_head, j0, live, sizes.D_V, sizes.BLOCK_DV, True)
     sums = KeyGradients(
         tl.zeros([sizes.BLOCK_N, sizes.BLOCK_D], tl.float32),
         tl.zeros([sizes.BLOCK_N, sizes.BLOCK_DV], tl.float32),
@@ -114,8 +114,8 @@ def add_queries(
     base, delta = load_statistics(of_head, i, band.M, MASKED)
     # Fully masked rows are not loaded: they may hold NaN, and 0 * NaN is NaN.
     live = base < float("inf")
-    q_tile = load_rows(q, coords.i0, live, sizes.BLOCK_M, sizes.D, sizes.BLOCK_D, MASKED)
-    do_tile = load_rows(do, coords.i0, live, sizes.BLOCK_M, sizes.D_V, sizes.BLOCK_DV, MASKED)
+    q_tile = load_rows(q, coords.i0, live, sizes.D, sizes.BLOCK_D, MASKED)
+    do_tile = load_rows(do, coords.i0, live, sizes.D_V, sizes.BLOCK_DV, MASKED)
     bias = load_bias(scores, coords, band)
     is_visible = None
     if MASKED:
@@ -153,8 +153,8 @@ def bwd_dq_kernel(
     of_rows = load_statistics(of_head, i, M, True)
     live = of_rows.base < float("inf")  # fully masked rows may hold NaN
     q_head, do_head = head(q, memory_b, h, first_q), head(do, memory_b, h, first_q)
-    q_tile = load_rows(q_head, i0, live, sizes.BLOCK_M, sizes.D, sizes.BLOCK_D, True)
-    do_tile = load_rows(do_head, i0, live, sizes.BLOCK_M, sizes.D_V, sizes.BLOCK_DV, True)
+    q_tile = load_rows(q_head, i0, live, sizes.D, sizes.BLOCK_D, True)
+    do_tile = load_rows(do_head, i0, live, sizes.D_V, sizes.BLOCK_DV, True)
     k_head = head(k, memory_b, h // heads.group, first_k)
     v_head = head(v, memory_b, h // heads.group, first_k)
     total = tl.zeros([sizes.BLOCK_M, sizes.BLOCK_D], tl.float32)
@@ -188,8 +188,8 @@ def add_keys(
     """Adds one key block to dq / scale"""
     PRECISION: tl.constexpr = sizes.PRECISION
     live = is_live(coords.j0 + tl.arange(0, sizes.BLOCK_N), band)
-    k_tile = load_rows(k, coords.j0, live, sizes.BLOCK_N, sizes.D, sizes.BLOCK_D, MASKED)
-    v_tile = load_rows(v, coords.j0, live, sizes.BLOCK_N, sizes.D_V, sizes.BLOCK_DV, MASKED)
+    k_tile = load_rows(k, coords.j0, live, sizes.D, sizes.BLOCK_D, MASKED)
+    v_tile = load_rows(v, coords.j0, live, sizes.D_V, sizes.BLOCK_DV, MASKED)
     bias = load_bias(scores, coords, band)
     is_visible = None
     if MASKED:
@@ -200,6 +200,5 @@ def add_keys(
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
     ds = score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)
     da = product_gradients(ds, products, scores)
-    if MASKED:
-        k_tile = zero_hidden_keys(k_tile, is_visible, mask)
+    k_tile = zero_hidden_keys(k_tile, is_visible, mask)
     return tl.dot(da.to(k_tile.dtype), k_tile, total, input_precision=PRECISION)

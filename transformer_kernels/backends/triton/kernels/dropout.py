@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.problem import AttentionProblem, TensorArgs
 from transformer_kernels.scores import philox as host
+from transformer_kernels.scores.options import ScoreOptions
 
 MULTIPLIER_0 = tl.constexpr(0xD2511F53)
 MULTIPLIER_1 = tl.constexpr(0xCD9E8D57)
@@ -24,11 +24,11 @@ class Dropout(NamedTuple):
     factor: float
 
 
-def dropout(tensor_args: TensorArgs, problem: AttentionProblem) -> Dropout:
-    p = problem.dropout_p
+def dropout(options: ScoreOptions) -> Dropout:
+    p = options.dropout_p
     if not p:
         return Dropout(None, 0, 1.0)
-    return Dropout(tensor_args.seed, host.keep_threshold(p), host.keep_factor(p))
+    return Dropout(options.seed, host.keep_threshold(p), host.keep_factor(p))
 
 
 @triton.jit

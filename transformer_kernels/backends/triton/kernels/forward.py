@@ -48,10 +48,10 @@ from transformer_kernels.backends.triton.kernels.scores import (
 
 
 class Softmax(NamedTuple):
-    """State of the online softmax: maximum m and sum l of a row, and the unscaled output."""
+    """State of the online softmax: maximum and sum of a row, and the unscaled output."""
 
-    m: Any
-    l: Any  # noqa: E741
+    m_i: Any
+    l_i: Any
     acc: Any
 
 
@@ -74,7 +74,7 @@ def forward_kernel(
 
     i = i0 + tl.arange(0, sizes.BLOCK_M)
     q_head = head(q, memory_b, h, first_q)
-    q_tile = load_rows(q_head, i0, i < M, sizes.BLOCK_M, sizes.D, sizes.BLOCK_D, True)
+    q_tile = load_rows(q_head, i0, i < M, sizes.D, sizes.BLOCK_D, True)
     k_head = head(k, memory_b, h // heads.group, first_k)
     v_head = head(v, memory_b, h // heads.group, first_k)
     state = Softmax(
@@ -100,11 +100,11 @@ def forward_kernel(
             state, q_tile, k_head, v_head, coords, band, mask, scores, dropout, sizes, MASKED=True
         )
 
-    empty = state.l == 0.0
-    total = tl.where(empty, 1.0, state.l)
+    empty = state.l_i == 0.0
+    total = tl.where(empty, 1.0, state.l_i)
     acc = state.acc * (dropout.factor / total)[:, None]
     store_rows(head(o, memory_b, h, first_q), i0, i < M, acc, sizes.D_V)
-    lse_i = state.m * natural_unit(scores) + tl.log2(total) * LN2
+    lse_i = state.m_i * natural_unit(scores) + tl.log2(total) * LN2
     lse_i = tl.where(empty, float("-inf"), lse_i)
     tl.store(vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < M)
 
@@ -116,7 +116,7 @@ def attend(
     """Updates the softmax state with one key block"""
     PRECISION: tl.constexpr = sizes.PRECISION
     live = is_live(coords.j0 + tl.arange(0, sizes.BLOCK_N), band)
-    k_tile = load_rows(k, coords.j0, live, sizes.BLOCK_N, sizes.D, sizes.BLOCK_D, MASKED)
+    k_tile = load_rows(k, coords.j0, live, sizes.D, sizes.BLOCK_D, MASKED)
     # Per-score loads must precede the product: docs/triton.md, section 4.
     bias = load_bias(scores, coords, band)
     is_visible = None
@@ -124,17 +124,17 @@ def attend(
         is_visible = visible(mask, band, coords)
     products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
     s = unscaled_scores(products, bias, scores, coords, band)
-    v_tile = load_rows(v, coords.j0, live, sizes.BLOCK_N, sizes.D_V, sizes.BLOCK_DV, MASKED)
+    v_tile = load_rows(v, coords.j0, live, sizes.D_V, sizes.BLOCK_DV, MASKED)
     if MASKED:
         s = tl.where(is_visible, s, float("-inf"))
-        v_tile = zero_hidden_keys(v_tile, is_visible, mask)
+    v_tile = zero_hidden_keys(v_tile, is_visible, mask)
 
-    m = tl.maximum(state.m, tl.max(s, 1))
-    base = finite_maximum(m, scores, MASKED)
+    m_i = tl.maximum(state.m_i, tl.max(s, 1))
+    base = finite_maximum(m_i, scores, MASKED)
     p = tl.exp2((s - base[:, None]) * log2_unit(scores))
-    decay = tl.exp2((state.m - base) * log2_unit(scores))
-    l = state.l * decay + tl.sum(p, 1)  # noqa: E741
+    decay = tl.exp2((state.m_i - base) * log2_unit(scores))
+    l_i = state.l_i * decay + tl.sum(p, 1)
     p = dropped(p, dropout, coords, sizes)
     acc = state.acc * decay[:, None]
     acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
-    return Softmax(m, l, acc)
+    return Softmax(m_i, l_i, acc)

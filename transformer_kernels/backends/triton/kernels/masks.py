@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.backends import schema
 from transformer_kernels.backends.triton.kernels.arguments import (
     as_uint8,
     broadcast_strides,
     contiguous,
 )
-from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.masks.resolved import ResolvedMask
+from transformer_kernels.problem import Problem
 
 
 class MaskTensors(NamedTuple):
@@ -42,15 +42,16 @@ class MaskTensors(NamedTuple):
     """True if a tensor hides single elements: segments, a dense mask or a layout"""
 
 
-def mask_tensors(tensor_args: TensorArgs, problem: AttentionProblem) -> MaskTensors:
-    dense, layout = as_uint8(tensor_args.dense), as_uint8(tensor_args.layout)
+def mask_tensors(problem: Problem) -> MaskTensors:
+    mask = problem.mask
+    dense, layout = as_uint8(mask.dense), as_uint8(mask.layout)
     dense_b, dense_h, dense_i, dense_j = broadcast_strides(dense, 4)
     layout_h, layout_i, layout_j = broadcast_strides(layout, 3)
     return MaskTensors(
-        key_start=contiguous(tensor_args.key_start),
-        key_end=contiguous(tensor_args.key_end),
-        q_segments=contiguous(tensor_args.q_segments),
-        k_segments=contiguous(tensor_args.k_segments),
+        key_start=contiguous(mask.key_start),
+        key_end=contiguous(mask.key_end),
+        q_segments=contiguous(mask.q_segments),
+        k_segments=contiguous(mask.k_segments),
         dense=dense,
         dense_b=dense_b,
         dense_h=dense_h,
@@ -60,16 +61,15 @@ def mask_tensors(tensor_args: TensorArgs, problem: AttentionProblem) -> MaskTens
         layout_h=layout_h,
         layout_i=layout_i,
         layout_j=layout_j,
-        block_size=problem.block_size,
-        columns=None if dense is None else problem.N,
-        has_elements=tl.constexpr(schema.needs_block_mask(tensor_args)),
+        block_size=mask.block_size,
+        columns=None if dense is None else problem.shape.N,
+        has_elements=tl.constexpr(mask.has_element_mask),
     )
 
 
-def bytes_per_score(tensor_args: TensorArgs) -> int:
+def bytes_per_score(mask: ResolvedMask) -> int:
     """Returns the bytes that a dense mask and a layout load per score."""
-    tensors = (tensor_args.dense, tensor_args.layout)
-    return sum(x.element_size() for x in tensors if x is not None)
+    return sum(x.element_size() for x in (mask.dense, mask.layout) if x is not None)
 
 
 class Band(NamedTuple):
@@ -105,16 +105,6 @@ def is_live(j, band):
 
 
 @triton.jit
-def zero_hidden_keys(tile, is_visible, mask):
-    """The tile of keys or values, with 0 for keys that the element mask hides from every query of
-    this tile"""
-    if mask.has_elements:
-        key_is_live = tl.max(is_visible.to(tl.int32), axis=0) > 0
-        tile = tl.where(key_is_live[:, None], tile, 0.0)
-    return tile
-
-
-@triton.jit
 def visible(mask, band, coords):
     """Element mask of a tile; False outside M x N"""
     i, j = coords.i, coords.j
@@ -124,6 +114,16 @@ def visible(mask, band, coords):
     if mask.has_elements:
         is_visible = is_visible & element_mask(mask, coords, band.M, band.N)
     return is_visible
+
+
+@triton.jit
+def zero_hidden_keys(tile, is_visible, mask):
+    """The tile of keys or values, with 0 for keys that the element mask hides from every query of
+    this tile. `is_visible` is None if everything is visible."""
+    if is_visible is not None and mask.has_elements:
+        key_is_live = tl.max(is_visible.to(tl.int32), axis=0) > 0
+        tile = tl.where(key_is_live[:, None], tile, 0.0)
+    return tile
 
 
 @triton.jit

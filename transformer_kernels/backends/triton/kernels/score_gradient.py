@@ -84,8 +84,8 @@ def bwd_preprocess_kernel(
     i0 = tl.program_id(0) % blocks * BLOCK_M
     i = i0 + tl.arange(0, BLOCK_M)
     o_head, do_head = head(o, memory_b, h, first_q), head(do, memory_b, h, first_q)
-    o_tile = load_rows(o_head, i0, i < M, BLOCK_M, D_V, BLOCK_DV, True)
-    do_tile = load_rows(do_head, i0, i < M, BLOCK_M, D_V, BLOCK_DV, True)
+    o_tile = load_rows(o_head, i0, i < M, D_V, BLOCK_DV, True)
+    do_tile = load_rows(do_head, i0, i < M, D_V, BLOCK_DV, True)
     total = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     if dlse is not None:
         dlse_rows = vector_pointer(dlse, heads, rows, memory_b, h, first_q)

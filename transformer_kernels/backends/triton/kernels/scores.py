@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from transformer_kernels.backends.triton.kernels.arguments import broadcast_strides, contiguous
-from transformer_kernels.problem import AttentionProblem, TensorArgs
+from transformer_kernels.problem import Problem
+from transformer_kernels.scores.options import ScoreOptions
 
 LOG2E = tl.constexpr(1.0 / math.log(2.0))
 LN2 = tl.constexpr(math.log(2.0))
@@ -39,34 +40,35 @@ class Scores(NamedTuple):
     slopes: Tensor | None
 
 
-def scores(tensor_args: TensorArgs, problem: AttentionProblem, scale: float) -> Scores:
-    plain = not problem.softcap and tensor_args.bias is None and tensor_args.alibi_slopes is None
+def scores(problem: Problem, scale: float) -> Scores:
+    options = problem.scores
+    plain = not options.softcap and options.bias is None and options.alibi_slopes is None
     plain = plain and 1e-37 < scale < 1e37
-    bias_b, bias_h, bias_i, bias_j = broadcast_strides(tensor_args.bias, 4)
+    bias_b, bias_h, bias_i, bias_j = broadcast_strides(options.bias, 4)
     return Scores(
         scale=scale,
         plain_scale=scale * LOG2E.value if plain else None,
-        softcap=problem.softcap or None,
-        bias=tensor_args.bias,
+        softcap=options.softcap or None,
+        bias=options.bias,
         bias_b=bias_b,
         bias_h=bias_h,
         bias_i=bias_i,
         bias_j=bias_j,
-        columns=None if tensor_args.bias is None else problem.N,
-        slopes=contiguous(tensor_args.alibi_slopes),
+        columns=None if options.bias is None else problem.shape.N,
+        slopes=contiguous(options.alibi_slopes),
     )
 
 
-def bytes_per_score(tensor_args: TensorArgs) -> int:
+def bytes_per_score(options: ScoreOptions) -> int:
     """Returns the bytes that score options load per score."""
-    return 0 if tensor_args.bias is None else tensor_args.bias.element_size()
+    return 0 if options.bias is None else options.bias.element_size()
 
 
 @triton.jit
 def load_bias(scores, coords, band):
-    """Bias tile, 0 outside M x N; None without a bias"""
+    """Bias tile, 0 outside M x N. Triton 3.6 cannot return None."""
     if scores.bias is None:
-        return None
+        return 0.0
     else:
         b, h = tl.cast(coords.b, tl.int64), tl.cast(coords.h, tl.int64)
         i, j = coords.i.to(tl.int64) * scores.bias_i, coords.j.to(tl.int64) * scores.bias_j
@@ -100,7 +102,7 @@ def scaled(products, scores):
 def natural_scores(products, bias, scores, coords, band):
     """s in natural units, not masked"""
     s = scaled(products, scores)
-    if bias is not None:
+    if scores.bias is not None:
         s += bias.to(tl.float32)
     if scores.slopes is not None:
         distance = tl.abs(coords.i + band.offset - coords.j).to(tl.float32)

@@ -2,80 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from transformer_kernels.argument_checks import INDICES, check_tensor, values_are_readable
-from transformer_kernels.masks.constraints import UNBOUNDED, Window
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import resolve
-from transformer_kernels.problem.attention import problem_from_checked
+from transformer_kernels.masks.resolved import ResolvedMask, bounded_aligns, resolve_windows
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,
     check_tensors,
     check_windows,
     private_copy,
 )
-from transformer_kernels.problem.types import AttentionProblem, KVCache
+from transformer_kernels.problem.layout import Layout
+from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.options import ScoreArguments, check_scores
+from transformer_kernels.scores.sinks import check_sinks
 from transformer_kernels.storage import check_storage
 
+_CAUSAL = resolve_windows(Mask.causal(align="bottom_right"), "bottom_right")
 _NAMES = ("q", "k_cache", "v_cache")
 _PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
 
 
-def build_decode_problem(
+def cache_problem(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     cache_seqlens: Tensor,
-    block_table: Tensor | None,
-    mask: Mask | None,
-    bias: Alibi | None,
-    scale: float | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> tuple[AttentionProblem, KVCache]:
+    block_table: Tensor | None = None,
+    *,
+    mask: Mask | None = None,
+    sinks: Tensor | None = None,
+    **scores: Unpack[ScoreArguments],
+) -> Problem:
     """Validates a call of `attention_decode`; errors name the argument, its value and the rule."""
     cache_seqlens, block_table = check_cache(
         q, k_cache, v_cache, cache_seqlens, block_table, _NAMES
     )
     check_windows(mask, "for decoding")
+    bias = scores.get("bias")
     check_alibi_or_none(bias, "for decoding")
     _check_alignment(mask, bias)
-    problem, tensor_args = problem_from_checked(
-        q, k_cache, v_cache, None, bias, scale, softcap, 0.0, None, sinks
+    options = check_scores(q, k_cache.shape[2], bottom_right=True, **scores)
+    check_sinks(sinks, q)
+    layout = Layout(
+        cache_seqlens=cache_seqlens.to(torch.int32).contiguous(),
+        block_table=None if block_table is None else block_table.to(torch.int32),
     )
-    low, high = decode_diagonals(mask)
-    problem = replace(
-        problem,
-        N=capacity(k_cache, block_table),
-        diagonal_low=low,
-        diagonal_high=high,
-        alibi_offset=0,
-        alibi_slopes_need_grad=False,  # see check_no_gradient
-        bottom_right=True,
-        is_cached=True,
-        page_size=0 if block_table is None else k_cache.shape[2],
-    )
-    cache = KVCache(
-        k_cache,
-        v_cache,
-        cache_seqlens.to(torch.int32).contiguous(),
-        None if block_table is None else block_table.to(torch.int32),
-        tensor_args.alibi_slopes,
-    )
-    return problem, cache
+    shape = shape_of(q, k_cache, v_cache, layout)
+    return Problem(shape, resolve_cache_mask(mask), options, layout)
 
 
-def decode_diagonals(mask: Mask | None) -> tuple[int, int]:
-    """Returns (low, high) of bottom-right aligned windows, relative to each sequence's N - M.
-
-    No mask means causal.
-    """
-    return (-UNBOUNDED, 0) if mask is None else resolve(mask, 1, 1, 0, 0)[:2]
+def resolve_cache_mask(mask: Mask | None) -> ResolvedMask:
+    """Resolves bottom-right aligned windows. No mask means causal."""
+    return _CAUSAL if mask is None else resolve_windows(mask, "bottom_right")
 
 
 def check_no_gradient(tensors: dict[str, Tensor | Alibi | None]) -> None:
@@ -171,15 +155,10 @@ def _check_values(
         )
 
 
-def _check_alignment(mask: Mask | None, bias: Alibi | None) -> None:
+def _check_alignment(mask: Mask | None, bias: object) -> None:
     """Raises unless the windows and the bias are bottom-right aligned: caches grow at the end."""
-    windows = [] if mask is None else [c for c in mask.constraints if isinstance(c, Window)]
-    for window in windows:
-        is_bounded = window.left is not None or window.right is not None
-        if is_bounded and window.align != "bottom_right":
-            raise ValueError(
-                f"mask must have align='bottom_right' for decoding, got align={window.align!r}"
-            )
+    if "top_left" in bounded_aligns(mask):
+        raise ValueError("mask must have align='bottom_right' for decoding, got align='top_left'")
     if isinstance(bias, Alibi) and bias.align != "bottom_right":
         raise ValueError(
             "bias must be alibi(slopes, align='bottom_right') for decoding, "

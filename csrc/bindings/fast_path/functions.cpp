@@ -1,0 +1,111 @@
+// CPU fast path: calls the kernels without torch's dispatcher, which costs more than a short
+// attention. transformer_kernels/dispatch/fast_path.py calls these functions if nothing may
+// intercept an operator. They return False, with nothing computed or raised, for unsupported calls;
+// the call then runs through cpu_operators.cpp.
+#include "bindings/fast_path/functions.h"
+
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/fast_path/readers.h"
+#include "cpu/driver/call.h"
+
+namespace tk {
+
+namespace {
+
+using namespace direct;
+
+// The arguments that begin every call: q, k, v, scores, mask, layout.
+struct Call {
+  Inputs inputs;
+  Options options;
+  LayoutParams layout;
+  std::vector<int32_t> indices;  // to which `layout` refers
+
+  bool read(PyObject* const* args, Problem& p) {
+    Reason reason;
+    if (!read_input(args[0], inputs.q) || !read_input(args[1], inputs.k) ||
+        !read_input(args[2], inputs.v) || !read_options(args + 3, options) ||
+        !set_problem(p, layout, inputs, options).empty()) {
+      return false;
+    }
+    if (layout.kind == LayoutKind::kVarlen) return false;
+    indices = read_values(p, layout, options, reason);
+    return reason.empty();
+  }
+};
+
+// Returns false with a Python exception set if the counts differ.
+bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
+  if (count == wanted) return true;
+  PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, count);
+  return false;
+}
+
+// Runs without the GIL, as torch's operators do. Returns True, or null with a Python exception set.
+template <typename Params>
+PyObject* run_unlocked(Params& params, const LayoutParams& layout) {
+  std::optional<std::string> failure;
+  Py_BEGIN_ALLOW_THREADS;
+  try {
+    run(params, layout);
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  Py_END_ALLOW_THREADS;
+  if (!failure) Py_RETURN_TRUE;
+  PyErr_SetString(PyExc_RuntimeError, failure->c_str());
+  return nullptr;
+}
+
+// Further arguments: block_mask or None, grouped, o, lse or None.
+PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 10)) return nullptr;
+  ForwardParams params{};
+  Call call;
+  View block_mask, o, lse;
+  if (!call.read(args, params) || (args[7] != Py_True && params.H_q != params.H_kv) ||
+      !read_optional(args[6], block_mask) || !read(args[8], o) || !read_optional(args[9], lse) ||
+      !set_outputs(params, call.options, o, lse, block_mask).empty()) {
+    Py_RETURN_FALSE;
+  }
+  return run_unlocked(params, call.layout);
+}
+
+// Further arguments: block_mask or None, o, lse, do, dq, dk, dv.
+PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 13)) return nullptr;
+  BackwardParams params{};
+  Call call;
+  BackwardTensors x;
+  if (!call.read(args, params) || call.layout.kind != LayoutKind::kDense ||
+      !read_optional(args[6], x.block_mask) || !read(args[7], x.o) || !read(args[8], x.lse) ||
+      !read_input(args[9], x.d_o) || !read(args[10], x.dq) || !read(args[11], x.dk) ||
+      !read(args[12], x.dv) || !set_tensors(params, call.options, x).empty()) {
+    Py_RETURN_FALSE;
+  }
+  return run_unlocked(params, call.layout);
+}
+
+template <typename Function>
+PyCFunction as_method(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"direct_forward", as_method(&forward), METH_FASTCALL, nullptr},
+    {"direct_backward", as_method(&backward), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+bool add_direct_functions(PyObject* module) {
+  find_torch();
+  return PyModule_AddFunctions(module, methods) == 0;
+}
+
+}  // namespace tk

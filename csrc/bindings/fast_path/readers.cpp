@@ -1,0 +1,150 @@
+#include "bindings/fast_path/readers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "bindings/fast_path/dlpack.h"
+
+namespace tk::direct {
+
+namespace {
+
+// Looked up once, when the module is loaded; never freed.
+struct Torch {
+  PyObject* tensor = nullptr;
+  PyObject* parameter = nullptr;
+  PyObject* is_neg = nullptr;
+  PyObject* storage_offset = nullptr;
+  const dlpack::Exchange* exchange = nullptr;  // null: every call is declined
+} torch;
+
+PyObject* attribute_of_module(const char* module, const char* name) {
+  PyObject* const found = PyImport_ImportModule(module);
+  PyObject* const attribute = found ? PyObject_GetAttrString(found, name) : nullptr;
+  Py_XDECREF(found);
+  return attribute;
+}
+
+// True after `untyped_storage().resize_(0)`: the data pointer is then the tensor's offset in its
+// storage, without the address of the storage.
+bool is_freed(PyObject* object, const dlpack::Tensor& x) {
+  // No offset is larger, and 64-bit systems map memory mostly above: torch is rarely asked.
+  constexpr uintptr_t kLargestOffset = uintptr_t{1} << 44;
+  const auto address = reinterpret_cast<uintptr_t>(x.data);
+  if (address > kLargestOffset) return false;
+  PyObject* const offset = PyObject_CallMethodNoArgs(object, torch.storage_offset);
+  const size_t elements = offset ? PyLong_AsSize_t(offset) : 0;
+  Py_XDECREF(offset);
+  PyErr_Clear();
+  return address == elements * (x.dtype.bits / 8u);
+}
+
+bool is_aligned(const dlpack::Tensor& x) {
+  return reinterpret_cast<uintptr_t>(x.data) % std::max(x.dtype.bits / 8u, 1u) == 0;
+}
+
+Element element_of(const dlpack::DataType& type) {
+  using namespace dlpack;
+  constexpr DataType kTypes[] = {{kFloat, 16, 1}, {kBfloat, 16, 1}, {kFloat, 32, 1},
+                                 {kFloat, 64, 1}, {kBool, 8, 1},    {kUint, 8, 1},
+                                 {kInt, 32, 1},   {kInt, 64, 1}};
+  const auto* const found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](auto& x) {
+    return x.code == type.code && x.bits == type.bits && x.lanes == type.lanes;
+  });
+  return static_cast<Element>(found - kTypes);
+}
+
+bool read_number(PyObject* object, double& to) {
+  if (!PyFloat_CheckExact(object)) return false;
+  to = PyFloat_AS_DOUBLE(object);
+  return std::isfinite(to);
+}
+
+bool read_number(PyObject* object, std::optional<double>& to) {
+  return object == Py_None || read_number(object, to.emplace());
+}
+
+bool read_number(PyObject* object, bool& to) {
+  to = object == Py_True;
+  return to || object == Py_False;
+}
+
+bool read_number(PyObject* object, int64_t& to) {
+  to = PyLong_AsLongLong(object);
+  if (to != -1 || !PyErr_Occurred()) return true;
+  PyErr_Clear();
+  return false;
+}
+
+bool read_tensor(PyObject* object, Elements elements, View& to) {
+  if (object == Py_None) return true;
+  const bool may_be_negated = elements == Elements::kValues || elements == Elements::kStatistics;
+  return may_be_negated ? read_input(object, to) : read(object, to);
+}
+
+// The items of a named tuple; null if it is not one.
+PyObject* const* items_of(PyObject* tuple, Py_ssize_t count) {
+  const bool fits = PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count;
+  return fits ? reinterpret_cast<PyTupleObject*>(tuple)->ob_item : nullptr;
+}
+
+}  // namespace
+
+void find_torch() {
+  torch.is_neg = PyUnicode_InternFromString("is_neg");
+  torch.storage_offset = PyUnicode_InternFromString("storage_offset");
+  torch.tensor = attribute_of_module("torch", "Tensor");
+  torch.parameter = attribute_of_module("torch.nn", "Parameter");
+  PyObject* const capsule =
+      torch.tensor ? PyObject_GetAttrString(torch.tensor, "__dlpack_c_exchange_api__") : nullptr;
+  if (capsule) {
+    const void* const table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    torch.exchange = static_cast<const dlpack::Exchange*>(table);
+    Py_DECREF(capsule);
+  }
+  while (torch.exchange && torch.exchange->version.major != dlpack::kMajorVersion) {
+    torch.exchange = torch.exchange->previous;
+  }
+  PyErr_Clear();
+}
+
+bool read(PyObject* object, View& view) {
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (!torch.exchange || (type != torch.tensor && type != torch.parameter)) return false;
+  dlpack::Tensor x;
+  if (torch.exchange->tensor_from_object(object, &x) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  view = {x.data, element_of(x.dtype), x.ndim, x.shape, x.strides};
+  return x.device.type == dlpack::kCpu && x.data && x.byte_offset == 0 && x.strides &&
+         is_aligned(x) && !is_freed(object, x);
+}
+
+bool read_input(PyObject* object, View& view) {
+  if (!read(object, view)) return false;
+  PyObject* const negated = PyObject_CallMethodNoArgs(object, torch.is_neg);
+  Py_XDECREF(negated);
+  PyErr_Clear();
+  return negated == Py_False;
+}
+
+bool read_optional(PyObject* object, View& view) { return object == Py_None || read(object, view); }
+
+#define TK_COUNT(...) +1
+#define TK_NUMBER(type, kind, name, layouts) &&read_number(*item++, options.name)
+#define TK_TENSOR(name, elements, memory, shape, layouts) \
+  &&read_tensor(*item++, Elements::elements, options.name)
+
+bool read_options(PyObject* const* arguments, Options& options) {
+  PyObject* const* item;
+  return (item = items_of(arguments[0], TK_SCORE_FIELDS(TK_COUNT, TK_COUNT)))
+             TK_SCORE_FIELDS(TK_NUMBER, TK_TENSOR) &&
+         (item = items_of(arguments[1], TK_MASK_FIELDS(TK_COUNT, TK_COUNT)))
+             TK_MASK_FIELDS(TK_NUMBER, TK_TENSOR) &&
+         (item = items_of(arguments[2], TK_LAYOUT_FIELDS(TK_COUNT, TK_COUNT)))
+             TK_LAYOUT_FIELDS(TK_NUMBER, TK_TENSOR);
+}
+
+}  // namespace tk::direct

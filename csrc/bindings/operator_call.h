@@ -1,0 +1,95 @@
+// The operators' arguments, converted to kernel params on any device. Only this directory includes
+// torch headers, and only the stable ABI, so that one build serves every later torch release.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/options.h"
+
+namespace tk {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+
+// Parameters of an operator's function for the fields, and their names; both begin with a comma.
+#define TK_NUMBER_PARAMETER(type, kind, name, layouts) , type name
+#define TK_TENSOR_PARAMETER(name, elements, memory, shape, layouts) , ::tk::Optional name
+#define TK_FIELD_PARAMETERS TK_FIELDS(TK_NUMBER_PARAMETER, TK_TENSOR_PARAMETER)
+#define TK_TENSOR_NAME(name, elements, memory, shape, layouts) , std::move(name)
+#define TK_NUMBER_NAME(type, kind, name, layouts) , name
+#define TK_FIELD_NAMES TK_FIELDS(TK_NUMBER_NAME, TK_TENSOR_NAME)
+
+std::string forward_schema();
+std::string backward_schema();
+
+struct Device {
+  int32_t type;
+  int32_t index;  // 0 for a CPU
+
+  bool is_cpu() const;
+};
+
+// x, or a contiguous copy. Raises an error if the memory of x is freed or misaligned.
+Tensor checked_contiguous(const Tensor& x);
+
+// Uninitialised contiguous tensor; on a CPU filled with NaN after want_poison(true).
+Tensor empty(std::span<const int64_t> sizes, ScalarType dtype, const Device& device);
+
+// Inputs and fields, as an operator receives them.
+struct Arguments {
+  Tensor q, k, v;
+#define TK_NUMBER(type, kind, name, layouts) type name;
+#define TK_TENSOR(name, elements, memory, shape, layouts) Optional name;
+  TK_FIELDS(TK_NUMBER, TK_TENSOR)
+#undef TK_NUMBER
+#undef TK_TENSOR
+
+  std::vector<Optional> tensors() const;
+};
+
+// A checked call, which owns every tensor that its params point to.
+struct OperatorCall {
+  explicit OperatorCall(Arguments&& given);
+
+  Arguments arguments;  // copied where kernels need contiguous tensors
+  Device device;
+  Options options;
+  Problem problem{};
+  LayoutParams layout;
+};
+
+// Params of a forward pass, with its outputs allocated but not computed.
+struct ForwardPass {
+  // o has the memory order of q, of which the call may hold a copy.
+  ForwardPass(const OperatorCall& call, const Tensor& q);
+
+  Tensor o, lse;
+  Tensor block_mask;  // empty if the mask needs none
+  ForwardParams params{};
+};
+
+struct SavedTensors {
+  Tensor d_o, o, lse;
+  Optional dlse, block_mask;
+};
+
+// Params of a backward pass, with its outputs allocated but not computed.
+struct BackwardPass {
+  // dq, dk and dv have the memory order of q, k and v.
+  BackwardPass(const OperatorCall& call, SavedTensors given, const Tensor& q, const Tensor& k,
+               const Tensor& v, bool bias_needs_grad);
+
+  SavedTensors saved;
+  Tensor dq, dk, dv;
+  Tensor dbias;  // empty unless bias_needs_grad
+  BackwardParams params{};
+};
+
+}  // namespace tk

@@ -1,0 +1,22 @@
+// A call of any layout on the CPU, shared by the dispatcher operators and the direct calls.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/options.h"
+#include "common/params.h"
+
+namespace tk {
+
+// Reads the tensors whose values determine addresses or random bits: the seed into p, and offsets,
+// lengths and pages into the returned memory, to which `layout` then refers. `reason` is set if
+// they do not fit.
+std::vector<int32_t> read_values(Problem& p, LayoutParams& layout, const Options& options,
+                                 Reason& reason);
+
+void run(ForwardParams& params, const LayoutParams& layout);
+// The layout is not a cache.
+void run(BackwardParams& params, const LayoutParams& layout);
+
+}  // namespace tk

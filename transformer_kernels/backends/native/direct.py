@@ -1,0 +1,44 @@
+"""Direct calls of the CPU kernels, past torch's dispatcher.
+
+A registered operator costs about 10 us per call, which exceeds the time of a short attention.
+csrc/bindings calls the same kernels in a few microseconds. It declines every call that is not
+plainly valid: the caller then runs the operator, or raises the error of the general path.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.backends.base import Gradients
+from transformer_kernels.backends.native import extension
+from transformer_kernels.problem import Problem, Saved
+from transformer_kernels.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
+
+if extension.unavailable_reason() is None:
+    launch_forward = extension.compiled.direct_forward
+    launch_backward = extension.compiled.direct_backward
+
+
+def unavailable_reason() -> str | None:
+    """Returns the reason why direct calls are disabled; None if they are enabled."""
+    if MISSING_FOR_FAST_PATH:
+        return f"torch {torch.__version__} lacks {', '.join(MISSING_FOR_FAST_PATH)}"
+    return extension.unavailable_reason()
+
+
+AVAILABLE = unavailable_reason() is None
+
+
+def is_allowed() -> bool:
+    """True unless a mode, transform, tracer or profiler may intercept operator calls."""
+    return AVAILABLE and not calls_are_observed()
+
+
+def backward(problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
+    """Returns the gradients of a call whose lse has none; None if the operator must run it."""
+    q, k, v, o, lse, block_mask = saved
+    scores, mask, layout = problem.scores, problem.mask, problem.layout
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    computed = launch_backward(q, k, v, scores, mask, layout, block_mask, o, lse, do, dq, dk, dv)
+    return Gradients(dq, dk, dv, None) if computed else None

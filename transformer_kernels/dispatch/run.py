@@ -1,0 +1,31 @@
+"""Run of a validated call: choice of the backend, kernels, attention sinks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.dispatch.autocast import without_autocast
+from transformer_kernels.dispatch.autograd import attend
+from transformer_kernels.dispatch.choose import choose
+from transformer_kernels.problem import Problem
+from transformer_kernels.scores.sinks import join_sinks
+
+
+def run(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Returns (o, lse), differentiable.
+
+    Raises ValueError if the named backend does not support the problem.
+    """
+    chosen = choose(problem, backend)
+    with without_autocast(q.device.type):
+        o, lse = attend(chosen, problem, q, k, v)
+    if sinks is None:
+        return o, lse
+    o, lse = join_sinks(o, lse, sinks)
+    if problem.layout.cu_seqlens_q is not None:
+        row = torch.arange(q.shape[2], device=q.device)  # trailing padding has no sink
+        lse = lse.masked_fill(row >= problem.layout.cu_seqlens_q[-1], float("-inf"))
+    return o, lse

@@ -1,0 +1,55 @@
+"""Validation of `attention` calls, before any kernel is launched."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.masks.constraints import Align
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.masks.resolved import ResolvedMask, resolve
+from transformer_kernels.problem.checks import check_tensors
+from transformer_kernels.problem.types import Problem, shape_of
+from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.options import ScoreArguments, check_scores
+from transformer_kernels.scores.sinks import check_sinks
+from transformer_kernels.storage import check_storage
+
+
+def dense_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    sinks: Tensor | None = None,
+    **scores: Unpack[ScoreArguments],
+) -> Problem:
+    """Validates a call of `attention`; errors name the argument, its value and what is expected."""
+    check_tensors(q, k, v)
+    shape = shape_of(q, k, v)
+    bias = scores.get("bias")
+    align: Align = bias.align if isinstance(bias, Alibi) else "top_left"
+    resolved = _resolve(mask, shape.B, shape.H_q, shape.M, shape.N, align, q.device)
+    options = check_scores(q, shape.N, bottom_right=resolved.bottom_right, **scores)
+    check_sinks(sinks, q)
+    return Problem(shape, resolved, options)
+
+
+def _resolve(
+    mask: Mask | None, B: int, H: int, M: int, N: int, align: Align, device: torch.device
+) -> ResolvedMask:
+    if mask is None:
+        return ResolvedMask(bottom_right=align == "bottom_right")
+    if not isinstance(mask, Mask):
+        raise TypeError(
+            f"mask must be a Mask or None, got {type(mask).__name__}; "
+            "wrap a bool tensor as Mask.dense(tensor)"
+        )
+    for name, tensor in mask.tensors():
+        if tensor.device != device:
+            raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {device}")
+    check_storage((f"the mask's {name}", tensor) for name, tensor in mask.tensors())
+    return resolve(mask, B, H, M, N, align)

@@ -1,0 +1,53 @@
+"""The table of fields: one row for each option of a call, in the order of the operators' arguments.
+
+`ScoreOptions`, `ResolvedMask` and `Layout` declare the rows. The schemas of the operators, their
+fake implementations, and the packing and unpacking of a problem derive from the table.
+csrc/common/fields.h is the same table for C++; tests/problem/test_fields.py compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, get_type_hints
+
+from torch import Tensor
+
+from transformer_kernels.masks.resolved import ResolvedMask
+from transformer_kernels.problem.layout import Layout
+from transformer_kernels.scores.options import ScoreOptions
+
+GROUPS = (ScoreOptions, ResolvedMask, Layout)
+
+_KINDS = {
+    float: "float",
+    float | None: "float?",
+    int: "SymInt",
+    bool: "bool",
+    Tensor | None: "Tensor?",
+}
+
+
+class Field(NamedTuple):
+    """One option of a call."""
+
+    name: str
+    kind: str
+    """Type in the schema of an operator."""
+    shape: str
+    """Of a tensor. "1|B" is a dimension that broadcasts to B."""
+    layouts: str
+    """Layouts that have the option, separated by spaces."""
+    default: Any
+
+
+def _fields(group: Any) -> Iterator[Field]:
+    types, annotated = get_type_hints(group), get_type_hints(group, include_extras=True)
+    for name in group._fields:
+        shape, layouts = getattr(annotated[name], "__metadata__", ("", "dense varlen cache"))
+        default = group._field_defaults[name]
+        yield Field(name, _KINDS[types[name]], shape, layouts, default)
+
+
+FIELDS = tuple(field for group in GROUPS for field in _fields(group))
+SCHEMA = ", ".join(f"{field.kind} {field.name}" for field in FIELDS)
+"""The fields in the schema of an operator."""

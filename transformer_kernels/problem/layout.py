@@ -1,0 +1,40 @@
+"""Memory layout of a call: where the rows of each sequence are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+from torch import Tensor
+
+LayoutKind = Literal["dense", "varlen", "cache"]
+
+
+class Layout(NamedTuple):
+    """Layout of q, k and v. Annotations are those of `problem.fields`.
+
+    - dense: q (B, H_q, M, D), k and v (B, H_kv, N, width).
+    - varlen: packed sequences. q, k and v have one batch entry, which holds the rows of all
+      sequences; sequence b has the rows cu_seqlens[b] to cu_seqlens[b + 1] - 1.
+    - cache: q (B, H_q, M, D), k and v (B, H_kv, capacity, width), or with a block table
+      (pages, H_kv, page_size, width). Sequence b has cache_seqlens[b] keys.
+    """
+
+    cu_seqlens_q: Annotated[Tensor | None, "(S + 1)", "varlen"] = None
+    """int32, contiguous."""
+    cu_seqlens_k: Annotated[Tensor | None, "(S + 1)", "varlen"] = None
+    max_seqlen_q: Annotated[int, "", "varlen"] = 0
+    max_seqlen_k: Annotated[int, "", "varlen"] = 0
+    cache_seqlens: Annotated[Tensor | None, "(B)", "cache"] = None
+    """int32, contiguous: positions in use. The others may hold any values."""
+    block_table: Annotated[Tensor | None, "(B, pages)", "cache"] = None
+    """int32: position j of b is in page block_table[b, j // page_size]. Entries after the last page
+    in use may hold any values."""
+
+    @property
+    def kind(self) -> LayoutKind:
+        if self.cu_seqlens_q is not None:
+            return "varlen"
+        return "dense" if self.cache_seqlens is None else "cache"
+
+
+DENSE = Layout()
