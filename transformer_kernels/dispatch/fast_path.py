@@ -93,7 +93,7 @@ def decode(
     except RuntimeError:
         return None
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
-    layout = Layout(None, None, 0, 0, cache_seqlens, block_table)
+    layout = Layout(cache_seqlens=cache_seqlens, block_table=block_table)
     options = scores, resolve_cache_mask(mask), layout
     return o if direct.launch_forward(q, k_cache, v_cache, *options, None, True, o, None) else None
 
