@@ -64,7 +64,7 @@ def explain(
     check_bool("return_lse", options.pop("return_lse"))
     if operator is attention_decode:
         given = {name: options[name] for name in ("q", "k_cache", "v_cache", "bias", "sinks")}
-        if backend != "reference":
+        if type(backend) is not str or backend != "reference":
             check_no_gradient(given)
         return explanation(cache_problem(**options), backend, q, k, v)
     q, k, v = cast_for_autocast(q, k, v)

@@ -29,7 +29,7 @@ _Ids = tuple[Tensor, Tensor]
 
 
 class ResolvedMask(NamedTuple):
-    """Mask resolved against the sizes of a call. Annotations are those of `problem.fields`.
+    """Mask resolved against the sizes of a call. Annotations: see `problem.fields`.
 
     A pair is visible if i + d + diagonal_low <= j <= i + d + diagonal_high and every constraint
     below that is not None holds. Diagonals that hide every pair are UNBOUNDED and -UNBOUNDED: the

@@ -10,7 +10,7 @@ LayoutKind = Literal["dense", "varlen", "cache"]
 
 
 class Layout(NamedTuple):
-    """Layout of q, k and v. Annotations are those of `problem.fields`.
+    """Layout of q, k and v. Annotations give shapes and layouts: see `problem.fields`.
 
     - dense: q (B, H_q, M, D), k and v (B, H_kv, N, width).
     - varlen: packed sequences. q, k and v have one batch entry, which holds the rows of all

@@ -13,7 +13,7 @@ from transformer_kernels.storage import check_storage
 
 
 class ScoreOptions(NamedTuple):
-    """Validated score options. Annotations are those of `problem.fields`.
+    """Validated score options. Annotations give shapes and layouts: see `problem.fields`.
 
     s = softcap tanh(scale q k^T / softcap) + bias - slope |i + alibi_offset - j|
     """
