@@ -24,9 +24,6 @@ from transformer_kernels.problem import Problem, Saved
 
 _Names = tuple[str, ...]
 
-_INPUTS = 7
-"""Inputs of `FusedAttention` before the tensors among the options."""
-
 
 def attend(
     backend: Backend, problem: Problem, q: Tensor, k: Tensor, v: Tensor
@@ -122,7 +119,7 @@ class FusedAttention(torch.autograd.Function):
         saved = Saved(q, k, v, o, lse, block_mask)
         do = torch.zeros_like(o) if do is None else do
         backend, problem, names, is_whole = ctx.call
-        wants_bias = "bias" in names and ctx.needs_input_grad[_INPUTS + names.index("bias")]
+        wants_bias = "bias" in names and _wanted(names, ctx.needs_input_grad)["bias"]
         if torch.is_grad_enabled():  # create_graph=True
             call = backend, problem, names, wants_bias
             grads = FusedAttentionBackward.apply(*call, do, dlse, *saved, *options)  # type: ignore[no-untyped-call]
@@ -171,6 +168,11 @@ class FusedAttentionBackward(torch.autograd.Function):
         return (
             None, None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, *option_grads,
         )  # fmt: skip
+
+
+def _wanted(names: _Names, needs_input_grad: Sequence[bool]) -> dict[str, bool]:
+    """Maps the names of the options, which are the last inputs, to what autograd wants of them."""
+    return dict(zip(reversed(names), reversed(needs_input_grad), strict=False))
 
 
 def _joined(problem: Problem, names: _Names, tensors: Sequence[Tensor]) -> Problem:
