@@ -82,7 +82,8 @@ def decode(
         and (block_table is None or type(block_table) is Tensor)
     ):
         return None
-    if not (q.is_cpu and _is_plain_cache_mask(mask)):
+    resolved = _resolve_cache_mask(mask) if q.is_cpu else None
+    if resolved is None:
         return None
     if torch.is_grad_enabled() and (
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
@@ -94,8 +95,8 @@ def decode(
         return None
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
     layout = Layout(cache_seqlens=cache_seqlens, block_table=block_table)
-    options = scores, resolve_cache_mask(mask), layout
-    return o if direct.launch_forward(q, k_cache, v_cache, *options, None, True, o, None) else None
+    ran = direct.launch_forward(q, k_cache, v_cache, scores, resolved, layout, None, True, o, None)
+    return o if ran else None
 
 
 def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
@@ -112,12 +113,13 @@ def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
         return None
 
 
-def _is_plain_cache_mask(mask: Mask | None) -> bool:
-    """True for bottom-right aligned windows."""
-    return mask is None or (
+def _resolve_cache_mask(mask: Mask | None) -> ResolvedMask | None:
+    """Resolves bottom-right aligned windows; None for any other mask."""
+    is_plain = mask is None or (
         type(mask) is Mask
         and all(type(one) is Window and one.align == "bottom_right" for one in mask.constraints)
     )
+    return resolve_cache_mask(mask) if is_plain else None
 
 
 def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | None:
