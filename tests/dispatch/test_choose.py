@@ -106,6 +106,17 @@ def test_explanation_lists_other_supported_backends() -> None:
     assert "reference: supported, not chosen" in str(tk.explain(x(), x(), x())).splitlines()
 
 
+def test_slopes_need_no_gradient_under_no_grad() -> None:
+    bias = tk.alibi(torch.ones(2, requires_grad=True))
+    q, k, v = x(), x(), x()
+    assert tk.explain(q, k, v, bias=bias).chosen == "reference"
+    with torch.no_grad():
+        assert tk.explain(q, k, v, bias=bias).chosen == "cpu"
+        o = tk.attention(q, k, v, bias=bias, backend="cpu")
+    expected = tk.attention(q, k, v, bias=bias, backend="reference").detach()
+    torch.testing.assert_close(o, expected)
+
+
 def test_explain_covers_every_operator() -> None:
     packed, starts = torch.randn(9, 2, 4), torch.tensor([0, 3, 9])
     varlen = tk.explain(packed, packed, packed, starts, operator=tk.attention_varlen)

@@ -267,6 +267,29 @@ def test_other_valid_calls_use_the_general_path(name: str, calls: list[bool]) ->
         torch.testing.assert_close(x.as_subclass(Tensor), y.as_subclass(Tensor))
 
 
+GENERAL: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 3.0},
+    "dropout": {"dropout_p": 0.5, "seed": 1},
+    "alibi": {"bias": tk.alibi(torch.ones(H)), "mask": tk.Mask.causal()},
+    "bias": {"bias": torch.ones(M, N)},
+}
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_backward_passes_of_general_calls_are_direct(name: str, calls: list[bool]) -> None:
+    q, k, v = qkv()
+    have = step(q, k, v, **GENERAL[name])
+    assert calls == [True]
+    assert_same(have, by_operators(q, k, v, **GENERAL[name]))
+    assert calls == [True]
+
+
+def test_packed_sequences_use_the_operators(calls: list[bool]) -> None:
+    q, k, v = (torch.randn(9, H, D, requires_grad=True) for _ in range(3))
+    tk.attention_varlen(q, k, v, torch.tensor([0, 4, 9])).sum().backward()
+    assert calls == []
+
+
 def test_parameters_use_the_fast_path(calls: list[bool]) -> None:
     q, k, v = (nn.Parameter(x.detach()) for x in qkv())
     assert type(tk.attention(q, k, v)) is Tensor

@@ -34,7 +34,7 @@ class Field(NamedTuple):
     kind: str
     """Type in the schema of an operator."""
     shape: str
-    """Of a tensor. "1|B" is a dimension that broadcasts to B."""
+    """Shape of a tensor, "" for a number. "1|B" is a dimension that broadcasts to B."""
     layouts: str
     """Layouts that have the option, separated by spaces."""
     default: Any

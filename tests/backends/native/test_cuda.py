@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from transformer_kernels.backends.native.cuda_support import (
     built_for,
     unsupported_device_reason,
 )
-from transformer_kernels.problem import Problem, Shape
+from transformer_kernels.problem import Layout, Problem, Shape
 
 BACKEND = CudaBackend()
 ON_GPU = torch.device("cuda")
@@ -75,6 +76,13 @@ def test_sm80_kernel_description(D: int, D_v: int, width: int, gpu: Callable[...
     gpu()
     assert kernel(problem(D, D_v)) == f"csrc/cuda/sm80, bfloat16, width {width}, sm_90"
     assert width in WIDTHS
+
+
+def test_kernel_description_of_decoding(gpu: Callable[..., None]) -> None:
+    """Decoding runs on sm80 kernels, also where the Hopper kernels run."""
+    gpu(built=WITH_HOPPER, hopper=True)
+    cached = replace(problem(), layout=Layout(cache_seqlens=torch.tensor([3])))
+    assert kernel(cached) == "csrc/cuda/sm80/decode, bfloat16, width 64, sm_90"
 
 
 def kernel(problem: Problem) -> str:

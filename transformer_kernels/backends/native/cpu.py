@@ -42,7 +42,8 @@ class CpuBackend(NativeBackend):
         *,
         bias_needs_grad: bool,
     ) -> Gradients:
-        if dlse is None and not bias_needs_grad and direct.is_allowed():
+        is_packed = problem.layout.cu_seqlens_q is not None
+        if dlse is None and not (bias_needs_grad or is_packed) and direct.is_allowed():
             gradients = direct.backward(problem, saved, do)
             if gradients is not None:
                 return gradients

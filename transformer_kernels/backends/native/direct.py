@@ -36,7 +36,7 @@ def is_allowed() -> bool:
 
 
 def backward(problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
-    """Returns the gradients of a call whose lse has none; None if the operator must run it."""
+    """Returns the gradients of a dense call whose lse has none; None if it is declined."""
     q, k, v, o, lse, block_mask = saved
     scores, mask, layout = problem.scores, problem.mask, problem.layout
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
