@@ -197,3 +197,15 @@ def test_decoding_large_scores(backend: str, dtype: torch.dtype) -> None:
             exact = attention(*wide, scale=scale, backend="reference")
             message = f"length {length}, factor {factor}, scale {scale}:"
             assert_close(got, exact, message, float(x.v.abs().max()))
+
+
+@pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES)
+def test_a_large_bias_of_all_keys_changes_nothing(backend: str, dtype: torch.dtype) -> None:
+    """It cancels in the softmax. Tiles are padded: exp(200) of a row past M would be infinite."""
+    x = normal_inputs(67, 131, 16, 1.0, dtype)
+    large = torch.tensor([[200.0]]).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    got, expected = by_backend(x, backend, bias=large), by_backend(x, backend)
+    expected["lse"] += 200.0
+    band = 1e-4 if dtype == torch.float32 else 1e-9 if dtype == torch.float64 else 2e-2
+    for name, exact in expected.items():
+        torch.testing.assert_close(got[name], exact, rtol=band, atol=band)

@@ -30,7 +30,7 @@ struct BackwardWorkspace {
   char* v_panels;          // (slots, key_blocks)
   char* q_panels;          // (slots, query_capacity)
   char* do_panels;         // (slots, query_capacity)
-  Real* lse;               // (slots, query_capacity, kBlock); 0 for fully masked rows
+  Real* lse;               // (slots, query_capacity, kBlock); inf for fully masked rows and past M
   Real* delta;             // (slots, query_capacity, kBlock): delta - dlse
   Real* dq;                // (slots, splits, query_capacity, D, kBlock)
   Real* dk;                // (slots, key_blocks, kBlock, D)
@@ -217,8 +217,8 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   for (int64_t r = 0; r < w.q.rows; ++r) {
     const bool valid = i0 + r < p.M && is_live(i0 + r);
     if (dlse && valid) w.delta[item * kBlock + r] -= dlse[i0 + r];
-    // In a fully masked row every score is -inf, so p is zero for any finite lse.
-    w.lse[item * kBlock + r] = valid ? lse[i0 + r] : Real{0};
+    // Other rows have p = 0, whatever a bias adds to their scores.
+    w.lse[item * kBlock + r] = valid ? lse[i0 + r] : -kMinusInfinity;
   }
 }
 

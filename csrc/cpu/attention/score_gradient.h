@@ -23,6 +23,7 @@ struct WeightExponents {
   using Real = typename Engine::Real;
   static constexpr bool kFused = Engine::kPrecision == Precision::kHalf;
   static constexpr Real kLargest = 1024;  // of |lse|: the weight's relative error is below 2^-13
+  static constexpr Real kInfinity = static_cast<Real>(__builtin_inf());  // of rows without weights
   static constexpr Real kLog2E = static_cast<Real>(1.4426950408889634);
   const Real* lse;  // (kBlock)
   ScoreUnit<Real> unit;
@@ -32,7 +33,7 @@ struct WeightExponents {
       : lse(lse), unit(score_unit<Real>(p)), subtracts(false) {
     for (int64_t lane = 0; kFused && lane < queries; lane += kLanes<Real>) {
       const Vec<Real> x = load(lse + lane);
-      subtracts |= any<Real>((x > kLargest) | (x < -kLargest));
+      subtracts |= any<Real>(((x > kLargest) & (x < kInfinity)) | (x < -kLargest));
     }
   }
 
