@@ -91,6 +91,7 @@ def host_units(
         Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
         Unit("csrc/cpu/driver/call.cpp"),
         Unit("csrc/cpu/driver/dense.cpp"),
+        Unit("csrc/cpu/driver/relative_gradient.cpp"),
         Unit("csrc/cpu/driver/varlen.cpp"),
         Unit("csrc/cpu/driver/decode.cpp"),
         Unit("csrc/common/options.cpp"),

@@ -61,6 +61,7 @@ TENSORS: dict[str, tuple[str, Call, Tensor]] = {
     "sinks": ("sinks", lambda x: attention(sinks=x), rand(H)),
     "seed": ("seed", lambda x: attention(seed=x, dropout_p=0.5), torch.tensor(3)),
     "slopes": ("slopes", lambda x: attention(bias=tk.alibi(x)), rand(H)),
+    "table": ("table", lambda x: attention(relative=tk.relative_bias(x, lowest=0)), rand(H, 3)),
     "dense": ("attn_mask", lambda x: attention(mask=Mask.dense(x)), torch.ones(M, N).bool()),
     "layout": ("layout", lambda x: Mask.block_sparse(x, 4), torch.ones(2, 2).bool()),
     "lengths": ("key_lengths", lambda x: Mask.padding(x), LENGTHS),

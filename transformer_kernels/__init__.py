@@ -23,12 +23,14 @@ from transformer_kernels.integrations.torch_sdpa import (
 )
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes
+from transformer_kernels.scores.relative import RelativeBias, relative_bias
 from transformer_kernels.version import __version__
 
 __all__ = [
     "Alibi",
     "Explanation",
     "Mask",
+    "RelativeBias",
     "__version__",
     "alibi",
     "alibi_slopes",
@@ -41,5 +43,6 @@ __all__ = [
     "enabled",
     "explain",
     "info",
+    "relative_bias",
     "scaled_dot_product_attention",
 ]

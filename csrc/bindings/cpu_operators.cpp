@@ -40,14 +40,15 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k,
 }
 
 // The CPU kernels are always deterministic.
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
-    Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,
-    Optional block_mask TK_FIELD_PARAMETERS, bool bias_needs_grad, bool) {
+tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v,
+                                       Tensor o, Tensor lse,
+                                       Optional block_mask TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS,
+                                       bool) {
   tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
   const std::vector<int32_t> indices = read_values(call);
-  tk::BackwardPass pass(call, {d_o, o, lse, dlse, block_mask}, q, k, v, bias_needs_grad);
+  tk::BackwardPass pass(call, {d_o, o, lse, dlse, block_mask}, q, k, v, {TK_WANTED_NAMES});
   tk::run(pass.params, call.layout);
-  return {pass.dq, pass.dk, pass.dv, pass.dbias};
+  return pass.results();
 }
 
 }  // namespace

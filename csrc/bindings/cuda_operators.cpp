@@ -75,23 +75,24 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k,
   return {pass.o, pass.lse, pass.block_mask};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
-    Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,
-    Optional block_mask TK_FIELD_PARAMETERS, bool bias_needs_grad, bool deterministic) {
+tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v,
+                                       Tensor o, Tensor lse,
+                                       Optional block_mask TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS,
+                                       bool deterministic) {
   tk::OperatorCall call({as_rows(q), as_rows(k), as_rows(v) TK_FIELD_NAMES});
   const OnDevice on(call.device);
   tk::BackwardPass pass(call, {as_rows(d_o), as_rows(o), lse, dlse, block_mask}, q, k, v,
-                        bias_needs_grad);
+                        {TK_WANTED_NAMES});
   zero_if_varlen(call, {&pass.dq, &pass.dk, &pass.dv});
   const tk::cuda::LaunchArgs launch = launch_of(call, on);
   const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), call.device);
   const tk::SavedTensors& saved = pass.saved;
   declare_accesses(on, call,
                    {saved.d_o, saved.o, saved.lse, saved.dlse, saved.block_mask, pass.dq, pass.dk,
-                    pass.dv, pass.dbias, scratch},
+                    pass.dv, pass.dbias, pass.drelative_bias, scratch},
                    deterministic);
   tk::cuda::backward(pass.params, launch, scratch.data_ptr(), deterministic);
-  return {pass.dq, pass.dk, pass.dv, pass.dbias};
+  return pass.results();
 }
 
 #ifndef TK_EMULATOR

@@ -105,6 +105,14 @@ Tensor empty_block_mask(const OperatorCall& call) {
   return empty(shape ? std::span<const int64_t>(*shape) : none, ScalarType::Byte, call.device);
 }
 
+// Like the option; without elements if it is not wanted.
+Tensor option_gradient(const Optional& option, bool is_wanted, const char* name, const Tensor& q,
+                       const Device& device) {
+  if (!is_wanted) return empty(std::array<int64_t, 1>{0}, q.scalar_type(), device);
+  STD_TORCH_CHECK(option, name, "_needs_grad requires ", name);
+  return empty({option->sizes().data(), option->sizes().size()}, option->scalar_type(), device);
+}
+
 std::string schema(std::string text, const char* end) {
   for (const Field& field : kFields) text += std::string(", ") + field.kind + " " + field.name;
   return text + end;
@@ -118,11 +126,15 @@ std::string forward_schema() {
 }
 
 std::string backward_schema() {
+#define TK_OPTION(name) ", bool " #name "_needs_grad"
+#define TK_GRADIENT(name) ", Tensor d" #name
   return schema(
       "attention_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, "
       "Tensor lse, Tensor? block_mask",
-      ", bool bias_needs_grad, bool deterministic) "
-      "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)");
+      TK_DIFFERENTIABLE(TK_OPTION) ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv"
+      TK_DIFFERENTIABLE(TK_GRADIENT) ")");
+#undef TK_OPTION
+#undef TK_GRADIENT
 }
 
 bool Device::is_cpu() const { return type == aoti_torch_device_type_cpu(); }
@@ -166,28 +178,30 @@ ForwardPass::ForwardPass(const OperatorCall& call, const Tensor& q)
 }
 
 BackwardPass::BackwardPass(const OperatorCall& call, SavedTensors given, const Tensor& q,
-                           const Tensor& k, const Tensor& v, bool bias_needs_grad)
+                           const Tensor& k, const Tensor& v, const Wanted& wanted)
     : saved(std::move(given)),
       dq(empty_like_layout(q, call.problem.D, call.device)),
       dk(empty_like_layout(k, call.problem.D, call.device)),
-      dv(empty_like_layout(v, call.problem.D_v, call.device)),
-      dbias(empty(std::array<int64_t, 1>{0}, q.scalar_type(), call.device)) {
+      dv(empty_like_layout(v, call.problem.D_v, call.device)) {
   const Device& device = call.device;
   STD_TORCH_CHECK(call.layout.kind != LayoutKind::kCache, "caches have no backward pass");
   static_cast<Problem&>(params) = call.problem;
   saved.lse = checked_contiguous(saved.lse);
   if (saved.dlse) saved.dlse = checked_contiguous(*saved.dlse);
-  View bias_gradient;
-  if (bias_needs_grad) {
-    const Optional& bias = call.arguments.bias;
-    STD_TORCH_CHECK(bias, "bias_needs_grad requires a bias");
-    dbias = empty({bias->sizes().data(), 4}, bias->scalar_type(), device);
-    bias_gradient = unchecked_view(dbias);
-  }
-  check(set_tensors(params, call.options,
-                    {view(saved.d_o, device), view(saved.dlse, device), view(saved.o, device),
-                     view(saved.lse, device), view(saved.block_mask, device), unchecked_view(dq),
-                     unchecked_view(dk), unchecked_view(dv), bias_gradient}));
+  BackwardTensors tensors{view(saved.d_o, device),
+                          view(saved.dlse, device),
+                          view(saved.o, device),
+                          view(saved.lse, device),
+                          view(saved.block_mask, device),
+                          unchecked_view(dq),
+                          unchecked_view(dk),
+                          unchecked_view(dv)};
+#define TK_OPTION(name)                                                          \
+  d##name = option_gradient(call.arguments.name, wanted.name, #name, q, device); \
+  if (wanted.name) tensors.d##name = unchecked_view(d##name);
+  TK_DIFFERENTIABLE(TK_OPTION)
+#undef TK_OPTION
+  check(set_tensors(params, call.options, tensors));
 }
 
 }  // namespace tk

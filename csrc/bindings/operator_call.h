@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "common/options.h"
@@ -19,12 +20,18 @@ using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
 
 // Parameters of an operator's function for the fields, and their names; both begin with a comma.
+// The same for `Wanted`, whose names end with one.
 #define TK_NUMBER_PARAMETER(type, kind, name, layouts) , type name
 #define TK_TENSOR_PARAMETER(name, elements, memory, shape, layouts) , ::tk::Optional name
 #define TK_FIELD_PARAMETERS TK_FIELDS(TK_NUMBER_PARAMETER, TK_TENSOR_PARAMETER)
 #define TK_TENSOR_NAME(name, elements, memory, shape, layouts) , std::move(name)
 #define TK_NUMBER_NAME(type, kind, name, layouts) , name
 #define TK_FIELD_NAMES TK_FIELDS(TK_NUMBER_NAME, TK_TENSOR_NAME)
+
+#define TK_WANTED_PARAMETER(name) , bool name##_needs_grad
+#define TK_WANTED_PARAMETERS TK_DIFFERENTIABLE(TK_WANTED_PARAMETER)
+#define TK_WANTED_NAME(name) name##_needs_grad,
+#define TK_WANTED_NAMES TK_DIFFERENTIABLE(TK_WANTED_NAME)
 
 std::string forward_schema();
 std::string backward_schema();
@@ -80,16 +87,34 @@ struct SavedTensors {
   Optional dlse, block_mask;
 };
 
+#define TK_OPTION(name) , Tensor
+using BackwardResults = std::tuple<Tensor, Tensor, Tensor TK_DIFFERENTIABLE(TK_OPTION)>;
+#undef TK_OPTION
+
+// The options whose gradients are wanted.
+struct Wanted {
+#define TK_OPTION(name) bool name = false;
+  TK_DIFFERENTIABLE(TK_OPTION)
+#undef TK_OPTION
+};
+
 // Params of a backward pass, with its outputs allocated but not computed.
 struct BackwardPass {
   // dq, dk and dv have the memory order of q, k and v.
   BackwardPass(const OperatorCall& call, SavedTensors given, const Tensor& q, const Tensor& k,
-               const Tensor& v, bool bias_needs_grad);
+               const Tensor& v, const Wanted& wanted);
 
   SavedTensors saved;
   Tensor dq, dk, dv;
-  Tensor dbias;  // empty unless bias_needs_grad
+#define TK_OPTION(name) Tensor d##name;
+  TK_DIFFERENTIABLE(TK_OPTION)
+#undef TK_OPTION
   BackwardParams params{};
+
+  // The results of the operator. The gradient of an option that is not wanted has no elements.
+#define TK_OPTION(name) , d##name
+  BackwardResults results() const { return {dq, dk, dv TK_DIFFERENTIABLE(TK_OPTION)}; }
+#undef TK_OPTION
 };
 
 }  // namespace tk

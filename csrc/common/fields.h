@@ -10,13 +10,14 @@
 #include <cstdint>
 #include <optional>
 
-#define TK_SCORE_FIELDS(NUMBER, TENSOR)                                         \
-  NUMBER(std::optional<double>, "float?", scale, "dense varlen cache")          \
-  NUMBER(double, "float", softcap, "dense varlen cache")                        \
-  NUMBER(double, "float", dropout_p, "dense varlen")                            \
-  TENSOR(bias, kValues, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")            \
-  TENSOR(alibi_slopes, kStatistics, kContiguous, "(H_q)", "dense varlen cache") \
-  NUMBER(int64_t, "SymInt", alibi_offset, "dense varlen cache")                 \
+#define TK_SCORE_FIELDS(NUMBER, TENSOR)                                                       \
+  NUMBER(std::optional<double>, "float?", scale, "dense varlen cache")                        \
+  NUMBER(double, "float", softcap, "dense varlen cache")                                      \
+  NUMBER(double, "float", dropout_p, "dense varlen")                                          \
+  TENSOR(bias, kValues, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")                          \
+  TENSOR(alibi_slopes, kStatistics, kContiguous, "(H_q)", "dense varlen cache")               \
+  NUMBER(int64_t, "SymInt", alibi_offset, "dense varlen cache")                               \
+  TENSOR(relative_bias, kStatistics, kContiguous, "(1|H_q, distances)", "dense varlen cache") \
   TENSOR(seed, kInt64, kContiguous, "()", "dense varlen")
 
 #define TK_MASK_FIELDS(NUMBER, TENSOR)                               \
@@ -38,6 +39,9 @@
   NUMBER(int64_t, "SymInt", max_seqlen_k, "varlen")              \
   TENSOR(cache_seqlens, kIndex, kContiguous, "(B)", "cache")     \
   TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache")
+
+// Options whose gradients the backward pass computes on demand.
+#define TK_DIFFERENTIABLE(OPTION) OPTION(bias) OPTION(relative_bias)
 
 #define TK_FIELDS(NUMBER, TENSOR) \
   TK_SCORE_FIELDS(NUMBER, TENSOR) \

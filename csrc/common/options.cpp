@@ -12,9 +12,10 @@ namespace tk {
 namespace {
 
 // Extents of shapes.
-constexpr std::string_view kExtents[] = {"B", "H_q", "M", "N", "S + 1", "pages", "rows", "columns"};
+constexpr std::string_view kExtents[] = {"B",     "H_q",  "M",       "N",        "S + 1",
+                                         "pages", "rows", "columns", "distances"};
 using Sizes = std::array<int64_t, std::size(kExtents)>;  // -1: any size
-enum Extent : size_t { kB, kH, kM, kN, kOffsets, kPages, kRows, kColumns };
+enum Extent : size_t { kB, kH, kM, kN, kOffsets, kPages, kRows, kColumns, kDistances };
 
 // A shape in the notation of fields.h.
 struct Shape {
@@ -93,8 +94,22 @@ Reason check_tensor(const TensorField& field, const View& x, DType dtype, const 
   return std::string(field.name) + " must be " + field.text + ", " + text_of(field.elements);
 }
 
+// Upper bounds of M and N for packed sequences; elsewhere M and N.
+struct Bounds {
+  int64_t M, N;
+
+  Bounds(const Problem& p, const LayoutParams& layout, const Options& options) : M(p.M), N(p.N) {
+    if (layout.kind != LayoutKind::kVarlen) return;
+    M = std::clamp<int64_t>(options.max_seqlen_q, 0, INT32_MAX);
+    N = std::clamp<int64_t>(options.max_seqlen_k, 0, INT32_MAX);
+  }
+
+  // Number of distances i + d - j.
+  int64_t distances() const { return std::max<int64_t>(M + N - 1, 0); }
+};
+
 Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options& options) {
-  Sizes sizes{p.B, p.H_q, p.M, p.N, -1, -1, -1, -1};
+  Sizes sizes{p.B, p.H_q, p.M, p.N, -1, -1, -1, -1, Bounds(p, layout, options).distances()};
   if (options.layout) {
     if (options.block_size < 1) return "block_size must be at least 1";
     const int64_t size = bounded_block_size(p, options.block_size);
@@ -183,6 +198,20 @@ void set_mask(MaskParams& mask, const Problem& p, const Options& options, int64_
 double value_or(const std::optional<double>& x, double otherwise) { return x.value_or(otherwise); }
 double value_or(double x, double) { return x; }
 int64_t value_or(int64_t x, double) { return x; }
+
+// A dense call has the same table with both origins. Other calls add each sequence's own N - M to
+// the offset if the origin is bottom right: the table then begins at distance 1 - M.
+void set_relative_bias(ScoreParams& score, const Problem& p, const LayoutParams& layout,
+                       const Options& options) {
+  const View& table = options.relative_bias;
+  if (!table) return;
+  const Bounds bounds(p, layout, options);
+  const bool is_shifted = layout.kind != LayoutKind::kDense && options.bottom_right;
+  score.relative_bias = table.data;
+  score.distances = bounds.distances();
+  score.relative_stride = table.size[0] == 1 ? 0 : score.distances;
+  score.relative_offset = (is_shifted ? bounds.M : bounds.N) - 1;
+}
 
 void set_scores(ScoreParams& score, const Problem& p, const Options& options, int64_t shift) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(p.D));
@@ -273,6 +302,7 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
   const int64_t shift = is_shifted ? p.N - p.M : 0;
   set_mask(p.mask, p, options, shift);
   set_scores(p.score, p, options, shift);
+  set_relative_bias(p.score, p, layout, options);
   set_layout(layout, p, options);
   return {};
 }
@@ -318,6 +348,7 @@ Reason set_tensors(BackwardParams& p, const Options& options, const BackwardTens
     p.dbias = strided(x.dbias);
     std::copy_n(x.dbias.size, 4, p.bias_size);
   }
+  if (x.drelative_bias) p.drelative_bias = x.drelative_bias.data;
   return set_block_mask(p.mask, p, options, x.block_mask);
 }
 

@@ -30,9 +30,13 @@ struct Inputs {
   View q, k, v;
 };
 
-// Tensors of a backward pass besides inputs and options; dlse, block_mask and dbias may be none.
+// Tensors of a backward pass besides inputs and options; dlse, block_mask and those of the options
+// may be none.
 struct BackwardTensors {
-  View d_o, dlse, o, lse, block_mask, dq, dk, dv, dbias;
+  View d_o, dlse, o, lse, block_mask, dq, dk, dv;
+#define TK_OPTION(name) View d##name{};
+  TK_DIFFERENTIABLE(TK_OPTION)
+#undef TK_OPTION
 };
 
 // The reason why a call is refused; empty if it is not.

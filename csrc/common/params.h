@@ -46,6 +46,12 @@ struct ScoreParams : ScoreNumbers {
   Strided bias;  // data null = no bias
   DType bias_dtype;
   const void* alibi_slopes;  // (H_q), in the compute dtype; null = none
+  // (1 or H_q, distances), in the compute dtype; null = none. Score (i, j) of head h gets element
+  // h relative_stride + i + relative_offset - j.
+  const void* relative_bias;
+  int64_t relative_stride;  // 0: all heads share the table
+  int64_t relative_offset;
+  int64_t distances;
 };
 
 // Random bits of dropout. If the problem is a slice of a larger one, they are those of the slice.
@@ -87,6 +93,10 @@ struct BackwardParams : Problem {
   Strided dq, dk, dv;
   Strided dbias;  // same shape and dtype as the bias; data null = not needed
   int64_t bias_size[4];
+  // Like relative_bias; null = not needed
+  void* drelative_bias;
+  // (B, H_q, M + N - 1): ds summed by distance, the terms of drelative_bias; set by cpu/driver
+  void* distance_sums;
 };
 
 // Packed sequences: sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1 of q, and of k and
@@ -95,7 +105,7 @@ struct Varlen {
   int64_t B;
   const int32_t* cu_seqlens_q;  // (B + 1)
   const int32_t* cu_seqlens_k;  // (B + 1)
-  bool bottom_right;  // adds each sequence's own N - M to the diagonals and the ALiBi offset
+  bool bottom_right;  // adds each sequence's own N - M to the diagonals and offsets of distances
 };
 
 // Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged.

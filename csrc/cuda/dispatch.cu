@@ -45,8 +45,16 @@ const Kernels& kernels_for(const Problem& p) {
   throw std::runtime_error("float64: these kernels compute in float32");
 }
 
+// Distances modulo 2^32 must not be mistaken for others.
+void check_distances(const Problem& p) {
+  if (p.score.distances > INT32_MAX) {
+    throw std::runtime_error("relative_bias has more than 2^31 - 1 distances");
+  }
+}
+
 // Indices and clamped diagonals must fit an int.
 void check_lengths(const Problem& p) {
+  check_distances(p);
   if (p.M > kMaxIndex || p.N > kMaxIndex) {
     throw std::runtime_error("the problem has more than 2^30 queries or keys");
   }
@@ -74,6 +82,9 @@ template <typename Params>
 const sm90::Kernels* hopper_kernels_for(const Params& params) {
   return runs_hopper() ? sm90::kernels_for(params) : nullptr;
 }
+
+// True for gradients that sm80 computes on Hopper, too.
+bool needs_bias_gradients(const BackwardParams& p) { return p.dbias.data || p.drelative_bias; }
 #endif
 
 }  // namespace
@@ -113,8 +124,8 @@ size_t backward_workspace(const BackwardParams& params, const LaunchArgs& launch
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
     const size_t bytes = hopper->backward_workspace(params, launch);
-    if (!params.dbias.data) return layout.bytes() + bytes;
-    const size_t bias_bytes = kernels_for(params).bias_gradient_workspace(params, launch);
+    if (!needs_bias_gradients(params)) return layout.bytes() + bytes;
+    const size_t bias_bytes = kernels_for(params).bias_gradients_workspace(params, launch);
     return layout.bytes() + std::max(bytes, bias_bytes);
   }
 #endif
@@ -130,7 +141,7 @@ void backward(const BackwardParams& params, const LaunchArgs& launch, void* work
   void* const rest = static_cast<char*>(workspace) + layout.bytes();
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
-    if (p.dbias.data) kernels_for(p).bias_gradient(p, launch, rest);
+    if (needs_bias_gradients(p)) kernels_for(p).bias_gradients(p, launch, rest);
     return hopper->backward(p, launch, rest, deterministic);
   }
 #endif
@@ -142,6 +153,7 @@ size_t decode_workspace(const ForwardParams& params) {
 }
 
 void decode(const ForwardParams& params, const KVCache& cache, void* workspace, void* stream) {
+  check_distances(params);
   kernels_for(params).decode(params, cache, workspace, stream);
 }
 

@@ -24,6 +24,7 @@ OPTIONS: dict[str, Options] = {
     "softcap": {"softcap": 0.8, "scale": -0.9},
     "dropout": {"dropout_p": 0.4, "seed": 7},
     "alibi": {"bias": tk.alibi(torch.tensor([0.5, 0.25], dtype=torch.float64))},
+    "relative": {"relative": tk.relative_bias(torch.ones(2, 3).double().cumsum(1), lowest=-1)},
 }
 
 
@@ -68,6 +69,21 @@ def test_bias_and_sinks(shape: tuple[int, ...], backend: str) -> None:
     sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
     assert gradcheck(call, (*qkv(), bias, sinks), check_forward_ad=True)
     assert gradgradcheck(call, (*qkv(), bias, sinks), fast_mode=True)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_relative_bias(shared: bool, backend: str) -> None:
+    """With clamped distances at both ends, and softcap, whose derivative the table has not."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+        relative = tk.relative_bias(table, lowest=-1, align="bottom_right")
+        return tk.attention(
+            q, k, v, relative=relative, softcap=0.9, return_lse=True, backend=backend
+        )
+
+    table = torch.randn(1 if shared else H_q, 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(call, (*qkv(), table), check_forward_ad=True)
+    assert gradgradcheck(call, (*qkv(), table), check_fwd_over_rev=True, fast_mode=True)
 
 
 def test_third_order(backend: str) -> None:
@@ -170,14 +186,14 @@ def test_same_tensor_as_all_inputs_to_third_order(backend: str) -> None:
     torch.testing.assert_close(with_graph, without)
 
 
-def test_alibi_slopes_are_differentiable() -> None:
-    q, k, v = (x.detach() for x in qkv())
+def test_alibi_slopes_are_differentiable(backend: str) -> None:
     slopes = torch.tensor([0.5, 0.25], dtype=torch.float64, requires_grad=True)
 
-    def call(slopes: Tensor) -> Tensor:
-        return tk.attention(q, k, v, bias=tk.alibi(slopes))
+    def call(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
+        return tk.attention(q, k, v, bias=tk.alibi(slopes), backend=backend)
 
-    assert gradcheck(call, (slopes,), check_forward_ad=True)
+    assert gradcheck(call, (*qkv(), slopes), check_forward_ad=True)
+    assert gradgradcheck(call, (*qkv(), slopes), fast_mode=True)
 
 
 def test_overwritten_inputs_raise_or_have_no_effect(backend: str) -> None:

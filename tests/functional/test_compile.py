@@ -19,14 +19,18 @@ from tests.support.backends import (
     operators_of,
 )
 from tests.support.cases import CASES, Case, inputs
-from tests.support.evaluate import reasons_against
+from tests.support.evaluate import biases, reasons_against
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import in_turns, sampled
 from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 B, H, M, N, D = 2, 2, 67, 71, 8
 Options = dict[str, Any]
-COMPILED = ("all-masks", "bias-1hmn", "sinks-empty-rows", "gqa-everything", "alibi", "softcap")
+COMPILED = (
+    *("all-masks", "bias-1hmn", "sinks-empty-rows", "gqa-everything", "alibi", "softcap"),
+    *("alibi-learns", "relative", "relative-everything"),
+)
 
 
 def named(name: str) -> Case:
@@ -51,7 +55,7 @@ def test_fullgraph(name: str, backend: str) -> None:
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return tk.attention(
-            q, k, v, mask=mask, bias=x.bias, softcap=case.softcap,
+            q, k, v, mask=mask, **biases(case, x), softcap=case.softcap,
             dropout_p=case.dropout_p, seed=5, sinks=x.sinks, return_lse=True, backend=backend,
         )  # fmt: skip
 
@@ -161,6 +165,7 @@ OPERATOR_OPTIONS: dict[str, Options] = {
     "bias": {"bias": torch.randn(1, H, M, 1), "softcap": 2.0},
     "dropout": {"dropout_p": 0.3, "seed": 4},
     "alibi": {"bias": tk.alibi(torch.ones(H))},
+    "relative": {"relative": tk.relative_bias(torch.randn(H, 9), lowest=-4)},
     "block_mask": {
         "mask": tk.Mask.dense(torch.rand(M, N) < 0.5)
         & tk.Mask.segments(torch.ones(B, M).long(), torch.ones(B, N).long())
@@ -183,10 +188,8 @@ def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
     o, lse, block_mask = operators.attention_forward(*arguments)
     for dlse in (None, torch.randn_like(lse)):
         saved = (torch.randn_like(o), dlse, q, k, v, o, lse, block_mask)
-        needs_grad = isinstance(options.get("bias"), Tensor)
-        torch.library.opcheck(
-            operators.attention_backward.default, (*saved, *rest, needs_grad, True)
-        )
+        wanted = (isinstance(options.get("bias"), Tensor), "relative" in options, True)
+        torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, *wanted))
 
 
 @pytest.mark.parametrize(
@@ -198,17 +201,17 @@ def test_fake_outputs_have_real_shapes_and_strides(case: Case, backend: str) -> 
         pytest.skip("; ".join(reasons))
     x = inputs(case, torch.float32)
     q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
-    bias = None if x.bias is None else x.bias.detach()
     problem = dense_problem(
-        q, k, v, mask=case.make_mask(),
-        bias=bias, softcap=case.softcap, dropout_p=case.dropout_p, seed=1,
+        q, k, v, mask=case.make_mask(), **biases(case, x),
+        softcap=case.softcap, dropout_p=case.dropout_p, seed=1,
     )  # fmt: skip
     operators = operators_of(backend)
     forward, backward = operators.attention_forward, operators.attention_backward
-    given = (q, k, v, *problem.pack())
+    options = [x.detach() if isinstance(x, Tensor) else x for x in problem.pack()]
+    given = (q, k, v, *options)
     real = forward(*given)
-    wanted = (problem.scores.bias is not None, True)
-    back = (x.do, None, q, k, v, *real, *problem.pack(), *wanted)
+    wanted = (getattr(problem.scores, name) is not None for name in DIFFERENTIABLE)
+    back = (x.do, None, q, k, v, *real, *options, *wanted, True)
     real_back = backward(*back)
 
     mode = torch._subclasses.FakeTensorMode()

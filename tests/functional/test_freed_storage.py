@@ -11,7 +11,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import COMPILED_BACKENDS, DECODING, operators_of
-from tests.support.operators import assert_declined_if_changed, operator_arguments
+from tests.support.operators import NOTHING_WANTED, assert_declined_if_changed, operator_arguments
 from tests.support.storage import freed, freed_view
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.triton import operators as triton_operators
@@ -46,6 +46,10 @@ ATTENTION: dict[str, tuple[str, Make]] = {
     "bias": ("bias", lambda free: {"bias": free(torch.zeros(N, N))}),
     "slopes": ("bias", lambda free: {"bias": tk.alibi(free(torch.ones(H)))}),
     "slopes-float64": ("bias", lambda free: {"bias": tk.alibi(free(torch.ones(H).double()))}),
+    "table": (
+        "the table of relative",
+        lambda free: {"relative": tk.relative_bias(free(torch.ones(H, 3)), lowest=0)},
+    ),
     "sinks": ("sinks", lambda free: {"sinks": free(torch.ones(H))}),
     "seed": ("seed", lambda free: {"seed": free(torch.tensor(1)), "dropout_p": 0.5}),
     "lengths": ("KeyRange.end", lambda free: {"mask": tk.Mask.padding(free(LENGTHS))}),
@@ -162,6 +166,7 @@ OPERATOR_TENSORS: dict[str, dict[str, Any]] = {
     "v": {},
     "bias": {"bias": torch.zeros(1, 1, N, N)},
     "alibi_slopes": {"alibi_slopes": torch.ones(H)},
+    "relative_bias": {"relative_bias": torch.ones(H, 2 * N - 1)},
     "seed": {"seed": torch.tensor(1), "dropout_p": 0.5},
     "key_start": {"key_start": LENGTHS, "key_end": LENGTHS},
     "key_end": {"key_start": LENGTHS, "key_end": LENGTHS},
@@ -189,7 +194,7 @@ def test_operators(name: str, free: Free, operators: str) -> None:
         forward(**arguments)
     q, k, v, *options = arguments.values()
     with pytest.raises((RuntimeError, ValueError), match=r"it was freed|storage is freed"):
-        backward(o, None, q, k, v, o, lse, block_mask, *options, False, False)
+        backward(o, None, q, k, v, o, lse, block_mask, *options, *NOTHING_WANTED)
 
 
 SAVED = ("do", "dlse", "q", "k", "v", "o", "lse", "block_mask")
@@ -204,13 +209,14 @@ def test_backward_operators(name: str, free: Free, backend: str) -> None:
     saved = dict(zip(SAVED, (o, lse.clone(), q, k, v, o, lse, block_mask), strict=True))
     saved[name] = free(saved[name])
     with pytest.raises(RuntimeError, match="it was freed"):
-        operators.attention_backward(*saved.values(), *rest, False, False)
+        operators.attention_backward(*saved.values(), *rest, *NOTHING_WANTED)
 
 
 def paged() -> dict[str, Any]:
     cache = torch.randn(3, H, 4, D)
     table = torch.tensor([[2, 1, 0]], dtype=torch.int32)
     options = {"cache_seqlens": LENGTHS.int(), "block_table": table, "alibi_slopes": torch.ones(H)}
+    options["relative_bias"] = torch.ones(H, table.shape[1] * cache.shape[2])
     return operator_arguments(torch.randn(1, H, 1, D), cache, cache, **options)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import COMPILED_BACKENDS, NAMES, operators_of
-from tests.support.operators import operator_arguments
+from tests.support.operators import NOTHING_WANTED, operator_arguments
 from transformer_kernels.backends.triton import operators as triton_operators
 from transformer_kernels.masks.constraints import Align
 
@@ -175,7 +175,7 @@ def test_unchecked_offsets_stay_within_bounds(side: int, backend: str) -> None:
     o, lse, block_mask = forward_of(backend)(**arguments)
     assert o.isfinite().all()
     _, _, _, *options = arguments.values()
-    grads = backward_of(backend)(q, None, q, k, v, o, lse, block_mask, *options, False, False)
+    grads = backward_of(backend)(q, None, q, k, v, o, lse, block_mask, *options, *NOTHING_WANTED)
     assert all(x.isfinite().all() for x in grads)
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.support.backends import BACKENDS_AND_DTYPES, DECODING_AND_DTYPES
 from tests.support.tiers import in_turns
-from transformer_kernels import Mask, attention, attention_decode
+from transformer_kernels import Mask, attention, attention_decode, relative_bias
 
 DEVIATIONS = (1.0, 1e2, 1e3, 1e4, 1e6)
 """Standard deviations of the scores."""
@@ -199,12 +199,18 @@ def test_decoding_large_scores(backend: str, dtype: torch.dtype) -> None:
             assert_close(got, exact, message, float(x.v.abs().max()))
 
 
+@pytest.mark.parametrize("kind", ["dense", "relative"])
 @pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES)
-def test_a_large_bias_of_all_keys_changes_nothing(backend: str, dtype: torch.dtype) -> None:
+def test_a_large_bias_of_all_keys_changes_nothing(
+    kind: str, backend: str, dtype: torch.dtype
+) -> None:
     """It cancels in the softmax. Tiles are padded: exp(200) of a row past M would be infinite."""
     x = normal_inputs(67, 131, 16, 1.0, dtype)
     large = torch.tensor([[200.0]]).to(torch.float64 if dtype == torch.float64 else torch.float32)
-    got, expected = by_backend(x, backend, bias=large), by_backend(x, backend)
+    bias: dict[str, Any] = {"bias": large}
+    if kind == "relative":
+        bias = {"relative": relative_bias(large, lowest=0)}
+    got, expected = by_backend(x, backend, **bias), by_backend(x, backend)
     expected["lse"] += 200.0
     band = 1e-4 if dtype == torch.float32 else 1e-9 if dtype == torch.float64 else 2e-2
     for name, exact in expected.items():

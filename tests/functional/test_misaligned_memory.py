@@ -35,6 +35,9 @@ ARGUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     "v": lambda: {"v": misaligned(qkv()[2])},
     "bias": lambda: {"bias": misaligned(torch.zeros(N, N))},
     "slopes": lambda: {"bias": tk.alibi(misaligned(torch.ones(H)))},
+    "the table of relative": lambda: {
+        "relative": tk.relative_bias(misaligned(torch.ones(H, 3)), lowest=0)
+    },
     "sinks": lambda: {"sinks": misaligned(torch.ones(H))},
     "seed": lambda: {"seed": misaligned(torch.tensor(1)), "dropout_p": 0.5},
     "KeyRange.end": lambda: {"mask": tk.Mask.padding(LENGTHS)},

@@ -28,6 +28,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": dict,
     "bias": lambda: {"bias": torch.arange(M * M).view(M, M).float() % 7},
     "slopes": lambda: {"bias": tk.alibi(torch.ones(H) / 9)},
+    "table": lambda: {"relative": tk.relative_bias(torch.arange(9.0)[None], lowest=-4)},
     "sinks": lambda: {"sinks": torch.ones(H)},
     "seed": lambda: {"dropout_p": 0.5, "seed": torch.tensor(3)},
 }

@@ -20,7 +20,7 @@ from tests.support.backends import (
     operators_of,
 )
 from tests.support.isas import forced_isa
-from tests.support.operators import BACKWARD, FORWARD, operators_run_by
+from tests.support.operators import BACKWARD, FORWARD, NOTHING_WANTED, operators_run_by
 from tests.support.tiers import sampled
 from tests.support.varlen_cases import (
     VARLEN_CASES,
@@ -377,7 +377,7 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     q, k, v, *rest = arguments.values()
     o, lse, block_mask = operators.attention_forward(**arguments)
     saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, block_mask)
-    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, False, True))
+    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, *NOTHING_WANTED))
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_operators_reject_unsafe_cu_seqlens(name: str, starts: Tensor | None) ->
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         operators.attention_forward(**forward)
     with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_backward(o, None, q, k, v, o, lse, block_mask, *rest, False, True)
+        operators.attention_backward(o, None, q, k, v, o, lse, block_mask, *rest, *NOTHING_WANTED)
 
 
 def test_unbounded_window_has_no_align(backend: str) -> None:

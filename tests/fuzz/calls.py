@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.fuzz import faulty
 from tests.fuzz.call import Call, PlainValues
 from tests.fuzz.hostile import calls as hostile
-from tests.fuzz.valid import attention, bits, decode, masks, sdpa, varlen
+from tests.fuzz.valid import attention, bits, decode, masks, relative, sdpa, varlen
 
-_MODULES = (attention, bits, decode, faulty, hostile, masks, sdpa, varlen)
+_MODULES = (attention, bits, decode, faulty, hostile, masks, relative, sdpa, varlen)
 _CLASSES = {
     name: value
     for module in _MODULES

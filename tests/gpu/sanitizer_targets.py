@@ -20,9 +20,11 @@ ATTENTION_TARGETS = (
     "bias-tiles",
     "gqa-everything",
     "unaligned-causal",
+    "relative-everything",
+    "relative-blocks",
 )
 """Names of cases that together cover every kind of memory access: masks, bias, dropout, strides."""
-DECODE_TARGETS = ("long", "pages-of-24", "pages-group-8-queries-17")
+DECODE_TARGETS = ("long", "pages-of-24", "pages-group-8-queries-17", "relative-everything")
 """Likewise, names of decoding cases."""
 
 

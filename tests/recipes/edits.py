@@ -80,7 +80,11 @@ SHIFT = (
         "    s = _add_bias(problem, s) + scores.shift\n",
     ),
     _after(f"{_TRITON}/scores.py", "    softcap: float | None", "    shift: float | None"),
-    Edit(f"{_TRITON}/scores.py", "plain and 1e-37", "plain and not options.shift and 1e-37"),
+    Edit(
+        f"{_TRITON}/scores.py",
+        "not options.softcap and",
+        "not options.softcap and not options.shift and",
+    ),
     _after(
         f"{_TRITON}/scores.py",
         "        softcap=options.softcap or None,",
@@ -92,10 +96,10 @@ SHIFT = (
         "    if scores.shift is not None:",
         "        s += scores.shift",
     ),
-    _after(
+    Edit(
         _FIELDS,
-        '  NUMBER(double, "float", softcap, "dense varlen cache")                        \\',
-        '  NUMBER(double, "float", shift, "dense varlen cache")                          \\',
+        'softcap, "dense varlen cache")',
+        'softcap, "dense varlen cache") NUMBER(double, "float", shift, "dense varlen cache")',
     ),
     Edit(_CPU_SCORES, "p.score.softcap == 0 &&", "p.score.softcap == 0 && p.score.shift == 0 &&"),
     _after(

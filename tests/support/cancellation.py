@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.support.plain import plain_weights, repeat_heads
+from tests.support.plain import plain_weights, repeat_heads, summed_by_distance
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor
+from transformer_kernels.scores.relative import RelativeBias
 
 
 @torch.no_grad()
@@ -21,6 +22,7 @@ def gradient_terms(
     *,
     visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -41,19 +43,22 @@ def gradient_terms(
         dlse: (B, H_q, M).
         visible: bool, broadcastable to (B, H_q, M, N); True = visible.
         bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
+        relative: bias by distance.
         scale: factor of the scores; 1/sqrt(D) by default.
         softcap: scores become softcap * tanh(score / softcap).
         dropout_p: dropout probability.
         sinks: (H_q,) one logit per head.
 
     Returns:
-        Values for "dq" and "dk", and for "dbias" if the bias is a tensor.
+        Values for "dq" and "dk", for "dbias" if the bias is a tensor or "dslopes" if it is ALiBi,
+        and for "dtable" with a relative bias.
     """
     q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
     group = q.shape[1] // k.shape[1]
     p, _ = plain_weights(
-        q, k, visible=visible, bias=bias, scale=scale, softcap=softcap, sinks=sinks
-    )
+        q, k,
+        visible=visible, bias=bias, relative=relative, scale=scale, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
     k, v = (repeat_heads(x.abs(), q) for x in (k, v))
     dp = torch.matmul(do.abs(), v.mT) * (keep_factor(dropout_p) if dropout_p < 1.0 else 1.0)
     delta = (do * o).abs().sum(dim=-1, keepdim=True)
@@ -65,4 +70,9 @@ def gradient_terms(
     terms = {"dq": torch.matmul(scale * ds, k), "dk": dk}
     if isinstance(bias, Tensor):
         terms["dbias"] = ds.sum_to_size(bias.shape)
+    if isinstance(bias, Alibi):
+        steps = bias.dense(*ds.shape[-2:]).double() / bias.slopes.double()[:, None, None]
+        terms["dslopes"] = (ds * steps.abs()).sum(dim=(0, 2, 3))
+    if relative is not None:
+        terms["dtable"] = summed_by_distance(ds, relative)
     return {name: float(x.max()) if x.numel() else 0.0 for name, x in terms.items()}

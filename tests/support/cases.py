@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ from transformer_kernels.masks.mask import Mask
 
 MaskMaker = Callable[["Case"], Mask]
 Layout = Literal["contiguous", "transposed", "strided", "unaligned", "expanded"]
+
+
+class Relative(NamedTuple):
+    """A relative bias: a table of `entries` distances from `lowest` on, for all heads or shared."""
+
+    entries: int
+    lowest: int
+    align: Align = "top_left"
+    shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +47,10 @@ class Case:
     """shape of the bias: letters of "bhmn" are sizes, "1" is 1; "b1mn" is (B, 1, M, N)"""
     bias_is_float32: bool = False
     bias_hides: bool = False
-    """True if some entries of the bias are -inf, including one whole row"""
+    """True if some entries of the bias are -inf, including one whole row, or some of the table"""
     alibi: Align | None = None
+    alibi_learns: bool = False
+    relative: Relative | None = None
     scale: float | None = None
     softcap: float | None = None
     dropout_p: float = 0.0
@@ -154,7 +165,7 @@ def _generator(name: str) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors of a case in one dtype; q, k, v, bias and sinks require grad."""
+    """Tensors of a case in one dtype; all but do, dlse and most slopes require grad."""
 
     q: Tensor
     k: Tensor
@@ -164,11 +175,13 @@ class Inputs:
     bias: Tensor | None
     sinks: Tensor | None
     slopes: Tensor | None
+    table: Tensor | None = None
 
     def differentiable(self) -> dict[str, Tensor]:
         """Returns the tensors that require grad, by the names of their gradients."""
-        named = {"dq": self.q, "dk": self.k, "dv": self.v, "dbias": self.bias, "dsinks": self.sinks}
-        return {name: x for name, x in named.items() if x is not None}
+        named = {"dq": self.q, "dk": self.k, "dv": self.v, "dbias": self.bias}
+        named |= {"dsinks": self.sinks, "dslopes": self.slopes, "dtable": self.table}
+        return {name: x for name, x in named.items() if x is not None and x.requires_grad}
 
     def to(self, dtype: torch.dtype) -> Inputs:
         """Returns contiguous copies in another dtype."""
@@ -199,12 +212,22 @@ def inputs(case: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -
         dlse=draw(B, H_q, M, to=accumulate) if case.dlse else None,
         bias=_bias(case, draw, torch.float32 if case.bias_is_float32 else dtype),
         sinks=draw(H_q, to=accumulate).requires_grad_() if case.sinks else None,
-        slopes=None if case.alibi is None else _slopes(H_q, accumulate).to(device),
+        slopes=None if case.alibi is None else _slopes(case, accumulate).to(device),
+        table=_table(case, draw),
     )
 
 
-def _slopes(H_q: int, dtype: torch.dtype) -> Tensor:
-    return torch.arange(1, H_q + 1, dtype=dtype) / 16
+def _slopes(case: Case, dtype: torch.dtype) -> Tensor:
+    return (torch.arange(1, case.H_q + 1, dtype=dtype) / 16).requires_grad_(case.alibi_learns)
+
+
+def _table(case: Case, draw: Callable[..., Tensor]) -> Tensor | None:
+    if case.relative is None:
+        return None
+    table = draw(1 if case.relative.shared else case.H_q, case.relative.entries)
+    if case.bias_hides:
+        table[table > 1.0] = -math.inf
+    return table.requires_grad_()
 
 
 def _bias(case: Case, draw: Callable[..., Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -347,8 +370,6 @@ def _options() -> list[Case]:
         Case(name="bias-float32", bias="b1mn", bias_is_float32=True),
         Case(name="bias-hides", bias="11mn", bias_hides=True, dlse=True),
         Case(name="bias-transposed", bias="bhmn", layout="transposed"),
-        Case(name="alibi", alibi="top_left", mask=causal, M=131),
-        Case(name="alibi-bottom-right", alibi="bottom_right", H_q=4),
         Case(name="softcap", softcap=1.5, dlse=True),
         Case(name="softcap-bias", softcap=0.7, bias="1hmn", mask=causal),
         Case(name="scale", scale=0.31),
@@ -371,6 +392,34 @@ def _options() -> list[Case]:
     ]
 
 
+def _distances() -> list[Case]:
+    """Biases by distance: ALiBi and tables."""
+    end: Align = "bottom_right"
+    return [
+        Case(name="alibi", alibi="top_left", mask=causal, M=131),
+        Case(name="alibi-bottom-right", alibi="bottom_right", H_q=4),
+        Case(name="alibi-learns", alibi="bottom_right", alibi_learns=True, mask=causal, dlse=True),
+        Case(name="relative", relative=Relative(9, -4), dlse=True),
+        Case(name="relative-all", relative=Relative(197, -130), H_q=4),
+        Case(name="relative-wide", relative=Relative(999, -500, end), mask=causal),
+        Case(name="relative-one", relative=Relative(1, 3), M=5, N=9, dlse=True),
+        Case(name="relative-hides", relative=Relative(40, -20), bias_hides=True, dlse=True),
+        Case(name="relative-hides-rows", relative=Relative(2, 0), bias_hides=True, H_q=4, N=9),
+        Case(name="relative-shared", relative=Relative(65, 0, shared=True), B=3, mask=causal),
+        Case(name="relative-empty-rows", relative=Relative(33, -20, end), M=193, N=71,
+             mask=both(causal_bottom_right, padding), hidden=math.nan, dlse=True),
+        Case(name="relative-blocks", relative=Relative(40, 0), M=193, N=193, mask=blocks(32)),
+        Case(name="relative-one-query", relative=Relative(40, 0, end), M=1, H_q=6,
+             mask=causal_bottom_right),
+        Case(name="relative-everything", relative=Relative(50, -9, end), H_q=4, H_kv=2, M=37, N=71,
+             mask=both(causal, padding), bias="1hmn", softcap=2.0, dropout_p=0.2, sinks=True,
+             dlse=True),
+        Case(name="relative-alibi", relative=Relative(7, 0), alibi="bottom_right",
+             alibi_learns=True, M=37, N=71),
+        Case(name="relative-no-keys", relative=Relative(7, 0), N=0, dlse=True),
+    ]  # fmt: skip
+
+
 def _layouts() -> list[Case]:
     layouts: tuple[Layout, ...] = ("transposed", "strided", "unaligned", "expanded")
     return [
@@ -381,4 +430,4 @@ def _layouts() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES: tuple[Case, ...] = (*_sizes(), *_masks(), *_options(), *_layouts())
+CASES: tuple[Case, ...] = (*_sizes(), *_masks(), *_options(), *_distances(), *_layouts())

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tests.support.cases import Layout, lay_out
+from tests.support.cases import Layout, Relative, lay_out
 from tests.support.evaluate import Expected, Outputs
 from tests.support.plain import plain_attention
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import RelativeBias
 
 LENGTHS = (131, 0, 1, 64, 67)
 
@@ -40,6 +42,8 @@ class DecodeCase:
     """0 = contiguous cache"""
     mask: Mask | None = None
     alibi: bool = False
+    relative: Relative | None = None
+    """align is ignored: decoding aligns bottom right"""
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
@@ -70,6 +74,7 @@ class DecodeInputs:
     cache_seqlens: Tensor
     block_table: Tensor | None
     slopes: Tensor
+    table: Tensor | None
     sinks: Tensor | None
 
 
@@ -110,8 +115,20 @@ def decode_inputs(
         cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int64, device=device),
         block_table=None if table is None else table.to(device, torch.int32),
         slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
+        table=_table(case, draw, dtype, device),
         sinks=draw(case.H_q).to(device, statistics) if case.sinks else None,
     )
+
+
+def _table(
+    case: DecodeCase,
+    draw: Callable[..., Tensor],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Tensor | None:
+    if case.relative is None:
+        return None
+    return draw(1 if case.relative.shared else case.H_q, case.relative.entries).to(device, dtype)
 
 
 def _live_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
@@ -170,6 +187,7 @@ def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Outputs:
         x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
         mask=case.mask,
         bias=Alibi(x.slopes, "bottom_right") if case.alibi else None,
+        relative=_relative(case, x.table),
         scale=case.scale,
         softcap=case.softcap,
         sinks=x.sinks,
@@ -189,11 +207,18 @@ def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Outputs
             q, k, v,
             visible=case.visible(length),
             bias=Alibi(x.slopes.to(dtype), "bottom_right") if case.alibi else None,
+            relative=_relative(case, None if x.table is None else x.table.to(dtype)),
             scale=case.scale,
             softcap=case.softcap,
             sinks=x.sinks,
         )  # fmt: skip
     return {"o": o, "lse": lse}
+
+
+def _relative(case: DecodeCase, table: Tensor | None) -> RelativeBias | None:
+    if case.relative is None or table is None:
+        return None
+    return RelativeBias(table, case.relative.lowest, "bottom_right")
 
 
 @functools.cache
@@ -281,6 +306,13 @@ def _options() -> list[DecodeCase]:
         ),
         DecodeCase(name="alibi", alibi=True, H_q=8, M=2),
         DecodeCase(name="alibi-all", alibi=True, M=17, mask=_EVERYTHING, page_size=16),
+        DecodeCase(name="relative", relative=Relative(40, 0), H_q=8),
+        DecodeCase(name="relative-all", relative=Relative(99, -16), M=17, mask=_EVERYTHING,
+                   page_size=16),
+        DecodeCase(name="relative-shared", relative=Relative(300, -20, shared=True), H_q=6, M=5,
+                   mask=_window(90, 3)),
+        DecodeCase(name="relative-long", relative=Relative(2000, -9), cache_seqlens=_LONG, N=1300,
+                   D=32, D_v=32, page_size=64),
         DecodeCase(name="softcap", softcap=1.5, scale=0.4),
         DecodeCase(name="scale-negative", scale=-0.2, M=5),
         DecodeCase(name="scale-zero", scale=0.0),
@@ -291,6 +323,9 @@ def _options() -> list[DecodeCase]:
                        alibi=True, softcap=2.0, sinks=True, layout="transposed", page_size=size)
             for size in (0, 16, 24)
         ),
+        DecodeCase(name="relative-everything", relative=Relative(55, -8), H_q=8, M=2, D=24, D_v=17,
+                   mask=_window(50, 4), alibi=True, softcap=2.0, sinks=True, layout="transposed",
+                   page_size=24),
         *(
             DecodeCase(name=f"{layout}-{size}", H_q=4, M=2, D=32, D_v=24, layout=layout,
                        page_size=size)

@@ -16,12 +16,13 @@ from transformer_kernels.functional.attention import attention
 from transformer_kernels.functional.explain import explain
 from transformer_kernels.scores import philox
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import RelativeBias
 
 SEED = -1234567890123456789
 """Dropout seed of every case; it uses both words of the Philox key."""
 
 Outputs = dict[str, Tensor]
-"""o, lse and the gradients of the case by name: dq, dk, dv, dbias, dsinks."""
+"""o, lse and the gradients of the case by name: dq, dk, dv, dbias, dsinks, dslopes, dtable."""
 
 
 def by_backend(case: Case, x: Inputs, backend: str) -> Outputs:
@@ -29,7 +30,7 @@ def by_backend(case: Case, x: Inputs, backend: str) -> Outputs:
     o, lse = attention(
         x.q, x.k, x.v,
         mask=case.make_mask(x.q.device),
-        bias=_bias(case, x),
+        **biases(case, x),
         scale=case.scale,
         softcap=case.softcap,
         dropout_p=case.dropout_p,
@@ -47,7 +48,7 @@ def reasons_against(
     """Returns the reasons why the backend does not support the case, as `explain` gives them."""
     x = inputs(case, torch.float32, device)
     mask = case.make_mask(x.q.device)
-    explanation = explain(x.q, x.k, x.v, mask=mask, bias=_bias(case, x), backend=backend)
+    explanation = explain(x.q, x.k, x.v, mask=mask, **biases(case, x), backend=backend)
     return explanation.reasons[backend]
 
 
@@ -65,7 +66,7 @@ def _options(case: Case, x: Inputs) -> dict[str, Any]:
     """Arguments of `plain_attention` besides q, k, v and the keep mask."""
     return {
         "visible": case.visible(),
-        "bias": _bias(case, x),
+        **biases(case, x),
         "scale": case.scale,
         "softcap": case.softcap,
         "dropout_p": case.dropout_p,
@@ -121,10 +122,15 @@ def assert_case(
     expected(case, dtype).check(got)
 
 
-def _bias(case: Case, x: Inputs) -> Tensor | Alibi | None:
+def biases(case: Case, x: Inputs) -> dict[str, Any]:
+    """Returns the arguments `bias` and `relative`."""
+    bias: Tensor | Alibi | None = x.bias
     if case.alibi is not None and x.slopes is not None:
-        return Alibi(x.slopes, case.alibi)
-    return x.bias
+        bias = Alibi(x.slopes, case.alibi)
+    relative: RelativeBias | None = None
+    if case.relative is not None and x.table is not None:
+        relative = RelativeBias(x.table, case.relative.lowest, case.relative.align)
+    return {"bias": bias, "relative": relative}
 
 
 def with_gradients(x: Inputs, o: Tensor, lse: Tensor) -> Outputs:

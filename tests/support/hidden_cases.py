@@ -10,6 +10,7 @@ import torch
 from tests.support.cases import (
     Case,
     MaskMaker,
+    Relative,
     blocks,
     both,
     causal,
@@ -38,6 +39,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"softcap": 1.5, "dlse": True},
     {"bias": "bhmn", "dropout_p": 0.3},
     {"alibi": "top_left"},
+    {"relative": Relative(9, -4), "dlse": True},
     {"bias": "1h1n"},
 )
 

@@ -10,9 +10,14 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from transformer_kernels.problem.fields import FIELDS
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 FORWARD = "transformer_kernels::attention_forward"
 BACKWARD = "transformer_kernels::attention_backward"
+
+
+NOTHING_WANTED = (False,) * (len(DIFFERENTIABLE) + 1)
+"""The last arguments of a backward operator: no gradient of an option, not deterministic."""
 
 
 def operators_run_by(call: Callable[[], object]) -> Counter[str]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor
+from transformer_kernels.scores.relative import RelativeBias
 
 
 def plain_attention(
@@ -16,6 +17,7 @@ def plain_attention(
     *,
     visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     keep_mask: Tensor | None = None,
@@ -30,6 +32,7 @@ def plain_attention(
         v: (B, H_kv, N, D_v).
         visible: bool, broadcastable to (B, H_q, M, N); True = visible.
         bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
+        relative: bias by distance.
         scale: factor of the scores; 1/sqrt(D) by default.
         softcap: scores become softcap * tanh(score / softcap).
         keep_mask: bool (B, H_q, M, N), True = keep_mask by dropout; required if `dropout_p` > 0.
@@ -41,8 +44,9 @@ def plain_attention(
         gives o = 0 and lse = -inf.
     """
     p, lse = plain_weights(
-        q, k, visible=visible, bias=bias, scale=scale, softcap=softcap, sinks=sinks
-    )
+        q, k,
+        visible=visible, bias=bias, relative=relative, scale=scale, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
     if dropout_p > 0.0:
         if keep_mask is None:
             raise ValueError(f"keep_mask: dropout_p = {dropout_p} needs a bool tensor, got None")
@@ -56,6 +60,7 @@ def plain_weights(
     *,
     visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -71,6 +76,8 @@ def plain_weights(
         bias = bias.dense(*s.shape[-2:])
     if bias is not None:
         s = s + bias.to(s.dtype)
+    if relative is not None:
+        s = s + relative.table[:, distances(relative, *s.shape[-2:])].to(s.dtype)
     if visible is not None:
         s = s.masked_fill(~visible, float("-inf"))
     if sinks is not None:
@@ -81,6 +88,21 @@ def plain_weights(
     lse = torch.logsumexp(s, dim=-1).masked_fill(empty[..., 0], float("-inf"))
     p = torch.softmax(s, dim=-1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
     return p, lse
+
+
+def distances(relative: RelativeBias, M: int, N: int) -> Tensor:
+    """Returns the entry of the table that each pair (M, N) reads."""
+    d = N - M if relative.align == "bottom_right" else 0
+    i, j = torch.arange(M)[:, None], torch.arange(N)
+    return (i + d - j - relative.lowest).clamp(0, relative.table.shape[1] - 1)
+
+
+def summed_by_distance(ds: Tensor, relative: RelativeBias) -> Tensor:
+    """Sums (B, H_q, M, N) over the pairs that read each entry of the table, in its shape."""
+    rows = ds.sum(dim=0).flatten(1)
+    entries = distances(relative, *ds.shape[-2:]).flatten().expand(rows.shape)
+    table = rows.new_zeros(rows.shape[0], relative.table.shape[1])
+    return table.scatter_add(1, entries, rows).sum_to_size(relative.table.shape)
 
 
 def repeat_heads(x: Tensor, q: Tensor) -> Tensor:

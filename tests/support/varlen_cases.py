@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.cancellation import gradient_terms
-from tests.support.cases import Inputs, Layout, lay_out
+from tests.support.cases import Inputs, Layout, Relative, lay_out
 from tests.support.evaluate import SEED, Expected, Outputs, with_gradients
 from tests.support.plain import plain_attention
 from transformer_kernels.functional.varlen import attention_varlen
@@ -22,6 +22,7 @@ from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores import philox
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import RelativeBias
 
 LENGTHS = ((67, 67), (0, 3), (5, 131), (3, 0), (0, 0), (64, 64), (1, 70), (33, 20), (2, 2))
 """(M, N) of each sequence. The first two are long enough for several workers each."""
@@ -35,12 +36,16 @@ class VarlenCase:
     lengths: tuple[tuple[int, int], ...] = LENGTHS
     trailing: tuple[int, int] = (0, 0)
     """rows of trailing padding in q, and in k and v"""
+    bounds: tuple[int, int] | None = None
+    """max_seqlen_q and max_seqlen_k; None = the longest lengths"""
     H_q: int = 2
     H_kv: int = 2
     D: int = 16
     D_v: int = 16
     mask: Mask | None = None
     alibi: Align | None = None
+    alibi_learns: bool = False
+    relative: Relative | None = None
     scale: float | None = None
     softcap: float | None = None
     dropout_p: float = 0.0
@@ -76,6 +81,7 @@ def varlen_inputs(
         return lay_out(x[None].to(device), case.layout)[0]
 
     q_rows, k_rows = _live_rows(case)
+    slopes = torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16
     return Inputs(
         q=rows(q_rows, case.H_q, case.D).requires_grad_(),
         k=rows(k_rows, case.H_kv, case.D).requires_grad_(),
@@ -84,8 +90,21 @@ def varlen_inputs(
         dlse=draw(case.H_q, len(q_rows)).to(device, statistics) if case.dlse else None,
         bias=None,
         sinks=draw(case.H_q).to(device, statistics).requires_grad_() if case.sinks else None,
-        slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
+        slopes=slopes.requires_grad_(case.alibi_learns),
+        table=_table(case, draw, dtype, device),
     )
+
+
+def _table(
+    case: VarlenCase,
+    draw: Callable[..., Tensor],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Tensor | None:
+    if case.relative is None:
+        return None
+    heads = 1 if case.relative.shared else case.H_q
+    return draw(heads, case.relative.entries).to(device, dtype).requires_grad_()
 
 
 def _live_rows(case: VarlenCase) -> tuple[Tensor, Tensor]:
@@ -100,10 +119,14 @@ def _live_rows(case: VarlenCase) -> tuple[Tensor, Tensor]:
 def varlen_by_backend(case: VarlenCase, x: Inputs, backend: str) -> Outputs:
     """Returns the outputs and gradients of `attention_varlen`."""
     q_starts, k_starts = (torch.tensor(starts, device=x.q.device) for starts in case.starts)
+    max_seqlen_q, max_seqlen_k = case.bounds or (None, None)
     o, lse = attention_varlen(
         x.q, x.k, x.v, q_starts, k_starts,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
         mask=case.mask,
         bias=_alibi(case, x),
+        relative=_relative(case, x),
         scale=case.scale,
         softcap=case.softcap,
         dropout_p=case.dropout_p,
@@ -133,15 +156,16 @@ def one_by_one(case: VarlenCase, x: Inputs) -> Outputs:
 
 
 def _terms(case: VarlenCase, x: Inputs, o: Tensor) -> dict[str, float]:
-    """Largest `gradient_terms` over all sequences."""
-    largest = {"dq": 0.0, "dk": 0.0}
+    """Largest `gradient_terms` of the rows of all sequences; those that share a sum are added."""
+    rows, shared = {"dq": 0.0, "dk": 0.0}, {"dslopes": 0.0, "dtable": 0.0}
     for _, queries, keys, options in _sequences(case, x):
         q, o_b, do = (_entry(part, queries) for part in (x.q, o, x.do))
         k, v = (_entry(part, keys) for part in (x.k, x.v))
         dlse = None if x.dlse is None else x.dlse[None, :, queries]
         terms = gradient_terms(q, k, v, o_b, do, dlse, **options)
-        largest = {name: max(value, terms[name]) for name, value in largest.items()}
-    return largest
+        rows = {name: max(value, terms[name]) for name, value in rows.items()}
+        shared = {name: value + terms.get(name, 0.0) for name, value in shared.items()}
+    return rows | shared
 
 
 def _sequences(case: VarlenCase, x: Inputs) -> Iterator[tuple[int, slice, slice, dict[str, Any]]]:
@@ -150,6 +174,7 @@ def _sequences(case: VarlenCase, x: Inputs) -> Iterator[tuple[int, slice, slice,
         options = {
             "visible": None if case.mask is None else case.mask.materialize(1, 1, *case.lengths[b]),
             "bias": _alibi(case, x),
+            "relative": _relative(case, x),
             "scale": case.scale,
             "softcap": case.softcap,
             "dropout_p": case.dropout_p,
@@ -185,6 +210,12 @@ def _alibi(case: VarlenCase, x: Inputs) -> Alibi | None:
     return None if case.alibi is None or x.slopes is None else Alibi(x.slopes, case.alibi)
 
 
+def _relative(case: VarlenCase, x: Inputs) -> RelativeBias | None:
+    if case.relative is None or x.table is None:
+        return None
+    return RelativeBias(x.table, case.relative.lowest, case.relative.align)
+
+
 _CAUSAL, _CAUSAL_END = Mask.causal(), Mask.causal(align="bottom_right")
 
 VARLEN_CASES: tuple[VarlenCase, ...] = (
@@ -199,6 +230,57 @@ VARLEN_CASES: tuple[VarlenCase, ...] = (
     VarlenCase(name="alibi", alibi="top_left", mask=_CAUSAL, H_q=4),
     VarlenCase(name="alibi-end", alibi="bottom_right", H_q=4, dlse=True),
     VarlenCase(name="alibi-causal-end", alibi="bottom_right", mask=_CAUSAL_END),
+    VarlenCase(
+        name="alibi-learns",
+        alibi="bottom_right",
+        alibi_learns=True,
+        lengths=((9, 12), (0, 3), (17, 6), (1, 33)),
+        mask=_CAUSAL_END,
+        H_q=8,
+    ),
+    VarlenCase(name="relative", relative=Relative(9, -4), dlse=True),
+    VarlenCase(name="relative-end", relative=Relative(60, -30, "bottom_right"), dlse=True),
+    VarlenCase(
+        name="relative-causal-end",
+        relative=Relative(300, -140, "bottom_right"),
+        mask=_CAUSAL_END,
+        H_q=4,
+        trailing=(3, 70),
+    ),
+    VarlenCase(
+        name="relative-shared",
+        relative=Relative(40, 0, shared=True),
+        bounds=(80, 140),
+        H_q=4,
+        mask=_CAUSAL,
+    ),
+    VarlenCase(
+        name="relative-shared-end",
+        relative=Relative(250, -150, "bottom_right", shared=True),
+        bounds=(200, 300),
+        H_q=6,
+    ),
+    VarlenCase(
+        name="relative-everything",
+        relative=Relative(90, -33, "bottom_right"),
+        alibi="bottom_right",
+        alibi_learns=True,
+        bounds=(68, 133),
+        mask=Mask.window(50, 6, align="bottom_right"),
+        H_q=4,
+        softcap=2.0,
+        dropout_p=0.2,
+        sinks=True,
+        dlse=True,
+    ),
+    VarlenCase(
+        name="relative-tokens",
+        relative=Relative(99, -9, "bottom_right"),
+        lengths=((1, 131), (1, 1), (1, 600), (1, 64)),
+        H_q=4,
+    ),
+    VarlenCase(name="relative-no-queries", relative=Relative(7, 0), lengths=((0, 5), (0, 3))),
+    VarlenCase(name="relative-no-rows", relative=Relative(7, 0), lengths=((0, 0), (0, 0))),
     VarlenCase(name="softcap", softcap=1.5, scale=0.4),
     VarlenCase(name="dropout", dropout_p=0.3, H_q=4, mask=_CAUSAL_END),
     VarlenCase(name="sinks", sinks=True, dlse=True, mask=Mask.window(3, 0)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from transformer_kernels.problem import Problem, Saved
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 
 class Outputs(NamedTuple):
@@ -20,12 +21,19 @@ class Outputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Outputs of a backward kernel."""
+    """Outputs of a backward kernel: those of q, k and v, and of the options that are wanted."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    bias: Tensor | None
+    bias: Tensor | None = None
+    relative_bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, outputs: Sequence[Tensor], wanted: Collection[str]) -> Gradients:
+        """The outputs of a backward operator; those that are not wanted become None."""
+        options = zip(DIFFERENTIABLE, outputs[3:], strict=True)
+        return cls(*outputs[:3], *(x if name in wanted else None for name, x in options))
 
 
 class FusedBackend(Protocol):
@@ -57,14 +65,6 @@ class FusedBackend(Protocol):
         do: Tensor,
         dlse: Tensor | None,
         *,
-        bias_needs_grad: bool,
+        wanted: Collection[str] = (),
     ) -> Gradients:
-        """Returns the gradients; that of the bias is None unless `bias_needs_grad`."""
-
-
-def slopes_reasons(problem: Problem) -> list[str]:
-    """Returns the reason of all fused backends against ALiBi slopes that require grad."""
-    slopes = problem.scores.alibi_slopes
-    if slopes is None or not (slopes.requires_grad and torch.is_grad_enabled()):
-        return []
-    return ["ALiBi slopes that require grad: only plain torch differentiates them"]
+        """Returns the gradients; `wanted` are names of `DIFFERENTIABLE` options."""

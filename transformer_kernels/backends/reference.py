@@ -17,6 +17,8 @@ from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import Problem
 from transformer_kernels.problem.layout import DENSE
 from transformer_kernels.scores import philox
+from transformer_kernels.scores.options import ScoreOptions
+from transformer_kernels.scores.relative import by_pair
 
 
 class ReferenceBackend:
@@ -58,15 +60,27 @@ def _varlen(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     parts = []
     for b, ((i0, i1), (j0, j1)) in enumerate(zip(q_rows, k_rows, strict=True)):
         shape = problem.shape._replace(B=1, M=i1 - i0, N=j1 - j0)
-        sequence = replace(problem, shape=shape, layout=DENSE)
+        scores = _of_sequence(problem, shape.M, shape.N)
+        sequence = replace(problem, shape=shape, scores=scores, layout=DENSE)
         parts.append(_dense(sequence, q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1], b))
     o, lse = zip(*parts, strict=True)
     return torch.cat(o, dim=2), torch.cat(lse, dim=2)
 
 
+def _of_sequence(problem: Problem, M: int, N: int) -> ScoreOptions:
+    """The score options with the relative bias of the distances of M queries and N keys."""
+    scores, bounds = problem.scores, problem.shape
+    if scores.relative_bias is None:
+        return scores
+    first = bounds.M - M if problem.mask.bottom_right else bounds.N - N
+    table = scores.relative_bias[:, first : first + max(M + N - 1, 0)]
+    return scores._replace(relative_bias=table)
+
+
 def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Gathers the keys first. Masks and ALiBi are dense, without device synchronisation."""
     shape, mask, slopes = problem.shape, problem.mask, problem.scores.alibi_slopes
+    table = problem.scores.relative_bias
     assert problem.layout.cache_seqlens is not None
     cache_seqlens = problem.layout.cache_seqlens[:, None, None]
     i = torch.arange(shape.M, device=shape.device)[:, None]
@@ -76,10 +90,14 @@ def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
         (j < cache_seqlens) & (distance >= mask.diagonal_low) & (distance <= mask.diagonal_high)
     )
     bias = None if slopes is None else -slopes[:, None, None] * distance.abs()[:, None]
+    if table is not None:
+        # Keys beyond cache_seqlens have no distance.
+        by_pair = table[:, (shape.M - 1 - distance).clamp_(0, table.shape[1] - 1)].transpose(0, 1)
+        bias = by_pair if bias is None else bias + by_pair
     gathered = replace(
         problem,
         mask=ResolvedMask(dense=attn_mask[:, None]),
-        scores=problem.scores._replace(alibi_slopes=None, bias=bias),
+        scores=problem.scores._replace(alibi_slopes=None, relative_bias=None, bias=bias),
         layout=DENSE,
     )
     return _dense(gathered, q, _gather_pages(problem, k), _gather_pages(problem, v))
@@ -117,7 +135,8 @@ def _dense(
         s = scores.softcap * torch.tanh(s / scores.softcap)
     s = _add_bias(problem, s)
     empty: Tensor | None = None
-    if attn_mask is not None or scores.bias is not None or shape.N == 0:
+    may_be_empty = not scores.bias is scores.relative_bias is None
+    if attn_mask is not None or may_be_empty or shape.N == 0:
         s = s if attn_mask is None else s.masked_fill(~attn_mask, float("-inf"))
         # Rows that are fully masked, or have a bias of -inf, are made finite here and zeroed below.
         # With N = 0 there is nothing to fill, but the tangent of logsumexp would be NaN.
@@ -154,6 +173,8 @@ def _add_bias(problem: Problem, s: Tensor) -> Tensor:
         offset = scores.alibi_offset + (N - M if problem.mask.bottom_right else 0)
         distance = (i + offset - j).abs().to(s.dtype)
         s = s - scores.alibi_slopes.to(s.dtype)[:, None, None] * distance
+    if scores.relative_bias is not None:
+        s = s + by_pair(scores.relative_bias, M, N).to(s.dtype)
     return s
 
 

@@ -5,6 +5,7 @@ The compiled operators and the Triton operators share them; csrc/bindings declar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,13 +13,18 @@ from torch import Tensor
 
 from transformer_kernels.problem import unpack
 from transformer_kernels.problem.fields import SCHEMA
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 FORWARD = f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor o, Tensor lse, Tensor block_mask)"
 BACKWARD = (
     "(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-    f"Tensor? block_mask, {SCHEMA}, bool bias_needs_grad, bool deterministic) "
-    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias)"
+    f"Tensor? block_mask, {SCHEMA}"
+    + "".join(f", bool {name}_needs_grad" for name in DIFFERENTIABLE)
+    + ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv"
+    + "".join(f", Tensor d{name}" for name in DIFFERENTIABLE)
+    + ")"
 )
+"""The gradient of an option that is not wanted has no elements."""
 
 
 def forward_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,13 +45,23 @@ def backward_fake(
     lse: Tensor,
     block_mask: Tensor | None,
     *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *options, bias_needs_grad, _ = rest
-    bias = unpack(q, k, v, options).scores.bias
-    dq, dk, dv = (empty_like_layout(x, x.shape[-1]) for x in (q, k, v))
-    if bias is None or not bias_needs_grad:
-        return dq, dk, dv, q.new_empty(0)
-    return dq, dk, dv, bias.new_empty(bias.shape)
+) -> tuple[Tensor, ...]:
+    options, wanted = unpack_backward(rest)
+    scores = unpack(q, k, v, options).scores
+    gradients = [empty_like_layout(x, x.shape[-1]) for x in (q, k, v)]
+    for name in DIFFERENTIABLE:
+        x = getattr(scores, name)
+        gradients.append(x.new_empty(x.shape) if name in wanted else q.new_empty(0))
+    return tuple(gradients)
+
+
+def unpack_backward(rest: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
+    """Returns the options, and the names of those whose gradients are wanted, of the arguments of
+    `BACKWARD` after block_mask."""
+    end = -1 - len(DIFFERENTIABLE)
+    return rest[:end], [
+        name for name, wants in zip(DIFFERENTIABLE, rest[end:-1], strict=True) if wants
+    ]
 
 
 def empty_like_layout(x: Tensor, width: int) -> Tensor:

@@ -19,8 +19,9 @@ from transformer_kernels.bench.timer import Budget, Interleaver
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import Saved
 from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.scores.relative import RelativeBias, relative_bias
 
-KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq")
+KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq", "relative_gradient")
 Outputs = tuple[Tensor, ...]
 Run = Callable[[], Outputs]
 
@@ -74,8 +75,11 @@ def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) 
     default = config.tile(kernel, chip, element_size, columns)
     sides, warps, stages = (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)
     found = [] if default is None else [default]
+    score_bytes = 4 if kernel == "relative_gradient" else 0
     for tile in (Tile(*numbers) for numbers in product(sides, sides, warps, stages)):
-        kib = config.shared_bytes(kernel, chip, tile, element_size, columns) / 1024
+        if not config.is_allowed(kernel, tile):
+            continue
+        kib = config.shared_bytes(kernel, chip, tile, element_size, columns, score_bytes) / 1024
         if kib <= chip.shared_kib and _fits_registers(kernel, tile, columns) and tile not in found:
             found.append(tile)
     return found
@@ -83,8 +87,11 @@ def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) 
 
 def _fits_registers(kernel: Kernel, tile: Tile, columns: int) -> bool:
     """True if accumulators and scores fit a thread's 255 registers, and no warp idles."""
+    scores = tile.block_m * tile.block_n
     accumulators = (2 * tile.block_n if kernel == "bwd_dkdv" else tile.block_m) * columns
-    per_thread = (accumulators + tile.block_m * tile.block_n) / (32 * tile.warps)
+    if kernel == "relative_gradient":
+        accumulators = scores
+    per_thread = (accumulators + scores) / (32 * tile.warps)
     return 16 <= per_thread <= 224
 
 
@@ -202,8 +209,11 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
         for _ in range(4)
     )
     prepared = []
+    relative: RelativeBias | None = None
+    if kernel == "relative_gradient":
+        relative = relative_bias(torch.zeros(shape.H, 1, device=device), lowest=0)
     for mask in (None, Mask.causal()):
-        call = launch.prepare(dense_problem(q, k, v, mask=mask), q, k, v)
+        call = launch.prepare(dense_problem(q, k, v, mask=mask, relative=relative), q, k, v)
         o, lse, _ = launch.forward(call)
         saved = Saved(q, k, v, o, lse, None)
         prepared.append((call, launch.prepare_backward(call, do, None, saved)))
@@ -215,6 +225,8 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
                 results += launch.forward(call)[:2]
             elif kernel == "bwd_dkdv":
                 results += launch.bwd_dkdv(call, operands, None)
+            elif kernel == "relative_gradient":
+                results.append(launch.gradient_of_relative_bias(call, operands, None))
             else:
                 results.append(launch.bwd_dq(call, operands, None))
         return tuple(results)

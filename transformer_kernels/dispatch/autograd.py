@@ -8,7 +8,6 @@ slower and needs M x N memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from transformer_kernels.backends import Backend, FusedBackend, ReferenceBackend
 from transformer_kernels.backends.base import Gradients, Outputs
 from transformer_kernels.backends.reference import reference_attention
 from transformer_kernels.problem import Problem, Saved
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 _Names = tuple[str, ...]
 
@@ -29,10 +29,11 @@ def attend(
     backend: Backend, problem: Problem, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns (o, lse), differentiable. Runs the reference under torch.func and forward-mode AD."""
-    bias, slopes = problem.scores.bias, problem.scores.alibi_slopes
-    if isinstance(backend, ReferenceBackend) or _is_transformed(q, k, v, bias, slopes):
+    options = [getattr(problem.scores, name) for name in DIFFERENTIABLE]
+    slopes = problem.scores.alibi_slopes
+    if isinstance(backend, ReferenceBackend) or _is_transformed(q, k, v, slopes, *options):
         return reference_attention(problem, savable(q), savable(k), savable(v))
-    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, bias))
+    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, *options))
     if not (needs_grad and torch.is_grad_enabled()):
         o, lse, _ = backend.forward(problem, q, k, v)
         return o, lse
@@ -80,7 +81,8 @@ def _is_transformed(*tensors: Tensor | None) -> bool:
 
 
 class FusedAttention(torch.autograd.Function):
-    """Forward kernel: (o, lse), differentiable in q, k, v and bias; o alone if it is `computed`.
+    """Forward kernel: (o, lse), differentiable in q, k, v and the options `DIFFERENTIABLE`; o alone
+    if it is `computed`.
 
     Autograd must see the tensors among the options: they are arguments, and `names` are theirs.
     `problem` lacks them, except after a direct call, where taking them out would cost time.
@@ -119,20 +121,21 @@ class FusedAttention(torch.autograd.Function):
         saved = Saved(q, k, v, o, lse, block_mask)
         do = torch.zeros_like(o) if do is None else do
         backend, problem, names, is_whole = ctx.call
-        wants_bias = "bias" in names and _wanted(names, ctx.needs_input_grad)["bias"]
+        wanted = _wanted(names, ctx.needs_input_grad)
         if torch.is_grad_enabled():  # create_graph=True
-            call = backend, problem, names, wants_bias
+            call = backend, problem, names, wanted
             grads = FusedAttentionBackward.apply(*call, do, dlse, *saved, *options)  # type: ignore[no-untyped-call]
         else:
             problem = problem if is_whole else _joined(problem, names, options)
-            grads = backend.backward(problem, saved, do, dlse, bias_needs_grad=wants_bias)
-        dq, dk, dv, dbias = grads
-        option_grads = [dbias if name == "bias" else None for name in names]
+            grads = backend.backward(problem, saved, do, dlse, wanted=wanted)
+        dq, dk, dv, *computed = grads
+        of_options = dict(zip(DIFFERENTIABLE, computed, strict=True))
+        option_grads = [of_options.get(name) for name in names]
         return None, None, None, None, dq, dk, dv, *option_grads
 
 
 class FusedAttentionBackward(torch.autograd.Function):
-    """Backward kernel: (dq, dk, dv, dbias), differentiable through the reference."""
+    """Backward kernel: `Gradients`, differentiable through the reference."""
 
     @staticmethod
     def forward(
@@ -140,7 +143,7 @@ class FusedAttentionBackward(torch.autograd.Function):
         backend: FusedBackend,
         problem: Problem,
         names: _Names,
-        bias_needs_grad: bool,
+        wanted: _Names,
         do: Tensor,
         dlse: Tensor | None,
         q: Tensor,
@@ -152,17 +155,17 @@ class FusedAttentionBackward(torch.autograd.Function):
         *options: Tensor,
     ) -> Gradients:
         ctx.save_for_backward(do, dlse, q, k, v, *options)
-        ctx.problem, ctx.names, ctx.bias_needs_grad = problem, names, bias_needs_grad
+        ctx.problem, ctx.names, ctx.wanted = problem, names, wanted
         ctx.set_materialize_grads(False)
         saved = Saved(q, k, v, o.detach(), lse.detach(), block_mask)
         problem = _joined(problem, names, options)
-        return backend.backward(problem, saved, do, dlse, bias_needs_grad=bias_needs_grad)
+        return backend.backward(problem, saved, do, dlse, wanted=wanted)
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         do, dlse, q, k, v, *options = ctx.saved_tensors
         problem = _joined(ctx.problem, ctx.names, options)
-        grads = _second_order(problem, do, dlse, q, k, v, ctx.bias_needs_grad, output_grads)
+        grads = _second_order(problem, do, dlse, q, k, v, ctx.wanted, output_grads)
         ddo, ddlse, ddq, ddk, ddv = (grads.get(name) for name in ("do", "dlse", "q", "k", "v"))
         option_grads = [grads.get(name) for name in ctx.names]
         return (
@@ -170,9 +173,10 @@ class FusedAttentionBackward(torch.autograd.Function):
         )  # fmt: skip
 
 
-def _wanted(names: _Names, needs_input_grad: Sequence[bool]) -> dict[str, bool]:
-    """Maps the names of the options, which are the last inputs, to what autograd wants of them."""
-    return dict(zip(reversed(names), reversed(needs_input_grad), strict=False))
+def _wanted(names: _Names, needs_input_grad: Sequence[bool]) -> _Names:
+    """Names of the options, the last inputs, whose gradients kernels compute and autograd wants."""
+    needed = zip(names, needs_input_grad[-len(names) :], strict=True) if names else ()
+    return tuple(name for name, needs in needed if needs and name in DIFFERENTIABLE)
 
 
 def _joined(problem: Problem, names: _Names, tensors: Sequence[Tensor]) -> Problem:
@@ -186,29 +190,32 @@ def _second_order(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias_needs_grad: bool,
+    wanted: _Names,
     output_grads: Sequence[Tensor | None],
 ) -> dict[str, Tensor | None]:
-    """Gradients of <(dq, dk, dv, dbias), output_grads>, by the names of the inputs.
+    """Gradients of <gradients, output_grads>, by the names of the inputs.
 
-    o and lse depend on q, k, v and bias, so the reference rebuilds the first-order graph from them.
+    o and lse depend on q, k, v and the options, so the reference rebuilds the first-order graph.
     In grad mode (`create_graph=True`) the result is differentiable again.
     """
     create_graph = torch.is_grad_enabled()
-    given = {"do": do, "dlse": dlse, "q": q, "k": k, "v": v, "bias": problem.scores.bias}
+    options = {name: getattr(problem.scores, name) for name in DIFFERENTIABLE}
+    inputs = ("q", "k", "v", *wanted)
+    given = {"do": do, "dlse": dlse, "q": q, "k": k, "v": v, **options}
     with torch.enable_grad():
         x = {n: _distinct(t, create_graph) for n, t in given.items() if t is not None}
-        scores = problem.scores._replace(bias=x.get("bias"))
-        outputs = reference_attention(replace(problem, scores=scores), x["q"], x["k"], x["v"])
-        differentiable = ("q", "k", "v", "bias") if bias_needs_grad else ("q", "k", "v")
+        rebuilt = problem.with_tensors({name: x.get(name) for name in options})
+        outputs = reference_attention(rebuilt, x["q"], x["k"], x["v"])
         first = torch.autograd.grad(
             outputs if "dlse" in x else outputs[:1],
-            [x[name] for name in differentiable],
+            [x[name] for name in inputs],
             [x[name] for name in ("do", "dlse") if name in x],
             create_graph=True,
             materialize_grads=True,
         )
-        pairs = [(g, c) for g, c in zip(first, output_grads, strict=False) if c is not None]
+        given_grads = dict(zip(("q", "k", "v", *DIFFERENTIABLE), output_grads, strict=True))
+        cotangents = [given_grads[name] for name in inputs]
+        pairs = [(g, c) for g, c in zip(first, cotangents, strict=True) if c is not None]
         second = torch.autograd.grad(
             [g for g, _ in pairs],
             list(x.values()),

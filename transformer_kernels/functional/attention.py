@@ -13,6 +13,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import RelativeBias
 
 
 @overload
@@ -23,6 +24,7 @@ def attention(
     *,
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -41,6 +43,7 @@ def attention(
     *,
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -58,6 +61,7 @@ def attention(
     *,
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -79,6 +83,7 @@ def attention(
         mask: visible (query, key) pairs; None makes every pair visible.
         bias: additive bias, applied after scale and softcap. Either a tensor in q's dtype or
             float32, broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
+        relative: bias by distance, `relative_bias(table, lowest=...)`, added like `bias`.
         scale: factor of q k^T. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         dropout_p: dropout probability of the attention weights, from 0 to 1.
@@ -103,6 +108,7 @@ def attention(
     """
     if (
         bias is None
+        and relative is None
         and softcap is None
         and seed is None
         and sinks is None
@@ -119,7 +125,7 @@ def attention(
     q, k, v = cast_for_autocast(q, k, v)
     problem = dense_problem(
         q, k, v, mask=mask, sinks=sinks,
-        bias=bias, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
+        bias=bias, relative=relative, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
     )  # fmt: skip
     o, lse = run(problem, q, k, v, sinks=sinks, backend=backend)
     return (o, lse) if return_lse else o

@@ -12,6 +12,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import RelativeBias
 
 
 @overload
@@ -24,6 +25,7 @@ def attention_decode(
     *,
     mask: Mask | None = None,
     bias: Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -42,6 +44,7 @@ def attention_decode(
     *,
     mask: Mask | None = None,
     bias: Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -59,6 +62,7 @@ def attention_decode(
     *,
     mask: Mask | None = None,
     bias: Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -90,6 +94,7 @@ def attention_decode(
         mask: windows with align="bottom_right". Default: the causal mask. `Mask()` makes all
             cache_seqlens[b] keys visible to every query.
         bias: `alibi(slopes, align="bottom_right")`, added after scale and softcap.
+        relative: `relative_bias(table, lowest=..., align="bottom_right")`, added like `bias`.
         scale: factor of q k^T. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator.
@@ -115,6 +120,7 @@ def attention_decode(
     """
     if (
         bias is None
+        and relative is None
         and softcap is None
         and sinks is None
         and return_lse is False
@@ -127,11 +133,12 @@ def attention_decode(
     check_bool("return_lse", return_lse)
     if type(backend) is not str or backend != "reference":
         check_no_gradient(
-            {"q": q, "k_cache": k_cache, "v_cache": v_cache, "bias": bias, "sinks": sinks}
+            {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+            | {"bias": bias, "relative": relative, "sinks": sinks}
         )
     problem = cache_problem(
         q, k_cache, v_cache, cache_seqlens, block_table,
-        mask=mask, sinks=sinks, bias=bias, scale=scale, softcap=softcap,
+        mask=mask, sinks=sinks, bias=bias, relative=relative, scale=scale, softcap=softcap,
     )  # fmt: skip
     o, lse = run(problem, q, k_cache, v_cache, sinks=sinks, backend=backend)
     return (o, lse) if return_lse else o

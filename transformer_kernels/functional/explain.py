@@ -63,9 +63,9 @@ def explain(
     backend = options.pop("backend")
     check_bool("return_lse", options.pop("return_lse"))
     if operator is attention_decode:
-        given = {name: options[name] for name in ("q", "k_cache", "v_cache", "bias", "sinks")}
         if type(backend) is not str or backend != "reference":
-            check_no_gradient(given)
+            names = ("q", "k_cache", "v_cache", "bias", "relative", "sinks")
+            check_no_gradient({name: options[name] for name in names})
         return explanation(cache_problem(**options), backend, q, k, v)
     q, k, v = cast_for_autocast(q, k, v)
     options.update(q=q, k=k, v=v)

@@ -12,6 +12,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import RelativeBias
 
 
 @overload
@@ -26,6 +27,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -48,6 +50,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -69,6 +72,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
+    relative: RelativeBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -99,6 +103,7 @@ def attention_varlen(
             cu_seqlens_k is None.
         mask: windows and causal masks that share one `align`, applied to every sequence.
         bias: `alibi(slopes)` with the mask's `align`, added after scale and softcap.
+        relative: `relative_bias(table, lowest=...)` with the mask's `align`, added like `bias`.
         scale: factor of q k^T. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         dropout_p: dropout probability of the attention weights, from 0 to 1.
@@ -127,7 +132,7 @@ def attention_varlen(
     problem = varlen_problem(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         mask=mask, sinks=sinks,
-        bias=bias, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
+        bias=bias, relative=relative, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
     )  # fmt: skip
     o, lse = run(problem, *map(one_entry, (q, k, v)), sinks=sinks, backend=backend)
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Unpack
 
 import torch
@@ -20,6 +21,7 @@ from transformer_kernels.problem.layout import Layout
 from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments, check_scores
+from transformer_kernels.scores.relative import RelativeBias
 from transformer_kernels.scores.sinks import check_sinks
 from transformer_kernels.storage import check_storage
 
@@ -46,14 +48,14 @@ def cache_problem(
     check_windows(mask, "for decoding")
     bias = scores.get("bias")
     check_alibi_or_none(bias, "for decoding")
-    _check_alignment(mask, bias)
-    options = check_scores(q, k_cache.shape[2], bottom_right=True, **scores)
+    _check_alignment(mask, bias, scores.get("relative"))
     check_sinks(sinks, q)
     layout = Layout(
         cache_seqlens=cache_seqlens.to(torch.int32).contiguous(),
         block_table=None if block_table is None else block_table.to(torch.int32),
     )
     shape = shape_of(q, k_cache, v_cache, layout)
+    options = check_scores(q, shape.M, shape.N, bottom_right=True, **scores)
     return Problem(shape, resolve_cache_mask(mask), options, layout)
 
 
@@ -62,12 +64,13 @@ def resolve_cache_mask(mask: Mask | None) -> ResolvedMask:
     return _CAUSAL if mask is None else resolve_windows(mask, "bottom_right")
 
 
-def check_no_gradient(tensors: dict[str, Tensor | Alibi | None]) -> None:
+def check_no_gradient(tensors: Mapping[str, object]) -> None:
     """Raises ValueError in grad mode if a tensor requires grad: decoding has no backward pass."""
     if not torch.is_grad_enabled():
         return
     for name, x in tensors.items():
         x = x.slopes if isinstance(x, Alibi) else x
+        x = x.table if isinstance(x, RelativeBias) else x
         if isinstance(x, Tensor) and x.requires_grad:
             raise ValueError(
                 f"{name} must not require grad, because attention_decode has no backward pass: "
@@ -155,12 +158,16 @@ def _check_values(
         )
 
 
-def _check_alignment(mask: Mask | None, bias: object) -> None:
-    """Raises unless the windows and the bias are bottom-right aligned: caches grow at the end."""
+def _check_alignment(mask: Mask | None, bias: object, relative: object) -> None:
+    """Raises unless windows and biases are bottom-right aligned: caches grow at the end."""
     if "top_left" in bounded_aligns(mask):
         raise ValueError("mask must have align='bottom_right' for decoding, got align='top_left'")
     if isinstance(bias, Alibi) and bias.align != "bottom_right":
         raise ValueError(
             "bias must be alibi(slopes, align='bottom_right') for decoding, "
             f"got align={bias.align!r}"
+        )
+    if isinstance(relative, RelativeBias) and relative.align != "bottom_right":
+        raise ValueError(
+            "relative must have align='bottom_right' for decoding, got align='top_left'"
         )

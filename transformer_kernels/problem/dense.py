@@ -33,7 +33,7 @@ def dense_problem(
     bias = scores.get("bias")
     align: Align = bias.align if isinstance(bias, Alibi) else "top_left"
     resolved = _resolve(mask, shape.B, shape.H_q, shape.M, shape.N, align, q.device)
-    options = check_scores(q, shape.N, bottom_right=resolved.bottom_right, **scores)
+    options = check_scores(q, shape.M, shape.N, bottom_right=resolved.bottom_right, **scores)
     check_sinks(sinks, q)
     return Problem(shape, resolved, options)
 

@@ -28,6 +28,7 @@ from transformer_kernels.problem.layout import Layout
 from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments, check_scores
+from transformer_kernels.scores.relative import RelativeBias
 from transformer_kernels.scores.sinks import check_sinks
 from transformer_kernels.storage import check_storage
 
@@ -55,35 +56,35 @@ def varlen_problem(
     bias = scores.get("bias")
     check_windows(mask, "for packed sequences")
     check_alibi_or_none(bias, "for packed sequences")
-    align = _align(mask, bias)
+    align = _align(mask, bias, scores.get("relative"))
     packed = one_entry(q)
-    options = check_scores(packed, k.shape[0], bottom_right=align == "bottom_right", **scores)
     check_sinks(sinks, packed)
     layout = _layout(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return Problem(
-        shape_of(packed, one_entry(k), one_entry(v), layout),
-        resolve_windows(mask, align),
-        options,
-        layout,
-    )
+    shape = shape_of(packed, one_entry(k), one_entry(v), layout)
+    bottom_right = align == "bottom_right"
+    options = check_scores(packed, shape.M, shape.N, bottom_right=bottom_right, **scores)
+    return Problem(shape, resolve_windows(mask, align), options, layout)
 
 
-def _align(mask: Mask | None, bias: object) -> Align:
-    """Returns the align that the windows and ALiBi share; raises ValueError if they differ."""
+def _align(mask: Mask | None, bias: object, relative: object) -> Align:
+    """Returns the align that windows and biases share; raises ValueError if they differ."""
     aligns = bounded_aligns(mask)
     if len(aligns) > 1:
         raise ValueError(
             "mask must have a single align for packed sequences, got both 'top_left' and "
             "'bottom_right'"
         )
-    if not isinstance(bias, Alibi):
-        return aligns.pop() if aligns else "top_left"
-    if aligns - {bias.align}:
-        raise ValueError(
-            "mask and bias must have the same align for packed sequences, got "
-            f"{aligns.pop()!r} and {bias.align!r}"
-        )
-    return bias.align
+    align, name = (aligns.pop() if aligns else None), "mask"
+    for other, given in (("bias", bias), ("relative", relative)):
+        if not isinstance(given, Alibi | RelativeBias):
+            continue
+        if align not in (None, given.align):
+            raise ValueError(
+                f"{name} and {other} must have the same align for packed sequences, got "
+                f"{align!r} and {given.align!r}"
+            )
+        align, name = given.align, other
+    return align or "top_left"
 
 
 def _layout(

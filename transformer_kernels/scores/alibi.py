@@ -47,7 +47,6 @@ def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
 
     Args:
         slopes: (H_q,), floating point, on q's device; `alibi_slopes` computes those of the paper.
-            Slopes that require grad are supported by the backend "reference" only.
         align: "top_left" (d = 0) or "bottom_right" (d = N - M), which differ if M != N.
 
     Returns:

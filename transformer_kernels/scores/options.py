@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_int, check_number, check_tensor, shown
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import RelativeBias, alibi_by_distance
 from transformer_kernels.storage import check_storage
 
 
@@ -16,6 +17,7 @@ class ScoreOptions(NamedTuple):
     """Validated score options. Annotations give shapes and layouts: see `problem.fields`.
 
     s = softcap tanh(scale q k^T / softcap) + bias - slope |i + alibi_offset - j|
+        + relative_bias at distance i + d - j
     """
 
     scale: float | None = None
@@ -29,17 +31,25 @@ class ScoreOptions(NamedTuple):
     """float32; float64 for float64 inputs."""
     alibi_offset: int = 0
     """Relative to the origin of the mask's diagonals, which `ResolvedMask.bottom_right` selects."""
+    relative_bias: Annotated[Tensor | None, "(1|H_q, distances)", "dense varlen cache"] = None
+    """float32; float64 for float64 inputs. A value for each of the M + N - 1 distances i + d - j,
+    in ascending order. Packed sequences and caches: for the upper bounds M and N, and with the d of
+    the mask's origin; in a dense call every d gives the same table."""
     seed: Annotated[Tensor | None, "()", "dense varlen"] = None
     """int64; present if and only if dropout_p > 0."""
 
 
 PLAIN_SCORES = ScoreOptions()
 
+DIFFERENTIABLE = ("bias", "relative_bias")
+"""Options whose gradients the backward kernels compute on demand."""
+
 
 class ScoreArguments(TypedDict, total=False):
     """Arguments of the public operators from which `check_scores` makes `ScoreOptions`."""
 
     bias: Tensor | Alibi | None
+    relative: RelativeBias | None
     scale: float | None
     softcap: float | None
     dropout_p: float
@@ -47,36 +57,54 @@ class ScoreArguments(TypedDict, total=False):
 
 
 def check_scores(
-    q: Tensor, N: int, *, bottom_right: bool = False, **arguments: Unpack[ScoreArguments]
+    q: Tensor, M: int, N: int, *, bottom_right: bool = False, **arguments: Unpack[ScoreArguments]
 ) -> ScoreOptions:
-    """Validates the score arguments of a call with N keys; errors name the argument and its value.
+    """Validates the score arguments of a call; errors name the argument and its value.
+
+    ALiBi slopes that require grad become a table by distance, which kernels differentiate.
 
     Args:
-        q: (B, H_q, M, D), validated.
+        q: (B, H_q, rows, D), validated.
+        M: queries; of packed sequences the upper bound of their number, like N.
         N: keys.
         bottom_right: origin of the mask's diagonals, to which the ALiBi offset is relative.
         arguments: as given by the caller.
     """
-    bias, seed = arguments.get("bias"), arguments.get("seed")
-    slopes = bias.slopes if isinstance(bias, Alibi) else None
-    if bias is not None or seed is not None:
-        check_storage((("bias", bias if slopes is None else slopes), ("seed", seed)))
-    if not isinstance(bias, Tensor | Alibi | None):
-        raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {shown(bias)}")
+    bias, relative = arguments.get("bias"), arguments.get("relative")
+    _check_types(bias, relative, arguments.get("seed"))
     options = ScoreOptions(
         scale=_scale(arguments.get("scale")),
         softcap=_softcap(arguments.get("softcap")),
         dropout_p=_dropout(arguments.get("dropout_p", 0.0)),
     )
     if isinstance(bias, Alibi):
-        options = options._replace(
-            alibi_slopes=_alibi_slopes(bias.slopes, q),
-            alibi_offset=bias.offset(q.shape[2], N) - (N - q.shape[2] if bottom_right else 0),
-        )
+        slopes = _alibi_slopes(bias.slopes, q)
+        if slopes.requires_grad and torch.is_grad_enabled():
+            table = alibi_by_distance(slopes, bias.align, M, N)
+            options = options._replace(relative_bias=table)
+        else:
+            offset = bias.offset(M, N) - (N - M if bottom_right else 0)
+            options = options._replace(alibi_slopes=slopes, alibi_offset=offset)
     elif bias is not None:
         options = options._replace(bias=_dense_bias(bias, q, N))
-    seed = _seed(seed, options.dropout_p, q.device)
+    if relative is not None:
+        table, other = _table(relative, q, M, N), options.relative_bias
+        options = options._replace(relative_bias=table if other is None else table + other)
+    seed = _seed(arguments.get("seed"), options.dropout_p, q.device)
     return options if seed is None else options._replace(seed=seed)
+
+
+def _check_types(bias: object, relative: object, seed: object) -> None:
+    """Raises for biases of other types, and for tensors whose memory is freed or misaligned."""
+    if bias is relative is seed is None:
+        return
+    bias = bias.slopes if (is_alibi := isinstance(bias, Alibi)) else bias
+    table = relative.table if isinstance(relative, RelativeBias) else None
+    check_storage((("bias", bias), ("the table of relative", table), ("seed", seed)))
+    if not (is_alibi or isinstance(bias, Tensor | None)):
+        raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {shown(bias)}")
+    if not isinstance(relative, RelativeBias | None):
+        raise TypeError(f"relative must be relative_bias(table) or None, got {shown(relative)}")
 
 
 def _scale(scale: float | None) -> float | None:
@@ -121,7 +149,24 @@ def _alibi_slopes(slopes: Tensor, q: Tensor) -> Tensor:
         )
     if slopes.device != q.device:
         raise ValueError(f"ALiBi slopes are on {slopes.device}, q is on {q.device}")
-    return slopes.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return slopes.to(_statistics_dtype(q))
+
+
+def _table(relative: RelativeBias, q: Tensor, M: int, N: int) -> Tensor:
+    """Returns the table of all distances, in the dtype of the softmax statistics."""
+    table, heads = relative.table, q.shape[1]
+    if table.shape[0] not in (1, heads):
+        raise ValueError(
+            f"the table of relative must be (H_q or 1, E) with H_q = {heads}, "
+            f"got shape {tuple(table.shape)}"
+        )
+    if table.device != q.device:
+        raise ValueError(f"the table of relative is on {table.device}, q is on {q.device}")
+    return relative.by_distance(M, N, _statistics_dtype(q))
+
+
+def _statistics_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> Tensor | None:

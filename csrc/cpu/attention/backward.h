@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cpu/attention/bias_gradient.h"
+#include "cpu/attention/relative_gradient.h"
 #include "cpu/attention/score_gradient.h"
 #include "cpu/engine/transpose_store.h"
 
@@ -55,11 +56,14 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
   const typename Scratch::Gradient gradient(t.dp, t.gradient + number * Scratch::Gradient::kBytes);
   const bool capped = is_capped(p);
   Real* const tile_of_ds = writes_ds(p) ? t.ds + block.first * kBlock : nullptr;
+  Real* const diagonals = p.distance_sums ? t.diagonals : nullptr;
   if (tile_of_ds) clear_rest(t, block);
+  if (diagonals) clear(diagonals, 2 * kBlock);
   score_gradient(p, w, t, slot, n, m, block,
                  [&](int64_t row, int64_t lane, const Vec<Real>(&weight)[2][2],
                      Vec<Real>(&ds)[2][2]) TK_INLINE_LAMBDA {
                    if (tile_of_ds) put_in_tile(row, lane, ds, tile_of_ds, WriteMode::kOverwrite);
+                   if (diagonals) add_to_diagonals(row, lane, ds, diagonals);
                    if (capped) multiply_by_slope<Engine::kPass>(t.slope, row, lane, ds);
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
@@ -138,6 +142,7 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
       const int64_t tile = (n - n0) * kSquare + m - m0;
       if (block.visible != Visible::kEmpty) {
         tiles[tile] = backward_tile(p, w, t, tile, slot, n, m, block);
+        if (p.distance_sums) add_tile_diagonals(p, w, t, slot, split, block);
         rows[n - n0].add(tiles[tile]);
         columns[m - m0].add(tiles[tile]);
       } else if (writes_ds(p)) {
@@ -220,6 +225,7 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       if (overlaps(key_range, n0, n1 - n0) == visible) visit(Stripe{slot, head, n0, n1});
     }
   };
+  if (p.distance_sums) clear_diagonals(p, w, slot, split);
   for_each_stripe(false, [&](const Stripe& at) { write_zero_stripe(p, at); });
   for (int64_t begin = 0; begin < w.query_blocks; begin += w.chunk) {
     const int64_t end = std::min(begin + w.chunk, w.query_blocks);
@@ -278,6 +284,7 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
           [&](int64_t m0, int64_t m1) {
             for (int64_t m = m0; m < m1; ++m) write_dq(p, w, worker, worker, head, m);
           });
+      if (p.distance_sums) write_distance_sums(p, w, worker, head);
     });
     return *w.finite;
   }
@@ -299,6 +306,9 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   for_each_block(w.query_blocks, [&](int64_t worker, int64_t head, int64_t m) {
     write_dq(p, w, worker, head, head, m);
   });
+  if (p.distance_sums) {
+    for_each_block(1, [&](int64_t, int64_t n, int64_t) { write_distance_sums(p, w, n, n); });
+  }
   if (p.dbias.data && !writes_ds(p)) bias_gradient(p, w, workers, arena);
   return true;
 }

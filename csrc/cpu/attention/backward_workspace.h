@@ -35,7 +35,9 @@ struct BackwardWorkspace {
   Real* dq;                // (slots, splits, query_capacity, D, kBlock)
   Real* dk;                // (slots, key_blocks, kBlock, D)
   Real* dv;                // (slots, key_blocks, kBlock, D_v)
-  char* scratch;           // (workers), see BackwardScratch
+  Real* diagonals;  // (slots, splits, heads of a group, padded_distances): relative_gradient.h
+  int64_t padded_distances;  // M + N - 1, and a block before and after them
+  char* scratch;             // (workers), see BackwardScratch
   size_t scratch_bytes;
   bool* finite;
 
@@ -45,6 +47,12 @@ struct BackwardWorkspace {
   }
   Real* dq_of(int64_t slot, int64_t split, int64_t m) const {
     return dq + query_index(slot * splits + split, m) * kBlock * k.width;
+  }
+
+  // Sums by distance of one split, for one query head of the group.
+  Real* diagonals_of(int64_t slot, int64_t split, int64_t h) const {
+    return diagonals +
+           ((slot * splits + split) * (query_blocks / head_blocks) + h) * padded_distances;
   }
 
   // First and last query block of a slot that overlaps `queries`, clipped to existing blocks.
@@ -89,15 +97,16 @@ struct BackwardScratch {
   using Weights = typename Engine::template Tile<kLeft, kBlock, kBlock>;
   using Gradient = typename Engine::template Tile<kLeft | kRight, kBlock, kBlock>;
   static constexpr int64_t kTiles = Engine::kSquare * Engine::kSquare;
-  Real* s;         // (kBlock, kPass)
-  Real* dp;        // (kBlock, kPass)
-  char* weights;   // kTiles tiles of type Weights
-  char* gradient;  // kTiles tiles of type Gradient
-  uint64_t* keep;  // (kBlock), only with dropout
-  Real* ds;        // (2, kBlock, kBlock), only with dbias: keys x queries, then transposed
-  Real* slope;     // (kBlock, kPass), only with is_capped
-  Real* rows;      // (kBlock, D or D_v), for packing
-  Real* o_rows;    // (kBlock, D_v), for delta
+  Real* s;          // (kBlock, kPass)
+  Real* dp;         // (kBlock, kPass)
+  char* weights;    // kTiles tiles of type Weights
+  char* gradient;   // kTiles tiles of type Gradient
+  uint64_t* keep;   // (kBlock), only with dropout
+  Real* ds;         // (2, kBlock, kBlock), only with dbias: keys x queries, then transposed
+  Real* slope;      // (kBlock, kPass), only with is_capped
+  Real* diagonals;  // (2 kBlock), only with distance_sums: ds of a tile summed by distance
+  Real* rows;       // (kBlock, D or D_v), for packing
+  Real* o_rows;     // (kBlock, D_v), for delta
 };
 
 template <typename Engine>
@@ -115,6 +124,7 @@ BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardW
   t.ds = allocate<Real>(arena, p.dbias.data ? 2 * kTileSize : 0);
   t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
   t.slope = allocate<Real>(arena, is_capped(p) ? kPassSize : 0);
+  t.diagonals = allocate<Real>(arena, p.distance_sums ? 2 * kBlock : 0);
   t.rows = allocate<Real>(arena, kBlock * std::max(w.k.width, w.v.width));
   t.o_rows = allocate<Real>(arena, kBlock * w.v.width);
   return t;
@@ -166,6 +176,9 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
   w.dq = allocate<Real>(arena, w.splits * queries * kBlock * w.k.width);
   w.dk = allocate<Real>(arena, keys * kBlock * w.k.width);
   w.dv = allocate<Real>(arena, keys * kBlock * w.v.width);
+  w.padded_distances = p.M + p.N - 1 + 2 * kBlock;
+  w.diagonals = allocate<Real>(
+      arena, p.distance_sums ? slots * w.splits * (p.H_q / p.H_kv) * w.padded_distances : 0);
   Arena one;
   lay_out_scratch(p, w, one);
   w.scratch_bytes = one.used;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "common/mask.h"
-#include "cpu/attention/bias.h"
+#include "cpu/attention/relative_bias.h"
 #include "cpu/engine/vec_math.h"
 
 namespace tk::cpu::TK_ISA {
@@ -80,12 +80,12 @@ void apply_interval_mask(const Problem& p, const Block& block, Real* s) {
   }
 }
 
-// The scale is deferred to the softmax, where it costs nothing, if no softcap, bias or ALiBi comes
-// between the product and the softmax. A scale near the limits of float is applied to the product:
+// The scale is deferred to the softmax, where it costs nothing, if no score option comes between
+// the product and the softmax. A scale near the limits of float is applied to the product:
 // times a scale that rounds to 0, a masked score (-inf) would be NaN.
 TK_INLINE bool scale_is_deferred(const Problem& p) {
   return p.score.softcap == 0 && !p.score.bias.data && !p.score.alibi_slopes &&
-         p.score.scale > 1e-37 && p.score.scale < 1e37;
+         !p.score.relative_bias && p.score.scale > 1e-37 && p.score.scale < 1e37;
 }
 
 // True if the derivative of a score with respect to its scaled product is not 1.
@@ -117,14 +117,18 @@ void finish_scores(const Problem& p, const Block& block, Real* s, Real* slope) {
   if (!scale_is_deferred(p)) {
     const int64_t count = block.keys * kQueries;
     Real scale = static_cast<Real>(p.score.scale);
-    if (p.score.softcap != 0 || !p.score.bias.data) {
+    if (p.score.softcap != 0 || !(p.score.bias.data || p.score.relative_bias)) {
       for_each_vector(s, count, [&](Vec<Real> x, int64_t) { return x * scale; });
       scale = 1;
     }
     if (p.score.softcap != 0) {
       apply_softcap(static_cast<Real>(p.score.softcap), s, slope, count);
     }
-    if (p.score.bias.data) add_bias<Real, kQueries>(p, block, scale, s);
+    if (p.score.bias.data) {
+      add_bias<Real, kQueries>(p, block, scale, s);
+      scale = 1;
+    }
+    if (p.score.relative_bias) add_relative_bias<Real, kQueries>(p, block, scale, s);
     if (p.score.alibi_slopes) add_alibi<Real, kQueries>(p, block, s);
   }
   if (block.visible != Visible::kFull) {

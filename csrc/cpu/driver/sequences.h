@@ -58,6 +58,11 @@ inline void advance_statistics(BackwardParams& p, int64_t rows) {
   advance(p.dlse, rows * bytes_of_statistics(p.dtype));
 }
 
+inline void advance_sums(ForwardParams&, int64_t) {}
+inline void advance_sums(BackwardParams& p, int64_t heads) {
+  advance(p.distance_sums, heads * (p.M + p.N - 1) * bytes_of_statistics(p.dtype));
+}
+
 // The problem restricted to `count` key heads from `head` on.
 template <typename Params>
 Params slice_heads(const Params& all, int64_t head, int64_t count) {
@@ -66,18 +71,22 @@ Params slice_heads(const Params& all, int64_t head, int64_t count) {
   for (Strided* x : query_tensors(p)) advance(*x, 1, q_head, p.dtype);
   for (Strided* x : key_tensors(p)) advance(*x, 1, head, p.dtype);
   advance_statistics(p, q_head * p.lse_stride);
-  advance(p.score.alibi_slopes, q_head * bytes_of_statistics(p.dtype));
+  const int64_t bytes = bytes_of_statistics(p.dtype);
+  advance(p.score.alibi_slopes, q_head * bytes);
+  advance_sums(p, q_head);
+  advance(p.score.relative_bias, q_head * p.score.relative_stride * bytes);
   p.H_kv = count;
   p.H_q = count * q_per_kv;
   p.dropout.first_head = q_head;
   return p;
 }
 
-// Aligns the diagonals and ALiBi to the last key.
+// Aligns the diagonals and the distances of score options to the last key.
 inline void align_bottom_right(Problem& p) {
   p.mask.diagonal_low += p.N - p.M;
   p.mask.diagonal_high += p.N - p.M;
   p.score.alibi_offset += p.N - p.M;
+  p.score.relative_offset += p.N - p.M;
 }
 
 template <typename Params>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/driver/relative_gradient.h"
 #include "cpu/driver/sequences.h"
 
 namespace tk {
@@ -63,6 +64,14 @@ bool fits(const Varlen& varlen, int64_t M, int64_t N) {
          are_valid_offsets(varlen.cu_seqlens_k, varlen.B, N);
 }
 
+bool is_bounded(const Varlen& varlen, int64_t max_M, int64_t max_N) {
+  const int32_t *const q = varlen.cu_seqlens_q, *const k = varlen.cu_seqlens_k;
+  for (int64_t b = 0; b < varlen.B; ++b) {
+    if (q[b + 1] - q[b] > max_M || k[b + 1] - k[b] > max_N) return false;
+  }
+  return true;
+}
+
 void run_forward(const ForwardParams& packed, const Varlen& varlen) {
   const cpu::Kernels& kernels = cpu::kernels();
   run_sequences<ForwardParams>(sequences_of(packed, varlen),
@@ -71,8 +80,12 @@ void run_forward(const ForwardParams& packed, const Varlen& varlen) {
 
 void run_backward(const BackwardParams& packed, const Varlen& varlen) {
   const cpu::Kernels& kernels = cpu::kernels();
-  run_sequences<BackwardParams>(sequences_of(packed, varlen),
+  std::vector<BackwardParams> sequences = sequences_of(packed, varlen);
+  const std::vector<char> sums = allocate_distance_sums(sequences);
+  for (BackwardParams& p : sequences) p.drelative_bias = nullptr;  // written once, below
+  run_sequences<BackwardParams>(sequences,
                                 {kernels.backward_workspace, kernels.backward, &run_backward});
+  sum_distances(packed, sequences);
 }
 
 }  // namespace tk

@@ -16,6 +16,9 @@ std::vector<int32_t> copy_offsets(Varlen& varlen, const IndexTensor& q, const In
 // True if every sequence lies within the M query rows and N key rows.
 bool fits(const Varlen& varlen, int64_t M, int64_t N);
 
+// True if no sequence has more than max_M queries or max_N keys.
+bool is_bounded(const Varlen& varlen, int64_t max_M, int64_t max_N);
+
 // `packed` has one batch entry, which holds all rows. Rows past the last sequence are fully masked.
 void run_forward(const ForwardParams& packed, const Varlen& varlen);
 void run_backward(const BackwardParams& packed, const Varlen& varlen);

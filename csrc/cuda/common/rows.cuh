@@ -47,11 +47,15 @@ struct Sequence {
   int M, N;
   int low, high;
   int begin, end;
-  int alibi_offset;
 
   TK_DEVICE_METHOD int row_begin(int i) const { return max(begin, i + low); }
   TK_DEVICE_METHOD int row_end(int i) const { return i < M ? min(end, i + high + 1) : 0; }
 };
+
+// Added to the diagonals and the offsets of distances. False for a dense call: bottom_right.
+TK_DEVICE int shift_of(const Varlen& varlen, const Sequence& s) {
+  return varlen.bottom_right ? s.N - s.M : 0;
+}
 
 struct RowRange {
   int first, count;
@@ -66,8 +70,7 @@ TK_DEVICE RowRange rows_of_sequence(const int32_t* cu_seqlens, int b, int rows) 
 template <typename Params>
 TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
   const Problem& p = a.params;
-  Sequence s{b, b, 0, 0, static_cast<int>(p.M), static_cast<int>(p.N), 0, 0, 0, 0, 0};
-  int64_t shift = 0;
+  Sequence s{b, b, 0, 0, static_cast<int>(p.M), static_cast<int>(p.N), 0, 0, 0, 0};
   if (a.varlen.cu_seqlens_q) {
     s.at = 0;
     const RowRange q = rows_of_sequence(a.varlen.cu_seqlens_q, b, s.M);
@@ -76,11 +79,9 @@ TK_DEVICE Sequence sequence_of(const Arguments<Params>& a, int b) {
     s.first_k = k.first;
     s.M = q.count;
     s.N = k.count;
-    if (a.varlen.bottom_right) shift = s.N - s.M;
   }
-  s.low = clamp_diagonal(p.mask.diagonal_low + shift);
-  s.high = clamp_diagonal(p.mask.diagonal_high + shift);
-  s.alibi_offset = clamp_diagonal(p.score.alibi_offset + shift);
+  s.low = clamp_diagonal(p.mask.diagonal_low + shift_of(a.varlen, s));
+  s.high = clamp_diagonal(p.mask.diagonal_high + shift_of(a.varlen, s));
   s.begin = p.mask.key_start ? max(clamp_diagonal(p.mask.key_start[b]), 0) : 0;
   s.end = p.mask.key_end ? min(clamp_diagonal(p.mask.key_end[b]), s.N) : s.N;
   return s;

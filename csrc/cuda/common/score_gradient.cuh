@@ -19,6 +19,8 @@ struct BackwardArguments : Arguments<BackwardParams> {
   float* dq_sums;      // (query tiles, block_m * width), in the order of the threads' registers
   int* dq_semaphore;   // (query tiles): key blocks already added to dq; null if in any order
   int* block_counter;  // CTAs started so far
+  // (CTAs of the relative bias, distances of a band): ds summed by distance
+  float* distance_sums;
 };
 
 // Index of the CTA, the same for all its threads. With a counter, CTAs are numbered in the order in
@@ -136,7 +138,7 @@ struct TileGradients {
       x -= rows.delta[m][e / 2];
     });
     if (!plain) {
-      const Scores scores = scores_of(p, seq, h);
+      const Scores scores = scores_of(a, seq, h);
       const auto differentiate = [&](int row, int column, float& product, float& gradient) {
         const Score one = score(scores, product, i0 + row, j0 + column);
         product = one.value;

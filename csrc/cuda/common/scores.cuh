@@ -1,4 +1,5 @@
-// Scores from products q k^T: scale, softcap, bias, ALiBi. docs/attention.md, section 2.
+// Scores from products q k^T: scale, softcap, bias, ALiBi, relative bias. docs/attention.md,
+// section 2.
 #pragma once
 
 #include "cuda/common/mma.cuh"
@@ -15,7 +16,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 template <typename Element>
 TK_DEVICE bool has_plain_scores(const ScoreParams& s) {
   return sizeof(Element) == 2 && s.scale > 1e-37 && s.scale < 1e37 && s.softcap == 0 &&
-         !s.alibi_slopes && !s.bias.data;
+         !s.alibi_slopes && !s.bias.data && !s.relative_bias;
 }
 
 // Score options of one head.
@@ -28,14 +29,20 @@ struct Scores {
   int64_t bias_stride[2];
   DType bias_dtype;
   int M, N;
+  const float* relative_bias;  // table of this head; null = none
+  uint32_t relative_offset, distances;
 };
 
-// The options that all heads share.
-TK_DEVICE Scores shared_scores(const ScoreParams& given, int alibi_offset) {
+// The options that all heads share. `shift` is added to the offsets of distances.
+TK_DEVICE Scores shared_scores(const ScoreParams& given, int64_t shift, int M, int N) {
   Scores x{};
   x.scale = static_cast<float>(given.scale);
   x.softcap = static_cast<float>(given.softcap);
-  x.alibi_offset = alibi_offset;
+  x.alibi_offset = clamp_diagonal(given.alibi_offset + shift);
+  x.M = M;
+  x.N = N;
+  x.relative_offset = static_cast<uint32_t>(given.relative_offset + shift);
+  x.distances = static_cast<uint32_t>(given.distances);
   return x;
 }
 
@@ -43,13 +50,18 @@ TK_DEVICE float alibi_slope(const ScoreParams& given, int h) {
   return given.alibi_slopes ? static_cast<const float*>(given.alibi_slopes)[h] : 0.0f;
 }
 
-TK_DEVICE Scores scores_of(const Problem& p, const Sequence& s, int h) {
-  const ScoreParams& given = p.score;
-  Scores x = shared_scores(given, s.alibi_offset);
+TK_DEVICE const float* relative_table(const ScoreParams& given, int h) {
+  if (!given.relative_bias) return nullptr;
+  return static_cast<const float*>(given.relative_bias) + h * given.relative_stride;
+}
+
+template <typename Params>
+TK_DEVICE Scores scores_of(const Arguments<Params>& a, const Sequence& s, int h) {
+  const ScoreParams& given = a.params.score;
+  Scores x = shared_scores(given, shift_of(a.varlen, s), s.M, s.N);
   x.slope = alibi_slope(given, h);
+  x.relative_bias = relative_table(given, h);
   x.bias_dtype = given.bias_dtype;
-  x.M = s.M;
-  x.N = s.N;
   if (given.bias.data) {
     const int64_t* const stride = given.bias.stride;
     const int64_t bytes = given.bias_dtype == DType::kFloat32 ? 4 : 2;
@@ -61,7 +73,6 @@ TK_DEVICE Scores scores_of(const Problem& p, const Sequence& s, int h) {
 }
 
 TK_DEVICE float bias_at(const Scores& x, int i, int j) {
-  if (i >= x.M || j >= x.N) return 0.0f;
   const int64_t at = i * x.bias_stride[0] + j * x.bias_stride[1];
   switch (x.bias_dtype) {
     case DType::kFloat16:
@@ -71,6 +82,12 @@ TK_DEVICE float bias_at(const Scores& x, int i, int j) {
     default:
       return static_cast<const float*>(x.bias)[at];
   }
+}
+
+// 0 for distances that the table lacks: sequences may be longer than their bounds.
+TK_DEVICE float relative_bias_at(const Scores& x, int i, int j) {
+  const uint32_t at = static_cast<uint32_t>(i - j) + x.relative_offset;
+  return at < x.distances ? x.relative_bias[at] : 0.0f;
 }
 
 struct Score {
@@ -85,7 +102,10 @@ TK_DEVICE Score score(const Scores& x, float product, int i, int j) {
     const float t = tanhf(s.value / x.softcap);
     s = {__fmul_rn(x.softcap, t), 1.0f - t * t};
   }
-  if (x.bias) s.value += bias_at(x, i, j);
+  if (i < x.M && j < x.N) {
+    if (x.bias) s.value += bias_at(x, i, j);
+    if (x.relative_bias) s.value += relative_bias_at(x, i, j);
+  }
   if (x.slope != 0.0f) {
     s.value -= x.slope * fabsf(static_cast<float>(i + x.alibi_offset - j));
   }
@@ -93,10 +113,10 @@ TK_DEVICE Score score(const Scores& x, float product, int i, int j) {
 }
 
 // Replaces products by scores.
-template <int kM, int kN>
-TK_DEVICE void apply(Accumulator<kM, kN>& products, const Problem& p, const Sequence& seq, int h,
-                     int i0, int j0) {
-  const Scores x = scores_of(p, seq, h);
+template <int kM, int kN, typename Params>
+TK_DEVICE void apply(Accumulator<kM, kN>& products, const Arguments<Params>& a, const Sequence& seq,
+                     int h, int i0, int j0) {
+  const Scores x = scores_of(a, seq, h);
   const auto to_score = [&](int row, int column, float& s) {
     s = score(x, s, i0 + row, j0 + column).value;
   };

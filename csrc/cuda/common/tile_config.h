@@ -134,6 +134,20 @@ struct BackwardTile {
     return (2 * block_n * width + 2 * stages * block_m * width + 2 * block_m * block_n) *
            element_bytes;
   }
+
+  // Gradients of biases need k, v, q and do only.
+  constexpr int bias_bytes(int element_bytes, int width) const {
+    return 2 * (block_m + block_n) * width * element_bytes;
+  }
+  // That of a relative bias also a tile of ds in float32, which replaces them. Its rows are padded,
+  // so that adjacent ones start in different banks.
+  constexpr int ds_stride() const { return block_n + 8; }
+  constexpr int relative_bytes(int element_bytes, int width) const {
+    const int operands = bias_bytes(element_bytes, width), ds = 4 * block_m * ds_stride();
+    return operands > ds ? operands : ds;
+  }
+  // Number of distances i - j of block_m such tiles, each one row after the previous one.
+  constexpr int band_distances() const { return 2 * block_m + block_n - 1; }
 };
 
 // dk and dv stay in registers: 2 * block_n * width elements over all threads.
@@ -159,6 +173,13 @@ constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
   if (width <= 192) return {32, 64, 8, 2, 2, 2, 1};
   return {32, 32, 4, 2, 2, 2, 1};
 }
+
+// The sequences and heads of a relative bias are divided among CTAs: at least so many in all,
+// several per multiprocessor of a large GPU, if each has so many tiles. The sum of diagonals takes
+// as long as a tile. The division does not depend on the device, so that the bits of the gradient
+// do not.
+constexpr int kMinRelativeCtas = 1024;
+constexpr int kMinRelativeTiles = 4;
 
 // A decode CTA processes block_n keys at a time. Each warp owns 16 of them, or more if the queries
 // need several warps. Shared memory holds two tiles of keys and two of values, loaded or in flight.

@@ -6,7 +6,7 @@
 // docs/attention.md, section 3.
 #pragma once
 
-#include "cuda/sm80/backward.cuh"
+#include "cuda/sm80/tile_gradients.cuh"
 
 namespace tk::cuda {
 
@@ -25,45 +25,6 @@ TK_DEVICE void store_bias(const BackwardParams& p, int64_t at, float x) {
     default:
       static_cast<float*>(p.dbias.data)[at] = x;
   }
-}
-
-// Adds ds of one tile to `total`: the queries from i0 on and the keys from j0 on.
-template <typename Element, int kWidth>
-TK_DEVICE void add_score_gradients(const BackwardArguments& a, const Sequence& seq, int h, int i0,
-                                   int j0, bool full, const BackwardShared<Element, kWidth>& shared,
-                                   const BackwardWarp<Element, kWidth>& warp,
-                                   typename BackwardWarp<Element, kWidth>::Scores& total) {
-  using Warp = BackwardWarp<Element, kWidth>;
-  constexpr int kThreads = Warp::kThreads;
-  const BackwardParams& p = a.params;
-  const int h_kv = h / static_cast<int>(p.H_q / p.H_kv);
-  const auto q = rows_of<const Element>(p.q, seq.b, h, 0, p.D);
-  const auto k = rows_of<const Element>(p.k, seq.b, h_kv, 0, p.D);
-  const auto v = rows_of<const Element>(p.v, seq.b, h_kv, 0, p.D_v);
-  const auto d_o = rows_of<const Element>(p.d_o, seq.b, h, 0, p.D_v);
-  const int64_t statistics = statistics_offset(p, seq, h);
-  const LiveKeys live_keys = live_keys_of(a, seq, h_kv);
-  const LiveQueries live_queries{seq.M, a.lse + statistics};
-  __syncthreads();  // the previous tiles have been read
-  start_load<kThreads>(shared.k(), k, j0, false, live_keys);
-  start_load<kThreads>(shared.v(), v, j0, false, live_keys);
-  start_load<kThreads>(shared.q(0), q, i0, false, live_queries);
-  start_load<kThreads>(shared.d_o(0), d_o, i0, false, live_queries);
-  wait_copies<0>();
-  __syncthreads();
-
-  typename Warp::Scores s, dp;
-  s.clear();
-  dp.clear();
-  add_product<Major::kK, Major::kK, kWidth>(s, shared.q(0), warp.row_m, shared.k(), warp.column_m);
-  add_product<Major::kK, Major::kK, kWidth>(dp, shared.d_o(0), warp.row_m, shared.v(),
-                                            warp.column_m);
-  TileGradients<Element, Warp::Scores::kRows / 16> gradients{
-      a, seq, h, i0 + warp.row_m, j0 + warp.column_m, full, {}};
-  gradients.rows.load(a.lse + statistics, a.delta + statistics, i0 + warp.row_m, seq.M);
-  gradients.template apply<GradientsOf::kScores>(s, dp);
-  for_each_element<Warp::Scores::kRows / 16, Warp::Scores::kColumns / 8>(
-      [&](int m, int n, int e) { total.x[m][n][e] += dp.x[m][n][e]; });
 }
 
 // Stores the columns of a bias with one row: `total` summed over all rows of the CTA. `first` is
@@ -117,7 +78,7 @@ bias_gradient_kernel(const __grid_constant__ BiasGradientArguments a) {
   const int first_row = program / a.blocks % row_blocks, j0 = program % a.blocks * kBlockN;
 
   TK_SHARED_MEMORY(memory);
-  const BackwardShared<Element, kWidth> shared{reinterpret_cast<Element*>(memory)};
+  const GradientOperands<Element, kWidth> operands{reinterpret_cast<Element*>(memory)};
   const Warp warp;
   typename Warp::Scores total;
   total.clear();
@@ -128,7 +89,7 @@ bias_gradient_kernel(const __grid_constant__ BiasGradientArguments a) {
         const int i0 = block * kBlockM;
         const Visible visible = tile_visible(p, seq, h, i0, min(i0 + kBlockM, M), j0, j0 + kBlockN);
         if (visible == Visible::kEmpty) continue;
-        add_score_gradients(a, seq, h, i0, j0, visible == Visible::kFull, shared, warp, total);
+        add_score_gradients(a, seq, h, i0, j0, visible == Visible::kFull, operands, warp, total);
       }
     }
   }

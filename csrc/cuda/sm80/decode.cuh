@@ -164,37 +164,37 @@ TK_DEVICE void start_queries(const DecodeArguments& a, const DecodeSequence& s, 
   }
 }
 
-// Score options of the two rows that a lane holds of 16.
-struct DecodeScores {
-  Scores scores;
-  float slope[2];
+// The two rows that a lane holds of 16; padding has head 0.
+struct DecodeRows {
+  int h[2];
   int i[2];
 };
 
-TK_DEVICE DecodeScores decode_scores(const DecodeArguments& a, const DecodeSequence& s, int unit,
-                                     int row) {
-  const ScoreParams& given = a.params.score;
-  const int offset = clamp_diagonal(given.alibi_offset + a.shift(s.N));
-  DecodeScores x{shared_scores(given, offset), {}, {}};
+TK_DEVICE DecodeRows decode_rows(const DecodeArguments& a, int unit, int row) {
+  DecodeRows x;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const DecodeRow at = decode_row(a, unit, row + lane_index() / 4 + 8 * half);
+    x.h[half] = at.valid ? at.h : 0;
     x.i[half] = at.i;
-    x.slope[half] = at.valid ? alibi_slope(given, at.h) : 0.0f;
   }
   return x;
 }
 
-TK_DEVICE void apply(Accumulator<1, 2>& products, const DecodeScores& x, int j0) {
-  const auto to_score = [&](int row, int column, float& s) {
-    Scores row_scores = x.scores;
-    row_scores.slope = row < 8 ? x.slope[0] : x.slope[1];
-    s = score(row_scores, s, row < 8 ? x.i[0] : x.i[1], j0 + column).value;
+TK_DEVICE void apply(Accumulator<1, 2>& products, const DecodeArguments& a, const DecodeSequence& s,
+                     const DecodeRows& x, int j0) {
+  const ScoreParams& given = a.params.score;
+  Scores scores = shared_scores(given, a.shift(s.N), static_cast<int>(a.params.M), s.N);
+  const float slope[2] = {alibi_slope(given, x.h[0]), alibi_slope(given, x.h[1])};
+  const auto to_score = [&](int row, int column, float& product) {
+    scores.slope = row < 8 ? slope[0] : slope[1];
+    scores.relative_bias = relative_table(given, row < 8 ? x.h[0] : x.h[1]);
+    product = score(scores, product, row < 8 ? x.i[0] : x.i[1], j0 + column).value;
   };
   for_each_in_memory(to_score, products);
 }
 
-TK_DEVICE void apply_mask(Accumulator<1, 2>& scores, const DecodeScores& x, const DecodeSequence& s,
+TK_DEVICE void apply_mask(Accumulator<1, 2>& scores, const DecodeRows& x, const DecodeSequence& s,
                           int j0) {
   scores.for_each([&](int row, int column, float& value) {
     const int i = row < 8 ? x.i[0] : x.i[1], j = j0 + column;
@@ -342,7 +342,7 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
   start_k(1, page_1);
 
   const bool alone = a.warps_m == 1;  // each warp reads only the keys that it has loaded
-  const DecodeScores rows = decode_scores(a, s, part.unit, warp_m * kRows);
+  const DecodeRows rows = decode_rows(a, part.unit, warp_m * kRows);
   Accumulator<1, kWidth / 8> o;
   SoftmaxState<1> softmax;
   o.clear();
@@ -373,7 +373,7 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
     for (int c = 0; c < kWarps; ++c) {
       if (c >= a.warps_m) break;
       const int group = c * warps_n + warp_n, j = j0 + 16 * group;
-      if (!plain) apply(scores[c], rows, j);
+      if (!plain) apply(scores[c], a, s, rows, j);
       if (!full) apply_mask(scores[c], rows, s, j);
       softmax.template update<Element>(scores[c], o, unit);
       add_product<Major::kMN>(o, scores[c], rows_16(shared.v(n), group));

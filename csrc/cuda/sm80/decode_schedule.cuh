@@ -28,7 +28,7 @@ struct DecodeArguments {
 
   TK_DEVICE_METHOD int rows() const { return DecodeTile::kQueries * warps_m; }
   TK_DEVICE_METHOD int units() const { return static_cast<int>(params.H_kv) * row_tiles; }
-  // Added to the diagonals and the ALiBi offset of a sequence with N keys.
+  // Added to the diagonals and the offsets of distances of a sequence with N keys.
   TK_DEVICE_METHOD int64_t shift(int N) const {
     return cache.bottom_right ? N - params.M : int64_t{0};
   }

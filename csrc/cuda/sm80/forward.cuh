@@ -76,7 +76,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
     __syncthreads();  // v has arrived; k has been read
     const Block next = iterator.next();
     if (next.index >= 0) start_load<kThreads>(k_tile, k, next.index * kBlockN, next.full, live);
-    if (!plain) apply(s, p, seq, h, i0 + row, j0);
+    if (!plain) apply(s, a, seq, h, i0 + row, j0);
     if (!block.full) apply_mask(s, p, seq, h, i0 + row, j0);
     softmax.template update<Element>(s, o, unit);
     if (a.dropout.seed) drop(s, a.dropout, seq.b, h, i0 + row, j0);

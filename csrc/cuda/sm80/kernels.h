@@ -12,9 +12,9 @@ struct Kernels {
   void (*forward)(const ForwardParams&, const LaunchArgs&);
   size_t (*backward_workspace)(const BackwardParams&, const LaunchArgs&);
   void (*backward)(const BackwardParams&, const LaunchArgs&, void* workspace, bool deterministic);
-  // Computes only dbias; used when sm90 kernels compute dq, dk and dv.
-  size_t (*bias_gradient_workspace)(const BackwardParams&, const LaunchArgs&);
-  void (*bias_gradient)(const BackwardParams&, const LaunchArgs&, void* workspace);
+  // Computes only dbias and drelative_bias; used when sm90 kernels compute dq, dk and dv.
+  size_t (*bias_gradients_workspace)(const BackwardParams&, const LaunchArgs&);
+  void (*bias_gradients)(const BackwardParams&, const LaunchArgs&, void* workspace);
   size_t (*decode_workspace)(const ForwardParams&);
   void (*decode)(const ForwardParams&, const KVCache&, void* workspace, void* stream);
 };

@@ -1,6 +1,8 @@
 // Kernel launches for one element type and width.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/common/clear.cuh"
 #include "cuda/common/launch_config.cuh"
 #include "cuda/common/workspace_layout.h"
@@ -9,6 +11,7 @@
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/loaded_arch.cuh"
+#include "cuda/sm80/relative_gradient.cuh"
 
 namespace tk::cuda {
 
@@ -28,6 +31,8 @@ template <typename Element, int kWidth>
 struct BackwardSizes {
   BackwardTile tile;
   int64_t row_blocks, key_blocks, query_tiles, rows;
+  // Of the relative bias: its tables, the bands of tiles, and the groups of sequences and heads.
+  int64_t tables, bands, groups;
 
   BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
       : tile(backward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth)) {
@@ -36,13 +41,24 @@ struct BackwardSizes {
     query_tiles = p.H_q * (launch.varlen.cu_seqlens_q ? p.M / tile.block_m + launch.varlen.B
                                                       : p.B * ceil_of(p.M, tile.block_m));
     rows = p.B * p.H_q * p.lse_stride;
+    const bool is_shared = p.score.relative_stride == 0;
+    tables = is_shared ? 1 : p.H_q;
+    bands = p.drelative_bias ? ceil_of(p.score.distances, tile.block_m) : 0;
+    const int64_t strips = sequences(p, launch) * (is_shared ? p.H_q : 1);
+    const int64_t tiles = strips * std::min(key_blocks, ceil_of(launch.max_seqlen_q, tile.block_n));
+    groups = std::min(ceil_of(kMinRelativeCtas, std::max<int64_t>(tables * bands, 1)),
+                      std::max<int64_t>(ceil_of(tiles, kMinRelativeTiles), 1));
   }
+
+  int64_t relative_ctas() const { return groups * tables * bands; }
 };
 
+// The arrays that gradients of biases need.
 template <typename Sizes>
-void lay_out_row_statistics(Layout& layout, const Sizes& sizes, BackwardArguments& a) {
+void lay_out_bias_gradients(Layout& layout, const Sizes& sizes, BackwardArguments& a) {
   a.lse = layout.take<float>(sizes.rows);
   a.delta = layout.take<float>(sizes.rows);
+  a.distance_sums = layout.take<float>(sizes.relative_ctas() * sizes.tile.band_distances());
 }
 
 // The arrays that must be zero at the start, sums and counters, come first.
@@ -51,7 +67,7 @@ void lay_out(Layout& layout, const BackwardSizes<Element, kWidth>& sizes, Backwa
   a.dq_sums = layout.take<float>(sizes.query_tiles * sizes.tile.block_m * kWidth);
   a.dq_semaphore = layout.take<int>(sizes.query_tiles);
   a.block_counter = layout.take<int>(1);
-  lay_out_row_statistics(layout, sizes, a);
+  lay_out_bias_gradients(layout, sizes, a);
 }
 
 template <typename Element, int kWidth>
@@ -98,7 +114,37 @@ void launch_bias_gradient(const BackwardArguments& backward,
   const int64_t row_blocks = p.bias_size[2] == 1 ? 1 : sizes.row_blocks;
   TK_LAUNCH((bias_gradient_kernel<Element, kWidth>),
             grid(bias_heads * row_blocks * sizes.key_blocks), sizes.tile.threads(),
-            sizes.tile.bytes(sizeof(Element), kWidth), launch.stream, a);
+            sizes.tile.bias_bytes(sizeof(Element), kWidth), launch.stream, a);
+}
+
+// Launches the kernels of the relative bias. The preprocess kernel must have run before.
+template <typename Element, int kWidth>
+void launch_relative_gradient(const BackwardArguments& backward,
+                              const BackwardSizes<Element, kWidth>& sizes,
+                              const LaunchArgs& launch) {
+  const int64_t distances = sizes.tables * backward.params.score.distances;
+  if (distances == 0) return;
+  const BackwardTile& tile = sizes.tile;
+  RelativeGradientArguments a{backward,
+                              tile.block_m,
+                              tile.block_n,
+                              tile.band_distances(),
+                              static_cast<int>(sizes.tables),
+                              static_cast<int>(sizes.groups),
+                              static_cast<int>(sequences(backward.params, launch))};
+  a.blocks = static_cast<int>(sizes.bands);
+  TK_LAUNCH((relative_gradient_kernel<Element, kWidth>), grid(sizes.relative_ctas()),
+            sizes.tile.threads(), sizes.tile.relative_bytes(sizeof(Element), kWidth), launch.stream,
+            a);
+  TK_LAUNCH(relative_sum_kernel, grid(ceil_of(distances, kRelativeSumThreads)), kRelativeSumThreads,
+            0, launch.stream, a);
+}
+
+template <typename Element, int kWidth>
+void launch_bias_gradients(const BackwardArguments& a, const BackwardSizes<Element, kWidth>& sizes,
+                           const LaunchArgs& launch) {
+  if (a.params.dbias.data) launch_bias_gradient(a, sizes, launch);
+  if (a.params.drelative_bias) launch_relative_gradient(a, sizes, launch);
 }
 
 template <typename Element, int kWidth>
@@ -124,26 +170,26 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
     TK_LAUNCH((dq_postprocess_kernel<Element, kWidth>), grid(sizes.row_blocks * p.H_q * B),
               sizes.tile.threads(), 0, launch.stream, a);
   }
-  if (p.dbias.data) launch_bias_gradient(a, sizes, launch);
+  launch_bias_gradients(a, sizes, launch);
 }
 
 template <typename Element, int kWidth>
-size_t bias_gradient_bytes(const BackwardParams& p, const LaunchArgs& launch) {
+size_t bias_gradients_bytes(const BackwardParams& p, const LaunchArgs& launch) {
   Layout layout(nullptr);
   BackwardArguments a{};
-  lay_out_row_statistics(layout, BackwardSizes<Element, kWidth>(p, launch), a);
+  lay_out_bias_gradients(layout, BackwardSizes<Element, kWidth>(p, launch), a);
   return layout.bytes();
 }
 
 template <typename Element, int kWidth>
-void launch_bias_gradient_alone(const BackwardParams& p, const LaunchArgs& launch,
-                                void* workspace) {
+void launch_bias_gradients_alone(const BackwardParams& p, const LaunchArgs& launch,
+                                 void* workspace) {
   const BackwardSizes<Element, kWidth> sizes(p, launch);
   Layout layout(workspace);
   BackwardArguments a = backward_arguments(p, launch);
-  lay_out_row_statistics(layout, sizes, a);
+  lay_out_bias_gradients(layout, sizes, a);
   launch_backward_preprocess<Element>(a, launch);
-  launch_bias_gradient(a, sizes, launch);
+  launch_bias_gradients(a, sizes, launch);
 }
 
 template <typename Element, int kWidth>
@@ -151,8 +197,8 @@ const Kernels& kernels() {
   static constexpr Kernels kAll{&launch_forward<Element, kWidth>,
                                 &backward_bytes<Element, kWidth>,
                                 &launch_backward<Element, kWidth>,
-                                &bias_gradient_bytes<Element, kWidth>,
-                                &launch_bias_gradient_alone<Element, kWidth>,
+                                &bias_gradients_bytes<Element, kWidth>,
+                                &launch_bias_gradients_alone<Element, kWidth>,
                                 &decode_bytes<Element, kWidth>,
                                 &launch_decode<Element, kWidth>};
   return kAll;

@@ -184,7 +184,7 @@ TK_DEVICE void score_gradients(const BackwardArguments& a, const KeyBlock& key_b
   });
   if (!plain) {
     const Sequence seq = sequence_of(a, key_block.b);
-    const Scores scores = scores_of(p, seq, info.h);
+    const Scores scores = scores_of(a, seq, info.h);
     const auto exponentiate = [&](int row, int query, float& product, float& gradient) {
       const int i = i0 + query, j = j0 + row;
       const Score one = score(scores, product, i, j);

@@ -165,7 +165,7 @@ TK_DEVICE void forward_mainloop(const ForwardArguments& a, const Shape& shared,
   float rescale[2];
   const auto finish_scores = [&](const TileInfo& block) {
     const int j0 = block.index * kN;
-    if (!plain) apply(s, p, sequence_of(a, tile.b), tile.h, i0, j0);
+    if (!plain) apply(s, a, sequence_of(a, tile.b), tile.h, i0, j0);
     if (!block.full) apply_mask(s, p, sequence_of(a, tile.b), tile.h, i0, j0);
     rescale[0] = rescale[1] = 1.0f;
     acc.softmax.template update_max<Element>(

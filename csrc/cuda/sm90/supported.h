@@ -48,7 +48,7 @@ inline Widths forward_widths(const ForwardParams& p) {
   return mapped ? widths_of(p) : Widths{};
 }
 
-// dbias is not covered: sm80 always computes it.
+// dbias and drelative_bias are not covered: sm80 always computes them.
 inline Widths backward_widths(const BackwardParams& p) {
   const bool mapped = tma_can_load_inputs(p) && tma_can_load(p.d_o, p.B, p.H_q, p.M) &&
                       tma_can_store(p.dk, p.B, p.H_kv, p.N, p.D) &&

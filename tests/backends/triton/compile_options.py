@@ -11,13 +11,15 @@ import torch
 import triton
 from torch import Tensor
 
-from transformer_kernels import Mask, alibi
+from transformer_kernels import Mask, RelativeBias, alibi, relative_bias
 from transformer_kernels.backends.triton import launch, target
 from transformer_kernels.backends.triton.compile_report import Driver, compile_for
 from transformer_kernels.backends.triton.config import CHIPS
-from transformer_kernels.problem import Saved
+from transformer_kernels.masks.constraints import Align
+from transformer_kernels.problem import Problem, Saved
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 B, H, S, D = 2, 4, 320, 64  # S is a multiple of 16: 16-byte loads use the most shared memory
 CHIP = sys.argv[1]
@@ -36,6 +38,12 @@ K = empty(B, H // 2, S, D)
 DENSE = Mask.dense(empty(B, 1, S, S, dtype=torch.bool))
 SEGMENTS = Mask.segments(integers(B, S)) & Mask.causal()
 LAYOUT = Mask.block_sparse(empty(6, 6, dtype=torch.bool), 60)
+
+
+def relative(heads: int = H, align: Align = "top_left") -> RelativeBias:
+    return relative_bias(empty(heads, 9, dtype=torch.float32), lowest=-4, align=align)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dense": {"mask": DENSE},
@@ -48,9 +56,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"bias": empty(B, H, S, S)},
     "bias-float32": {"bias": empty(B, H, S, S, dtype=torch.float32)},
     "bias-keys": {"bias": empty(H, 1, S), "mask": Mask.causal()},
+    "relative": {"relative": relative(), "mask": Mask.causal()},
+    "relative-shared": {"relative": relative(1), "mask": LAYOUT},
     "everything": {
         "mask": DENSE & SEGMENTS & LAYOUT,
         "bias": empty(B, H, S, S, dtype=torch.float32),
+        "relative": relative(),
         "dropout_p": 0.1,
         "seed": integers(),
         "softcap": 2.0,
@@ -59,33 +70,42 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def run(q: Tensor, k: Tensor, **options: Any) -> None:
-    """Launches a forward and a backward pass, with a gradient of lse."""
-    call = launch.prepare(dense_problem(q, k, k, **options), q, k, k)
+    """Launches a forward and a backward pass, with gradients of lse and of biases."""
+    problem = dense_problem(q, k, k, **options)
+    call = launch.prepare(problem, q, k, k)
     o, lse, block_mask = launch.forward(call)
     saved = Saved(q, k, k, o, lse, block_mask if block_mask.numel() else None)
-    launch.backward(call, o, torch.empty_like(lse), saved, True)
+    launch.backward(call, o, torch.empty_like(lse), saved, wanted(problem))
 
 
-def run_varlen() -> None:
+def wanted(problem: Problem) -> list[str]:
+    return [name for name in DIFFERENTIABLE if getattr(problem.scores, name) is not None]
+
+
+def run_varlen(**options: Any) -> None:
     """Launches a varlen forward and backward pass."""
     q, k = empty(500, H, D), empty(500, H // 2, D)
     starts = integers(B + 1)
     mask = Mask.causal(align="bottom_right")
-    problem = varlen_problem(q, k, k, starts, max_seqlen_q=S, max_seqlen_k=S, mask=mask)
+    problem = varlen_problem(q, k, k, starts, max_seqlen_q=S, max_seqlen_k=S, mask=mask, **options)
     call = launch.prepare(problem, one_entry(q), one_entry(k), one_entry(k))
     o, lse, _ = launch.forward(call)
-    launch.backward(call, o, None, Saved(call.q, call.k, call.v, o, lse, None), False)
+    saved = Saved(call.q, call.k, call.v, o, lse, None)
+    launch.backward(call, o, None, saved, wanted(problem))
 
 
 shared_kib: dict[str, dict[str, float]] = defaultdict(dict)
-keys: dict[str, set[str]] = defaultdict(set)
+keys: dict[str, dict[str, set[str]]] = {
+    "lengths": defaultdict(set),
+    "lengths-relative": defaultdict(set),
+}
 fused: dict[str, int] = {}
 case = ""
 
 
 def compile_instead(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002
-    if case == "lengths":
-        keys[fn.jit_function.__name__].add(key)
+    if case in keys:
+        keys[case][fn.jit_function.__name__].add(key)
     else:
         compiled = compile_for(CHIP, fn.jit_function, compile)
         shared_kib[case][fn.jit_function.__name__] = compiled.metadata.shared / 1024
@@ -99,13 +119,19 @@ triton.knobs.runtime.jit_cache_hook = compile_instead
 with target.override_chip(CHIPS[CHIP]):
     for case, options in OPTIONS.items():  # noqa: B007  (read by the hook)
         run(Q, K, **options)
+    case = "everything-float32"
+    run(Q.float(), K.float(), **OPTIONS["everything"])
     case = "varlen"
     run_varlen()
-    case = "lengths"
-    for length, mask in (
-        (1, None), (16, None), (100, Mask.causal()), (1024, Mask.window(1, 0)),
-        (4096, Mask.window(16, 32, align="bottom_right")),
-    ):  # fmt: skip
-        run(empty(B, H, length, D), empty(B, H // 2, length + 7, D), mask=mask)
-counts = {name: len(found) for name, found in keys.items()}
+    case = "varlen-relative"
+    run_varlen(relative=relative(align="bottom_right"))
+    for case in keys:
+        biases = {"relative": relative()} if case == "lengths-relative" else {}
+        for length, mask in (  # 101: a relative bias of 16 * 13 distances
+            (1, None), (16, None), (101, Mask.causal()), (1024, Mask.window(1, 0)),
+            (4096, Mask.window(16, 32, align="bottom_right")),
+        ):  # fmt: skip
+            options = {"mask": mask, **biases}
+            run(empty(B, H, length, D), empty(B, H // 2, length + 7, D), **options)
+counts = {case: {name: len(found) for name, found in of.items()} for case, of in keys.items()}
 print(json.dumps({"shared_kib": shared_kib, "keys": counts, "fused": fused}))

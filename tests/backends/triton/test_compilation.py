@@ -20,6 +20,7 @@ pytestmark = pytest.mark.exhaustive
 SCRIPT = Path(__file__).parent / "compile_options.py"
 ALWAYS = {"forward_kernel", "bwd_preprocess_kernel", "bwd_dkdv_kernel", "bwd_dq_kernel"}
 LISTS = {"block_mask_kernel", "list_kernel"}
+STRIPS = {"strip_sums_kernel"}
 KERNELS = {
     "plain": ALWAYS,
     "dense": ALWAYS | LISTS,
@@ -32,8 +33,12 @@ KERNELS = {
     "bias": ALWAYS | {"tile_sums_kernel"},
     "bias-float32": ALWAYS | {"tile_sums_kernel"},
     "bias-keys": ALWAYS | {"column_sums_kernel"},
-    "everything": ALWAYS | LISTS | {"tile_sums_kernel"},
+    "relative": ALWAYS | STRIPS,
+    "relative-shared": ALWAYS | LISTS | STRIPS,
+    "everything": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS,
+    "everything-float32": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS,
     "varlen": ALWAYS,
+    "varlen-relative": ALWAYS | STRIPS,
 }
 
 
@@ -51,7 +56,10 @@ def test_every_option_compiles_and_fits_and_new_lengths_do_not_recompile(chip: s
     for case, kernels in found["shared_kib"].items():
         for kernel, kib in kernels.items():
             assert kib <= CHIPS[chip].shared_kib, (case, kernel)
-    assert found["keys"] == dict.fromkeys(ALWAYS, 1)
+    assert found["keys"] == {
+        "lengths": dict.fromkeys(ALWAYS, 1),
+        "lengths-relative": dict.fromkeys(ALWAYS | STRIPS, 1),
+    }
     # A fused scale and subtraction would not round the score: docs/attention.md, section 8. The
     # forward kernel has fused operations in its logarithm.
     if chip.startswith("sm"):

@@ -13,7 +13,7 @@ from transformer_kernels.problem import Problem
 from transformer_kernels.problem.dense import dense_problem
 
 KERNELS: tuple[config.Kernel, ...] = (
-    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient",
+    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient",
 )  # fmt: skip
 
 
@@ -37,7 +37,20 @@ def test_key_blocks_have_a_size_that_dropout_supports(chip: config.Chip, element
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
-@pytest.mark.parametrize("score_bytes", [1, 2, 4, 6])
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_tiles_of_the_relative_gradient_are_square_and_divide_64(
+    chip: config.Chip, element_size: int
+) -> None:
+    for columns in WIDTHS:
+        tile = config.tile("relative_gradient", chip, element_size, columns, score_bytes=4)
+        assert tile is not None
+        assert config.is_allowed("relative_gradient", tile)
+        assert tile.block_m == tile.block_n
+        assert 64 % tile.block_n == 0
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+@pytest.mark.parametrize("score_bytes", [1, 2, 4, 6, 8])
 def test_tiles_with_per_score_loads_fit_shared_memory(chip: config.Chip, score_bytes: int) -> None:
     """Half precision up to width 128 only. For float32 and wide rows the compiler needs additional
     shared memory, which test_tiles.py checks."""

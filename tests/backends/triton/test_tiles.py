@@ -18,7 +18,8 @@ from transformer_kernels.backends.triton.compile_report import Compiled, compile
 pytestmark = pytest.mark.exhaustive
 
 CHIPS = ("sm80", "sm90", "sm100", "gfx9")
-KERNELS = {"forward", "bwd_preprocess", "bwd_dkdv", "bwd_dq", "tile_sums"}
+SUMS = {"tile_sums", "strip_sums"}
+KERNELS = {"forward", "bwd_preprocess", "bwd_dkdv", "bwd_dq", *SUMS}
 SCRIPT = """
 import dataclasses, json, sys
 from transformer_kernels.backends.triton.compile_report import compile_tiles
@@ -70,11 +71,7 @@ def assert_shared_memory_is_as_predicted(compiled: list[Compiled]) -> None:
     For wider rows the compiler may keep a transposed copy, and for float32 the bfloat16 parts.
     """
     for one in compiled:
-        if (
-            one.kernel in ("bwd_preprocess", "tile_sums")
-            or one.dtype == "float32"
-            or one.columns > 128
-        ):
+        if one.kernel in {"bwd_preprocess", *SUMS} or one.dtype == "float32" or one.columns > 128:
             continue
         kernel = cast(config.Kernel, one.kernel)
         chip = config.CHIPS[one.chip]

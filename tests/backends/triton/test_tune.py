@@ -22,7 +22,9 @@ def test_candidates_fit_the_chip(kernel: config.Kernel, chip: config.Chip) -> No
         tiles = tune.candidates(kernel, CPU, 2, 128)
     default = config.tile(kernel, chip, 2, 128)
     assert tiles[0] == default
-    assert len(set(tiles)) == len(tiles) > 20
+    if kernel == "relative_gradient":
+        assert all(tile.block_m == tile.block_n <= 64 for tile in tiles)
+    assert len(set(tiles)) == len(tiles) > (2 if kernel == "relative_gradient" else 20)
     for tile in tiles[1:]:
         assert config.shared_bytes(kernel, chip, tile, 2, 128) <= 1024 * chip.shared_kib
 
@@ -36,7 +38,7 @@ def needs_the_interpreter() -> None:
 @pytest.mark.parametrize("kernel", tune.KERNELS)
 def test_tiles_are_timed_and_sorted(kernel: config.Kernel) -> None:
     needs_the_interpreter()
-    tiles = [Tile(64, 64, 4, 1), Tile(16, 16, 4, 1), Tile(32, 64, 4, 1)]
+    tiles = [Tile(64, 64, 4, 1), Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
     results = list(tune.tune(kernel, torch.float32, SMALL, CPU, tiles=tiles, seconds=0.01))
     assert all(isinstance(one, Timed) for one in results)
     times = [one.median_ms for one in results if isinstance(one, Timed)]

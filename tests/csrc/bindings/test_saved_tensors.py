@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.support.backends import COMPILED_BACKENDS, operators_of
-from tests.support.operators import operator_arguments
+from tests.support.operators import NOTHING_WANTED, operator_arguments
 
 B, H, M, N, D, D_V = 2, 4, 70, 90, 16, 8
 SAVED = ("do", "dlse", "q", "k", "v", "o", "lse", "block_mask")
@@ -38,9 +38,9 @@ def test_wrong_tensors_are_refused(name: str, backend: str) -> None:
     _, _, _, *rest = arguments.values()
     o, lse, block_mask = operators.attention_forward(**arguments)
     saved = dict(zip(SAVED, (o, lse, q, k, v, o, lse, block_mask), strict=True))
-    operators.attention_backward(*saved.values(), *rest, False, False)
+    operators.attention_backward(*saved.values(), *rest, *NOTHING_WANTED)
     place, wrong = WRONG[name]
     saved[place] = wrong
     message = r"(o and do|lse and dlse|block mask) must be|expected a 4-D tensor"
     with pytest.raises(RuntimeError, match=message):
-        operators.attention_backward(*saved.values(), *rest, False, False)
+        operators.attention_backward(*saved.values(), *rest, *NOTHING_WANTED)

@@ -13,9 +13,10 @@ import torch
 
 import transformer_kernels as tk
 from building.emulated import Emulation
+from building.tile_config import WIDTHS
 from tests.gpu.sanitizer_targets import ATTENTION_TARGETS
 from tests.support import emulator
-from tests.support.cases import CASES, Case, inputs
+from tests.support.cases import CASES, Case, Relative, causal_bottom_right, inputs
 from tests.support.decode_cases import (
     DECODE_CASES,
     DecodeCase,
@@ -27,8 +28,16 @@ from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
 from tests.support.operators import operator_arguments
 from tests.support.poison import poisoned_memory
-from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
+from tests.support.varlen_cases import (
+    VARLEN_CASES,
+    VarlenCase,
+    assert_varlen_case,
+    varlen_by_backend,
+    varlen_inputs,
+)
 from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.problem.fields import FIELDS
+from transformer_kernels.problem.varlen import one_entry, varlen_problem
 
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
@@ -40,7 +49,19 @@ WATCHED_DECODE_CASES = [
     case
     for case in DECODE_CASES
     if case.name
-    in ("plain", "long-pages", "pages-group-8-queries-17", "pages-of-24", "unaligned-16")
+    in (
+        "plain",
+        "long-pages",
+        "pages-group-8-queries-17",
+        "pages-of-24",
+        "unaligned-16",
+        "relative-everything",
+    )
+]
+WATCHED_VARLEN_CASES = [
+    case
+    for case in VARLEN_CASES
+    if case.name in ("relative-end", "relative-shared-end", "relative-everything")
 ]
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -70,6 +91,78 @@ def test_long_float32_sums_do_not_drift() -> None:
     exact = tk.attention(*(x.double() for x in (q, k, v)), backend="reference")
     plain = tk.attention(q, k, v, backend="reference")
     assert_within_rule("o", o, exact, plain)
+
+
+def test_relative_gradient_is_bitwise_equal_under_every_thread_order() -> None:
+    """Also without deterministic algorithms; CTAs add tiles of sequences with several offsets."""
+    assert not torch.are_deterministic_algorithms_enabled()
+    case = VarlenCase(
+        name="relative-offsets",
+        lengths=((5, 131), (33, 20), (1, 70)),
+        relative=Relative(99, -40, "bottom_right", shared=True),
+        H_q=4,
+    )
+    x, runs = varlen_inputs(case, torch.float32, 0.0), []
+    for seed in range(4):
+        with emulator.schedule(seed):
+            runs.append(varlen_by_backend(case, x, "cuda")["dtable"])
+    assert all(torch.equal(run, runs[0]) for run in runs)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
+def test_relative_gradient_of_every_tile(
+    emulation: Emulation, width: int, dtype: torch.dtype
+) -> None:
+    case = Case(
+        name="relative-tile",
+        relative=Relative(200, -130),
+        B=1,
+        M=70,
+        N=135,
+        D=width,
+        D_v=width,
+        mask=causal_bottom_right,
+    )
+    with emulator.emulation(emulation):
+        assert_case(case, dtype, "cuda")
+
+
+def test_distances_of_padded_rows_are_not_read() -> None:
+    """The last six rows see the keys 128 to 255, all of a tile. Rows of padding would read NaN."""
+    M, left = 262, 133
+    x = [torch.randn(1, 1, M, 16).bfloat16().requires_grad_() for _ in range(3)]
+    table = torch.full((1, M), math.nan)
+    table[:, : left + 1] = 0.5
+    o = tk.attention(
+        *x,
+        mask=tk.Mask.window(left, 0),
+        relative=tk.relative_bias(table.requires_grad_(), lowest=0),
+        backend="cuda",
+    )
+    grads = torch.autograd.grad(o.float().sin().sum(), (*x, table))
+    assert all(y.isfinite().all() for y in (o, *grads))
+
+
+def test_no_distance_beyond_the_table_is_read() -> None:
+    """max_seqlen is not checked on a device: sequences may be longer. Only rows within it, of which
+    each sees every key, have defined results."""
+    rows, bound = 70, 40
+    q = torch.randn(rows, 1, 16)
+    starts = torch.tensor([0, rows])
+    nan = torch.full((3, 2 * bound - 1), math.nan)
+    nan[1] = 0.5
+    problem = varlen_problem(q, q, q, starts, relative=tk.relative_bias(nan[1:2], lowest=0))
+    packed = one_entry(q)
+    given = dict(zip((field.name for field in FIELDS), problem.pack(), strict=True))
+    given |= {"max_seqlen_q": bound, "max_seqlen_k": bound, "relative_bias": nan[1:2]}
+    operators = torch.ops.transformer_kernels_emulated
+    o, lse, _ = operators.attention_forward(packed, packed, packed, **given)
+    assert o[:, :, :bound].isfinite().all()
+    assert lse[:, :, :bound].isfinite().all()
 
 
 @pytest.mark.exhaustive
@@ -151,6 +244,32 @@ def test_deterministic_mode_is_bitwise_equal_under_every_thread_order(
             runs.append(by_backend(case, inputs(case, dtype), "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("case", WATCHED_VARLEN_CASES, ids=str)
+def test_packed_sequences_are_bitwise_equal_under_every_thread_order(
+    case: VarlenCase, emulation: Emulation, dtype: torch.dtype
+) -> None:
+    x, runs = varlen_inputs(case, dtype, math.nan), []
+    for seed in range(3):
+        with emulator.emulation(emulation), emulator.schedule(seed):
+            runs.append(varlen_by_backend(case, x, "cuda"))
+    for run in runs[1:]:
+        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", WATCHED_VARLEN_CASES, ids=str)
+def test_packed_sequences_have_no_races(case: VarlenCase, dtype: torch.dtype) -> None:
+    x = varlen_inputs(case, dtype, math.nan)
+    for seed in range(2):
+        with emulator.emulation(RACES), emulator.schedule(seed):
+            varlen_by_backend(case, x, "cuda")
 
 
 @pytest.mark.exhaustive

@@ -216,6 +216,7 @@ def test_widths(D: int, D_v: int, widths: str | None) -> None:
 
 
 SLOPES = torch.tensor([0.5, 0.25])
+TABLE = torch.zeros(2, 9)
 OPTIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "softcap": {"softcap": 2.0},
@@ -226,13 +227,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"bias": torch.zeros(67, 67)},
     "bias that requires grad": {"bias": torch.zeros(67, 67, requires_grad=True)},
     "alibi": {"bias": tk.Alibi(SLOPES)},
+    "relative bias": {"relative": tk.relative_bias(TABLE, lowest=-3)},
+    "relative bias that requires grad": {
+        "relative": tk.relative_bias(TABLE.clone().requires_grad_(), lowest=-3)
+    },
+}
+GRADIENTS_BY_SM80 = {
+    "bias that requires grad": "dbias",
+    "relative bias that requires grad": "drelative_bias",
 }
 
 
 @pytest.mark.parametrize("D", [24, 64, 128, 136])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients(name: str, D: int) -> None:
-    """The sm90 kernels compute all gradients except that of a bias, under every option."""
+    """The sm90 kernels compute all gradients except those of biases, under every option."""
     options = OPTIONS[name]
     x = [torch.randn(1, 2, 67, D).to(torch.bfloat16).requires_grad_() for _ in range(3)]
     tk.attention(*x, backend="cuda", **options).sum().backward()
@@ -241,7 +250,10 @@ def test_gradients(name: str, D: int) -> None:
     assert emulator.latest_launch().startswith("(sm90::dq_postprocess")
     assert kernel.startswith("csrc/cuda/sm90")
     assert "sm80 backward" not in kernel
-    assert ("sm80 for dbias" in kernel) == (name == "bias that requires grad")
+    if name in GRADIENTS_BY_SM80:
+        assert f", csrc/cuda/sm80 for {GRADIENTS_BY_SM80[name]}, " in kernel
+    else:
+        assert "sm80" not in kernel
 
 
 def test_gradients_that_tma_cannot_store() -> None:

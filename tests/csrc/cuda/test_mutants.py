@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.csrc.cuda import mutants
-from tests.csrc.cuda.mutants import DECODING, Mutant
+from tests.csrc.cuda.mutants import DECODING, PACKED, Mutant
 from tests.support.emulated import NOT_EMULATED
 
 pytestmark = pytest.mark.exhaustive
@@ -16,6 +16,8 @@ if NOT_EMULATED is not None:
     pytest.skip(f"needs the emulator: {NOT_EMULATED}", allow_module_level=True)
 
 FORWARD, BACKWARD, GQA, BIAS = ("many-keys",), ("many-queries",), ("gqa",), ("bias-hides",)
+RELATIVE, RELATIVE_ALL = ("relative-shared",), ("relative-all",)
+RELATIVE_PACKED = (f"{PACKED}relative-end",)
 DECODE, DECODE_MANY = (f"{DECODING}long",), (f"{DECODING}group-8-queries-17",)
 
 
@@ -80,8 +82,65 @@ MUTANTS = (
         "all threads have read the index",
         deterministic=True,
     ),
-    _without("sm80/bias_gradient.cuh", BARRIER, BIAS, "the previous tiles have been read"),
-    _without("sm80/bias_gradient.cuh", WAIT, BIAS),
+    _without("sm80/tile_gradients.cuh", BARRIER, BIAS, "the previous tiles have been read"),
+    _without("sm80/tile_gradients.cuh", WAIT, BIAS),
+    _without("sm80/tile_gradients.cuh", BARRIER, BIAS, "the operands have arrived"),
+    _without(
+        "sm80/relative_gradient.cuh",
+        BARRIER,
+        RELATIVE,
+        "the last tiles have been read, and may be overwritten",
+    ),
+    _without("sm80/relative_gradient.cuh", BARRIER, RELATIVE, "ds is written"),
+    Mutant(
+        "relative_gradient.cuh: diagonals off by one",
+        "sm80/relative_gradient.cuh",
+        "n - first - (kBlockN - 1)",
+        "n - first - kBlockN",
+        RELATIVE,
+    ),
+    Mutant(
+        "relative_gradient.cuh: a strip begins before the first query",
+        "sm80/relative_gradient.cuh",
+        "ceil_divide(max(-diagonal, 0), kBlockN)",
+        "max(-diagonal, 0) / kBlockN",
+        RELATIVE_ALL,
+    ),
+    Mutant(
+        "relative_gradient.cuh: a strip ends one tile early",
+        "sm80/relative_gradient.cuh",
+        "ceil_divide(clamp_diagonal(key_end), kBlockN)",
+        "clamp_diagonal(key_end) / kBlockN",
+        RELATIVE,
+    ),
+    Mutant(
+        "relative_gradient.cuh: sums of sequences with different offsets",
+        "sm80/relative_gradient.cuh",
+        "if (first >= 0 && first != strip.first)",
+        "if (first > kBlockM)",
+        RELATIVE_PACKED,
+    ),
+    Mutant(
+        "relative_gradient.cuh: one of the heads that share a table",
+        "sm80/relative_gradient.cuh",
+        "table + static_cast<int>(n % heads)",
+        "table",
+        RELATIVE,
+    ),
+    Mutant(
+        "relative_gradient.cuh: the first group of sequences and heads only",
+        "sm80/relative_gradient.cuh",
+        "group < a.groups; ++group",
+        "group < 1; ++group",
+        RELATIVE,
+    ),
+    Mutant(
+        "relative_gradient.cuh: bands before the last one",
+        "sm80/relative_gradient.cuh",
+        "band <= last_band",
+        "band < last_band",
+        RELATIVE,
+    ),
     _without(
         "sm80/decode.cuh",
         f"if (!alone || n == 0) {BARRIER}",
@@ -174,7 +233,10 @@ MUTANTS = (
 def test_unchanged_kernels_are_right(tmp_path: Path) -> None:
     line, cases = (
         "Block block = iterator.next();",
-        (*FORWARD, *BACKWARD, *GQA, *BIAS, *DECODE, *DECODE_MANY),
+        (
+            *(*FORWARD, *BACKWARD, *GQA, *BIAS, *RELATIVE, *RELATIVE_ALL, *RELATIVE_PACKED),
+            *(*DECODE, *DECODE_MANY),
+        ),
     )
     same = Mutant("unchanged", "sm80/forward.cuh", line, line, cases)
     mutants.assert_right(same, tmp_path)

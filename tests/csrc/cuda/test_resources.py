@@ -26,6 +26,9 @@ from transformer_kernels import _C
 FOLDER = ROOT / f"build/extension{sysconfig.get_config_var('EXT_SUFFIX').removesuffix('.so')}"
 ARCHITECTURES = _C.build_info()["cuda_architectures"]
 CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HOPPER_CODE]
+KERNELS = {"forward_kernel", "backward_kernel", "relative_gradient_kernel", "decode_kernel"}
+"""Some of the kernels of every element type and width."""
+
 MAX_SPILLS = {64: 0, 128: 272}
 """Bytes, by common head width. At 128, some spills are unavoidable (docs/cuda.md)."""
 
@@ -126,7 +129,7 @@ def test_wgmma_products_are_not_serialized() -> None:
 def test_spills_of_common_widths_are_within_bounds(built: list[Resources]) -> None:
     halves = [one for one in built if one.element in ("half", "bfloat16") and not one.v_width]
     common = [one for one in halves if one.width in MAX_SPILLS and one.architecture in CHIPS]
-    assert {one.kernel for one in common} >= {"forward_kernel", "backward_kernel"}
+    assert {one.kernel for one in common} >= KERNELS
     assert [str(one) for one in common if one.spilled > MAX_SPILLS[one.width]] == []
 
 
@@ -158,6 +161,6 @@ def test_units_compile_for_architectures_that_are_not_built(variant: str, tmp_pa
     element, width = variant.split("-")
     found = list(parse(result.stdout + result.stderr, element, int(width)))
     assert {one.architecture for one in found} == set(map(code, others))
-    assert {one.kernel for one in found} >= {"forward_kernel", "backward_kernel", "decode_kernel"}
+    assert {one.kernel for one in found} >= KERNELS
     if element != "float":
         assert [str(one) for one in found if one.spilled > MAX_SPILLS[int(width)]] == []

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import dtypes_of
+from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 
 Arguments = dict[str, Any]
@@ -65,13 +66,18 @@ class Function:
         return every, {name: value for name, value in every.items() if name not in left_out}
 
 
-SCORES = ("mask", "bias", "scale", "softcap", "dropout_p", "seed", "sinks", "return_lse")
+SCORES = (
+    *("mask", "bias", "relative", "scale", "softcap", "dropout_p", "seed", "sinks"),
+    "return_lse",
+)
 
 
 def scores(variant: Variant, bias: object, mask: Mask) -> Arguments:
+    align: Align = bias.align if isinstance(bias, tk.Alibi) else "top_left"
+    relative = tk.relative_bias(variant.tensor(H, 9), lowest=-4, align=align)
     return {
-        "mask": mask, "bias": bias, "scale": 0.3, "softcap": 5.0, "dropout_p": 0.25,
-        "seed": torch.tensor(3), "sinks": variant.tensor(H), "return_lse": True,
+        "mask": mask, "bias": bias, "relative": relative, "scale": 0.3, "softcap": 5.0,
+        "dropout_p": 0.25, "seed": torch.tensor(3), "sinks": variant.tensor(H), "return_lse": True,
     }  # fmt: skip
 
 
@@ -122,6 +128,7 @@ def attention_decode(variant: Variant, backend: str, *, paged: bool = False) -> 
     options = scores(variant, bias, tk.Mask.window(9, 0, align="bottom_right"))
     del options["dropout_p"], options["seed"]
     options["sinks"] = torch.ones(H)
+    options["relative"] = tk.relative_bias(torch.ones(H, 9), lowest=-4, align="bottom_right")
     q = torch.randn(B, H, variant.M, D, dtype=variant.dtype)
     return {"q": q, **cache(variant, paged=paged), **options, "backend": backend}
 

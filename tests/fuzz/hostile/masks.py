@@ -1,4 +1,4 @@
-"""Small valid calls of the constructors of masks and of ALiBi, by name."""
+"""Small valid calls of the constructors of masks, ALiBi and relative biases, by name."""
 
 from __future__ import annotations
 
@@ -80,6 +80,10 @@ def all_kinds(variant: Variant) -> Mask:
     )
 
 
+def attend_with_relative_bias(_attention: Arguments, **arguments: Any) -> object:
+    return tk.attention(**_attention, relative=tk.relative_bias(**arguments))
+
+
 def attend_with_alibi(_attention: Arguments, **arguments: Any) -> object:
     return tk.attention(**_attention, bias=tk.alibi(**arguments))
 
@@ -109,6 +113,15 @@ FUNCTIONS = {
         attend_with_alibi,
         lambda v, backend: {
             "slopes": torch.ones(H),
+            "align": "top_left",
+            "_attention": {**qkv(v), "backend": backend},
+        },
+    ),
+    "relative_bias": Function(
+        attend_with_relative_bias,
+        lambda v, backend: {
+            "table": v.tensor(H, 9),
+            "lowest": -4,
             "align": "top_left",
             "_attention": {**qkv(v), "backend": backend},
         },

@@ -11,9 +11,11 @@ from tests.support.backends import operators_of
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.triton import operators as triton_operators
 from transformer_kernels.problem.fields import FIELDS
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 _NUMBERS = tuple(field.name for field in FIELDS if field.kind != "Tensor?")
-SCALAR_ARGUMENTS = (*_NUMBERS, "bias_needs_grad", "deterministic")
+_WANTED = tuple(f"{name}_needs_grad" for name in DIFFERENTIABLE)
+SCALAR_ARGUMENTS = (*_NUMBERS, *_WANTED, "deterministic")
 
 
 def run(name: str, _backend: str, **arguments: Any) -> Any:
@@ -30,6 +32,7 @@ def options(variant: Variant) -> Arguments:
     return {
         "bias": torch.randn(1, H, M, N, dtype=variant.dtype),
         "alibi_slopes": slopes(variant),
+        "relative_bias": table(variant, M, N),
         "seed": torch.tensor(3), "dropout_p": 0.25,
         "key_start": torch.tensor([0, 1]), "key_end": torch.tensor([3, 5]),
         "q_segments": torch.zeros(B, M, dtype=torch.int64),
@@ -44,6 +47,11 @@ def slopes(variant: Variant) -> torch.Tensor:
     return torch.ones(H, dtype=torch.float64 if is_double else torch.float32)
 
 
+def table(variant: Variant, M: int, N: int) -> torch.Tensor:
+    """A relative bias of all distances."""
+    return slopes(variant)[:, None].expand(-1, max(M + N - 1, 0))
+
+
 def forward(variant: Variant, backend: str) -> Arguments:
     q, k, v = (x.detach() for x in qkv(variant).values())
     given = options(variant) if variant.with_options else {}
@@ -56,6 +64,7 @@ def packed(variant: Variant, backend: str) -> Arguments:
     arguments = operator_arguments(
         q, k, v,
         alibi_slopes=slopes(variant),
+        relative_bias=table(variant, M, N),
         cu_seqlens_q=torch.tensor([0, M // 2, M], dtype=torch.int32),
         cu_seqlens_k=torch.tensor([0, N // 2, N], dtype=torch.int32),
     )  # fmt: skip
@@ -66,7 +75,7 @@ def backward(variant: Variant, backend: str) -> Arguments:
     given = forward(variant, backend)
     o, lse, block_mask = run("forward", **given)
     q, k, v = (given.pop(name) for name in "qkv")
-    wanted = {"bias_needs_grad": variant.with_options, "deterministic": False}
+    wanted = dict.fromkeys(_WANTED, variant.with_options) | {"deterministic": False}
     saved = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "block_mask": block_mask}
     return {"do": o.clone(), "dlse": lse.clone(), **saved, **given, **wanted}
 

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import Parameter
 
 from tests.support.storage import freed, freed_view, misaligned
-from transformer_kernels import Mask, alibi
+from transformer_kernels import Mask, alibi, relative_bias
 
 Make = Callable[[Tensor], object]
 
@@ -36,6 +36,7 @@ OBJECTS: dict[str, object] = {
     "reference": "reference", "triton": "triton", "bottom_right": "bottom_right",
     "window": Mask.window(1, 1, align="bottom_right"), "padding": Mask.padding(torch.tensor([1])),
     "dense": Mask.dense(torch.ones(2, 2, dtype=torch.bool)), "alibi": alibi(torch.ones(3)),
+    "relative": relative_bias(torch.ones(3, 2), lowest=0),
 }  # fmt: skip
 """Valid for some arguments."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from tests.fuzz.call import Call
 from tests.fuzz.valid.oracle import Expected, Rounding
 from tests.fuzz.valid.oracle import check as check_element
+from tests.fuzz.valid.relative import Relative
 from tests.support import emulator
 from tests.support.cases import Layout, lay_out
 from tests.support.poison import poisoned_memory
@@ -22,6 +23,7 @@ from transformer_kernels import _C
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor, keep_mask
+from transformer_kernels.scores.relative import RelativeBias
 
 SEED = -1234567890123456789
 """Dropout seed; it uses both words of the Philox key."""
@@ -55,6 +57,7 @@ class Valid(Call):
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
+    relative: Relative | None = None
 
     @property
     def H_q(self) -> int:
@@ -68,7 +71,7 @@ class Valid(Call):
 
     @property
     def statistics(self) -> torch.dtype:
-        """dtype of lse, sinks and slopes."""
+        """dtype of lse, sinks, slopes and tables."""
         return torch.float64 if self.torch_dtype == torch.float64 else torch.float32
 
     @property
@@ -112,7 +115,7 @@ class Valid(Call):
         """Normal numbers in the dtype of the call, the same in every process."""
         generator = torch.Generator().manual_seed(self.seed * 16 + _NAMES.index(name))
         numbers = torch.randn(shape, generator=generator) * deviation
-        statistic = name in ("dlse", "sinks", "slopes")
+        statistic = name in ("dlse", "sinks", "slopes", "table")
         return numbers.to(self.statistics if statistic else self.torch_dtype)
 
     def qkv(self, q_rows: tuple[int, int], k_rows: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -133,6 +136,16 @@ class Valid(Call):
 
     def sink_logits(self) -> Tensor:
         return self.normal("sinks", self.H_q)
+
+    def table(self) -> dict[str, Tensor]:
+        """The table of the relative bias by the name of the argument; empty without one."""
+        if self.relative is None:
+            return {}
+        return {"table": self.relative.table(self.normal, self.H_q)}
+
+    def relative_bias(self, x: Mapping[str, Tensor]) -> RelativeBias | None:
+        """The relative bias with the table of `x`, if the call has one."""
+        return None if self.relative is None else self.relative.bias(x["table"])
 
     def slopes(self) -> Tensor:
         return self.normal("slopes", self.H_q).abs()
@@ -158,7 +171,7 @@ class Valid(Call):
         return kept.double() * keep_factor(dropout_p)
 
 
-_NAMES = ("q", "k", "v", "do", "dlse", "bias", "sinks", "slopes")
+_NAMES = ("q", "k", "v", "do", "dlse", "bias", "sinks", "slopes", "table")
 
 
 def with_gradients(

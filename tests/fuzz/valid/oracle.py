@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tests.support.plain import plain_weights, repeat_heads
+from tests.support.plain import distances, plain_weights, repeat_heads, summed_by_distance
+from transformer_kernels.scores.relative import RelativeBias
 
 _ROUNDINGS = 16.0
 """Errors of a sum or of a function in the accumulation dtype, in units of eps."""
@@ -32,6 +33,8 @@ class Problem:
     """bool (B, H_q, M, N)"""
     bias: Tensor | None = None
     """broadcastable to (B, H_q, M, N)"""
+    relative: RelativeBias | None = None
+    """with a table in float64"""
     scale: float
     softcap: float | None = None
     dropout: Tensor | None = None
@@ -75,8 +78,9 @@ def solve(problem: Problem, rounding: Rounding) -> dict[str, Expected]:
     """Returns o, lse, and the gradients of `problem.differentiable`, for do and dlse."""
     x = problem
     p, lse = plain_weights(
-        x.q, x.k, visible=x.visible, bias=x.bias, scale=x.scale, softcap=x.softcap, sinks=x.sinks
-    )
+        x.q, x.k, visible=x.visible, bias=x.bias, relative=x.relative,
+        scale=x.scale, softcap=x.softcap, sinks=x.sinks,
+    )  # fmt: skip
     o = _dropped(p, x) @ repeat_heads(x.v, x.q)
     loss = (o * problem.do).sum() + (lse.masked_fill(lse.isneginf(), 0.0) * problem.dlse).sum()
     exact = {"o": o, "lse": lse}
@@ -100,6 +104,8 @@ def _allowed(
 
     # Largest score of a row that takes part; its rounding error is a relative error of the weights.
     scores = abs(x.scale) * (q @ k.mT) + (0.0 if x.bias is None else x.bias.abs())
+    if x.relative is not None:
+        scores = scores + x.relative.table.abs()[:, distances(x.relative, *scores.shape[-2:])]
     scores = scores.masked_fill(~x.visible | scores.isinf(), 0.0)
     score = scores.amax(-1) if scores.shape[-1] else lse * 0
     of_weight = (rounding.exponential + _ROUNDINGS * eps * (1 + score + lse))[..., None]
@@ -124,6 +130,8 @@ def _allowed(
     }
     if x.bias is not None:
         allowed["dbias"] = ds.sum_to_size(x.bias.shape)
+    if x.relative is not None:
+        allowed["dtable"] = summed_by_distance(ds, x.relative)
     for name in ("dk", "dv"):
         allowed[name] = allowed[name].unflatten(1, (x.k.shape[1], -1)).sum(2)
     return allowed

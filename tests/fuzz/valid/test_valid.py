@@ -15,6 +15,7 @@ from tests.fuzz.valid.attention import Attention, attention_calls
 from tests.fuzz.valid.base import Valid
 from tests.fuzz.valid.decode import Decode, decode_calls
 from tests.fuzz.valid.masks import Blocks, Dense, KeyRange, Segments, Sizes, Window
+from tests.fuzz.valid.relative import Relative
 from tests.fuzz.valid.sdpa import Sdpa, sdpa_calls
 from tests.fuzz.valid.varlen import Varlen, varlen_calls
 
@@ -32,6 +33,13 @@ CALLS = (
         requires_grad=("q", "k", "v", "bias", "sinks"), return_lse=True, deviation=10.0,
     ),
     Attention(M=5, N=70, group=3, mask=EVERY_MASK[3:], alibi_align="top_left", dtype="float64"),
+    Attention(
+        B=2, H_kv=2, M=33, N=40, relative=Relative(entries=9, lowest=-4, shared=True),
+        requires_grad=("q", "k", "v", "table"), return_lse=True,
+    ),
+    Varlen(M=(5, 0, 33), N=(7, 3, 40), window=EVERY_MASK[0], requires_grad=("v", "table"),
+           relative=Relative(entries=9, lowest=-4, align="bottom_right")),
+    Decode(cache_seqlens=(70, 3), M=2, relative=Relative(entries=9, align="bottom_right")),
     Varlen(M=(5, 0, 33), N=(7, 3, 40), trailing=3, window=EVERY_MASK[0], sinks=True,
            dropout_p=0.9, requires_grad=("q", "k", "v", "sinks"), return_lse=True, poisoned=True),
     Decode(cache_seqlens=(70, 0, 3), spare=5, M=2, page_size=20, alibi=True, return_lse=True),

@@ -16,6 +16,7 @@ from tests.fuzz.valid.base import SEED, Valid, with_gradients
 from tests.fuzz.valid.draw import LIMITS, lengths, shared, window
 from tests.fuzz.valid.masks import Sizes, Window, mask_of, visible_by
 from tests.fuzz.valid.oracle import Expected, Problem, Rounding, solve
+from tests.fuzz.valid.relative import relative
 from tests.support.cases import lay_out
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.masks.constraints import Align
@@ -34,7 +35,7 @@ class Varlen(Valid):
     window: Window | None = None
     alibi_align: Align | None = None
     dropout_p: float = 0.0
-    requires_grad: tuple[Literal["q", "k", "v", "sinks"], ...] = ()
+    requires_grad: tuple[Literal["q", "k", "v", "sinks", "table"], ...] = ()
     return_lse: bool = False
 
     @property
@@ -54,6 +55,7 @@ class Varlen(Valid):
             "max_seqlen_k": max(self.N) if self.given_max and self.N is not None else None,
             "mask": mask_of(self._constraints, Sizes(1, self.H_q, 1, 1)),
             "bias": self.alibi_bias(self.alibi_align),
+            "relative": self.relative_bias(x),
             "dropout_p": self.dropout_p,
             "seed": SEED if self.dropout_p else None,
             "sinks": x.get("sinks"),
@@ -84,8 +86,8 @@ class Varlen(Valid):
             name: tensor.transpose(0, 1)[None].detach().requires_grad_()
             for name, tensor in leaves.items()
         }
-        if self.sinks and not padding:
-            leaves["sinks"] = x["sinks"].clone().requires_grad_()
+        for name in () if padding else {"sinks", "table"} & x.keys():
+            leaves[name] = x[name].clone().requires_grad_()
         sizes = Sizes(1, self.H_q, leaves["q"].shape[2], leaves["k"].shape[2])
         return Problem(
             q=leaves["q"],
@@ -95,6 +97,7 @@ class Varlen(Valid):
             dlse=x["dlse"][None, :, rows],
             visible=visible_by(self._constraints, sizes) & (not padding),
             bias=self.dense_alibi(self.alibi_align, sizes.M, sizes.N),
+            relative=None if padding else self.relative_bias(leaves),
             scale=self.effective_scale,
             softcap=self.softcap,
             dropout=self.dropout_factors(self.dropout_p, *sizes, first_batch=b),
@@ -103,7 +106,8 @@ class Varlen(Valid):
         )
 
     def _inputs(self, *, dead: float) -> dict[str, Tensor]:
-        """q, k, v as (rows, H, width), with `dead` in dead rows, and sinks if the call has them."""
+        """q, k, v as (rows, H, width), with `dead` in dead rows, and sinks and table if there are
+        such."""
         dead_q, dead_k = self._dead_rows()
         q, k, v = self.qkv((1, len(dead_q)), (1, len(dead_k)))
         rows = {"q": (q, dead_q), "k": (k, dead_k), "v": (v, dead_k)}
@@ -111,7 +115,7 @@ class Varlen(Valid):
             name: lay_out(tensor.masked_fill(where[:, None], dead), self.layout)[0].transpose(0, 1)
             for name, (tensor, where) in rows.items()
         }
-        return x | ({"sinks": self.sink_logits()} if self.sinks else {})
+        return x | self.table() | ({"sinks": self.sink_logits()} if self.sinks else {})
 
     def _dead_rows(self) -> tuple[Tensor, Tensor]:
         """Queries without a visible key, keys that no query sees, and trailing padding: bool."""
@@ -137,9 +141,9 @@ class Varlen(Valid):
 
 
 def _joined(name: str, parts: list[Expected]) -> Expected:
-    """Packed results: rows (total, H, width), lse (H, total), the sum of dsinks."""
+    """Packed results: rows (total, H, width), lse (H, total), sums of dsinks and dtable."""
     exact, allowed = [part.exact for part in parts], [part.allowed for part in parts]
-    if name == "dsinks":
+    if name in ("dsinks", "dtable"):
         return Expected(torch.stack(exact).sum(0), torch.stack(allowed).sum(0))
     exact_rows, allowed_rows = torch.cat(exact, dim=2)[0], torch.cat(allowed, dim=2)[0]
     if name == "lse":
@@ -155,15 +159,17 @@ def varlen_calls(draw: st.DrawFn, backend: str) -> Varlen:
     M = draw(several)
     if draw(st.booleans()):
         fields["N"] = tuple(draw(lengths(limits, smallest=0)) for _ in M)
-    align = "top_left"
+    align: Align = "top_left"
     if draw(st.booleans()):
         fields["window"] = window(draw, limits.length)
         align = fields["window"].align
     if draw(st.integers(0, 3)) == 3:
         fields["alibi_align"] = align
     if draw(st.integers(0, 3)) == 3:
+        fields["relative"] = relative(draw, max(M), align)
+    if draw(st.integers(0, 3)) == 3:
         fields["dropout_p"] = draw(st.sampled_from([0.3, 0.9, 1.0]))
-    names = ("q", "k", "v", "sinks") if fields["sinks"] else ("q", "k", "v")
+    names = ("q", "k", "v", *["sinks"] * fields["sinks"], *["table"] * ("relative" in fields))
     return Varlen(
         M=M,
         trailing=draw(st.sampled_from([0, 3])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from transformer_kernels.backends.base import Gradients, Outputs
 from transformer_kernels.problem import Problem, Saved
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 
 class NativeBackend:
@@ -30,11 +32,10 @@ class NativeBackend:
         do: Tensor,
         dlse: Tensor | None,
         *,
-        bias_needs_grad: bool,
+        wanted: Collection[str] = (),
     ) -> Gradients:
         operator = self.operators(do.device).attention_backward.default
+        flags = (name in wanted for name in DIFFERENTIABLE)
         deterministic = torch.are_deterministic_algorithms_enabled()
-        dq, dk, dv, dbias = operator(
-            do, dlse, *saved, *problem.pack(), bias_needs_grad, deterministic
-        )
-        return Gradients(dq, dk, dv, dbias if bias_needs_grad else None)
+        gradients = operator(do, dlse, *saved, *problem.pack(), *flags, deterministic)
+        return Gradients.of(gradients, wanted)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import Tensor
 
-from transformer_kernels.backends.base import Gradients, slopes_reasons
+from transformer_kernels.backends.base import Gradients
 from transformer_kernels.backends.native import direct, extension
 from transformer_kernels.backends.native.base import NativeBackend
 from transformer_kernels.problem import Problem, Saved
@@ -23,7 +25,6 @@ class CpuBackend(NativeBackend):
         device = problem.shape.device
         if device.type != "cpu":
             reasons.append(f"the tensors are on {device}; the cpu backend needs CPU tensors")
-        reasons += slopes_reasons(problem)
         unavailable = self.unavailable_reason()
         if unavailable is not None:
             reasons.append(unavailable)
@@ -40,11 +41,11 @@ class CpuBackend(NativeBackend):
         do: Tensor,
         dlse: Tensor | None,
         *,
-        bias_needs_grad: bool,
+        wanted: Collection[str] = (),
     ) -> Gradients:
         is_packed = problem.layout.cu_seqlens_q is not None
-        if dlse is None and not (bias_needs_grad or is_packed) and direct.is_allowed():
+        if dlse is None and not (wanted or is_packed) and direct.is_allowed():
             gradients = direct.backward(problem, saved, do)
             if gradients is not None:
                 return gradients
-        return super().backward(problem, saved, do, dlse, bias_needs_grad=bias_needs_grad)
+        return super().backward(problem, saved, do, dlse, wanted=wanted)

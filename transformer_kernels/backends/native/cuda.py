@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
-from transformer_kernels.backends.base import slopes_reasons
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.base import NativeBackend
 from transformer_kernels.backends.native.cuda_support import WIDTHS
 from transformer_kernels.problem import Problem, Shape
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
 """Environment variable read by csrc/cuda/sm90. 0 disables the Hopper kernels: everything runs on
@@ -44,7 +44,7 @@ class CudaBackend(NativeBackend):
         columns = max(shape.D, shape.D_v)
         if WIDTHS and columns > WIDTHS[-1]:
             reasons.append(f"rows of {columns} elements: tiles are up to {WIDTHS[-1]} wide")
-        return reasons + slopes_reasons(problem)
+        return reasons
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         shape = problem.shape
@@ -53,17 +53,21 @@ class CudaBackend(NativeBackend):
         if cuda_support.runs_hopper(shape.device) and not is_cached:
             (width, v_width), backward = _hopper_widths(shape, q, k, v)
             if width:
-                bias = problem.scores.bias
                 files = "sm90"
                 if backward != (width, v_width):
                     files += " forward, csrc/cuda/sm80 backward"
-                elif bias is not None and bias.requires_grad:
-                    files += ", csrc/cuda/sm80 for dbias"
+                elif options := _options_that_require_grad(problem):
+                    files += ", csrc/cuda/sm80 for " + " and ".join(f"d{x}" for x in options)
                 return f"csrc/cuda/{files}, {dtype}, width {width}/{v_width}, {where}"
         columns = max(shape.D, shape.D_v)
         width = next(width for width in WIDTHS if width >= columns)
         files = "sm80/decode" if is_cached else "sm80"
         return f"csrc/cuda/{files}, {dtype}, width {width}, {where}"
+
+
+def _options_that_require_grad(problem: Problem) -> list[str]:
+    options = {name: getattr(problem.scores, name) for name in DIFFERENTIABLE}
+    return [name for name, x in options.items() if x is not None and x.requires_grad]
 
 
 def _hopper_widths(

@@ -41,4 +41,4 @@ def backward(problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
     scores, mask, layout = problem.scores, problem.mask, problem.layout
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     computed = launch_backward(q, k, v, scores, mask, layout, block_mask, o, lse, do, dq, dk, dv)
-    return Gradients(dq, dk, dv, None) if computed else None
+    return Gradients(dq, dk, dv) if computed else None

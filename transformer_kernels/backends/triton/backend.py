@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.base import Gradients, Outputs, slopes_reasons
+from transformer_kernels.backends.base import Gradients, Outputs
 from transformer_kernels.backends.triton import config, interpreter, operators, target
 from transformer_kernels.problem import Problem, Saved
+from transformer_kernels.scores.options import DIFFERENTIABLE
 
 
 class TritonBackend:
@@ -41,7 +44,7 @@ class TritonBackend:
                 f"rows of {columns} elements of {shape.dtype}: no tile fits the "
                 f"{chip.shared_kib} KiB of shared memory that {chip.name} has"
             )
-        return reasons + slopes_reasons(problem)
+        return reasons
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         from transformer_kernels.backends.triton import launch
@@ -61,9 +64,8 @@ class TritonBackend:
         do: Tensor,
         dlse: Tensor | None,
         *,
-        bias_needs_grad: bool,
+        wanted: Collection[str] = (),
     ) -> Gradients:
-        dq, dk, dv, dbias = operators.backward(
-            do, dlse, *saved, *problem.pack(), bias_needs_grad, True
-        )
-        return Gradients(dq, dk, dv, dbias if bias_needs_grad else None)
+        flags = (name in wanted for name in DIFFERENTIABLE)
+        gradients = operators.backward(do, dlse, *saved, *problem.pack(), *flags, True)
+        return Gradients.of(gradients, wanted)

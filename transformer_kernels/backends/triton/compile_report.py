@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transformer_kernels.backends.triton import config, interpreter, target
 from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import Saved
 from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.scores.relative import relative_bias
 
 DTYPES = (torch.bfloat16, torch.float32)
 TARGETS = {
@@ -65,7 +65,7 @@ def compile_tiles(
     *,
     processes: int = 2,
 ) -> Iterator[Compiled]:
-    """Compiles every kernel of a causal call and of the bias gradient.
+    """Compiles every kernel of a causal call and of the gradients of biases.
 
     Args:
         chips: names in `config.CHIPS`.
@@ -130,21 +130,23 @@ class Driver:
 
 
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
-    """Launches a causal forward and backward pass, and the gradient of a dense bias."""
+    """Launches a causal forward and backward pass, and the gradients of biases."""
     from transformer_kernels.backends.triton import launch
 
     q, k, v = (torch.empty(2, 8, 1024, columns, dtype=dtype, device="meta") for _ in range(3))
     bias = torch.empty(8, 1024, 1024, dtype=dtype, device="meta")
+    relative = relative_bias(torch.empty(8, 257, device="meta"), lowest=-128)
 
-    def prepare(bias: Tensor | None) -> launch.Call:
-        return launch.prepare(dense_problem(q, k, v, mask=Mask.causal(), bias=bias), q, k, v)
+    def prepare(**biases: Any) -> launch.Call:
+        return launch.prepare(dense_problem(q, k, v, mask=Mask.causal(), **biases), q, k, v)
 
-    plain, biased = prepare(None), prepare(bias)
+    plain = prepare()
     o, lse, _ = launch.forward(plain)
     operands = launch.prepare_backward(plain, q, None, Saved(q, k, v, o, lse, None))
     launch.bwd_dkdv(plain, operands, None)
     launch.bwd_dq(plain, operands, None)
-    launch.gradient_of_bias(biased, operands, None, lse)
+    launch.gradient_of_bias(prepare(bias=bias), operands, None, lse)
+    launch.gradient_of_relative_bias(prepare(relative=relative), operands, None)
 
 
 def compile_for(chip: str, kernel: Any, request: dict[str, Any]) -> Any:

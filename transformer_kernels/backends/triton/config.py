@@ -15,7 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kernel = Literal["forward", "bwd_dkdv", "bwd_dq", "bias_gradient"]
+from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
+
+Kernel = Literal["forward", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient"]
+SUMS: tuple[Kernel, ...] = ("bias_gradient", "relative_gradient")
+"""Kernels that sum score gradients. Their tiles allow for any per-score loads."""
 WIDTHS = (64, 128, 256, 512)
 """Widths (head dimensions) of the table's columns. A row uses the first that is large enough."""
 
@@ -41,7 +45,8 @@ class Chip:
     warp_groups: bool = False
     """True if matrix products read their operands from shared memory (wgmma, tcgen05)"""
     keeps_weights: bool = False
-    """True if tiles between two products stay in registers when each warp owns whole rows"""
+    """True if half-precision tiles between two products stay in registers when each warp owns whole
+    rows"""
     keeps_rows: bool = False
     """True if rows used by all iterations stay in registers instead of shared memory"""
     multiplies_float32: bool = False
@@ -101,9 +106,15 @@ def tile(
     if row is None:
         return None
     default = Tile(*row)
-    if score_bytes == 0 or kernel == "bias_gradient":  # its tiles already allow for a bias
+    if score_bytes == 0 or kernel in SUMS:
         return default
     return _shrink_for_score_loads(kernel, chip, default, element_size, columns, score_bytes)
+
+
+def is_allowed(kernel: Kernel, tile: Tile) -> bool:
+    """True if the kernel can have the tile, whatever its resources: the relative gradient needs
+    square tiles, each within one block of the block mask."""
+    return kernel != "relative_gradient" or tile.block_m == tile.block_n <= BLOCK_MASK_SIZE
 
 
 def _shrink_for_score_loads(
@@ -144,7 +155,7 @@ def shared_bytes(
 ) -> int:
     """Returns an upper bound of the shared memory of a tile, in bytes.
 
-    The sum of: resident rows (q; k and v; or q and do), pipelined rows (k and v, or q and do),
+    The sum of: resident rows (q; k and v; or q and do), pipelined rows (k and v, q and do, or all),
     per-score loads, and tiles passed from one product to the next (weights; for dk also ds).
     """
     row = columns * element_size
@@ -153,6 +164,8 @@ def shared_bytes(
         resident, streamed = streamed, resident
     elif kernel == "forward":
         resident = tile.block_m
+    elif kernel == "relative_gradient":
+        resident, streamed = 0, resident + streamed
     if chip.keeps_rows:
         resident = 0
     ahead = max(1, tile.stages - 1)
@@ -161,7 +174,7 @@ def shared_bytes(
     scores = tile.block_m * tile.block_n
     rows = tile.block_n if kernel == "bwd_dkdv" else tile.block_m
     between = scores * element_size * (2 if kernel == "bwd_dkdv" else 1)
-    if chip.keeps_weights and 16 * tile.warps <= rows:
+    if chip.keeps_weights and element_size == 2 and 16 * tile.warps <= rows:
         between = 0
     return (resident + in_flight * streamed) * row + ahead * scores * score_bytes + between
 
@@ -195,6 +208,13 @@ _HALVES: dict[Kernel, _Rows] = {
     "bias_gradient": dict.fromkeys(
         CHIPS, ((64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1))
     ),
+    "relative_gradient": {
+        "sm80":  ((64, 64, 8, 2), (64, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
+        "sm86":  ((64, 64, 8, 2), (64, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
+        "sm90":  ((64, 64, 8, 2), (64, 64, 8, 2), (32, 32, 8, 1), (16, 16, 4, 1)),
+        "sm100": ((64, 64, 8, 2), (64, 64, 8, 2), (32, 32, 8, 1), (16, 16, 4, 1)),
+        "gfx9":  ((64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
+    },
 }
 
 _FLOATS: dict[Kernel, _Rows] = {
@@ -221,6 +241,9 @@ _FLOATS: dict[Kernel, _Rows] = {
     },
     "bias_gradient": dict.fromkeys(
         CHIPS, ((32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 8, 1), (16, 16, 4, 1))
+    ),
+    "relative_gradient": dict.fromkeys(
+        CHIPS, ((32, 32, 4, 1), (16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1))
     ),
 }
 # fmt: on

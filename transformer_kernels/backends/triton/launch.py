@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
+from transformer_kernels.backends.base import Gradients
 from transformer_kernels.backends.triton import config, interpreter, target
 from transformer_kernels.backends.triton.config import Kernel, Tile
 from transformer_kernels.backends.triton.kernels import arguments, dropout, masks, scores
@@ -20,6 +22,7 @@ from transformer_kernels.backends.triton.kernels.bias_gradient import (
 from transformer_kernels.backends.triton.kernels.block_lists import block_mask_kernel, list_kernel
 from transformer_kernels.backends.triton.kernels.block_ranges import NO_LISTS, BlockLists
 from transformer_kernels.backends.triton.kernels.forward import forward_kernel
+from transformer_kernels.backends.triton.kernels.relative_gradient import strip_sums_kernel
 from transformer_kernels.backends.triton.kernels.score_gradient import (
     Statistics,
     bwd_preprocess_kernel,
@@ -72,9 +75,10 @@ class Operands(NamedTuple):
 
 def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     shape = problem.shape
-    # A max_seqlen beyond the rows in memory would add empty programs.
-    shape = shape._replace(M=min(shape.M, q.shape[2]), N=min(shape.N, k.shape[2]))
-    problem = replace(problem, shape=shape)
+    if problem.scores.relative_bias is None:  # its distances are those of the upper bounds
+        # A max_seqlen beyond the rows in memory would add empty programs.
+        shape = shape._replace(M=min(shape.M, q.shape[2]), N=min(shape.N, k.shape[2]))
+        problem = replace(problem, shape=shape)
     return Call(
         as_rows(q),
         as_rows(k),
@@ -105,16 +109,17 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(
-    call: Call, do: Tensor, dlse: Tensor | None, saved: Saved, bias_needs_grad: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Returns (dq, dk, dv, dbias); dbias is None unless `bias_needs_grad`."""
+    call: Call, do: Tensor, dlse: Tensor | None, saved: Saved, wanted: Collection[str]
+) -> Gradients:
+    """Returns the gradients; those of options are None unless they are `wanted`."""
     operands = prepare_backward(call, do, dlse, saved)
     dk, dv = bwd_dkdv(call, operands, saved.block_mask)
     dq = bwd_dq(call, operands, saved.block_mask)
-    dbias = None
-    if bias_needs_grad and call.problem.scores.bias is not None:
-        dbias = gradient_of_bias(call, operands, dlse, saved.lse)
-    return dq, dk, dv, dbias
+    dbias = gradient_of_bias(call, operands, dlse, saved.lse) if "bias" in wanted else None
+    drelative = None
+    if "relative_bias" in wanted:
+        drelative = gradient_of_relative_bias(call, operands, saved.block_mask)
+    return Gradients(dq, dk, dv, dbias, drelative)
 
 
 def prepare_backward(call: Call, do: Tensor, dlse: Tensor | None, saved: Saved) -> Operands:
@@ -214,6 +219,34 @@ def _row_sums(delta: Tensor, dlse: Tensor | None, lse: Tensor) -> Tensor:
 def _reduced(sums: Tensor, bias: Tensor) -> Tensor:
     over = [n for n, size in enumerate(bias.shape) if size == 1 and sums.shape[n] != 1]
     return (sums.sum(over, keepdim=True) if over else sums).to(bias.dtype)
+
+
+def gradient_of_relative_bias(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
+    """Returns drelative_bias, (H_q or 1, distances) float32."""
+    p, table = call.problem.shape, call.problem.scores.relative_bias
+    assert table is not None
+    tile, sizes = tiling("relative_gradient", call.problem)
+    sums = torch.zeros((p.B, p.H_q, 2, table.shape[1]), dtype=torch.float32, device=table.device)
+    side = tile.block_m
+    strips = max(-(-p.M // side) + -(-p.N // side) - 1, 0)
+    block_mask = block_mask if call.problem.mask.has_element_mask else None
+    launch(
+        strip_sums_kernel,
+        strips * p.H_q * p.B,
+        *operands,
+        sums,
+        *call.scalars,
+        call.heads,
+        call.sequences,
+        call.mask,
+        block_mask,
+        tuple(arguments.broadcast_strides(block_mask, 4)[:3]),
+        call.scores,
+        call.dropout,
+        sizes,
+        **resources(tile),
+    )
+    return sums.sum((0, 2)) if table.shape[0] > 1 else sums.sum((0, 1, 2))[None]
 
 
 def fill_block_mask(call: Call) -> Tensor:

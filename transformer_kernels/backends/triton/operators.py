@@ -34,17 +34,17 @@ def _backward(
     lse: Tensor,
     block_mask: Tensor | None,
     *rest: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     from transformer_kernels.backends.triton import launch
 
-    *options, bias_needs_grad, _ = rest  # every result is deterministic
+    options, wanted = schema.unpack_backward(rest)  # every result is deterministic
     problem = unpack(q, k, v, options)
     saved = Saved(q, k, v, o, lse, block_mask)
     _check(problem, {"do": do, "dlse": dlse, **saved._asdict()})
     with torch.cuda.device_of(q):
         call = launch.prepare(problem, q, k, v)
-        dq, dk, dv, dbias = launch.backward(call, do, dlse, saved, bias_needs_grad)
-    return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
+        gradients = launch.backward(call, do, dlse, saved, wanted)
+    return tuple(q.new_empty(0) if x is None else x for x in gradients)
 
 
 def _check(problem: Problem, tensors: dict[str, Tensor | None]) -> None:

@@ -23,8 +23,8 @@ from transformer_kernels.backends.triton.kernels.block_ranges import (
 )
 from transformer_kernels.backends.triton.kernels.dropout import dropout_factor
 from transformer_kernels.backends.triton.kernels.masks import (
-    band_of,
     is_live,
+    sequence_band,
     visible,
     zero_hidden_keys,
 )
@@ -61,11 +61,10 @@ def bwd_dkdv_kernel(
     """dk and dv of a key block; tiles are (keys, queries)"""
     blocks = tl.cdiv(N, sizes.BLOCK_N)
     h_kv, b = program_head(blocks, heads.H_q // heads.group)
-    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N, rows, rows_k)
-    shift = sequences.bottom_right * (N - M)
-    band = band_of(mask, b, M, N, low + shift, high + shift, offset + shift)
+    memory_b, first_q, first_k, own_M, own_N = sequence(sequences, b, M, N, rows, rows_k)
+    band = sequence_band(mask, sequences, b, M, N, own_M, own_N, low, high, offset)
     j0 = tl.program_id(0) % blocks * sizes.BLOCK_N
-    if j0 >= N:
+    if j0 >= band.N:
         return
 
     j = j0 + tl.arange(0, sizes.BLOCK_N)
@@ -99,8 +98,8 @@ def bwd_dkdv_kernel(
                 coords, band, mask, scores, dropout, sizes, MASKED=True,
             )  # fmt: skip
     dk_sum = sums.dk * scores.scale
-    store_rows(head(dk, memory_b, h_kv, first_k), j0, j < N, dk_sum, sizes.D)
-    store_rows(head(dv, memory_b, h_kv, first_k), j0, j < N, sums.dv, sizes.D_V)
+    store_rows(head(dk, memory_b, h_kv, first_k), j0, j < band.N, dk_sum, sizes.D)
+    store_rows(head(dv, memory_b, h_kv, first_k), j0, j < band.N, sums.dv, sizes.D_V)
 
 
 @triton.jit
@@ -141,16 +140,15 @@ def bwd_dq_kernel(
     blocks = tl.cdiv(M, sizes.BLOCK_M)
     block = blocks - 1 - tl.program_id(0) % blocks
     h, b = program_head(blocks, heads.H_q)
-    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N, rows, rows_k)
-    shift = sequences.bottom_right * (N - M)
-    band = band_of(mask, b, M, N, low + shift, high + shift, offset + shift)
+    memory_b, first_q, first_k, own_M, own_N = sequence(sequences, b, M, N, rows, rows_k)
+    band = sequence_band(mask, sequences, b, M, N, own_M, own_N, low, high, offset)
     i0 = block * sizes.BLOCK_M
-    if i0 >= M:
+    if i0 >= band.M:
         return
 
     i = i0 + tl.arange(0, sizes.BLOCK_M)
     of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q)
-    of_rows = load_statistics(of_head, i, M, True)
+    of_rows = load_statistics(of_head, i, band.M, True)
     live = of_rows.base < float("inf")  # fully masked rows may hold NaN
     q_head, do_head = head(q, memory_b, h, first_q), head(do, memory_b, h, first_q)
     q_tile = load_rows(q_head, i0, live, sizes.D, sizes.BLOCK_D, True)
@@ -177,7 +175,7 @@ def bwd_dq_kernel(
             coords, band, mask, scores, dropout, sizes, MASKED=True,
         )  # fmt: skip
     total *= scores.scale
-    store_rows(head(dq, memory_b, h, first_q), i0, i < M, total, sizes.D)
+    store_rows(head(dq, memory_b, h, first_q), i0, i < band.M, total, sizes.D)
 
 
 @triton.jit

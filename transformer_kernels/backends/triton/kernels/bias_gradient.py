@@ -15,47 +15,14 @@ from transformer_kernels.backends.triton.kernels.block_ranges import (
     key_block_ranges,
     query_block_ranges,
 )
-from transformer_kernels.backends.triton.kernels.dropout import dropout_factor
-from transformer_kernels.backends.triton.kernels.masks import band_of, is_live, visible
+from transformer_kernels.backends.triton.kernels.masks import band_of
 from transformer_kernels.backends.triton.kernels.primitives import (
     head,
-    load_rows,
     program_head,
     tile_coords,
     vector_pointer,
 )
-from transformer_kernels.backends.triton.kernels.score_gradient import (
-    head_statistics,
-    load_statistics,
-    score_gradients,
-    weights,
-)
-from transformer_kernels.backends.triton.kernels.scores import load_bias
-
-
-@triton.jit
-def tile_gradients(
-    q, k, v, do, statistics, rows, heads, coords, band, mask, scores, dropout, sizes
-):  # fmt: skip
-    """ds of a tile, 0 where hidden"""
-    PRECISION: tl.constexpr = sizes.PRECISION
-    b, h, i0, j0 = coords.b, coords.h, coords.i0, coords.j0
-    live = is_live(j0 + tl.arange(0, sizes.BLOCK_N), band)
-    q_head, do_head = head(q, b, h, 0), head(do, b, h, 0)
-    k_head, v_head = head(k, b, h // heads.group, 0), head(v, b, h // heads.group, 0)
-    of_head = head_statistics(statistics, heads, rows, b, h, 0)
-    of_rows = load_statistics(of_head, i0 + tl.arange(0, sizes.BLOCK_M), band.M, True)
-    rows_live = of_rows.base < float("inf")
-    q_tile = load_rows(q_head, i0, rows_live, sizes.D, sizes.BLOCK_D, True)
-    k_tile = load_rows(k_head, j0, live, sizes.D, sizes.BLOCK_D, True)
-    bias, is_visible = load_bias(scores, coords, band), visible(mask, band, coords)
-    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
-    p = weights(products, of_rows.base[:, None], bias, is_visible, mask, scores, coords, band)
-    do_tile = load_rows(do_head, i0, rows_live, sizes.D_V, sizes.BLOCK_DV, True)
-    v_tile = load_rows(v_head, j0, live, sizes.D_V, sizes.BLOCK_DV, True)
-    z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
-    dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
-    return score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)
+from transformer_kernels.backends.triton.kernels.score_gradient import tile_gradients
 
 
 @triton.jit(do_not_specialize=[*UNSPECIALIZED, "B", "own_b", "own_h"])
@@ -73,14 +40,14 @@ def tile_sums_kernel(
     first_b = program // column_blocks // row_blocks // own_h
     total = tl.zeros([sizes.BLOCK_M, sizes.BLOCK_N], tl.float32)
     for b in range(first_b, B, own_b):
-        band = band_of(mask, b, M, N, low, high, offset)
+        band = band_of(mask, b, M, N, low, high, offset, N - 1, M + N - 1)
         ranges = key_block_ranges(band, i0, sizes.BLOCK_M, sizes.BLOCK_N)
         begin, end = ranges.any_begin * sizes.BLOCK_N, ranges.any_end * sizes.BLOCK_N
         if (j0 >= begin) & (j0 < end):
             for h in range(first_h, heads.H_q, own_h):
                 coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
                 total += tile_gradients(
-                    q, k, v, do, statistics, rows, heads,
+                    q, k, v, do, statistics, rows, heads, b, 0, 0,
                     coords, band, mask, scores, dropout, sizes,
                 )  # fmt: skip
     i, j = i0 + tl.arange(0, sizes.BLOCK_M)[:, None], j0 + tl.arange(0, sizes.BLOCK_N)[None, :]
@@ -100,13 +67,14 @@ def column_sums_kernel(
     h, b = program_head(blocks, heads.H_q)
     j0 = tl.program_id(0) % blocks * sizes.BLOCK_N
     total = tl.zeros([sizes.BLOCK_N], tl.float32)
-    band = band_of(mask, b, M, N, low, high, offset)
+    band = band_of(mask, b, M, N, low, high, offset, N - 1, M + N - 1)
     ranges = query_block_ranges(band, j0, sizes.BLOCK_M, sizes.BLOCK_N)
     for n in range(ranges.any_begin, ranges.any_end):
         coords = tile_coords(b, h, n * sizes.BLOCK_M, j0, sizes, TRANSPOSED=False)
         ds = tile_gradients(
-            q, k, v, do, statistics, rows, heads, coords, band, mask, scores, dropout, sizes
-        )
+            q, k, v, do, statistics, rows, heads, b, 0, 0,
+            coords, band, mask, scores, dropout, sizes,
+        )  # fmt: skip
         total += tl.sum(ds, 0)
     j = j0 + tl.arange(0, sizes.BLOCK_N)
     tl.store(vector_pointer(sums, heads, N, b, h, 0) + j, total, mask=j < N)

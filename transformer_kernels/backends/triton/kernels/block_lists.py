@@ -53,7 +53,7 @@ def list_kernel(
     program = tl.program_id(0)
     block = program % blocks
     h, b = program_head(blocks, heads)
-    band = band_of(mask, b, M, N, low, high, 0)
+    band = band_of(mask, b, M, N, low, high, 0, 0, 0)
     if BY_KEYS:
         ranges = query_block_ranges(band, block * BLOCK_N, BLOCK_M, BLOCK_N)
     else:
@@ -85,6 +85,18 @@ def list_kernel(
         num_full += tl.sum(full.to(tl.int32), 0)
     tl.store(lists.counts + 2 * program, num_partial)
     tl.store(lists.counts + 2 * program + 1, num_full)
+
+
+@triton.jit
+def is_empty(block_mask, strides, b, h, i0, j0):
+    """True if the block mask hides the tile at (i0, j0), whose sides divide 64; block_mask may be
+    None"""
+    if block_mask is None:
+        return False
+    else:
+        entries = block_mask + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
+        row, column = i0 // BLOCK_MASK_SIZE, j0 // BLOCK_MASK_SIZE
+        return tl.load(entries + row * strides[2] + column) == 0
 
 
 @triton.jit

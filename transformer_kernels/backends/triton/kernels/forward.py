@@ -23,8 +23,8 @@ from transformer_kernels.backends.triton.kernels.block_ranges import (
 )
 from transformer_kernels.backends.triton.kernels.dropout import dropped
 from transformer_kernels.backends.triton.kernels.masks import (
-    band_of,
     is_live,
+    sequence_band,
     visible,
     zero_hidden_keys,
 )
@@ -65,16 +65,15 @@ def forward_kernel(
     blocks = tl.cdiv(M, sizes.BLOCK_M)
     block = blocks - 1 - tl.program_id(0) % blocks
     h, b = program_head(blocks, heads.H_q)
-    memory_b, first_q, first_k, M, N = sequence(sequences, b, M, N, rows, rows_k)
-    shift = sequences.bottom_right * (N - M)
-    band = band_of(mask, b, M, N, low + shift, high + shift, offset + shift)
+    memory_b, first_q, first_k, own_M, own_N = sequence(sequences, b, M, N, rows, rows_k)
+    band = sequence_band(mask, sequences, b, M, N, own_M, own_N, low, high, offset)
     i0 = block * sizes.BLOCK_M
-    if i0 >= M:
+    if i0 >= band.M:
         return
 
     i = i0 + tl.arange(0, sizes.BLOCK_M)
     q_head = head(q, memory_b, h, first_q)
-    q_tile = load_rows(q_head, i0, i < M, sizes.D, sizes.BLOCK_D, True)
+    q_tile = load_rows(q_head, i0, i < band.M, sizes.D, sizes.BLOCK_D, True)
     k_head = head(k, memory_b, h // heads.group, first_k)
     v_head = head(v, memory_b, h // heads.group, first_k)
     state = Softmax(
@@ -103,10 +102,10 @@ def forward_kernel(
     empty = state.l_i == 0.0
     total = tl.where(empty, 1.0, state.l_i)
     acc = state.acc * (dropout.factor / total)[:, None]
-    store_rows(head(o, memory_b, h, first_q), i0, i < M, acc, sizes.D_V)
+    store_rows(head(o, memory_b, h, first_q), i0, i < band.M, acc, sizes.D_V)
     lse_i = state.m_i * natural_unit(scores) + tl.log2(total) * LN2
     lse_i = tl.where(empty, float("-inf"), lse_i)
-    tl.store(vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < M)
+    tl.store(vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < band.M)
 
 
 @triton.jit

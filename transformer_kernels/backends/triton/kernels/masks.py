@@ -74,7 +74,11 @@ def bytes_per_score(mask: ResolvedMask) -> int:
 
 class Band(NamedTuple):
     """Scores of one sequence: query i < M sees key j if begin <= j < end and
-    i + low <= j <= i + high. `offset` is that of ALiBi."""
+    i + low <= j <= i + high.
+
+    `offset` is that of ALiBi. The relative bias of (i, j) is element i + relative_offset - j of a
+    table of `distances` elements.
+    """
 
     M: Any
     N: Any
@@ -83,10 +87,24 @@ class Band(NamedTuple):
     begin: Any
     end: Any
     offset: Any
+    relative_offset: Any
+    distances: Any
 
 
 @triton.jit
-def band_of(mask, b, M, N, low, high, offset):
+def sequence_band(mask, sequences, b, max_M, max_N, M, N, low, high, offset):
+    """`Band` of sequence b: M of at most max_M queries, N of at most max_N keys"""
+    shift = sequences.bottom_right * (N - M)
+    # Relative biases begin with distance 1 - max_N or, from the bottom right corner, 1 - max_M.
+    relative_offset = max_N - 1 + sequences.bottom_right * (max_M - max_N) + shift
+    return band_of(
+        mask, b, M, N, low + shift, high + shift, offset + shift,
+        relative_offset, max_M + max_N - 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def band_of(mask, b, M, N, low, high, offset, relative_offset, distances):
     """`Band` of batch entry b, with its key range clamped to 0..N"""
     begin = 0
     end = N
@@ -94,7 +112,7 @@ def band_of(mask, b, M, N, low, high, offset):
         begin = tl.minimum(tl.maximum(tl.load(mask.key_start + b), 0), N).to(tl.int32)
     if mask.key_end is not None:
         end = tl.minimum(tl.maximum(tl.load(mask.key_end + b), 0), N).to(tl.int32)
-    return Band(M, N, low, high, begin, end, offset)
+    return Band(M, N, low, high, begin, end, offset, relative_offset, distances)
 
 
 @triton.jit

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from transformer_kernels.backends.triton.kernels.dropout import dropout_factor
+from transformer_kernels.backends.triton.kernels.masks import is_live, visible
 from transformer_kernels.backends.triton.kernels.primitives import (
     head,
     load_rows,
@@ -19,7 +21,7 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     sequence,
     vector_pointer,
 )
-from transformer_kernels.backends.triton.kernels.scores import LOG2E, natural_scores
+from transformer_kernels.backends.triton.kernels.scores import LOG2E, load_bias, natural_scores
 
 
 class Statistics(NamedTuple):
@@ -70,6 +72,33 @@ def score_gradients(p, dp, delta, is_visible, mask):
     if is_visible is not None and mask.has_elements:
         ds = tl.where(p != 0.0, ds, 0.0)  # a value that no query sees may be NaN
     return ds
+
+
+@triton.jit
+def tile_gradients(
+    q, k, v, do, statistics, rows, heads, memory_b, first_q, first_k,
+    coords, band, mask, scores, dropout, sizes,
+):  # fmt: skip
+    """ds of a tile, 0 where hidden; `sequence` returns memory_b, first_q and first_k"""
+    PRECISION: tl.constexpr = sizes.PRECISION
+    h, i0, j0 = coords.h, coords.i0, coords.j0
+    h_kv = h // heads.group
+    live = is_live(j0 + tl.arange(0, sizes.BLOCK_N), band)
+    q_head, do_head = head(q, memory_b, h, first_q), head(do, memory_b, h, first_q)
+    k_head, v_head = head(k, memory_b, h_kv, first_k), head(v, memory_b, h_kv, first_k)
+    of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q)
+    of_rows = load_statistics(of_head, i0 + tl.arange(0, sizes.BLOCK_M), band.M, True)
+    rows_live = of_rows.base < float("inf")
+    q_tile = load_rows(q_head, i0, rows_live, sizes.D, sizes.BLOCK_D, True)
+    k_tile = load_rows(k_head, j0, live, sizes.D, sizes.BLOCK_D, True)
+    bias, is_visible = load_bias(scores, coords, band), visible(mask, band, coords)
+    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+    p = weights(products, of_rows.base[:, None], bias, is_visible, mask, scores, coords, band)
+    do_tile = load_rows(do_head, i0, rows_live, sizes.D_V, sizes.BLOCK_DV, True)
+    v_tile = load_rows(v_head, j0, live, sizes.D_V, sizes.BLOCK_DV, True)
+    z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
+    dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
+    return score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)
 
 
 @triton.jit(do_not_specialize=["rows", "M", "N"])

@@ -1,7 +1,7 @@
 """Score options: products q k^T to scores and back. All of an option is in this file.
 
     a = scale q k^T, with a softcap c: c tanh(scale q k^T / c)
-    s = a + bias - slope |i + offset - j|
+    s = a + bias - slope |i + offset - j| + relative_bias[i + relative_offset - j]
 
 docs/attention.md, sections 2 and 3.
 """
@@ -26,7 +26,7 @@ class Scores(NamedTuple):
 
     scale: float
     plain_scale: float | None
-    """log2(e) * scale; None if there is a softcap, a bias or ALiBi, or if the scale is near the
+    """log2(e) * scale; None if there is a softcap, a bias of any kind, or if the scale is near the
     limits of float32: a scale that rounds to 0 would turn masked scores (-inf) into NaN"""
     softcap: float | None
     bias: Tensor | None
@@ -38,12 +38,16 @@ class Scores(NamedTuple):
     columns: int | None
     """N if there is a bias, else None: see `MaskTensors`"""
     slopes: Tensor | None
+    relative_bias: Tensor | None
+    relative_h: int | None
+    """0 if all heads share one row of the relative bias, else 1"""
 
 
 def scores(problem: Problem, scale: float) -> Scores:
     options = problem.scores
-    plain = not options.softcap and options.bias is None and options.alibi_slopes is None
-    plain = plain and 1e-37 < scale < 1e37
+    table = options.relative_bias
+    biases = (options.bias, options.alibi_slopes, table)
+    plain = not options.softcap and all(x is None for x in biases) and 1e-37 < scale < 1e37
     bias_b, bias_h, bias_i, bias_j = broadcast_strides(options.bias, 4)
     return Scores(
         scale=scale,
@@ -56,24 +60,55 @@ def scores(problem: Problem, scale: float) -> Scores:
         bias_j=bias_j,
         columns=None if options.bias is None else problem.shape.N,
         slopes=contiguous(options.alibi_slopes),
+        relative_bias=contiguous(table),
+        relative_h=None if table is None else int(table.shape[0] > 1),
     )
 
 
 def bytes_per_score(options: ScoreOptions) -> int:
     """Returns the bytes that score options load per score."""
-    return 0 if options.bias is None else options.bias.element_size()
+    loaded = (options.bias, options.relative_bias)
+    return sum(x.element_size() for x in loaded if x is not None)
 
 
 @triton.jit
 def load_bias(scores, coords, band):
-    """Bias tile, 0 outside M x N. Triton 3.6 cannot return None."""
+    """Tile of the dense plus the relative bias. Triton 3.6 cannot return None."""
     if scores.bias is None:
-        return 0.0
+        if scores.relative_bias is None:
+            return 0.0
+        else:
+            return load_relative_bias(scores, coords, band)
     else:
-        b, h = tl.cast(coords.b, tl.int64), tl.cast(coords.h, tl.int64)
-        i, j = coords.i.to(tl.int64) * scores.bias_i, coords.j.to(tl.int64) * scores.bias_j
-        at = scores.bias + b * scores.bias_b + h * scores.bias_h + i + j
-        return tl.load(at, mask=(coords.i < band.M) & (coords.j < scores.columns), other=0.0)
+        bias = load_dense_bias(scores, coords, band)
+        if scores.relative_bias is not None:
+            bias = bias.to(tl.float32) + load_relative_bias(scores, coords, band)
+        return bias
+
+
+@triton.jit
+def load_dense_bias(scores, coords, band):
+    """Bias tile, 0 outside M x N"""
+    b, h = tl.cast(coords.b, tl.int64), tl.cast(coords.h, tl.int64)
+    i, j = coords.i.to(tl.int64) * scores.bias_i, coords.j.to(tl.int64) * scores.bias_j
+    at = scores.bias + b * scores.bias_b + h * scores.bias_h + i + j
+    return tl.load(at, mask=(coords.i < band.M) & (coords.j < scores.columns), other=0.0)
+
+
+@triton.jit
+def load_relative_bias(scores, coords, band):
+    """Tile of the relative bias, 0 outside its table: rows past M, keys past N, and distances of
+    sequences that are longer than their upper bounds"""
+    index = coords.i + band.relative_offset - coords.j
+    row = tl.cast(coords.h, tl.int64) * scores.relative_h * band.distances
+    at = scores.relative_bias + row + index
+    return tl.load(at, mask=is_distance(index, band), other=0.0)
+
+
+@triton.jit
+def is_distance(index, band):
+    """True if 0 <= index < distances: one comparison, since negative numbers wrap around"""
+    return index.to(tl.uint32) < band.distances.to(tl.uint32)
 
 
 @triton.jit
@@ -102,7 +137,7 @@ def scaled(products, scores):
 def natural_scores(products, bias, scores, coords, band):
     """s in natural units, not masked"""
     s = scaled(products, scores)
-    if scores.bias is not None:
+    if scores.bias is not None or scores.relative_bias is not None:
         s += bias.to(tl.float32)
     if scores.slopes is not None:
         distance = tl.abs(coords.i + band.offset - coords.j).to(tl.float32)
@@ -123,7 +158,7 @@ def unscaled_scores(products, bias, scores, coords, band):
 @triton.jit
 def finite_maximum(m, scores, MASKED: tl.constexpr):
     """Row maximum m, 0 where all scores so far are -inf"""
-    if MASKED or scores.bias is not None:
+    if MASKED or scores.bias is not None or scores.relative_bias is not None:
         return tl.where(m == float("-inf"), 0.0, m)
     else:
         return m

@@ -1,0 +1,58 @@
+#include "cpu/driver/relative_gradient.h"
+
+#include <algorithm>
+
+#include "cpu/driver/dense.h"
+#include "cpu/driver/sequences.h"
+
+namespace tk {
+
+namespace {
+
+// Distances of a problem whose sums the kernels write.
+int64_t distances_of(const BackwardParams& p) { return p.M == 0 || p.N == 0 ? 0 : p.M + p.N - 1; }
+
+// Row `row` of drelative_bias: the sum over sequences, and over heads if they share the table.
+template <typename Real>
+void sum_row(const BackwardParams& call, std::span<const BackwardParams> sequences, int64_t row) {
+  const bool is_shared = call.score.relative_stride == 0;
+  std::vector<double> total(static_cast<size_t>(call.score.distances));
+  for (const BackwardParams& p : sequences) {
+    const int64_t count = distances_of(p);
+    double* const to = total.data() + p.score.relative_offset - (p.N - 1);
+    for (int64_t n = is_shared ? 0 : row; n < p.B * p.H_q; n += is_shared ? 1 : p.H_q) {
+      const Real* const from = static_cast<const Real*>(p.distance_sums) + n * count;
+      for (int64_t e = 0; e < count; ++e) to[e] += static_cast<double>(from[e]);
+    }
+  }
+  std::copy(total.begin(), total.end(),
+            static_cast<Real*>(call.drelative_bias) + row * call.score.distances);
+}
+
+}  // namespace
+
+std::vector<char> allocate_distance_sums(std::span<BackwardParams> problems) {
+  int64_t bytes = 0;
+  for (const BackwardParams& p : problems) {
+    if (p.drelative_bias) bytes += p.B * p.H_q * distances_of(p) * bytes_of_statistics(p.dtype);
+  }
+  std::vector<char> sums(static_cast<size_t>(bytes));
+  char* next = sums.data();
+  for (BackwardParams& p : problems) {
+    if (!p.drelative_bias || distances_of(p) == 0) continue;
+    p.distance_sums = next;
+    next += p.B * p.H_q * distances_of(p) * bytes_of_statistics(p.dtype);
+  }
+  return sums;
+}
+
+void sum_distances(const BackwardParams& call, std::span<const BackwardParams> sequences) {
+  if (!call.drelative_bias) return;
+  const int64_t rows = call.score.relative_stride == 0 ? 1 : call.H_q;
+  cpu::for_each(workers(), rows, [&](int64_t, int64_t row) {
+    call.dtype == DType::kFloat64 ? sum_row<double>(call, sequences, row)
+                                  : sum_row<float>(call, sequences, row);
+  });
+}
+
+}  // namespace tk
