@@ -67,6 +67,29 @@ def test_every_implementation_matches_the_formula(
     assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_every_implementation_adds_the_bias(
+    implementation: AttnImplementation, mask: Mask | None
+) -> None:
+    B, H, M, N, D = 2, 3, 5, 7, 11
+    q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
+    inputs = [x.requires_grad_() for x in (q, k, v, randn(H, M, N, seed=5))]
+    visible = (
+        torch.ones(B, H, M, N, dtype=torch.bool) if mask is None else mask.materialize(B, H, M, N)
+    )
+    do = randn(B, H, M, D, seed=4)
+
+    s = (0.5 * q @ k.mT + inputs[3]).masked_fill(~visible, -math.inf)
+    expected = s.softmax(dim=-1) @ v
+    o = attend(
+        q, k, v, mask=mask, bias=inputs[3], scale=0.5, attn_implementation=implementation
+    )  # fmt: skip
+
+    assert_same(o, expected)
+    assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
+
+
 def test_sdpa_materializes_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, bool]] = []
 

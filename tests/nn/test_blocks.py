@@ -122,6 +122,18 @@ def test_feed_forward_is_four_times_as_wide_by_default(
     assert_same(layer(x()), expected)
 
 
+def test_feed_forward_drops_the_activations_in_training() -> None:
+    layer = FeedForward(12, dropout=0.5).double()
+    seen: list[Tensor] = []
+    layer.down_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    layer(x())
+    layer.eval()(x())
+    dropped, kept = seen[0] == 0, seen[1]
+    assert 0.6 < dropped.double().mean() < 0.9  # half is zero before the dropout
+    assert_same(seen[0], 2 * kept.masked_fill(dropped, 0.0))
+    assert 0.3 < (kept == 0).double().mean() < 0.7
+
+
 def test_relu_is_the_default() -> None:
     assert isinstance(TransformerBlock(12, 3).feed_forward.activation, nn.ReLU)
 

@@ -7,7 +7,12 @@ import math
 import pytest
 import torch
 
-from transformer_kernels.nn import LearnedPositions, SinusoidalPositions, sinusoids
+from transformer_kernels.nn import (
+    LearnedPositions,
+    SinusoidalPositions,
+    distance_sinusoids,
+    sinusoids,
+)
 
 
 @pytest.mark.parametrize("width", [8, 7, 1])
@@ -19,6 +24,27 @@ def test_sinusoids_follow_the_paper_at_even_and_odd_widths(width: int) -> None:
             angle = position / 10000 ** (2 * (column // 2) / width)
             expected = math.cos(angle) if column % 2 else math.sin(angle)
             assert table[position, column].item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("clamp", [None, 30, 49])
+@pytest.mark.parametrize("width", [8, 7, 1])
+def test_distance_sinusoids_are_sines_then_cosines(width: int, clamp: int | None) -> None:
+    table = distance_sinusoids(50, width, clamp=clamp)
+    sines = (width + 1) // 2
+    assert table.shape == (50, width)
+    for distance in (0, 1, 29, 30, 31, 49):
+        clamped = distance if clamp is None else min(distance, clamp)
+        for column in range(width):
+            angle = clamped / 10000 ** (2 * (column % sines) / width)
+            expected = math.sin(angle) if column < sines else math.cos(angle)
+            assert table[distance, column].item() == pytest.approx(expected, abs=1e-13)
+
+
+def test_invalid_distance_sinusoids_raise() -> None:
+    with pytest.raises(ValueError, match="length must be a whole number of at least 1, got 0"):
+        distance_sinusoids(0, 8)
+    with pytest.raises(ValueError, match="clamp must be a whole number of at least 1, got 0"):
+        distance_sinusoids(5, 8, clamp=0)
 
 
 def test_sinusoidal_positions_are_added_and_not_saved() -> None:

@@ -15,6 +15,8 @@ from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGen
 from transformer_kernels.models.gpt2 import GPT2, GPT2Config
 from transformer_kernels.models.gpt2 import SIZES as GPT2_SIZES
 from transformer_kernels.models.lookup import Lookup, LookupConfig
+from transformer_kernels.models.transformer_xl import SIZES as TRANSFORMER_XL_SIZES
+from transformer_kernels.models.transformer_xl import Memories, TransformerXL, TransformerXLConfig
 from transformer_kernels.models.translator import SIZES as TRANSLATOR_SIZES
 from transformer_kernels.models.translator import Memory, Translator, TranslatorConfig
 
@@ -24,6 +26,7 @@ __all__ = [
     "GPT2",
     "GPT2_SIZES",
     "SIZES",
+    "TRANSFORMER_XL_SIZES",
     "TRANSLATOR_SIZES",
     "Bert",
     "BertConfig",
@@ -37,9 +40,12 @@ __all__ = [
     "GeneratorConfig",
     "Lookup",
     "LookupConfig",
+    "Memories",
     "Memory",
     "PreTrainingLogits",
     "TextGenerator",
+    "TransformerXL",
+    "TransformerXLConfig",
     "Translator",
     "TranslatorConfig",
 ]

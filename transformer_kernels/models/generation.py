@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,7 +14,10 @@ from transformer_kernels.nn.cache import KVCache
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """Interface that `generate` requires of a language model, which must be an `nn.Module`."""
+    """Interface that `generate` requires of a model with a context, which must be an `nn.Module`.
+
+    See `StatefulLanguageModel` for the other kind of model.
+    """
 
     @property
     def context(self) -> int:
@@ -24,6 +28,25 @@ class LanguageModel(Protocol):
 
     def __call__(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """tokens (B, T) int64, which follow those in the cache -> logits (B, T, vocabulary)."""
+
+
+State = tuple[Tensor, ...]
+"""Tensors (B, ...) that a model keeps of a text of any length."""
+
+
+@runtime_checkable
+class StatefulLanguageModel(Protocol):
+    """Interface that `generate` requires of a model with a state; it must be an `nn.Module`."""
+
+    @property
+    def context(self) -> int:
+        """Largest number of tokens of a prompt that are read by one call."""
+
+    def new_state(self, batch: int) -> State:
+        """Returns the state before the first token of `batch` sequences."""
+
+    def __call__(self, tokens: Tensor, state: State, /) -> tuple[Tensor, State]:
+        """tokens (B, T) int64 -> logits (B, T, vocabulary) and the state after them."""
 
 
 def check_generation_arguments(prompt: Sequence[int], length: int, temperature: float) -> None:
@@ -37,7 +60,7 @@ def check_generation_arguments(prompt: Sequence[int], length: int, temperature: 
 
 
 def generate(
-    model: LanguageModel,
+    model: LanguageModel | StatefulLanguageModel,
     prompt: Sequence[int],
     length: int,
     *,
@@ -47,9 +70,12 @@ def generate(
 ) -> Iterator[int]:
     """Yields `length` tokens that continue `prompt`, one by one.
 
-    Tokens are sampled from softmax(logits / temperature). The model attends to the last `context`
-    tokens. Once the text exceeds the context, positions shift with every token, so that the cache
-    is dropped and each step recomputes the whole window. Dropout is disabled during each step.
+    Tokens are sampled from softmax(logits / temperature). Dropout is disabled during each step.
+
+    A `LanguageModel` attends to the last `context` tokens. Once the text exceeds the context,
+    positions shift with every token, so that the cache is dropped and each step recomputes the
+    whole window. A `StatefulLanguageModel` reads every token once: the prompt in segments of
+    `context` tokens, then one token a step.
 
     Args:
         model: the language model; its training mode is restored after each step.
@@ -57,43 +83,81 @@ def generate(
         length: number of tokens to generate.
         temperature: divides the logits; 0 selects the most likely token.
         generator: random generator on the CPU; torch's default generator unless given.
-        cached: True to keep keys and values of previous tokens, which changes only the speed.
+        cached: True to keep keys and values of previous tokens, which changes only the speed. A
+            `StatefulLanguageModel` always keeps its state.
 
     Raises:
         ValueError: an empty prompt, a negative length or an invalid temperature. It is raised by
             the call, before the first token is requested.
     """
     check_generation_arguments(prompt, length, temperature)
-    return _generate(model, list(prompt), length, temperature, generator, cached)
+    reader = (
+        _StatefulReader(model)
+        if isinstance(model, StatefulLanguageModel)
+        else _CachedReader(model, cached)
+    )
+    return _generate(reader, list(prompt), length, temperature, generator)
 
 
 def _generate(
-    model: LanguageModel,
+    reader: _StatefulReader | _CachedReader,
     text: list[int],
     length: int,
     temperature: float,
     generator: torch.Generator | None,
-    cached: bool,
 ) -> Iterator[int]:
-    cache = model.new_cache(1) if cached else None
     for _ in range(length):
-        if cache is not None and len(text) > model.context:
-            cache = None
-        new = text[-model.context :] if cache is None else text[cache.length :]
-        text.append(sample(_last_logits(model, new, cache), temperature, generator))
+        text.append(sample(reader.last_logits(text), temperature, generator))
         yield text[-1]
 
 
-@torch.no_grad()
-def _last_logits(model: LanguageModel, tokens: list[int], cache: KVCache | None) -> Tensor:
-    """Logits of the last position: (vocabulary,) float64 on the CPU."""
+class _CachedReader:
+    """Logits after a growing text, by a model with a key/value cache."""
+
+    def __init__(self, model: LanguageModel, cached: bool) -> None:
+        self.model = model
+        self.cache = model.new_cache(1) if cached else None
+
+    def last_logits(self, text: list[int]) -> Tensor:
+        """Logits of the last position: (vocabulary,) float64 on the CPU."""
+        if self.cache is not None and len(text) > self.model.context:
+            self.cache = None
+        cache = self.cache
+        new = text[-self.model.context :] if cache is None else text[cache.length :]
+        with _inference(self.model) as device:
+            logits = self.model(torch.tensor([new], device=device), cache=cache)
+        return logits[0, -1].to("cpu", torch.float64)
+
+
+class _StatefulReader:
+    """Logits after a growing text, by a model with a state."""
+
+    def __init__(self, model: StatefulLanguageModel) -> None:
+        self.model = model
+        self.state = model.new_state(1)
+        self.read = 0
+
+    def last_logits(self, text: list[int]) -> Tensor:
+        """Logits of the last position: (vocabulary,) float64 on the CPU."""
+        with _inference(self.model) as device:
+            new = torch.tensor([text[self.read :]], device=device)
+            for segment in new.split(self.model.context, dim=1):
+                logits, self.state = self.model(segment, self.state)
+        self.read = len(text)
+        return logits[0, -1].to("cpu", torch.float64)
+
+
+@contextmanager
+def _inference(model: LanguageModel | StatefulLanguageModel) -> Iterator[torch.device]:
+    """Disables dropout and gradients; yields the device of the model."""
     assert isinstance(model, nn.Module)
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    logits = model(torch.tensor([tokens], device=device), cache=cache)[0, -1]
-    model.train(was_training)
-    return logits.to("cpu", torch.float64)
+    try:
+        with torch.no_grad():
+            yield next(model.parameters()).device
+    finally:
+        model.train(was_training)
 
 
 def sample(logits: Tensor, temperature: float, generator: torch.Generator | None = None) -> int:

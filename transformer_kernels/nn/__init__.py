@@ -20,7 +20,17 @@ from transformer_kernels.nn.blocks import (
 from transformer_kernels.nn.cache import KVCache, LayerCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.nn.positions import LearnedPositions, SinusoidalPositions, sinusoids
+from transformer_kernels.nn.positions import (
+    LearnedPositions,
+    SinusoidalPositions,
+    distance_sinusoids,
+    sinusoids,
+)
+from transformer_kernels.nn.relative_attention import (
+    RelativeAttention,
+    RelativeBlock,
+    skewed_scores,
+)
 
 __all__ = [
     "Activation",
@@ -33,15 +43,19 @@ __all__ = [
     "LearnedPositions",
     "MultiHeadAttention",
     "Norm",
+    "RelativeAttention",
+    "RelativeBlock",
     "Scaling",
     "SinusoidalPositions",
     "Stack",
     "TransformerBlock",
     "attend",
     "basic_self_attention",
+    "distance_sinusoids",
     "divide_by_fourth_root",
     "normal_weights",
     "recompute_blocks",
     "sinusoids",
+    "skewed_scores",
     "smaller_branch_ends",
 ]

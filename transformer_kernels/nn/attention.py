@@ -29,6 +29,7 @@ def attend(
     v: Tensor,
     *,
     mask: Mask | None = None,
+    bias: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     attn_implementation: AttnImplementation = "fused",
@@ -44,6 +45,7 @@ def attend(
         v: values (B, H, N, D_v).
         mask: the visible pairs; None shows all. "sdpa" materializes every mask except exactly
             `Mask.causal()`.
+        bias: added to the scaled scores; in q's dtype, broadcastable to (B, H, M, N).
         scale: multiplies q kᵀ; 1/sqrt(D) unless given.
         dropout_p: probability of dropping an attention weight.
         attn_implementation: "eager", "fused" or "sdpa".
@@ -57,19 +59,29 @@ def attend(
     """
     check_choice("attn_implementation", attn_implementation, AttnImplementation)
     if attn_implementation == "sdpa":
-        return _sdpa(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p)
+        return _sdpa(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
     backend = "reference" if attn_implementation == "eager" else "auto"
-    return attention_operator(q, k, v, mask=mask, scale=scale, dropout_p=dropout_p, backend=backend)
+    return attention_operator(
+        q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, backend=backend
+    )
 
 
 def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None, scale: float | None, dropout_p: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None,
+    bias: Tensor | None,
+    scale: float | None,
+    dropout_p: float,
 ) -> Tensor:
-    causal = mask is not None and mask.constraints == Mask.causal().constraints
-    attn_mask: Tensor | None = None
+    causal = bias is None and mask is not None and mask.constraints == Mask.causal().constraints
+    attn_mask = bias
     if mask is not None and not causal:
         B, H, M, _ = q.shape
-        attn_mask = mask.materialize(B, H, M, k.shape[-2], q.device)
+        visible = mask.materialize(B, H, M, k.shape[-2], q.device)
+        attn_mask = visible if bias is None else bias.masked_fill(~visible, float("-inf"))
     return nn.functional.scaled_dot_product_attention(
         q, k, v, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=causal, scale=scale
     )
@@ -118,6 +130,17 @@ def head_size(width: int, heads: int, form: HeadForm) -> int:
             f"width must be a multiple of heads in the narrow form, got {width} and {heads}"
         )
     return width // heads
+
+
+def split_heads(projected: Tensor, heads: int) -> Tensor:
+    """(..., T, heads * head_size) -> (..., heads, T, head_size), a view."""
+    split: Tensor = projected.unflatten(-1, (heads, -1))
+    return split.transpose(-3, -2)
+
+
+def merge_heads(o: Tensor) -> Tensor:
+    """(..., heads, T, head_size) -> (..., T, heads * head_size)."""
+    return o.transpose(-3, -2).flatten(-2)
 
 
 class MultiHeadAttention(nn.Module):
@@ -213,10 +236,10 @@ class MultiHeadAttention(nn.Module):
 
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `source` (B, N, source_width), each (B, heads, N, head_size)."""
-        k = self._split(self.keys(source))
+        k = split_heads(self.keys(source), self.heads)
         if self.scaling == "inputs":
             k = divide_by_fourth_root(k)
-        return k, self._split(self.values(source))
+        return k, split_heads(self.values(source), self.heads)
 
     def attend_to(self, x: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = None) -> Tensor:
         """`forward` for keys and values computed before by `keys_and_values`."""
@@ -233,14 +256,9 @@ class MultiHeadAttention(nn.Module):
         return 1.0 if self.scaling == "inputs" else None
 
     def _queries(self, x: Tensor) -> Tensor:
-        q = self._split(self.queries(x))
+        q = split_heads(self.queries(x), self.heads)
         return divide_by_fourth_root(q) if self.scaling == "inputs" else q
 
     def _out_proj(self, o: Tensor) -> Tensor:
-        y: Tensor = self.out_proj(o.transpose(1, 2).flatten(2))
+        y: Tensor = self.out_proj(merge_heads(o))
         return y
-
-    def _split(self, projected: Tensor) -> Tensor:
-        """(B, T, heads * head_size) -> (B, heads, T, head_size), a view."""
-        B, T, _ = projected.shape
-        return projected.view(B, T, self.heads, self.head_size).transpose(1, 2)

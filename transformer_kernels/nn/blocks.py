@@ -35,25 +35,32 @@ class FeedForward(nn.Module):
     """Position-wise feed-forward network: up_proj (width -> hidden), activation, down_proj."""
 
     def __init__(
-        self, width: int, *, hidden: int | None = None, activation: Activation = "relu"
+        self,
+        width: int,
+        *,
+        hidden: int | None = None,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
     ) -> None:
-        """`hidden` is 4 * width unless given."""
+        """`hidden` is 4 * width unless given; `dropout` follows the activation."""
         super().__init__()
         hidden = 4 * width if hidden is None else hidden
         check_positive("width", width)
         check_positive("hidden", hidden)
         check_choice("activation", activation, Activation)
+        check_probability("dropout", dropout)
         self.up_proj = nn.Linear(width, hidden)
         self.activation = _ACTIVATIONS[activation]()
+        self.dropout = nn.Dropout(dropout) if dropout > 0.0 else nn.Identity()
         self.down_proj = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., width) -> the same shape."""
-        y: Tensor = self.down_proj(self.activation(self.up_proj(x)))
+        y: Tensor = self.down_proj(self.dropout(self.activation(self.up_proj(x))))
         return y
 
 
-class _Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Base of the blocks: a residual branch with pre- or post-normalisation and dropout."""
 
     norm: Norm
@@ -68,7 +75,7 @@ class _Block(nn.Module):
         return y
 
 
-class TransformerBlock(_Block):
+class TransformerBlock(ResidualBlock):
     """Self-attention and a feed-forward network, each with normalisation, dropout and a residual.
 
     Args:
@@ -126,7 +133,7 @@ class TransformerBlock(_Block):
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
 
-class DecoderBlock(_Block):
+class DecoderBlock(ResidualBlock):
     """Decoder block: self-attention, cross-attention to an encoder's output, and feed-forward.
 
     The encoder's output (the memory) has the same width. Options are those of `TransformerBlock`.

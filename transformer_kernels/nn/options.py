@@ -26,6 +26,12 @@ def check_positive(name: str, value: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def check_not_negative(name: str, value: int) -> None:
+    """Raises ValueError unless `value` is an int of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0, got {value!r}")
+
+
 def check_probability(name: str, value: float) -> None:
     """Raises ValueError unless 0 <= value < 1; a dropout of 1 would zero every gradient."""
     if not 0.0 <= value < 1.0:

@@ -1,4 +1,4 @@
-"""Position encodings: learned or sinusoidal vectors that are added to the embeddings."""
+"""Position encodings: learned or sinusoidal vectors of positions or of distances."""
 
 from __future__ import annotations
 
@@ -61,6 +61,37 @@ def sinusoids(length: int, width: int) -> Tensor:
     angle = torch.arange(length).double()[:, None] / wavelength
     table = torch.where(column % 2 == 0, angle.sin(), angle.cos())
     return table.to(torch.get_default_dtype())
+
+
+def distance_sinusoids(
+    length: int, width: int, *, clamp: int | None = None, device: torch.device | str | None = None
+) -> Tensor:
+    """Sinusoidal encodings of distances, in the order of Transformer-XL.
+
+    Row e holds the sines of e / 10000^(2i/width) for all i, followed by the cosines; `sinusoids`
+    interleaves them. If the width is odd, the last sine has no cosine. Angles are computed in
+    float64: float16 represents whole numbers exactly up to 2048 only, bfloat16 up to 256.
+
+    Args:
+        length: number of distances, from 0 on.
+        width: size of an encoding.
+        clamp: largest distinct distance; larger ones have its encoding.
+        device: device of the result.
+
+    Returns:
+        (length, width) float64.
+
+    Source: Dai et al. 2019, arXiv:1901.02860, and its reference implementation.
+    """
+    check_positive("length", length)
+    check_positive("width", width)
+    distance = torch.arange(length, dtype=torch.float64, device=device)
+    if clamp is not None:
+        check_positive("clamp", clamp)
+        distance = distance.clamp(max=clamp)
+    column = torch.arange(0, width, 2, dtype=torch.float64, device=device)
+    angle = distance[:, None] / 10000.0 ** (column / width)
+    return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
 
 
 def _encodings(table: Tensor, x: Tensor, start: int) -> Tensor:

@@ -1,0 +1,378 @@
+"""Transformer-XL: agreement, segments and memories, options of evaluation, dropout, errors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models.transformer_xl import (
+    TINY,
+    by_segments,
+    changed,
+    encoding,
+    loss_gradients,
+    model,
+    plain_logits,
+    tokens,
+)
+from transformer_kernels.models import (
+    TRANSFORMER_XL_SIZES,
+    TransformerXL,
+    TransformerXLConfig,
+)
+from transformer_kernels.nn import (
+    AttnImplementation,
+    Norm,
+    RelativeAttention,
+    RelativeBlock,
+    attend,
+    distance_sinusoids,
+    recompute_blocks,
+    relative_attention,
+)
+
+IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+
+
+@pytest.mark.parametrize(
+    ("memory", "length"), [(0, 7), (3, 7), (7, 7), (16, 7), (5, 1)], ids=lambda x: str(x)
+)
+def test_implementations_agree_in_logits_and_gradients(memory: int, length: int) -> None:
+    config = changed(memory=memory, head_size=41)
+    results = []
+    for implementation in IMPLEMENTATIONS:
+        transformer = model(config, implementation)
+        logits = by_segments(transformer, tokens(3 * length), length)
+        results.append((logits.detach(), loss_gradients(transformer, logits)))
+    assert results[0][0].shape == (2, 3 * length, 17)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("norm", get_args(Norm))
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory": 0},
+        {"memory": 3},
+        {"memory": 9, "clamp": 4},
+        {"memory": 8, "same_length": True},
+        {"memory": 3, "same_length": True, "clamp": 1},
+    ],
+    ids=str,
+)
+def test_model_equals_the_definition(options: dict[str, Any], tied: bool, norm: Norm) -> None:
+    transformer = model(changed(norm=norm, tied_biases=tied, **options))
+    text = tokens(13, batch=1)
+    logits, expected = by_segments(transformer, text, 5), plain_logits(transformer, text, 5)
+    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-11)
+    gradients = loss_gradients(transformer, logits), loss_gradients(transformer, expected)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_later_tokens_do_not_change_earlier_logits(implementation: AttnImplementation) -> None:
+    transformer = model(attn_implementation=implementation)
+    text = tokens(15)
+    other = text.clone()
+    other[:, 7:] = (other[:, 7:] + 1) % TINY.vocabulary
+    before, after = by_segments(transformer, text, 5), by_segments(transformer, other, 5)
+    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-12, atol=1e-12)
+    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("norm", get_args(Norm))
+@pytest.mark.parametrize("length", [1, 4, 7])
+def test_segments_with_a_sufficient_memory_equal_the_whole_text(length: int, norm: Norm) -> None:
+    transformer = model(changed(memory=15, norm=norm))
+    whole, _ = transformer(tokens(15))
+    torch.testing.assert_close(
+        by_segments(transformer, tokens(15), length), whole, rtol=1e-11, atol=1e-11
+    )
+
+
+def test_only_a_memory_shows_the_previous_segment() -> None:
+    transformer = model()
+    other = tokens(10)
+    other[:, :5] = (other[:, :5] + 1) % TINY.vocabulary
+    for memory, same in ((5, False), (0, True)):
+        transformer.config = replace(TINY, memory=memory)
+        before, after = (by_segments(transformer, text, 5)[:, 5:] for text in (tokens(10), other))
+        assert torch.isclose(before, after).all(dim=-1).all().item() == same
+        assert torch.isclose(before, after).all(dim=-1).any().item() == same
+
+
+def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None:
+    transformer = model(changed(memory=8))
+    inputs: list[Tensor] = []
+    for block in transformer.blocks:
+        block.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    _, memories = transformer(tokens(10)[:, :5])
+    _, memories = transformer(tokens(10)[:, 5:], memories)
+    for n, memory in enumerate(memories):
+        expected = torch.cat([inputs[n], inputs[2 + n]], dim=1)[:, -8:]
+        torch.testing.assert_close(memory, expected.detach(), rtol=0, atol=0)
+        assert not memory.requires_grad
+        assert memory.untyped_storage().nbytes() == memory.nbytes
+
+
+@pytest.mark.parametrize(
+    ("kept", "given", "lengths"), [(8, None, [5, 8, 8]), (0, None, [0, 0, 0]), (8, 6, [5, 6, 6])]
+)
+def test_memories_grow_to_their_length(kept: int, given: int | None, lengths: list[int]) -> None:
+    transformer = model(changed(memory=kept))
+    memories, found = transformer.new_state(2), []
+    for segment in tokens(15).split(5, dim=1):
+        _, memories = transformer(segment, memories, memory=given)
+        found.append(memories[0].shape[1])
+        assert [tuple(each.shape) for each in memories] == [(2, found[-1], 10)] * 2
+    assert found == lengths
+
+
+def test_no_gradient_reaches_the_previous_segment() -> None:
+    """A token of the first segment alone has a gradient through the projection to logits only."""
+    transformer = model()
+    with torch.no_grad():
+        transformer.embedding.weight[0] = 0.3
+    first, second = torch.zeros(1, 5, dtype=torch.int64), tokens(5, batch=1).clamp(min=1)
+    _, memories = transformer(first)
+    logits, _ = transformer(second, memories)
+    (gradient,) = torch.autograd.grad(logits[..., 1:].sum(), transformer.embedding.weight)
+    assert (gradient[0] == 0).all()
+    assert (gradient[1:] != 0).any()
+
+
+def test_config_is_replaced_for_evaluation() -> None:
+    trained = model()
+    options: dict[str, Any] = {"memory": 9, "clamp": 3, "same_length": True}
+    expected = by_segments(model(changed(**options)), tokens(15), 3)
+    plain = by_segments(trained, tokens(15), 3)
+    trained.config = replace(trained.config, **options)
+    found = by_segments(trained, tokens(15), 3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert not torch.isclose(found, plain).all()
+
+
+def test_layers_share_one_dropped_set_of_encodings() -> None:
+    transformer = model(changed(dropout=0.5, layers=3))
+    seen: list[Tensor] = []
+    for block in transformer.blocks:
+        block.register_forward_pre_hook(lambda _, args: seen.append(args[2]))
+    transformer(tokens(5))
+    expected = 2 * distance_sinusoids(5, 10)
+    dropped = seen[0] == 0
+    assert 0.2 < dropped.double().mean() < 0.8
+    torch.testing.assert_close(seen[0], expected.masked_fill(dropped, 0.0))
+    assert all(each is seen[0] for each in seen)
+
+
+def test_every_dropout_of_the_original() -> None:
+    """Embedding, encodings and the last vectors; both branches and the inner vectors of a block."""
+    transformer = model(changed(dropout=0.5, attention_dropout=0.25))
+    seen: list[tuple[object, ...]] = []
+    transformer.dropout.register_forward_hook(lambda _, args, __: seen.append((*args[0].shape,)))
+    for block in transformer.blocks:
+        assert isinstance(block, RelativeBlock)
+        block.dropout.register_forward_hook(
+            lambda _, args, __: seen.append(("block", *args[0].shape))
+        )
+        assert (block.dropout.p, block.feed_forward.dropout.p) == (0.5, 0.5)
+        assert block.attention.dropout == 0.25
+    transformer(tokens(5))
+    assert transformer.dropout.p == 0.5
+    assert seen == [(2, 5, 10), (5, 10), *[("block", 2, 5, 10)] * 4, (2, 5, 10)]
+
+
+def test_attention_weights_are_dropped_in_training_only() -> None:
+    transformer = model(changed(attention_dropout=0.5))
+    expected, _ = model()(tokens(5))
+    assert not torch.isclose(transformer(tokens(5))[0], expected).all(dim=-1).any()
+    transformer.eval()
+    torch.testing.assert_close(transformer(tokens(5))[0], expected, rtol=0, atol=0)
+
+
+def test_recomputed_blocks_give_the_same_gradients() -> None:
+    results = []
+    for recompute in (False, True):
+        transformer = model(changed(dropout=0.2, attention_dropout=0.2))
+        recompute_blocks(transformer, recompute)
+        torch.manual_seed(0)
+        logits = by_segments(transformer, tokens(10), 5)
+        results.append((logits.detach(), loss_gradients(transformer, logits)))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
+    modules = model(attn_implementation=implementation).modules()
+    implementations = [
+        each.attn_implementation for each in modules if isinstance(each, RelativeAttention)
+    ]
+    assert implementations == [implementation, implementation]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_autocast_narrows_every_operand_of_the_attention(
+    implementation: AttnImplementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtypes: set[torch.dtype] = set()
+
+    def recorded(*operands: Tensor, bias: Tensor, **options: Any) -> Tensor:
+        dtypes.update(each.dtype for each in (*operands, bias))
+        return attend(*operands, bias=bias, **options)
+
+    monkeypatch.setattr(relative_attention, "attend", recorded)
+    transformer = model(attn_implementation=implementation).float()
+    expected = by_segments(transformer, tokens(10), 5).detach()
+    assert dtypes == {torch.float32}
+    dtypes.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = by_segments(transformer, tokens(10), 5)
+    loss_gradients(transformer, logits)
+    assert dtypes == {torch.bfloat16}
+    error = (logits - expected).norm() / expected.norm()
+    assert error < 0.05
+
+
+def test_distances_beyond_256_stay_exact_in_bfloat16() -> None:
+    """bfloat16 represents whole numbers exactly up to 256."""
+    transformer = model().to(torch.bfloat16)
+    seen: list[Tensor] = []
+    transformer.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[2]))
+    transformer(tokens(600, batch=1))
+    for e in (255, 257, 599):
+        torch.testing.assert_close(seen[0][e].double(), encoding(e, 10), rtol=0, atol=2**-8)
+
+
+def test_new_model_predicts_uniformly() -> None:
+    transformer = TransformerXL(replace(TINY, width=64, vocabulary=256))
+    text = torch.randint(256, (8, 51), generator=torch.Generator().manual_seed(0))
+    logits, _ = transformer(text[:, :-1])
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(256), abs=0.06)
+
+
+def test_initial_weights_are_small() -> None:
+    transformer = TransformerXL(replace(TINY, heads=8, width=64, head_size=32, hidden=256))
+    for name, parameter in transformer.named_parameters():
+        if "norm" in name or name.endswith("proj.bias") or name == "logits_bias":
+            constant = 1.0 if name.endswith("norm.weight") else 0.0
+            assert (parameter == constant).all(), name
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("enwik8-base", 41), ("enwik8-large", 277), ("wt103-base", 151)]
+)
+def test_published_sizes_have_the_published_number_of_parameters(name: str, millions: int) -> None:
+    """The large model of WikiText-103 has 257 million, with adaptive embeddings."""
+    with torch.device("meta"):
+        transformer = TransformerXL(TRANSFORMER_XL_SIZES[name])
+    count = sum(parameter.numel() for parameter in transformer.parameters())
+    assert count / 1e6 == pytest.approx(millions, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
+        ({"context": 0}, "context must be a whole number of at least 1, got 0"),
+        ({"memory": -1}, "memory must be a whole number of at least 0, got -1"),
+        ({"clamp": 0}, "clamp must be a whole number of at least 1, got 0"),
+        ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
+        ({"head_size": 0}, "head_size must be a whole number of at least 1, got 0"),
+        ({"head_size": None, "heads": 3}, "width must be a multiple of heads .* got 10 and 3"),
+        ({"memory": 0, "same_length": True}, "memory must be at least 1 with same_length"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"attention_dropout": 2}, "attention_dropout must be at least 0 and below 1, got 2"),
+        ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
+    ],
+    ids=str,
+)
+def test_invalid_config_raises(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        changed(**changes)
+
+
+def test_invalid_memories_raise() -> None:
+    transformer = model()
+    memory = torch.zeros(2, 4, 10).double()
+    for memories, found in (
+        ((memory,), r"\[\(2, 4, 10\)\]"),
+        ((memory, memory[:, 1:]), r"\[\(2, 4, 10\), \(2, 3, 10\)\]"),
+        ((memory[:1], memory[:1]), r"\[\(1, 4, 10\), \(1, 4, 10\)\]"),
+        ((memory[0], memory[0]), r"\[\(4, 10\), \(4, 10\)\]"),
+        ((), r"\[\]"),
+    ):
+        with pytest.raises(ValueError, match=rf"memories must be 2 tensors .* got shapes {found}"):
+            transformer(tokens(5), memories)
+    with pytest.raises(ValueError, match="memory must be a whole number of at least 0, got -1"):
+        transformer(tokens(5), memory=-1)
+    transformer.config = changed(same_length=True)
+    with pytest.raises(ValueError, match="memory must be at least 1 with same_length"):
+        transformer(tokens(5), memory=0)
+
+
+def test_head_size_defaults_to_the_width_over_the_heads() -> None:
+    config = TransformerXLConfig(layers=1, heads=4, width=24, context=8, memory=8)
+    assert config.size_of_a_head() == 6
+    assert TRANSFORMER_XL_SIZES["wt103-base"].size_of_a_head() == 41
+
+
+PERIOD, SEGMENT, KINDS = 48, 32, 16
+
+
+def periodic_streams(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Six segments (B, 33) of texts that repeat 48 random tokens; each begins with the last
+    token of the one before."""
+    pattern = torch.randint(KINDS, (batch, PERIOD), generator=generator)
+    return pattern.repeat(1, 5).unfold(1, SEGMENT + 1, SEGMENT)[:, :6].unbind(dim=1)
+
+
+def accuracy(transformer: TransformerXL, memory: int) -> float:
+    """Share of tokens predicted, after the first 96 of each text."""
+    streams = periodic_streams(32, torch.Generator().manual_seed(5))
+    memories, hits = None, []
+    with torch.no_grad():
+        for segment in streams:
+            logits, memories = transformer(segment[:, :-1], memories, memory=memory)
+            hits.append(logits.argmax(dim=-1) == segment[:, 1:])
+    return torch.stack(hits[3:]).double().mean().item()
+
+
+@pytest.mark.parametrize(
+    ("norm", "rate", "texts"),
+    [("pre", 5e-3, 18), pytest.param("post", 1e-3, 160, marks=pytest.mark.exhaustive)],
+)
+def test_tokens_beyond_the_segment_are_predicted_from_the_memory(
+    norm: Norm, rate: float, texts: int
+) -> None:
+    """A segment of 32 never shows the token 48 positions back, and a memory of 32 shows it to the
+    last 17 queries of a segment."""
+    torch.manual_seed(0)
+    transformer = TransformerXL(
+        TransformerXLConfig(
+            layers=2, heads=2, width=64, hidden=128, vocabulary=KINDS,
+            context=SEGMENT, memory=64, dropout=0.0, norm=norm,
+        )
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(transformer.parameters(), rate)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(texts):
+        memories = None
+        for segment in periodic_streams(16, generator):
+            logits, memories = transformer(segment[:, :-1], memories)
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), segment[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert accuracy(transformer, 64) > 0.95
+    assert accuracy(transformer, 32) == pytest.approx(17 / 32 + 15 / 32 / KINDS, abs=0.05)
+    assert accuracy(transformer, 0) < 0.1
