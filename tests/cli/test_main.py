@@ -64,7 +64,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    for command in ("info", "train", "generate", "demo"):
+    for command in ("info", "train", "evaluate", "generate", "demo"):
         assert f"\n    {command} " in text
 
 

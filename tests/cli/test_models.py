@@ -205,7 +205,7 @@ def test_bert_trains_and_validates(checkpoint: Callable[[str, str], Path], text:
     assert [row.score is not None for row in rows] == [False, True, False, True]
 
 
-@pytest.mark.parametrize("command", ["classify", "translate x", "lookup x", "generate"])
+@pytest.mark.parametrize("command", ["classify", "translate x", "lookup x", "generate", "evaluate"])
 def test_checkpoint_of_another_kind_is_refused(
     checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str],
     command: str,
@@ -227,6 +227,8 @@ def test_checkpoint_of_another_kind_is_refused(
         ("train translator --smoothing 1", "smoothing must be at least 0 and below 1, got 1.0"),
         ("train lookup --data nowhere", "nowhere: No such file or directory"),
         ("train bert --context 3", "context must be at least"),
+        ("train transformer-xl --memory -1", "memory must be a whole number of at least 0, got -1"),
+        ("train transformer-xl --batch 200000", "too short: 200000 lanes with a context of 64"),
         ("train gpt2 --batch 2 --accumulate 3", "accumulate must be at most batch, got 3 and 2"),
         ("classify --checkpoint nowhere", "nowhere: No such file or directory"),
     ],

@@ -67,6 +67,39 @@ def test_unavailable_device_is_named(config: TrainConfig, data: Dataset, device:
         Trainer(replace(config, device=device), data)
 
 
+def test_optional_field_of_a_checkpoint_is_none_or_of_its_type() -> None:
+    fields = PRESETS["transformer-xl"]["demo"].to_dict()
+    model = fields["task"]["model"]
+    for size in (None, 24):
+        model["head_size"] = size
+        assert config_from_dict(fields).task.model.head_size == size
+    for value in ("24", 2.5, True):
+        model["head_size"] = value
+        with pytest.raises(ValueError, match=r"model\.head_size must be of type int, got"):
+            config_from_dict(fields)
+    model["head_size"], model["width"] = None, None
+    with pytest.raises(ValueError, match=r"model\.width must be of type int, got None"):
+        config_from_dict(fields)
+
+
+def test_transformer_xl_reads_bytes() -> None:
+    fields = PRESETS["transformer-xl"]["demo"].to_dict()
+    fields["task"]["model"]["vocabulary"] = 100
+    with pytest.raises(ValueError, match="vocabulary must be 256, the number of bytes, got 100"):
+        config_from_dict(fields)
+
+
+def test_enwik8_preset_matches_its_source() -> None:
+    """kimiyoung/transformer-xl, pytorch/run_enwik8_base.sh."""
+    preset = PRESETS["transformer-xl"]["enwik8-base"]
+    assert (preset.batch, preset.steps, preset.clip, preset.weight_decay) == (22, 400_000, 0.25, 0)
+    assert preset.schedule.learning_rate(0, 400_000) == pytest.approx(2.5e-4)
+    assert preset.schedule.learning_rate(399_999, 400_000) == 0
+    model = preset.task.model
+    assert (model.layers, model.width, model.hidden, model.size_of_a_head()) == (12, 512, 2048, 64)
+    assert (model.context, model.memory, model.dropout) == (512, 512, 0.1)
+
+
 def test_absent_fields_of_a_checkpoint_are_named(config: TrainConfig) -> None:
     fields = config.to_dict()
     assert config_from_dict(fields) == config

@@ -17,6 +17,7 @@ from transformer_kernels.models import (
     GeneratorConfig,
     GPT2Config,
     LookupConfig,
+    TransformerXLConfig,
     Translator,
     TranslatorConfig,
 )
@@ -40,12 +41,16 @@ from transformer_kernels.training.tasks.classifier import ClassifierTask
 from transformer_kernels.training.tasks.generator import GeneratorTask
 from transformer_kernels.training.tasks.gpt2 import GPT2Task
 from transformer_kernels.training.tasks.lookup import LookupTask
+from transformer_kernels.training.tasks.transformer_xl import TransformerXLTask
 from transformer_kernels.training.tasks.translator import TranslatorTask
 
 SMALL: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16}
 TINY: tuple[Task, ...] = (
     GeneratorTask(model=GeneratorConfig(**SMALL, context=12)),
     GPT2Task(model=GPT2Config(**SMALL, vocabulary=270, context=12, dropout=0.0)),
+    TransformerXLTask(
+        model=TransformerXLConfig(**SMALL, head_size=5, context=12, memory=20, dropout=0.0)
+    ),
     ClassifierTask(model=ClassifierConfig(**SMALL, vocabulary=270, context=16)),
     TranslatorTask(
         model=TranslatorConfig(
@@ -60,6 +65,7 @@ TINY: tuple[Task, ...] = (
     BertTask(model=BertConfig(**SMALL, vocabulary=280, hidden=32, context=24, dropout=0.0)),
     LookupTask(model=LookupConfig(vocabulary=1, rows=1, width=16)),
 )
+TASK_OF = {task.kind: task for task in TINY}
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 every_task = pytest.mark.parametrize("task", TINY, ids=lambda task: task.kind)
@@ -182,7 +188,7 @@ def test_loss_sums_and_counts_add_up_over_examples(task: Task, folder: Path) -> 
 
 def test_generator_score_is_a_mean_in_bits_per_byte(folder: Path) -> None:
     """A loss of ln 2 per byte is one bit per byte, whatever the length of the held-out text."""
-    task = TINY[0]
+    task = TASK_OF["generator"]
     data = data_of(task, folder)
     assert task.score(torch.nn.Identity(), data, [], loss=math.log(2)) == pytest.approx(1.0)
     result = train(replace(config_of(task), eval_batches=1), data)
@@ -191,7 +197,7 @@ def test_generator_score_is_a_mean_in_bits_per_byte(folder: Path) -> None:
 
 
 def test_gpt2_score_divides_by_the_bytes_per_token(folder: Path) -> None:
-    task = TINY[1]
+    task = TASK_OF["gpt2"]
     data = data_of(task, folder)
     assert isinstance(data, TokenWindows)
     assert data.bytes_per_token > 1.05
@@ -200,7 +206,7 @@ def test_gpt2_score_divides_by_the_bytes_per_token(folder: Path) -> None:
 
 
 def test_padding_is_not_counted_as_a_target(folder: Path) -> None:
-    task = TINY[3]
+    task = TASK_OF["translator"]
     batch = data_of(task, folder).held_out(3)
     targets = batch["target"][:, 1:]
     assert task.counts(batch)["next token"] == int((targets != PAD).sum())
@@ -209,7 +215,7 @@ def test_padding_is_not_counted_as_a_target(folder: Path) -> None:
 
 
 def test_only_selected_tokens_are_counted(folder: Path) -> None:
-    task = TINY[4]
+    task = TASK_OF["bert"]
     batch = data_of(task, folder).held_out(4)
     selected = batch["labels"] != IGNORE_INDEX
     assert task.counts(batch) == {"masked tokens": int(selected.sum()), "next sentence": 4}
@@ -219,7 +225,7 @@ def test_only_selected_tokens_are_counted(folder: Path) -> None:
 def test_translation_score_counts_only_exact_matches(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = TINY[3]
+    task = TASK_OF["translator"]
     data = data_of(task, folder)
     batch = data.held_out(3)
     rows = zip(batch["target"].tolist(), batch["target_lengths"].tolist(), strict=True)
@@ -231,7 +237,7 @@ def test_translation_score_counts_only_exact_matches(
 
 
 def test_fitted_sets_the_sizes_that_depend_on_the_data(folder: Path) -> None:
-    fitted = TINY[2].fitted(data_of(TINY[2], folder))
+    fitted = TASK_OF["classifier"].fitted(data_of(TASK_OF["classifier"], folder))
     assert fitted.model.classes == 2
-    table = TINY[5].fitted(data_of(TINY[5], folder))
+    table = TASK_OF["lookup"].fitted(data_of(TASK_OF["lookup"], folder))
     assert (table.model.rows, table.model.vocabulary) == (3, 8)

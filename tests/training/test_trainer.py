@@ -21,6 +21,7 @@ from transformer_kernels.training import (
     Precision,
     TrainConfig,
     Trainer,
+    load_checkpoint,
     read_curve,
     resume,
     train,
@@ -163,16 +164,65 @@ def test_shards_cover_a_batch_that_does_not_divide() -> None:
     assert DistributedContext(1, 2).shard(batch)["tokens"].tolist() == [1, 3]
 
 
-def train_with_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:
+def run_with_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     return subprocess.run(
-        [sys.executable, *launcher, "-m", "transformer_kernels", "train", "generator", *words],
+        [sys.executable, *launcher, *words],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 
+def train_with_processes(count: int, kind: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return run_with_processes(count, "-m", "transformer_kernels", "train", kind, *words)
+
+
+STOP_AFTER_FOUR_STEPS = """
+import sys
+from transformer_kernels import cli
+from transformer_kernels.training import TrainingRun
+
+train = TrainingRun.train
+TrainingRun.train = lambda run, on_row, should_stop: train(
+    run, on_row=on_row, should_stop=lambda: run.trainer.steps_done == 4
+)
+cli.main(sys.argv[1:])
+"""
+
+
 @pytest.mark.exhaustive
-def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(tmp_path: Path) -> None:
+def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
+    """Each process gets back the memories of its own lanes, and its own dropout."""
+    text, script = tmp_path / "text.txt", tmp_path / "stop.py"
+    text.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
+    script.write_text(STOP_AFTER_FOUR_STEPS)
+    options = (
+        "train transformer-xl --layers 1 --width 8 --heads 2 --hidden 8 --context 12 --memory 20 "
+        f"--dropout 0.2 --batch 5 --accumulate 2 --threads 1 --steps 8 --data {text} --out"
+    ).split()
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for words in (
+        ("-m", "transformer_kernels", *options, str(whole)),
+        (str(script), *options, str(stopped)),
+    ):
+        done = run_with_processes(2, *words)
+        assert done.returncode == 0, done.stderr
+    checkpoint = stopped / "checkpoint.pt"
+    assert load_checkpoint(checkpoint)["steps_done"] == 4
+    resumed = train_with_processes(
+        2, "transformer-xl", "--resume", str(checkpoint), "--threads", "1"
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    curves = [without_times(read_curve(folder / "curve.csv")) for folder in (whole, stopped)]
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("kind", "model"), [("generator", ""), ("transformer-xl", "--memory 20 --hidden 8")]
+)
+def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(
+    tmp_path: Path, kind: str, model: str
+) -> None:
     """The batch does not divide by processes and micro-batches. Resuming needs two processes."""
     text = tmp_path / "text.txt"
     text.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
@@ -180,12 +230,12 @@ def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(tmp_path: 
         "--layers 1 --width 8 --heads 2 --context 12 --batch 5 --accumulate 2 --threads 1 "
         "--steps 6 --eval-every 3 --data"
     )
-    options = [*tiny.split(), str(text), "--out"]
-    done = train_with_processes(2, *options, str(tmp_path / "two"))
+    options = [*model.split(), *tiny.split(), str(text), "--out"]
+    done = train_with_processes(2, kind, *options, str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("bits/byte") == 1
 
-    alone = [sys.executable, "-m", "transformer_kernels", "train", "generator", *options]
+    alone = [sys.executable, "-m", "transformer_kernels", "train", kind, *options]
     subprocess.run([*alone, str(tmp_path / "one")], capture_output=True, check=True)
     one, two = (read_curve(tmp_path / name / "curve.csv") for name in ("one", "two"))
     assert [row.tokens for row in two] == [row.tokens for row in one]
@@ -198,5 +248,5 @@ def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(tmp_path: 
     checkpoint = tmp_path / "two" / "checkpoint.pt"
     with pytest.raises(CheckpointError, match="trained by 2 processes, but this run has 1"):
         resume(checkpoint)
-    resumed = train_with_processes(2, "--resume", str(checkpoint), "--threads", "1")
+    resumed = train_with_processes(2, kind, "--resume", str(checkpoint), "--threads", "1")
     assert resumed.returncode == 0, resumed.stderr

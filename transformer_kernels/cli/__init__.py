@@ -15,6 +15,7 @@ from typing import Protocol
 from transformer_kernels.cli import (
     classify,
     demo,
+    evaluate,
     generate,
     info,
     lookup,
@@ -37,7 +38,7 @@ class Command(Protocol):
 
 COMMANDS: tuple[Command, ...] = (
     *(info, demo),
-    *(train, generate, classify, translate, lookup),
+    *(train, evaluate, generate, classify, translate, lookup),
     *(tiles, tune),
 )
 

@@ -8,27 +8,30 @@ import codecs
 from transformer_kernels.cli.common import add_attention, add_checkpoint, decoded
 from transformer_kernels.cli.error_mapping import as_user_error
 
+_KINDS = ("generator", "gpt2", "transformer-xl")
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "generate",
-        help="generate text with a trained generator or GPT-2",
+        help="generate text with a trained language model",
         description="Prints the prompt and a sampled continuation.",
     )
-    add_checkpoint(parser, "generator", "gpt2")
+    add_checkpoint(parser, *_KINDS)
     parser.add_argument(
         "--prompt",
         default="\n",
         metavar="TEXT",
-        help="text to continue; only its last tokens are used if it exceeds the model's context "
-        "(default: a line break)",
+        help="text to continue (default: a line break); a generator and GPT-2 only see the last "
+        "tokens of the text, as many as their context, and a Transformer-XL those in its memory",
     )
     parser.add_argument(
         "--length",
         type=int,
         default=500,
         metavar="N",
-        help="number of tokens to generate; a token of a generator is a byte (default: 500)",
+        help="number of tokens to generate; those of a generator and a Transformer-XL are bytes "
+        "(default: 500)",
     )
     parser.add_argument(
         "--temperature",
@@ -48,18 +51,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.models.generation import LanguageModel, generate
+    from transformer_kernels.models.generation import (
+        LanguageModel,
+        StatefulLanguageModel,
+        generate,
+    )
     from transformer_kernels.nn.options import check_seed
     from transformer_kernels.training import Tokens, load_model
 
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # any bytes
     with as_user_error(OSError, ValueError, ImportError):
         check_seed(args.seed)
-        trained = load_model(
-            args.checkpoint, "generator", "gpt2", attn_implementation=args.attn_implementation
-        )
+        trained = load_model(args.checkpoint, *_KINDS, attn_implementation=args.attn_implementation)
         model = trained.model
-        assert isinstance(model, LanguageModel)
+        assert isinstance(model, LanguageModel | StatefulLanguageModel)
         tokens = Tokens.from_json(trained.extra["tokens"]) if trained.extra else Tokens()
         continuation = generate(
             model,

@@ -38,6 +38,7 @@ _BLOCKS: tuple[Option, ...] = (
     ("heads", int, "number of attention heads"),
     ("dropout", float, "dropout probability in training"),
 )
+_HIDDEN: Option = ("hidden", int, "hidden width of the feed-forward layers")
 
 RECIPES = (
     Recipe(
@@ -46,7 +47,7 @@ RECIPES = (
         data="training text, any file (default: the sources of Python's standard library)",
         presets=("nanogpt-cpu", "demo", "seed"),
         model_options=(("context", int, "context length in bytes"), *_BLOCKS),
-        used_by=("generate",),
+        used_by=("generate", "evaluate"),
     ),
     Recipe(
         kind="gpt2",
@@ -55,6 +56,19 @@ RECIPES = (
         presets=("demo", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
         model_options=(("context", int, "context length in tokens"), _VOCABULARY, *_BLOCKS),
         used_by=("generate",),
+    ),
+    Recipe(
+        kind="transformer-xl",
+        help="Transformer-XL, a byte-level language model with memories of earlier segments",
+        data="training text, any file (default: the sources of Python's standard library)",
+        presets=("demo", "enwik8-base", "enwik8-large"),
+        model_options=(
+            ("context", int, "length of a segment in bytes"),
+            ("memory", int, "number of bytes before a segment that are kept as memory, 0 for none"),
+            *_BLOCKS,
+            _HIDDEN,
+        ),
+        used_by=("generate", "evaluate"),
     ),
     Recipe(
         kind="classifier",
@@ -78,7 +92,7 @@ RECIPES = (
         model_options=(
             ("context", int, "maximum number of tokens of a text"),
             *_BLOCKS,
-            ("hidden", int, "hidden width of the feed-forward layers"),
+            _HIDDEN,
         ),
         task_options=(
             ("smoothing", float, "label smoothing: probability mass given to all other tokens"),
@@ -94,7 +108,7 @@ RECIPES = (
             ("context", int, "maximum number of tokens of both segments together"),
             _VOCABULARY,
             *_BLOCKS,
-            ("hidden", int, "hidden width of the feed-forward layers"),
+            _HIDDEN,
         ),
     ),
     Recipe(

@@ -9,9 +9,11 @@ from transformer_kernels.training.config import Precision, TrainConfig
 from transformer_kernels.training.curves import CurveRow, plot_curves, read_curve
 from transformer_kernels.training.data import (
     Batch,
+    ByteLanes,
     ByteWindows,
     Corpus,
     Dataset,
+    LaneDataset,
     Tokens,
     corpus_from_bytes,
     draw_batch,
@@ -19,9 +21,10 @@ from transformer_kernels.training.data import (
     load_corpus,
     standard_library_text,
 )
+from transformer_kernels.training.evaluation import Evaluation, evaluate
 from transformer_kernels.training.progress import progress_bar
 from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Task
+from transformer_kernels.training.task import RecurrentTask, State, Task
 from transformer_kernels.training.tasks import PRESETS, TASKS
 from transformer_kernels.training.tasks.generator import GeneratorTask
 from transformer_kernels.training.trainer import Trainer
@@ -39,15 +42,20 @@ __all__ = [
     "PRESETS",
     "TASKS",
     "Batch",
+    "ByteLanes",
     "ByteWindows",
     "CheckpointError",
     "Corpus",
     "CurveRow",
     "Dataset",
+    "Evaluation",
     "GeneratorTask",
+    "LaneDataset",
     "LoadedModel",
     "Precision",
+    "RecurrentTask",
     "Schedule",
+    "State",
     "Task",
     "Tokens",
     "TrainConfig",
@@ -56,6 +64,7 @@ __all__ = [
     "TrainingRun",
     "corpus_from_bytes",
     "draw_batch",
+    "evaluate",
     "even_batch",
     "load_checkpoint",
     "load_corpus",

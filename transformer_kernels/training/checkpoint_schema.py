@@ -20,7 +20,7 @@ from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.curves import CurveRow
 from transformer_kernels.training.memory import check_model_fits
 from transformer_kernels.training.plain_fields import is_text
-from transformer_kernels.training.task import Task
+from transformer_kernels.training.task import Shapes, Task
 from transformer_kernels.training.tasks import config_from_dict
 
 State = dict[str, Any]
@@ -118,6 +118,28 @@ def check_state(
         device = entry({name: one}, f"{name}.device", Tensor, type(None))
         if device is not None:
             _check_plain(f"{name}.device", device, (device.numel(),), torch.uint8)
+
+
+def check_states(state: State, expected: Sequence[Sequence[Shapes]], dtype: torch.dtype) -> None:
+    """Checks the states of a `RecurrentTask`: `expected` has their shapes by rank and part."""
+    found = entry(state, "states", list)
+    _check_length("states", found, list, len(expected))
+    for rank, parts in enumerate(expected):
+        _check_length(f"states.{rank}", found[rank], list, len(parts))
+        for n, shapes in enumerate(parts):
+            tensors = found[rank][n]
+            _check_length(f"states.{rank}.{n}", tensors, tuple, len(shapes))
+            for m, shape in enumerate(shapes):
+                _check_plain(f"states.{rank}.{n}.{m}", tensors[m], shape, dtype)
+                _check_finite(f"states.{rank}.{n}.{m}", tensors[m])
+
+
+def _check_length(name: str, value: Any, kind: type[Sequence[Any]], length: int) -> None:
+    """Checks that a value is a list or a tuple of so many elements."""
+    if type(value) is not kind:
+        raise CheckpointError(f"{name} must be of type {kind.__name__}, got {shown(value)}")
+    if len(value) != length:
+        raise CheckpointError(f"{name} must have {length} elements, got {len(value)}")
 
 
 def _steps(state: State, config: TrainConfig) -> int:

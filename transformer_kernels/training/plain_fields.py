@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from transformer_kernels.argument_checks import shown
@@ -48,6 +49,10 @@ def from_fields(cls: Callable[..., Made], values: Any, name: str, **made: Any) -
 
 def _checked(value: Any, hint: Any, name: str) -> Any:
     """`value`, if it is of the annotated type: a number, a string, a tuple or a dataclass."""
+    if get_origin(hint) is UnionType:  # a type, or None
+        if value is None:
+            return None
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
     if is_dataclass(hint):
         return from_fields(hint, value, name)  # type: ignore[arg-type]
     if get_origin(hint) is tuple:

@@ -17,13 +17,20 @@ from transformer_kernels.training.data import Batch, Dataset, Tokens
 Extra = dict[str, Any]
 """Data that a model needs for inference, such as its vocabulary: plain values for checkpoints"""
 
+State = tuple[Tensor, ...]
+"""State that a model carries from batch to batch; dimension 0 is the batch dimension. No gradient
+flows through it. The empty tuple starts anew."""
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Shapes of the tensors of a state"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """Config of a model and options of its training; subclasses are in `training/tasks/`."""
 
     kind: ClassVar[str]
-    """One-word name, used by the command line and stored in checkpoints"""
+    """Name without spaces, used by the command line and stored in checkpoints"""
     unit: ClassVar[str]
     """Unit of `tokens`, in the plural"""
     score_name: ClassVar[str]
@@ -80,6 +87,12 @@ class Task(ABC):
         its micro-batches.
         """
 
+    def carry(
+        self, model: nn.Module, batch: Batch, state: State
+    ) -> tuple[dict[str, Tensor], State]:
+        """`losses` of a batch that continues earlier ones, and the state for the next batch."""
+        return self.losses(model, batch), ()
+
     @abstractmethod
     def score(
         self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
@@ -89,6 +102,26 @@ class Task(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, for a checkpoint."""
         return {"kind": self.kind} | asdict(self)
+
+
+class RecurrentTask(Task):
+    """Task of a model with a state; its data are a `LaneDataset`.
+
+    A trainer passes the state of each lane on from batch to batch. At the end of the lanes, it
+    continues at their beginnings with an empty state.
+    """
+
+    @abstractmethod
+    def carry(
+        self, model: nn.Module, batch: Batch, state: State
+    ) -> tuple[dict[str, Tensor], State]: ...
+
+    @abstractmethod
+    def state_shapes(self, lanes: int, segments: int) -> Shapes:
+        """Shapes of the state after `segments` segments of each lane, at least one."""
+
+    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return self.carry(model, batch, ())[0]
 
 
 def check_extra_keys(extra: Extra, *names: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,15 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 from transformer_kernels.nn.blocks import recompute_blocks
 from transformer_kernels.nn.options import check_device
 from transformer_kernels.training.checkpoint import CheckpointError
-from transformer_kernels.training.checkpoint_schema import check_state, entry
+from transformer_kernels.training.checkpoint_schema import check_state, check_states, entry
 from transformer_kernels.training.config import Precision, TrainConfig
-from transformer_kernels.training.data import Batch, Dataset
+from transformer_kernels.training.data import Batch, Dataset, LaneDataset
 from transformer_kernels.training.distributed import (
     SINGLE_PROCESS,
     DistributedContext,
     local_device,
 )
 from transformer_kernels.training.memory import check_batch_fits, check_model_fits
+from transformer_kernels.training.task import RecurrentTask, Shapes, State
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,6 +53,9 @@ class Validation(NamedTuple):
 class Trainer:
     """Model, optimizer and random states of a run.
 
+    The data of a `RecurrentTask` are read in as many lanes as a batch has examples. A lane stays
+    with its process and micro-batch, and `states` has the state of each micro-batch.
+
     The constructor seeds torch's global generators with the config's seed.
     """
 
@@ -62,8 +68,10 @@ class Trainer:
         """Builds the model and its optimizer.
 
         Raises:
+            TypeError: the task is a `RecurrentTask`, but the data cannot be read in lanes.
             ValueError: the device cannot be used, the batch is smaller than the number of
-                micro-batches over all processes, or the machine lacks the memory.
+                micro-batches over all processes, the machine lacks the memory, or the text is too
+                short for lanes.
         """
         device = local_device(config.device)
         check_device(device)
@@ -75,11 +83,13 @@ class Trainer:
         config = replace(config, task=config.task.fitted(data))
         check_model_fits(config.task, training=torch.device(device).type == "cpu")
         check_batch_fits(config.batch, data)
+        self._lanes = _lanes(config, data)
         self.config = config
         self.data = data
         self.distributed = distributed
         self.device = torch.device(device)
         self.steps_done = 0
+        self.states: list[State] = [()] * config.accumulate
         torch.manual_seed(config.seed)
         self.batches = torch.Generator().manual_seed(config.seed)
         self.model = config.task.build(config.attn_implementation).to(self.device)
@@ -102,8 +112,8 @@ class Trainer:
         rate = config.schedule.learning_rate(self.steps_done, config.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = self.data.draw(config.batch, self.batches)
-        loss = self._gradients(batch)
+        batch = self._draw()
+        loss, states = self._gradients(batch)
         self._check_finite("loss", loss)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip).item()
@@ -112,22 +122,36 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.steps_done += 1
+        at_end = self._segments_done(self.steps_done) == 0
+        self.states = [()] * config.accumulate if at_end else states
         return Step(loss, config.task.tokens(batch))
 
-    def _gradients(self, batch: Batch) -> float:
-        """Computes the gradients of the batch's mean loss; returns the loss."""
+    def _draw(self) -> Batch:
+        """The batch of the next step, the same on all ranks."""
+        if self._lanes is None:
+            return self.data.draw(self.config.batch, self.batches)
+        return self._lanes.segment(self._segments_done(self.steps_done), self.config.batch)
+
+    def _segments_done(self, steps: int) -> int:
+        """Number of segments read after `steps` steps in this pass over the lanes, if any."""
+        return 0 if self._lanes is None else steps % self._lanes.segments(self.config.batch)
+
+    def _gradients(self, batch: Batch) -> tuple[float, list[State]]:
+        """Computes the gradients of the batch's mean loss; returns the loss and the new states."""
         counts = self.config.task.counts(batch)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         parts = split(self.distributed.shard(batch), self.config.accumulate)
         total = torch.zeros((), device=self.device, dtype=torch.float64)
+        states: list[State] = []
         for n, part in enumerate(parts):
             with self._no_sync(n + 1 < len(parts)):
-                loss = self._loss(self._parallel, part, counts)
+                loss, state = self._loss(self._parallel, part, counts, self.states[n])
+                states.append(state)
                 total += loss.detach()
                 # DistributedDataParallel averages over ranks; the loss is a sum over ranks.
                 self.scaler.scale(loss * self.distributed.world_size).backward()
-        return self.distributed.all_reduce_sum(total)
+        return self.distributed.all_reduce_sum(total), states
 
     def _no_sync(self, enabled: bool) -> contextlib.AbstractContextManager[None]:
         """Skips the all-reduce of gradients, which only the last micro-batch needs."""
@@ -139,28 +163,44 @@ class Trainer:
     def validate(self) -> Validation:
         """Computes loss and score on held-out data, the same data each time.
 
-        Draws no random numbers.
+        With a `RecurrentTask`, it is the first `eval_batches` segments of as many held-out lanes as
+        a batch has examples, in order, from an empty state. Draws no random numbers.
 
         Raises:
             FloatingPointError: the loss is not finite.
         """
         config = self.config
-        held_out = self.data.held_out(config.batch * config.eval_batches)
-        counts = config.task.counts(held_out)
-        examples = len(next(iter(held_out.values())))
-        batches = split(held_out, -(-examples // config.batch))
+        batches = self._held_out()
+        counts = Counter[str]()
+        for batch in batches:
+            counts.update(config.task.counts(batch))
         self.model.eval()
-        loss = sum(self._loss(self.model, batch, counts).item() for batch in batches)
+        loss = 0.0
+        state: State = ()
+        for batch in batches:
+            part, state = self._loss(self.model, batch, counts, state)
+            loss += part.item()
         self._check_finite("held-out loss", loss)
         on_device = (self._to_device(batch) for batch in batches)
         with self._autocast():
             return Validation(loss, config.task.score(self.model, self.data, on_device, loss))
 
-    def _loss(self, model: nn.Module, batch: Batch, counts: dict[str, int]) -> Tensor:
-        """The batch's contribution to a mean over `counts` terms."""
+    def _held_out(self) -> list[Batch]:
+        """The batches of a validation, in order."""
+        config = self.config
+        if self._lanes is not None:
+            return list(islice(self._lanes.held_out_segments(config.batch), config.eval_batches))
+        held_out = self.data.held_out(config.batch * config.eval_batches)
+        examples = len(next(iter(held_out.values())))
+        return split(held_out, -(-examples // config.batch))
+
+    def _loss(
+        self, model: nn.Module, batch: Batch, counts: dict[str, int], state: State
+    ) -> tuple[Tensor, State]:
+        """The batch's contribution to a mean over `counts` terms, and the new state."""
         with self._autocast():
-            sums = self.config.task.losses(model, self._to_device(batch))
-        return torch.stack([sums[name] / max(1, counts[name]) for name in counts]).sum()
+            sums, state = self.config.task.carry(model, self._to_device(batch), state)
+        return torch.stack([sums[name] / max(1, counts[name]) for name in counts]).sum(), state
 
     def _to_device(self, batch: Batch) -> Batch:
         return {name: x.to(self.device) for name, x in batch.items()}
@@ -185,7 +225,7 @@ class Trainer:
             "cpu": torch.get_rng_state(),
             "device": torch.cuda.get_rng_state(self.device) if self._on_gpu else None,
         }
-        return {
+        state = {
             "config": self.config.to_dict(),
             "data": {name: getattr(self.data, name) for name in ("name", "source", "digest")},
             "extra": self.config.task.extra(self.data),
@@ -196,6 +236,10 @@ class Trainer:
             "batches": self.batches.get_state(),
             "random": self.distributed.all_gather(random),
         }
+        if self._lanes is not None:
+            states = [tuple(_own_copy(x) for x in part) for part in self.states]
+            state["states"] = self.distributed.all_gather(states)
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores a state returned by `state`.
@@ -217,6 +261,9 @@ class Trainer:
             scaler=self.scaler.state_dict(),
             world_size=self.distributed.world_size,
         )
+        if self._lanes is not None:
+            dtype = next(self.model.parameters()).dtype
+            check_states(state, self._state_shapes(state["steps_done"]), dtype)
         self.model.load_state_dict(state["model"])
         groups = self.optimizer.state_dict()["param_groups"]  # settings are those of the config
         moments = state["optimizer"]["state"]
@@ -228,6 +275,26 @@ class Trainer:
         torch.set_rng_state(random["cpu"])
         if self._on_gpu and random["device"] is not None:
             torch.cuda.set_rng_state(random["device"], self.device)
+        if self._lanes is not None:
+            mine = state["states"][self.distributed.rank]
+            self.states = [tuple(x.to(self.device) for x in part) for part in mine]
+
+    def _state_shapes(self, steps: int) -> list[list[Shapes]]:
+        """Shapes of the states after `steps` steps, by rank and micro-batch."""
+        config, world_size = self.config, self.distributed.world_size
+        assert isinstance(config.task, RecurrentTask)
+        segments = self._segments_done(steps)
+        if segments == 0:
+            return [[()] * config.accumulate] * world_size
+        lanes = {"lanes": torch.arange(config.batch)}
+        shards = [DistributedContext(rank, world_size).shard(lanes) for rank in range(world_size)]
+        return [
+            [
+                config.task.state_shapes(len(part["lanes"]), segments)
+                for part in split(shard, config.accumulate)
+            ]
+            for shard in shards
+        ]
 
     @property
     def _on_gpu(self) -> bool:
@@ -238,6 +305,23 @@ def split(batch: Batch, parts: int) -> list[Batch]:
     """Splits the examples of a batch into `parts` micro-batches of nearly equal size."""
     pieces = {name: x.tensor_split(parts) for name, x in batch.items()}
     return [{name: x[n] for name, x in pieces.items()} for n in range(parts)]
+
+
+def _lanes(config: TrainConfig, data: Dataset) -> LaneDataset | None:
+    """The data of a `RecurrentTask`; None for other tasks."""
+    if not isinstance(config.task, RecurrentTask):
+        return None
+    if not isinstance(data, LaneDataset):
+        raise TypeError(
+            f"data must be a LaneDataset for the task {config.task.kind}, got {type(data).__name__}"
+        )
+    data.segments(config.batch)  # raises ValueError for a text that is too short
+    return data
+
+
+def _own_copy(x: Tensor) -> Tensor:
+    """A contiguous copy on the CPU. A view would be saved with all of its storage."""
+    return x.to("cpu").clone(memory_format=torch.contiguous_format)
 
 
 def _adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:

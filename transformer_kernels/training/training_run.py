@@ -18,7 +18,12 @@ from transformer_kernels.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_kernels.training.checkpoint_schema import check_model, check_progress, config_of
+from transformer_kernels.training.checkpoint_schema import (
+    check_model,
+    check_progress,
+    config_of,
+    entry,
+)
 from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.curves import (
     CurveRow,
@@ -296,6 +301,8 @@ class LoadedModel(NamedTuple):
     task: Task
     extra: Extra
     """Data that the model needs, such as its vocabulary; see `Task.extra`"""
+    source: Path | None
+    """Path of the data that it was trained on; None for the default data"""
 
 
 def load_model(
@@ -313,7 +320,7 @@ def load_model(
         device: torch device of the model.
 
     Returns:
-        the model in evaluation mode, its task and its extra data.
+        the model in evaluation mode, its task, its extra data and the path of its data.
 
     Raises:
         OSError: the file cannot be read.
@@ -326,9 +333,11 @@ def load_model(
     with _naming_checkpoint(checkpoint):
         task = config_of(state).task
         check_model(state, task)
+        source = entry(state, "data.source", str, type(None)) if "data" in state else None
     model = task.build(attn_implementation)
     model.load_state_dict(state["model"])
-    return LoadedModel(model.to(device).eval(), task, state["extra"])
+    path = None if source is None else Path(source)
+    return LoadedModel(model.to(device).eval(), task, state["extra"], path)
 
 
 def load_generator(

@@ -13,6 +13,7 @@ from transformer_kernels.training.data.corpus import (
 from transformer_kernels.training.data.dataset import Batch, Dataset
 from transformer_kernels.training.data.facts import Fact, Facts, as_facts, load_facts
 from transformer_kernels.training.data.labelled import LabelledTexts, label_texts
+from transformer_kernels.training.data.lanes import ByteLanes, LaneDataset
 from transformer_kernels.training.data.masking import IGNORE_INDEX, MaskedSentences
 from transformer_kernels.training.data.pairs import Pairs, load_pairs, pair_texts, read_pairs
 from transformer_kernels.training.data.reviews import load_reviews, review_text
@@ -53,12 +54,14 @@ __all__ = [
     "SPECIAL",
     "STANDARD_LIBRARY_BYTES",
     "Batch",
+    "ByteLanes",
     "ByteWindows",
     "Corpus",
     "Dataset",
     "Fact",
     "Facts",
     "LabelledTexts",
+    "LaneDataset",
     "MaskedSentences",
     "Pairs",
     "TokenWindows",

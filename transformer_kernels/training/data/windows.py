@@ -1,4 +1,4 @@
-"""Windows of a long sequence: random or evenly spaced."""
+"""Windows of a long sequence: random, evenly spaced or in lanes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ def draw_windows(sequence: Tensor, *, count: int, size: int, generator: torch.Ge
 def even_windows(sequence: Tensor, *, count: int, size: int) -> Tensor:
     """Evenly spaced windows over the whole sequence: (up to count, size) int64."""
     return _windows(sequence, evenly_spaced(len(sequence) - size + 1, count), size)
+
+
+def lane_length(sequence: Tensor, lanes: int) -> int:
+    """Length of a lane, without the element after it: lanes are equal parts of a sequence."""
+    return (len(sequence) - 1) // lanes
+
+
+def lane_windows(sequence: Tensor, *, lanes: int, start: int, size: int) -> Tensor:
+    """The window at `start` in each lane: (lanes, size) int64. It may end one element after it."""
+    starts = torch.arange(lanes) * lane_length(sequence, lanes) + start
+    return _windows(sequence, starts, size)
 
 
 def _windows(sequence: Tensor, starts: Tensor, size: int) -> Tensor:

@@ -14,12 +14,14 @@ from transformer_kernels.training.tasks import (
     generator,
     gpt2,
     lookup,
+    transformer_xl,
     translator,
 )
 
 PRESETS: dict[str, dict[str, TrainConfig]] = {
     "generator": generator.PRESETS,
     "gpt2": gpt2.PRESETS,
+    "transformer-xl": transformer_xl.PRESETS,
     "classifier": classifier.PRESETS,
     "translator": translator.PRESETS,
     "bert": bert.PRESETS,

@@ -1,0 +1,183 @@
+"""Tests of the command `evaluate`, and of the other commands that use a Transformer-XL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.threads import one_thread
+from transformer_kernels import cli
+from transformer_kernels.models import TransformerXL
+from transformer_kernels.training import (
+    ByteLanes,
+    evaluate,
+    load_checkpoint,
+    load_corpus,
+    load_model,
+    save_checkpoint,
+)
+
+TINY = (
+    "--layers 1 --width 16 --heads 2 --context 12 --batch 4 --accumulate 2 --steps 40 "
+    "--eval-every 20 --lr 0.02 --threads 1"
+)
+CONTEXT, LANES = 12, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def run(words: str, *others: object) -> int:
+    return cli.main([*words.split(), *map(str, others)])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"row, row, row your boat number {n}\n" for n in range(300)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    with one_thread():
+        assert run(f"train transformer-xl {TINY} --memory 16 --data {text} --out", out / "xl") == 0
+    return out / "xl" / "checkpoint.pt"
+
+
+@pytest.fixture
+def sensitive(checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint with large random weights, so that every option changes the printed digits."""
+    state = load_checkpoint(checkpoint)
+    generator = torch.Generator().manual_seed(3)
+    for weight in state["model"].values():
+        weight.normal_(std=0.5, generator=generator)
+    save_checkpoint(state, tmp_path / "random.pt", kind="transformer-xl")
+    return tmp_path / "random.pt"
+
+
+def score(checkpoint: Path, text: Path, segments: int | None = None, **options: object) -> float:
+    """Bits per byte of the checkpoint's model, with options of its config replaced."""
+    trained = load_model(checkpoint)
+    model = trained.model
+    assert isinstance(model, TransformerXL)
+    model.config = replace(model.config, **options)  # type: ignore[arg-type]
+    data = ByteLanes(load_corpus(text), CONTEXT)
+    return evaluate(trained.task, model, data, lanes=LANES, segments=segments).score
+
+
+def test_each_memory_length_has_its_bits_per_byte(
+    sensitive: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = [score(sensitive, text, memory=n) for n in (0, 16, 100)]
+    assert len({f"{bits:.3f}" for bits in expected}) == 3
+    capsys.readouterr()
+    assert run(f"evaluate --lanes {LANES} --memory 0 16 100 --checkpoint", sensitive) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        f"memory {n}: {bits:.3f} bits/byte"
+        for n, bits in zip(("  0", " 16", "100"), expected, strict=True)
+    ]
+    read = (len(load_corpus(text).validation) - 1) // LANES // CONTEXT * LANES * CONTEXT
+    assert lines[3] == f"{read:,} bytes of the held-out part of {text}, segments of {CONTEXT}"
+
+
+def test_options_replace_those_of_the_training(
+    sensitive: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_bytes(text.read_bytes()[::-1])
+    expected = {
+        "": score(sensitive, text),
+        "--clamp 3": score(sensitive, text, clamp=3),
+        "--same-length": score(sensitive, text, same_length=True),
+        "--bytes 80": score(sensitive, text, segments=2),
+        f"--data {other}": score(sensitive, other),
+    }
+    assert len({f"{bits:.3f}" for bits in expected.values()}) == len(expected)
+    for words, bits in (*expected.items(), ("--attn-implementation eager", expected[""])):
+        capsys.readouterr()
+        assert run(f"evaluate --lanes {LANES} {words} --checkpoint", sensitive) == 0
+        assert capsys.readouterr().out.startswith(f"memory 16: {bits:.3f} bits/byte\n"), words
+    assert run(f"evaluate --lanes {LANES} --context 30 --checkpoint", sensitive) == 0
+    assert capsys.readouterr().out.endswith("segments of 30\n")
+
+
+def test_generator_is_evaluated_without_a_memory(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"train generator {TINY} --data {text} --out", tmp_path / "run") == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
+    assert run("evaluate --checkpoint", path) == 0
+    first, _ = capsys.readouterr().out.splitlines()
+    assert first.endswith(" bits/byte")
+    assert float(first.split()[0]) < 8
+    for option in ("--memory 3", "--clamp 3", "--same-length"):
+        assert run(f"evaluate {option} --checkpoint", path) == 2
+        line = f"error: {option.split()[0]} needs a checkpoint of a transformer-xl, got a generator"
+        assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_transformer_xl_generates_the_same_text_with_every_attention_implementation(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt is longer than a segment, and the text longer than the memory."""
+    prompt = "row, row, row your boat number 7"
+    capsys.readouterr()
+    written = set()
+    for attention in ("eager", "fused", "sdpa"):
+        words = ["--prompt", prompt, "--attn-implementation", attention]
+        assert run("generate --length 40 --temperature 0 --checkpoint", checkpoint, *words) == 0
+        written.add(capsys.readouterr().out)
+    (only,) = written
+    assert only.startswith(prompt)
+    assert len(only) == len(prompt) + 40 + 1
+
+
+def test_run_has_its_name_in_files_and_messages(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert run(f"train transformer-xl {TINY} --steps 2 --memory 8 --data {text}") == 0
+    path = tmp_path / "runs" / "transformer-xl" / "checkpoint.pt"
+    assert load_checkpoint(path, kind="transformer-xl")["config"]["task"]["model"]["memory"] == 8
+    out = capsys.readouterr().out
+    for command in ("generate", "evaluate"):
+        assert f"{command} --checkpoint runs/transformer-xl/checkpoint.pt\n" in out
+    assert run("train transformer-xl --threads 1 --resume", path) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--memory 3 -1", "memory must be a whole number of at least 0, got -1"),
+        ("--clamp 0", "clamp must be a whole number of at least 1, got 0"),
+        ("--same-length --memory 0", "memory must be at least 1 with same_length"),
+        ("--lanes 0", "lanes must be a whole number of at least 1, got 0"),
+        ("--bytes 0", "bytes must be a whole number of at least 1, got 0"),
+        ("--context 0", "context must be a whole number of at least 1, got 0"),
+        ("--context 5000", "is too short: a context of 5000 needs 5001 bytes in each part"),
+        ("--data nowhere", "nowhere: No such file or directory"),
+        ("--device abacus", "device 'abacus' cannot be used"),
+    ],
+)
+def test_invalid_option_is_a_one_line_error(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    capsys.readouterr()
+    assert run("evaluate --checkpoint", checkpoint, *words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err

@@ -1,0 +1,349 @@
+"""Tests of tasks with a state: each lane keeps its own, in training, validation and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.recurrent import RecentBytesConfig, RecentBytesTask
+from transformer_kernels.models import GeneratorConfig, TransformerXLConfig
+from transformer_kernels.training import (
+    ByteLanes,
+    ByteWindows,
+    CheckpointError,
+    Corpus,
+    Dataset,
+    GeneratorTask,
+    Precision,
+    Schedule,
+    State,
+    TrainConfig,
+    Trainer,
+    corpus_from_bytes,
+    load_checkpoint,
+    save_checkpoint,
+)
+from transformer_kernels.training.distributed import DistributedContext
+from transformer_kernels.training.tasks.transformer_xl import TransformerXLTask
+
+CONTEXT, MEMORY, LANES = 12, 30, 5
+TASK = RecentBytesTask(model=RecentBytesConfig(context=CONTEXT, memory=MEMORY))
+
+
+class Rank(DistributedContext):
+    """One of several ranks, without the others: its own share of a batch and of its sums."""
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        return model
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value] * self.world_size
+
+    def all_reduce_sum(self, value: Tensor) -> float:
+        return value.item()
+
+
+@pytest.fixture
+def config() -> TrainConfig:
+    return TrainConfig(
+        task=TASK,
+        steps=40,
+        batch=LANES,
+        accumulate=2,
+        schedule=Schedule(peak=1e-2, warmup=2),
+        eval_every=20,
+        eval_batches=3,
+    )
+
+
+@pytest.fixture
+def corpus() -> Corpus:
+    """Bytes at random, so that any two places of the text differ."""
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(256, (1000,), generator=generator, dtype=torch.uint8)
+    return corpus_from_bytes(bytes(text.tolist()), "noise")
+
+
+@pytest.fixture
+def data(corpus: Corpus) -> ByteLanes:
+    return ByteLanes(corpus, CONTEXT)
+
+
+def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
+    model = replace(config.task.model, dropout=share)
+    return replace(config, task=replace(config.task, model=model))
+
+
+def lists(states: Sequence[State]) -> list[list[Any]]:
+    return [[x.tolist() for x in state] for state in states]
+
+
+def recent(corpus: Corpus, lanes: list[int], read: int) -> Tensor:
+    """The last bytes of each lane after `read` bytes of it, by the definition of a lane."""
+    text, size = corpus.train.float(), (len(corpus.train) - 1) // LANES
+    rows = [text[n * size : n * size + read][-MEMORY:] for n in lanes]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "accumulate", "lanes"),
+    [
+        (0, 1, 1, [[0, 1, 2, 3, 4]]),
+        (0, 1, 3, [[0, 1], [2, 3], [4]]),
+        (0, 2, 2, [[0, 2], [4]]),
+        (1, 2, 2, [[1], [3]]),
+    ],
+)
+def test_each_micro_batch_of_each_rank_keeps_the_state_of_its_lanes(
+    config: TrainConfig, data: ByteLanes, corpus: Corpus,
+    rank: int, world_size: int, accumulate: int, lanes: list[list[int]],
+) -> None:  # fmt: skip
+    trainer = Trainer(replace(config, accumulate=accumulate), data, Rank(rank, world_size))
+    assert trainer.states == [()] * accumulate
+    for step in range(1, 6):
+        trainer.step()
+        assert len(trainer.states) == len(lanes)
+        for (state,), mine in zip(trainer.states, lanes, strict=True):
+            assert torch.equal(state, recent(corpus, mine, step * CONTEXT))
+
+
+def test_lanes_start_again_with_an_empty_state(config: TrainConfig, data: ByteLanes) -> None:
+    trainer, seen = Trainer(config, data), []
+
+    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs)
+
+    trainer.model.register_forward_pre_hook(record)
+    segments = data.segments(LANES)
+    assert segments == (900 - 1) // LANES // CONTEXT
+    for step in range(1, segments + 3):
+        trainer.step()
+        assert (trainer.states == [(), ()]) == (step == segments)
+    passes = [seen[: 2 * segments], seen[2 * segments :]]
+    assert [len(inputs) for inputs in passes[0]] == [1, 1] + [2] * (2 * segments - 2)
+    for first, again in zip(passes[0], passes[1], strict=False):
+        assert len(first) == len(again)
+        assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 14])
+def test_resume_continues_exactly(
+    config: TrainConfig, data: ByteLanes, tmp_path: Path, steps: int
+) -> None:
+    """With dropout, from the start, within the lanes and at their end."""
+    config = with_dropout(config, 0.3)
+    whole = Trainer(config, data)
+    for _ in range(steps):
+        whole.step()
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(whole.state(), path, kind=TASK.kind)
+    expected = [whole.step() for _ in range(6)]
+    resumed = Trainer(config, data)
+    resumed.restore(load_checkpoint(path))
+    assert [resumed.step() for _ in range(6)] == expected
+    assert lists(resumed.states) == lists(whole.states)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_states_affect_the_losses(config: TrainConfig, data: ByteLanes) -> None:
+    """Otherwise the test above would pass without them."""
+    kept, lost = Trainer(config, data), Trainer(config, data)
+    for trainer in (kept, lost):
+        trainer.step()
+    lost.states = [(), ()]
+    assert kept.step() != lost.step()
+
+
+def test_rank_restores_its_own_states(config: TrainConfig, data: ByteLanes) -> None:
+    ranks = [Trainer(config, data, Rank(rank, 2)) for rank in range(2)]
+    for trainer in ranks:
+        trainer.step()
+    states = [trainer.state() for trainer in ranks]
+    gathered = states[0] | {"states": [state["states"][0] for state in states]}
+    for rank, trainer in enumerate(ranks):
+        again = Trainer(config, data, Rank(rank, 2))
+        again.restore(gathered)
+        assert lists(again.states) == lists(trainer.states)
+    assert lists(ranks[0].states) != lists(ranks[1].states)
+
+
+def test_saved_states_are_as_large_as_their_tensors(config: TrainConfig, data: ByteLanes) -> None:
+    """A view is saved with the whole tensor that it is a part of."""
+    trainer = Trainer(replace(config, accumulate=LANES), data)
+    for _ in range(4):
+        trainer.step()
+    for part in trainer.state()["states"][0]:
+        assert part[0].untyped_storage().nbytes() == MEMORY * 4
+    trainer.states[0] = (torch.zeros(MEMORY, 2).T,)
+    assert trainer.state()["states"][0][0][0].is_contiguous()
+
+
+def test_validation_reads_held_out_lanes_in_order(
+    config: TrainConfig, data: ByteLanes, corpus: Corpus
+) -> None:
+    trainer = Trainer(config, data)
+    text, size = corpus.validation, (100 - 1) // LANES
+    tokens = torch.stack([text[n * size : n * size + CONTEXT + 1] for n in range(LANES)]).long()
+    loss = TASK.losses(trainer.model, {"tokens": tokens})["next byte"].item()
+    assert trainer.validate().loss == pytest.approx(loss / (LANES * CONTEXT), rel=1e-6)
+
+
+def test_validation_carries_the_state(config: TrainConfig, data: ByteLanes) -> None:
+    """Two lanes of four segments, of which three are read."""
+    config = replace(config, batch=2, eval_batches=3)
+    trainer = Trainer(config, data)
+    state: State = ()
+    total = 0.0
+    batches = list(data.held_out_segments(2))
+    assert len(batches) == 4
+    for batch in batches[:3]:
+        sums, state = TASK.carry(trainer.model, batch, state)
+        total += sums["next byte"].item()
+    assert trainer.validate().loss == pytest.approx(total / (3 * 2 * CONTEXT), rel=1e-6)
+
+
+def test_validation_leaves_training_unchanged(config: TrainConfig, data: ByteLanes) -> None:
+    config = with_dropout(config, 0.3)
+    trainer, other = Trainer(config, data), Trainer(config, data)
+    for one in (trainer, other):
+        torch.manual_seed(7)
+        one.step()
+    states = copy.deepcopy(trainer.states)
+    generators = torch.get_rng_state(), trainer.batches.get_state()
+    assert trainer.validate() == trainer.validate()
+    assert lists(trainer.states) == lists(states)
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert torch.equal(trainer.batches.get_state(), generators[1])
+    torch.manual_seed(8)
+    loss = trainer.step()
+    torch.manual_seed(8)
+    assert other.step() == loss
+
+
+def test_skipped_update_advances_the_states(
+    config: TrainConfig, data: ByteLanes, corpus: Corpus
+) -> None:
+    trainer = Trainer(replace(config, precision="float16"), data)
+    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    before = copy.deepcopy(trainer.model.state_dict())
+    for _ in range(2):
+        trainer.step()
+    assert torch.equal(trainer.states[0][0], recent(corpus, [0, 1, 2], 2 * CONTEXT))
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_failed_step_leaves_the_states_unchanged(config: TrainConfig, data: ByteLanes) -> None:
+    trainer = Trainer(config, data)
+    trainer.step()
+    before = copy.deepcopy(trainer.states)
+    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    with pytest.raises(FloatingPointError):
+        trainer.step()
+    assert lists(trainer.states) == lists(before)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("precision", get_args(Precision))
+def test_memories_of_transformer_xl_resume_exactly(
+    config: TrainConfig, data: ByteLanes, precision: Precision, recompute: bool
+) -> None:
+    """Memories are in float32 in every precision. With dropout."""
+    model = TransformerXLConfig(
+        layers=2, heads=2, width=8, context=CONTEXT, memory=MEMORY, dropout=0.2
+    )
+    task = TransformerXLTask(model=model)
+    config = replace(config, task=task, precision=precision, recompute=recompute)
+    whole = Trainer(config, data)
+    for _ in range(4):
+        whole.step()
+    state = copy.deepcopy(whole.state())
+    assert [[x.dtype for x in part] for part in state["states"][0]] == [[torch.float32] * 2] * 2
+    expected = [whole.step() for _ in range(3)]
+    resumed = Trainer(config, data)
+    resumed.restore(state)
+    assert [resumed.step() for _ in range(3)] == expected
+
+
+def test_task_without_a_state_has_no_states_in_its_checkpoints(corpus: Corpus) -> None:
+    model = GeneratorConfig(layers=1, width=8, heads=2, context=CONTEXT)
+    config = TrainConfig(task=GeneratorTask(model=model), batch=4, accumulate=2)
+    trainer = Trainer(config, ByteWindows(corpus, CONTEXT))
+    trainer.step()
+    assert trainer.states == [(), ()]
+    assert "states" not in trainer.state()
+
+
+def test_data_without_lanes_are_refused(config: TrainConfig, corpus: Corpus) -> None:
+    data: Dataset = ByteWindows(corpus, CONTEXT)
+    with pytest.raises(TypeError, match="LaneDataset for the task recent-bytes, got ByteWindows"):
+        Trainer(config, data)
+
+
+def test_text_too_short_for_its_lanes_is_refused(config: TrainConfig, data: ByteLanes) -> None:
+    Trainer(replace(config, batch=74), data)
+    with pytest.raises(ValueError, match="75 lanes with a context of 12 need 901 bytes in the tr"):
+        Trainer(replace(config, batch=75), data)
+
+
+ABSENT = object()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((), ABSENT, "it lacks 'states'"),
+        ((), None, "states must be of type list, got None"),
+        ((), [], "states must have 1 elements, got 0"),
+        ((0,), (), r"states.0 must be of type list, got \(\)"),
+        ((0,), [()], "states.0 must have 2 elements, got 1"),
+        ((0, 1), [], r"states.0.1 must be of type tuple, got \[\]"),
+        ((0, 1), (), "states.0.1 must have 1 elements, got 0"),
+        ((0, 1), (torch.zeros(2, 24), 0), "states.0.1 must have 1 elements, got 2"),
+        ((0, 1), (None,), "states.0.1.0 must be a tensor, got None"),
+        ((0, 1), (torch.zeros(3, 24),), r"states.0.1.0 must have shape \(2, 24\).* got \(3, 24\)"),
+        ((0, 0), (torch.zeros(3, 30),), r"states.0.0.0 must have shape \(3, 24\)"),
+        ((0, 1), (torch.zeros(2, 24).double(),), "dtype torch.float32, got .* torch.float64"),
+        ((0, 1), (torch.full((2, 24), torch.nan),), "states.0.1.0 must be finite"),
+        ((0, 1), (torch.zeros(24, 2).T,), "states.0.1.0 must be a contiguous tensor"),
+    ],
+)
+def test_damaged_states_are_named(
+    config: TrainConfig, data: ByteLanes, path: tuple[int, ...], value: Any, message: str
+) -> None:
+    trainer = Trainer(config, data)
+    for _ in range(2):
+        trainer.step()
+    state = trainer.state()
+    holder: Any = state
+    key: Any = "states"
+    for n in path:
+        holder, key = holder[key], n
+    if value is ABSENT:
+        del holder[key]
+    else:
+        holder[key] = value
+    other = Trainer(config, data)
+    before = copy.deepcopy(other.model.state_dict())
+    with pytest.raises(CheckpointError, match=message) as caught:
+        other.restore(state)
+    assert "\n" not in str(caught.value)
+    assert (other.steps_done, other.states) == (0, [(), ()])
+    for name, weight in other.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_states_at_the_end_of_the_lanes_must_be_empty(config: TrainConfig, data: ByteLanes) -> None:
+    trainer = Trainer(config, data)
+    trainer.step()
+    state = trainer.state()
+    with pytest.raises(CheckpointError, match=r"states.0.0 must have 0 elements, got 1"):
+        Trainer(config, data).restore(state | {"steps_done": data.segments(LANES)})

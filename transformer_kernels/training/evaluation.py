@@ -1,0 +1,58 @@
+"""Evaluation of a trained language model on held-out text, read in lanes."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from transformer_kernels.training.data import LaneDataset
+from transformer_kernels.training.task import State, Task
+
+
+class Evaluation(NamedTuple):
+    """Result of `evaluate`."""
+
+    score: float
+    """See `Task.score_name`"""
+    loss: float
+    """Mean loss, in nats"""
+    tokens: int
+    """Number of tokens that were predicted"""
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task, model: nn.Module, data: LaneDataset, *, lanes: int, segments: int | None = None
+) -> Evaluation:
+    """Computes loss and score on the held-out lanes of a text, in order.
+
+    A model with a state starts with an empty one and carries it from segment to segment. Draws no
+    random numbers.
+
+    Args:
+        task: task of the model, with one loss, whose score depends on the loss alone.
+        model: a model of the task; its training mode is restored.
+        data: the text.
+        lanes: number of lanes, which are read side by side; fewer if the text is too short.
+        segments: number of segments of each lane to read; all unless given.
+
+    Raises:
+        ValueError: `lanes` is not positive.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    total, tokens = 0.0, 0
+    state: State = ()
+    for batch in islice(data.held_out_segments(lanes), segments):
+        on_device = {name: x.to(device) for name, x in batch.items()}
+        sums, state = task.carry(model, on_device, state)
+        total += math.fsum(x.item() for x in sums.values())
+        tokens += task.tokens(batch)
+    model.train(was_training)
+    loss = total / tokens
+    return Evaluation(task.score(model, data, (), loss), loss, tokens)
