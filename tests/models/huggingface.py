@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from transformer_kernels.models import T5Config
+
 FILE = "model.safetensors"
 
 
@@ -57,13 +59,45 @@ def bert(kind: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
     return _random(getattr(library, kind)(library.BertConfig(**sizes | changes)), dtype)
 
 
-def _random(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def t5(config: T5Config, dtype: torch.dtype = torch.float64) -> Any:
+    """T5ForConditionalGeneration with the sizes of `config`, without dropout.
+
+    In float64 its normalisations are replaced: they have the mean square in float32.
+    """
+    library = _transformers()
+    theirs = library.T5Config(
+        vocab_size=config.vocabulary,
+        d_model=config.width,
+        d_kv=config.head_size,
+        d_ff=config.hidden,
+        num_layers=config.layers,
+        num_decoder_layers=config.decoder_layers,
+        num_heads=config.heads,
+        relative_attention_num_buckets=config.buckets,
+        relative_attention_max_distance=config.max_distance,
+        feed_forward_proj=config.activation.replace("_", "-"),
+        tie_word_embeddings=config.tied_embeddings,
+        decoder_start_token_id=0,
+    )
+    model = library.T5ForConditionalGeneration(theirs)
+    if not config.tied_embeddings:  # transformers 5 ties new models in any case
+        model.lm_head.weight = nn.Parameter(torch.empty(config.vocabulary, config.width))
+    if dtype == torch.float64:
+        for name, _ in list(model.named_modules()):
+            if name.endswith("layer_norm"):
+                parent, _, own = name.rpartition(".")
+                norm = nn.RMSNorm(config.width, eps=config.eps)
+                setattr(model.get_submodule(parent), own, norm)
+    return _random(model, dtype, std=0.4)
+
+
+def _random(model: nn.Module, dtype: torch.dtype, std: float = 0.2) -> nn.Module:
     """Redraws every parameter with a large deviation, so that swapped parameters show."""
     generator = torch.Generator().manual_seed(3)
     model = model.to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator).to(dtype))
+            parameter.copy_(std * torch.randn(parameter.shape, generator=generator).to(dtype))
     return model
 
 

@@ -135,13 +135,13 @@ def test_translations_have_at_most_the_given_number_of_tokens() -> None:
 def steps(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the number of target tokens in each decoder call."""
     input_lengths: list[int] = []
-    plain = translator._decode
+    plain = translator.decode
 
-    def decode(target: Tensor, memory: object, cache: KVCache | None = None) -> Tensor:
+    def decode(target: Tensor, memory: object, *, cache: KVCache | None = None) -> Tensor:
         input_lengths.append(target.shape[1])
-        return plain(target, memory, cache)  # type: ignore[arg-type]
+        return plain(target, memory, cache=cache)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(translator, "_decode", decode)
+    monkeypatch.setattr(translator, "decode", decode)
     return input_lengths
 
 

@@ -143,14 +143,14 @@ def test_memory_at_source_padding_is_not_attended_to() -> None:
     """NaN in the padding of the memory's keys and values changes no logit."""
     translator = model()
     memory = translator.memory(SOURCE, LENGTHS)
-    expected = translator._decode(TARGET, memory)
+    expected = translator.decode(TARGET, memory)
     padding = (torch.arange(5) >= LENGTHS[:, None])[:, None, :, None]
     poisoned = tuple(
         (k.masked_fill(padding, math.nan), v.masked_fill(padding, math.nan))
         for k, v in memory.keys_and_values
     )
     assert torch.equal(
-        translator._decode(TARGET, replace(memory, keys_and_values=poisoned)), expected
+        translator.decode(TARGET, replace(memory, keys_and_values=poisoned)), expected
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels import Mask
+from transformer_kernels import Mask, relative_bias
+from transformer_kernels.masks.constraints import Align
 from transformer_kernels.nn import (
     AttnImplementation,
     HeadForm,
@@ -33,8 +34,10 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def by_formula(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
-    s = (scale * q @ k.transpose(-2, -1)).masked_fill(~visible, -math.inf)
+def by_formula(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, bias: Tensor | float = 0.0
+) -> Tensor:
+    s = (scale * q @ k.transpose(-2, -1) + bias).masked_fill(~visible, -math.inf)
     return s.softmax(dim=-1) @ v
 
 
@@ -80,10 +83,37 @@ def test_every_implementation_adds_the_bias(
     )
     do = randn(B, H, M, D, seed=4)
 
-    s = (0.5 * q @ k.mT + inputs[3]).masked_fill(~visible, -math.inf)
-    expected = s.softmax(dim=-1) @ v
+    expected = by_formula(q, k, v, visible, 0.5, inputs[3])
     o = attend(
         q, k, v, mask=mask, bias=inputs[3], scale=0.5, attn_implementation=implementation
+    )  # fmt: skip
+
+    assert_same(o, expected)
+    assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
+
+
+@pytest.mark.parametrize("align", get_args(Align))
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+def test_relative_bias_is_added_to_the_scaled_scores(
+    implementation: AttnImplementation, mask: Mask | None, align: Align
+) -> None:
+    B, H, M, N, D = 2, 3, 5, 7, 11
+    q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
+    inputs = [x.requires_grad_() for x in (q, k, v, randn(H, 6, seed=4))]
+    table = inputs[-1]
+    visible = (
+        torch.ones(B, H, M, N, dtype=torch.bool) if mask is None else mask.materialize(B, H, M, N)
+    )
+    do = randn(B, H, M, D, seed=5)
+
+    origin = N - M if align == "bottom_right" else 0
+    distance = torch.arange(M)[:, None] + origin - torch.arange(N)
+    expected = by_formula(q, k, v, visible, 0.3, table[:, (distance + 2).clamp(0, 5)])
+    o = attend(
+        q, k, v,
+        mask=mask, relative=relative_bias(table, lowest=-2, align=align), scale=0.3,
+        attn_implementation=implementation,
     )  # fmt: skip
 
     assert_same(o, expected)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels import Mask
+from transformer_kernels import Mask, relative_bias
 from transformer_kernels.nn import (
     AttnImplementation,
     DecoderBlock,
@@ -17,6 +17,7 @@ from transformer_kernels.nn import (
     Scaling,
     Stack,
     TransformerBlock,
+    attend,
 )
 
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
@@ -56,6 +57,30 @@ def test_incremental_attention_matches_one_call(
         start += count
     assert kv_cache.length == T
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x(), mask=Mask.causal()))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_incremental_attention_has_the_bias_of_absolute_distances(
+    implementation: AttnImplementation,
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(B, HEADS, T, 6, generator=generator).double() for _ in range(3))
+    table = torch.randn(HEADS, 5, generator=generator).double()
+    relative = relative_bias(table, lowest=1, align="bottom_right")
+    kv_cache, start = cache(), 0
+    parts = []
+    for count in PARTS:
+        kv_cache.extend(count)
+        new = slice(start, start + count)
+        o = kv_cache.layer(0).attend(
+            q[:, :, new], k[:, :, new], v[:, :, new],
+            scale=1.0, relative=relative, attn_implementation=implementation,
+        )  # fmt: skip
+        parts.append(o)
+        start += count
+    whole = attend(q, k, v, mask=Mask.causal(), relative=relative, scale=1.0)
+    torch.testing.assert_close(torch.cat(parts, dim=2), whole)
+    assert not torch.allclose(whole, attend(q, k, v, mask=Mask.causal(), scale=1.0))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -10,15 +10,18 @@ from transformer_kernels.models.bert import (
 )
 from transformer_kernels.models.classifier import SIZES as CLASSIFIER_SIZES
 from transformer_kernels.models.classifier import Classifier, ClassifierConfig
+from transformer_kernels.models.encoder_decoder import Memory
 from transformer_kernels.models.fact_table import FactTable, FactTableConfig
 from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGenerator
 from transformer_kernels.models.gpt2 import GPT2, GPT2Config
 from transformer_kernels.models.gpt2 import SIZES as GPT2_SIZES
 from transformer_kernels.models.lookup import Lookup, LookupConfig
+from transformer_kernels.models.t5 import SIZES as T5_SIZES
+from transformer_kernels.models.t5 import T5, T5Config
 from transformer_kernels.models.transformer_xl import SIZES as TRANSFORMER_XL_SIZES
 from transformer_kernels.models.transformer_xl import Memories, TransformerXL, TransformerXLConfig
 from transformer_kernels.models.translator import SIZES as TRANSLATOR_SIZES
-from transformer_kernels.models.translator import Memory, Translator, TranslatorConfig
+from transformer_kernels.models.translator import Translator, TranslatorConfig
 
 __all__ = [
     "BERT_SIZES",
@@ -26,6 +29,8 @@ __all__ = [
     "GPT2",
     "GPT2_SIZES",
     "SIZES",
+    "T5",
+    "T5_SIZES",
     "TRANSFORMER_XL_SIZES",
     "TRANSLATOR_SIZES",
     "Bert",
@@ -43,6 +48,7 @@ __all__ = [
     "Memories",
     "Memory",
     "PreTrainingLogits",
+    "T5Config",
     "TextGenerator",
     "TransformerXL",
     "TransformerXLConfig",

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.models.encoder_decoder import Memory, greedy_targets
 from transformer_kernels.nn.attention import head_size
 from transformer_kernels.nn.blocks import DecoderBlock, Norm, Stack, TransformerBlock
 from transformer_kernels.nn.cache import KVCache
@@ -75,16 +75,6 @@ SIZES = {
 """Named sizes. "base" is the base model of the paper, with its vocabulary for English and German.
 "demo" is small and trains in minutes on two cores. For other data, set the vocabularies with
 `dataclasses.replace`."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Encoded source, as input of the decoder's cross-attention."""
-
-    keys_and_values: tuple[tuple[Tensor, Tensor], ...]
-    """For each decoder block, keys and values (B, heads, S, head_size)"""
-    mask: Mask | None
-    """Mask of the source's padding; None without padding"""
 
 
 class Translator(nn.Module):
@@ -156,8 +146,7 @@ class Translator(nn.Module):
             TypeError, ValueError: a text is longer than the context, or `source_lengths` is
                 invalid.
         """
-        memory = self.memory(source, source_lengths)
-        return self._logits(self._decode(target_in, memory))
+        return self.decode(target_in, self.memory(source, source_lengths))
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
         """Encodes source (B, S) int64 with source_lengths (B,) -> (B, S, width).
@@ -183,8 +172,8 @@ class Translator(nn.Module):
             keys_and_values.append(block.memory_attention.keys_and_values(encoded))
         return Memory(tuple(keys_and_values), _padding(source_lengths))
 
-    def _decode(self, target_in: Tensor, memory: Memory, cache: KVCache | None = None) -> Tensor:
-        """target_in (B, T), which follows the tokens in the cache -> (B, T, width)."""
+    def decode(self, target_in: Tensor, memory: Memory, *, cache: KVCache | None = None) -> Tensor:
+        """target_in (B, T), which follows the tokens in the cache -> logits (B, T, vocabulary)."""
         start = 0 if cache is None else cache.extend(target_in.shape[1])
         x = self._embed(target_in, self.embedding, start)
         for n, (block, keys_and_values) in enumerate(
@@ -196,19 +185,14 @@ class Translator(nn.Module):
                 memory_mask=memory.mask,
                 cache=None if cache is None else cache.layer(n),
             )  # fmt: skip
-        y: Tensor = self.decoder_norm(x)
-        return y
+        weight = self.embedding.weight if self.projection is None else self.projection.weight
+        return nn.functional.linear(self.decoder_norm(x), weight)
 
     def _embed(self, tokens: Tensor, embedding: nn.Embedding, start: int = 0) -> Tensor:
         scale: float = self.config.width**0.5
         x: Tensor = self.dropout(self.positions(embedding(tokens) * scale, start=start))
         return x
 
-    def _logits(self, x: Tensor) -> Tensor:
-        weight = self.embedding.weight if self.projection is None else self.projection.weight
-        return nn.functional.linear(x, weight)
-
-    @torch.no_grad()
     def translate(
         self,
         source: Tensor,
@@ -245,29 +229,9 @@ class Translator(nn.Module):
             if not 0 <= token < self.config.target_vocabulary:
                 last = self.config.target_vocabulary - 1
                 raise ValueError(f"{name} must be a token from 0 to {last}, got {token}")
-        was_training = self.training
-        self.eval()
-        try:
-            generated = self._generate(
-                self.memory(source, source_lengths), begin, end, most, cached
-            )
-        finally:
-            self.train(was_training)
-        return [row[: row.index(end)] if end in row else row for row in generated.tolist()]
-
-    def _generate(self, memory: Memory, begin: int, end: int, most: int, cached: bool) -> Tensor:
-        """(B, up to most): the tokens after `begin`; those after an `end` are unspecified."""
-        keys, _ = memory.keys_and_values[0]
-        B = keys.shape[0]
-        cache = self.new_cache(B, most) if cached else None
-        text = torch.full((B, 1), begin, device=keys.device)
-        ended = torch.zeros(B, dtype=torch.bool, device=keys.device)
-        while text.shape[1] <= most and not bool(ended.all()):
-            x = self._decode(text if cache is None else text[:, -1:], memory, cache)
-            token = self._logits(x[:, -1]).argmax(dim=-1)
-            text = torch.cat([text, token[:, None]], dim=1)
-            ended |= token == end
-        return text[:, 1:]
+        return greedy_targets(
+            self, source, source_lengths, begin=begin, end=end, most=most, cached=cached
+        )
 
 
 def _stack(

@@ -31,10 +31,13 @@ from transformer_kernels.nn.relative_attention import (
     RelativeBlock,
     skewed_scores,
 )
+from transformer_kernels.nn.relative_positions import BucketedBias, distance_buckets
+from transformer_kernels.nn.t5_blocks import T5Activation, T5Attention, T5Block, T5FeedForward
 
 __all__ = [
     "Activation",
     "AttnImplementation",
+    "BucketedBias",
     "DecoderBlock",
     "FeedForward",
     "HeadForm",
@@ -48,9 +51,14 @@ __all__ = [
     "Scaling",
     "SinusoidalPositions",
     "Stack",
+    "T5Activation",
+    "T5Attention",
+    "T5Block",
+    "T5FeedForward",
     "TransformerBlock",
     "attend",
     "basic_self_attention",
+    "distance_buckets",
     "distance_sinusoids",
     "divide_by_fourth_root",
     "normal_weights",

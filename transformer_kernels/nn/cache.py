@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.nn.options import AttnImplementation, check_positive
+from transformer_kernels.scores.relative import RelativeBias
 
 
 class KVCache:
@@ -86,6 +87,7 @@ class LayerCache:
         v: Tensor,
         *,
         scale: float | None,
+        relative: RelativeBias | None = None,
         attn_implementation: AttnImplementation,
     ) -> Tensor:
         """Stores the last M keys and values, and computes causal attention of q to the cache.
@@ -97,6 +99,7 @@ class LayerCache:
             k: keys (B, heads, M, head_size) of the same positions.
             v: values (B, heads, M, head_size) of the same positions.
             scale: multiplies q kᵀ; 1/sqrt(head_size) if None.
+            relative: bias by distance with align="bottom_right", added to the scaled scores.
             attn_implementation: "eager", "fused" or "sdpa".
 
         Returns:
@@ -107,16 +110,20 @@ class LayerCache:
         self.values[:, :, self.length - M : self.length] = v
         q = q.to(self.keys.dtype)
         if attn_implementation == "sdpa":
-            return self._sdpa(q, scale)
+            return self._sdpa(q, scale, relative)
         backend = "reference" if attn_implementation == "eager" else "auto"
         return attention_decode(
-            q, self.keys, self.values, self.cache_seqlens, scale=scale, backend=backend
-        )
+            q, self.keys, self.values, self.cache_seqlens,
+            scale=scale, relative=relative, backend=backend,
+        )  # fmt: skip
 
-    def _sdpa(self, q: Tensor, scale: float | None) -> Tensor:
+    def _sdpa(self, q: Tensor, scale: float | None, relative: RelativeBias | None) -> Tensor:
         keys, values = (x[:, :, : self.length] for x in (self.keys, self.values))
-        visible = torch.ones(q.shape[2], self.length, dtype=torch.bool, device=q.device)
-        visible = visible.tril(self.length - q.shape[2])
+        M, N = q.shape[2], self.length
+        visible = torch.ones(M, N, dtype=torch.bool, device=q.device).tril(N - M)
+        attn_mask = visible
+        if relative is not None:
+            attn_mask = relative.dense(M, N).to(q.dtype).masked_fill(~visible, float("-inf"))
         return nn.functional.scaled_dot_product_attention(
-            q, keys, values, attn_mask=visible, scale=scale
+            q, keys, values, attn_mask=attn_mask, scale=scale
         )
