@@ -39,13 +39,6 @@ def run(words: str, *others: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"row, row, row your boat number {n}\n" for n in range(300)))
-    return path
-
-
-@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
     out = tmp_path_factory.mktemp("run")
     with one_thread():

@@ -32,13 +32,6 @@ def run(words: str, *others: object) -> int:
     return cli.main([*words.split(), *map(str, others)])
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"row, row, row your boat number {n}\n" for n in range(300)))
-    return path
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path, text: Path) -> Callable[[str, str], Path]:
     """Function that trains a model of a kind with extra options, and returns its checkpoint."""

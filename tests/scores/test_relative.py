@@ -88,7 +88,7 @@ def test_alibi_as_a_table(backend: str) -> None:
 
 
 def test_gradient_of_the_table_alone(backend: str) -> None:
-    """Of a table that all heads share, with distances beyond both of its ends."""
+    """All heads share the table, and distances lie beyond both of its ends."""
     q, k, v = qkv(H_kv=1)
     table = torch.randn(1, 3, requires_grad=True)
     relative = tk.relative_bias(table, lowest=-1, align="bottom_right")

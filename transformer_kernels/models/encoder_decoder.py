@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.cache import KVCache
+from transformer_kernels.nn.inference import inference
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,16 @@ class EncoderDecoder(Protocol):
         """target_in (B, T) int64, which follows the tokens in the cache -> logits (B, T, ...)."""
 
 
-@torch.no_grad()
 def greedy_targets(
     model: EncoderDecoder,
     source: Tensor,
     source_lengths: Tensor | None = None,
     *,
+    vocabulary: int,
     begin: int,
     end: int,
     most: int,
-    cached: bool = True,
+    cached: bool,
 ) -> list[list[int]]:
     """Generates the most likely token at every step, until each target has ended.
 
@@ -54,6 +55,7 @@ def greedy_targets(
         model: the encoder-decoder model.
         source: (B, S) int64.
         source_lengths: (B,) integers, the number of tokens in each source; S unless given.
+        vocabulary: number of target tokens.
         begin: token that every target starts with, not included in the result.
         end: token that ends a target, not included in the result.
         most: largest number of tokens in a target.
@@ -61,15 +63,16 @@ def greedy_targets(
 
     Returns:
         the tokens of each target.
+
+    Raises:
+        ValueError: `begin` or `end` is not a token.
     """
-    assert isinstance(model, nn.Module)
-    was_training = model.training
-    model.eval()
-    try:
+    for name, token in (("begin", begin), ("end", end)):
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"{name} must be a token from 0 to {vocabulary - 1}, got {token}")
+    with inference(model):
         memory = model.memory(source, source_lengths)
         rows = _generate(model, memory, source.shape[0], begin, end, most, cached).tolist()
-    finally:
-        model.train(was_training)
     return [row[: row.index(end)] if end in row else row for row in rows]
 
 

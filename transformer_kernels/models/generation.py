@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_kernels.nn.cache import KVCache
+from transformer_kernels.nn.inference import inference
 
 
 @runtime_checkable
@@ -124,7 +124,7 @@ class _CachedReader:
             self.cache = None
         cache = self.cache
         new = text[-self.model.context :] if cache is None else text[cache.length :]
-        with _inference(self.model) as device:
+        with inference(self.model) as device:
             logits = self.model(torch.tensor([new], device=device), cache=cache)
         return logits[0, -1].to("cpu", torch.float64)
 
@@ -139,25 +139,12 @@ class _StatefulReader:
 
     def last_logits(self, text: list[int]) -> Tensor:
         """Logits of the last position: (vocabulary,) float64 on the CPU."""
-        with _inference(self.model) as device:
+        with inference(self.model) as device:
             new = torch.tensor([text[self.read :]], device=device)
             for segment in new.split(self.model.context, dim=1):
                 logits, self.state = self.model(segment, self.state)
         self.read = len(text)
         return logits[0, -1].to("cpu", torch.float64)
-
-
-@contextmanager
-def _inference(model: LanguageModel | StatefulLanguageModel) -> Iterator[torch.device]:
-    """Disables dropout and gradients; yields the device of the model."""
-    assert isinstance(model, nn.Module)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield next(model.parameters()).device
-    finally:
-        model.train(was_training)
 
 
 def sample(logits: Tensor, temperature: float, generator: torch.Generator | None = None) -> int:

@@ -339,13 +339,11 @@ class T5(nn.Module):
             TypeError, ValueError: `most`, `begin`, `end` or `source_lengths` is out of range.
         """
         check_positive("most", most)
-        for name, token in (("begin", begin), ("end", end)):
-            if not 0 <= token < self.config.vocabulary:
-                last = self.config.vocabulary - 1
-                raise ValueError(f"{name} must be a token from 0 to {last}, got {token}")
         return greedy_targets(
-            self, source, source_lengths, begin=begin, end=end, most=most, cached=cached
-        )
+            self, source, source_lengths,
+            vocabulary=self.config.vocabulary,
+            begin=begin, end=end, most=most, cached=cached,
+        )  # fmt: skip
 
 
 def _padding(lengths: Tensor | None) -> Mask | None:

@@ -225,13 +225,11 @@ class Translator(nn.Module):
         check_positive("most", most)
         if most > self.context:
             raise ValueError(f"most must be at most {self.context}, the context, got {most}")
-        for name, token in (("begin", begin), ("end", end)):
-            if not 0 <= token < self.config.target_vocabulary:
-                last = self.config.target_vocabulary - 1
-                raise ValueError(f"{name} must be a token from 0 to {last}, got {token}")
         return greedy_targets(
-            self, source, source_lengths, begin=begin, end=end, most=most, cached=cached
-        )
+            self, source, source_lengths,
+            vocabulary=self.config.target_vocabulary,
+            begin=begin, end=end, most=most, cached=cached,
+        )  # fmt: skip
 
 
 def _stack(

@@ -6,9 +6,9 @@ import math
 from itertools import islice
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
+from transformer_kernels.nn.inference import inference
 from transformer_kernels.training.data import LaneDataset
 from transformer_kernels.training.task import State, Task
 
@@ -24,7 +24,6 @@ class Evaluation(NamedTuple):
     """Number of tokens that were predicted"""
 
 
-@torch.no_grad()
 def evaluate(
     task: Task, model: nn.Module, data: LaneDataset, *, lanes: int, segments: int | None = None
 ) -> Evaluation:
@@ -43,16 +42,13 @@ def evaluate(
     Raises:
         ValueError: `lanes` is not positive.
     """
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     total, tokens = 0.0, 0
     state: State = ()
-    for batch in islice(data.held_out_segments(lanes), segments):
-        on_device = {name: x.to(device) for name, x in batch.items()}
-        sums, state = task.carry(model, on_device, state)
-        total += math.fsum(x.item() for x in sums.values())
-        tokens += task.tokens(batch)
-    model.train(was_training)
+    with inference(model) as device:
+        for batch in islice(data.held_out_segments(lanes), segments):
+            on_device = {name: x.to(device) for name, x in batch.items()}
+            sums, state = task.carry(model, on_device, state)
+            total += math.fsum(x.item() for x in sums.values())
+            tokens += task.tokens(batch)
     loss = total / tokens
     return Evaluation(task.score(model, data, (), loss), loss, tokens)

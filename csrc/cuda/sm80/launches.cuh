@@ -31,7 +31,7 @@ template <typename Element, int kWidth>
 struct BackwardSizes {
   BackwardTile tile;
   int64_t row_blocks, key_blocks, query_tiles, rows;
-  // Of the relative bias: its tables, the bands of tiles, and the groups of sequences and heads.
+  // Relative bias: its tables, the bands of tiles, and the groups of sequences and heads.
   int64_t tables, bands, groups;
 
   BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
