@@ -10,12 +10,15 @@ from typing import Literal
 from building.chips import ARCH_LIST, NAME_CHIPS, Chips, chips_for, chips_of_gpus, default_chips
 from building.cuda_toolkit import NoCudaError, Toolkit, find_toolkit
 from building.host import INCLUDE, stable_abi
-from building.tile_config import HOPPER_WIDTHS, WIDTHS
+from building.tile_config import HOPPER_WIDTHS, RELATIVE_WIDTHS, WIDTHS
 from building.tools import Torch, visible_gpus
 from building.unit import Unit
 
 ELEMENTS = ("Half", "BFloat16", "float")
 """C++ element types of the kernels of sm80."""
+
+PRODUCTS = {"": ("kPlain", WIDTHS), "relative-": ("kRelative", RELATIVE_WIDTHS)}
+"""Prefixes of the names of units of sm80, with their `Products` and widths."""
 
 HOPPER_ELEMENTS = ("Half", "BFloat16")
 
@@ -104,12 +107,16 @@ def kernel_units(compiler: Compiler, flags: tuple[str, ...], hopper: bool) -> tu
         *(
             Unit(
                 "csrc/cuda/sm80/kernels.cu",
-                (*flags, f"-DTK_ELEMENT={element}", f"-DTK_WIDTH={width}"),
-                f"{element.lower()}-{width}",
+                (
+                    *(*flags, f"-DTK_ELEMENT={element}"),
+                    *(f"-DTK_WIDTH={width}", f"-DTK_PRODUCTS={products}"),
+                ),
+                f"{prefix}{element.lower()}-{width}",
                 compiler,
             )
+            for prefix, (products, widths) in PRODUCTS.items()
             for element in ELEMENTS
-            for width in WIDTHS
+            for width in widths
         ),
     )
 

@@ -19,6 +19,9 @@ def _integers(name: str) -> list[int]:
 WIDTHS = tuple(_integers("kWidths"))
 """Head widths of the kernels of sm80."""
 
+RELATIVE_WIDTHS = tuple(_integers("kRelativeWidths"))
+"""Those of the kernels with relative keys."""
+
 _HOPPER = _integers("kHopperWidths")
 HOPPER_WIDTHS = tuple(zip(_HOPPER[::2], _HOPPER[1::2], strict=True))
 """Head widths of the kernels of sm90: pairs of the width of q and k, and the width of v."""

@@ -23,7 +23,12 @@ from transformer_kernels.integrations.torch_sdpa import (
 )
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes
-from transformer_kernels.scores.relative import RelativeBias, relative_bias
+from transformer_kernels.scores.relative import (
+    RelativeBias,
+    RelativeKeys,
+    relative_bias,
+    relative_keys,
+)
 from transformer_kernels.version import __version__
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "Explanation",
     "Mask",
     "RelativeBias",
+    "RelativeKeys",
     "__version__",
     "alibi",
     "alibi_slopes",
@@ -44,5 +50,6 @@ __all__ = [
     "explain",
     "info",
     "relative_bias",
+    "relative_keys",
     "scaled_dot_product_attention",
 ]

@@ -89,7 +89,7 @@ tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tens
   const tk::SavedTensors& saved = pass.saved;
   declare_accesses(on, call,
                    {saved.d_o, saved.o, saved.lse, saved.dlse, saved.block_mask, pass.dq, pass.dk,
-                    pass.dv, pass.dbias, pass.drelative_bias, scratch},
+                    pass.dv, pass.dbias, pass.drelative_bias, pass.drelative_keys, scratch},
                    deterministic);
   tk::cuda::backward(pass.params, launch, scratch.data_ptr(), deterministic);
   return pass.results();

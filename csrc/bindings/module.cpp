@@ -107,6 +107,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("force_isa", &tk::cpu::force_isa, py::arg("name"), py::pos_only());
   module.attr("FIELDS") = fields();
   module.attr("CUDA_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kWidths)));
+  module.attr("CUDA_RELATIVE_WIDTHS") =
+      py::tuple(py::cast(std::to_array(tk::cuda::kRelativeWidths)));
   module.attr("LARGE_SHARED_CHIPS") =
       py::tuple(py::cast(std::to_array(tk::cuda::kLargeSharedChips)));
   module.def("hopper_widths", &hopper_widths);

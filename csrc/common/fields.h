@@ -18,6 +18,7 @@
   TENSOR(alibi_slopes, kStatistics, kContiguous, "(H_q)", "dense varlen cache")               \
   NUMBER(int64_t, "SymInt", alibi_offset, "dense varlen cache")                               \
   TENSOR(relative_bias, kStatistics, kContiguous, "(1|H_q, distances)", "dense varlen cache") \
+  TENSOR(relative_keys, kInputs, kContiguous, "(1|H_q, distances, D)", "dense varlen cache")  \
   TENSOR(seed, kInt64, kContiguous, "()", "dense varlen")
 
 #define TK_MASK_FIELDS(NUMBER, TENSOR)                               \
@@ -41,7 +42,7 @@
   TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache")
 
 // Options whose gradients the backward pass computes on demand.
-#define TK_DIFFERENTIABLE(OPTION) OPTION(bias) OPTION(relative_bias)
+#define TK_DIFFERENTIABLE(OPTION) OPTION(bias) OPTION(relative_bias) OPTION(relative_keys)
 
 #define TK_FIELDS(NUMBER, TENSOR) \
   TK_SCORE_FIELDS(NUMBER, TENSOR) \
@@ -65,6 +66,7 @@ struct Number<std::optional<double>> {
 // Element types of a tensor.
 enum class Elements : uint8_t {
   kValues,      // q's dtype or float32
+  kInputs,      // q's dtype
   kStatistics,  // float32, or float64 for float64 inputs
   kInt64,
   kBool,

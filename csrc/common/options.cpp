@@ -12,10 +12,10 @@ namespace tk {
 namespace {
 
 // Extents of shapes.
-constexpr std::string_view kExtents[] = {"B",     "H_q",  "M",       "N",        "S + 1",
-                                         "pages", "rows", "columns", "distances"};
+constexpr std::string_view kExtents[] = {"B",     "H_q",  "M",       "N",         "S + 1",
+                                         "pages", "rows", "columns", "distances", "D"};
 using Sizes = std::array<int64_t, std::size(kExtents)>;  // -1: any size
-enum Extent : size_t { kB, kH, kM, kN, kOffsets, kPages, kRows, kColumns, kDistances };
+enum Extent : size_t { kB, kH, kM, kN, kOffsets, kPages, kRows, kColumns, kDistances, kWidth };
 
 // A shape in the notation of fields.h.
 struct Shape {
@@ -68,6 +68,7 @@ Element statistics(DType dtype) {
 bool is_one_of(Element element, Elements elements, DType dtype) {
   const bool is_single = element == Element::kFloat32, is_int64 = element == Element::kInt64;
   if (elements == Elements::kValues) return element == static_cast<Element>(dtype) || is_single;
+  if (elements == Elements::kInputs) return element == static_cast<Element>(dtype);
   if (elements == Elements::kStatistics) return element == statistics(dtype);
   if (elements == Elements::kIndex) return element == Element::kInt32 || is_int64;
   return elements == Elements::kBool ? element == Element::kBool : is_int64;
@@ -75,7 +76,10 @@ bool is_one_of(Element element, Elements elements, DType dtype) {
 
 const char* text_of(Elements elements) {
   constexpr const char* kTexts[] = {"in q's dtype or float32",
-                                    "in float32 (float64 for float64 inputs)", "int64", "bool",
+                                    "in q's dtype",
+                                    "in float32 (float64 for float64 inputs)",
+                                    "int64",
+                                    "bool",
                                     "int32"};
   return kTexts[static_cast<size_t>(elements)];
 }
@@ -109,7 +113,7 @@ struct Bounds {
 };
 
 Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options& options) {
-  Sizes sizes{p.B, p.H_q, p.M, p.N, -1, -1, -1, -1, Bounds(p, layout, options).distances()};
+  Sizes sizes{p.B, p.H_q, p.M, p.N, -1, -1, -1, -1, Bounds(p, layout, options).distances(), p.D};
   if (options.layout) {
     if (options.block_size < 1) return "block_size must be at least 1";
     const int64_t size = bounded_block_size(p, options.block_size);
@@ -201,16 +205,22 @@ int64_t value_or(int64_t x, double) { return x; }
 
 // A dense call has the same table with both origins. Other calls add each sequence's own N - M to
 // the offset if the origin is bottom right: the table then begins at distance 1 - M.
-void set_relative_bias(ScoreParams& score, const Problem& p, const LayoutParams& layout,
-                       const Options& options) {
-  const View& table = options.relative_bias;
-  if (!table) return;
+void set_relative(ScoreParams& score, const Problem& p, const LayoutParams& layout,
+                  const Options& options) {
+  const View &table = options.relative_bias, &keys = options.relative_keys;
+  if (!table && !keys) return;
   const Bounds bounds(p, layout, options);
   const bool is_shifted = layout.kind != LayoutKind::kDense && options.bottom_right;
-  score.relative_bias = table.data;
   score.distances = bounds.distances();
-  score.relative_stride = table.size[0] == 1 ? 0 : score.distances;
   score.relative_offset = (is_shifted ? bounds.M : bounds.N) - 1;
+  if (table) {
+    score.relative_bias = table.data;
+    score.relative_stride = table.size[0] == 1 ? 0 : score.distances;
+  }
+  if (keys) {
+    score.relative_keys = keys.data;
+    score.relative_keys_stride = keys.size[0] == 1 ? 0 : score.distances * p.D;
+  }
 }
 
 void set_scores(ScoreParams& score, const Problem& p, const Options& options, int64_t shift) {
@@ -302,7 +312,7 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
   const int64_t shift = is_shifted ? p.N - p.M : 0;
   set_mask(p.mask, p, options, shift);
   set_scores(p.score, p, options, shift);
-  set_relative_bias(p.score, p, layout, options);
+  set_relative(p.score, p, layout, options);
   set_layout(layout, p, options);
   return {};
 }
@@ -349,6 +359,7 @@ Reason set_tensors(BackwardParams& p, const Options& options, const BackwardTens
     std::copy_n(x.dbias.size, 4, p.bias_size);
   }
   if (x.drelative_bias) p.drelative_bias = x.drelative_bias.data;
+  if (x.drelative_keys) p.drelative_keys = x.drelative_keys.data;
   return set_block_mask(p.mask, p, options, x.block_mask);
 }
 

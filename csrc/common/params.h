@@ -50,8 +50,12 @@ struct ScoreParams : ScoreNumbers {
   // h relative_stride + i + relative_offset - j.
   const void* relative_bias;
   int64_t relative_stride;  // 0: all heads share the table
-  int64_t relative_offset;
+  int64_t relative_offset;  // of relative_keys too
   int64_t distances;
+  // (1 or H_q, distances, D), in q's dtype; null = none. Score (i, j) of head h has the product of
+  // q_i and row h relative_keys_stride + i + relative_offset - j.
+  const void* relative_keys;
+  int64_t relative_keys_stride;  // 0: all heads share the table
 };
 
 // Random bits of dropout. If the problem is a slice of a larger one, they are those of the slice.
@@ -93,10 +97,13 @@ struct BackwardParams : Problem {
   Strided dq, dk, dv;
   Strided dbias;  // same shape and dtype as the bias; data null = not needed
   int64_t bias_size[4];
-  // Like relative_bias; null = not needed
+  // Like relative_bias and relative_keys; null = not needed
   void* drelative_bias;
+  void* drelative_keys;
   // (B, H_q, M + N - 1): ds summed by distance, the terms of drelative_bias; set by cpu/driver
   void* distance_sums;
+  // (B, H_q, M + N - 1, D): the same of drelative_keys
+  void* key_sums;
 };
 
 // Packed sequences: sequence b has rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1 of q, and of k and

@@ -21,24 +21,33 @@ namespace tk::cuda {
 namespace {
 
 template <typename Element, size_t... kIndex>
-const Kernels& kernels_of(int width, std::index_sequence<kIndex...>) {
+const Kernels& kernels_of(Products products, int width, std::index_sequence<kIndex...>) {
   const Kernels* found = nullptr;
-  ((width == kWidths[kIndex] ? void(found = &kernels<Element, kWidths[kIndex]>()) : void()), ...);
+  const auto consider = [&]<int kWidth>() {
+    if (width != kWidth) return;
+    if (products == Products::kPlain) {
+      found = &kernels<Element, kWidth, Products::kPlain>();
+    } else if constexpr (is_width_of(Products::kRelative, kWidth)) {
+      found = &kernels<Element, kWidth, Products::kRelative>();
+    }
+  };
+  (consider.template operator()<kWidths[kIndex]>(), ...);
   if (!found) throw std::runtime_error("head dimensions are wider than the widest tile, 256");
   return *found;
 }
 
 const Kernels& kernels_for(const Problem& p) {
   const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
-  const int width = width_for(widest < INT32_MAX ? static_cast<int>(widest) : INT32_MAX);
+  const Products products = p.score.relative_keys ? Products::kRelative : Products::kPlain;
+  const int width = width_for(products, widest < INT32_MAX ? static_cast<int>(widest) : INT32_MAX);
   constexpr auto kEach = std::make_index_sequence<std::size(kWidths)>();
   switch (p.dtype) {
     case DType::kFloat16:
-      return kernels_of<Half>(width, kEach);
+      return kernels_of<Half>(products, width, kEach);
     case DType::kBFloat16:
-      return kernels_of<BFloat16>(width, kEach);
+      return kernels_of<BFloat16>(products, width, kEach);
     case DType::kFloat32:
-      return kernels_of<float>(width, kEach);
+      return kernels_of<float>(products, width, kEach);
     case DType::kFloat64:
       break;
   }
@@ -49,6 +58,9 @@ const Kernels& kernels_for(const Problem& p) {
 void check_distances(const Problem& p) {
   if (p.score.distances > INT32_MAX) {
     throw std::runtime_error("relative_bias has more than 2^31 - 1 distances");
+  }
+  if (p.score.relative_keys && p.score.distances > kMaxIndex) {
+    throw std::runtime_error("relative_keys has more than 2^30 distances");
   }
 }
 
@@ -80,7 +92,7 @@ void find_live_keys(Problem& p, uint8_t* live_keys, const LaunchArgs& launch) {
 // Returns null if the sm80 kernels run the problem.
 template <typename Params>
 const sm90::Kernels* hopper_kernels_for(const Params& params) {
-  return runs_hopper() ? sm90::kernels_for(params) : nullptr;
+  return runs_hopper() && !params.score.relative_keys ? sm90::kernels_for(params) : nullptr;
 }
 
 // True for gradients that sm80 computes on Hopper, too.
@@ -149,6 +161,9 @@ void backward(const BackwardParams& params, const LaunchArgs& launch, void* work
 }
 
 size_t decode_workspace(const ForwardParams& params) {
+  if (params.score.relative_keys) {
+    throw std::runtime_error("relative_keys with a cache: the CUDA kernels do not support them");
+  }
   return kernels_for(params).decode_workspace(params);
 }
 

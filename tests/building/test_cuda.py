@@ -31,7 +31,7 @@ from building.cuda import (
 from building.cuda_toolkit import NoCudaError, Toolkit, find_toolkit
 from building.extension import report
 from building.host import host_units
-from building.tile_config import HOPPER_WIDTHS, WIDTHS
+from building.tile_config import HOPPER_WIDTHS, RELATIVE_WIDTHS, WIDTHS
 from building.tools import Torch, visible_gpus
 from building.unit import Unit
 
@@ -304,7 +304,9 @@ def test_every_width_has_a_unit() -> None:
     assert WIDTHS == (32, 64, 96, 128, 192, 256)
     chips = Chips(((9, 0),), ptx=False)
     variants = {unit.variant for unit in cuda_units(TORCH, chips)} - {""}
-    assert len(variants) == len(WIDTHS) * len(ELEMENTS)
+    assert set(RELATIVE_WIDTHS) <= set(WIDTHS)
+    assert RELATIVE_WIDTHS[-1] == WIDTHS[-1]
+    assert len(variants) == (len(WIDTHS) + len(RELATIVE_WIDTHS)) * len(ELEMENTS)
 
 
 def test_every_hopper_width_has_a_unit() -> None:

@@ -25,6 +25,11 @@ OPTIONS: dict[str, Options] = {
     "dropout": {"dropout_p": 0.4, "seed": 7},
     "alibi": {"bias": tk.alibi(torch.tensor([0.5, 0.25], dtype=torch.float64))},
     "relative": {"relative": tk.relative_bias(torch.ones(2, 3).double().cumsum(1), lowest=-1)},
+    "keys": {
+        "relative": tk.relative_keys(
+            torch.ones(2, 3, D).double().cumsum(1) / 4, table=torch.ones(2, 3).double(), lowest=-1
+        )
+    },
 }
 
 

@@ -119,6 +119,22 @@ def test_learned_slopes_run_fused() -> None:
     torch.testing.assert_close(tk.attention(q, k, v, bias=bias, backend="cpu").detach(), o)
 
 
+def test_relative_keys_are_resolved() -> None:
+    """Keys of all distances in q's dtype, with a table in float32."""
+    keys, table = torch.randn(1, 3, 4), torch.randn(2, 3)
+    q = torch.randn(1, 2, 5, 4, dtype=torch.bfloat16)
+    relative = tk.relative_keys(keys, table=table, lowest=-1)
+    explanation = tk.explain(q, q, q, relative=relative, backend="cpu")
+    assert explanation.chosen == "cpu"
+    scores = explanation.problem.scores
+    assert scores.relative_keys is not None
+    assert scores.relative_bias is not None
+    assert scores.relative_keys.shape == (1, 9, 4)
+    assert scores.relative_keys.dtype == torch.bfloat16
+    assert scores.relative_bias.shape == (2, 9)
+    assert scores.relative_bias.dtype == torch.float32
+
+
 def test_explain_covers_every_operator() -> None:
     packed, starts = torch.randn(9, 2, 4), torch.tensor([0, 3, 9])
     varlen = tk.explain(packed, packed, packed, starts, operator=tk.attention_varlen)

@@ -23,13 +23,14 @@ from tests.support.evaluate import biases, reasons_against
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import in_turns, sampled
 from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.problem.fields import FIELDS
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
 B, H, M, N, D = 2, 2, 67, 71, 8
 Options = dict[str, Any]
 COMPILED = (
     *("all-masks", "bias-1hmn", "sinks-empty-rows", "gqa-everything", "alibi", "softcap"),
-    *("alibi-learns", "relative", "relative-everything"),
+    *("alibi-learns", "relative", "relative-everything", "keys", "keys-everything"),
 )
 
 
@@ -166,6 +167,10 @@ OPERATOR_OPTIONS: dict[str, Options] = {
     "dropout": {"dropout_p": 0.3, "seed": 4},
     "alibi": {"bias": tk.alibi(torch.ones(H))},
     "relative": {"relative": tk.relative_bias(torch.randn(H, 9), lowest=-4)},
+    "keys": {"relative": tk.relative_keys(torch.randn(1, 9, D), lowest=-4)},
+    "keys-and-table": {
+        "relative": tk.relative_keys(torch.randn(H, 9, D), table=torch.randn(1, 9), lowest=-4)
+    },
     "block_mask": {
         "mask": tk.Mask.dense(torch.rand(M, N) < 0.5)
         & tk.Mask.segments(torch.ones(B, M).long(), torch.ones(B, N).long())
@@ -188,7 +193,8 @@ def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
     o, lse, block_mask = operators.attention_forward(*arguments)
     for dlse in (None, torch.randn_like(lse)):
         saved = (torch.randn_like(o), dlse, q, k, v, o, lse, block_mask)
-        wanted = (isinstance(options.get("bias"), Tensor), "relative" in options, True)
+        given = dict(zip((field.name for field in FIELDS), rest, strict=True))
+        wanted = (*(given[name] is not None for name in DIFFERENTIABLE), True)
         torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, *wanted))
 
 

@@ -34,6 +34,7 @@ from tests.support.decode_cases import (
     assert_decode_case,
     by_decoding,
     decode_inputs,
+    reasons_against,
 )
 from tests.support.isas import forced_isa
 from tests.support.operators import FORWARD, operators_run_by
@@ -92,6 +93,16 @@ def decoder(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize(("case", "decoder", "dtype"), sampled(DECODE_CASES, DECODING_AND_DTYPES))
 def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype) -> None:
     assert_decode_case(case, dtype, decoder)
+
+
+def test_only_relative_keys_are_left_out() -> None:
+    """And only of the CUDA kernels."""
+    for backend, case in itertools.product(DECODING, DECODE_CASES):
+        has_keys = case.relative is not None and case.relative.kind != "table"
+        left_out = backend == "cuda" and has_keys
+        reasons = reasons_against(case, backend)
+        assert len(reasons) == left_out, (case.name, backend)
+        assert all("relative_keys" in reason for reason in reasons)
 
 
 @pytest.mark.usefixtures("poisoned", "isa")

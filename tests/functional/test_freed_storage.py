@@ -50,6 +50,18 @@ ATTENTION: dict[str, tuple[str, Make]] = {
         "the table of relative",
         lambda free: {"relative": tk.relative_bias(free(torch.ones(H, 3)), lowest=0)},
     ),
+    "keys": (
+        "the keys of relative",
+        lambda free: {"relative": tk.relative_keys(free(torch.ones(H, 3, D)), lowest=0)},
+    ),
+    "table-of-keys": (
+        "the table of relative",
+        lambda free: {
+            "relative": tk.relative_keys(
+                torch.ones(H, 3, D), table=free(torch.ones(H, 3)), lowest=0
+            )
+        },
+    ),
     "sinks": ("sinks", lambda free: {"sinks": free(torch.ones(H))}),
     "seed": ("seed", lambda free: {"seed": free(torch.tensor(1)), "dropout_p": 0.5}),
     "lengths": ("KeyRange.end", lambda free: {"mask": tk.Mask.padding(free(LENGTHS))}),
@@ -167,6 +179,7 @@ OPERATOR_TENSORS: dict[str, dict[str, Any]] = {
     "bias": {"bias": torch.zeros(1, 1, N, N)},
     "alibi_slopes": {"alibi_slopes": torch.ones(H)},
     "relative_bias": {"relative_bias": torch.ones(H, 2 * N - 1)},
+    "relative_keys": {"relative_keys": torch.ones(H, 2 * N - 1, D)},
     "seed": {"seed": torch.tensor(1), "dropout_p": 0.5},
     "key_start": {"key_start": LENGTHS, "key_end": LENGTHS},
     "key_end": {"key_start": LENGTHS, "key_end": LENGTHS},

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.support.backends import BACKENDS_AND_DTYPES, DECODING_AND_DTYPES
 from tests.support.tiers import in_turns
-from transformer_kernels import Mask, attention, attention_decode, relative_bias
+from transformer_kernels import Mask, attention, attention_decode, relative_bias, relative_keys
 
 DEVIATIONS = (1.0, 1e2, 1e3, 1e4, 1e6)
 """Standard deviations of the scores."""
@@ -199,7 +199,7 @@ def test_decoding_large_scores(backend: str, dtype: torch.dtype) -> None:
             assert_close(got, exact, message, float(x.v.abs().max()))
 
 
-@pytest.mark.parametrize("kind", ["dense", "relative"])
+@pytest.mark.parametrize("kind", ["dense", "relative", "keys"])
 @pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES)
 def test_a_large_bias_of_all_keys_changes_nothing(
     kind: str, backend: str, dtype: torch.dtype
@@ -210,8 +210,15 @@ def test_a_large_bias_of_all_keys_changes_nothing(
     bias: dict[str, Any] = {"bias": large}
     if kind == "relative":
         bias = {"relative": relative_bias(large, lowest=0)}
+    shift = torch.full_like(x.q[..., 0], 200.0).to(large.dtype)
+    if kind == "keys":
+        keys = torch.full((1, 1, 16), 64.0, dtype=dtype)
+        bias = {"relative": relative_keys(keys, lowest=0)}
+        shift = 16.0 * x.q.to(large.dtype).sum(3)
     got, expected = by_backend(x, backend, **bias), by_backend(x, backend)
-    expected["lse"] += 200.0
+    expected["lse"] += shift
+    if kind == "keys":
+        del expected["dq"]  # the sum of ds times 64 cancels only up to the rounding of ds
     band = 1e-4 if dtype == torch.float32 else 1e-9 if dtype == torch.float64 else 2e-2
     for name, exact in expected.items():
         torch.testing.assert_close(got[name], exact, rtol=band, atol=band)

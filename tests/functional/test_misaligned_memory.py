@@ -38,6 +38,9 @@ ARGUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     "the table of relative": lambda: {
         "relative": tk.relative_bias(misaligned(torch.ones(H, 3)), lowest=0)
     },
+    "the keys of relative": lambda: {
+        "relative": tk.relative_keys(misaligned(torch.ones(H, 3, D)), lowest=0)
+    },
     "sinks": lambda: {"sinks": misaligned(torch.ones(H))},
     "seed": lambda: {"seed": misaligned(torch.tensor(1)), "dropout_p": 0.5},
     "KeyRange.end": lambda: {"mask": tk.Mask.padding(LENGTHS)},

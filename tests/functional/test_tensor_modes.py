@@ -29,6 +29,9 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "bias": lambda: {"bias": torch.arange(M * M).view(M, M).float() % 7},
     "slopes": lambda: {"bias": tk.alibi(torch.ones(H) / 9)},
     "table": lambda: {"relative": tk.relative_bias(torch.arange(9.0)[None], lowest=-4)},
+    "keys": lambda: {
+        "relative": tk.relative_keys(torch.arange(9.0 * D).reshape(1, 9, D) / 99, lowest=-4)
+    },
     "sinks": lambda: {"sinks": torch.ones(H)},
     "seed": lambda: {"dropout_p": 0.5, "seed": torch.tensor(3)},
 }

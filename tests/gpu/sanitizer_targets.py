@@ -22,6 +22,8 @@ ATTENTION_TARGETS = (
     "unaligned-causal",
     "relative-everything",
     "relative-blocks",
+    "keys-everything",
+    "keys-window",
 )
 """Names of cases that together cover every kind of memory access: masks, bias, dropout, strides."""
 DECODE_TARGETS = ("long", "pages-of-24", "pages-group-8-queries-17", "relative-everything")

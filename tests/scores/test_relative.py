@@ -1,7 +1,8 @@
-"""Relative biases: the dense form, clamped distances, gradients, and checks of arguments."""
+"""Relative biases: the dense form, clamped distances, gradients; arguments of relative keys too."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ ALIGNS: tuple[Align, ...] = ("top_left", "bottom_right")
 H, M, N, D = 2, 5, 7, 4
 
 relative_bias: Any = tk.relative_bias
+relative_keys: Any = tk.relative_keys
 
 
 def qkv(H_kv: int = H) -> tuple[torch.Tensor, ...]:
@@ -112,7 +114,7 @@ def test_gradient_with_hidden_nan(backend: str) -> None:
     assert gradient.isfinite().all()
 
 
-ONES = torch.ones(H, 3)
+ONES, KEYS = torch.ones(H, 3), torch.ones(H, 3, D)
 INVALID: dict[str, tuple[Any, type[Exception], str]] = {
     "list": (lambda: relative_bias([[0.5]], lowest=0), TypeError, "table must be .*, got list"),
     "ints": (lambda: relative_bias(ONES.long(), lowest=0), TypeError, "table must be a floating"),
@@ -123,6 +125,54 @@ INVALID: dict[str, tuple[Any, type[Exception], str]] = {
     "bool": (lambda: relative_bias(ONES, lowest=True), TypeError, "lowest must be an int, got"),
     "huge": (lambda: relative_bias(ONES, lowest=1 << 31), ValueError, "lowest must be at most"),
     "align": (lambda: relative_bias(ONES, lowest=0, align="end"), ValueError, "got 'end'"),
+    "keys-list": (
+        lambda: relative_keys([[[0.5]]], lowest=0),
+        TypeError,
+        "keys must be .* got list",
+    ),
+    "keys-ints": (
+        lambda: relative_keys(KEYS.int(), lowest=0),
+        TypeError,
+        "keys must be a floating",
+    ),
+    "keys-2d": (
+        lambda: relative_keys(ONES, lowest=0),
+        ValueError,
+        r"keys must be \(H_q or 1, E, D\) with E >= 1, got shape \(2, 3\)",
+    ),
+    "keys-4d": (lambda: relative_keys(KEYS[None], lowest=0), ValueError, r"shape \(1, 2, 3, 4\)"),
+    "keys-no-entries": (
+        lambda: relative_keys(KEYS[:, :0], lowest=0),
+        ValueError,
+        r"got shape \(2, 0, 4\)",
+    ),
+    "keys-no-heads": (
+        lambda: relative_keys(KEYS[:0], lowest=0),
+        ValueError,
+        r"got shape \(0, 3, 4\)",
+    ),
+    "keys-lowest": (lambda: relative_keys(KEYS, lowest=1.0), TypeError, "lowest must be an int"),
+    "keys-huge": (
+        lambda: relative_keys(KEYS, lowest=-1 << 31),
+        ValueError,
+        "lowest must be at least",
+    ),
+    "keys-align": (lambda: relative_keys(KEYS, lowest=0, align=0), ValueError, "align .* got 0"),
+    "keys-table": (
+        lambda: relative_keys(KEYS, table=ONES[:, :2], lowest=0),
+        ValueError,
+        r"table must have the 3 distances of keys, got shape \(2, 2\)",
+    ),
+    "keys-table-1d": (
+        lambda: relative_keys(KEYS, table=ONES[0], lowest=0),
+        ValueError,
+        r"table must be \(H_q or 1, E\) with E >= 1, got shape \(3,\)",
+    ),
+    "keys-table-ints": (
+        lambda: relative_keys(KEYS, table=ONES.long(), lowest=0),
+        TypeError,
+        "table must be a floating",
+    ),
 }
 
 
@@ -134,7 +184,11 @@ def test_invalid_tables_raise(name: str) -> None:
 
 
 ARGUMENTS: dict[str, tuple[Any, type[Exception], str]] = {
-    "tensor": (ONES, TypeError, r"relative must be relative_bias\(table\) or None, got a tensor"),
+    "tensor": (
+        ONES,
+        TypeError,
+        r"relative must be relative_bias\(table\), relative_keys\(keys\) or None, got a tensor",
+    ),
     "alibi": (tk.alibi(torch.ones(H)), TypeError, "relative must be .*, got Alibi"),
     "heads": (
         relative_bias(torch.ones(3, 3), lowest=0),
@@ -145,6 +199,27 @@ ARGUMENTS: dict[str, tuple[Any, type[Exception], str]] = {
         relative_bias(ONES.to("meta"), lowest=0),
         ValueError,
         "the table of relative is on meta, q is on cpu",
+    ),
+    "keys-heads": (
+        relative_keys(torch.ones(3, 3, D), lowest=0),
+        ValueError,
+        r"the keys of relative must be \(H_q or 1, E, D\) with H_q = 2 and D = 4, "
+        r"got shape \(3, 3, 4\)",
+    ),
+    "keys-width": (
+        relative_keys(torch.ones(H, 3, D + 1), lowest=0),
+        ValueError,
+        r"with H_q = 2 and D = 4, got shape \(2, 3, 5\)",
+    ),
+    "keys-device": (
+        relative_keys(KEYS.to("meta"), lowest=0),
+        ValueError,
+        "the keys of relative are on meta, q is on cpu",
+    ),
+    "keys-table-heads": (
+        relative_keys(KEYS, table=torch.ones(3, 3), lowest=0),
+        ValueError,
+        r"the table of relative must be \(H_q or 1, E\) with H_q = 2, got shape \(3, 3\)",
     ),
 }
 
@@ -159,15 +234,20 @@ def test_invalid_arguments_raise(name: str) -> None:
     packed = [x[0, :, :M].transpose(0, 1) for x in (q, k, v)]
     with pytest.raises(error, match=message):
         tk.attention_varlen(packed[0], packed[1], packed[2], starts, relative=relative)
-    if isinstance(relative, tk.RelativeBias):
-        relative = tk.relative_bias(relative.table, lowest=0, align="bottom_right")
+    if isinstance(relative, tk.RelativeBias | tk.RelativeKeys):
+        relative = dataclasses.replace(relative, align="bottom_right")
     with pytest.raises(error, match=message):
         tk.attention_decode(q, k, v, lengths, relative=relative)
 
 
-def test_packed_sequences_have_one_align() -> None:
+MAKERS = {"table": (relative_bias, ONES), "keys": (relative_keys, KEYS)}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_packed_sequences_have_one_align(kind: str) -> None:
     x, starts = torch.randn(M, H, D), torch.tensor([0, M])
-    top, bottom = (relative_bias(ONES, lowest=0, align=align) for align in ALIGNS)
+    make, entries = MAKERS[kind]
+    top, bottom = (make(entries, lowest=0, align=align) for align in ALIGNS)
     slopes = tk.alibi(torch.ones(H))
     message = "{} and relative must have the same align for packed sequences, got 'top_left' and"
     with pytest.raises(ValueError, match=message.format("mask")):
@@ -177,12 +257,13 @@ def test_packed_sequences_have_one_align() -> None:
     tk.attention_varlen(x, x, x, starts, mask=tk.Mask.causal(), bias=slopes, relative=top)
 
 
-def test_caches_grow_at_the_end() -> None:
+@pytest.mark.parametrize("kind", MAKERS)
+def test_caches_grow_at_the_end(kind: str) -> None:
     q, k, v = qkv()
+    make, entries = MAKERS[kind]
     with pytest.raises(ValueError, match="relative must have align='bottom_right' for decoding"):
-        tk.attention_decode(q, k, v, torch.tensor([N]), relative=relative_bias(ONES, lowest=0))
-    table = ONES.clone().requires_grad_()
-    relative = relative_bias(table, lowest=0, align="bottom_right")
+        tk.attention_decode(q, k, v, torch.tensor([N]), relative=make(entries, lowest=0))
+    relative = make(entries.clone().requires_grad_(), lowest=0, align="bottom_right")
     with pytest.raises(ValueError, match="relative must not require grad"):
         tk.attention_decode(q, k, v, torch.tensor([N]), relative=relative)
     o = tk.attention_decode(q, k, v, torch.tensor([N]), relative=relative, backend="reference")

@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.support.plain import plain_weights, repeat_heads, summed_by_distance
+from tests.support.plain import (
+    distances,
+    plain_weights,
+    products_by_distance,
+    repeat_heads,
+    summed_by_distance,
+)
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative, RelativeKeys
 
 
 @torch.no_grad()
@@ -22,7 +28,7 @@ def gradient_terms(
     *,
     visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -43,7 +49,7 @@ def gradient_terms(
         dlse: (B, H_q, M).
         visible: bool, broadcastable to (B, H_q, M, N); True = visible.
         bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
-        relative: bias by distance.
+        relative: bias or keys by distance.
         scale: factor of the scores; 1/sqrt(D) by default.
         softcap: scores become softcap * tanh(score / softcap).
         dropout_p: dropout probability.
@@ -51,7 +57,7 @@ def gradient_terms(
 
     Returns:
         Values for "dq" and "dk", for "dbias" if the bias is a tensor or "dslopes" if it is ALiBi,
-        and for "dtable" with a relative bias.
+        and for "dtable" and "dkeys" with tables by distance.
     """
     q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
     group = q.shape[1] // k.shape[1]
@@ -73,6 +79,13 @@ def gradient_terms(
     if isinstance(bias, Alibi):
         steps = bias.dense(*ds.shape[-2:]).double() / bias.slopes.double()[:, None, None]
         terms["dslopes"] = (ds * steps.abs()).sum(dim=(0, 2, 3))
-    if relative is not None:
-        terms["dtable"] = summed_by_distance(ds, relative)
+    if relative is not None and relative.table is not None:
+        terms["dtable"] = summed_by_distance(ds, relative).sum_to_size(relative.table.shape)
+    if isinstance(relative, RelativeKeys):
+        by_entry = products_by_distance(scale * ds, q.abs(), relative)
+        terms["dkeys"] = by_entry.sum_to_size(relative.keys.shape)
+        keys = relative.keys.double().abs()[:, distances(relative, *ds.shape[-2:])]
+        terms["dq"] += torch.einsum(
+            "bhmn,hmnd->bhmd", scale * ds, keys.expand(q.shape[1], -1, -1, -1)
+        )
     return {name: float(x.max()) if x.numel() else 0.0 for name, x in terms.items()}

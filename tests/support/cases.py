@@ -22,12 +22,13 @@ Layout = Literal["contiguous", "transposed", "strided", "unaligned", "expanded"]
 
 
 class Relative(NamedTuple):
-    """A relative bias: a table of `entries` distances from `lowest` on, for all heads or shared."""
+    """A table of `entries` distances from `lowest` on, keys or both, for all heads or shared."""
 
     entries: int
     lowest: int
     align: Align = "top_left"
     shared: bool = False
+    kind: Literal["table", "keys", "both"] = "table"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +177,13 @@ class Inputs:
     sinks: Tensor | None
     slopes: Tensor | None
     table: Tensor | None = None
+    keys: Tensor | None = None
 
     def differentiable(self) -> dict[str, Tensor]:
         """Returns the tensors that require grad, by the names of their gradients."""
         named = {"dq": self.q, "dk": self.k, "dv": self.v, "dbias": self.bias}
         named |= {"dsinks": self.sinks, "dslopes": self.slopes, "dtable": self.table}
+        named["dkeys"] = self.keys
         return {name: x for name, x in named.items() if x is not None and x.requires_grad}
 
     def to(self, dtype: torch.dtype) -> Inputs:
@@ -214,6 +217,7 @@ def inputs(case: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -
         sinks=draw(H_q, to=accumulate).requires_grad_() if case.sinks else None,
         slopes=None if case.alibi is None else _slopes(case, accumulate).to(device),
         table=_table(case, draw),
+        keys=_keys(case, draw),
     )
 
 
@@ -222,12 +226,19 @@ def _slopes(case: Case, dtype: torch.dtype) -> Tensor:
 
 
 def _table(case: Case, draw: Callable[..., Tensor]) -> Tensor | None:
-    if case.relative is None:
+    if case.relative is None or case.relative.kind == "keys":
         return None
     table = draw(1 if case.relative.shared else case.H_q, case.relative.entries)
     if case.bias_hides:
         table[table > 1.0] = -math.inf
     return table.requires_grad_()
+
+
+def _keys(case: Case, draw: Callable[..., Tensor]) -> Tensor | None:
+    if case.relative is None or case.relative.kind == "table":
+        return None
+    shape = (1 if case.relative.shared else case.H_q, case.relative.entries, case.D)
+    return draw(*shape).requires_grad_()
 
 
 def _bias(case: Case, draw: Callable[..., Tensor], dtype: torch.dtype) -> Tensor | None:
@@ -420,6 +431,50 @@ def _distances() -> list[Case]:
     ]  # fmt: skip
 
 
+def _relative_keys() -> list[Case]:
+    end: Align = "bottom_right"
+
+    def keys(
+        entries: int, lowest: int, align: Align = "top_left", shared: bool = False
+    ) -> Relative:
+        return Relative(entries, lowest, align, shared, kind="keys")
+
+    return [
+        Case(name="keys", relative=keys(9, -4), dlse=True),
+        Case(name="keys-all", relative=keys(197, -130), H_q=4, H_kv=2),
+        Case(name="keys-wide", relative=keys(999, -500, end), mask=causal, D=41, D_v=24),
+        Case(name="keys-causal", relative=keys(131, 0), M=131, N=131, mask=causal, D=64, D_v=64),
+        Case(name="keys-memory", relative=keys(193, 0, end), M=67, N=193, D=64, D_v=64,
+             mask=causal_bottom_right),
+        Case(name="keys-tiles", relative=keys(256, -127), M=128, N=128, D=64, D_v=64, B=1),
+        Case(name="keys-one", relative=keys(1, 3), M=5, N=9, D=7, D_v=3, dlse=True),
+        Case(name="keys-shared", relative=keys(65, 0, shared=True), B=3, H_q=4, mask=causal),
+        Case(name="keys-long", relative=keys(50, -20), B=1, H_q=1, H_kv=1, M=300, N=65, D=33),
+        Case(name="keys-window", relative=keys(40, -10), M=193, N=193, mask=window(20, 5)),
+        Case(name="keys-window-behind", relative=keys(99, 0), M=131, N=131, mask=window(90, -70)),
+        Case(name="keys-empty-rows", relative=keys(33, -20, end), M=193, N=71,
+             mask=both(causal_bottom_right, padding), hidden=math.nan, dlse=True),
+        Case(name="keys-blocks", relative=keys(40, 0), M=193, N=193, mask=blocks(32)),
+        Case(name="keys-segments", relative=keys(40, -20), M=131, N=131, mask=segments,
+             hidden=math.nan),
+        Case(name="keys-dense", relative=keys(300, -150), mask=dense("bhmn"), dlse=True),
+        Case(name="keys-one-query", relative=keys(40, 0, end), M=1, H_q=6,
+             mask=causal_bottom_right),
+        Case(name="keys-one-key", relative=keys(40, 0), M=131, N=1),
+        Case(name="keys-wide-rows", relative=keys(40, -20), M=37, N=71, D=129, D_v=16),
+        Case(name="keys-and-table", relative=Relative(40, -20, kind="both"), mask=causal,
+             softcap=1.5, dlse=True),
+        Case(name="keys-everything", relative=Relative(50, -9, end, kind="both"), H_q=4, H_kv=2,
+             M=37, N=71, D=41, mask=both(causal, padding), bias="1hmn", softcap=2.0, dropout_p=0.2,
+             sinks=True, dlse=True),
+        Case(name="keys-alibi", relative=keys(7, 0), alibi="bottom_right", M=37, N=71),
+        Case(name="keys-strided", relative=keys(60, -20), layout="strided", H_q=4, H_kv=2, D=24),
+        Case(name="keys-steep", relative=keys(60, -20), scale=3.0, M=37, N=71),
+        Case(name="keys-no-keys", relative=keys(7, 0), N=0, dlse=True),
+        Case(name="keys-no-queries", relative=keys(7, 0), M=0, dlse=True),
+    ]  # fmt: skip
+
+
 def _layouts() -> list[Case]:
     layouts: tuple[Layout, ...] = ("transposed", "strided", "unaligned", "expanded")
     return [
@@ -430,4 +485,11 @@ def _layouts() -> list[Case]:
     ]  # fmt: skip
 
 
-CASES: tuple[Case, ...] = (*_sizes(), *_masks(), *_options(), *_distances(), *_layouts())
+CASES: tuple[Case, ...] = (
+    *_sizes(),
+    *_masks(),
+    *_options(),
+    *_distances(),
+    *_relative_keys(),
+    *_layouts(),
+)

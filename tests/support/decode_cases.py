@@ -7,7 +7,9 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,9 +17,11 @@ from tests.support.cases import Layout, Relative, lay_out
 from tests.support.evaluate import Expected, Outputs
 from tests.support.plain import plain_attention
 from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.functional.explain import explain
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative as Distances
+from transformer_kernels.scores.relative import RelativeBias, RelativeKeys
 
 LENGTHS = (131, 0, 1, 64, 67)
 
@@ -75,6 +79,7 @@ class DecodeInputs:
     block_table: Tensor | None
     slopes: Tensor
     table: Tensor | None
+    keys: Tensor | None
     sinks: Tensor | None
 
 
@@ -115,20 +120,23 @@ def decode_inputs(
         cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int64, device=device),
         block_table=None if table is None else table.to(device, torch.int32),
         slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
-        table=_table(case, draw, dtype, device),
+        table=_by_distance(case, draw, "table", dtype, device),
+        keys=_by_distance(case, draw, "keys", dtype, device),
         sinks=draw(case.H_q).to(device, statistics) if case.sinks else None,
     )
 
 
-def _table(
+def _by_distance(
     case: DecodeCase,
     draw: Callable[..., Tensor],
+    kind: Literal["table", "keys"],
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Tensor | None:
-    if case.relative is None:
+    if case.relative is None or case.relative.kind not in (kind, "both"):
         return None
-    return draw(1 if case.relative.shared else case.H_q, case.relative.entries).to(device, dtype)
+    shape = (1 if case.relative.shared else case.H_q, case.relative.entries)
+    return draw(*shape, *(case.D,) * (kind == "keys")).to(device, dtype)
 
 
 def _live_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
@@ -186,15 +194,26 @@ def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Outputs:
     o, lse = attention_decode(
         x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
         mask=case.mask,
-        bias=Alibi(x.slopes, "bottom_right") if case.alibi else None,
-        relative=_relative(case, x.table),
-        scale=case.scale,
-        softcap=case.softcap,
-        sinks=x.sinks,
+        **_scores(case, x, x.slopes.dtype),
         return_lse=True,
         backend=backend,
     )  # fmt: skip
     return {"o": o, "lse": lse}
+
+
+def reasons_against(
+    case: DecodeCase, backend: str, device: torch.device | str = "cpu"
+) -> tuple[str, ...]:
+    """Returns the reasons why the backend does not support the case, as `explain` gives them."""
+    x = decode_inputs(case, torch.float32, 0.0, device)
+    explanation = explain(
+        x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
+        operator=attention_decode,
+        mask=case.mask,
+        **_scores(case, x, x.slopes.dtype),
+        backend=backend,
+    )  # fmt: skip
+    return explanation.reasons[backend]
 
 
 def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Outputs:
@@ -206,19 +225,29 @@ def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Outputs
         o[b : b + 1], lse[b : b + 1] = plain_attention(
             q, k, v,
             visible=case.visible(length),
-            bias=Alibi(x.slopes.to(dtype), "bottom_right") if case.alibi else None,
-            relative=_relative(case, None if x.table is None else x.table.to(dtype)),
-            scale=case.scale,
-            softcap=case.softcap,
-            sinks=x.sinks,
+            **_scores(case, x, dtype),
         )  # fmt: skip
     return {"o": o, "lse": lse}
 
 
-def _relative(case: DecodeCase, table: Tensor | None) -> RelativeBias | None:
-    if case.relative is None or table is None:
+def _scores(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> dict[str, Any]:
+    """Options of `attention_decode` and `plain_attention`; slopes, table and keys in `dtype`."""
+    return {
+        "bias": Alibi(x.slopes.to(dtype), "bottom_right") if case.alibi else None,
+        "relative": _relative(case, x, dtype),
+        "scale": case.scale,
+        "softcap": case.softcap,
+        "sinks": x.sinks,
+    }
+
+
+def _relative(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Distances | None:
+    if case.relative is None:
         return None
-    return RelativeBias(table, case.relative.lowest, "bottom_right")
+    table = None if x.table is None else x.table.to(dtype)
+    if x.keys is not None:
+        return RelativeKeys(x.keys.to(dtype), table, case.relative.lowest, "bottom_right")
+    return None if table is None else RelativeBias(table, case.relative.lowest, "bottom_right")
 
 
 @functools.cache
@@ -234,7 +263,12 @@ def _expected(case: DecodeCase, dtype: torch.dtype) -> Expected:
 def assert_decode_case(
     case: DecodeCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
 ) -> None:
-    """Asserts the tolerance rule for o and lse, with NaN in rows that must not be read."""
+    """Asserts the tolerance rule for o and lse, with NaN in rows that must not be read.
+
+    Skips a case that the backend does not support, with its reasons.
+    """
+    if reasons := reasons_against(case, backend, device):
+        pytest.skip("; ".join(reasons))
     got = by_decoding(case, decode_inputs(case, dtype, math.nan, device), backend)
     _expected(case, dtype).check(got)
 
@@ -313,6 +347,7 @@ def _options() -> list[DecodeCase]:
                    mask=_window(90, 3)),
         DecodeCase(name="relative-long", relative=Relative(2000, -9), cache_seqlens=_LONG, N=1300,
                    D=32, D_v=32, page_size=64),
+        *_relative_keys(),
         DecodeCase(name="softcap", softcap=1.5, scale=0.4),
         DecodeCase(name="scale-negative", scale=-0.2, M=5),
         DecodeCase(name="scale-zero", scale=0.0),
@@ -332,6 +367,26 @@ def _options() -> list[DecodeCase]:
             for layout in ("transposed", "strided", "unaligned")
             for size in (0, 16, 64)
         ),
+    ]  # fmt: skip
+
+
+def _relative_keys() -> list[DecodeCase]:
+    def keys(entries: int, lowest: int, shared: bool = False) -> Relative:
+        return Relative(entries, lowest, shared=shared, kind="keys")
+
+    return [
+        DecodeCase(name="keys", relative=keys(40, 0), H_q=8),
+        DecodeCase(name="keys-pages", relative=keys(200, -9), H_q=4, D=41, page_size=48),
+        DecodeCase(name="keys-all", relative=keys(99, -16), M=17, mask=_EVERYTHING),
+        DecodeCase(name="keys-shared", relative=keys(300, -20, shared=True), H_q=6, M=17,
+                   mask=_window(90, 3), page_size=16),
+        DecodeCase(name="keys-long", relative=keys(2000, -9), cache_seqlens=_LONG, N=1300,
+                   D=32, D_v=32, page_size=64),
+        DecodeCase(name="keys-and-table", relative=Relative(9, -4, kind="both"), M=5),
+        DecodeCase(name="keys-everything", relative=Relative(55, -8, kind="both"), H_q=8, M=2,
+                   D=24, D_v=17, mask=_window(50, 4), alibi=True, softcap=2.0, sinks=True,
+                   layout="transposed", page_size=24),
+        DecodeCase(name="keys-no-queries", relative=keys(7, 0), M=0),
     ]  # fmt: skip
 
 

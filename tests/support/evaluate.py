@@ -16,13 +16,13 @@ from transformer_kernels.functional.attention import attention
 from transformer_kernels.functional.explain import explain
 from transformer_kernels.scores import philox
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative, RelativeBias, RelativeKeys
 
 SEED = -1234567890123456789
 """Dropout seed of every case; it uses both words of the Philox key."""
 
 Outputs = dict[str, Tensor]
-"""o, lse and the gradients of the case by name: dq, dk, dv, dbias, dsinks, dslopes, dtable."""
+"""o, lse and the gradients of the case by name: those of `Inputs.differentiable`."""
 
 
 def by_backend(case: Case, x: Inputs, backend: str) -> Outputs:
@@ -127,9 +127,13 @@ def biases(case: Case, x: Inputs) -> dict[str, Any]:
     bias: Tensor | Alibi | None = x.bias
     if case.alibi is not None and x.slopes is not None:
         bias = Alibi(x.slopes, case.alibi)
-    relative: RelativeBias | None = None
-    if case.relative is not None and x.table is not None:
-        relative = RelativeBias(x.table, case.relative.lowest, case.relative.align)
+    relative: Relative | None = None
+    if case.relative is not None:
+        lowest, align = case.relative.lowest, case.relative.align
+        if x.keys is not None:
+            relative = RelativeKeys(x.keys, x.table, lowest, align)
+        elif x.table is not None:
+            relative = RelativeBias(x.table, lowest, align)
     return {"bias": bias, "relative": relative}
 
 

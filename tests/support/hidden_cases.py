@@ -27,6 +27,7 @@ from tests.support.cases import (
 from tests.support.evaluate import by_backend
 
 _EMPTY = window(-2, 1)
+_KEYS = Relative(30, -9, "bottom_right", kind="keys")
 _KINDS: dict[str, tuple[MaskMaker, ...]] = {
     "window": (causal, causal_bottom_right, window(9, 3), window(-40, None), _EMPTY),
     "keys": (padding, key_range),
@@ -40,6 +41,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"bias": "bhmn", "dropout_p": 0.3},
     {"alibi": "top_left"},
     {"relative": Relative(9, -4), "dlse": True},
+    {"relative": Relative(30, -9, kind="keys"), "softcap": 1.5},
     {"bias": "1h1n"},
 )
 
@@ -72,6 +74,15 @@ HIDDEN_CASES = (
     Case(name="crossed-windows", M=131, N=70, mask=both(window(-3, None), causal), hidden=math.nan),
     Case(name="crossed-window-bias", M=70, mask=_EMPTY, bias="bhmn", hidden=math.nan),
     Case(name="crossed-window-bias-keys", M=70, mask=_EMPTY, bias="1h1n", hidden=math.nan),
+    Case(name="crossed-window-keys", M=70, mask=_EMPTY, relative=_KEYS, hidden=math.nan),
+    Case(name="keys-heads-gqa", H_q=4, N=96, mask=dense("bhmn"), relative=_KEYS, hidden=math.nan),
+    Case(
+        name="keys-padding",
+        M=70,
+        mask=both(padding, causal_bottom_right),
+        relative=_KEYS,
+        hidden=math.nan,
+    ),
     Case(name="one-query-crossed-window", M=1, mask=_EMPTY, hidden=math.nan),
     Case(name="dense-heads-gqa", B=1, H_q=4, mask=dense("bhmn"), softcap=1.5, hidden=math.nan),
     Case(name="few-queries-dense", M=5, H_q=4, mask=dense("bhmn"), hidden=math.nan),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative, RelativeKeys
 
 
 def plain_attention(
@@ -17,7 +17,7 @@ def plain_attention(
     *,
     visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     keep_mask: Tensor | None = None,
@@ -32,7 +32,7 @@ def plain_attention(
         v: (B, H_kv, N, D_v).
         visible: bool, broadcastable to (B, H_q, M, N); True = visible.
         bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
-        relative: bias by distance.
+        relative: bias or keys by distance.
         scale: factor of the scores; 1/sqrt(D) by default.
         softcap: scores become softcap * tanh(score / softcap).
         keep_mask: bool (B, H_q, M, N), True = keep_mask by dropout; required if `dropout_p` > 0.
@@ -60,7 +60,7 @@ def plain_weights(
     *,
     visible: Tensor | None = None,
     bias: Tensor | Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -69,14 +69,19 @@ def plain_weights(
 
     Arguments are those of `plain_attention`. A fully masked row has p = 0 and lse = -inf.
     """
-    s = torch.matmul(q, repeat_heads(k, q).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = torch.matmul(q, repeat_heads(k, q).mT)
+    if isinstance(relative, RelativeKeys):
+        by_entry = torch.matmul(q, relative.keys.to(q.dtype).mT)
+        entry = distances(relative, *s.shape[-2:])
+        s = s + by_entry.gather(3, entry.expand(s.shape))
+    s = s * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if isinstance(bias, Alibi):
         bias = bias.dense(*s.shape[-2:])
     if bias is not None:
         s = s + bias.to(s.dtype)
-    if relative is not None:
+    if relative is not None and relative.table is not None:
         s = s + relative.table[:, distances(relative, *s.shape[-2:])].to(s.dtype)
     if visible is not None:
         s = s.masked_fill(~visible, float("-inf"))
@@ -90,19 +95,28 @@ def plain_weights(
     return p, lse
 
 
-def distances(relative: RelativeBias, M: int, N: int) -> Tensor:
+def distances(relative: Relative, M: int, N: int) -> Tensor:
     """Returns the entry of the table that each pair (M, N) reads."""
     d = N - M if relative.align == "bottom_right" else 0
     i, j = torch.arange(M)[:, None], torch.arange(N)
-    return (i + d - j - relative.lowest).clamp(0, relative.table.shape[1] - 1)
+    return (i + d - j - relative.lowest).clamp(0, relative.tensors()[0].shape[1] - 1)
 
 
-def summed_by_distance(ds: Tensor, relative: RelativeBias) -> Tensor:
-    """Sums (B, H_q, M, N) over the pairs that read each entry of the table, in its shape."""
+def summed_by_distance(ds: Tensor, relative: Relative) -> Tensor:
+    """Sums (B, H_q, M, N) over the pairs that read each entry of the table: (H_q, E)."""
     rows = ds.sum(dim=0).flatten(1)
     entries = distances(relative, *ds.shape[-2:]).flatten().expand(rows.shape)
-    table = rows.new_zeros(rows.shape[0], relative.table.shape[1])
-    return table.scatter_add(1, entries, rows).sum_to_size(relative.table.shape)
+    return rows.new_zeros(rows.shape[0], relative.tensors()[0].shape[1]).scatter_add(
+        1, entries, rows
+    )
+
+
+def products_by_distance(ds: Tensor, x: Tensor, relative: Relative) -> Tensor:
+    """Sums ds_ij x_i, with x (B, H_q, M, D), over the pairs that read each entry: (H_q, E, D)."""
+    entry = distances(relative, *ds.shape[-2:])
+    entries = relative.tensors()[0].shape[1]
+    by_entry = ds.new_zeros(*ds.shape[:3], entries).scatter_add(3, entry.expand(ds.shape), ds)
+    return torch.einsum("bhme,bhmd->hed", by_entry, x)
 
 
 def repeat_heads(x: Tensor, q: Tensor) -> Tensor:

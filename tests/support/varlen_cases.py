@@ -22,7 +22,8 @@ from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores import philox
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative as Distances
+from transformer_kernels.scores.relative import RelativeBias, RelativeKeys
 
 LENGTHS = ((67, 67), (0, 3), (5, 131), (3, 0), (0, 0), (64, 64), (1, 70), (33, 20), (2, 2))
 """(M, N) of each sequence. The first two are long enough for several workers each."""
@@ -91,20 +92,24 @@ def varlen_inputs(
         bias=None,
         sinks=draw(case.H_q).to(device, statistics).requires_grad_() if case.sinks else None,
         slopes=slopes.requires_grad_(case.alibi_learns),
-        table=_table(case, draw, dtype, device),
+        **_by_distance(case, draw, dtype, device),
     )
 
 
-def _table(
+def _by_distance(
     case: VarlenCase,
     draw: Callable[..., Tensor],
     dtype: torch.dtype,
     device: torch.device | str,
-) -> Tensor | None:
-    if case.relative is None:
-        return None
-    heads = 1 if case.relative.shared else case.H_q
-    return draw(heads, case.relative.entries).to(device, dtype).requires_grad_()
+) -> dict[str, Tensor]:
+    """The table and the keys of the case, as far as it has them."""
+    if (relative := case.relative) is None:
+        return {}
+    shape = (1 if relative.shared else case.H_q, relative.entries)
+    drawn = {} if relative.kind == "keys" else {"table": draw(*shape)}
+    if relative.kind != "table":
+        drawn["keys"] = draw(*shape, case.D)
+    return {name: x.to(device, dtype).requires_grad_() for name, x in drawn.items()}
 
 
 def _live_rows(case: VarlenCase) -> tuple[Tensor, Tensor]:
@@ -157,7 +162,7 @@ def one_by_one(case: VarlenCase, x: Inputs) -> Outputs:
 
 def _terms(case: VarlenCase, x: Inputs, o: Tensor) -> dict[str, float]:
     """Largest `gradient_terms` of the rows of all sequences; those that share a sum are added."""
-    rows, shared = {"dq": 0.0, "dk": 0.0}, {"dslopes": 0.0, "dtable": 0.0}
+    rows, shared = {"dq": 0.0, "dk": 0.0}, {"dslopes": 0.0, "dtable": 0.0, "dkeys": 0.0}
     for _, queries, keys, options in _sequences(case, x):
         q, o_b, do = (_entry(part, queries) for part in (x.q, o, x.do))
         k, v = (_entry(part, keys) for part in (x.k, x.v))
@@ -210,13 +215,21 @@ def _alibi(case: VarlenCase, x: Inputs) -> Alibi | None:
     return None if case.alibi is None or x.slopes is None else Alibi(x.slopes, case.alibi)
 
 
-def _relative(case: VarlenCase, x: Inputs) -> RelativeBias | None:
-    if case.relative is None or x.table is None:
+def _relative(case: VarlenCase, x: Inputs) -> Distances | None:
+    if case.relative is None:
         return None
-    return RelativeBias(x.table, case.relative.lowest, case.relative.align)
+    lowest, align = case.relative.lowest, case.relative.align
+    if x.keys is not None:
+        return RelativeKeys(x.keys, x.table, lowest, align)
+    return None if x.table is None else RelativeBias(x.table, lowest, align)
 
 
 _CAUSAL, _CAUSAL_END = Mask.causal(), Mask.causal(align="bottom_right")
+
+
+def _keys(entries: int, lowest: int, align: Align = "top_left", shared: bool = False) -> Relative:
+    return Relative(entries, lowest, align, shared, "keys")
+
 
 VARLEN_CASES: tuple[VarlenCase, ...] = (
     VarlenCase(name="plain", dlse=True),
@@ -281,6 +294,62 @@ VARLEN_CASES: tuple[VarlenCase, ...] = (
     ),
     VarlenCase(name="relative-no-queries", relative=Relative(7, 0), lengths=((0, 5), (0, 3))),
     VarlenCase(name="relative-no-rows", relative=Relative(7, 0), lengths=((0, 0), (0, 0))),
+    VarlenCase(name="keys", relative=_keys(9, -4), dlse=True),
+    VarlenCase(name="keys-end", relative=_keys(60, -30, "bottom_right"), dlse=True, D=41),
+    VarlenCase(
+        name="keys-causal-end",
+        relative=_keys(300, -140, "bottom_right"),
+        mask=_CAUSAL_END,
+        H_q=4,
+        trailing=(3, 70),
+    ),
+    VarlenCase(
+        name="keys-shared",
+        relative=_keys(40, 0, shared=True),
+        bounds=(80, 140),
+        H_q=4,
+        mask=_CAUSAL,
+    ),
+    VarlenCase(
+        name="keys-shared-end",
+        relative=_keys(250, -150, "bottom_right", shared=True),
+        bounds=(200, 300),
+        H_q=6,
+    ),
+    VarlenCase(
+        name="keys-everything",
+        relative=Relative(90, -33, "bottom_right", kind="both"),
+        alibi="bottom_right",
+        alibi_learns=True,
+        bounds=(68, 133),
+        mask=Mask.window(50, 6, align="bottom_right"),
+        H_q=4,
+        softcap=2.0,
+        dropout_p=0.2,
+        sinks=True,
+        dlse=True,
+    ),
+    VarlenCase(
+        name="keys-and-table",
+        relative=Relative(40, -20, shared=True, kind="both"),
+        mask=Mask.window(9, 30),
+        layout="strided",
+        D=24,
+    ),
+    VarlenCase(
+        name="keys-tokens",
+        relative=_keys(99, -9, "bottom_right"),
+        lengths=((1, 131), (1, 1), (1, 600), (1, 64)),
+        H_q=4,
+    ),
+    VarlenCase(
+        name="keys-many-short",
+        relative=_keys(7, -3),
+        lengths=tuple((n % 7, n % 5) for n in range(40)),
+        H_q=4,
+    ),
+    VarlenCase(name="keys-no-queries", relative=_keys(7, 0), lengths=((0, 5), (0, 3))),
+    VarlenCase(name="keys-no-rows", relative=_keys(7, 0), lengths=((0, 0), (0, 0))),
     VarlenCase(name="softcap", softcap=1.5, scale=0.4),
     VarlenCase(name="dropout", dropout_p=0.3, H_q=4, mask=_CAUSAL_END),
     VarlenCase(name="sinks", sinks=True, dlse=True, mask=Mask.window(3, 0)),

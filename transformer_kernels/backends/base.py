@@ -28,6 +28,7 @@ class Gradients(NamedTuple):
     v: Tensor
     bias: Tensor | None = None
     relative_bias: Tensor | None = None
+    relative_keys: Tensor | None = None
 
     @classmethod
     def of(cls, outputs: Sequence[Tensor], wanted: Collection[str]) -> Gradients:

@@ -18,7 +18,7 @@ from transformer_kernels.problem import Problem
 from transformer_kernels.problem.layout import DENSE
 from transformer_kernels.scores import philox
 from transformer_kernels.scores.options import ScoreOptions
-from transformer_kernels.scores.relative import by_pair
+from transformer_kernels.scores.relative import by_pair, products_by_pair
 
 
 class ReferenceBackend:
@@ -68,19 +68,21 @@ def _varlen(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
 
 
 def _of_sequence(problem: Problem, M: int, N: int) -> ScoreOptions:
-    """The score options with the relative bias of the distances of M queries and N keys."""
+    """The score options with the tables of the distances of M queries and N keys."""
     scores, bounds = problem.scores, problem.shape
-    if scores.relative_bias is None:
-        return scores
     first = bounds.M - M if problem.mask.bottom_right else bounds.N - N
-    table = scores.relative_bias[:, first : first + max(M + N - 1, 0)]
-    return scores._replace(relative_bias=table)
+    part = slice(first, first + max(M + N - 1, 0))
+    if scores.relative_bias is not None:
+        scores = scores._replace(relative_bias=scores.relative_bias[:, part])
+    if scores.relative_keys is not None:
+        scores = scores._replace(relative_keys=scores.relative_keys[:, part])
+    return scores
 
 
 def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Gathers the keys first. Masks and ALiBi are dense, without device synchronisation."""
     shape, mask, slopes = problem.shape, problem.mask, problem.scores.alibi_slopes
-    table = problem.scores.relative_bias
+    table, keys = problem.scores.relative_bias, problem.scores.relative_keys
     assert problem.layout.cache_seqlens is not None
     cache_seqlens = problem.layout.cache_seqlens[:, None, None]
     i = torch.arange(shape.M, device=shape.device)[:, None]
@@ -90,17 +92,26 @@ def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
         (j < cache_seqlens) & (distance >= mask.diagonal_low) & (distance <= mask.diagonal_high)
     )
     bias = None if slopes is None else -slopes[:, None, None] * distance.abs()[:, None]
+    # Keys beyond cache_seqlens have no distance.
+    entry = (shape.M - 1 - distance).clamp_(0, max(shape.M + shape.N - 2, 0))
     if table is not None:
-        # Keys beyond cache_seqlens have no distance.
-        by_pair = table[:, (shape.M - 1 - distance).clamp_(0, table.shape[1] - 1)].transpose(0, 1)
-        bias = by_pair if bias is None else bias + by_pair
+        biases = table[:, entry].transpose(0, 1)
+        bias = biases if bias is None else bias + biases
+    products: Tensor | None = None
+    if keys is not None:
+        live = q.masked_fill(~attn_mask.any(dim=2)[:, None, :, None], 0.0)
+        by_distance = live.to(shape.accumulate_dtype) @ _live_distances(problem).mT
+        products = by_distance.gather(3, entry[:, None].expand(-1, shape.H_q, -1, -1))
     gathered = replace(
         problem,
         mask=ResolvedMask(dense=attn_mask[:, None]),
-        scores=problem.scores._replace(alibi_slopes=None, relative_bias=None, bias=bias),
+        scores=problem.scores._replace(
+            alibi_slopes=None, relative_bias=None, relative_keys=None, bias=bias
+        ),
         layout=DENSE,
     )
-    return _dense(gathered, q, _gather_pages(problem, k), _gather_pages(problem, v))
+    k, v = _gather_pages(problem, k), _gather_pages(problem, v)
+    return _dense(gathered, q, k, v, products=products)
 
 
 def _gather_pages(problem: Problem, x: Tensor) -> Tensor:
@@ -119,24 +130,35 @@ def _gather_pages(problem: Problem, x: Tensor) -> Tensor:
 
 
 def _dense(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, first_batch: int = 0
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_batch: int = 0,
+    products: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """`products` (B, H_q, M, N) of queries and relative keys take the place of the problem's."""
     shape, scores = problem.shape, problem.scores
     q, k, v = (x.to(shape.accumulate_dtype) for x in (q, k, v))
     attn_mask = problem.mask.visible(shape.M, shape.N, shape.device)
+    if attn_mask is None and shape.N == 0:
+        attn_mask = torch.ones(1, 1, shape.M, 0, dtype=torch.bool, device=shape.device)
     if attn_mask is not None:
         q, k, v = _zero_dead_rows(q, k, v, attn_mask)
     group = shape.H_q // shape.H_kv
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
 
-    s = torch.matmul(q, k.transpose(-2, -1)) * problem.scale
+    s = torch.matmul(q, k.transpose(-2, -1))
+    if scores.relative_keys is not None:
+        products = products_by_pair(q, _live_distances(problem), shape.N)
+    s = (s if products is None else s + products) * problem.scale
     if scores.softcap:
         s = scores.softcap * torch.tanh(s / scores.softcap)
     s = _add_bias(problem, s)
     empty: Tensor | None = None
     may_be_empty = not scores.bias is scores.relative_bias is None
-    if attn_mask is not None or may_be_empty or shape.N == 0:
+    if attn_mask is not None or may_be_empty:
         s = s if attn_mask is None else s.masked_fill(~attn_mask, float("-inf"))
         # Rows that are fully masked, or have a bias of -inf, are made finite here and zeroed below.
         # With N = 0 there is nothing to fill, but the tangent of logsumexp would be NaN.
@@ -162,6 +184,16 @@ def _zero_dead_rows(
     dead = ~live[..., None]
     q = q.masked_fill(~attn_mask.any(dim=3, keepdim=True), 0.0)
     return q, k.masked_fill(dead, 0.0), v.masked_fill(dead, 0.0)
+
+
+def _live_distances(problem: Problem) -> Tensor:
+    """Returns the relative keys, with zeros at the distances that the mask's diagonals hide."""
+    shape, mask, keys = problem.shape, problem.mask, problem.scores.relative_keys
+    assert keys is not None
+    shift = shape.N - shape.M if mask.bottom_right else 0
+    offset = shape.N - 1 - shift - torch.arange(keys.shape[1], device=keys.device)
+    live = (mask.diagonal_low <= offset) & (offset <= mask.diagonal_high)
+    return keys.masked_fill(~live[:, None], 0.0).to(shape.accumulate_dtype)
 
 
 def _add_bias(problem: Problem, s: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from transformer_kernels.bench.timer import Budget, Interleaver
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import Saved
 from transformer_kernels.problem.dense import dense_problem
-from transformer_kernels.scores.relative import RelativeBias, relative_bias
+from transformer_kernels.scores.relative import Relative, relative_bias, relative_keys
 
-KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq", "relative_gradient")
+KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq", *config.SQUARE)
 Outputs = tuple[Tensor, ...]
 Run = Callable[[], Outputs]
 
@@ -88,7 +88,8 @@ def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) 
 def _fits_registers(kernel: Kernel, tile: Tile, columns: int) -> bool:
     """True if accumulators and scores fit a thread's 255 registers, and no warp idles."""
     scores = tile.block_m * tile.block_n
-    accumulators = (2 * tile.block_n if kernel == "bwd_dkdv" else tile.block_m) * columns
+    is_dkdv = kernel in ("bwd_dkdv", "keys_dkdv")
+    accumulators = (2 * tile.block_n if is_dkdv else tile.block_m) * columns
     if kernel == "relative_gradient":
         accumulators = scores
     per_thread = (accumulators + scores) / (32 * tile.warps)
@@ -209,9 +210,12 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
         for _ in range(4)
     )
     prepared = []
-    relative: RelativeBias | None = None
+    relative: Relative | None = None
     if kernel == "relative_gradient":
         relative = relative_bias(torch.zeros(shape.H, 1, device=device), lowest=0)
+    elif kernel in config.SQUARE:
+        keys = torch.randn(shape.H, 2 * shape.S - 1, shape.D, generator=generator)
+        relative = relative_keys(keys.to(device, dtype), lowest=1 - shape.S)
     for mask in (None, Mask.causal()):
         call = launch.prepare(dense_problem(q, k, v, mask=mask, relative=relative), q, k, v)
         o, lse, _ = launch.forward(call)
@@ -221,12 +225,14 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
     def run() -> Outputs:
         results: list[Tensor] = []
         for call, operands in prepared:
-            if kernel == "forward":
+            if kernel in ("forward", "keys_forward"):
                 results += launch.forward(call)[:2]
-            elif kernel == "bwd_dkdv":
+            elif kernel in ("bwd_dkdv", "keys_dkdv"):
                 results += launch.bwd_dkdv(call, operands, None)
             elif kernel == "relative_gradient":
                 results.append(launch.gradient_of_relative_bias(call, operands, None))
+            elif kernel == "keys_gradient":
+                results.append(launch.gradient_of_relative_keys(call, operands, None))
             else:
                 results.append(launch.bwd_dq(call, operands, None))
         return tuple(results)

@@ -13,7 +13,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative
 
 
 @overload
@@ -24,7 +24,7 @@ def attention(
     *,
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -43,7 +43,7 @@ def attention(
     *,
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -61,7 +61,7 @@ def attention(
     *,
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -83,7 +83,8 @@ def attention(
         mask: visible (query, key) pairs; None makes every pair visible.
         bias: additive bias, applied after scale and softcap. Either a tensor in q's dtype or
             float32, broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
-        relative: bias by distance, `relative_bias(table, lowest=...)`, added like `bias`.
+        relative: `relative_bias(table, lowest=...)`, a bias by distance, added like `bias`; or
+            `relative_keys(keys, lowest=...)`, keys by distance, added to k in the scores.
         scale: factor of q k^T. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         dropout_p: dropout probability of the attention weights, from 0 to 1.

@@ -12,7 +12,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative
 
 
 @overload
@@ -25,7 +25,7 @@ def attention_decode(
     *,
     mask: Mask | None = None,
     bias: Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -44,7 +44,7 @@ def attention_decode(
     *,
     mask: Mask | None = None,
     bias: Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -62,7 +62,7 @@ def attention_decode(
     *,
     mask: Mask | None = None,
     bias: Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -94,7 +94,8 @@ def attention_decode(
         mask: windows with align="bottom_right". Default: the causal mask. `Mask()` makes all
             cache_seqlens[b] keys visible to every query.
         bias: `alibi(slopes, align="bottom_right")`, added after scale and softcap.
-        relative: `relative_bias(table, lowest=..., align="bottom_right")`, added like `bias`.
+        relative: `relative_bias` with align="bottom_right", as in `attention`, or `relative_keys`,
+            which the backends "cpu" and "reference" support here.
         scale: factor of q k^T. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator.

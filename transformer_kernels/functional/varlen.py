@@ -12,7 +12,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative
 
 
 @overload
@@ -27,7 +27,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -50,7 +50,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -72,7 +72,7 @@ def attention_varlen(
     max_seqlen_k: int | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
@@ -103,7 +103,7 @@ def attention_varlen(
             cu_seqlens_k is None.
         mask: windows and causal masks that share one `align`, applied to every sequence.
         bias: `alibi(slopes)` with the mask's `align`, added after scale and softcap.
-        relative: `relative_bias(table, lowest=...)` with the mask's `align`, added like `bias`.
+        relative: `relative_bias` or `relative_keys` with the mask's `align`, as in `attention`.
         scale: factor of q k^T. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         dropout_p: dropout probability of the attention weights, from 0 to 1.

@@ -15,7 +15,7 @@ from transformer_kernels.nn.options import (
     check_positive,
     check_probability,
 )
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative
 
 HeadForm = Literal["narrow", "wide"]
 """narrow: the head size is width // heads. wide: the head size is the full width."""
@@ -31,7 +31,7 @@ def attend(
     *,
     mask: Mask | None = None,
     bias: Tensor | None = None,
-    relative: RelativeBias | None = None,
+    relative: Relative | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     attn_implementation: AttnImplementation = "fused",
@@ -48,7 +48,7 @@ def attend(
         mask: the visible pairs; None shows all. "sdpa" materializes every mask except exactly
             `Mask.causal()`.
         bias: added to the scaled scores; in q's dtype, broadcastable to (B, H, M, N).
-        relative: bias by distance, added to the scaled scores; "sdpa" materializes it.
+        relative: bias or keys by distance; "sdpa" materializes them as a bias.
         scale: multiplies q kᵀ; 1/sqrt(D) unless given.
         dropout_p: probability of dropping an attention weight.
         attn_implementation: "eager", "fused" or "sdpa".
@@ -63,7 +63,7 @@ def attend(
     check_choice("attn_implementation", attn_implementation, AttnImplementation)
     if attn_implementation == "sdpa":
         if relative is not None:
-            dense = relative.dense(q.shape[-2], k.shape[-2]).to(q.dtype)
+            dense = relative.as_bias(q, k.shape[-2], scale)
             bias = dense if bias is None else bias + dense
         return _sdpa(q, k, v, mask=mask, bias=bias, scale=scale, dropout_p=dropout_p)
     backend = "reference" if attn_implementation == "eager" else "auto"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.nn.options import AttnImplementation, check_positive
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative
 
 
 class KVCache:
@@ -87,7 +87,7 @@ class LayerCache:
         v: Tensor,
         *,
         scale: float | None,
-        relative: RelativeBias | None = None,
+        relative: Relative | None = None,
         attn_implementation: AttnImplementation,
     ) -> Tensor:
         """Stores the last M keys and values, and computes causal attention of q to the cache.
@@ -99,7 +99,7 @@ class LayerCache:
             k: keys (B, heads, M, head_size) of the same positions.
             v: values (B, heads, M, head_size) of the same positions.
             scale: multiplies q kᵀ; 1/sqrt(head_size) if None.
-            relative: bias by distance with align="bottom_right", added to the scaled scores.
+            relative: bias or keys by distance with align="bottom_right".
             attn_implementation: "eager", "fused" or "sdpa".
 
         Returns:
@@ -117,13 +117,13 @@ class LayerCache:
             scale=scale, relative=relative, backend=backend,
         )  # fmt: skip
 
-    def _sdpa(self, q: Tensor, scale: float | None, relative: RelativeBias | None) -> Tensor:
+    def _sdpa(self, q: Tensor, scale: float | None, relative: Relative | None) -> Tensor:
         keys, values = (x[:, :, : self.length] for x in (self.keys, self.values))
         M, N = q.shape[2], self.length
         visible = torch.ones(M, N, dtype=torch.bool, device=q.device).tril(N - M)
         attn_mask = visible
         if relative is not None:
-            attn_mask = relative.dense(M, N).to(q.dtype).masked_fill(~visible, float("-inf"))
+            attn_mask = relative.as_bias(q, N, scale).masked_fill(~visible, float("-inf"))
         return nn.functional.scaled_dot_product_attention(
             q, keys, values, attn_mask=attn_mask, scale=scale
         )

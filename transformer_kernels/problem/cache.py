@@ -21,7 +21,7 @@ from transformer_kernels.problem.layout import Layout
 from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments, check_scores
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative
 from transformer_kernels.scores.sinks import check_sinks
 from transformer_kernels.storage import check_storage
 
@@ -70,8 +70,8 @@ def check_no_gradient(tensors: Mapping[str, object]) -> None:
         return
     for name, x in tensors.items():
         x = x.slopes if isinstance(x, Alibi) else x
-        x = x.table if isinstance(x, RelativeBias) else x
-        if isinstance(x, Tensor) and x.requires_grad:
+        parts = x.tensors() if isinstance(x, Relative) else (x,)
+        if any(isinstance(part, Tensor) and part.requires_grad for part in parts):
             raise ValueError(
                 f"{name} must not require grad, because attention_decode has no backward pass: "
                 "call it under torch.no_grad(), use attention(), or pass backend='reference'"
@@ -167,7 +167,7 @@ def _check_alignment(mask: Mask | None, bias: object, relative: object) -> None:
             "bias must be alibi(slopes, align='bottom_right') for decoding, "
             f"got align={bias.align!r}"
         )
-    if isinstance(relative, RelativeBias) and relative.align != "bottom_right":
+    if isinstance(relative, Relative) and relative.align != "bottom_right":
         raise ValueError(
             "relative must have align='bottom_right' for decoding, got align='top_left'"
         )

@@ -28,7 +28,7 @@ from transformer_kernels.problem.layout import Layout
 from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments, check_scores
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative
 from transformer_kernels.scores.sinks import check_sinks
 from transformer_kernels.storage import check_storage
 
@@ -76,7 +76,7 @@ def _align(mask: Mask | None, bias: object, relative: object) -> Align:
         )
     align, name = (aligns.pop() if aligns else None), "mask"
     for other, given in (("bias", bias), ("relative", relative)):
-        if not isinstance(given, Alibi | RelativeBias):
+        if not isinstance(given, Alibi | Relative):
             continue
         if align not in (None, given.align):
             raise ValueError(

@@ -9,15 +9,20 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_int, check_number, check_tensor, shown
 from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import RelativeBias, alibi_by_distance
+from transformer_kernels.scores.relative import (
+    Relative,
+    RelativeBias,
+    RelativeKeys,
+    alibi_by_distance,
+)
 from transformer_kernels.storage import check_storage
 
 
 class ScoreOptions(NamedTuple):
     """Validated score options. Annotations give shapes and layouts: see `problem.fields`.
 
-    s = softcap tanh(scale q k^T / softcap) + bias - slope |i + alibi_offset - j|
-        + relative_bias at distance i + d - j
+    s = softcap tanh(scale q (k + r)^T / softcap) + bias - slope |i + alibi_offset - j|
+        + relative_bias at distance i + d - j, where r is relative_keys at the same distance
     """
 
     scale: float | None = None
@@ -35,13 +40,15 @@ class ScoreOptions(NamedTuple):
     """float32; float64 for float64 inputs. A value for each of the M + N - 1 distances i + d - j,
     in ascending order. Packed sequences and caches: for the upper bounds M and N, and with the d of
     the mask's origin; in a dense call every d gives the same table."""
+    relative_keys: Annotated[Tensor | None, "(1|H_q, distances, D)", "dense varlen cache"] = None
+    """q's dtype; distances as for `relative_bias`."""
     seed: Annotated[Tensor | None, "()", "dense varlen"] = None
     """int64; present if and only if dropout_p > 0."""
 
 
 PLAIN_SCORES = ScoreOptions()
 
-DIFFERENTIABLE = ("bias", "relative_bias")
+DIFFERENTIABLE = ("bias", "relative_bias", "relative_keys")
 """Options whose gradients the backward kernels compute on demand."""
 
 
@@ -49,7 +56,7 @@ class ScoreArguments(TypedDict, total=False):
     """Arguments of the public operators from which `check_scores` makes `ScoreOptions`."""
 
     bias: Tensor | Alibi | None
-    relative: RelativeBias | None
+    relative: Relative | None
     scale: float | None
     softcap: float | None
     dropout_p: float
@@ -87,6 +94,9 @@ def check_scores(
             options = options._replace(alibi_slopes=slopes, alibi_offset=offset)
     elif bias is not None:
         options = options._replace(bias=_dense_bias(bias, q, N))
+    if isinstance(relative, RelativeKeys):
+        options = options._replace(relative_keys=_keys(relative, q, M, N))
+        relative = relative.bias
     if relative is not None:
         table, other = _table(relative, q, M, N), options.relative_bias
         options = options._replace(relative_bias=table if other is None else table + other)
@@ -99,12 +109,17 @@ def _check_types(bias: object, relative: object, seed: object) -> None:
     if bias is relative is seed is None:
         return
     bias = bias.slopes if (is_alibi := isinstance(bias, Alibi)) else bias
-    table = relative.table if isinstance(relative, RelativeBias) else None
-    check_storage((("bias", bias), ("the table of relative", table), ("seed", seed)))
+    table = relative.table if isinstance(relative, Relative) else None
+    keys = relative.keys if isinstance(relative, RelativeKeys) else None
+    named = (("the table of relative", table), ("the keys of relative", keys))
+    check_storage((("bias", bias), *named, ("seed", seed)))
     if not (is_alibi or isinstance(bias, Tensor | None)):
         raise TypeError(f"bias must be a tensor, alibi(slopes) or None, got {shown(bias)}")
-    if not isinstance(relative, RelativeBias | None):
-        raise TypeError(f"relative must be relative_bias(table) or None, got {shown(relative)}")
+    if not isinstance(relative, Relative | None):
+        raise TypeError(
+            "relative must be relative_bias(table), relative_keys(keys) or None, "
+            f"got {shown(relative)}"
+        )
 
 
 def _scale(scale: float | None) -> float | None:
@@ -163,6 +178,19 @@ def _table(relative: RelativeBias, q: Tensor, M: int, N: int) -> Tensor:
     if table.device != q.device:
         raise ValueError(f"the table of relative is on {table.device}, q is on {q.device}")
     return relative.by_distance(M, N, _statistics_dtype(q))
+
+
+def _keys(relative: RelativeKeys, q: Tensor, M: int, N: int) -> Tensor:
+    """Returns the keys of all distances, in q's dtype."""
+    keys, heads, width = relative.keys, q.shape[1], q.shape[3]
+    if keys.shape[0] not in (1, heads) or keys.shape[2] != width:
+        raise ValueError(
+            f"the keys of relative must be (H_q or 1, E, D) with H_q = {heads} and D = {width}, "
+            f"got shape {tuple(keys.shape)}"
+        )
+    if keys.device != q.device:
+        raise ValueError(f"the keys of relative are on {keys.device}, q is on {q.device}")
+    return relative.by_distance(M, N, q.dtype)
 
 
 def _statistics_dtype(q: Tensor) -> torch.dtype:

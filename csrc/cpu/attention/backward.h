@@ -1,16 +1,17 @@
 // Backward pass: dq, dk, dv. The scores are recomputed from lse; nothing of size M x N is stored.
 //
-//   for each chunk of queries, stripe of key blocks, and stripe of the chunk's query blocks:
+//   for each chunk of queries, stripe of key blocks, and square of the stripe and the chunk:
 //     p, ds = score_gradient            per block: keys x queries
 //     dv += dropout(p) do,  dk += scale ds q,  dq^T += scale k^T ds
 //
-// A stripe is kSquare blocks wide, so that accumulators are read and written once for several
+// A square is kSquare blocks wide, so that accumulators are read and written once for several
 // products. Each split of the keys accumulates its own dq, and the splits are added in a fixed
 // order: gradients do not depend on thread timing.
 #pragma once
 
 #include "cpu/attention/bias_gradient.h"
 #include "cpu/attention/relative_gradient.h"
+#include "cpu/attention/relative_keys_gradient.h"
 #include "cpu/attention/score_gradient.h"
 #include "cpu/engine/transpose_store.h"
 
@@ -57,6 +58,7 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
   const bool capped = is_capped(p);
   Real* const tile_of_ds = writes_ds(p) ? t.ds + block.first * kBlock : nullptr;
   Real* const diagonals = p.distance_sums ? t.diagonals : nullptr;
+  Real* const ds_of_keys = w.distances ? t.dbands.ds : nullptr;
   if (tile_of_ds) clear_rest(t, block);
   if (diagonals) clear(diagonals, 2 * kBlock);
   score_gradient(p, w, t, slot, n, m, block,
@@ -65,6 +67,7 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
                    if (tile_of_ds) put_in_tile(row, lane, ds, tile_of_ds, WriteMode::kOverwrite);
                    if (diagonals) add_to_diagonals(row, lane, ds, diagonals);
                    if (capped) multiply_by_slope<Engine::kPass>(t.slope, row, lane, ds);
+                   if (ds_of_keys) put_in_tile(row, lane, ds, ds_of_keys, WriteMode::kOverwrite);
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
                  });
@@ -125,24 +128,31 @@ struct Stripe {
   int64_t keys(int64_t N) const { return std::min(n1 * kBlock, N) - first_key(); }
 };
 
-// One stripe of keys against query blocks m0 .. m1 - 1.
+// One square: key blocks n0 .. n1 - 1 against query blocks m0 .. m1 - 1. next_key[m - m0] is the
+// key after the last tile of query block m.
 template <typename Engine>
 void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
                      const BackwardScratch<Engine>& t, const Stripe& at, int64_t m0, int64_t m1,
-                     int64_t split) {
+                     int64_t split, int64_t (&next_key)[Engine::kSquare]) {
   const auto [slot, head, n0, n1] = at;
   constexpr int64_t kSquare = Engine::kSquare;
   TileTerms<Engine> tiles[kSquare * kSquare];
   TileLine<Engine> rows[kSquare], columns[kSquare];
   for (int64_t m = m0; m < m1; ++m) {
-    const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
+    const int64_t h = w.query_head(p, head, m);
     for (int64_t n = n0; n < n1; ++n) {
       Block block = make_block(p, head / p.H_kv, h, m % w.head_blocks * kBlock, kBlock, n * kBlock);
       block.next_i = kSquare * kBlock;
       const int64_t tile = (n - n0) * kSquare + m - m0;
       if (block.visible != Visible::kEmpty) {
+        const int64_t last_key = std::exchange(next_key[m - m0], block.key(block.keys));
+        block.continues = block.key(0) == last_key;
+        if (w.distances && !block.continues) {
+          end_key_gradients(p, w, t, slot, split, m, h, last_key);
+        }
         tiles[tile] = backward_tile(p, w, t, tile, slot, n, m, block);
         if (p.distance_sums) add_tile_diagonals(p, w, t, slot, split, block);
+        if (w.distances) add_key_gradients(p, w, t, slot, split, m, block);
         rows[n - n0].add(tiles[tile]);
         columns[m - m0].add(tiles[tile]);
       } else if (writes_ds(p)) {
@@ -155,6 +165,22 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
   for (int64_t n = n0; n < n1; ++n) {
     const int64_t row = (slot * w.key_blocks + n) * kBlock;
     add_to_dk_dv(w, rows[n - n0], w.dk + row * w.k.width, w.dv + row * w.v.width);
+  }
+}
+
+// One stripe of keys against query blocks m0 .. m1 - 1.
+template <typename Engine>
+void backward_stripe(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                     const BackwardScratch<Engine>& t, const Stripe& at, int64_t m0, int64_t m1,
+                     int64_t split) {
+  int64_t next_key[Engine::kSquare];
+  std::fill(std::begin(next_key), std::end(next_key), -1);
+  for (int64_t n0 = at.n0; n0 < at.n1; n0 += Engine::kSquare) {
+    const int64_t n1 = std::min(n0 + Engine::kSquare, at.n1);
+    backward_square(p, w, t, {at.slot, at.head, n0, n1}, m0, m1, split, next_key);
+  }
+  for (int64_t m = m0; w.distances && m < m1; ++m) {
+    end_key_gradients(p, w, t, at.slot, split, m, w.query_head(p, at.head, m), next_key[m - m0]);
   }
 }
 
@@ -220,12 +246,13 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const KeyInterval key_range =
       all_blocks ? KeyInterval{0, p.N} : visible_key_range(p, head / p.H_kv);
   const auto for_each_stripe = [&](bool visible, auto&& visit) {
-    for (int64_t n0 = split * kSquare; n0 < w.key_blocks; n0 += w.splits * kSquare) {
-      const int64_t n1 = std::min(n0 + kSquare, w.key_blocks);
+    for (int64_t n0 = split * w.stripe; n0 < w.key_blocks; n0 += w.splits * w.stripe) {
+      const int64_t n1 = std::min(n0 + w.stripe, w.key_blocks);
       if (overlaps(key_range, n0, n1 - n0) == visible) visit(Stripe{slot, head, n0, n1});
     }
   };
   if (p.distance_sums) clear_diagonals(p, w, slot, split);
+  if (p.key_sums) clear_key_gradients(p, w, slot, split);
   for_each_stripe(false, [&](const Stripe& at) { write_zero_stripe(p, at); });
   for (int64_t begin = 0; begin < w.query_blocks; begin += w.chunk) {
     const int64_t end = std::min(begin + w.chunk, w.query_blocks);
@@ -239,7 +266,7 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       if (begin <= first && first < end) begin_stripe(p, w, at);
       for (int64_t m0 = begin; m0 < end; m0 += kSquare) {
         const int64_t m1 = std::min(m0 + kSquare, end);
-        if (w.overlaps(queries, m0, m1)) backward_square(p, w, t, at, m0, m1, split);
+        if (w.overlaps(queries, m0, m1)) backward_stripe(p, w, t, at, m0, m1, split);
       }
       if (begin <= last && last < end) end_stripe(p, w, at);
     });
@@ -254,7 +281,7 @@ void write_dq(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64
               int64_t slot, int64_t head, int64_t m) {
   using Real = typename Engine::Real;
   const int64_t i0 = m % w.head_blocks * kBlock;
-  const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
+  const int64_t h = w.query_head(p, head, m);
   Real* const dq = w.dq_of(slot, 0, m);
   for (int64_t split = 1; split < w.splits; ++split) {
     const Real* other = w.dq_of(slot, split, m);
@@ -273,6 +300,8 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   const BackwardWorkspace<Engine> w = lay_out_backward<Engine>(p, workers.count, arena);
   const int64_t heads = p.B * p.H_kv;
   *w.finite = true;
+  pack_all_distances<Engine>(p, w.distances, workers, w.finite,
+                             [&](int64_t worker) { return scratch_of(p, w, worker).rows; });
   if (w.own_heads) {
     for_each(workers, heads, [&](int64_t worker, int64_t head) {
       for (int64_t n = 0; n < w.key_blocks; ++n) pack_keys_backward(p, w, worker, worker, head, n);
@@ -285,6 +314,7 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
             for (int64_t m = m0; m < m1; ++m) write_dq(p, w, worker, worker, head, m);
           });
       if (p.distance_sums) write_distance_sums(p, w, worker, head);
+      if (p.key_sums) write_key_gradients(p, w, worker, head);
     });
     return *w.finite;
   }
@@ -308,6 +338,9 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
   });
   if (p.distance_sums) {
     for_each_block(1, [&](int64_t, int64_t n, int64_t) { write_distance_sums(p, w, n, n); });
+  }
+  if (p.key_sums) {
+    for_each_block(1, [&](int64_t, int64_t n, int64_t) { write_key_gradients(p, w, n, n); });
   }
   if (p.dbias.data && !writes_ds(p)) bias_gradient(p, w, workers, arena);
   return true;

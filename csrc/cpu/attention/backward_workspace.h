@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "cpu/attention/delta.h"
-#include "cpu/attention/scores.h"
-#include "cpu/engine/arena.h"
-#include "cpu/engine/workers.h"
+#include "cpu/attention/relative_keys.h"
 
 namespace tk::cpu::TK_ISA {
 
@@ -20,10 +18,12 @@ template <typename Engine>
 struct BackwardWorkspace {
   using Real = typename Engine::Real;
   PanelLayout k, v, q, d_o;
+  DistancePanels distances;
   int64_t key_blocks;
   int64_t query_blocks;  // of all query heads that share a key head
   int64_t head_blocks;   // of one query head
   int64_t splits, chunk;
+  int64_t stripe;          // key blocks that pass before the next queries
   bool own_heads;          // one worker processes a whole key head, in its own slot
   int64_t query_capacity;  // query blocks that a slot holds at a time: one chunk, or all
   char* k_panels;          // (slots, key_blocks)
@@ -37,6 +37,7 @@ struct BackwardWorkspace {
   Real* dv;                // (slots, key_blocks, kBlock, D_v)
   Real* diagonals;  // (slots, splits, heads of a group, padded_distances): relative_gradient.h
   int64_t padded_distances;  // M + N - 1, and a block before and after them
+  Real* dkeys;               // (slots, splits, heads of a group, panels, kKeyGroup, D)
   char* scratch;             // (workers), see BackwardScratch
   size_t scratch_bytes;
   bool* finite;
@@ -44,6 +45,10 @@ struct BackwardWorkspace {
   // Index of query block m in a slot, and its dq in one split.
   int64_t query_index(int64_t slot, int64_t m) const {
     return slot * query_capacity + m % query_capacity;
+  }
+  // Query head of block m, whose key head is `head`, which counts over the batch.
+  int64_t query_head(const Problem& p, int64_t head, int64_t m) const {
+    return head % p.H_kv * (p.H_q / p.H_kv) + m / head_blocks;
   }
   Real* dq_of(int64_t slot, int64_t split, int64_t m) const {
     return dq + query_index(slot * splits + split, m) * kBlock * k.width;
@@ -53,6 +58,12 @@ struct BackwardWorkspace {
   Real* diagonals_of(int64_t slot, int64_t split, int64_t h) const {
     return diagonals +
            ((slot * splits + split) * (query_blocks / head_blocks) + h) * padded_distances;
+  }
+
+  // Gradient of the keys by distance of one split, for one query head of the group.
+  int64_t dkeys_size() const { return distances.count * kKeyGroup * distances.layout.width; }
+  Real* dkeys_of(int64_t slot, int64_t split, int64_t h) const {
+    return dkeys + ((slot * splits + split) * (query_blocks / head_blocks) + h) * dkeys_size();
   }
 
   // First and last query block of a slot that overlaps `queries`, clipped to existing blocks.
@@ -89,6 +100,22 @@ struct BackwardWorkspace {
   }
 };
 
+// Gradients of a group of queries by distance; scratch of one worker. The last panel of a tile's
+// band is completed by the tile of the next keys, and kept in `carry`.
+template <typename Real>
+struct GradientBands {
+  Real* ds;     // (kBlock, kBlock): the gradient of a tile's scores, keys x queries
+  Real* dg;     // (kKeyGroup, kBand)
+  Real* carry;  // (groups, kKeyGroup, kKeyGroup)
+  char* panel;  // of dg
+};
+
+// Of dg, for the products with the packed queries and keys by distance.
+template <typename Engine>
+PanelLayout band_layout() {
+  return Engine::layout(kRightT | kLeftT, kKeyGroup, kBand);
+}
+
 // Scratch of one worker, small enough for its L1 and L2. Holds kSquare x kSquare tiles of weights
 // and of gradients.
 template <typename Engine>
@@ -97,16 +124,26 @@ struct BackwardScratch {
   using Weights = typename Engine::template Tile<kLeft, kBlock, kBlock>;
   using Gradient = typename Engine::template Tile<kLeft | kRight, kBlock, kBlock>;
   static constexpr int64_t kTiles = Engine::kSquare * Engine::kSquare;
-  Real* s;          // (kBlock, kPass)
-  Real* dp;         // (kBlock, kPass)
-  char* weights;    // kTiles tiles of type Weights
-  char* gradient;   // kTiles tiles of type Gradient
-  uint64_t* keep;   // (kBlock), only with dropout
-  Real* ds;         // (2, kBlock, kBlock), only with dbias: keys x queries, then transposed
-  Real* slope;      // (kBlock, kPass), only with is_capped
-  Real* diagonals;  // (2 kBlock), only with distance_sums: ds of a tile summed by distance
-  Real* rows;       // (kBlock, D or D_v), for packing
-  Real* o_rows;     // (kBlock, D_v), for delta
+  Real* s;            // (kBlock, kPass)
+  Real* dp;           // (kBlock, kPass)
+  char* weights;      // kTiles tiles of type Weights
+  char* gradient;     // kTiles tiles of type Gradient
+  uint64_t* keep;     // (kBlock), only with dropout
+  Real* ds;           // (2, kBlock, kBlock), only with dbias: keys x queries, then transposed
+  Real* slope;        // (kBlock, kPass), only with is_capped
+  Real* diagonals;    // (2 kBlock), only with distance_sums: ds of a tile summed by distance
+  Bands<Real> bands;  // only with relative keys; `held` of kSquare query blocks
+  GradientBands<Real> dbands;  // only with relative keys; `carry` of kSquare query blocks
+  Real* rows;                  // (kBlock, D or D_v), for packing
+  Real* o_rows;                // (kBlock, D_v), for delta
+
+  // The bands of query block m from query `lane` on.
+  Bands<Real> bands_of(int64_t m, int64_t lane) const {
+    return {bands.g, bands.held + (m % Engine::kSquare * kBlock + lane) * kKeyGroup};
+  }
+  Real* carry_of(int64_t m, int64_t lane) const {
+    return dbands.carry + (m % Engine::kSquare * kBlock + lane) * kKeyGroup;
+  }
 };
 
 template <typename Engine>
@@ -125,6 +162,13 @@ BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardW
   t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
   t.slope = allocate<Real>(arena, is_capped(p) ? kPassSize : 0);
   t.diagonals = allocate<Real>(arena, p.distance_sums ? 2 * kBlock : 0);
+  if (w.distances) {
+    constexpr int64_t kHeld = Engine::kSquare * kBlock * kKeyGroup;
+    t.bands = {allocate<Real>(arena, kKeyGroup * kBand), allocate<Real>(arena, kHeld)};
+    t.dbands = {allocate<Real>(arena, kTileSize), allocate<Real>(arena, kKeyGroup * kBand),
+                allocate<Real>(arena, kHeld),
+                allocate<char>(arena, static_cast<int64_t>(band_layout<Engine>().bytes))};
+  }
   t.rows = allocate<Real>(arena, kBlock * std::max(w.k.width, w.v.width));
   t.o_rows = allocate<Real>(arena, kBlock * w.v.width);
   return t;
@@ -150,7 +194,8 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
   BackwardWorkspace<Engine> w;
   w.k = Engine::layout(kLeft | kLeftT, panel_rows(p.N), p.D);
   w.v = Engine::layout(kLeft, panel_rows(p.N), p.D_v);
-  w.q = Engine::layout(kRight | kRightT, panel_rows(p.M), p.D);
+  const unsigned rows_of_q = p.score.relative_keys ? unsigned{kLeft} : 0;
+  w.q = Engine::layout(kRight | kRightT | rows_of_q, panel_rows(p.M), p.D);
   w.d_o = Engine::layout(kRight | kRightT, panel_rows(p.M), p.D_v);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
   w.head_blocks = round_up(p.M, kBlock) / kBlock;
@@ -158,9 +203,11 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
   const int64_t heads = p.B * p.H_kv;
   // The separate bias gradient pass reads the operands of every head.
   w.own_heads = can_own_heads(heads, workers) && (!p.dbias.data || writes_ds(p));
-  w.splits = w.own_heads ? 1
-                         : choose_splits(heads, workers,
-                                         round_up(w.key_blocks, Engine::kSquare) / Engine::kSquare);
+  // Bands of neighbouring key blocks overlap: relative_keys.h.
+  constexpr int64_t kLongStripe = 4;
+  w.stripe = p.score.relative_keys ? kLongStripe : Engine::kSquare;
+  const int64_t stripes = round_up(w.key_blocks, w.stripe) / w.stripe;
+  w.splits = w.own_heads ? 1 : choose_splits(heads, workers, stripes);
   const int64_t slots = w.own_heads ? workers : heads;
   const size_t dq_bytes = static_cast<size_t>(kBlock * w.k.width) * sizeof(Real);
   w.chunk =
@@ -179,6 +226,9 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
   w.padded_distances = p.M + p.N - 1 + 2 * kBlock;
   w.diagonals = allocate<Real>(
       arena, p.distance_sums ? slots * w.splits * (p.H_q / p.H_kv) * w.padded_distances : 0);
+  w.distances = lay_out_distances<Engine>(p, kRightT | kLeftT, arena);
+  w.dkeys =
+      allocate<Real>(arena, p.key_sums ? slots * w.splits * (p.H_q / p.H_kv) * w.dkeys_size() : 0);
   Arena one;
   lay_out_scratch(p, w, one);
   w.scratch_bytes = one.used;
@@ -216,7 +266,7 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   using Real = typename Engine::Real;
   constexpr Real kMinusInfinity = -static_cast<Real>(__builtin_inf());
   const int64_t b = head / p.H_kv, i0 = m % w.head_blocks * kBlock;
-  const int64_t h = head % p.H_kv * (p.H_q / p.H_kv) + m / w.head_blocks;
+  const int64_t h = w.query_head(p, head, m);
   const int64_t row0 = (b * p.H_q + h) * p.lse_stride, item = w.query_index(slot, m);
   const Real* lse = static_cast<const Real*>(p.lse) + row0;
   const Real* dlse = p.dlse ? static_cast<const Real*>(p.dlse) + row0 : nullptr;

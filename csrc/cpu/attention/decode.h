@@ -44,7 +44,7 @@ TK_INLINE bool is_decoding(const Problem& p) {
   if (p.dtype == DType::kFloat16)
     max_queries = 8;  // rows are converted again for every few queries
 #endif
-  return p.M > 0 && p.M <= max_queries;
+  return p.M > 0 && p.M <= max_queries && !p.score.relative_keys;
 }
 
 // Sequences with the same queries but different keys: batch entries of one problem, or one problem

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "cpu/attention/dropout.h"
+#include "cpu/attention/relative_keys.h"
 #include "cpu/attention/softmax.h"
 #include "cpu/engine/arena.h"
 #include "cpu/engine/transpose_store.h"
@@ -29,6 +30,7 @@ constexpr size_t kChunkBytes = 512 << 10;
 template <typename Engine>
 struct ForwardWorkspace {
   PanelLayout k, v, q;
+  DistancePanels distances;
   int64_t key_blocks, chunk;  // key blocks per head, and per chunk
   bool own_heads;             // one worker processes a whole key head; its panels hold one head
   char* panels;               // (key heads or workers), see HeadPanels
@@ -52,14 +54,15 @@ struct ForwardScratch {
   static constexpr int64_t kQueries = Engine::kQueries;
   using Weights = typename Engine::template Tile<kRight, kBlock, kQueries>;
   using State = SoftmaxState<Real, kQueries>;
-  State* state;    // (kGroup)
-  Real* o;         // (kGroup, D_v, kQueries)
-  bool* begun;     // (kGroup): o holds a sum; until then it is uninitialized
-  char* q_panels;  // (kGroup)
-  Real* s;         // (kBlock, kQueries)
-  char* weights;   // kPending tiles of type Weights
-  uint64_t* keep;  // (kBlock), only with dropout
-  Real* rows;      // (kBlock, D or D_v), for packing and for writing o
+  State* state;       // (kGroup)
+  Real* o;            // (kGroup, D_v, kQueries)
+  bool* begun;        // (kGroup): o holds a sum; until then it is uninitialized
+  char* q_panels;     // (kGroup)
+  Real* s;            // (kBlock, kQueries)
+  Bands<Real> bands;  // only with relative keys
+  char* weights;      // kPending tiles of type Weights
+  uint64_t* keep;     // (kBlock), only with dropout
+  Real* rows;         // (kBlock, D or D_v), for packing and for writing o
 };
 
 template <typename Engine>
@@ -70,6 +73,8 @@ ForwardScratch<Engine> lay_out_scratch(const ForwardParams& p, const ForwardWork
   constexpr int64_t kTileSize = kBlock * Scratch::kQueries;
   Scratch t;
   t.s = allocate<Real>(arena, kTileSize);
+  t.bands.g = allocate<Real>(arena, w.distances ? kKeyGroup * kBand : 0);
+  t.bands.held = allocate<Real>(arena, w.distances ? kKeyGroup * Scratch::kQueries : 0);
   t.weights =
       allocate<char>(arena, Engine::kPending * static_cast<int64_t>(Scratch::Weights::kBytes));
   t.state = allocate<typename Scratch::State>(arena, Engine::kGroup);
@@ -86,7 +91,9 @@ ForwardWorkspace<Engine> lay_out_forward(const ForwardParams& p, int64_t workers
   ForwardWorkspace<Engine> w;
   w.k = Engine::layout(kLeft, panel_rows(p.N), p.D);
   w.v = Engine::layout(kLeftT, panel_rows(p.N), p.D_v);
-  w.q = Engine::layout(kRightT, Engine::kQueries, p.D);
+  w.q = Engine::layout(p.score.relative_keys ? kLeft | kRightT : unsigned{kRightT},
+                       Engine::kQueries, p.D);
+  w.distances = lay_out_distances<Engine>(p, kRightT, arena);
   w.key_blocks = round_up(p.N, kBlock) / kBlock;
   w.chunk = std::max<int64_t>(1, kChunkBytes / (w.k.bytes + w.v.bytes));
   const int64_t heads = p.B * p.H_kv;
@@ -180,6 +187,9 @@ void forward_block(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
                        Engine::right_t(w.q, q_panel, 0), p.D};
   Engine::template multiply<Accuracy::kFull>(block.keys, kQueries, &scores, 1, t.s, kQueries,
                                              WriteMode::kOverwrite, LoadPolicy::kStreamed);
+  if (w.distances) {
+    add_relative_keys<Engine, kQueries>(w.distances, w.q, q_panel, 0, p.D, block, t.bands, t.s);
+  }
   finish_scores<Real, kQueries>(p, block, t.s, nullptr);
 
   const uint64_t* keep = p.score.dropout_p > 0 ? t.keep : nullptr;
@@ -214,10 +224,14 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const KeyInterval key_range = block_interval(p.mask, p.N, b, i0, i1);
   const int64_t end = std::min(last, (key_range.end + kBlock - 1) / kBlock);
   Pending<Engine> pending(t.begun[member]);
+  int64_t next_key = -1;
   for (int64_t n = std::max(first, key_range.begin / kBlock); n < end; ++n) {
     Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
     block.next_j = kBlock;
-    if (block.visible != Visible::kEmpty) forward_block(p, w, keys, t, member, block, pending);
+    if (block.visible == Visible::kEmpty) continue;
+    block.continues = block.key(0) == next_key;
+    forward_block(p, w, keys, t, member, block, pending);
+    next_key = block.key(block.keys);
   }
   pending.add_to(t.o + member * w.v.width * Engine::kQueries, w.v.width);
 }
@@ -306,6 +320,8 @@ bool forward(const ForwardParams& p, const Workers& workers, Arena arena,
   };
   *w.finite = true;
   const int64_t heads = p.B * p.H_kv;
+  pack_all_distances<Engine>(p, w.distances, workers, w.finite,
+                             [&](int64_t worker) { return scratch_of(p, w, worker).rows; });
   if (w.own_heads) {
     for_each(workers, heads, [&](int64_t worker, int64_t head) {
       [[maybe_unused]] const typename Engine::Session session;

@@ -155,8 +155,9 @@ void run_sequences(const ForwardParams* sequences, int64_t count, const Workers&
 
 }  // namespace
 
-const Kernels kKernels = {
-    TK_NAME(TK_ISA),     &fill_block_mask, &fill_live_keys, &forward_workspace,   &run_forward,
-    &backward_workspace, &run_backward,    &decodes,        &sequences_workspace, &run_sequences};
+const Kernels kKernels = {TK_NAME(TK_ISA),      &fill_block_mask,   &fill_live_keys,
+                          &forward_workspace,   &run_forward,       &backward_workspace,
+                          &run_backward,        &sum_key_gradients, &decodes,
+                          &sequences_workspace, &run_sequences};
 
 }  // namespace tk::cpu::TK_ISA

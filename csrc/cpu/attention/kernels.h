@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "common/params.h"
 #include "cpu/engine/workers.h"
@@ -21,6 +22,9 @@ struct Kernels {
   void (*forward)(const ForwardParams& params, const Workers& workers, void* workspace);
   size_t (*backward_workspace)(const BackwardParams& params, const Workers& workers);
   void (*backward)(const BackwardParams& params, const Workers& workers, void* workspace);
+  // Writes drelative_keys of a call from the key_sums of its sequences.
+  void (*sum_key_gradients)(const BackwardParams& call, std::span<const BackwardParams> sequences,
+                            const Workers& workers);
   // Decoding: reads k and v in place, for few queries. `decodes` is true if it is the faster path.
   // Sequences are problems of one batch entry with the same queries and heads; count >= 1.
   bool (*decodes)(const Problem& problem);

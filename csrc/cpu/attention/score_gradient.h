@@ -74,6 +74,10 @@ void multiply_pass(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   const LoadPolicy policy = bytes <= kSmall ? LoadPolicy::kCached : LoadPolicy::kStreamed;
   Engine::template multiply<Accuracy::kFull>(block.keys, queries, &scores, 1, t.s, kPass,
                                              WriteMode::kOverwrite, policy);
+  if (w.distances) {
+    add_relative_keys<Engine, kPass>(w.distances, w.q, w.q_panel(slot, query_block), lane, p.D,
+                                     block, t.bands_of(query_block, lane), t.s);
+  }
   finish_scores<Real, kPass>(p, block, t.s, is_capped(p) ? t.slope : nullptr);
   const Product dp{Engine::left(w.v, w.v_panel(slot, key_block), block.first),
                    Engine::right_t(w.d_o, w.do_panel(slot, query_block), lane), p.D_v};

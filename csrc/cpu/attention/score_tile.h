@@ -53,6 +53,7 @@ struct Block {
   Visible visible;
   bool element_mask;               // dense, layout or segments hide part of it
   int64_t next_i = 0, next_j = 0;  // offset of the tile that is likely to be next
+  bool continues = false;          // the keys follow those of the last tile of these queries
 
   // Divides only if several heads share the tile.
   int64_t head(int64_t lane) const { return lane < per_head ? h : h + lane / per_head; }

@@ -16,9 +16,11 @@ std::vector<int32_t> read_values(Problem& p, LayoutParams& layout, const Options
                                                 IndexTensor(options.cu_seqlens_k));
     if (!fits(layout.varlen, p.M, p.N)) {
       reason = "cu_seqlens must start at 0, not decrease, and end within the rows";
-    } else if (options.relative_bias &&
+    } else if ((options.relative_bias || options.relative_keys) &&
                !is_bounded(layout.varlen, options.max_seqlen_q, options.max_seqlen_k)) {
-      reason = "with relative_bias, no sequence may be longer than max_seqlen_q and max_seqlen_k";
+      reason =
+          "with relative_bias or relative_keys, no sequence may be longer than max_seqlen_q and "
+          "max_seqlen_k";
     }
     return offsets;
   }

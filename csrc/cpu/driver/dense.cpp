@@ -49,7 +49,7 @@ void run_backward(BackwardParams& params) {
   const cpu::Kernels& kernels = cpu::kernels();
   const cpu::Workers threads = workers();
   const std::vector<uint8_t> live = find_live_keys(params, kernels, threads);
-  const std::vector<char> sums = allocate_distance_sums({&params, 1});
+  const DistanceSums sums = allocate_distance_sums({&params, 1});
   const Workspace workspace(kernels.backward_workspace(params, threads));
   kernels.backward(params, threads, workspace.data());
   sum_distances(params, {&params, 1});

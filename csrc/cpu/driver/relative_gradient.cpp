@@ -29,24 +29,34 @@ void sum_row(const BackwardParams& call, std::span<const BackwardParams> sequenc
             static_cast<Real*>(call.drelative_bias) + row * call.score.distances);
 }
 
+// Bytes of the sums of one problem.
+int64_t bias_bytes(const BackwardParams& p) {
+  if (!p.drelative_bias) return 0;
+  return p.B * p.H_q * distances_of(p) * bytes_of_statistics(p.dtype);
+}
+int64_t key_bytes(const BackwardParams& p) {
+  if (!p.drelative_keys) return 0;
+  return p.B * p.H_q * distances_of(p) * p.D * bytes_of_statistics(p.dtype);
+}
+
 }  // namespace
 
-std::vector<char> allocate_distance_sums(std::span<BackwardParams> problems) {
+DistanceSums allocate_distance_sums(std::span<BackwardParams> problems) {
   int64_t bytes = 0;
-  for (const BackwardParams& p : problems) {
-    if (p.drelative_bias) bytes += p.B * p.H_q * distances_of(p) * bytes_of_statistics(p.dtype);
-  }
-  std::vector<char> sums(static_cast<size_t>(bytes));
-  char* next = sums.data();
+  for (const BackwardParams& p : problems) bytes += bias_bytes(p) + key_bytes(p);
+  DistanceSums sums(new char[static_cast<size_t>(bytes)]);
+  char* next = sums.get();
   for (BackwardParams& p : problems) {
-    if (!p.drelative_bias || distances_of(p) == 0) continue;
-    p.distance_sums = next;
-    next += p.B * p.H_q * distances_of(p) * bytes_of_statistics(p.dtype);
+    if (bias_bytes(p) > 0) p.distance_sums = next;
+    next += bias_bytes(p);
+    if (key_bytes(p) > 0) p.key_sums = next;
+    next += key_bytes(p);
   }
   return sums;
 }
 
 void sum_distances(const BackwardParams& call, std::span<const BackwardParams> sequences) {
+  if (call.drelative_keys) cpu::kernels().sum_key_gradients(call, sequences, workers());
   if (!call.drelative_bias) return;
   const int64_t rows = call.score.relative_stride == 0 ? 1 : call.H_q;
   cpu::for_each(workers(), rows, [&](int64_t, int64_t row) {

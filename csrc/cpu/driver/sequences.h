@@ -60,7 +60,9 @@ inline void advance_statistics(BackwardParams& p, int64_t rows) {
 
 inline void advance_sums(ForwardParams&, int64_t) {}
 inline void advance_sums(BackwardParams& p, int64_t heads) {
-  advance(p.distance_sums, heads * (p.M + p.N - 1) * bytes_of_statistics(p.dtype));
+  const int64_t bytes = heads * (p.M + p.N - 1) * bytes_of_statistics(p.dtype);
+  advance(p.distance_sums, bytes);
+  advance(p.key_sums, bytes * p.D);
 }
 
 // The problem restricted to `count` key heads from `head` on.
@@ -75,6 +77,7 @@ Params slice_heads(const Params& all, int64_t head, int64_t count) {
   advance(p.score.alibi_slopes, q_head * bytes);
   advance_sums(p, q_head);
   advance(p.score.relative_bias, q_head * p.score.relative_stride * bytes);
+  advance(p.score.relative_keys, q_head * p.score.relative_keys_stride * bytes_of(p.dtype));
   p.H_kv = count;
   p.H_q = count * q_per_kv;
   p.dropout.first_head = q_head;

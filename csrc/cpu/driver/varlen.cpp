@@ -81,8 +81,9 @@ void run_forward(const ForwardParams& packed, const Varlen& varlen) {
 void run_backward(const BackwardParams& packed, const Varlen& varlen) {
   const cpu::Kernels& kernels = cpu::kernels();
   std::vector<BackwardParams> sequences = sequences_of(packed, varlen);
-  const std::vector<char> sums = allocate_distance_sums(sequences);
-  for (BackwardParams& p : sequences) p.drelative_bias = nullptr;  // written once, below
+  const DistanceSums sums = allocate_distance_sums(sequences);
+  // Written once, below.
+  for (BackwardParams& p : sequences) p.drelative_bias = p.drelative_keys = nullptr;
   run_sequences<BackwardParams>(sequences,
                                 {kernels.backward_workspace, kernels.backward, &run_backward});
   sum_distances(packed, sequences);

@@ -161,12 +161,16 @@ struct Amx {
     return panel;
   }
 
-  // bfloat16 is packed as it is, other dtypes as float.
+  // bfloat16 inputs are packed as they are, other dtypes and gradients as float.
   using Stored = std::conditional_t<kParts == 1, BFloat16, float>;
   static constexpr bool kReadsInPlace = true;
-  static Stored* unpack_to(const PanelLayout&, char*, Stored* scratch) { return scratch; }
+  template <typename Element>
+  static Element* unpack_to(const PanelLayout&, char*, Element* scratch) {
+    return scratch;
+  }
 
-  static void pack(const PanelLayout& panel, const Stored* rows, int64_t stride, char* to) {
+  template <typename Element>
+  static void pack(const PanelLayout& panel, const Element* rows, int64_t stride, char* to) {
     const unsigned uses = panel.uses;
     if (uses & (kLeft | kRightT)) {
       pack_depth_in_rows(panel, rows, stride, uses & kLeft ? to + panel.left : nullptr,
@@ -194,6 +198,11 @@ struct Amx {
   static Right right_t(const PanelLayout& panel, const char* from, int64_t row) {
     const int64_t stride = panel.width / kTileDepth * kPairBytes;
     return {from + panel.right_t + row / kTile * stride, stride};
+  }
+
+  // The operand from `depth` on, a multiple of 32.
+  static Right from_depth(Right b, int64_t depth) {
+    return {b.data + depth / kTileDepth * kPairBytes, b.stride};
   }
 
   // Operand tile between two products: split into parts again, as left operand, right operand or
@@ -282,14 +291,16 @@ struct Amx {
 
   // Prefetches the same 32 elements of the panel that is likely to be packed next, `ahead` elements
   // on. float16 rows are not packed in place, so they are not prefetched here.
-  TK_INLINE_METHOD static void prefetch_next_panel(const Stored* row, int64_t ahead) {
-    constexpr int64_t kSize = sizeof(Stored);
+  template <typename Element>
+  TK_INLINE_METHOD static void prefetch_next_panel(const Element* row, int64_t ahead) {
+    constexpr int64_t kSize = sizeof(Element);
     if constexpr (kParts != 2) prefetch(row, ahead * kSize, kTileDepth * kSize);
   }
 
   // Pairs within 32 elements of one row.
-  TK_INLINE_METHOD static void pairs_in_row(const Stored* row, __m512i (&parts)[kParts]) {
-    if constexpr (kParts == 1) {
+  template <typename Element>
+  TK_INLINE_METHOD static void pairs_in_row(const Element* row, __m512i (&parts)[kParts]) {
+    if constexpr (std::is_same_v<Element, BFloat16>) {
       parts[0] = _mm512_loadu_si512(row);
     } else {
       split_pairs(_mm512_loadu_ps(row), _mm512_loadu_ps(row + kTile), parts);
@@ -297,9 +308,10 @@ struct Amx {
   }
 
   // Pairs of two rows, for 2 x 16 columns.
-  TK_INLINE_METHOD static void pairs_of_rows(const Stored* upper, const Stored* lower,
+  template <typename Element>
+  TK_INLINE_METHOD static void pairs_of_rows(const Element* upper, const Element* lower,
                                              __m512i (&parts)[2][kParts]) {
-    if constexpr (kParts == 1) {
+    if constexpr (std::is_same_v<Element, BFloat16>) {
       // Bit 5 of an index selects the lower row.
       const __m512i first =
           _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
@@ -333,14 +345,15 @@ struct Amx {
   }
 
   // Packs with depth along rows: both elements of a pair are in one row of the panel.
-  static void pack_depth_in_rows(const PanelLayout& panel, const Stored* rows, int64_t stride,
+  template <typename Element>
+  static void pack_depth_in_rows(const PanelLayout& panel, const Element* rows, int64_t stride,
                                  char* left, char* right_t) {
     const int64_t groups = panel.width / kTileDepth;
     for (int64_t r = 0; r < panel.rows; r += kTile) {
       for (int64_t g = 0; g < groups; ++g) {
         __m512i pairs[kParts][kTile];
         for (int64_t t = 0; t < kTile; ++t) {
-          const Stored* row = rows + (r + t) * stride + g * kTileDepth;
+          const Element* row = rows + (r + t) * stride + g * kTileDepth;
           prefetch_next_panel(row, panel.rows * stride);
           __m512i parts[kParts];
           pairs_in_row(row, parts);
@@ -353,15 +366,16 @@ struct Amx {
   }
 
   // Packs with depth along columns: the elements of a pair are in two rows of the panel.
-  static void pack_depth_in_columns(const PanelLayout& panel, const Stored* rows, int64_t stride,
+  template <typename Element>
+  static void pack_depth_in_columns(const PanelLayout& panel, const Element* rows, int64_t stride,
                                     char* right, char* left_t) {
     const int64_t groups = panel.rows / kTileDepth;
     for (int64_t c = 0; c < panel.width; c += 2 * kTile) {
       for (int64_t g = 0; g < groups; ++g) {
         __m512i pairs[2][kParts][kTile];
         for (int64_t t = 0; t < kTile; ++t) {
-          const Stored* upper = rows + (g * kTileDepth + t) * stride + c;
-          const Stored* lower = upper + kTile * stride;
+          const Element* upper = rows + (g * kTileDepth + t) * stride + c;
+          const Element* lower = upper + kTile * stride;
           prefetch_next_panel(upper, panel.rows * stride);
           prefetch_next_panel(lower, panel.rows * stride);
           __m512i parts[2][kParts];

@@ -147,6 +147,9 @@ struct Fma {
     return {reinterpret_cast<const Real*>(from + panel.right_t) + row, panel.rows};
   }
 
+  // The operand from `depth` on.
+  static Right from_depth(Right b, int64_t depth) { return {b.data + depth * b.ld, b.ld}; }
+
   // Operand tile between two products: overwrites the scores in place.
   template <unsigned kUses, int64_t kRows, int64_t kColumns>
   struct Tile {

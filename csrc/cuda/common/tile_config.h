@@ -4,7 +4,7 @@
 // and 8.7, 227 KiB on 9.0 and 10.x, but 99 KiB on 8.6, 8.9 and 12.x. So there are two sets of
 // tiles. Code compiled for 8.0 uses the large set, code compiled for 8.6 the small set.
 //
-// building/tile_config.py parses kWidths, kHopperWidths and kLargeSharedChips; _C exports them.
+// building/tile_config.py parses the widths and kLargeSharedChips; _C exports them.
 #pragma once
 
 namespace tk::cuda {
@@ -19,19 +19,39 @@ constexpr int kLargeSharedChips[] = {80, 87, 90, 100, 101, 103, 110};
 // Row widths of tiles. D and D_v are padded to the next one.
 constexpr int kWidths[] = {32, 64, 96, 128, 192, 256};
 
+// Those of the kernels with relative keys: fewer, because each takes as long to compile.
+constexpr int kRelativeWidths[] = {64, 128, 256};
+
 // Row widths of the Hopper tiles: of q and k, and of v.
 struct Widths {
   int width, v_width;
 };
 constexpr Widths kHopperWidths[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
 
+// Score products: q k^T, or those plus the products with relative keys (sm80/relative_keys.cuh).
+enum class Products { kPlain, kRelative };
+
+// True for widths of the kernels with these products.
+constexpr bool is_width_of(Products products, int width) {
+  for (const int one : kRelativeWidths) {
+    if (one == width) return true;
+  }
+  return products == Products::kPlain;
+}
+
 // Returns the smallest tile width of at least `columns`; 0 if there is none.
-constexpr int width_for(int columns) {
+constexpr int width_for(Products products, int columns) {
   for (const int width : kWidths) {
-    if (columns <= width) return width;
+    if (columns <= width && is_width_of(products, width)) return width;
   }
   return 0;
 }
+
+// A warp adds the products of 16 queries and `columns` keys at their places by distance through
+// float32 scratch memory. The stride of its rows, 16 more than the keys and padded, puts elements
+// of adjacent diagonals in different banks, except pairs.
+constexpr int distance_stride(int columns) { return columns + 16 + 7; }
+constexpr int distance_bytes(int columns) { return 16 * distance_stride(columns) * 4; }
 
 struct ForwardTile {
   int block_m, block_n, warps;
@@ -40,6 +60,11 @@ struct ForwardTile {
   // Shared memory: q, k and v.
   constexpr int bytes(int element_bytes, int width) const {
     return (block_m + 2 * block_n) * width * element_bytes;
+  }
+  // With relative keys also those of block_m + block_n distances, and scratch memory.
+  constexpr int relative_bytes(int element_bytes, int width) const {
+    return bytes(element_bytes, width) + (block_m + block_n) * width * element_bytes +
+           warps * distance_bytes(block_n);
   }
 };
 
@@ -56,6 +81,25 @@ constexpr ForwardTile forward_tile(int arch, int element_bytes, int width) {
   if (width <= 128) return {128, 64, 4};  // at most 64 KiB: two CTAs per multiprocessor
   if (large) return {128, 64, 8};         // o of 32 rows would need all registers
   return {64, 64, 4};                     // 96 KiB at width 256
+}
+
+// Relative keys take registers and shared memory: 16 rows per warp, and fewer keys in wide rows.
+constexpr ForwardTile relative_forward_tile(int arch, int element_bytes, int width) {
+  const bool large = arch == kLargeArch;
+  if (element_bytes == 4) {
+    if (width <= 96 || (width <= 128 && large)) return {64, 32, 4};
+    if (width <= 128 || (width <= 192 && large)) return {32, 32, 2};
+    if (width <= 192 || large) return {32, 16, 2};  // 117 KiB at width 256
+    return {16, 16, 1};                             // 82 KiB
+  }
+  if (width <= 96 || (width <= 128 && large)) return {64, 64, 4};  // 102 KiB at width 128
+  if (width <= 192 || large) return {64, 32, 4};                   // 98 KiB at width 192
+  return {32, 32, 2};                                              // 87 KiB
+}
+
+constexpr ForwardTile forward_tile(Products products, int arch, int element_bytes, int width) {
+  return products == Products::kPlain ? forward_tile(arch, element_bytes, width)
+                                      : relative_forward_tile(arch, element_bytes, width);
 }
 
 // On Hopper (csrc/cuda/sm90) a CTA has one producer warpgroup and `consumers` consumer warpgroups
@@ -146,6 +190,14 @@ struct BackwardTile {
     const int operands = bias_bytes(element_bytes, width), ds = 4 * block_m * ds_stride();
     return operands > ds ? operands : ds;
   }
+  // Relative keys: q and k; the keys of 2 block_m distances, or v and do; scratch memory, which ds
+  // replaces, in the order of keys and of distances.
+  constexpr int relative_keys_bytes(int element_bytes, int width) const {
+    const int scratch = warps * distance_bytes(block_n * warps_m / warps);
+    const int ds = 3 * block_m * block_n * element_bytes;
+    return 4 * block_m * width * element_bytes + (scratch > ds ? scratch : ds);
+  }
+
   // Number of distances i - j of block_m such tiles, each one row after the previous one.
   constexpr int band_distances() const { return 2 * block_m + block_n - 1; }
 };
@@ -174,12 +226,30 @@ constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
   return {32, 32, 4, 2, 2, 2, 1};
 }
 
+// Relative keys: square tiles of `block` queries and keys. A thread holds at most 128 elements of
+// dk and dv, or of the gradients of 2 block distances; twice that in the tiles of 16.
+constexpr BackwardTile relative_backward_tile(int arch, int element_bytes, int width) {
+  const bool large = arch == kLargeArch;
+  const int block = element_bytes == 4 ? (width <= 128 || large ? 32 : 16)   // 64 KiB at 256
+                                       : (width <= 128 || large ? 64 : 32);  // 156 KiB at 256
+  const int rows = block / 16;                                               // of warps
+  return {block, block, rows * (rows > 1 ? 2 : 1), rows, rows, rows, 1};
+}
+
+constexpr BackwardTile backward_tile(Products products, int arch, int element_bytes, int width) {
+  return products == Products::kPlain ? backward_tile(arch, element_bytes, width)
+                                      : relative_backward_tile(arch, element_bytes, width);
+}
+
 // The sequences and heads of a relative bias are divided among CTAs: at least so many in all,
 // several per multiprocessor of a large GPU, if each has so many tiles. The sum of diagonals takes
 // as long as a tile. The division does not depend on the device, so that the bits of the gradient
 // do not.
 constexpr int kMinRelativeCtas = 1024;
 constexpr int kMinRelativeTiles = 4;
+
+// The same for relative keys, whose sums take `width` times the memory.
+constexpr int kMinRelativeKeysCtas = 256;
 
 // A decode CTA processes block_n keys at a time. Each warp owns 16 of them, or more if the queries
 // need several warps. Shared memory holds two tiles of keys and two of values, loaded or in flight.

@@ -15,14 +15,16 @@
 
 namespace tk::cuda {
 
-template <typename Element, int kWidth>
-constexpr BackwardTile kBackwardTile = backward_tile(kArch, sizeof(Element), kWidth);
+template <typename Element, int kWidth, Products kProducts = Products::kPlain>
+constexpr BackwardTile kBackwardTile = backward_tile(kProducts, kArch, sizeof(Element), kWidth);
 
 // The accumulators of one warp, and their first row and column within the tiles of the CTA.
-template <typename Element, int kWidth>
+template <typename Element, int kWidth, Products kProducts = Products::kPlain>
 struct BackwardWarp {
-  static constexpr BackwardTile kTile = kBackwardTile<Element, kWidth>;
+  static constexpr BackwardTile kTile = kBackwardTile<Element, kWidth, kProducts>;
   static constexpr int kThreads = kTile.warps * kWarp;
+  static constexpr int kDsStride = kTile.ds_stride();
+  static constexpr int kBandDistances = kTile.band_distances();
   static constexpr int kColumnsM = kTile.warps / kTile.warps_m;
   static constexpr int kColumnsN = kTile.warps / kTile.warps_n;
   static constexpr int kColumnsQ = kTile.warps / kTile.warps_q;

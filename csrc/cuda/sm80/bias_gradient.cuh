@@ -6,7 +6,7 @@
 // docs/attention.md, section 3.
 #pragma once
 
-#include "cuda/sm80/tile_gradients.cuh"
+#include "cuda/sm80/relative_tiles.cuh"
 
 namespace tk::cuda {
 
@@ -29,12 +29,9 @@ TK_DEVICE void store_bias(const BackwardParams& p, int64_t at, float x) {
 
 // Stores the columns of a bias with one row: `total` summed over all rows of the CTA. `first` is
 // the offset of the row in dbias; `sums` is shared memory, (warps_m, block_n).
-template <typename Element, int kWidth>
-TK_DEVICE void store_bias_row(const BackwardParams& p, int64_t first, int j0,
-                              const BackwardWarp<Element, kWidth>& warp,
-                              const typename BackwardWarp<Element, kWidth>::Scores& total,
-                              float* sums) {
-  using Warp = BackwardWarp<Element, kWidth>;
+template <typename Warp>
+TK_DEVICE void store_bias_row(const BackwardParams& p, int64_t first, int j0, const Warp& warp,
+                              const typename Warp::Scores& total, float* sums) {
   constexpr int kBlockN = Warp::kTile.block_n;
   __syncthreads();  // the last tiles have been read, and may be overwritten
 #pragma unroll
@@ -63,10 +60,10 @@ TK_DEVICE void store_bias_row(const BackwardParams& p, int64_t first, int j0,
   }
 }
 
-template <typename Element, int kWidth>
-TK_KERNEL((BackwardWarp<Element, kWidth>::kThreads), 1)
+template <typename Element, int kWidth, Products kProducts>
+TK_KERNEL((BackwardWarp<Element, kWidth, kProducts>::kThreads), 1)
 bias_gradient_kernel(const __grid_constant__ BiasGradientArguments a) {
-  using Warp = BackwardWarp<Element, kWidth>;
+  using Warp = BackwardWarp<Element, kWidth, kProducts>;
   constexpr int kBlockM = Warp::kTile.block_m, kBlockN = Warp::kTile.block_n;
 
   const BackwardParams& p = a.params;
@@ -78,7 +75,7 @@ bias_gradient_kernel(const __grid_constant__ BiasGradientArguments a) {
   const int first_row = program / a.blocks % row_blocks, j0 = program % a.blocks * kBlockN;
 
   TK_SHARED_MEMORY(memory);
-  const GradientOperands<Element, kWidth> operands{reinterpret_cast<Element*>(memory)};
+  const GradientOperands<Element, kWidth, kProducts> operands{reinterpret_cast<Element*>(memory)};
   const Warp warp;
   typename Warp::Scores total;
   total.clear();

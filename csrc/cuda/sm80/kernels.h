@@ -1,13 +1,15 @@
-// Host interface to the kernels of one element type and width. Plain C++.
+// Host interface to the kernels of one element type, width and kind of products. Plain C++.
 #pragma once
 
 #include <cstddef>
 
 #include "common/params.h"
 #include "cuda/common/launch_args.h"
+#include "cuda/common/tile_config.h"
 
 namespace tk::cuda {
 
+// The last four are null for relative keys: sm90 and decode kernels do not have them.
 struct Kernels {
   void (*forward)(const ForwardParams&, const LaunchArgs&);
   size_t (*backward_workspace)(const BackwardParams&, const LaunchArgs&);
@@ -19,8 +21,9 @@ struct Kernels {
   void (*decode)(const ForwardParams&, const KVCache&, void* workspace, void* stream);
 };
 
-// Each instantiation is a separate unit: kernels.cu with -DTK_ELEMENT and -DTK_WIDTH.
-template <typename Element, int kWidth>
+// Each instantiation is a separate unit: kernels.cu with -DTK_ELEMENT, -DTK_WIDTH and
+// -DTK_PRODUCTS.
+template <typename Element, int kWidth, Products kProducts>
 const Kernels& kernels();
 
 }  // namespace tk::cuda

@@ -1,4 +1,4 @@
-// Kernel launches for one element type and width.
+// Kernel launches for one element type, width and kind of products.
 #pragma once
 
 #include <algorithm>
@@ -11,46 +11,74 @@
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/kernels.h"
 #include "cuda/sm80/loaded_arch.cuh"
-#include "cuda/sm80/relative_gradient.cuh"
+#include "cuda/sm80/relative_backward.cuh"
 
 namespace tk::cuda {
 
-template <typename Element, int kWidth>
+template <typename Element, int kWidth, Products kProducts>
 void launch_forward(const ForwardParams& p, const LaunchArgs& launch) {
-  const ForwardTile tile = forward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth);
+  constexpr int kBytes = sizeof(Element);
+  const ForwardTile tile =
+      forward_tile(kProducts, arch_of<Element, kWidth, kProducts>(), kBytes, kWidth);
+  const bool is_relative = kProducts == Products::kRelative;
   const int64_t blocks = ceil_of(launch.max_seqlen_q, tile.block_m);
   const int64_t programs = blocks * p.H_q * sequences(p, launch);
   if (programs == 0) return;
   const Arguments<ForwardParams> a{p, launch.varlen, dropout_of(p, launch),
                                    static_cast<int>(blocks)};
-  TK_LAUNCH((forward_kernel<Element, kWidth>), grid(programs), tile.threads(),
-            tile.bytes(sizeof(Element), kWidth), launch.stream, a);
+  TK_LAUNCH((forward_kernel<Element, kWidth, kProducts>), grid(programs), tile.threads(),
+            is_relative ? tile.relative_bytes(kBytes, kWidth) : tile.bytes(kBytes, kWidth),
+            launch.stream, a);
 }
 
-template <typename Element, int kWidth>
+// A table by distance whose gradient is wanted: its bands of tiles, and the groups of sequences and
+// heads. No bands if the gradient is not wanted.
+struct DistanceSizes {
+  int64_t tables, bands, groups;
+
+  DistanceSizes(const BackwardParams& p, const LaunchArgs& launch, const BackwardTile& tile,
+                bool is_wanted, bool is_shared, int min_ctas) {
+    tables = is_shared ? 1 : p.H_q;
+    bands = is_wanted ? ceil_of(p.score.distances, tile.block_m) : 0;
+    const int64_t strips = sequences(p, launch) * (is_shared ? p.H_q : 1);
+    const int64_t tiles = strips * std::min(ceil_of(launch.max_seqlen_k, tile.block_n),
+                                            ceil_of(launch.max_seqlen_q, tile.block_n));
+    groups = std::min(ceil_of(min_ctas, std::max<int64_t>(tables * bands, 1)),
+                      std::max<int64_t>(ceil_of(tiles, kMinRelativeTiles), 1));
+  }
+
+  int64_t ctas() const { return groups * tables * bands; }
+};
+
+template <typename Element, int kWidth, Products kProducts>
 struct BackwardSizes {
   BackwardTile tile;
   int64_t row_blocks, key_blocks, query_tiles, rows;
-  // Relative bias: its tables, the bands of tiles, and the groups of sequences and heads.
-  int64_t tables, bands, groups;
+  DistanceSizes bias, keys;
 
   BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
-      : tile(backward_tile(arch_of<Element, kWidth>(), sizeof(Element), kWidth)) {
+      : tile(backward_tile(kProducts, arch_of<Element, kWidth, kProducts>(), sizeof(Element),
+                           kWidth)),
+        bias(p, launch, tile, p.drelative_bias, p.score.relative_stride == 0, kMinRelativeCtas),
+        keys(p, launch, tile, p.drelative_keys, p.score.relative_keys_stride == 0,
+             kMinRelativeKeysCtas) {
     row_blocks = ceil_of(launch.max_seqlen_q, tile.block_m);
     key_blocks = ceil_of(launch.max_seqlen_k, tile.block_n);
     query_tiles = p.H_q * (launch.varlen.cu_seqlens_q ? p.M / tile.block_m + launch.varlen.B
                                                       : p.B * ceil_of(p.M, tile.block_m));
     rows = p.B * p.H_q * p.lse_stride;
-    const bool is_shared = p.score.relative_stride == 0;
-    tables = is_shared ? 1 : p.H_q;
-    bands = p.drelative_bias ? ceil_of(p.score.distances, tile.block_m) : 0;
-    const int64_t strips = sequences(p, launch) * (is_shared ? p.H_q : 1);
-    const int64_t tiles = strips * std::min(key_blocks, ceil_of(launch.max_seqlen_q, tile.block_n));
-    groups = std::min(ceil_of(kMinRelativeCtas, std::max<int64_t>(tables * bands, 1)),
-                      std::max<int64_t>(ceil_of(tiles, kMinRelativeTiles), 1));
   }
 
-  int64_t relative_ctas() const { return groups * tables * bands; }
+  // Shared memory of the bias gradient, and of a relative bias.
+  int bias_bytes() const {
+    return kProducts == Products::kRelative ? keys_bytes()
+                                            : tile.bias_bytes(sizeof(Element), kWidth);
+  }
+  int relative_bytes() const {
+    return kProducts == Products::kRelative ? keys_bytes()
+                                            : tile.relative_bytes(sizeof(Element), kWidth);
+  }
+  int keys_bytes() const { return tile.relative_keys_bytes(sizeof(Element), kWidth); }
 };
 
 // The arrays that gradients of biases need.
@@ -58,23 +86,32 @@ template <typename Sizes>
 void lay_out_bias_gradients(Layout& layout, const Sizes& sizes, BackwardArguments& a) {
   a.lse = layout.take<float>(sizes.rows);
   a.delta = layout.take<float>(sizes.rows);
-  a.distance_sums = layout.take<float>(sizes.relative_ctas() * sizes.tile.band_distances());
+  a.distance_sums = layout.take<float>(sizes.bias.ctas() * sizes.tile.band_distances());
 }
 
 // The arrays that must be zero at the start, sums and counters, come first.
 template <typename Element, int kWidth>
-void lay_out(Layout& layout, const BackwardSizes<Element, kWidth>& sizes, BackwardArguments& a) {
+void lay_out(Layout& layout, const BackwardSizes<Element, kWidth, Products::kPlain>& sizes,
+             BackwardArguments& a) {
   a.dq_sums = layout.take<float>(sizes.query_tiles * sizes.tile.block_m * kWidth);
   a.dq_semaphore = layout.take<int>(sizes.query_tiles);
   a.block_counter = layout.take<int>(1);
   lay_out_bias_gradients(layout, sizes, a);
 }
 
+// Relative keys: the sums of drelative_keys by band, (CTAs, band_distances, kWidth), come last.
 template <typename Element, int kWidth>
+float* lay_out(Layout& layout, const BackwardSizes<Element, kWidth, Products::kRelative>& sizes,
+               BackwardArguments& a) {
+  lay_out_bias_gradients(layout, sizes, a);
+  return layout.take<float>(sizes.keys.ctas() * sizes.tile.band_distances() * kWidth);
+}
+
+template <typename Element, int kWidth, Products kProducts>
 size_t backward_bytes(const BackwardParams& p, const LaunchArgs& launch) {
   Layout layout(nullptr);
   BackwardArguments a{};
-  lay_out(layout, BackwardSizes<Element, kWidth>(p, launch), a);
+  lay_out(layout, BackwardSizes<Element, kWidth, kProducts>(p, launch), a);
   return layout.bytes();
 }
 
@@ -97,9 +134,10 @@ void launch_backward_preprocess(BackwardArguments a, const LaunchArgs& launch) {
 }
 
 // Launches the bias gradient kernel. The preprocess kernel must have run before.
-template <typename Element, int kWidth>
+template <typename Element, int kWidth, Products kProducts>
 void launch_bias_gradient(const BackwardArguments& backward,
-                          const BackwardSizes<Element, kWidth>& sizes, const LaunchArgs& launch) {
+                          const BackwardSizes<Element, kWidth, kProducts>& sizes,
+                          const LaunchArgs& launch) {
   const BackwardParams& p = backward.params;
   BiasGradientArguments a{backward, static_cast<int>(p.bias_size[0]),
                           static_cast<int>(p.bias_size[1]), static_cast<int>(p.bias_size[2])};
@@ -112,19 +150,15 @@ void launch_bias_gradient(const BackwardArguments& backward,
   }
   a.blocks = static_cast<int>(sizes.key_blocks);
   const int64_t row_blocks = p.bias_size[2] == 1 ? 1 : sizes.row_blocks;
-  TK_LAUNCH((bias_gradient_kernel<Element, kWidth>),
+  TK_LAUNCH((bias_gradient_kernel<Element, kWidth, kProducts>),
             grid(bias_heads * row_blocks * sizes.key_blocks), sizes.tile.threads(),
-            sizes.tile.bias_bytes(sizeof(Element), kWidth), launch.stream, a);
+            sizes.bias_bytes(), launch.stream, a);
 }
 
-// Launches the kernels of the relative bias. The preprocess kernel must have run before.
-template <typename Element, int kWidth>
-void launch_relative_gradient(const BackwardArguments& backward,
-                              const BackwardSizes<Element, kWidth>& sizes,
-                              const LaunchArgs& launch) {
-  const int64_t distances = sizes.tables * backward.params.score.distances;
-  if (distances == 0) return;
-  const BackwardTile& tile = sizes.tile;
+inline RelativeGradientArguments relative_gradient_arguments(const BackwardArguments& backward,
+                                                             const BackwardTile& tile,
+                                                             const DistanceSizes& sizes,
+                                                             const LaunchArgs& launch) {
   RelativeGradientArguments a{backward,
                               tile.block_m,
                               tile.block_n,
@@ -133,15 +167,26 @@ void launch_relative_gradient(const BackwardArguments& backward,
                               static_cast<int>(sizes.groups),
                               static_cast<int>(sequences(backward.params, launch))};
   a.blocks = static_cast<int>(sizes.bands);
-  TK_LAUNCH((relative_gradient_kernel<Element, kWidth>), grid(sizes.relative_ctas()),
-            sizes.tile.threads(), sizes.tile.relative_bytes(sizeof(Element), kWidth), launch.stream,
-            a);
+  return a;
+}
+
+// Launches the kernels of the relative bias. The preprocess kernel must have run before.
+template <typename Element, int kWidth, Products kProducts>
+void launch_relative_gradient(const BackwardArguments& backward,
+                              const BackwardSizes<Element, kWidth, kProducts>& sizes,
+                              const LaunchArgs& launch) {
+  const int64_t distances = sizes.bias.tables * backward.params.score.distances;
+  if (distances == 0) return;
+  const auto a = relative_gradient_arguments(backward, sizes.tile, sizes.bias, launch);
+  TK_LAUNCH((relative_gradient_kernel<Element, kWidth, kProducts>), grid(sizes.bias.ctas()),
+            sizes.tile.threads(), sizes.relative_bytes(), launch.stream, a);
   TK_LAUNCH(relative_sum_kernel, grid(ceil_of(distances, kRelativeSumThreads)), kRelativeSumThreads,
             0, launch.stream, a);
 }
 
-template <typename Element, int kWidth>
-void launch_bias_gradients(const BackwardArguments& a, const BackwardSizes<Element, kWidth>& sizes,
+template <typename Element, int kWidth, Products kProducts>
+void launch_bias_gradients(const BackwardArguments& a,
+                           const BackwardSizes<Element, kWidth, kProducts>& sizes,
                            const LaunchArgs& launch) {
   if (a.params.dbias.data) launch_bias_gradient(a, sizes, launch);
   if (a.params.drelative_bias) launch_relative_gradient(a, sizes, launch);
@@ -150,7 +195,7 @@ void launch_bias_gradients(const BackwardArguments& a, const BackwardSizes<Eleme
 template <typename Element, int kWidth>
 void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* workspace,
                      bool deterministic) {
-  const BackwardSizes<Element, kWidth> sizes(p, launch);
+  const BackwardSizes<Element, kWidth, Products::kPlain> sizes(p, launch);
   const int64_t B = sequences(p, launch);
   Layout layout(workspace);
   BackwardArguments a = backward_arguments(p, launch);
@@ -177,14 +222,14 @@ template <typename Element, int kWidth>
 size_t bias_gradients_bytes(const BackwardParams& p, const LaunchArgs& launch) {
   Layout layout(nullptr);
   BackwardArguments a{};
-  lay_out_bias_gradients(layout, BackwardSizes<Element, kWidth>(p, launch), a);
+  lay_out_bias_gradients(layout, BackwardSizes<Element, kWidth, Products::kPlain>(p, launch), a);
   return layout.bytes();
 }
 
 template <typename Element, int kWidth>
 void launch_bias_gradients_alone(const BackwardParams& p, const LaunchArgs& launch,
                                  void* workspace) {
-  const BackwardSizes<Element, kWidth> sizes(p, launch);
+  const BackwardSizes<Element, kWidth, Products::kPlain> sizes(p, launch);
   Layout layout(workspace);
   BackwardArguments a = backward_arguments(p, launch);
   lay_out_bias_gradients(layout, sizes, a);
@@ -192,16 +237,64 @@ void launch_bias_gradients_alone(const BackwardParams& p, const LaunchArgs& laun
   launch_bias_gradients(a, sizes, launch);
 }
 
+// Launches the kernels of drelative_keys, with their sums in a.distance_sums.
 template <typename Element, int kWidth>
+void launch_relative_keys_gradient(const BackwardArguments& backward,
+                                   const BackwardSizes<Element, kWidth, Products::kRelative>& sizes,
+                                   const LaunchArgs& launch) {
+  const BackwardParams& p = backward.params;
+  const int64_t elements = sizes.keys.tables * p.score.distances * p.D;
+  if (elements == 0) return;
+  const auto a = relative_gradient_arguments(backward, sizes.tile, sizes.keys, launch);
+  TK_LAUNCH((relative_keys_gradient_kernel<Element, kWidth>), grid(sizes.keys.ctas()),
+            sizes.tile.threads(), sizes.keys_bytes(), launch.stream, a);
+  TK_LAUNCH((relative_keys_sum_kernel<Element, kWidth>),
+            grid(ceil_of(elements, kRelativeSumThreads)), kRelativeSumThreads, 0, launch.stream, a);
+}
+
+template <typename Element, int kWidth>
+void launch_relative_backward(const BackwardParams& p, const LaunchArgs& launch, void* workspace,
+                              bool /*deterministic*/) {
+  const BackwardSizes<Element, kWidth, Products::kRelative> sizes(p, launch);
+  const int64_t B = sequences(p, launch);
+  Layout layout(workspace);
+  BackwardArguments a = backward_arguments(p, launch);
+  float* const key_sums = lay_out(layout, sizes, a);
+  launch_backward_preprocess<Element>(a, launch);
+  if (sizes.key_blocks * p.H_kv * B > 0) {
+    a.blocks = static_cast<int>(sizes.key_blocks);
+    TK_LAUNCH((relative_dkdv_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
+              sizes.tile.threads(), sizes.keys_bytes(), launch.stream, a);
+  }
+  if (sizes.row_blocks * p.H_q * B > 0) {
+    a.blocks = static_cast<int>(sizes.row_blocks);
+    TK_LAUNCH((relative_dq_kernel<Element, kWidth>), grid(sizes.row_blocks * p.H_q * B),
+              sizes.tile.threads(), sizes.keys_bytes(), launch.stream, a);
+  }
+  launch_bias_gradients(a, sizes, launch);
+  a.distance_sums = key_sums;
+  if (p.drelative_keys) launch_relative_keys_gradient(a, sizes, launch);
+}
+
+template <typename Element, int kWidth, Products kProducts>
 const Kernels& kernels() {
-  static constexpr Kernels kAll{&launch_forward<Element, kWidth>,
-                                &backward_bytes<Element, kWidth>,
-                                &launch_backward<Element, kWidth>,
-                                &bias_gradients_bytes<Element, kWidth>,
-                                &launch_bias_gradients_alone<Element, kWidth>,
-                                &decode_bytes<Element, kWidth>,
-                                &launch_decode<Element, kWidth>};
-  return kAll;
+  constexpr auto kForward = &launch_forward<Element, kWidth, kProducts>;
+  constexpr auto kBytes = &backward_bytes<Element, kWidth, kProducts>;
+  if constexpr (kProducts == Products::kRelative) {
+    static constexpr Kernels kRelative{
+        kForward, kBytes, &launch_relative_backward<Element, kWidth>, nullptr, nullptr,
+        nullptr,  nullptr};
+    return kRelative;
+  } else {
+    static constexpr Kernels kAll{kForward,
+                                  kBytes,
+                                  &launch_backward<Element, kWidth>,
+                                  &bias_gradients_bytes<Element, kWidth>,
+                                  &launch_bias_gradients_alone<Element, kWidth>,
+                                  &decode_bytes<Element, kWidth>,
+                                  &launch_decode<Element, kWidth>};
+    return kAll;
+  }
 }
 
 }  // namespace tk::cuda

@@ -7,13 +7,14 @@ namespace tk::cuda {
 
 // Returns 10 times the compute capability that the loaded code was compiled for, e.g. 800. It is
 // the architecture of the loaded function, not of the device.
-template <typename Element, int kWidth>
+template <typename Element, int kWidth, Products kProducts = Products::kPlain>
 int arch_of() {
 #ifdef TK_EMULATOR
   return kArch;
 #else
   cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, forward_kernel<Element, kWidth>), "forward_kernel");
+  check(cudaFuncGetAttributes(&attributes, forward_kernel<Element, kWidth, kProducts>),
+        "forward_kernel");
   return attributes.ptxVersion * 10;
 #endif
 }

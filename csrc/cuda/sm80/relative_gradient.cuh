@@ -9,14 +9,9 @@
 // docs/attention.md, section 3.
 #pragma once
 
-#include "cuda/sm80/tile_gradients.cuh"
+#include "cuda/sm80/relative_tiles.cuh"
 
 namespace tk::cuda {
-
-template <typename Element, int kWidth>
-constexpr int kBandDistances = kBackwardTile<Element, kWidth>.band_distances();
-template <typename Element, int kWidth>
-constexpr int kDsStride = kBackwardTile<Element, kWidth>.ds_stride();
 
 // `blocks` is the number of bands. The CTAs, and so their sums, are (groups, tables, bands).
 struct RelativeGradientArguments : BackwardArguments {
@@ -48,20 +43,17 @@ struct Strip {
 
 // Adds the diagonals of `total` to the sums of the band; `first` as in Strip. Each sum belongs to
 // one thread.
-template <typename Element, int kWidth>
-TK_DEVICE void add_diagonals(const BackwardWarp<Element, kWidth>& warp,
-                             const typename BackwardWarp<Element, kWidth>::Scores& total, int first,
+template <typename Warp>
+TK_DEVICE void add_diagonals(const Warp& warp, const typename Warp::Scores& total, int first,
                              float* ds, float* sums) {
-  using Warp = BackwardWarp<Element, kWidth>;
   constexpr int kBlockM = Warp::kTile.block_m, kBlockN = Warp::kTile.block_n;
-  constexpr int kStride = kDsStride<Element, kWidth>;
+  constexpr int kStride = Warp::kDsStride, kDistances = Warp::kBandDistances;
   __syncthreads();  // the last tiles have been read, and may be overwritten
   total.for_each_pair([&](int row, int column, float x, float y) {
     store_two(ds + (warp.row_m + row) * kStride + warp.column_m + column, x, y);
   });
   __syncthreads();  // ds is written
-  for (int n = static_cast<int>(threadIdx.x); n < kBandDistances<Element, kWidth>;
-       n += Warp::kThreads) {
+  for (int n = static_cast<int>(threadIdx.x); n < kDistances; n += Warp::kThreads) {
     const int diagonal = n - first - (kBlockN - 1);
     float sum = 0.0f;
     for (int row = 0; row < kBlockM; ++row) {
@@ -72,12 +64,12 @@ TK_DEVICE void add_diagonals(const BackwardWarp<Element, kWidth>& warp,
   }
 }
 
-template <typename Element, int kWidth>
-TK_KERNEL((BackwardWarp<Element, kWidth>::kThreads), 1)
+template <typename Element, int kWidth, Products kProducts>
+TK_KERNEL((BackwardWarp<Element, kWidth, kProducts>::kThreads), 1)
 relative_gradient_kernel(const __grid_constant__ RelativeGradientArguments a) {
-  using Warp = BackwardWarp<Element, kWidth>;
+  using Warp = BackwardWarp<Element, kWidth, kProducts>;
   constexpr int kBlockM = Warp::kTile.block_m, kBlockN = Warp::kTile.block_n;
-  constexpr int kDistances = kBandDistances<Element, kWidth>;
+  constexpr int kDistances = Warp::kBandDistances;
 
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x), band = program % a.blocks;
@@ -87,7 +79,7 @@ relative_gradient_kernel(const __grid_constant__ RelativeGradientArguments a) {
   for (int n = static_cast<int>(threadIdx.x); n < kDistances; n += Warp::kThreads) sums[n] = 0.0f;
 
   TK_SHARED_MEMORY(memory);
-  const GradientOperands<Element, kWidth> operands{reinterpret_cast<Element*>(memory)};
+  const GradientOperands<Element, kWidth, kProducts> operands{reinterpret_cast<Element*>(memory)};
   float* const ds = reinterpret_cast<float*>(memory);
   const Warp warp;
   typename Warp::Scores total;
@@ -115,17 +107,11 @@ relative_gradient_kernel(const __grid_constant__ RelativeGradientArguments a) {
   if (first >= 0) add_diagonals(warp, total, first, ds, sums);
 }
 
-constexpr int kRelativeSumThreads = 128;
-
-// Adds the sums of all CTAs. One thread per element of drelative_bias.
-static TK_KERNEL(kRelativeSumThreads, 1)
-    relative_sum_kernel(const __grid_constant__ RelativeGradientArguments a) {
-  const BackwardParams& p = a.params;
-  const int64_t distances = p.score.distances;
+// The sums of all CTAs for distance e of a table. A distance has `width` sums; this is that of
+// `column`.
+TK_DEVICE float sum_of_bands(const RelativeGradientArguments& a, int64_t table, int64_t e,
+                             int width, int64_t column) {
   const int block_m = a.block_m, block_n = a.block_n;
-  const int64_t at = int64_t{blockIdx.x} * kRelativeSumThreads + threadIdx.x;
-  if (at >= distances * a.tables) return;
-  const int64_t table = at / distances, e = at % distances;
   const int64_t first_band = max(e / block_m - 1, int64_t{0});
   const int64_t last_band = min((e + block_n - 1) / block_m, int64_t{a.blocks} - 1);
   float total = 0.0f;
@@ -133,10 +119,22 @@ static TK_KERNEL(kRelativeSumThreads, 1)
     for (int64_t band = first_band; band <= last_band; ++band) {
       const int64_t program = (int64_t{group} * a.tables + table) * a.blocks + band;
       const int64_t within = e - band * block_m + block_n - 1;
-      total += a.distance_sums[program * a.band_distances + within];
+      total += a.distance_sums[(program * a.band_distances + within) * width + column];
     }
   }
-  static_cast<float*>(p.drelative_bias)[at] = total;
+  return total;
+}
+
+constexpr int kRelativeSumThreads = 128;
+
+// Adds the sums of all CTAs. One thread per element of drelative_bias.
+static TK_KERNEL(kRelativeSumThreads, 1)
+    relative_sum_kernel(const __grid_constant__ RelativeGradientArguments a) {
+  const int64_t distances = a.params.score.distances;
+  const int64_t at = int64_t{blockIdx.x} * kRelativeSumThreads + threadIdx.x;
+  if (at >= distances * a.tables) return;
+  static_cast<float*>(a.params.drelative_bias)[at] =
+      sum_of_bands(a, at / distances, at % distances, 1, 0);
 }
 
 }  // namespace tk::cuda

@@ -5,8 +5,8 @@
 
 namespace tk::cuda {
 
-// Shared memory of a CTA: k, v, q and do of one tile.
-template <typename Element, int kWidth>
+// Shared memory of a CTA: k, v, q and do of one tile. With relative keys: relative_tiles.cuh.
+template <typename Element, int kWidth, Products kProducts = Products::kPlain>
 struct GradientOperands {
   static constexpr BackwardTile kTile = kBackwardTile<Element, kWidth>;
   using KeyTile = SharedTile<Element, kTile.block_n, kWidth>;

@@ -11,7 +11,14 @@ import torch
 import triton
 from torch import Tensor
 
-from transformer_kernels import Mask, RelativeBias, alibi, relative_bias
+from transformer_kernels import (
+    Mask,
+    RelativeBias,
+    RelativeKeys,
+    alibi,
+    relative_bias,
+    relative_keys,
+)
 from transformer_kernels.backends.triton import launch, target
 from transformer_kernels.backends.triton.compile_report import Driver, compile_for
 from transformer_kernels.backends.triton.config import CHIPS
@@ -44,6 +51,15 @@ def relative(heads: int = H, align: Align = "top_left") -> RelativeBias:
     return relative_bias(empty(heads, 9, dtype=torch.float32), lowest=-4, align=align)
 
 
+def keys(
+    heads: int = H,
+    align: Align = "top_left",
+    dtype: torch.dtype = torch.bfloat16,
+    table: Tensor | None = None,
+) -> RelativeKeys:
+    return relative_keys(empty(heads, 9, D, dtype=dtype), table=table, lowest=-4, align=align)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dense": {"mask": DENSE},
@@ -58,6 +74,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias-keys": {"bias": empty(H, 1, S), "mask": Mask.causal()},
     "relative": {"relative": relative(), "mask": Mask.causal()},
     "relative-shared": {"relative": relative(1), "mask": LAYOUT},
+    "keys": {"relative": keys(), "mask": Mask.causal()},
+    "keys-full": {"relative": keys()},
+    "keys-shared": {"relative": keys(1), "mask": LAYOUT, "softcap": 3.0},
     "everything": {
         "mask": DENSE & SEGMENTS & LAYOUT,
         "bias": empty(B, H, S, S, dtype=torch.float32),
@@ -66,6 +85,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "seed": integers(),
         "softcap": 2.0,
     },
+}
+OPTIONS["everything-keys"] = {
+    **OPTIONS["everything"],
+    "relative": keys(table=empty(H, 9, dtype=torch.float32)),
 }
 
 
@@ -95,17 +118,18 @@ def run_varlen(**options: Any) -> None:
 
 
 shared_kib: dict[str, dict[str, float]] = defaultdict(dict)
-keys: dict[str, dict[str, set[str]]] = {
+cache_keys: dict[str, dict[str, set[str]]] = {
     "lengths": defaultdict(set),
     "lengths-relative": defaultdict(set),
+    "lengths-keys": defaultdict(set),
 }
 fused: dict[str, int] = {}
 case = ""
 
 
 def compile_instead(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002
-    if case in keys:
-        keys[case][fn.jit_function.__name__].add(key)
+    if case in cache_keys:
+        cache_keys[case][fn.jit_function.__name__].add(key)
     else:
         compiled = compile_for(CHIP, fn.jit_function, compile)
         shared_kib[case][fn.jit_function.__name__] = compiled.metadata.shared / 1024
@@ -121,17 +145,25 @@ with target.override_chip(CHIPS[CHIP]):
         run(Q, K, **options)
     case = "everything-float32"
     run(Q.float(), K.float(), **OPTIONS["everything"])
+    case = "everything-keys-float32"
+    run(Q.float(), K.float(), **OPTIONS["everything-keys"])
     case = "varlen"
     run_varlen()
     case = "varlen-relative"
     run_varlen(relative=relative(align="bottom_right"))
-    for case in keys:
-        biases = {"relative": relative()} if case == "lengths-relative" else {}
+    case = "varlen-keys"
+    run_varlen(relative=keys(align="bottom_right"))
+    by_case: dict[str, dict[str, Any]] = {
+        "lengths": {},
+        "lengths-relative": {"relative": relative()},
+        "lengths-keys": {"relative": keys()},
+    }
+    for case, biases in by_case.items():  # noqa: B007  (read by the hook)
         for length, mask in (  # 101: a relative bias of 16 * 13 distances
             (1, None), (16, None), (101, Mask.causal()), (1024, Mask.window(1, 0)),
             (4096, Mask.window(16, 32, align="bottom_right")),
         ):  # fmt: skip
             options = {"mask": mask, **biases}
             run(empty(B, H, length, D), empty(B, H // 2, length + 7, D), **options)
-counts = {case: {name: len(found) for name, found in of.items()} for case, of in keys.items()}
+counts = {case: {name: len(found) for name, found in of.items()} for case, of in cache_keys.items()}
 print(json.dumps({"shared_kib": shared_kib, "keys": counts, "fused": fused}))

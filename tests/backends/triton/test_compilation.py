@@ -21,6 +21,7 @@ SCRIPT = Path(__file__).parent / "compile_options.py"
 ALWAYS = {"forward_kernel", "bwd_preprocess_kernel", "bwd_dkdv_kernel", "bwd_dq_kernel"}
 LISTS = {"block_mask_kernel", "list_kernel"}
 STRIPS = {"strip_sums_kernel"}
+DISTANCES = {"distance_sums_kernel"}
 KERNELS = {
     "plain": ALWAYS,
     "dense": ALWAYS | LISTS,
@@ -35,10 +36,16 @@ KERNELS = {
     "bias-keys": ALWAYS | {"column_sums_kernel"},
     "relative": ALWAYS | STRIPS,
     "relative-shared": ALWAYS | LISTS | STRIPS,
+    "keys": ALWAYS | DISTANCES,
+    "keys-full": ALWAYS | DISTANCES,
+    "keys-shared": ALWAYS | LISTS | DISTANCES,
     "everything": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS,
     "everything-float32": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS,
+    "everything-keys": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS | DISTANCES,
+    "everything-keys-float32": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS | DISTANCES,
     "varlen": ALWAYS,
     "varlen-relative": ALWAYS | STRIPS,
+    "varlen-keys": ALWAYS | DISTANCES,
 }
 
 
@@ -59,6 +66,7 @@ def test_every_option_compiles_and_fits_and_new_lengths_do_not_recompile(chip: s
     assert found["keys"] == {
         "lengths": dict.fromkeys(ALWAYS, 1),
         "lengths-relative": dict.fromkeys(ALWAYS | STRIPS, 1),
+        "lengths-keys": dict.fromkeys(ALWAYS | DISTANCES, 1),
     }
     # A fused scale and subtraction would not round the score: docs/attention.md, section 8. The
     # forward kernel has fused operations in its logarithm.

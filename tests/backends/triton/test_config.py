@@ -13,7 +13,7 @@ from transformer_kernels.problem import Problem
 from transformer_kernels.problem.dense import dense_problem
 
 KERNELS: tuple[config.Kernel, ...] = (
-    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient",
+    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient", *config.SQUARE,
 )  # fmt: skip
 
 
@@ -30,7 +30,9 @@ def test_key_blocks_have_a_size_that_dropout_supports(chip: config.Chip, element
         for columns in WIDTHS:
             tile = config.tile(kernel, chip, element_size, columns)
             if tile is None:
-                assert (chip.name, element_size, columns) == ("sm86", 4, 512)
+                too_small = ("sm80", "sm86") if kernel.startswith("keys") else ("sm86",)
+                assert (element_size, columns) == (4, 512)
+                assert chip.name in too_small
                 continue
             assert tile.block_n in (16, 32, 64, 128)
             assert tile.block_m in (16, 32, 64, 128)
@@ -38,13 +40,15 @@ def test_key_blocks_have_a_size_that_dropout_supports(chip: config.Chip, element
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 @pytest.mark.parametrize("element_size", [2, 4])
-def test_tiles_of_the_relative_gradient_are_square_and_divide_64(
-    chip: config.Chip, element_size: int
+@pytest.mark.parametrize("kernel", config.SQUARE)
+def test_tiles_by_distance_are_square_and_divide_64(
+    kernel: config.Kernel, chip: config.Chip, element_size: int
 ) -> None:
     for columns in WIDTHS:
-        tile = config.tile("relative_gradient", chip, element_size, columns, score_bytes=4)
-        assert tile is not None
-        assert config.is_allowed("relative_gradient", tile)
+        tile = config.tile(kernel, chip, element_size, columns, score_bytes=4)
+        if tile is None:
+            continue
+        assert config.is_allowed(kernel, tile)
         assert tile.block_m == tile.block_n
         assert 64 % tile.block_n == 0
 
@@ -94,6 +98,12 @@ def test_unsupported_widths_and_dtypes_have_a_reason(device: torch.device) -> No
     with target.override_chip(CHIPS["sm86"]):
         assert "99 KiB" in reasons(problem(device, 300, torch.float32))[0]
         assert not any("KiB" in reason for reason in reasons(problem(device, 300)))
+    keys = torch.zeros(1, 3, 300, dtype=torch.float32, device=device)
+    x = torch.zeros(1, 1, 2, 300, device=device)
+    with_keys = dense_problem(x, x, x, relative=tk.relative_keys(keys, lowest=-1))
+    with target.override_chip(CHIPS["sm80"]):
+        assert reasons(problem(device, 300, torch.float32)) == []
+        assert "torch.float32 with relative_keys: no tile fits the 163 KiB" in reasons(with_keys)[0]
     assert any("513" in reason for reason in reasons(problem(device, 513)))
     assert any("float64" in reason for reason in reasons(problem(device, 8, torch.float64)))
 

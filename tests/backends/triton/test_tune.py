@@ -22,9 +22,9 @@ def test_candidates_fit_the_chip(kernel: config.Kernel, chip: config.Chip) -> No
         tiles = tune.candidates(kernel, CPU, 2, 128)
     default = config.tile(kernel, chip, 2, 128)
     assert tiles[0] == default
-    if kernel == "relative_gradient":
+    if kernel in config.SQUARE:
         assert all(tile.block_m == tile.block_n <= 64 for tile in tiles)
-    assert len(set(tiles)) == len(tiles) > (2 if kernel == "relative_gradient" else 20)
+    assert len(set(tiles)) == len(tiles) > (2 if kernel in config.SQUARE else 20)
     for tile in tiles[1:]:
         assert config.shared_bytes(kernel, chip, tile, 2, 128) <= 1024 * chip.shared_kib
 

@@ -14,7 +14,7 @@ _ENTRY = re.compile(
     re.DOTALL,
 )
 _KERNEL = re.compile(r"tk4cuda(?:4sm90)?L?\d+(\w+?_kernel)")
-_UNIT = re.compile(r"kernels-(\w+?)-(\d+)(?:-(\d+))?\.o\.ptxas")
+_UNIT = re.compile(r"kernels-(relative-)?(\w+?)-(\d+)(?:-(\d+))?\.o\.ptxas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,13 @@ class Resources:
     stack: int
     spilled: int
     """Bytes of spill stores and spill loads."""
+    products: str = ""
+    """"relative-" for the kernels with relative keys."""
 
     def __str__(self) -> str:
         return (
-            f"{self.kernel}, {self.element} {self._widths}, {self.architecture}: {self.registers} "
+            f"{self.kernel}, {self.products}{self.element} {self._widths}, "
+            f"{self.architecture}: {self.registers} "
             f"registers, {self.stack} bytes of stack, {self.spilled} bytes spilled"
         )
 
@@ -46,7 +49,9 @@ class Resources:
         return f"{self.width}/{self.v_width}" if self.v_width else f"{self.width}"
 
 
-def parse(report: str, element: str = "", width: int = 0, v_width: int = 0) -> Iterator[Resources]:
+def parse(
+    report: str, element: str = "", width: int = 0, v_width: int = 0, products: str = ""
+) -> Iterator[Resources]:
     """Resources of each kernel in the output of ptxas."""
     for entry in _ENTRY.finditer(report):
         kernel = _KERNEL.search(entry["symbol"])
@@ -56,6 +61,7 @@ def parse(report: str, element: str = "", width: int = 0, v_width: int = 0) -> I
             element=element,
             width=width,
             v_width=v_width,
+            products=products,
             registers=int(entry["registers"]),
             stack=int(entry["stack"]),
             spilled=int(entry["stores"]) + int(entry["loads"]),
@@ -67,7 +73,7 @@ def reports(folder: Path) -> list[Resources]:
     found: list[Resources] = []
     for path in sorted(folder.rglob("*.ptxas")):
         unit = _UNIT.fullmatch(path.name)
-        variant = (unit[1], int(unit[2]), int(unit[3] or 0)) if unit else ()
+        variant = (unit[2], int(unit[3]), int(unit[4] or 0), unit[1] or "") if unit else ()
         found += parse(path.read_text(), *variant)
     return found
 

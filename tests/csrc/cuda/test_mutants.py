@@ -18,6 +18,8 @@ if NOT_EMULATED is not None:
 FORWARD, BACKWARD, GQA, BIAS = ("many-keys",), ("many-queries",), ("gqa",), ("bias-hides",)
 RELATIVE, RELATIVE_ALL = ("relative-shared",), ("relative-all",)
 RELATIVE_PACKED = (f"{PACKED}relative-end",)
+KEYS, KEYS_SHARED, KEYS_WINDOW = ("keys-all",), ("keys-shared",), ("keys-window",)
+KEYS_UNIT = "relative-half-64"
 DECODE, DECODE_MANY = (f"{DECODING}long",), (f"{DECODING}group-8-queries-17",)
 
 
@@ -29,13 +31,14 @@ def _without(
     *,
     in_float32: bool = False,
     deterministic: bool = False,
+    variant: str = "half-32",
 ) -> Mutant:
     """A mutant without `text`, which the source has once, followed by the comment `why`.
 
     Float32 kernels have one stage of q and do, 16-bit kernels two.
     """
     old = f"{text}{f'  // {why}' if why else ''}\n"
-    dtype, variant = ("float32", "float-32") if in_float32 else ("float16", "half-32")
+    dtype, variant = ("float32", "float-32") if in_float32 else ("float16", variant)
     return Mutant(
         f"{source}: no {why or text}", source, old, "\n", cases, dtype, variant, deterministic
     )
@@ -141,6 +144,64 @@ MUTANTS = (
         "band < last_band",
         RELATIVE,
     ),
+    *(
+        _without("sm80/relative_tiles.cuh", BARRIER, KEYS, why, variant=KEYS_UNIT)
+        for why in (
+            "the previous tile has been read",
+            "q, k and the band have arrived",
+            "the band has been read",
+            "v and do have arrived",
+        )
+    ),
+    *(
+        _without("sm80/relative_backward.cuh", BARRIER, KEYS, why, variant=KEYS_UNIT)
+        for why in (
+            "p and ds are written",
+            "v and do have been read",
+            "the band has arrived; ds is written",
+            "ds is written",
+        )
+    ),
+    _without(
+        "sm80/relative_keys.cuh",
+        "__syncwarp();",
+        KEYS,
+        "the products are written",
+        variant=KEYS_UNIT,
+    ),
+    *(
+        Mutant(f"{source}: {name}", source, old, new, cases, variant=KEYS_UNIT)
+        for name, source, old, new, cases in (
+            (
+                "a band one distance too far",
+                "sm80/relative_keys.cuh",
+                "keys.offset - (kBlockN - 1)",
+                "keys.offset - kBlockN",
+                KEYS,
+            ),
+            (
+                "distances that the diagonals hide",
+                "sm80/relative_keys.cuh",
+                "min(offset - s.low + 1, p.score.distances)",
+                "min(offset - s.low, p.score.distances)",
+                KEYS_WINDOW,
+            ),
+            (
+                "the corners of ds by distance are not 0",
+                "sm80/relative_tiles.cuh",
+                "*tile.at(i, (c + kBlock) % (2 * kBlock)) = Element{};",
+                "",
+                KEYS,
+            ),
+            (
+                "sums of one of the heads that share keys",
+                "sm80/relative_backward.cuh",
+                "table + static_cast<int>(n % heads)",
+                "table",
+                KEYS_SHARED,
+            ),
+        )
+    ),
     _without(
         "sm80/decode.cuh",
         f"if (!alone || n == 0) {BARRIER}",
@@ -235,7 +296,7 @@ def test_unchanged_kernels_are_right(tmp_path: Path) -> None:
         "Block block = iterator.next();",
         (
             *(*FORWARD, *BACKWARD, *GQA, *BIAS, *RELATIVE, *RELATIVE_ALL, *RELATIVE_PACKED),
-            *(*DECODE, *DECODE_MANY),
+            *(*DECODE, *DECODE_MANY, *KEYS, *KEYS_SHARED, *KEYS_WINDOW),
         ),
     )
     same = Mutant("unchanged", "sm80/forward.cuh", line, line, cases)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sysconfig
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +16,13 @@ from building.chips import HOPPER_CODE, code, default_chips
 from building.cuda import (
     ELEMENTS,
     HOPPER_ELEMENTS,
+    PRODUCTS,
     CudaBuild,
     kernel_units,
 )
 from building.cuda_toolkit import NoCudaError, find_toolkit
 from building.extension import ROOT
-from building.tile_config import HOPPER_WIDTHS, WIDTHS
+from building.tile_config import HOPPER_WIDTHS
 from tests.csrc.cuda.ptxas import Resources, diagnostics, parse, reports
 from transformer_kernels import _C
 
@@ -28,6 +31,11 @@ ARCHITECTURES = _C.build_info()["cuda_architectures"]
 CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HOPPER_CODE]
 KERNELS = {"forward_kernel", "backward_kernel", "relative_gradient_kernel", "decode_kernel"}
 """Some of the kernels of every element type and width."""
+RELATIVE_KERNELS = {
+    *("forward_kernel", "bias_gradient_kernel", "relative_gradient_kernel"),
+    *("relative_dkdv_kernel", "relative_dq_kernel", "relative_keys_gradient_kernel"),
+}
+"""Those with relative keys. Their tiles are smaller, and up to width 128 nothing is spilled."""
 
 MAX_SPILLS = {64: 0, 128: 272}
 """Bytes, by common head width. At 128, some spills are unavoidable (docs/cuda.md)."""
@@ -63,10 +71,15 @@ def test_reports_are_parsed() -> None:
 
 
 def test_report_names_give_element_and_widths(tmp_path: Path) -> None:
-    for name in ("kernels-float-96", "kernels-bfloat16-192-128", "launch"):
+    for name in (
+        *("kernels-float-96", "kernels-bfloat16-192-128", "kernels-relative-half-32", "launch"),
+    ):
         (tmp_path / f"{name}.o.ptxas").write_text(EXAMPLE)
-    found = {(one.element, one.width, one.v_width) for one in reports(tmp_path)}
-    assert found == {("float", 96, 0), ("bfloat16", 192, 128), ("", 0, 0)}
+    found = {(one.products, one.element, one.width, one.v_width) for one in reports(tmp_path)}
+    assert found == {
+        *(("", "float", 96, 0), ("", "bfloat16", 192, 128), ("relative-", "half", 32, 0)),
+        ("", "", 0, 0),
+    }
     assert "forward_kernel, bfloat16 192/128, sm_90a: 168 registers" in str(reports(tmp_path)[2])
 
 
@@ -90,12 +103,18 @@ def built() -> list[Resources]:
 
 def test_every_architecture_has_every_kernel(built: list[Resources]) -> None:
     everywhere = [one for one in built if not one.v_width]
-    units = {(one.element, one.width) for one in everywhere} - {("", 0)}
-    assert units == {(element.lower(), width) for element in ELEMENTS for width in WIDTHS}
-    kernels = {(one.kernel, one.element, one.width) for one in everywhere}
-    for kernel in kernels:
-        have = {o.architecture for o in everywhere if (o.kernel, o.element, o.width) == kernel}
-        assert have >= set(CHIPS), kernel
+    units = {(one.products, one.element, one.width) for one in everywhere} - {("", "", 0)}
+    assert units == {
+        (prefix, element.lower(), width)
+        for prefix, (_, widths) in PRODUCTS.items()
+        for element in ELEMENTS
+        for width in widths
+    }
+    have = defaultdict(set)
+    for one in everywhere:
+        have[one.kernel, one.products, one.element, one.width].add(one.architecture)
+    for kernel, architectures in have.items():
+        assert architectures >= set(CHIPS), kernel
 
 
 @pytest.fixture
@@ -129,11 +148,24 @@ def test_wgmma_products_are_not_serialized() -> None:
 def test_spills_of_common_widths_are_within_bounds(built: list[Resources]) -> None:
     halves = [one for one in built if one.element in ("half", "bfloat16") and not one.v_width]
     common = [one for one in halves if one.width in MAX_SPILLS and one.architecture in CHIPS]
-    assert {one.kernel for one in common} >= KERNELS
-    assert [str(one) for one in common if one.spilled > MAX_SPILLS[one.width]] == []
+    for products, kernels in (("", KERNELS), ("relative-", RELATIVE_KERNELS)):
+        assert {one.kernel for one in common if one.products == products} >= kernels
+    assert _spilling(common) == []
 
 
-EXTRA_UNITS = {"bfloat16-64": (), "half-128": ((8, 6),), "float-64": ((8, 6),)}
+def _spilling(kernels: Iterable[Resources]) -> list[str]:
+    """Kernels of 16-bit types that spill more than their bounds."""
+    bounds = ((one, 0 if one.products else MAX_SPILLS[one.width]) for one in kernels)
+    return [str(one) for one, bound in bounds if one.spilled > bound]
+
+
+EXTRA_UNITS = {
+    "bfloat16-64": (),
+    "half-128": ((8, 6),),
+    "float-64": ((8, 6),),
+    "relative-half-64": (),
+    "relative-half-128": ((8, 6),),
+}
 """Capabilities to compile each unit for, if they are not built. Empty: all default capabilities."""
 
 
@@ -158,9 +190,10 @@ def test_units_compile_for_architectures_that_are_not_built(variant: str, tmp_pa
     command = [*cuda.nvcc(("c++",)), *unit.flags, *target]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    element, width = variant.split("-")
-    found = list(parse(result.stdout + result.stderr, element, int(width)))
+    *kind, element, width = variant.split("-")
+    products = "".join(f"{one}-" for one in kind)
+    found = list(parse(result.stdout + result.stderr, element, int(width), 0, products))
     assert {one.architecture for one in found} == set(map(code, others))
-    assert {one.kernel for one in found} >= KERNELS
+    assert {one.kernel for one in found} >= (RELATIVE_KERNELS if products else KERNELS)
     if element != "float":
-        assert [str(one) for one in found if one.spilled > MAX_SPILLS[int(width)]] == []
+        assert _spilling(found) == []

@@ -81,6 +81,19 @@ def scores(variant: Variant, bias: object, mask: Mask) -> Arguments:
     }  # fmt: skip
 
 
+def with_keys(make: Callable[[Variant, str], Arguments]) -> Callable[[Variant, str], Arguments]:
+    """The calls of `make` with relative keys and a table in place of a table."""
+
+    def arguments(variant: Variant, backend: str) -> Arguments:
+        every = make(variant, backend)
+        table, align = every["relative"].table, every["relative"].align
+        keys = torch.randn(H, 9, D, requires_grad=table.requires_grad)
+        every["relative"] = tk.relative_keys(keys, table=table, lowest=-4, align=align)
+        return every
+
+    return arguments
+
+
 def qkv(variant: Variant) -> Arguments:
     M, N, H_kv = variant.M, variant.N, variant.H_kv
     return {
@@ -157,6 +170,11 @@ def paged(make: Callable[..., Arguments]) -> Callable[[Variant, str], Arguments]
 
 FUNCTIONS = {
     "attention": Function(tk.attention, attention, SCORES),
+    "attention, keys": Function(tk.attention, with_keys(attention), SCORES),
+    "attention_varlen, keys": Function(
+        tk.attention_varlen, with_keys(attention_varlen), (*SCORES, "max_seqlen_q", "max_seqlen_k")
+    ),
+    "attention_decode, keys": Function(tk.attention_decode, with_keys(attention_decode), SCORES),
     "attention_varlen": Function(
         tk.attention_varlen, attention_varlen, (*SCORES, "max_seqlen_q", "max_seqlen_k")
     ),

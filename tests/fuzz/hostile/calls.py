@@ -36,7 +36,17 @@ DROP_IN = "scaled_dot_product_attention"
 OUT_OF_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory", re.IGNORECASE)
 OF_TORCH = ("tensor: fake", "tensor: batched")
 """Tensors of torch's tracers, which torch itself refuses among plain ones, with its own errors."""
-ALSO_NAMED = ("backend", "mask", "bias", "relative", "slopes", "table", "cache", "page_size")
+ALSO_NAMED = (
+    "backend",
+    "mask",
+    "bias",
+    "relative",
+    "slopes",
+    "table",
+    "keys",
+    "cache",
+    "page_size",
+)
 """Names in messages beside those of arguments: parts of a mask, a bias or a cache."""
 ALLOCATING = (
     "Mask.materialize", "Mask.show", "alibi_slopes",

@@ -1,4 +1,4 @@
-"""Small valid calls of the constructors of masks, ALiBi and relative biases, by name."""
+"""Small valid calls of the constructors of masks, ALiBi, relative biases and keys, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import transformer_kernels as tk
-from tests.fuzz.hostile.arguments import Arguments, B, Function, H, Variant, qkv
+from tests.fuzz.hostile.arguments import Arguments, B, D, Function, H, Variant, qkv
 from transformer_kernels.masks import block_patterns
 from transformer_kernels.masks.mask import Mask
 
@@ -84,6 +84,10 @@ def attend_with_relative_bias(_attention: Arguments, **arguments: Any) -> object
     return tk.attention(**_attention, relative=tk.relative_bias(**arguments))
 
 
+def attend_with_relative_keys(_attention: Arguments, **arguments: Any) -> object:
+    return tk.attention(**_attention, relative=tk.relative_keys(**arguments))
+
+
 def attend_with_alibi(_attention: Arguments, **arguments: Any) -> object:
     return tk.attention(**_attention, bias=tk.alibi(**arguments))
 
@@ -120,6 +124,16 @@ FUNCTIONS = {
     "relative_bias": Function(
         attend_with_relative_bias,
         lambda v, backend: {
+            "table": v.tensor(H, 9),
+            "lowest": -4,
+            "align": "top_left",
+            "_attention": {**qkv(v), "backend": backend},
+        },
+    ),
+    "relative_keys": Function(
+        attend_with_relative_keys,
+        lambda v, backend: {
+            "keys": v.tensor(H, 9, D),
             "table": v.tensor(H, 9),
             "lowest": -4,
             "align": "top_left",

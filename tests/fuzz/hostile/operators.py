@@ -33,6 +33,7 @@ def options(variant: Variant) -> Arguments:
         "bias": torch.randn(1, H, M, N, dtype=variant.dtype),
         "alibi_slopes": slopes(variant),
         "relative_bias": table(variant, M, N),
+        "relative_keys": keys(variant, M, N),
         "seed": torch.tensor(3), "dropout_p": 0.25,
         "key_start": torch.tensor([0, 1]), "key_end": torch.tensor([3, 5]),
         "q_segments": torch.zeros(B, M, dtype=torch.int64),
@@ -52,6 +53,11 @@ def table(variant: Variant, M: int, N: int) -> torch.Tensor:
     return slopes(variant)[:, None].expand(-1, max(M + N - 1, 0))
 
 
+def keys(variant: Variant, M: int, N: int) -> torch.Tensor:
+    """Keys of all distances."""
+    return torch.ones(H, max(M + N - 1, 0), D, dtype=variant.dtype)
+
+
 def forward(variant: Variant, backend: str) -> Arguments:
     q, k, v = (x.detach() for x in qkv(variant).values())
     given = options(variant) if variant.with_options else {}
@@ -65,6 +71,7 @@ def packed(variant: Variant, backend: str) -> Arguments:
         q, k, v,
         alibi_slopes=slopes(variant),
         relative_bias=table(variant, M, N),
+        relative_keys=keys(variant, M, N),
         cu_seqlens_q=torch.tensor([0, M // 2, M], dtype=torch.int32),
         cu_seqlens_k=torch.tensor([0, N // 2, N], dtype=torch.int32),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import Parameter
 
 from tests.support.storage import freed, freed_view, misaligned
-from transformer_kernels import Mask, alibi, relative_bias
+from transformer_kernels import Mask, alibi, relative_bias, relative_keys
 
 Make = Callable[[Tensor], object]
 
@@ -37,6 +37,7 @@ OBJECTS: dict[str, object] = {
     "window": Mask.window(1, 1, align="bottom_right"), "padding": Mask.padding(torch.tensor([1])),
     "dense": Mask.dense(torch.ones(2, 2, dtype=torch.bool)), "alibi": alibi(torch.ones(3)),
     "relative": relative_bias(torch.ones(3, 2), lowest=0),
+    "keys": relative_keys(torch.ones(3, 2, 8), lowest=0),
 }  # fmt: skip
 """Valid for some arguments."""
 

@@ -34,7 +34,7 @@ class Attention(Valid):
     """True if some entries of the bias are -inf"""
     alibi_align: Align | None = None
     dropout_p: float = 0.0
-    requires_grad: tuple[Literal["q", "k", "v", "bias", "sinks", "table"], ...] = ()
+    requires_grad: tuple[Literal["q", "k", "v", "bias", "sinks", "table", "keys"], ...] = ()
     return_lse: bool = False
 
     @property
@@ -48,7 +48,7 @@ class Attention(Valid):
         options = self.options() | {
             "mask": mask_of(self.mask, self.sizes),
             "bias": self.alibi_bias(self.alibi_align) or x.get("bias"),
-            "relative": self.relative_bias(x),
+            "relative": self.distances(x),
             "dropout_p": self.dropout_p,
             "seed": SEED if self.dropout_p else None,
             "sinks": x.get("sinks"),
@@ -69,7 +69,7 @@ class Attention(Valid):
             dlse=self._dlse().double() * self.return_lse,
             visible=visible_by(self.mask, self.sizes),
             bias=x.get("bias") if alibi is None else alibi,
-            relative=self.relative_bias(x),
+            relative=self.distances(x),
             scale=self.effective_scale,
             softcap=self.softcap,
             dropout=self.dropout_factors(self.dropout_p, *self.sizes),
@@ -79,7 +79,7 @@ class Attention(Valid):
         return solve(problem, rounding)
 
     def _inputs(self, *, hidden: bool = False) -> dict[str, Tensor]:
-        """q, k, v, and bias, sinks and table if the call has them."""
+        """q, k, v, and bias, sinks, table and keys if the call has them."""
         q, k, v = self.qkv((self.B, self.M), (self.B, self.N))
         dead_queries = dead_keys = None
         if hidden:
@@ -95,7 +95,7 @@ class Attention(Valid):
             x["bias"] = self._bias(self.bias)
         if self.sinks:
             x["sinks"] = self.sink_logits()
-        return x | self.table()
+        return x | self.by_distance()
 
     def _bias(self, dims: str) -> Tensor:
         shape = [n if name in dims else 1 for name, n in zip("bhmn", self.sizes, strict=True)]
@@ -131,7 +131,7 @@ def attention_calls(draw: st.DrawFn, backend: str) -> Attention:
         fields["dropout_p"] = draw(st.sampled_from([0.3, 0.9, 1.0]))
     names = ["q", "k", "v"]
     names += ["bias"] * (bias == "tensor") + ["sinks"] * fields["sinks"]
-    names += ["table"] * ("relative" in fields)
+    names += fields["relative"].names if "relative" in fields else ()
     fields["requires_grad"] = draw(st.sampled_from([(), tuple(names), ("q",), ("k", "v")]))
     fields["return_lse"] = draw(st.booleans())
     return Attention(B=draw(st.integers(1, 3)), M=M, N=N, **fields)

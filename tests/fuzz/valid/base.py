@@ -23,7 +23,7 @@ from transformer_kernels import _C
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor, keep_mask
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative as Distances
 
 SEED = -1234567890123456789
 """Dropout seed; it uses both words of the Philox key."""
@@ -137,15 +137,15 @@ class Valid(Call):
     def sink_logits(self) -> Tensor:
         return self.normal("sinks", self.H_q)
 
-    def table(self) -> dict[str, Tensor]:
-        """The table of the relative bias by the name of the argument; empty without one."""
+    def by_distance(self) -> dict[str, Tensor]:
+        """The table and the keys by distance by the names of the arguments, as far as there are."""
         if self.relative is None:
             return {}
-        return {"table": self.relative.table(self.normal, self.H_q)}
+        return self.relative.tensors(self.normal, self.H_q, self.D)
 
-    def relative_bias(self, x: Mapping[str, Tensor]) -> RelativeBias | None:
-        """The relative bias with the table of `x`, if the call has one."""
-        return None if self.relative is None else self.relative.bias(x["table"])
+    def distances(self, x: Mapping[str, Tensor]) -> Distances | None:
+        """The relative bias or keys with the tensors of `x`, if the call has one."""
+        return None if self.relative is None else self.relative.of(x)
 
     def slopes(self) -> Tensor:
         return self.normal("slopes", self.H_q).abs()
@@ -171,7 +171,7 @@ class Valid(Call):
         return kept.double() * keep_factor(dropout_p)
 
 
-_NAMES = ("q", "k", "v", "do", "dlse", "bias", "sinks", "slopes", "table")
+_NAMES = ("q", "k", "v", "do", "dlse", "bias", "sinks", "slopes", "table", "keys")
 
 
 def with_gradients(

@@ -14,7 +14,7 @@ from tests.fuzz.valid.base import Valid
 from tests.fuzz.valid.draw import LIMITS, lengths, rarely, shared, window
 from tests.fuzz.valid.masks import Sizes, Window, visible_by
 from tests.fuzz.valid.oracle import Expected, Problem, Rounding, solve
-from tests.fuzz.valid.relative import relative
+from tests.fuzz.valid.relative import Kind, relative
 from tests.support.decode_cases import block_table, in_pages
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.masks.constraints import Align
@@ -63,7 +63,7 @@ class Decode(Valid):
         options = self.options() | {
             "mask": self._mask(),
             "bias": self.alibi_bias(self._alibi_align),
-            "relative": self.relative_bias(self.table()),
+            "relative": self.distances(self.by_distance()),
             "sinks": self.sink_logits() if self.sinks else None,
             "return_lse": self.return_lse,
         }
@@ -88,7 +88,7 @@ class Decode(Valid):
 
     def _sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
         sizes = Sizes(1, self.H_q, self.M, k.shape[1])
-        table = {name: x.double() for name, x in self.table().items()}
+        table = {name: x.double() for name, x in self.by_distance().items()}
         causal = Window(right=0, align="bottom_right")
         constraints = () if self.everything else (self.window or causal,)
         return Problem(
@@ -99,7 +99,7 @@ class Decode(Valid):
             dlse=torch.zeros(1, self.H_q, self.M, dtype=torch.float64),
             visible=visible_by(constraints, sizes),
             bias=self.dense_alibi(self._alibi_align, sizes.M, sizes.N),
-            relative=self.relative_bias(table),
+            relative=self.distances(table),
             scale=self.effective_scale,
             softcap=self.softcap,
             sinks=self.sink_logits().double() if self.sinks else None,
@@ -125,7 +125,8 @@ def decode_calls(draw: st.DrawFn, backend: str) -> Decode:
     if mask == "window":
         fields["window"] = replace(window(draw, limits.length), align="bottom_right")
     if rarely(draw):
-        fields["relative"] = relative(draw, 40, "bottom_right")
+        kinds: tuple[Kind, ...] = ("table",) if backend == "cuda" else ("table", "keys", "both")
+        fields["relative"] = relative(draw, 40, "bottom_right", kinds)
     return Decode(
         cache_seqlens=draw(st.lists(length, min_size=1, max_size=4).map(tuple)),
         spare=draw(st.sampled_from([0, 1, 40])),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.plain import distances, plain_weights, repeat_heads, summed_by_distance
-from transformer_kernels.scores.relative import RelativeBias
+from transformer_kernels.scores.relative import Relative, RelativeKeys
 
 _ROUNDINGS = 16.0
 """Errors of a sum or of a function in the accumulation dtype, in units of eps."""
@@ -33,8 +33,8 @@ class Problem:
     """bool (B, H_q, M, N)"""
     bias: Tensor | None = None
     """broadcastable to (B, H_q, M, N)"""
-    relative: RelativeBias | None = None
-    """with a table in float64"""
+    relative: Relative | None = None
+    """with tables in float64"""
     scale: float
     softcap: float | None = None
     dropout: Tensor | None = None
@@ -104,8 +104,7 @@ def _allowed(
 
     # Largest score of a row that takes part; its rounding error is a relative error of the weights.
     scores = abs(x.scale) * (q @ k.mT) + (0.0 if x.bias is None else x.bias.abs())
-    if x.relative is not None:
-        scores = scores + x.relative.table.abs()[:, distances(x.relative, *scores.shape[-2:])]
+    scores = scores + _relative_scores(x, scores.shape)
     scores = scores.masked_fill(~x.visible | scores.isinf(), 0.0)
     score = scores.amax(-1) if scores.shape[-1] else lse * 0
     of_weight = (rounding.exponential + _ROUNDINGS * eps * (1 + score + lse))[..., None]
@@ -130,11 +129,35 @@ def _allowed(
     }
     if x.bias is not None:
         allowed["dbias"] = ds.sum_to_size(x.bias.shape)
-    if x.relative is not None:
-        allowed["dtable"] = summed_by_distance(ds, x.relative)
+    if x.relative is not None and x.relative.table is not None:
+        summed = summed_by_distance(ds, x.relative)
+        allowed["dtable"] = summed.sum_to_size(x.relative.table.shape)
+    if isinstance(x.relative, RelativeKeys):
+        by_entry = scale * _scattered(ds, x.relative)
+        allowed["dq"] = allowed["dq"] + by_entry @ x.relative.keys.abs()
+        summed = torch.einsum("bhme,bhmd->hed", by_entry, q) + tiny
+        allowed["dkeys"] = summed.sum_to_size(x.relative.keys.shape)
     for name in ("dk", "dv"):
         allowed[name] = allowed[name].unflatten(1, (x.k.shape[1], -1)).sum(2)
     return allowed
+
+
+def _relative_scores(x: Problem, shape: torch.Size) -> Tensor:
+    """Magnitudes that relative keys and biases add to scores of this shape (B, H_q, M, N)."""
+    added = x.q.new_zeros(shape)
+    if x.relative is None:
+        return added
+    entry = distances(x.relative, *shape[-2:])
+    if isinstance(x.relative, RelativeKeys):
+        products = abs(x.scale) * x.q.abs() @ x.relative.keys.abs().mT
+        added = added + products.gather(3, entry.expand(shape))
+    return added if x.relative.table is None else added + x.relative.table.abs()[:, entry]
+
+
+def _scattered(ds: Tensor, relative: RelativeKeys) -> Tensor:
+    """Sums (B, H_q, M, N) over the keys of each query that read the same entry: (B, H_q, M, E)."""
+    entry = distances(relative, *ds.shape[-2:]).expand(ds.shape)
+    return ds.new_zeros(*ds.shape[:3], relative.keys.shape[1]).scatter_add(3, entry, ds)
 
 
 def _dropped(weights: Tensor, x: Problem) -> Tensor:

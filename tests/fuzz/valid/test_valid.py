@@ -40,6 +40,18 @@ CALLS = (
     Varlen(M=(5, 0, 33), N=(7, 3, 40), window=EVERY_MASK[0], requires_grad=("v", "table"),
            relative=Relative(entries=9, lowest=-4, align="bottom_right")),
     Decode(cache_seqlens=(70, 3), M=2, relative=Relative(entries=9, align="bottom_right")),
+    Attention(
+        B=2, H_kv=2, group=2, M=33, N=40, relative=Relative(entries=9, lowest=-4, kind="both"),
+        requires_grad=("q", "k", "v", "table", "keys"), return_lse=True, softcap=5.0,
+    ),
+    Attention(
+        M=33, N=40, relative=Relative(entries=40, shared=True, kind="keys"), group=2,
+        requires_grad=("q", "keys"),
+    ),
+    Varlen(M=(5, 0, 33), N=(7, 3, 40), window=EVERY_MASK[0], requires_grad=("q", "keys"), group=2,
+           relative=Relative(entries=9, lowest=-4, align="bottom_right", kind="keys")),
+    Decode(cache_seqlens=(70, 3), M=2,
+           relative=Relative(entries=9, align="bottom_right", kind="both")),
     Varlen(M=(5, 0, 33), N=(7, 3, 40), trailing=3, window=EVERY_MASK[0], sinks=True,
            dropout_p=0.9, requires_grad=("q", "k", "v", "sinks"), return_lse=True, poisoned=True),
     Decode(cache_seqlens=(70, 0, 3), spare=5, M=2, page_size=20, alibi=True, return_lse=True),
@@ -59,7 +71,7 @@ def test_every_wrong_result_is_found(call: Valid, monkeypatch: pytest.MonkeyPatc
     """One element of each result in turn is off by 5% of the largest."""
     right = call.results()
     for name in right:
-        wrong = {key: x.clone() for key, x in right.items()}
+        wrong = {key: x.contiguous().clone() for key, x in right.items()}
         x = wrong[name]
         at = int(x.masked_fill(~x.isfinite(), 0).abs().argmax())
         x.view(-1)[at] *= 1.05

@@ -35,7 +35,7 @@ class Varlen(Valid):
     window: Window | None = None
     alibi_align: Align | None = None
     dropout_p: float = 0.0
-    requires_grad: tuple[Literal["q", "k", "v", "sinks", "table"], ...] = ()
+    requires_grad: tuple[Literal["q", "k", "v", "sinks", "table", "keys"], ...] = ()
     return_lse: bool = False
 
     @property
@@ -55,7 +55,7 @@ class Varlen(Valid):
             "max_seqlen_k": max(self.N) if self.given_max and self.N is not None else None,
             "mask": mask_of(self._constraints, Sizes(1, self.H_q, 1, 1)),
             "bias": self.alibi_bias(self.alibi_align),
-            "relative": self.relative_bias(x),
+            "relative": self.distances(x),
             "dropout_p": self.dropout_p,
             "seed": SEED if self.dropout_p else None,
             "sinks": x.get("sinks"),
@@ -86,7 +86,7 @@ class Varlen(Valid):
             name: tensor.transpose(0, 1)[None].detach().requires_grad_()
             for name, tensor in leaves.items()
         }
-        for name in () if padding else {"sinks", "table"} & x.keys():
+        for name in () if padding else {"sinks", "table", "keys"} & x.keys():
             leaves[name] = x[name].clone().requires_grad_()
         sizes = Sizes(1, self.H_q, leaves["q"].shape[2], leaves["k"].shape[2])
         return Problem(
@@ -97,7 +97,7 @@ class Varlen(Valid):
             dlse=x["dlse"][None, :, rows],
             visible=visible_by(self._constraints, sizes) & (not padding),
             bias=self.dense_alibi(self.alibi_align, sizes.M, sizes.N),
-            relative=None if padding else self.relative_bias(leaves),
+            relative=None if padding else self.distances(leaves),
             scale=self.effective_scale,
             softcap=self.softcap,
             dropout=self.dropout_factors(self.dropout_p, *sizes, first_batch=b),
@@ -106,8 +106,8 @@ class Varlen(Valid):
         )
 
     def _inputs(self, *, dead: float) -> dict[str, Tensor]:
-        """q, k, v as (rows, H, width), with `dead` in dead rows, and sinks and table if there are
-        such."""
+        """q, k, v as (rows, H, width), with `dead` in dead rows, and sinks, table and keys if
+        there are such."""
         dead_q, dead_k = self._dead_rows()
         q, k, v = self.qkv((1, len(dead_q)), (1, len(dead_k)))
         rows = {"q": (q, dead_q), "k": (k, dead_k), "v": (v, dead_k)}
@@ -115,7 +115,7 @@ class Varlen(Valid):
             name: lay_out(tensor.masked_fill(where[:, None], dead), self.layout)[0].transpose(0, 1)
             for name, (tensor, where) in rows.items()
         }
-        return x | self.table() | ({"sinks": self.sink_logits()} if self.sinks else {})
+        return x | self.by_distance() | ({"sinks": self.sink_logits()} if self.sinks else {})
 
     def _dead_rows(self) -> tuple[Tensor, Tensor]:
         """Queries without a visible key, keys that no query sees, and trailing padding: bool."""
@@ -141,9 +141,9 @@ class Varlen(Valid):
 
 
 def _joined(name: str, parts: list[Expected]) -> Expected:
-    """Packed results: rows (total, H, width), lse (H, total), sums of dsinks and dtable."""
+    """Packed results: rows (total, H, width), lse (H, total), sums of the other gradients."""
     exact, allowed = [part.exact for part in parts], [part.allowed for part in parts]
-    if name in ("dsinks", "dtable"):
+    if name in ("dsinks", "dtable", "dkeys"):
         return Expected(torch.stack(exact).sum(0), torch.stack(allowed).sum(0))
     exact_rows, allowed_rows = torch.cat(exact, dim=2)[0], torch.cat(allowed, dim=2)[0]
     if name == "lse":
@@ -169,7 +169,8 @@ def varlen_calls(draw: st.DrawFn, backend: str) -> Varlen:
         fields["relative"] = relative(draw, max(M), align)
     if draw(st.integers(0, 3)) == 3:
         fields["dropout_p"] = draw(st.sampled_from([0.3, 0.9, 1.0]))
-    names = ("q", "k", "v", *["sinks"] * fields["sinks"], *["table"] * ("relative" in fields))
+    names = ("q", "k", "v", *["sinks"] * fields["sinks"])
+    names += fields["relative"].names if "relative" in fields else ()
     return Varlen(
         M=M,
         trailing=draw(st.sampled_from([0, 3])),

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.base import NativeBackend
-from transformer_kernels.backends.native.cuda_support import WIDTHS
+from transformer_kernels.backends.native.cuda_support import RELATIVE_WIDTHS, WIDTHS
 from transformer_kernels.problem import Problem, Shape
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
@@ -44,13 +44,18 @@ class CudaBackend(NativeBackend):
         columns = max(shape.D, shape.D_v)
         if WIDTHS and columns > WIDTHS[-1]:
             reasons.append(f"rows of {columns} elements: tiles are up to {WIDTHS[-1]} wide")
+        if problem.scores.relative_keys is not None and problem.layout.kind == "cache":
+            reasons.append(
+                "relative_keys with a cache: the cpu and reference backends support them"
+            )
         return reasons
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         shape = problem.shape
         dtype, where = str(shape.dtype).removeprefix("torch."), _where(shape.device)
         is_cached = problem.layout.kind == "cache"
-        if cuda_support.runs_hopper(shape.device) and not is_cached:
+        is_relative = problem.scores.relative_keys is not None
+        if cuda_support.runs_hopper(shape.device) and not is_cached and not is_relative:
             (width, v_width), backward = _hopper_widths(shape, q, k, v)
             if width:
                 files = "sm90"
@@ -60,8 +65,9 @@ class CudaBackend(NativeBackend):
                     files += ", csrc/cuda/sm80 for " + " and ".join(f"d{x}" for x in options)
                 return f"csrc/cuda/{files}, {dtype}, width {width}/{v_width}, {where}"
         columns = max(shape.D, shape.D_v)
-        width = next(width for width in WIDTHS if width >= columns)
-        files = "sm80/decode" if is_cached else "sm80"
+        widths = RELATIVE_WIDTHS if is_relative else WIDTHS
+        width = next(width for width in widths if width >= columns)
+        files = "sm80/decode" if is_cached else "sm80/relative" if is_relative else "sm80"
         return f"csrc/cuda/{files}, {dtype}, width {width}, {where}"
 
 

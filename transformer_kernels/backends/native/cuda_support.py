@@ -18,6 +18,9 @@ WIDTHS: tuple[int, ...] = (
 )
 """Tile widths, ascending; D and D_v are padded to the next one."""
 
+RELATIVE_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_RELATIVE_WIDTHS if WIDTHS else ()
+"""Those of the kernels with relative keys."""
+
 _NOT_BUILT = "the extension is built without CUDA kernels; `make build` prints the reason"
 
 _emulated_by: str | None = None

@@ -35,13 +35,16 @@ class TritonBackend:
             return ["decoding from a cache: there is no Triton kernel for it"]
         reasons = []
         columns, chip = max(shape.D, shape.D_v), target.chip(shape.device)
+        has_keys = problem.scores.relative_keys is not None
+        kernel: config.Kernel = "keys_dkdv" if has_keys else "bwd_dkdv"
         if shape.dtype == torch.float64:
             reasons.append("float64: these kernels compute in float32")
         elif columns > config.WIDTHS[-1]:
             reasons.append(f"rows of {columns} elements: tiles are up to {config.WIDTHS[-1]} wide")
-        elif config.tile("bwd_dkdv", chip, shape.dtype.itemsize, columns) is None:
+        elif config.tile(kernel, chip, shape.dtype.itemsize, columns) is None:
             reasons.append(
-                f"rows of {columns} elements of {shape.dtype}: no tile fits the "
+                f"rows of {columns} elements of {shape.dtype}"
+                f"{' with relative_keys' if has_keys else ''}: no tile fits the "
                 f"{chip.shared_kib} KiB of shared memory that {chip.name} has"
             )
         return reasons

@@ -15,16 +15,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from transformer_kernels.backends.triton import config, interpreter, target
-from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
+from transformer_kernels.backends.triton.config import CHIPS, WIDTHS, Kernel
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import Saved
 from transformer_kernels.problem.dense import dense_problem
-from transformer_kernels.scores.relative import relative_bias
+from transformer_kernels.scores.relative import relative_bias, relative_keys
 
 DTYPES = (torch.bfloat16, torch.float32)
 TARGETS = {
@@ -65,7 +65,8 @@ def compile_tiles(
     *,
     processes: int = 2,
 ) -> Iterator[Compiled]:
-    """Compiles every kernel of a causal call and of the gradients of biases.
+    """Compiles every kernel of a causal call, of one with relative keys and of the gradients of
+    biases.
 
     Args:
         chips: names in `config.CHIPS`.
@@ -130,12 +131,14 @@ class Driver:
 
 
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
-    """Launches a causal forward and backward pass, and the gradients of biases."""
+    """Launches a causal forward and backward pass, one with relative keys, and the gradients of
+    biases."""
     from transformer_kernels.backends.triton import launch
 
     q, k, v = (torch.empty(2, 8, 1024, columns, dtype=dtype, device="meta") for _ in range(3))
     bias = torch.empty(8, 1024, 1024, dtype=dtype, device="meta")
     relative = relative_bias(torch.empty(8, 257, device="meta"), lowest=-128)
+    keys = relative_keys(torch.empty(8, 257, columns, dtype=dtype, device="meta"), lowest=-128)
 
     def prepare(**biases: Any) -> launch.Call:
         return launch.prepare(dense_problem(q, k, v, mask=Mask.causal(), **biases), q, k, v)
@@ -145,6 +148,12 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
     operands = launch.prepare_backward(plain, q, None, Saved(q, k, v, o, lse, None))
     launch.bwd_dkdv(plain, operands, None)
     launch.bwd_dq(plain, operands, None)
+    if config.tile("keys_dkdv", target.chip(q.device), dtype.itemsize, columns) is not None:
+        with_keys = prepare(relative=keys)
+        launch.forward(with_keys)
+        launch.bwd_dkdv(with_keys, operands, None)
+        launch.bwd_dq(with_keys, operands, None)
+        launch.gradient_of_relative_keys(with_keys, operands, None)
     launch.gradient_of_bias(prepare(bias=bias), operands, None, lse)
     launch.gradient_of_relative_bias(prepare(relative=relative), operands, None)
 
@@ -174,7 +183,7 @@ def _compile(
     registers, spills, in_loops = read(compiled.asm)
     return Compiled(
         chip=chip,
-        kernel=kernel.__name__.removesuffix("_kernel"),
+        kernel=_name(kernel, request["constants"]),
         dtype=str(dtype).removeprefix("torch."),
         columns=columns,
         tile=_tile(kernel, request["constants"]),
@@ -186,6 +195,18 @@ def _compile(
         spills_in_loops=in_loops,
         seconds=seconds,
     )
+
+
+def _name(kernel: Any, constants: dict[tuple[int, ...], Any]) -> str:
+    """Returns the kernel's name in `config.Kernel`, or that of its function."""
+    from transformer_kernels.backends.triton.kernels.scores import Scores
+
+    name: str = kernel.__name__.removesuffix("_kernel")
+    names: list[str] = kernel.arg_names
+    if "scores" not in names:
+        return name
+    field = names.index("scores"), Scores._fields.index("relative_keys")
+    return name if field in constants else config.WITH_KEYS.get(cast(Kernel, name), name)
 
 
 def _tile(kernel: Any, constants: dict[tuple[int, ...], Any]) -> str:

@@ -17,9 +17,18 @@ from typing import Literal
 
 from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
 
-Kernel = Literal["forward", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient"]
-SUMS: tuple[Kernel, ...] = ("bias_gradient", "relative_gradient")
-"""Kernels that sum score gradients. Their tiles allow for any per-score loads."""
+Kernel = Literal[
+    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient",
+    "keys_forward", "keys_dkdv", "keys_dq", "keys_gradient",
+]  # fmt: skip
+WITH_KEYS: dict[Kernel, Kernel] = {
+    "forward": "keys_forward", "bwd_dkdv": "keys_dkdv", "bwd_dq": "keys_dq",
+}  # fmt: skip
+"""Kernels that have other tiles in calls with relative keys."""
+SQUARE: tuple[Kernel, ...] = ("relative_gradient", *WITH_KEYS.values(), "keys_gradient")
+"""Kernels with square tiles, each within one block of the block mask."""
+SUMS: tuple[Kernel, ...] = ("bias_gradient", "relative_gradient", "keys_gradient")
+"""Kernels that sum score gradients."""
 WIDTHS = (64, 128, 256, 512)
 """Widths (head dimensions) of the table's columns. A row uses the first that is large enough."""
 
@@ -106,15 +115,14 @@ def tile(
     if row is None:
         return None
     default = Tile(*row)
-    if score_bytes == 0 or kernel in SUMS:
+    if score_bytes == 0 or kernel in SUMS or kernel in SQUARE:  # tiles for any per-score loads
         return default
     return _shrink_for_score_loads(kernel, chip, default, element_size, columns, score_bytes)
 
 
 def is_allowed(kernel: Kernel, tile: Tile) -> bool:
-    """True if the kernel can have the tile, whatever its resources: the relative gradient needs
-    square tiles, each within one block of the block mask."""
-    return kernel != "relative_gradient" or tile.block_m == tile.block_n <= BLOCK_MASK_SIZE
+    """True if the kernel can have the tile, whatever its resources: see `SQUARE`."""
+    return kernel not in SQUARE or tile.block_m == tile.block_n <= BLOCK_MASK_SIZE
 
 
 def _shrink_for_score_loads(
@@ -155,17 +163,22 @@ def shared_bytes(
 ) -> int:
     """Returns an upper bound of the shared memory of a tile, in bytes.
 
-    The sum of: resident rows (q; k and v; or q and do), pipelined rows (k and v, q and do, or all),
-    per-score loads, and tiles passed from one product to the next (weights; for dk also ds).
+    The sum of: resident rows (q; k and v; or q and do), pipelined rows (k and v, q and do, or all;
+    relative keys), per-score loads, and tiles passed from one product to the next (weights; for dk
+    also ds; a tile by distance).
     """
     row = columns * element_size
+    has_keys = kernel in WITH_KEYS.values() or kernel == "keys_gradient"
+    kernel = next((plain for plain, other in WITH_KEYS.items() if other == kernel), kernel)
     resident, streamed = 2 * tile.block_m, 2 * tile.block_n
     if kernel == "bwd_dkdv":
         resident, streamed = streamed, resident
     elif kernel == "forward":
         resident = tile.block_m
-    elif kernel == "relative_gradient":
+    elif kernel in SUMS:
         resident, streamed = 0, resident + streamed
+    if has_keys:
+        streamed += 2 * tile.block_n
     if chip.keeps_rows:
         resident = 0
     ahead = max(1, tile.stages - 1)
@@ -173,7 +186,7 @@ def shared_bytes(
     in_flight = tile.stages if chip.warp_groups else ahead
     scores = tile.block_m * tile.block_n
     rows = tile.block_n if kernel == "bwd_dkdv" else tile.block_m
-    between = scores * element_size * (2 if kernel == "bwd_dkdv" else 1)
+    between = scores * element_size * ((2 if kernel == "bwd_dkdv" else 1) + has_keys)
     if chip.keeps_weights and element_size == 2 and 16 * tile.warps <= rows:
         between = 0
     return (resident + in_flight * streamed) * row + ahead * scores * score_bytes + between
@@ -183,6 +196,8 @@ _Rows = dict[str, tuple[tuple[int, int, int, int] | None, ...]]
 
 # (block_m, block_n, warps, stages) for the widths 64, 128, 256 and 512; None: no tile fits.
 # fmt: off
+_KEYS = ((32, 32, 4, 2), (32, 32, 4, 2), (16, 16, 4, 1), (16, 16, 4, 1))
+
 _HALVES: dict[Kernel, _Rows] = {
     "forward": {
         "sm80":  ((128, 128, 8, 3), (128, 64, 8, 3), (64, 64, 8, 2), (32, 32, 8, 1)),
@@ -215,6 +230,15 @@ _HALVES: dict[Kernel, _Rows] = {
         "sm100": ((64, 64, 8, 2), (64, 64, 8, 2), (32, 32, 8, 1), (16, 16, 4, 1)),
         "gfx9":  ((64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
     },
+    "keys_forward": dict.fromkeys(CHIPS, _KEYS),
+    "keys_dkdv": {**dict.fromkeys(CHIPS, _KEYS), "gfx9": (_KEYS[0], (16, 16, 4, 2), *_KEYS[2:])},
+    "keys_dq": {**dict.fromkeys(CHIPS, _KEYS), "sm100": (_KEYS[0], (32, 32, 4, 1), *_KEYS[2:])},
+    "keys_gradient": dict.fromkeys(CHIPS, _KEYS),
+}
+
+_FLOAT_KEYS: _Rows = {
+    **dict.fromkeys(CHIPS, ((32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1))),
+    **dict.fromkeys(("sm80", "sm86"), ((32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1), None)),
 }
 
 _FLOATS: dict[Kernel, _Rows] = {
@@ -245,5 +269,9 @@ _FLOATS: dict[Kernel, _Rows] = {
     "relative_gradient": dict.fromkeys(
         CHIPS, ((32, 32, 4, 1), (16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1))
     ),
+    "keys_forward": _FLOAT_KEYS,
+    "keys_dkdv": _FLOAT_KEYS,
+    "keys_dq": _FLOAT_KEYS,
+    "keys_gradient": _FLOAT_KEYS,
 }
 # fmt: on

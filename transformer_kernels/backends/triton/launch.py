@@ -22,6 +22,7 @@ from transformer_kernels.backends.triton.kernels.bias_gradient import (
 from transformer_kernels.backends.triton.kernels.block_lists import block_mask_kernel, list_kernel
 from transformer_kernels.backends.triton.kernels.block_ranges import NO_LISTS, BlockLists
 from transformer_kernels.backends.triton.kernels.forward import forward_kernel
+from transformer_kernels.backends.triton.kernels.keys_gradient import distance_sums_kernel
 from transformer_kernels.backends.triton.kernels.relative_gradient import strip_sums_kernel
 from transformer_kernels.backends.triton.kernels.score_gradient import (
     Statistics,
@@ -36,6 +37,8 @@ if interpreter.is_on():
 
 MAX_ROW_STRIDE = 1 << 24
 """Largest row stride, in elements, for which offsets inside a tile fit in 32 bits."""
+MIN_PROGRAMS = 1024
+"""Programs of the gradient of relative keys: fewer blocks of distances split batch and heads."""
 
 
 class Call(NamedTuple):
@@ -75,7 +78,8 @@ class Operands(NamedTuple):
 
 def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     shape = problem.shape
-    if problem.scores.relative_bias is None:  # its distances are those of the upper bounds
+    tables = (problem.scores.relative_bias, problem.scores.relative_keys)
+    if all(x is None for x in tables):  # their distances are those of the upper bounds
         # A max_seqlen beyond the rows in memory would add empty programs.
         shape = shape._replace(M=min(shape.M, q.shape[2]), N=min(shape.N, k.shape[2]))
         problem = replace(problem, shape=shape)
@@ -116,10 +120,12 @@ def backward(
     dk, dv = bwd_dkdv(call, operands, saved.block_mask)
     dq = bwd_dq(call, operands, saved.block_mask)
     dbias = gradient_of_bias(call, operands, dlse, saved.lse) if "bias" in wanted else None
-    drelative = None
+    drelative, dkeys = None, None
     if "relative_bias" in wanted:
         drelative = gradient_of_relative_bias(call, operands, saved.block_mask)
-    return Gradients(dq, dk, dv, dbias, drelative)
+    if "relative_keys" in wanted:
+        dkeys = gradient_of_relative_keys(call, operands, saved.block_mask)
+    return Gradients(dq, dk, dv, dbias, drelative, dkeys)
 
 
 def prepare_backward(call: Call, do: Tensor, dlse: Tensor | None, saved: Saved) -> Operands:
@@ -249,6 +255,40 @@ def gradient_of_relative_bias(call: Call, operands: Operands, block_mask: Tensor
     return sums.sum((0, 2)) if table.shape[0] > 1 else sums.sum((0, 1, 2))[None]
 
 
+def gradient_of_relative_keys(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
+    """Returns drelative_keys, (H_q or 1, distances, D) in q's dtype."""
+    p, keys = call.problem.shape, call.problem.scores.relative_keys
+    assert keys is not None
+    if 0 in (p.B, p.M, p.N):
+        return torch.zeros_like(keys)
+    tile, sizes = tiling("keys_gradient", call.problem)
+    own_h, side = keys.shape[0], tile.block_m
+    programs = (-(-(p.N - 1) // side) + -(-p.M // side)) * own_h
+    splits = min(p.B * p.H_q // own_h, -(-MIN_PROGRAMS // programs))
+    sums = torch.empty((splits, *keys.shape), dtype=torch.float32, device=keys.device)
+    block_mask = block_mask if call.problem.mask.has_element_mask else None
+    launch(
+        distance_sums_kernel,
+        programs * splits,
+        *operands,
+        sums,
+        *call.scalars,
+        call.heads,
+        call.sequences,
+        call.mask,
+        block_mask,
+        tuple(arguments.broadcast_strides(block_mask, 4)[:3]),
+        call.scores,
+        call.dropout,
+        p.B,
+        own_h,
+        splits,
+        sizes,
+        **resources(tile),
+    )
+    return sums.sum(0).to(keys.dtype)
+
+
 def fill_block_mask(call: Call) -> Tensor:
     """Returns the block mask, one byte for each 64 x 64 block (kernels/block_lists.py)."""
     M, N, mask = call.problem.shape.M, call.problem.shape.N, call.problem.mask
@@ -300,6 +340,8 @@ def tiling(kernel: Kernel, problem: Problem) -> tuple[Tile, arguments.Sizes]:
     shape = problem.shape
     chip = target.chip(shape.device)
     columns = max(config.width(shape.D), config.width(shape.D_v))
+    if problem.scores.relative_keys is not None:
+        kernel = config.WITH_KEYS.get(kernel, kernel)
     loaded = scores.bytes_per_score(problem.scores) + masks.bytes_per_score(problem.mask)
     tile = config.tile(kernel, chip, shape.dtype.itemsize, columns, loaded)
     assert tile is not None  # checked by unsupported_reasons

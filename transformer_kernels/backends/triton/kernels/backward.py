@@ -1,10 +1,10 @@
 """Backward kernels: bwd_dkdv runs one program per key block, bwd_dq one per query block.
 
-    dv = (z p)^T do,  dk = scale da^T q,  dq = scale da k
+    dv = (z p)^T do,  dk = scale da^T q,  dq = scale da (k + r)
 
-Both recompute the weights from q, k and lse (`base`). One program sums each gradient in a fixed
-order, dk and dv also over the query heads of their group. There are no atomics, so gradients are
-bit-identical from run to run.
+r are the relative keys. Both kernels recompute the weights from q, k, r and lse (`base`). One
+program sums each gradient in a fixed order, dk and dv also over the query heads of their group.
+There are no atomics, so gradients are bit-identical from run to run.
 docs/attention.md, section 3.
 """
 
@@ -35,6 +35,11 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     sequence,
     store_rows,
     tile_coords,
+)
+from transformer_kernels.backends.triton.kernels.relative_keys import (
+    add_relative_rows,
+    load_relative_rows,
+    tile_products,
 )
 from transformer_kernels.backends.triton.kernels.score_gradient import (
     head_statistics,
@@ -116,10 +121,11 @@ def add_queries(
     q_tile = load_rows(q, coords.i0, live, sizes.D, sizes.BLOCK_D, MASKED)
     do_tile = load_rows(do, coords.i0, live, sizes.D_V, sizes.BLOCK_DV, MASKED)
     bias = load_bias(scores, coords, band)
+    relative = load_relative_rows(scores, coords, band, sizes)
     is_visible = None
     if MASKED:
         is_visible = visible(mask, band, coords)
-    products = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+    products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=True)
     p = weights(products, base[None, :], bias, is_visible, mask, scores, coords, band)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=True)
     dv = tl.dot((p * z).to(do_tile.dtype), do_tile, sums.dv, input_precision=PRECISION)
@@ -189,14 +195,16 @@ def add_keys(
     k_tile = load_rows(k, coords.j0, live, sizes.D, sizes.BLOCK_D, MASKED)
     v_tile = load_rows(v, coords.j0, live, sizes.D_V, sizes.BLOCK_DV, MASKED)
     bias = load_bias(scores, coords, band)
+    relative = load_relative_rows(scores, coords, band, sizes)
     is_visible = None
     if MASKED:
         is_visible = visible(mask, band, coords)
-    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+    products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=False)
     p = weights(products, of_rows.base[:, None], bias, is_visible, mask, scores, coords, band)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
     ds = score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)
     da = product_gradients(ds, products, scores)
     k_tile = zero_hidden_keys(k_tile, is_visible, mask)
-    return tl.dot(da.to(k_tile.dtype), k_tile, total, input_precision=PRECISION)
+    total = tl.dot(da.to(k_tile.dtype), k_tile, total, input_precision=PRECISION)
+    return add_relative_rows(total, da, relative, scores, sizes)

@@ -46,10 +46,11 @@ def tile_sums_kernel(
         if (j0 >= begin) & (j0 < end):
             for h in range(first_h, heads.H_q, own_h):
                 coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-                total += tile_gradients(
+                tile = tile_gradients(
                     q, k, v, do, statistics, rows, heads, b, 0, 0,
                     coords, band, mask, scores, dropout, sizes,
                 )  # fmt: skip
+                total += tile.ds
     i, j = i0 + tl.arange(0, sizes.BLOCK_M)[:, None], j0 + tl.arange(0, sizes.BLOCK_N)[None, :]
     to = head(dbias, first_b, first_h, 0)
     at = to.data + i.to(tl.int64) * to.stride + j
@@ -71,10 +72,10 @@ def column_sums_kernel(
     ranges = query_block_ranges(band, j0, sizes.BLOCK_M, sizes.BLOCK_N)
     for n in range(ranges.any_begin, ranges.any_end):
         coords = tile_coords(b, h, n * sizes.BLOCK_M, j0, sizes, TRANSPOSED=False)
-        ds = tile_gradients(
+        tile = tile_gradients(
             q, k, v, do, statistics, rows, heads, b, 0, 0,
             coords, band, mask, scores, dropout, sizes,
         )  # fmt: skip
-        total += tl.sum(ds, 0)
+        total += tl.sum(tile.ds, 0)
     j = j0 + tl.arange(0, sizes.BLOCK_N)
     tl.store(vector_pointer(sums, heads, N, b, h, 0) + j, total, mask=j < N)

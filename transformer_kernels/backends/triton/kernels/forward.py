@@ -37,6 +37,10 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     tile_coords,
     vector_pointer,
 )
+from transformer_kernels.backends.triton.kernels.relative_keys import (
+    load_relative_rows,
+    tile_products,
+)
 from transformer_kernels.backends.triton.kernels.scores import (
     LN2,
     finite_maximum,
@@ -118,10 +122,11 @@ def attend(
     k_tile = load_rows(k, coords.j0, live, sizes.D, sizes.BLOCK_D, MASKED)
     # Per-score loads must precede the product: docs/triton.md, section 4.
     bias = load_bias(scores, coords, band)
+    relative = load_relative_rows(scores, coords, band, sizes)
     is_visible = None
     if MASKED:
         is_visible = visible(mask, band, coords)
-    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+    products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=False)
     s = unscaled_scores(products, bias, scores, coords, band)
     v_tile = load_rows(v, coords.j0, live, sizes.D_V, sizes.BLOCK_DV, MASKED)
     if MASKED:

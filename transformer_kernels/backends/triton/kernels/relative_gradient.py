@@ -48,10 +48,11 @@ def strip_sums_kernel(
         i0, j0 = n * SIDE, (n - strip) * SIDE
         if not is_empty(block_mask, block_strides, b, h, i0, j0):
             coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-            total += tile_gradients(
+            tile = tile_gradients(
                 q, k, v, do, statistics, rows, heads, memory_b, first_q, first_k,
                 coords, band, mask, scores, dropout, sizes,
             )  # fmt: skip
+            total += tile.ds
     lower, upper = diagonal_sums(total, SIDE)
     row = (tl.cast(b, tl.int64) * heads.H_q + h) * 2 * band.distances
     index = band.relative_offset + strip * SIDE + tl.arange(0, SIDE)

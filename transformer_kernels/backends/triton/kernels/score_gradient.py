@@ -21,6 +21,10 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     sequence,
     vector_pointer,
 )
+from transformer_kernels.backends.triton.kernels.relative_keys import (
+    load_relative_rows,
+    tile_products,
+)
 from transformer_kernels.backends.triton.kernels.scores import LOG2E, load_bias, natural_scores
 
 
@@ -30,6 +34,14 @@ class Statistics(NamedTuple):
 
     base: Any
     delta: Any
+
+
+class TileGradients(NamedTuple):
+    """ds of a tile, 0 where hidden, with its products and its queries."""
+
+    ds: Any
+    products: Any
+    q: Any
 
 
 @triton.jit
@@ -79,7 +91,7 @@ def tile_gradients(
     q, k, v, do, statistics, rows, heads, memory_b, first_q, first_k,
     coords, band, mask, scores, dropout, sizes,
 ):  # fmt: skip
-    """ds of a tile, 0 where hidden; `sequence` returns memory_b, first_q and first_k"""
+    """`TileGradients`; `sequence` returns memory_b, first_q and first_k"""
     PRECISION: tl.constexpr = sizes.PRECISION
     h, i0, j0 = coords.h, coords.i0, coords.j0
     h_kv = h // heads.group
@@ -92,13 +104,15 @@ def tile_gradients(
     q_tile = load_rows(q_head, i0, rows_live, sizes.D, sizes.BLOCK_D, True)
     k_tile = load_rows(k_head, j0, live, sizes.D, sizes.BLOCK_D, True)
     bias, is_visible = load_bias(scores, coords, band), visible(mask, band, coords)
-    products = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+    relative = load_relative_rows(scores, coords, band, sizes)
+    products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=False)
     p = weights(products, of_rows.base[:, None], bias, is_visible, mask, scores, coords, band)
     do_tile = load_rows(do_head, i0, rows_live, sizes.D_V, sizes.BLOCK_DV, True)
     v_tile = load_rows(v_head, j0, live, sizes.D_V, sizes.BLOCK_DV, True)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
-    return score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)
+    ds = score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)
+    return TileGradients(ds, products, q_tile)
 
 
 @triton.jit(do_not_specialize=["rows", "M", "N"])

@@ -3,6 +3,7 @@
     a = scale q k^T, with a softcap c: c tanh(scale q k^T / c)
     s = a + bias - slope |i + offset - j| + relative_bias[i + relative_offset - j]
 
+With relative keys, k stands for k_j + relative_keys[i + relative_offset - j]: relative_keys.py.
 docs/attention.md, sections 2 and 3.
 """
 
@@ -41,11 +42,14 @@ class Scores(NamedTuple):
     relative_bias: Tensor | None
     relative_h: int | None
     """0 if all heads share one row of the relative bias, else 1"""
+    relative_keys: Tensor | None
+    relative_keys_h: int | None
+    """0 if all heads share the relative keys, else 1"""
 
 
 def scores(problem: Problem, scale: float) -> Scores:
     options = problem.scores
-    table = options.relative_bias
+    table, keys = options.relative_bias, options.relative_keys
     biases = (options.bias, options.alibi_slopes, table)
     plain = not options.softcap and all(x is None for x in biases) and 1e-37 < scale < 1e37
     bias_b, bias_h, bias_i, bias_j = broadcast_strides(options.bias, 4)
@@ -62,6 +66,8 @@ def scores(problem: Problem, scale: float) -> Scores:
         slopes=contiguous(options.alibi_slopes),
         relative_bias=contiguous(table),
         relative_h=None if table is None else int(table.shape[0] > 1),
+        relative_keys=contiguous(keys),
+        relative_keys_h=None if keys is None else int(keys.shape[0] > 1),
     )
 
 

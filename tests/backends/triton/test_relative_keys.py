@@ -1,0 +1,167 @@
+"""Relative keys in the Triton kernels: packed sequences, blocks of distances and their bounds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from transformer_kernels.backends.triton import launch
+from transformer_kernels.masks.constraints import Align
+from transformer_kernels.problem import Saved
+from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.problem.varlen import one_entry, varlen_problem
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+LENGTHS = ((67, 67), (0, 3), (5, 71), (3, 0), (33, 20))
+"""(M, N) of each sequence"""
+
+
+def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor([*itertools.accumulate(lengths, initial=0)], device=device).int()
+
+
+@pytest.mark.parametrize(
+    ("align", "left", "heads", "entries", "beyond"),
+    [
+        ("top_left", None, 4, 300, 0),
+        ("bottom_right", 30, 1, 40, 0),
+        ("bottom_right", None, 4, 9, 100),
+    ],
+)
+def test_packed_sequences_match_the_reference(
+    align: Align, left: int | None, heads: int, entries: int, beyond: int, device: torch.device
+) -> None:
+    """With the bottom right corner, blocks of distances lie differently in each sequence."""
+    rows_q, rows_k = (starts(lengths, device) for lengths in zip(*LENGTHS, strict=True))
+    q = torch.randn(int(rows_q[-1]), 4, 19, device=device)
+    k, v = (torch.randn(int(rows_k[-1]), 2, 19, device=device) for _ in range(2))
+    keys, table = (torch.randn(heads, entries, *end, device=device) for end in ((19,), ()))
+    do, dlse = torch.randn_like(q), torch.randn(4, q.shape[0], device=device)
+
+    def step(dtype: torch.dtype, backend: str) -> list[Tensor]:
+        x = tuple(y.to(dtype).requires_grad_() for y in (q, k, v, keys, table))
+        o, lse = tk.attention_varlen(
+            x[0], x[1], x[2], rows_q, rows_k,
+            max_seqlen_q=67 + beyond,
+            max_seqlen_k=71 + beyond,
+            mask=tk.Mask.window(left, None if left is None else 20, align=align),
+            relative=tk.relative_keys(x[3], table=x[4], lowest=-entries // 2, align=align),
+            return_lse=True,
+            backend=backend,
+        )  # fmt: skip
+        gradients = torch.autograd.grad([o, lse], x, [do.to(dtype), dlse.to(dtype)])
+        return [y.detach().float() for y in (o, lse, *gradients)]
+
+    got, expected = step(torch.float32, "triton"), step(torch.float64, "reference")
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("diagonal", [-95, -33, -32, -31, -1, 0, 1, 31, 32, 33, 95])
+def test_blocks_contain_every_visible_distance(diagonal: int, device: torch.device) -> None:
+    """One diagonal is visible and dlse = 1, so ds is 1 on it and its key's gradient is a sum of
+    queries. The keys of all other distances are NaN. Tiles are 32 x 32."""
+    M, N, B = 97, 103, 2
+    q, k = torch.randn(B, 2, M, 8, device=device), torch.randn(B, 1, N, 8, device=device)
+    keys = torch.full((1, M + N - 1, 8), math.nan, device=device)
+    keys[:, N - 1 - diagonal] = r = torch.randn(8, device=device)
+    x = [y.requires_grad_() for y in (q, k, keys)]
+    _, lse = tk.attention(
+        q, k, k,
+        mask=tk.Mask.window(-diagonal, diagonal),
+        relative=tk.relative_keys(keys, lowest=1 - N),
+        scale=0.5,
+        return_lse=True,
+        backend="triton",
+    )  # fmt: skip
+    rows = torch.arange(max(0, -diagonal), min(M, N - diagonal), device=device)
+    key = (k[:, :, rows + diagonal] + r).detach()
+    torch.testing.assert_close(lse[:, :, rows], 0.5 * (q[:, :, rows] * key).sum(-1))
+    assert (lse > -math.inf).sum() == 2 * B * len(rows)
+    dq, dk, dkeys = torch.autograd.grad(lse[:, :, rows].sum(), x)
+    expected = [torch.zeros_like(y) for y in x]
+    expected[0][:, :, rows] = 0.5 * key.expand(-1, 2, -1, -1)
+    expected[1][:, :, rows + diagonal] = 0.5 * q[:, :, rows].detach().sum(1, keepdim=True)
+    expected[2][0, N - 1 - diagonal] = 0.5 * q[:, :, rows].detach().sum((0, 1, 2))
+    torch.testing.assert_close([dq, dk, dkeys], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_splits_have_the_same_sum(
+    shared: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One program for all batch entries and heads that share keys, or one for each. Either sum has
+    the same bits in every run."""
+    q, k = torch.randn(3, 4, 40, 8, device=device), torch.randn(3, 2, 50, 8, device=device)
+    keys = torch.randn(1 if shared else 4, 89, 8, device=device, requires_grad=True)
+    do = torch.randn_like(q)
+
+    def gradient() -> Tensor:
+        relative = tk.relative_keys(keys, lowest=-49)
+        o = tk.attention(q, k, k, relative=relative, backend="triton")
+        return torch.autograd.grad(o, keys, do)[0]
+
+    many = gradient()
+    assert torch.equal(many, gradient())
+    monkeypatch.setattr(launch, "MIN_PROGRAMS", 1)
+    one = gradient()
+    assert torch.equal(one, gradient())
+    torch.testing.assert_close(one, many, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(one, many)
+
+
+def test_blocks_that_the_block_mask_hides_are_skipped(device: torch.device) -> None:
+    """Sums of the other blocks have the same bits as without a block mask."""
+    visible = torch.zeros(1, 1, 130, 70, dtype=torch.bool, device=device)
+    visible[..., 64:128, 64:] = True
+    q, k = torch.randn(2, 2, 130, 8, device=device), torch.randn(2, 2, 70, 8, device=device)
+    relative = tk.relative_keys(torch.randn(1, 9, 8, device=device), lowest=-4)
+    problem = dense_problem(q, k, k, mask=tk.Mask.dense(visible), relative=relative)
+    call = launch.prepare(problem, q, k, k)
+    o, lse, block_mask = launch.forward(call)
+    saved = Saved(q, k, k, o, lse, block_mask)
+    operands = launch.prepare_backward(call, torch.randn_like(o), None, saved)
+    got = launch.gradient_of_relative_keys(call, operands, block_mask)
+    assert bool(got.any())
+    expected = launch.gradient_of_relative_keys(call, operands, torch.ones_like(block_mask))
+    assert torch.equal(got, expected)
+    assert not launch.gradient_of_relative_keys(call, operands, block_mask * 0).any()
+
+
+@pytest.mark.parametrize("align", ["top_left", "bottom_right"])
+def test_nothing_outside_the_table_is_read(align: Align, device: torch.device) -> None:
+    """Lengths on a device are not validated and may exceed their upper bounds. The table lies
+    between NaN."""
+    M, N, longer_M, longer_N = 20, 30, 60, 90
+    q = torch.randn(longer_M, 1, 8, device=device)
+    k = torch.randn(longer_N, 1, 8, device=device)
+    relative = tk.relative_keys(torch.zeros(1, 1, 8, device=device), lowest=0, align=align)
+    lengths = starts((M,), device), starts((N,), device)
+    problem = varlen_problem(q, k, k, *lengths, max_seqlen_q=M, max_seqlen_k=N, relative=relative)
+    memory = torch.full((1, 1000, 8), math.nan, device=device)
+    keys = memory[:, 400 : 400 + M + N - 1].zero_()
+    problem = replace(
+        problem,
+        scores=problem.scores._replace(relative_keys=keys),
+        layout=problem.layout._replace(
+            cu_seqlens_q=starts((longer_M,), device), cu_seqlens_k=starts((longer_N,), device)
+        ),
+    )
+    call = launch.prepare(problem, one_entry(q), one_entry(k), one_entry(k))
+    assert call.scores.relative_keys is not None
+    assert call.scores.relative_keys.data_ptr() == keys.data_ptr()
+    o, lse, _ = launch.forward(call)
+    assert o.isfinite().all()
+    assert lse[:, :, :M].isfinite().all()
+    saved = Saved(call.q, call.k, call.v, o, lse, None)
+    gradients = launch.backward(call, torch.randn_like(o), None, saved, ("relative_keys",))
+    assert gradients.relative_keys is not None
+    assert gradients.relative_keys.shape == keys.shape
+    assert all(x is None or bool(x.isfinite().all()) for x in gradients)
+    assert memory.isnan().sum() == (1000 - M - N + 1) * 8
