@@ -1,45 +1,58 @@
-"""Cost of a relative bias: no bias, a table by distance, the same bias as a dense tensor, and
-FlexAttention with the same table.
+"""Cost of relative positions: none, a table or keys by distance, the same scores as a dense bias,
+and FlexAttention with the same scores.
 
     python -m benchmarks.runner.relative
-    python -m benchmarks.runner.relative --shapes 1,12,2048,64 --dtype bfloat16 --threads 1
+    python -m benchmarks.runner.relative --shapes 1,12,2048,2048,64 --dtype bfloat16 --threads 1
+    python -m benchmarks.runner.relative --kind keys --shapes 1,4,512,1024,64
 
-The forward pass is inference; forward + backward computes the gradient of the table too. Results
-are compared with the dense bias first, then timed interleaved. FlexAttention is compiled; on a CPU
-it has no backward pass.
+Queries and keys end at the same position; with keys by distance attention is causal, as in
+Transformer-XL. The forward pass is inference; forward + backward computes the gradients of the
+table or keys too. Results are compared with the dense bias first, then timed interleaved.
+FlexAttention is compiled; on a CPU it has no backward pass.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from transformer_kernels import attention, relative_bias
+from benchmarks.runner.dense_skew import causal_bias
+from transformer_kernels import Mask, attention, relative_bias, relative_keys
 from transformer_kernels.bench import Budget, Direction, Inputs, Interleaver, prepare_work
 from transformer_kernels.bench.cases import Attend
 from transformer_kernels.bench.memory import peak_extra_bytes
 
+Kind = Literal["table", "keys"]
 ENTRIES = 257
 """Entries of the tables: T5's distances, -128 to 128."""
+
+
+class Shape(NamedTuple):
+    B: int
+    H: int
+    M: int
+    N: int
+    D: int
 
 
 @dataclass(frozen=True)
 class Variant:
     attend: Attend
-    learned: tuple[Tensor, ...]
+    learned: tuple[Tensor, ...] = ()
     directions: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Times are medians, relative to those without a bias."""
+    """Times are medians, relative to those without relative positions."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     direction: Direction
     variant: str
     ms: float
@@ -47,43 +60,86 @@ class Row:
     mib: float | None
 
 
-def variants(
-    B: int, H: int, S: int, D: int, dtype: torch.dtype
-) -> tuple[Inputs, dict[str, Variant]]:
+def variants(shape: Shape, dtype: torch.dtype, kind: Kind) -> tuple[Inputs, dict[str, Variant]]:
     """Returns inputs, and the variants by name."""
+    B, H, M, N, D = shape
     generator = torch.Generator().manual_seed(0)
-    inputs = Inputs(*(torch.randn(B, H, S, D, generator=generator).to(dtype) for _ in range(4)))
-    table = torch.randn(H, ENTRIES, generator=generator, requires_grad=True)
-    bias = relative_bias(table, lowest=-(ENTRIES // 2)).dense(S, S).detach().to(dtype)
-    bias.requires_grad_()
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
-    def by_distance(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, relative=relative_bias(table, lowest=-(ENTRIES // 2)))
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator).to(dtype)
 
-    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        flat = table.detach().to(dtype)
+    q, do = normal(B, H, M, D), normal(B, H, M, D)
+    inputs = Inputs(q, normal(B, H, N, D), normal(B, H, N, D), do)
+    if kind == "keys":
+        return inputs, _keys(normal(H, N, D).requires_grad_(), shape)
+    return inputs, _table(normal(H, ENTRIES).float().requires_grad_(), shape, dtype)
 
-        def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + flat[h, (i - j + ENTRIES // 2).clamp(0, ENTRIES - 1)]
 
-        return compiled(q, k, v, score_mod=add)
+def _table(table: Tensor, shape: Shape, dtype: torch.dtype) -> dict[str, Variant]:
+    relative = relative_bias(table, lowest=-(ENTRIES // 2), align="bottom_right")
+    bias = relative.dense(shape.M, shape.N).detach().to(dtype).requires_grad_()
+    flat, shift = table.detach().to(dtype), shape.N - shape.M + ENTRIES // 2
 
-    return inputs, {
-        "none": Variant(attention, ()),
-        "relative": Variant(by_distance, (table,)),
+    def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + flat[h, (i - j + shift).clamp(0, ENTRIES - 1)]
+
+    compiled = _compiled_flex()
+    return {
+        "none": Variant(attention),
+        "relative": Variant(lambda q, k, v: attention(q, k, v, relative=relative), (table,)),
         "dense bias": Variant(lambda q, k, v: attention(q, k, v, bias=bias), (bias,)),
-        "FlexAttention": Variant(flex, (), ("fwd",)),
+        "FlexAttention": Variant(
+            lambda q, k, v: compiled(q, k, v, score_mod=add), directions=("fwd",)
+        ),
     }
 
 
-def measure(shape: tuple[int, int, int, int], dtype: torch.dtype, seconds: float) -> Iterator[Row]:
-    """Measures all variants of one shape (B, H, S, D).
+def _keys(keys: Tensor, shape: Shape) -> dict[str, Variant]:
+    M, N, D = shape.M, shape.N, shape.D
+    mask = Mask.causal(align="bottom_right")
+    scale: float = D**-0.5
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i + N - M
+
+    blocks = create_block_mask(visible, None, None, M, N, device="cpu")
+    compiled = _compiled_flex()
+
+    def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        products = q @ keys.detach().mT * scale
+
+        def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + products[b, h, i, (i + N - M - j).clamp(0, N - 1)]
+
+        o: Tensor = compiled(q, k, v, score_mod=add, block_mask=blocks)
+        return o
+
+    relative = relative_keys(keys, lowest=0, align="bottom_right")
+    return {
+        "none": Variant(lambda q, k, v: attention(q, k, v, mask=mask)),
+        "relative": Variant(
+            lambda q, k, v: attention(q, k, v, mask=mask, relative=relative), (keys,)
+        ),
+        "dense bias": Variant(
+            lambda q, k, v: attention(q, k, v, mask=mask, bias=causal_bias(q, relative, scale)),
+            (keys,),
+        ),
+        "FlexAttention": Variant(flex, directions=("fwd",)),
+    }
+
+
+def _compiled_flex() -> Callable[..., Tensor]:
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return compiled
+
+
+def measure(shape: Shape, dtype: torch.dtype, kind: Kind, seconds: float) -> Iterator[Row]:
+    """Measures all variants of one shape.
 
     Raises:
         AssertionError: a result differs from that with the dense bias.
     """
-    inputs, every = variants(*shape, dtype)
+    inputs, every = variants(shape, dtype, kind)
     with torch.no_grad():
         expected = every["dense bias"].attend(*inputs[:3])
         for name in ("relative", "FlexAttention"):
@@ -111,19 +167,20 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--kind", default="table", choices=["table", "keys"])
     parser.add_argument(
-        "--shapes", nargs="+", default=["1,8,512,64", "1,8,2048,64"], metavar="B,H,S,D"
+        "--shapes", nargs="+", default=["1,8,512,512,64", "1,8,2048,2048,64"], metavar="B,H,M,N,D"
     )
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=10.0, help="time for each direction")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print("| B, H, S, D | direction | bias | ms | over none | peak MiB |")
+    print("| B, H, M, N, D | direction | positions | ms | over none | peak MiB |")
     print("|---|---|---|---:|---:|---:|")
     for text in args.shapes:
-        B, H, S, D = map(int, text.split(","))
-        for row in measure((B, H, S, D), getattr(torch, args.dtype), args.seconds):
+        shape = Shape(*map(int, text.split(",")))
+        for row in measure(shape, getattr(torch, args.dtype), args.kind, args.seconds):
             peak = "-" if row.mib is None else f"{row.mib:.1f}"
             print(
                 f"| {text} | {row.direction} | {row.variant} | {row.ms:.2f} | {row.ratio:.2f} "

@@ -20,6 +20,7 @@ from tests.models.transformer_xl import (
     plain_logits,
     tokens,
 )
+from transformer_kernels import RelativeKeys
 from transformer_kernels.models import (
     TRANSFORMER_XL_SIZES,
     TransformerXL,
@@ -223,9 +224,9 @@ def test_autocast_narrows_every_operand_of_the_attention(
 ) -> None:
     dtypes: set[torch.dtype] = set()
 
-    def recorded(*operands: Tensor, bias: Tensor, **options: Any) -> Tensor:
-        dtypes.update(each.dtype for each in (*operands, bias))
-        return attend(*operands, bias=bias, **options)
+    def recorded(*operands: Tensor, relative: RelativeKeys, **options: Any) -> Tensor:
+        dtypes.update(each.dtype for each in (*operands, relative.keys))
+        return attend(*operands, relative=relative, **options)
 
     monkeypatch.setattr(relative_attention, "attend", recorded)
     transformer = model(attn_implementation=implementation).float()

@@ -1,4 +1,4 @@
-"""The skew of scores by distance, and relative attention against a formula without one."""
+"""Relative attention against ordinary attention, by trigonometric identities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from transformer_kernels.nn import (
     RelativeAttention,
     RelativeBlock,
     distance_sinusoids,
-    skewed_scores,
 )
 
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
@@ -24,38 +23,6 @@ CAUSAL = Mask.causal(align="bottom_right")
 def randn(*shape: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(("M", "N"), [(1, 1), (1, 6), (5, 5), (5, 6), (4, 13)])
-def test_skewed_scores_are_products_by_distance(M: int, N: int) -> None:
-    """The gradient is that of the visible elements; others have none."""
-    q, r = randn(2, 3, M, 7, seed=1), randn(3, N, 7, seed=2)
-    inputs = [each.requires_grad_() for each in (q, r)]
-    visible = CAUSAL.materialize(2, 3, M, N)
-    scores = skewed_scores(q, r)
-    assert scores.isfinite().all()
-    expected = torch.zeros(2, 3, M, N).double()
-    for i in range(M):
-        for j in range(i + N - M + 1):
-            expected[:, :, i, j] = (q[:, :, i] * r[:, i + N - M - j]).sum(dim=-1)
-    torch.testing.assert_close(scores * visible, expected, rtol=1e-12, atol=1e-12)
-    dscores = randn(2, 3, M, N, seed=3) * visible
-    torch.testing.assert_close(
-        torch.autograd.grad(scores, inputs, dscores),
-        torch.autograd.grad(expected, inputs, dscores),
-        rtol=1e-12, atol=1e-12,
-    )  # fmt: skip
-
-
-def test_skewed_scores_are_a_view_within_their_storage() -> None:
-    """The skew copies nothing, and one padding column keeps its last element inside."""
-    scores = skewed_scores(randn(2, 3, 4, 7, seed=1), randn(3, 9, 7, seed=2))
-    products = scores._base
-    assert products is not None
-    assert products.shape[-2:] == (4, 10)
-    assert scores.storage_offset() == 3
-    last = sum((size - 1) * step for size, step in zip(scores.shape, scores.stride(), strict=True))
-    assert scores.storage_offset() + last < products.numel()
 
 
 def by_trigonometry(

@@ -29,7 +29,6 @@ from transformer_kernels.nn.positions import (
 from transformer_kernels.nn.relative_attention import (
     RelativeAttention,
     RelativeBlock,
-    skewed_scores,
 )
 from transformer_kernels.nn.relative_positions import BucketedBias, distance_buckets
 from transformer_kernels.nn.t5_blocks import T5Activation, T5Attention, T5Block, T5FeedForward
@@ -64,6 +63,5 @@ __all__ = [
     "normal_weights",
     "recompute_blocks",
     "sinusoids",
-    "skewed_scores",
     "smaller_branch_ends",
 ]

@@ -4,7 +4,10 @@ For N = L + M keys (L of the memory, M of the segment), the score of query i and
 
     a_ij = scale [(q_i + u) · k_j + (q_i + v) · r_e],    e = i + L - j >= 0,    r_e = W_r R_e
 
-where R_e encodes the distance e, and u and v are learned vectors of each head.
+where R_e encodes the distance e, and u and v are learned vectors of each head. The kernels form the
+products by distance tile by tile (`relative_keys`), with one query and a bias by distance:
+
+    a_ij = scale (q_i + u) · (k_j + r_e) + t_e,    t_e = scale (v - u) · r_e
 
 Source: Dai et al. 2019, arXiv:1901.02860.
 """
@@ -23,28 +26,7 @@ from transformer_kernels.nn.options import (
     check_positive,
     check_probability,
 )
-
-
-def skewed_scores(q: Tensor, r: Tensor) -> Tensor:
-    """Scores by distance: the product of q_i and r_e at key j, where e = i + N - M - j.
-
-    The product of q with the reversed rows of r has distance N - 1 - x in column x. One zero
-    column makes its rows N + 1 elements long; read as rows of N elements that begin at element
-    M - 1, row i is shifted by i. The skew is therefore a view.
-
-    Args:
-        q: queries (B, H, M, D).
-        r: keys by distance (H, N, D), for the distances 0 to N - 1; N >= M >= 1.
-
-    Returns:
-        (B, H, M, N). Elements after the diagonal (e < 0) are finite but meaningless, and must be
-        masked; their gradient must be 0.
-    """
-    M, N = q.shape[2], r.shape[1]
-    by_column = nn.functional.pad(r.flip(1), (0, 0, 0, 1))
-    scores = q @ by_column.mT
-    skewed: Tensor = scores.flatten(2)[..., M - 1 : M - 1 + M * N].unflatten(2, (M, N))
-    return skewed
+from transformer_kernels.scores.relative import relative_keys
 
 
 class RelativeAttention(nn.Module):
@@ -118,11 +100,14 @@ class RelativeAttention(nn.Module):
         v = split_heads(self.values(source), self.heads)
         r = split_heads(self.distance_keys(encodings), self.heads)
         scale: float = self.head_size**-0.5
+        difference = (position_bias - content_bias)[:, None]
+        relative = relative_keys(
+            r, table=(r * difference).sum(dim=-1) * scale, lowest=0, align="bottom_right"
+        )
         # Under autocast, q is narrower than the parameters.
-        u, w = (each.to(q.dtype)[:, None] for each in (content_bias, position_bias))
         o = attend(
-            q + u, k, v,
-            mask=mask, bias=skewed_scores((q + w) * scale, r), scale=scale,
+            q + content_bias.to(q.dtype)[:, None], k, v,
+            mask=mask, relative=relative, scale=scale,
             dropout_p=self.dropout if self.training else 0.0,
             attn_implementation=self.attn_implementation,
         )  # fmt: skip
