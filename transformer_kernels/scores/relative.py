@@ -109,7 +109,7 @@ class RelativeKeys:
 
 
 Relative = RelativeBias | RelativeKeys
-"""What the argument `relative` of the attention functions accepts."""
+"""Type of the argument `relative` of the attention functions."""
 
 
 def relative_bias(table: Tensor, *, lowest: int, align: Align = "top_left") -> RelativeBias:

@@ -110,7 +110,7 @@ struct GradientBands {
   char* panel;  // of dg
 };
 
-// Of dg, for the products with the packed queries and keys by distance.
+// Layout of dg, for the products with the packed queries and keys by distance.
 template <typename Engine>
 PanelLayout band_layout() {
   return Engine::layout(kRightT | kLeftT, kKeyGroup, kBand);

@@ -147,6 +147,12 @@ with target.override_chip(CHIPS[CHIP]):
     run(Q.float(), K.float(), **OPTIONS["everything"])
     case = "everything-keys-float32"
     run(Q.float(), K.float(), **OPTIONS["everything-keys"])
+    case = "everything-keys-128"
+    wide = relative_keys(
+        empty(H, 9, 128), table=empty(H, 9, dtype=torch.float32), lowest=-4
+    )  # fmt: skip
+    options = {**OPTIONS["everything"], "relative": wide}
+    run(empty(B, H, S, 128), empty(B, H // 2, S, 128), **options)
     case = "varlen"
     run_varlen()
     case = "varlen-relative"

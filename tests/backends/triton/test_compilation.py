@@ -43,6 +43,7 @@ KERNELS = {
     "everything-float32": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS,
     "everything-keys": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS | DISTANCES,
     "everything-keys-float32": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS | DISTANCES,
+    "everything-keys-128": ALWAYS | LISTS | {"tile_sums_kernel"} | STRIPS | DISTANCES,
     "varlen": ALWAYS,
     "varlen-relative": ALWAYS | STRIPS,
     "varlen-keys": ALWAYS | DISTANCES,

@@ -181,6 +181,8 @@ def shared_bytes(
         streamed += 2 * tile.block_n
     if chip.keeps_rows:
         resident = 0
+        if tile.stages == 1:  # one matrix at a time on its way to registers
+            streamed = max(tile.block_m, tile.block_n)
     ahead = max(1, tile.stages - 1)
     # Chips without warp groups copy the current tile to registers, which frees one buffer.
     in_flight = tile.stages if chip.warp_groups else ahead
@@ -231,7 +233,11 @@ _HALVES: dict[Kernel, _Rows] = {
         "gfx9":  ((64, 64, 4, 1), (64, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1)),
     },
     "keys_forward": dict.fromkeys(CHIPS, _KEYS),
-    "keys_dkdv": {**dict.fromkeys(CHIPS, _KEYS), "gfx9": (_KEYS[0], (16, 16, 4, 2), *_KEYS[2:])},
+    "keys_dkdv": {
+        **dict.fromkeys(CHIPS, _KEYS),
+        # Triton 3.6 compiles no two stages with all options.
+        "gfx9": ((32, 32, 4, 1), (16, 16, 4, 1), *_KEYS[2:]),
+    },
     "keys_dq": {**dict.fromkeys(CHIPS, _KEYS), "sm100": (_KEYS[0], (32, 32, 4, 1), *_KEYS[2:])},
     "keys_gradient": dict.fromkeys(CHIPS, _KEYS),
 }
