@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from transformer_kernels.bench import Case
-from transformer_kernels.masks.block_patterns import local, strided
+from transformer_kernels.masks.block_patterns import fixed, local, strided
 from transformer_kernels.masks.mask import Mask
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -38,11 +38,16 @@ def mask_cases() -> list[Case]:
         ("window 1024", "window", Mask.window(1023, 0)),
         ("window 256", "window", Mask.window(255, 0)),
         ("window 64", "window", Mask.window(63, 0)),
+        ("half the keys", "key_range", key_range(length // 4, length * 3 // 4)),
         ("3/4 padding", "padding", Mask.padding(torch.tensor([length // 4]))),
         ("documents of 512", "segments", documents(length, 512)),
+        ("all but itself", "segments", Mask.segments(torch.arange(length)[None], equal=False)),
+        ("positions, zigzag", "positions", causal_by(zigzag(length))),
+        ("positions, shuffled", "positions", causal_by(torch.randperm(length))),
         ("documents of 128, causal", "segments and causal", documents(length, 128) & causal),
         ("local blocks", "block_sparse", Mask.block_sparse(local(blocks, blocks, 4), _BLOCK)),
         ("strided blocks", "block_sparse", Mask.block_sparse(strided(blocks, blocks, 4), _BLOCK)),
+        ("fixed blocks", "block_sparse", Mask.block_sparse(fixed(blocks, blocks, 4), _BLOCK)),
     ]
     return [
         Case(name=name, M=length, N=length, mask=mask, mask_name=mask_name)
@@ -53,6 +58,21 @@ def mask_cases() -> list[Case]:
 def documents(length: int, size: int) -> Mask:
     """Segment mask of documents of `size` tokens in one row."""
     return Mask.segments(torch.arange(length)[None] // size)
+
+
+def key_range(start: int, end: int) -> Mask:
+    return Mask.key_range(torch.tensor([start]), torch.tensor([end]))
+
+
+def zigzag(length: int) -> torch.Tensor:
+    """Positions of 8 chunks in the order 0, 7, 1, 6, ...: two to a device, with equal work."""
+    chunks = torch.arange(length).chunk(8)
+    return torch.cat([chunk for n in range(4) for chunk in (chunks[n], chunks[7 - n])])
+
+
+def causal_by(positions: torch.Tensor) -> Mask:
+    """Causal mask by the position of each token."""
+    return Mask.positions(positions[None], positions[None])
 
 
 def case_id(case: Case) -> str:

@@ -21,16 +21,17 @@
   TENSOR(relative_keys, kInputs, kContiguous, "(1|H_q, distances, D)", "dense varlen cache")  \
   TENSOR(seed, kInt64, kContiguous, "()", "dense varlen")
 
-#define TK_MASK_FIELDS(NUMBER, TENSOR)                               \
-  NUMBER(int64_t, "SymInt", diagonal_low, "dense varlen cache")      \
-  NUMBER(int64_t, "SymInt", diagonal_high, "dense varlen cache")     \
-  NUMBER(bool, "bool", bottom_right, "dense varlen cache")           \
-  TENSOR(key_start, kInt64, kContiguous, "(B)", "dense")             \
-  TENSOR(key_end, kInt64, kContiguous, "(B)", "dense")               \
-  TENSOR(q_segments, kInt64, kContiguous, "(B, M)", "dense")         \
-  TENSOR(k_segments, kInt64, kContiguous, "(B, N)", "dense")         \
-  TENSOR(dense, kBool, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")  \
-  TENSOR(layout, kBool, kStrided, "(1|H_q, rows, columns)", "dense") \
+#define TK_MASK_FIELDS(NUMBER, TENSOR)                                       \
+  NUMBER(int64_t, "SymInt", diagonal_low, "dense varlen cache")              \
+  NUMBER(int64_t, "SymInt", diagonal_high, "dense varlen cache")             \
+  NUMBER(bool, "bool", bottom_right, "dense varlen cache")                   \
+  TENSOR(key_start, kInt64, kContiguous, "(B)", "dense")                     \
+  TENSOR(key_end, kInt64, kContiguous, "(B)", "dense")                       \
+  TENSOR(q_low, kInt64, kContiguous, "(tests, 1|B, 1|H_q, M)", "dense")      \
+  TENSOR(q_high, kInt64, kContiguous, "(tests, 1|B, 1|H_q, M)", "dense")     \
+  TENSOR(k_position, kInt64, kContiguous, "(tests, 1|B, 1|H_q, N)", "dense") \
+  TENSOR(dense, kBool, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")          \
+  TENSOR(layout, kBool, kStrided, "(1|H_q, rows, columns)", "dense")         \
   NUMBER(int64_t, "SymInt", block_size, "dense")
 
 #define TK_LAYOUT_FIELDS(NUMBER, TENSOR)                         \

@@ -97,8 +97,11 @@ TK_INLINE const uint8_t* live_keys_of(const Problem& p, int64_t b, int64_t h) {
   return p.live_keys + b * p.live_keys_stride[0] + h * p.live_keys_stride[1];
 }
 
+// True if constraints other than position tests hide single elements.
+TK_INLINE bool has_other_elements(const MaskParams& mask) { return mask.dense || mask.layout; }
+
 TK_INLINE bool has_element_mask(const MaskParams& mask) {
-  return mask.dense || mask.layout || mask.q_segments;
+  return mask.q_low || has_other_elements(mask);
 }
 
 // Packs `columns` (at most 64) bytes into bits: bit c is bytes[c] != 0. A true byte of a bool
@@ -136,13 +139,30 @@ TK_INLINE uint64_t dense_bits(const MaskParams& mask, int64_t b, int64_t h, int6
   return pack_bits(bytes, columns);
 }
 
-TK_INLINE uint64_t segment_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t i,
-                                int64_t j0, int64_t columns) {
-  const int64_t id = mask.q_segments[b * M + i];
-  const int64_t* ids = mask.k_segments + b * N + j0;
-  uint8_t bytes[kBlockMaskSize];
-  for (int64_t c = 0; c < columns; ++c) bytes[c] = ids[c] == id;
-  return pack_bits(bytes, columns);
+// First element of position test n: element i of q_low and q_high, element j of k_position.
+TK_INLINE int64_t position_offset(const int64_t (&stride)[3], int64_t n, int64_t b, int64_t h) {
+  return n * stride[0] + b * stride[1] + h * stride[2];
+}
+
+// True if low <= position <= high on the circle of 64-bit integers: with low > high, from low up
+// and from high down.
+TK_INLINE bool is_between(int64_t low, int64_t position, int64_t high) {
+  const auto start = static_cast<uint64_t>(low);
+  return static_cast<uint64_t>(position) - start <= static_cast<uint64_t>(high) - start;
+}
+
+TK_INLINE uint64_t position_bits(const MaskParams& mask, int64_t b, int64_t h, int64_t i,
+                                 int64_t j0, int64_t columns) {
+  uint64_t bits = ~uint64_t{0};
+  for (int64_t n = 0; n < mask.tests; ++n) {
+    const int64_t row = position_offset(mask.q_position_stride, n, b, h) + i;
+    const int64_t low = mask.q_low[row], high = mask.q_high[row];
+    const int64_t* k = mask.k_position + position_offset(mask.k_position_stride, n, b, h) + j0;
+    uint8_t bytes[kBlockMaskSize];
+    for (int64_t c = 0; c < columns; ++c) bytes[c] = is_between(low, k[c], high);
+    bits &= pack_bits(bytes, columns);
+  }
+  return bits;
 }
 
 TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int64_t j0,
@@ -157,28 +177,72 @@ TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int
   return bits;
 }
 
-// Bit c: key j0 + c is visible to query i under the element mask (dense, layout and segments).
-TK_INLINE uint64_t element_mask_bits(const MaskParams& mask, int64_t M, int64_t N, int64_t b,
-                                     int64_t h, int64_t i, int64_t j0) {
+// Bit c: key j0 + c is visible to query i under the element mask (position tests, dense, layout).
+TK_INLINE uint64_t element_mask_bits(const MaskParams& mask, int64_t N, int64_t b, int64_t h,
+                                     int64_t i, int64_t j0) {
   const int64_t columns = N - j0 < kBlockMaskSize ? N - j0 : kBlockMaskSize;
   uint64_t bits = bit_range(0, columns);
-  if (mask.q_segments) bits &= segment_bits(mask, M, N, b, i, j0, columns);
+  if (mask.q_low) bits &= position_bits(mask, b, h, i, j0, columns);
   if (mask.dense) bits &= dense_bits(mask, b, h, i, j0, columns);
   if (mask.layout) bits &= layout_bits(mask, h, i, j0, columns);
   return bits;
 }
 
 // True if the element mask of query i > 0 is known to equal that of query i - 1.
-TK_INLINE bool equals_previous_row(const MaskParams& mask, int64_t M, int64_t b, int64_t i) {
-  const int64_t* const ids = mask.q_segments ? mask.q_segments + b * M : nullptr;
-  return !mask.dense && (!ids || ids[i] == ids[i - 1]) &&
-         (!mask.layout || i % mask.block_size != 0);
+TK_INLINE bool equals_previous_row(const MaskParams& mask, int64_t b, int64_t h, int64_t i) {
+  if (mask.dense || (mask.layout && i % mask.block_size == 0)) return false;
+  bool equal = true;
+  for (int64_t n = 0; n < mask.tests; ++n) {
+    const int64_t row = position_offset(mask.q_position_stride, n, b, h) + i;
+    equal &= mask.q_low[row] == mask.q_low[row - 1] && mask.q_high[row] == mask.q_high[row - 1];
+  }
+  return equal;
+}
+
+// Least and greatest of some integers.
+struct Extremes {
+  int64_t least = INT64_MAX, greatest = INT64_MIN;
+};
+
+TK_INLINE void include(Extremes& x, const Extremes& other) {
+  x.least = other.least < x.least ? other.least : x.least;
+  x.greatest = other.greatest > x.greatest ? other.greatest : x.greatest;
+}
+
+// Extremes of the intervals of some queries in one position test.
+struct Intervals {
+  Extremes low, high;
+  bool some_wrap = false, all_wrap = true;  // low > high
+};
+
+TK_INLINE void include(Intervals& x, int64_t low, int64_t high) {
+  include(x.low, Extremes{low, low});
+  include(x.high, Extremes{high, high});
+  x.some_wrap |= low > high;
+  x.all_wrap &= low > high;
+}
+
+// Visibility of keys at these positions to queries with these intervals; kPartial if undecided.
+TK_INLINE Visible visible_by_extremes(const Intervals& queries, const Extremes& keys) {
+  const Extremes &low = queries.low, &high = queries.high;
+  bool is_full = low.greatest <= keys.least && keys.greatest <= high.least;
+  if (queries.all_wrap) {
+    is_full = low.greatest <= keys.least || keys.greatest <= high.least;
+  } else if (queries.some_wrap) {
+    return Visible::kPartial;
+  } else if (keys.greatest < low.least || high.greatest < keys.least) {
+    return Visible::kEmpty;
+  }
+  return is_full ? Visible::kFull : Visible::kPartial;
 }
 
 // True if key j is visible to query i under the element mask.
-TK_INLINE bool element_visible(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
-                               int64_t i, int64_t j) {
-  if (mask.q_segments && mask.q_segments[b * M + i] != mask.k_segments[b * N + j]) return false;
+TK_INLINE bool element_visible(const MaskParams& mask, int64_t b, int64_t h, int64_t i, int64_t j) {
+  for (int64_t n = 0; n < mask.tests; ++n) {
+    const int64_t row = position_offset(mask.q_position_stride, n, b, h) + i;
+    const int64_t column = position_offset(mask.k_position_stride, n, b, h) + j;
+    if (!is_between(mask.q_low[row], mask.k_position[column], mask.q_high[row])) return false;
+  }
   if (mask.dense) {
     const int64_t* stride = mask.dense_stride;
     if (!mask.dense[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]]) return false;
@@ -190,11 +254,11 @@ TK_INLINE bool element_visible(const MaskParams& mask, int64_t M, int64_t N, int
 }
 
 // Bit c: key j0 + c is visible to query i. j0 is a multiple of kBlockMaskSize.
-TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
-                                int64_t i, int64_t j0) {
+TK_INLINE uint64_t visible_keys(const MaskParams& mask, int64_t N, int64_t b, int64_t h, int64_t i,
+                                int64_t j0) {
   const KeyInterval keys = row_interval(mask, N, b, i);
   const uint64_t bits = keys.end > j0 ? bit_range(keys.begin - j0, keys.end - j0) : 0;
-  return bits && has_element_mask(mask) ? bits & element_mask_bits(mask, M, N, b, h, i, j0) : bits;
+  return bits && has_element_mask(mask) ? bits & element_mask_bits(mask, N, b, h, i, j0) : bits;
 }
 
 }  // namespace tk

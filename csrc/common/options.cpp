@@ -12,8 +12,8 @@ namespace tk {
 namespace {
 
 // Extents of shapes.
-constexpr std::string_view kExtents[] = {"B",     "H_q",  "M",       "N",         "S + 1",
-                                         "pages", "rows", "columns", "distances", "D"};
+constexpr std::string_view kExtents[] = {"B",    "H_q",     "M",         "N", "S + 1", "pages",
+                                         "rows", "columns", "distances", "D", "tests"};
 using Sizes = std::array<int64_t, std::size(kExtents)>;  // -1: any size
 enum Extent : size_t { kB, kH, kM, kN, kOffsets, kPages, kRows, kColumns, kDistances, kWidth };
 
@@ -113,7 +113,8 @@ struct Bounds {
 };
 
 Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options& options) {
-  Sizes sizes{p.B, p.H_q, p.M, p.N, -1, -1, -1, -1, Bounds(p, layout, options).distances(), p.D};
+  Sizes sizes{p.B, p.H_q, p.M, p.N, -1, -1, -1, -1, Bounds(p, layout, options).distances(),
+              p.D, -1};
   if (options.layout) {
     if (options.block_size < 1) return "block_size must be at least 1";
     const int64_t size = bounded_block_size(p, options.block_size);
@@ -131,6 +132,18 @@ Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options
   TK_FIELDS(TK_NO_FIELD, TK_TENSOR)
 #undef TK_TENSOR
   return reason;
+}
+
+Reason check_positions(const Options& options) {
+  const View &low = options.q_low, &high = options.q_high;
+  if (!low != !high || !low != !options.k_position) {
+    return "q_low, q_high and k_position must be given together";
+  }
+  if (low && !std::equal(low.size, low.size + 4, high.size)) {
+    return "q_low and q_high must have the same shape";
+  }
+  if (low && low.size[0] == 0) return "q_low must hold at least one position test";
+  return {};
 }
 
 // Fills in sizes, strides and dtype. In a paged cache N is the capacity of the block table.
@@ -178,13 +191,27 @@ int64_t shifted(int64_t x, int64_t shift) {
   return std::clamp(sum, -kUnbounded, kUnbounded);
 }
 
+// Strides of a contiguous (tests, 1|B, 1|H_q, length) tensor.
+void set_position_strides(int64_t* stride, const View& x) {
+  const int64_t head = x.size[3], batch = x.size[2] * head;
+  stride[0] = x.size[1] * batch;
+  stride[1] = x.size[1] == 1 ? 0 : batch;
+  stride[2] = x.size[2] == 1 ? 0 : head;
+}
+
 void set_mask(MaskParams& mask, const Problem& p, const Options& options, int64_t shift) {
   mask.diagonal_low = shifted(options.diagonal_low, shift);
   mask.diagonal_high = shifted(options.diagonal_high, shift);
   mask.key_start = data_of<int64_t>(options.key_start);
   mask.key_end = data_of<int64_t>(options.key_end);
-  mask.q_segments = data_of<int64_t>(options.q_segments);
-  mask.k_segments = data_of<int64_t>(options.k_segments);
+  if (options.q_low) {
+    mask.q_low = data_of<int64_t>(options.q_low);
+    mask.q_high = data_of<int64_t>(options.q_high);
+    mask.k_position = data_of<int64_t>(options.k_position);
+    mask.tests = options.q_low.size[0];
+    set_position_strides(mask.q_position_stride, options.q_low);
+    set_position_strides(mask.k_position_stride, options.k_position);
+  }
   if (options.dense) {
     const Strided dense = strided(options.dense);
     mask.dense = static_cast<const uint8_t*>(dense.data);
@@ -251,7 +278,7 @@ void set_layout(LayoutParams& layout, const Problem& p, const Options& options) 
 }
 
 bool has_element_mask(const Options& options) {
-  return options.q_segments || options.dense || options.layout;
+  return options.q_low || options.dense || options.layout;
 }
 
 Reason set_block_mask(MaskParams& mask, const Problem& p, const Options& options, const View& x) {
@@ -293,9 +320,7 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
     return reason;
   }
   if (Reason reason = check_tensors(p, layout, options); !reason.empty()) return reason;
-  if (!options.q_segments != !options.k_segments) {
-    return "q_segments and k_segments must be given together";
-  }
+  if (Reason reason = check_positions(options); !reason.empty()) return reason;
   if (layout.kind == LayoutKind::kVarlen) {
     if (!options.cu_seqlens_k) return "cu_seqlens_q and cu_seqlens_k must be given together";
     if (options.cu_seqlens_q.size[0] == 0) return "cu_seqlens must have at least one element";
@@ -319,11 +344,16 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
 
 std::optional<std::array<int64_t, 4>> block_mask_shape(const Problem& p, const Options& options) {
   if (!has_element_mask(options)) return {};
-  int64_t B = options.q_segments ? p.B : 1, H = 1;
-  if (options.dense) {
-    B = std::max(B, options.dense.size[0]);
-    H = std::max(H, options.dense.size[1]);
+  int64_t B = 1, H = 1;
+  const auto include = [&](int64_t batches, int64_t heads) {
+    B = batches == 1 ? B : batches;
+    H = heads == 1 ? H : heads;
+  };
+  if (options.q_low) {
+    include(options.q_low.size[1], options.q_low.size[2]);
+    include(options.k_position.size[1], options.k_position.size[2]);
   }
+  if (options.dense) include(options.dense.size[0], options.dense.size[1]);
   if (options.layout) H = std::max(H, options.layout.size[0]);
   const auto blocks = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
   return {{B, H, blocks(p.M), blocks(p.N)}};

@@ -16,15 +16,20 @@ struct Strided {
 };
 
 // Element (i, j) is visible if i + diagonal_low <= j <= i + diagonal_high and every constraint
-// whose pointer is not null holds. dense, layout and segments form the element mask.
+// whose pointer is not null holds. dense, layout and position tests form the element mask.
 struct MaskParams {
   int64_t diagonal_low;
   int64_t diagonal_high;
-  const int64_t* key_start = nullptr;   // (B): start <= j
-  const int64_t* key_end = nullptr;     // (B): j < end
-  const int64_t* q_segments = nullptr;  // (B, M): must equal k_segments[b, j]
-  const int64_t* k_segments = nullptr;  // (B, N)
-  const uint8_t* dense = nullptr;       // (B, H_q, M, N)
+  const int64_t* key_start = nullptr;  // (B): start <= j
+  const int64_t* key_end = nullptr;    // (B): j < end
+  // Position tests: q_low <= k_position <= q_high, on the circle of 64-bit integers.
+  const int64_t* q_low = nullptr;       // (tests, B, H_q, M)
+  const int64_t* q_high = nullptr;      // (tests, B, H_q, M)
+  const int64_t* k_position = nullptr;  // (tests, B, H_q, N)
+  int64_t tests = 0;
+  int64_t q_position_stride[3] = {};  // test, batch, head; 0 where they share positions
+  int64_t k_position_stride[3] = {};
+  const uint8_t* dense = nullptr;  // (B, H_q, M, N)
   int64_t dense_stride[4] = {};
   const uint8_t* layout = nullptr;  // (H_q, ceil(M / block_size), ceil(N / block_size))
   int64_t layout_stride[3] = {};

@@ -36,6 +36,7 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 
 IDS = torch.zeros(B, N, dtype=torch.int64)
+POSITIONS = dict.fromkeys(("q_low", "q_high", "k_position"), IDS[None, :, None])
 ONES = torch.ones(B, H, N, N, dtype=torch.bool)
 LENGTHS = torch.tensor([9])
 
@@ -68,6 +69,8 @@ ATTENTION: dict[str, tuple[str, Make]] = {
     "lengths-int32": ("KeyRange.end", lambda free: {"mask": tk.Mask.padding(free(LENGTHS.int()))}),
     "start": ("KeyRange.start", lambda free: {"mask": tk.Mask.key_range(free(LENGTHS), LENGTHS)}),
     "q_ids": ("Segments.q_ids", lambda free: {"mask": tk.Mask.segments(free(IDS), IDS)}),
+    "q_pos": ("Positions.q_pos", lambda free: {"mask": tk.Mask.positions(free(IDS), IDS)}),
+    "k_pos": ("Positions.k_pos", lambda free: {"mask": tk.Mask.positions(IDS, free(IDS.int()))}),
     "k_ids": ("Segments.k_ids", lambda free: {"mask": tk.Mask.segments(IDS, free(IDS.int()))}),
     "two-ids": (
         "Segments.q_ids",
@@ -183,8 +186,9 @@ OPERATOR_TENSORS: dict[str, dict[str, Any]] = {
     "seed": {"seed": torch.tensor(1), "dropout_p": 0.5},
     "key_start": {"key_start": LENGTHS, "key_end": LENGTHS},
     "key_end": {"key_start": LENGTHS, "key_end": LENGTHS},
-    "q_segments": {"q_segments": IDS, "k_segments": IDS},
-    "k_segments": {"q_segments": IDS, "k_segments": IDS},
+    "q_low": POSITIONS,
+    "q_high": POSITIONS,
+    "k_position": POSITIONS,
     "dense": {"dense": ONES},
     "layout": {"layout": ONES[0, :, :5, :5], "block_size": 16},
     "cu_seqlens_q": {"cu_seqlens_q": IDS[0, :2].int(), "cu_seqlens_k": IDS[0, :2].int()},
@@ -246,8 +250,10 @@ def test_direct_calls_decline(free: Free) -> None:
     """Every tensor of a direct call, outputs included."""
     q, k, v = qkv()
     out, lse = torch.empty_like(q), torch.empty(B, H, N)
+    tests = IDS[None, :, None]
     mask = ResolvedMask(
-        key_start=LENGTHS, key_end=LENGTHS, q_segments=IDS, k_segments=IDS, dense=ONES,
+        key_start=LENGTHS, key_end=LENGTHS, dense=ONES, q_low=tests, q_high=tests,
+        k_position=tests,
         layout=torch.ones(1, 5, 5).bool(), block_size=16,
     )  # fmt: skip
     block_mask = torch.empty(B, H, 2, 2, dtype=torch.uint8)

@@ -76,7 +76,7 @@ def test_max_seqlen(backend: str) -> None:
 
 
 SLOPES = torch.ones(H)
-IDS = torch.tensor([[SMALLEST, LARGEST] * (N // 2)])
+IDS = torch.tensor([[[[SMALLEST, LARGEST] * (N // 2)]]])
 EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unbounded": ({"diagonal_low": SMALLEST, "diagonal_high": LARGEST}, {}),
     "empty": (
@@ -98,8 +98,8 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"key_end": torch.tensor([0])},
     ),
     "segments": (
-        {"q_segments": IDS[:, :M], "k_segments": IDS},
-        {"q_segments": IDS[:, :M] % 2, "k_segments": IDS % 2},
+        {"q_low": IDS[..., :M], "q_high": IDS[..., :M], "k_position": IDS},
+        {"q_low": IDS[..., :M] % 2, "q_high": IDS[..., :M] % 2, "k_position": IDS % 2},
     ),
 }
 OPERATORS = [name for name in NAMES if name != "reference"]

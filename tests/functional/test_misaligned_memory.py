@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
     "seed": lambda: {"seed": misaligned(torch.tensor(1)), "dropout_p": 0.5},
     "KeyRange.end": lambda: {"mask": tk.Mask.padding(LENGTHS)},
     "KeyRange.start": lambda: {"mask": tk.Mask.key_range(LENGTHS, torch.tensor([70]))},
+    "Positions.k_pos": lambda: {"mask": tk.Mask.positions(IDS.clone(), IDS)},
     "Segments.q_ids": lambda: {"mask": tk.Mask.segments(IDS, IDS.clone())},
 }
 

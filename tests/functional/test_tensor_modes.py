@@ -20,6 +20,7 @@ MASKS: dict[str, Callable[[], tk.Mask]] = {
     "padding": lambda: tk.Mask.padding(LENGTHS.clone()),
     "key-range": lambda: tk.Mask.key_range(LENGTHS // 3, LENGTHS.int()),
     "segments": lambda: tk.Mask.segments(IDS.clone()),
+    "positions": lambda: tk.Mask.positions(IDS.clone(), IDS.clone(), 1, 1),
     "dense": lambda: tk.Mask.dense(torch.arange(M * M).view(M, M) % 3 > 0),
     "blocks": lambda: tk.Mask.block_sparse(torch.ones(2, 2).bool().triu(), 64),
     "causal-padding": lambda: tk.Mask.causal() & tk.Mask.padding(LENGTHS.clone()),

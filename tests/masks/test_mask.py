@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -75,6 +76,30 @@ def test_segments() -> None:
     assert_visible(mask, 4, 5, lambda b, h, i, j: q_ids[b][i] == k_ids[b][j])
     alone = tk.Mask.segments(torch.tensor(q_ids))
     assert_visible(alone, 4, 4, lambda b, h, i, j: q_ids[b][i] == q_ids[b][j])
+    unequal = tk.Mask.segments(torch.tensor(q_ids), torch.tensor(k_ids), equal=False)
+    assert_visible(unequal, 4, 5, lambda b, h, i, j: q_ids[b][i] != k_ids[b][j])
+
+
+@pytest.mark.parametrize("left", [None, 2, 0, -1])
+@pytest.mark.parametrize("right", [None, 1, 0, -1])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16])
+def test_positions(left: int | None, right: int | None, dtype: torch.dtype) -> None:
+    q_pos, k_pos = [[3, 0, 1, 7], [2, 1, 2, 1]], [[6, 1, 0, 3, 5], [1, 4, 2, 2, 0]]
+    low, high = (math.inf if side is None else side for side in (left, right))
+
+    mask = tk.Mask.positions(
+        torch.tensor(q_pos, dtype=dtype), torch.tensor(k_pos, dtype=dtype), left, right
+    )
+    assert_visible(mask, 4, 5, lambda b, h, i, j: -low <= k_pos[b][j] - q_pos[b][i] <= high)
+    heads = [*q_pos, [0, 4, 2, 2]]
+    by_head = tk.Mask.positions(torch.tensor(heads)[None], torch.tensor(k_pos[:1]), left, right)
+    assert_visible(by_head, 4, 5, lambda b, h, i, j: -low <= k_pos[0][j] - heads[h][i] <= high)
+
+
+def test_positions_are_causal_by_default() -> None:
+    positions = torch.randperm(7)[None]
+    mask = tk.Mask.positions(positions, positions)
+    assert_visible(mask, 7, 7, lambda b, h, i, j: bool(positions[0, j] <= positions[0, i]))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from transformer_kernels.masks.resolved import bounded_aligns, resolve, resolve_
 
 B, H, M, N = 2, 2, 7, 9
 IDS = torch.arange(B * (M + N)).reshape(B, -1)
+LIMITS = torch.iinfo(torch.int64)
+EXTREMES = torch.tensor([LIMITS.max, LIMITS.min, 0, LIMITS.max - 1, 1])[IDS * 7 % 5]
 
 MASKS = {
     "causal": tk.Mask.causal(),
@@ -23,6 +25,13 @@ MASKS = {
     "key-range": tk.Mask.key_range(torch.tensor([1, 4]), torch.tensor([6, 4])),
     "segments": tk.Mask.segments(IDS[:, :M] * 5 % 3, IDS[:, M:] * 5 % 3 - 1),
     "more-segments": tk.Mask.segments(-(IDS[:, :M] * 7 % 2), -(IDS[:, M:] * 3 % 2)),
+    "unequal-segments": tk.Mask.segments(IDS[:, :M] % 3, IDS[:, M:] % 3, equal=False),
+    "extreme-segments": tk.Mask.segments(EXTREMES[:, :M], EXTREMES[:, -N:], equal=False),
+    "positions": tk.Mask.positions(IDS[:, :M] % 5, IDS[:1, M:] % 7, 1, 1),
+    "head-positions": tk.Mask.positions(IDS[:, None, :M].int() % 5, IDS[:, M:] % 7, None, -1),
+    "unbounded-positions": tk.Mask.positions(IDS[:, :M], IDS[:, M:], None, None),
+    "crossed-positions": tk.Mask.positions(IDS[:, :M], IDS[:, M:], -2, 1),
+    "far-positions": tk.Mask.positions(EXTREMES[:, :M], EXTREMES[:, -N:], 1 << 62, -3),
     "far-segments": tk.Mask.segments(IDS[:, :M] % 2 << 62, IDS[:, M:] % 2 << 62),
     "dense": tk.Mask.dense(IDS[:, None, :M, None] % 4 != 0),
     "more-dense": tk.Mask.dense((torch.arange(H * N).reshape(1, H, 1, N) * 5 % 7) < 5),
@@ -68,7 +77,8 @@ def test_an_empty_mask_resolves_to_no_constraint() -> None:
         for x in (
             resolved.key_end,
             resolved.key_start,
-            resolved.q_segments,
+            resolved.q_low,
+            resolved.k_position,
             resolved.dense,
             resolved.layout,
         )

@@ -120,6 +120,18 @@ MASKS: dict[str, tuple[Any, type[Exception], str]] = {
     "segments": (
         tk.Mask.segments(torch.ones(B, M).long()), ValueError, r"k_ids .*\(2, 5\), got \(2, 3\)",
     ),
+    "segments-of-one-batch-entry": (
+        tk.Mask.segments(torch.ones(1, M).long(), torch.ones(1, N).long()),
+        ValueError, r"q_ids .*\(2, 3\), got \(1, 3\)",
+    ),
+    "positions": (
+        tk.Mask.positions(torch.ones(1, M).long(), torch.ones(3, N).long()),
+        ValueError, r"k_pos .*\(2 or 1, 4 or 1, 5\), got \(3, 5\)",
+    ),
+    "positions-heads": (
+        tk.Mask.positions(torch.ones(1, 2, M).long(), torch.ones(1, N).long()),
+        ValueError, r"q_pos .*\(2 or 1, 4 or 1, 3\), got \(1, 2, 3\)",
+    ),
     "dense": (tk.Mask.dense(torch.ones(N, M).bool()), ValueError, r"dense .*\(1, 1, 5, 3\)"),
     "dense-device": (tk.Mask.dense(meta(M, N).bool()), ValueError, "Dense.attn_mask is on meta"),
     "layout": (
@@ -165,6 +177,10 @@ MAKERS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Mask.key_range(ONES[0], ONES[0].long()), TypeError, "start must be a tensor of int"),
     (lambda: Mask.segments(torch.ones(2, 3)), TypeError, r"q_ids must be .*torch.float32"),
     (lambda: Mask.segments(ONES[0].long()), ValueError, r"q_ids must be .*shape \(2,\)"),
+    (lambda: Mask.segments(ONES.long(), equal=1), TypeError, "equal must be True or False, got 1"),
+    (lambda: Mask.positions(ONES, ONES.long()), TypeError, r"q_pos must be .*torch.bool"),
+    (lambda: Mask.positions(ONES.long(), ONES[0].long()), ValueError, r"k_pos .*shape \(2,\)"),
+    (lambda: Mask.positions(ONES.long(), ONES.long(), 0.5), TypeError, "left must be an int or"),
     (lambda: Mask.dense(torch.ones(3, 3)), TypeError, r"bool tensor, got .*torch.float32"),
     (lambda: Mask.dense(None), TypeError, "bool tensor, got NoneType"),
     (lambda: Mask.dense(ONES[None, None, None]), ValueError, r"got shape \(1, 1, 1, 2, 2\)"),

@@ -72,7 +72,7 @@ def test_unpack_inverts_pack() -> None:
 def test_tensors_can_be_taken_out_and_put_back() -> None:
     one = problem()
     tensors = one.tensors()
-    assert set(tensors) == {"bias", "seed", "key_end", "q_segments", "k_segments"}
+    assert set(tensors) == {"bias", "seed", "key_end", "q_low", "q_high", "k_position"}
     without = one.with_tensors(dict.fromkeys(tensors))
     assert without.tensors() == {}
     assert without.scores.softcap == 2.0

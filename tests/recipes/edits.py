@@ -166,8 +166,8 @@ STRIPES = (
     ),
     Edit(
         f"{_MASKS}/resolved.py",
-        "        return not (self.q_segments is None",
-        "        return self.stripe_step > 0 or not (self.q_segments is None",
+        "        return not (self.q_low is None",
+        "        return self.stripe_step > 0 or not (self.q_low is None",
     ),
     _after(
         f"{_MASKS}/resolved.py",
@@ -182,7 +182,7 @@ STRIPES = (
         "            case Stripes():",
         "                step = math.lcm(step or 1, one.step)",
     ),
-    Edit(f"{_MASKS}/resolved.py", "dense, layout, size)\n", "dense, layout, size, step)\n"),
+    Edit(f"{_MASKS}/resolved.py", "dense, layout, size,\n", "dense, layout, size, step,\n"),
     _after(f"{_TRITON}/masks.py", "    block_size: int", "    stripe_step: int | None"),
     _after(
         f"{_TRITON}/masks.py",
@@ -204,15 +204,15 @@ STRIPES = (
     _after("csrc/common/params.h", "  int64_t block_size = 0;", "  int64_t stripe_step = 0;"),
     _after(
         _MASK_OPTIONS,
-        "  mask.k_segments = data_of<int64_t>(options.k_segments);",
+        "  mask.key_end = data_of<int64_t>(options.key_end);",
         "  mask.stripe_step = options.stripe_step;",
     ),
     Edit(
         _MASK_OPTIONS,
-        "  return options.q_segments ||",
-        "  return options.stripe_step > 0 || options.q_segments ||",
+        "  return options.q_low ||",
+        "  return options.stripe_step > 0 || options.q_low ||",
     ),
-    Edit(_ELEMENT_MASK, "  return mask.dense ||", "  return mask.stripe_step > 0 || mask.dense ||"),
+    Edit(_ELEMENT_MASK, "{ return mask.dense ||", "{ return mask.stripe_step || mask.dense ||"),
     _after(
         _ELEMENT_MASK,
         "  uint64_t bits = bit_range(0, columns);",
@@ -220,11 +220,11 @@ STRIPES = (
         "    if ((i + j0 + c) % mask.stripe_step) bits &= ~(uint64_t{1} << c);",
         "  }",
     ),
-    Edit(_ELEMENT_MASK, "  return !mask.dense &&", "  return !mask.stripe_step && !mask.dense &&"),
-    Edit(
+    Edit(_ELEMENT_MASK, "  if (mask.dense || (", "  if (mask.stripe_step || mask.dense || ("),
+    _after(
         _ELEMENT_MASK,
-        "  if (mask.q_segments && mask.q_segments[b * M + i] !=",
-        "  if (mask.stripe_step > 0 && (i + j) % mask.stripe_step) return false;\n"
-        "  if (mask.q_segments && mask.q_segments[b * M + i] !=",
+        "TK_INLINE bool element_visible(const MaskParams& mask, int64_t b, int64_t h, int64_t i, "
+        "int64_t j) {",
+        "  if (mask.stripe_step > 0 && (i + j) % mask.stripe_step) return false;",
     ),
 )

@@ -107,6 +107,29 @@ def mixed_segments(case: Case) -> Mask:
     return Mask.segments(q_ids, k_ids)
 
 
+def unequal_segments(case: Case) -> Mask:
+    """Every pair of different ids; the ids of query and key are equal around the diagonal."""
+    q_ids, k_ids = (torch.arange(length).expand(case.B, -1) // 2 for length in (case.M, case.N))
+    return Mask.segments(q_ids, k_ids, equal=False)
+
+
+def positions(
+    left: int | None = None, right: int | None = 0, dimensions: str = "b", step: int = 1
+) -> MaskMaker:
+    """A window by positions: those of keys are gathered by `step`, those of queries in reverse.
+
+    Batch entries and heads, as far as `dimensions` names them, have different positions.
+    """
+
+    def make(case: Case) -> Mask:
+        B, H = (case.B if "b" in dimensions else 1), (case.H_q if "h" in dimensions else 1)
+        q_pos = torch.arange(case.M).flip(0) + 3 * torch.arange(B * H).view(B, H, 1)
+        k_pos = torch.arange(case.N) * step % case.N + 8 * torch.arange(H).view(1, H, 1)
+        return Mask.positions(q_pos.int(), k_pos, left, right)
+
+    return make
+
+
 def dense(dimensions: str) -> MaskMaker:
     """About two thirds visible; the third row and the fourth column are fully masked."""
 
@@ -353,6 +376,16 @@ def _masks() -> list[Case]:
         Case(name="segments-nan", M=131, N=131, mask=both(segments, causal), hidden=math.nan),
         Case(name="segments-inf", M=67, N=193, mask=segments, hidden=-math.inf),
         Case(name="segments-mixed", M=71, N=131, mask=mixed_segments),
+        Case(name="segments-unequal", M=131, N=193, mask=unequal_segments, dlse=True),
+        Case(name="positions", M=193, N=257, mask=positions(), dlse=True),
+        Case(name="positions-window", M=193, N=193, mask=positions(70, -3)),
+        Case(name="positions-mixed", M=131, N=193, mask=positions(40, 3, step=7)),
+        Case(name="positions-heads", M=71, N=131, mask=positions(None, -1, "bh")),
+        Case(name="positions-shared", M=131, N=71, mask=positions(5, None, "")),
+        Case(name="positions-crossed", M=7, N=7, mask=positions(-3, 1)),
+        Case(name="positions-nan", M=67, N=193, mask=positions(20, -9), hidden=math.nan),
+        Case(name="positions-segments", M=131, N=131, hidden=math.inf, mask=both(
+            positions(80, 80, "h"), unequal_segments, segments, causal)),
         Case(name="dense", mask=dense("bhmn"), dlse=True),
         Case(name="dense-batch", mask=dense("b1mn")),
         Case(name="dense-heads", mask=dense("hmn")),
@@ -367,7 +400,8 @@ def _masks() -> list[Case]:
         Case(name="causal-padding", M=131, N=131, mask=both(causal, padding)),
         Case(name="causal-blocks", M=193, N=193, mask=both(causal, blocks(32))),
         Case(name="all-masks", M=131, N=131, dlse=True, mask=both(
-            window(50, 10), key_range, mixed_segments, dense("1hmn"), blocks(16))),
+            window(50, 10), key_range, mixed_segments, positions(90, 60), dense("1hmn"),
+            blocks(16))),
     ]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def _mod(constraint: Constraint, M: int, N: int) -> MaskMod:
             return _in_band(*constraint.diagonals(constraint.offset(M, N)))
         case KeyRange(start, end):
             return _in_range(start, end)
-        case Segments(q_ids, k_ids):
+        case Segments(q_ids, k_ids, True):
             return lambda b, h, i, j: q_ids[b, i] == k_ids[b, j]
         case BlockSparse(layout, size) if len(layout) == 1:
             blocks = layout[0]

@@ -8,7 +8,7 @@ not fit the sizes, `tensors` returns them by field name.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,16 +99,24 @@ class KeyRange:
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Visible: q_ids[b, i] == k_ids[b, j]; integers (B, M) and (B, N)."""
+    """Visible: q_ids[b, i] == k_ids[b, j], or != if not `equal`; integers (B, M) and (B, N)."""
 
     q_ids: Tensor
     k_ids: Tensor
+    equal: bool = True
 
     def tensors(self) -> dict[str, Tensor]:
         return {"q_ids": self.q_ids, "k_ids": self.k_ids}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
-        return (self.q_ids.long()[:, :, None] == self.k_ids.long()[:, None, :])[:, None]
+        equal = self.q_ids.long()[:, :, None] == self.k_ids.long()[:, None, :]
+        return (equal if self.equal else ~equal)[:, None]
+
+    def intervals(self) -> Intervals:
+        low = high = self.q_ids.long()[:, None]
+        if not self.equal:
+            low, high = low + 1, high - 1
+        return Intervals(low, high, self.k_ids.long()[:, None])
 
     def extent(self) -> tuple[int, int]:
         return self.q_ids.shape[0], 1
@@ -120,6 +128,74 @@ class Segments:
                     f"the mask's {name} must be (batch, length) = ({B}, {length}), "
                     f"got {tuple(ids.shape)}"
                 )
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Visible: q_pos[b, h, i] - left <= k_pos[b, h, j] <= q_pos[b, h, i] + right.
+
+    Integers (1|B, 1|H, M) and (1|B, 1|H, N), or without H. A side of None is unbounded.
+    """
+
+    q_pos: Tensor
+    k_pos: Tensor
+    left: int | None
+    right: int | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"q_pos": self.q_pos, "k_pos": self.k_pos}
+
+    def visible(self, M: int, N: int, device: torch.device) -> Tensor:
+        q_pos = _clamped(self.q_pos)[..., :, None]
+        k_pos = _clamped(self.k_pos)[..., None, :]
+        B, H = (max(q_pos.shape[d], k_pos.shape[d]) for d in (0, 1))
+        visible = torch.ones(B, H, M, N, dtype=torch.bool, device=device)
+        if self.left is not None:
+            visible = visible & (k_pos >= q_pos - self.left)
+        if self.right is not None:
+            visible = visible & (k_pos <= q_pos + self.right)
+        return visible
+
+    def intervals(self) -> Intervals:
+        q_pos = _clamped(self.q_pos)
+        limits = torch.iinfo(torch.int64)
+        low = torch.full_like(q_pos, limits.min) if self.left is None else q_pos - self.left
+        high = torch.full_like(q_pos, limits.max) if self.right is None else q_pos + self.right
+        if self.left is not None and self.right is not None and self.left + self.right < 0:
+            low = high = torch.full_like(q_pos, limits.min)  # below every position
+        return Intervals(low, high, _clamped(self.k_pos))
+
+    def extent(self) -> tuple[int, int]:
+        shapes = _sizes(self.q_pos), _sizes(self.k_pos)
+        return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+
+    def check(self, B: int, H: int, M: int, N: int) -> None:
+        for name, positions, length in (("q_pos", self.q_pos, M), ("k_pos", self.k_pos, N)):
+            sizes = _sizes(positions)
+            if sizes[0] not in (1, B) or sizes[1] not in (1, H) or sizes[2] != length:
+                raise ValueError(
+                    f"the mask's {name} must be (batch or 1, heads or 1, length) = "
+                    f"({B} or 1, {H} or 1, {length}), got {tuple(positions.shape)}"
+                )
+
+
+class Intervals(NamedTuple):
+    """Position test of the kernels: int64 low and high (1|B, 1|H, M), position (1|B, 1|H, N).
+
+    Visible: low[b, h, i] <= position[b, h, j] <= high[b, h, i] on the circle of 64-bit integers:
+    with low > high, positions from low up and those from high down.
+    """
+
+    low: Tensor
+    high: Tensor
+    position: Tensor
+
+    def visible(self) -> Tensor:
+        """Returns bool, broadcastable to (B, H, M, N)."""
+        low, high = self.low[..., None], self.high[..., None]
+        position = self.position[..., None, :]
+        from_low, to_high = position >= low, position <= high
+        return torch.where(low <= high, from_low & to_high, from_low | to_high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,4 +252,18 @@ class BlockSparse:
             )
 
 
-Constraint = Window | KeyRange | Segments | Dense | BlockSparse
+Constraint = Window | KeyRange | Segments | Positions | Dense | BlockSparse
+
+
+def _sizes(positions: Tensor) -> tuple[int, int, int]:
+    """Returns (batch, heads, length) of positions, whose heads may be left out."""
+    shape = positions.shape
+    return shape[0], shape[1] if len(shape) == 3 else 1, shape[-1]
+
+
+def _clamped(positions: Tensor) -> Tensor:
+    """Returns (1|B, 1|H, length) in int64, at most UNBOUNDED - 1 from 0: sums fit in 64 bits."""
+    positions = positions if positions.dim() == 3 else positions[:, None]
+    if positions.dtype is not torch.int64:
+        return positions.long()
+    return positions.clamp(1 - UNBOUNDED, UNBOUNDED - 1)

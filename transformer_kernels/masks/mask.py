@@ -12,6 +12,7 @@ from transformer_kernels.argument_checks import (
     INTEGERS,
     LARGEST_INT,
     as_device,
+    check_bool,
     check_int,
     check_tensor,
     shown,
@@ -24,6 +25,7 @@ from transformer_kernels.masks.constraints import (
     Constraint,
     Dense,
     KeyRange,
+    Positions,
     Segments,
     Window,
     check_align,
@@ -108,19 +110,43 @@ class Mask:
         return Mask((KeyRange(_vector("start", start), _vector("end", end)),))
 
     @staticmethod
-    def segments(q_ids: Tensor, k_ids: Tensor | None = None) -> Mask:
+    def segments(q_ids: Tensor, k_ids: Tensor | None = None, *, equal: bool = True) -> Mask:
         """Segment mask: q_ids[b, i] == k_ids[b, j] is visible, for documents packed into one row.
 
         Args:
             q_ids: integers (B, M), the segment id of each query.
             k_ids: integers (B, N), the segment id of each key. Default: q_ids.
+            equal: with False, the pairs with different ids are visible: every token but itself, if
+                ids are positions.
         """
+        check_bool("equal", equal)
         k_ids = q_ids if k_ids is None else k_ids
         for name, ids in (("q_ids", q_ids), ("k_ids", k_ids)):
             check_tensor(name, ids, INTEGERS, wanted="a tensor of integers")
             if ids.dim() != 2:
                 raise ValueError(f"{name} must be (batch, length), got shape {tuple(ids.shape)}")
-        return Mask((Segments(q_ids.resolve_neg(), k_ids.resolve_neg()),))
+        return Mask((Segments(q_ids.resolve_neg(), k_ids.resolve_neg(), equal),))
+
+    @staticmethod
+    def positions(
+        q_pos: Tensor, k_pos: Tensor, left: int | None = None, right: int | None = 0
+    ) -> Mask:
+        """Position mask: q_pos[b, h, i] - left <= k_pos[b, h, j] <= q_pos[b, h, i] + right.
+
+        A window by positions that the caller gives, for tokens that are not in the order of their
+        positions: sorted, gathered, or spread over devices. The default is causal.
+
+        Args:
+            q_pos: integers (B or 1, M) or (B or 1, H or 1, M), the position of each query. At most
+                2^62 - 1 in magnitude; others are clamped.
+            k_pos: integers (B or 1, N) or (B or 1, H or 1, N), the position of each key. H counts
+                query heads.
+            left: visible positions before the query's; None is unbounded. May be negative.
+            right: visible positions after the query's; None is unbounded. May be negative: -1 hides
+                the query's own position.
+        """
+        q_pos, k_pos = _positions("q_pos", q_pos), _positions("k_pos", k_pos)
+        return Mask((Positions(q_pos, k_pos, _extent("left", left), _extent("right", right)),))
 
     @staticmethod
     def dense(attn_mask: Tensor) -> Mask:
@@ -267,6 +293,16 @@ def _with_dimensions(name: str, x: Tensor, dims: int) -> Tensor:
     except RuntimeError:
         check_storage(((name, x),))
         raise
+
+
+def _positions(name: str, value: Tensor) -> Tensor:
+    check_tensor(name, value, INTEGERS, wanted="a tensor of integers")
+    if value.dim() not in (2, 3):
+        raise ValueError(
+            f"{name} must be (batch, length) or (batch, heads, length), "
+            f"got shape {tuple(value.shape)}"
+        )
+    return value.resolve_neg()
 
 
 def _vector(name: str, value: Tensor) -> Tensor:

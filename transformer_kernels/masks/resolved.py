@@ -15,7 +15,9 @@ from transformer_kernels.masks.constraints import (
     BlockSparse,
     Constraint,
     Dense,
+    Intervals,
     KeyRange,
+    Positions,
     Segments,
     Window,
 )
@@ -24,8 +26,6 @@ from transformer_kernels.storage import check_storage
 
 BLOCK_MASK_SIZE = 64
 """Queries and keys per block-mask entry; equals kBlockMaskSize in csrc/common/mask.h."""
-
-_Ids = tuple[Tensor, Tensor]
 
 
 class ResolvedMask(NamedTuple):
@@ -44,9 +44,11 @@ class ResolvedMask(NamedTuple):
     """int64: key_start[b] <= j"""
     key_end: Annotated[Tensor | None, "(B)", "dense"] = None
     """int64: j < key_end[b]"""
-    q_segments: Annotated[Tensor | None, "(B, M)", "dense"] = None
-    """int64: q_segments[b, i] == k_segments[b, j]"""
-    k_segments: Annotated[Tensor | None, "(B, N)", "dense"] = None
+    q_low: Annotated[Tensor | None, "(tests, 1|B, 1|H_q, M)", "dense"] = None
+    """int64: segments and positions, one test each. For all n, q_low[n, b, h, i] <=
+    k_position[n, b, h, j] <= q_high[n, b, h, i], on the circle of 64-bit integers."""
+    q_high: Annotated[Tensor | None, "(tests, 1|B, 1|H_q, M)", "dense"] = None
+    k_position: Annotated[Tensor | None, "(tests, 1|B, 1|H_q, N)", "dense"] = None
     dense: Annotated[Tensor | None, "(1|B, 1|H_q, 1|M, 1|N)", "dense"] = None
     """bool"""
     layout: Annotated[Tensor | None, "(1|H_q, rows, columns)", "dense"] = None
@@ -55,26 +57,30 @@ class ResolvedMask(NamedTuple):
 
     @property
     def has_element_mask(self) -> bool:
-        """True if the mask has segments, a dense mask or a layout, which need a block mask."""
-        return not (self.q_segments is None and self.dense is None and self.layout is None)
+        """True if position tests, a dense mask or a layout hide pairs. These need a block mask."""
+        return not (self.q_low is None and self.dense is None and self.layout is None)
 
     def block_mask_shape(self, M: int, N: int) -> tuple[int, ...]:
         """Returns (B or 1, H_q or 1, row blocks, column blocks); (0,) without an element mask."""
         if not self.has_element_mask:
             return (0,)
-        B = 1 if self.q_segments is None else self.q_segments.shape[0]
-        H = 1
+        extents = [(1, 1)]
+        if self.q_low is not None and self.k_position is not None:
+            extents += [(x.shape[1], x.shape[2]) for x in (self.q_low, self.k_position)]
         if self.dense is not None:
-            B, H = max(B, self.dense.shape[0]), self.dense.shape[1]
+            extents.append((self.dense.shape[0], self.dense.shape[1]))
         if self.layout is not None:
-            H = max(H, self.layout.shape[0])
+            extents.append((1, self.layout.shape[0]))
+        B, H = (
+            next((size for size in sizes if size != 1), 1) for sizes in zip(*extents, strict=True)
+        )
         return B, H, -(-M // BLOCK_MASK_SIZE), -(-N // BLOCK_MASK_SIZE)
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor | None:
         """Returns bool (1 or B, 1 or H_q, M, N), True = visible; None if everything is visible."""
         visible: Tensor | None = None
-        for constraint in self._constraints():
-            one = constraint.visible(M, N, device)
+        masks = [constraint.visible(M, N, device) for constraint in self._constraints()]
+        for one in masks + [test.visible() for test in self._tests()]:
             visible = one if visible is None else visible & one
         return None if visible is None else visible.expand(-1, -1, M, N)
 
@@ -84,12 +90,15 @@ class ResolvedMask(NamedTuple):
             yield Window(-self.diagonal_low, self.diagonal_high, align)
         if self.key_end is not None:
             yield KeyRange(self.key_start, self.key_end)
-        if self.q_segments is not None and self.k_segments is not None:
-            yield Segments(self.q_segments, self.k_segments)
         if self.dense is not None:
             yield Dense(self.dense)
         if self.layout is not None:
             yield BlockSparse(self.layout, self.block_size)
+
+    def _tests(self) -> Iterator[Intervals]:
+        if self.q_low is not None and self.q_high is not None and self.k_position is not None:
+            for one in zip(self.q_low, self.q_high, self.k_position, strict=True):
+                yield Intervals(*one)
 
 
 ALL_VISIBLE = ResolvedMask()
@@ -106,7 +115,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
     windows: list[Window] = []
     start: Tensor | None = None
     end: Tensor | None = None
-    ids: _Ids | None = None
+    tests: list[Intervals] = []
     dense: Tensor | None = None
     layout: Tensor | None = None
     size = 0
@@ -119,9 +128,10 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
                 if one.start is not None:
                     start = _merge(torch.maximum, start, _int64(one.start))
                 end = _merge(torch.minimum, end, _int64(one.end))
-            case Segments():
-                these = _int64(one.q_ids), _int64(one.k_ids)
-                ids = these if ids is None else _pair_ids(ids, these)
+            case Segments() | Positions():
+                kind = type(one).__name__
+                check_storage((f"the mask's {kind}.{x}", y) for x, y in one.tensors().items())
+                tests.append(one.intervals())
             case Dense():
                 dense = _merge(torch.bitwise_and, dense, one.attn_mask)
             case BlockSparse():
@@ -131,9 +141,13 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
         if len(windows) > 1 and any(window.align != align for window in windows):
             align = "top_left"
     low, high = _intersection(windows, align, N - M)
-    q_ids, k_ids = (None, None) if ids is None else ids
-    bottom_right = align == "bottom_right"
-    return ResolvedMask(low, high, bottom_right, start, end, q_ids, k_ids, dense, layout, size)
+    q_low = _stack([test.low for test in tests])
+    q_high = _stack([test.high for test in tests])
+    k_position = _stack([test.position for test in tests])
+    return ResolvedMask(
+        low, high, align == "bottom_right", start, end,
+        q_low, q_high, k_position, dense, layout, size,
+    )  # fmt: skip
 
 
 def resolve_windows(mask: Mask | None, align: Align) -> ResolvedMask:
@@ -179,18 +193,11 @@ def _check_memory(*tensors: Tensor) -> None:
     check_storage(("a tensor of the mask", x) for x in tensors)
 
 
-def _pair_ids(a: _Ids, b: _Ids) -> _Ids:
-    """Merges two pairs of ids into one: the results are equal exactly where both inputs are.
-
-    Ids may be any integers, so each one is first replaced by its rank among all ids. All shapes are
-    independent of the values: no device synchronisation, and CUDA graphs can capture it.
-    """
-    _check_memory(*a, *b)
-    M = a[0].shape[1]
-    both = [torch.cat(pair, dim=1) for pair in (a, b)]
-    ranks = [torch.searchsorted(ids.flatten().sort().values, ids) for ids in both]
-    joined = ranks[0] * ranks[1].numel() + ranks[1]
-    return joined[:, :M], joined[:, M:]
+def _stack(tensors: list[Tensor]) -> Tensor | None:
+    """Stacks tensors that broadcast to each other; a single one is not copied."""
+    if len(tensors) <= 1:
+        return tensors[0][None] if tensors else None
+    return torch.stack(torch.broadcast_tensors(*tensors))
 
 
 def _merge_blocks(

@@ -2,6 +2,8 @@
 // used by the forward and the backward pass. Each pass derives the live keys from it.
 #pragma once
 
+#include <algorithm>
+
 #include "common/mask.h"
 #include "cpu/engine/workers.h"
 
@@ -13,26 +15,53 @@ struct DistinctRows {
   int64_t count = 0;
 };
 
-TK_INLINE DistinctRows distinct_rows(const MaskParams& mask, int64_t M, int64_t b, int64_t i0) {
+TK_INLINE DistinctRows distinct_rows(const MaskParams& mask, int64_t M, int64_t b, int64_t h,
+                                     int64_t i0) {
   DistinctRows found;
   const int64_t i1 = M - i0 < kBlockMaskSize ? M : i0 + kBlockMaskSize;
   for (int64_t i = i0; i < i1; ++i) {
-    if (i == i0 || !equals_previous_row(mask, M, b, i)) found.rows[found.count++] = i;
+    if (i == i0 || !equals_previous_row(mask, b, h, i)) found.rows[found.count++] = i;
   }
   return found;
 }
 
-TK_INLINE Visible classify_block(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+TK_INLINE Visible classify_block(const MaskParams& mask, int64_t N, int64_t b, int64_t h,
                                  const DistinctRows& rows, int64_t j0) {
   const uint64_t columns = bit_range(0, N - j0);
   uint64_t any = 0, all = columns;
   for (int64_t n = 0; n < rows.count; ++n) {
-    const uint64_t bits = element_mask_bits(mask, M, N, b, h, rows.rows[n], j0);
+    const uint64_t bits = element_mask_bits(mask, N, b, h, rows.rows[n], j0);
     any |= bits;
     all &= bits;
     if (any && all != columns) return Visible::kPartial;
   }
   return all == columns ? Visible::kFull : any ? Visible::kPartial : Visible::kEmpty;
+}
+
+// Visibility of a row of blocks under the position tests alone, from the extremes of each block's
+// positions; kPartial where the elements decide.
+TK_INLINE void classify_by_extremes(const MaskParams& mask, int64_t M, int64_t N, int64_t b,
+                                    int64_t h, int64_t i0, uint8_t* entries) {
+  const int64_t column_blocks = (N + kBlockMaskSize - 1) / kBlockMaskSize;
+  std::fill_n(entries, column_blocks, static_cast<uint8_t>(Visible::kFull));
+  for (int64_t n = 0; n < mask.tests; ++n) {
+    const int64_t row = position_offset(mask.q_position_stride, n, b, h);
+    const int64_t column = position_offset(mask.k_position_stride, n, b, h);
+    Intervals queries;
+    for (int64_t i = i0; i < std::min(M, i0 + kBlockMaskSize); ++i) {
+      include(queries, mask.q_low[row + i], mask.q_high[row + i]);
+    }
+    for (int64_t m = 0; m < column_blocks; ++m) {
+      Extremes keys;
+      const int64_t j1 = std::min(N, (m + 1) * kBlockMaskSize);
+      for (int64_t j = m * kBlockMaskSize; j < j1; ++j) {
+        const int64_t position = mask.k_position[column + j];
+        include(keys, Extremes{position, position});
+      }
+      const auto entry = static_cast<uint8_t>(visible_by_extremes(queries, keys));
+      entries[m] = std::min(entries[m], entry);
+    }
+  }
 }
 
 // B and H are the dimensions of the block mask: 1 where the mask does not depend on them.
@@ -42,10 +71,14 @@ void fill_block_mask(const MaskParams& mask, int64_t B, int64_t H, int64_t M, in
   const int64_t column_blocks = (N + kBlockMaskSize - 1) / kBlockMaskSize;
   for_each(workers, B * H * row_blocks, [&](int64_t, int64_t item) {
     const int64_t b = item / (H * row_blocks), h = item / row_blocks % H, m = item % row_blocks;
-    const DistinctRows rows = distinct_rows(mask, M, b, m * kBlockMaskSize);
+    const DistinctRows rows = distinct_rows(mask, M, b, h, m * kBlockMaskSize);
+    uint8_t* const entries = mask.block_mask + item * column_blocks;
+    classify_by_extremes(mask, M, N, b, h, m * kBlockMaskSize, entries);
+    const bool decides = !has_other_elements(mask);
     for (int64_t n = 0; n < column_blocks; ++n) {
-      mask.block_mask[item * column_blocks + n] =
-          static_cast<uint8_t>(classify_block(mask, M, N, b, h, rows, n * kBlockMaskSize));
+      const auto entry = static_cast<Visible>(entries[n]);
+      if (entry == Visible::kEmpty || (entry == Visible::kFull && decides)) continue;
+      entries[n] = static_cast<uint8_t>(classify_block(mask, N, b, h, rows, n * kBlockMaskSize));
     }
   });
 }
@@ -71,7 +104,7 @@ TK_INLINE uint64_t live_keys_of_block(const MaskParams& mask, int64_t M, int64_t
   for (int64_t i0 = begin; i0 < end; i0 += kBlockMaskSize) {
     if (visible(i0) == Visible::kEmpty) continue;
     for (int64_t i = i0; i < block_end(i0); ++i) {
-      live |= visible_keys(mask, M, N, b, h, i, j0);
+      live |= visible_keys(mask, N, b, h, i, j0);
       if (live == all) return all;
     }
   }

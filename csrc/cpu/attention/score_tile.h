@@ -51,7 +51,7 @@ struct Block {
   int64_t queries, per_head;
   int64_t first, keys;  // multiples of kKeyGroup
   Visible visible;
-  bool element_mask;               // dense, layout or segments hide part of it
+  bool element_mask;               // position tests, dense or layout hide part of it
   int64_t next_i = 0, next_j = 0;  // offset of the tile that is likely to be next
   bool continues = false;          // the keys follow those of the last tile of these queries
 

@@ -48,7 +48,7 @@ void apply_element_mask(const Problem& p, const Block& block, Real* s) {
   Int words[kBlock / kBits][kQueries] = {};
   for (int64_t lane = 0; lane < block.queries; ++lane) {
     const uint64_t bits =
-        visible_keys(p.mask, p.M, p.N, block.b, block.head(lane), block.query(lane), block.j0) >>
+        visible_keys(p.mask, p.N, block.b, block.head(lane), block.query(lane), block.j0) >>
         block.first;
     for (int64_t n = 0; n < kBlock / kBits; ++n) {
       words[n][lane] = static_cast<Int>(bits >> (n * kBits));

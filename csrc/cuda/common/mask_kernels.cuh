@@ -6,6 +6,39 @@
 
 namespace tk::cuda {
 
+// Extremes over the lanes of a warp.
+TK_DEVICE Extremes warp_extremes(Extremes x) {
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    include(x, Extremes{__shfl_xor_sync(~0u, x.least, distance),
+                        __shfl_xor_sync(~0u, x.greatest, distance)});
+  }
+  return x;
+}
+
+// Visibility of the block at (i0, j0) under the position tests alone, from the extremes of its
+// positions; kPartial if the elements decide. Called by a whole warp.
+TK_DEVICE Visible classify_by_extremes(const Problem& p, int b, int h, int64_t i0, int64_t j0) {
+  Visible entry = Visible::kFull;
+  for (int64_t n = 0; n < p.mask.tests && entry != Visible::kEmpty; ++n) {
+    const int64_t row = position_offset(p.mask.q_position_stride, n, b, h);
+    const int64_t column = position_offset(p.mask.k_position_stride, n, b, h);
+    Intervals queries;
+    Extremes keys;
+    for (int r = lane_index(); r < kBlockMaskSize; r += kWarp) {
+      if (i0 + r < p.M) include(queries, p.mask.q_low[row + i0 + r], p.mask.q_high[row + i0 + r]);
+      const int64_t j = min(j0 + r, p.N - 1);
+      include(keys, Extremes{p.mask.k_position[column + j], p.mask.k_position[column + j]});
+    }
+    queries.low = warp_extremes(queries.low);
+    queries.high = warp_extremes(queries.high);
+    queries.some_wrap = __any_sync(~0u, queries.some_wrap);
+    queries.all_wrap = __all_sync(~0u, queries.all_wrap);
+    const Visible one = visible_by_extremes(queries, warp_extremes(keys));
+    entry = one < entry ? one : entry;
+  }
+  return entry;
+}
+
 // Writes the block mask, (batches, heads, row_blocks, column_blocks). One warp per entry.
 static TK_KERNEL(kWarp, 1) block_mask_kernel(const __grid_constant__ Problem p, int heads,
                                              int row_blocks, int column_blocks) {
@@ -13,13 +46,18 @@ static TK_KERNEL(kWarp, 1) block_mask_kernel(const __grid_constant__ Problem p, 
   const int column = program % column_blocks, row = program / column_blocks % row_blocks;
   const int h = program / column_blocks / row_blocks % heads;
   const int b = program / column_blocks / row_blocks / heads;
-  const int64_t j0 = column * kBlockMaskSize;
+  const int64_t i0 = row * kBlockMaskSize, j0 = column * kBlockMaskSize;
+  const Visible entry = classify_by_extremes(p, b, h, i0, j0);
+  const bool decides = !has_other_elements(p.mask);
+  if (entry == Visible::kEmpty || (entry == Visible::kFull && decides)) {
+    if (lane_index() == 0) p.mask.block_mask[program] = static_cast<uint8_t>(entry);
+    return;
+  }
   const uint64_t all_bits = bit_range(0, min(p.N - j0, kBlockMaskSize));
   bool some = false, all = true;
   for (int r = lane_index(); r < kBlockMaskSize; r += kWarp) {
-    const int64_t i = row * kBlockMaskSize + r;
-    if (i >= p.M) break;
-    const uint64_t bits = element_mask_bits(p.mask, p.M, p.N, b, h, i, j0);
+    if (i0 + r >= p.M) break;
+    const uint64_t bits = element_mask_bits(p.mask, p.N, b, h, i0 + r, j0);
     some |= bits != 0;
     all &= bits == all_bits;
   }
@@ -61,7 +99,7 @@ TK_DEVICE uint64_t live_keys_of_block(const Problem& p, int64_t b, int64_t h, in
       const int64_t i0 = (first + lane * kLiveKeysWarps) * kBlockMaskSize;
       uint64_t bits = 0;
       for (int64_t i = i0 + lane_index(); i < min(i0 + kBlockMaskSize, p.M); i += kWarp) {
-        bits |= visible_keys(p.mask, p.M, p.N, b, h, i, j0);
+        bits |= visible_keys(p.mask, p.N, b, h, i, j0);
       }
       live |= warp_or(bits);
     }

@@ -27,7 +27,7 @@ TK_DEVICE BlockRange query_blocks(const Sequence& s, int j0, int j1, int block_m
           ceil_divide(max(min(last - s.low + 1, s.M), 0), block_m)};
 }
 
-// Visibility of a tile under dense masks, layouts and segments, read from the block mask.
+// Visibility of a tile under the element mask, read from the block mask.
 TK_DEVICE Visible element_mask_of(const Problem& p, const Sequence& s, int h, int i0, int i1,
                                   int j0, int j1) {
   if (!p.mask.block_mask) return Visible::kFull;
@@ -112,7 +112,7 @@ class BlockIterator {
 // True if query i sees key j.
 TK_DEVICE bool is_visible(const Problem& p, const Sequence& s, int h, int i, int j) {
   if (j < s.row_begin(i) || j >= s.row_end(i)) return false;
-  return !has_element_mask(p.mask) || element_visible(p.mask, p.M, p.N, s.b, h, i, j);
+  return !has_element_mask(p.mask) || element_visible(p.mask, s.b, h, i, j);
 }
 
 // The dimension along the rows of an accumulator; its columns are the other one.
@@ -130,7 +130,7 @@ TK_DEVICE void apply_mask(Accumulator<kM, kN>& scores, const Problem& p, const S
   if (!has_element_mask(p.mask)) return;
   const auto apply_element_mask = [&](int row, int column, float& x) {
     const int i = i0 + (kQueries ? row : column), j = j0 + (kQueries ? column : row);
-    if (i < s.M && j < s.N && !element_visible(p.mask, p.M, p.N, s.b, h, i, j)) x = -INFINITY;
+    if (i < s.M && j < s.N && !element_visible(p.mask, s.b, h, i, j)) x = -INFINITY;
   };
   for_each_in_memory(apply_element_mask, scores);
 }

@@ -44,6 +44,7 @@ Q = empty(B, H, S, D)
 K = empty(B, H // 2, S, D)
 DENSE = Mask.dense(empty(B, 1, S, S, dtype=torch.bool))
 SEGMENTS = Mask.segments(integers(B, S)) & Mask.causal()
+POSITIONS = Mask.positions(integers(1, H, S), integers(B, S), 70, None)
 LAYOUT = Mask.block_sparse(empty(6, 6, dtype=torch.bool), 60)
 
 
@@ -64,6 +65,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "dense": {"mask": DENSE},
     "segments": {"mask": SEGMENTS},
+    "positions": {"mask": POSITIONS},
     "layout": {"mask": LAYOUT},
     "ranges": {"mask": Mask.key_range(integers(B), integers(B))},
     "dropout": {"dropout_p": 0.1, "seed": integers()},
@@ -78,7 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "keys-full": {"relative": keys()},
     "keys-shared": {"relative": keys(1), "mask": LAYOUT, "softcap": 3.0},
     "everything": {
-        "mask": DENSE & SEGMENTS & LAYOUT,
+        "mask": DENSE & SEGMENTS & POSITIONS & LAYOUT,
         "bias": empty(B, H, S, S, dtype=torch.float32),
         "relative": relative(),
         "dropout_p": 0.1,

@@ -26,6 +26,7 @@ KERNELS = {
     "plain": ALWAYS,
     "dense": ALWAYS | LISTS,
     "segments": ALWAYS | LISTS,
+    "positions": ALWAYS | LISTS,
     "layout": ALWAYS | LISTS,
     "ranges": ALWAYS,
     "dropout": ALWAYS,

@@ -66,6 +66,11 @@ def ids(variant: Variant) -> Arguments:
     return {"q_ids": q_ids, "k_ids": torch.zeros(B, variant.N, dtype=torch.int32)}
 
 
+def positions(variant: Variant) -> Arguments:
+    q_pos = torch.arange(H * variant.M).reshape(1, H, -1)
+    return {"q_pos": q_pos, "k_pos": torch.arange(variant.N)[None], "left": 3, "right": None}
+
+
 def attn_mask(variant: Variant) -> torch.Tensor:
     return torch.rand(B, 1, variant.M, variant.N) > 0.5
 
@@ -75,6 +80,7 @@ def all_kinds(variant: Variant) -> Mask:
         Mask.causal()
         & Mask.padding(LENGTHS)
         & Mask.segments(**ids(variant))
+        & Mask.positions(**positions(variant))
         & Mask.dense(attn_mask(variant))
         & Mask.block_sparse(layout(variant), BLOCK)
     )
@@ -100,7 +106,8 @@ FUNCTIONS = {
     "Mask.causal": constructor(Mask.causal, lambda v: {"align": "bottom_right"}),
     "Mask.padding": constructor(Mask.padding, lambda v: {"key_lengths": LENGTHS}),
     "Mask.key_range": constructor(Mask.key_range, lambda v: {"start": LENGTHS - 2, "end": LENGTHS}),
-    "Mask.segments": constructor(Mask.segments, ids),
+    "Mask.segments": constructor(Mask.segments, lambda v: {**ids(v), "equal": False}),
+    "Mask.positions": constructor(Mask.positions, positions),
     "Mask.dense": constructor(Mask.dense, lambda v: {"attn_mask": attn_mask(v)}),
     "Mask.block_sparse": constructor(
         Mask.block_sparse, lambda v: {"layout": layout(v), "block_size": BLOCK}

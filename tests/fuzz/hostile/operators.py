@@ -36,8 +36,9 @@ def options(variant: Variant) -> Arguments:
         "relative_keys": keys(variant, M, N),
         "seed": torch.tensor(3), "dropout_p": 0.25,
         "key_start": torch.tensor([0, 1]), "key_end": torch.tensor([3, 5]),
-        "q_segments": torch.zeros(B, M, dtype=torch.int64),
-        "k_segments": torch.zeros(B, N, dtype=torch.int64),
+        "q_low": torch.zeros(1, B, 1, M, dtype=torch.int64),
+        "q_high": torch.zeros(1, B, 1, M, dtype=torch.int64),
+        "k_position": torch.zeros(1, B, 1, N, dtype=torch.int64),
         "dense": torch.ones(B, 1, M, N, dtype=torch.bool),
         "layout": torch.ones(1, -(-M // 4), -(-N // 4), dtype=torch.bool), "block_size": 4,
     }  # fmt: skip

@@ -7,7 +7,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.valid.masks import Blocks, Constraint, Dense, KeyRange, Segments, Window
+from tests.fuzz.valid.masks import (
+    Blocks,
+    Constraint,
+    Dense,
+    KeyRange,
+    Positions,
+    Segments,
+    Window,
+)
 from transformer_kernels import _C
 from transformer_kernels.masks.constraints import Align
 
@@ -107,20 +115,24 @@ def _isas() -> list[str]:
 
 def constraints(draw: Draw, length: int) -> tuple[Constraint, ...]:
     """Up to three constraints of any kind."""
-    kinds = st.sampled_from((window, _key_range, _segments, dense_mask, _blocks))
+    kinds = st.sampled_from((window, _key_range, _segments, _positions, dense_mask, _blocks))
     return tuple(draw(kinds)(draw, length) for _ in range(draw(st.integers(0, 3))))
 
 
 def window(draw: Draw, length: int) -> Window:
-    side = st.one_of(
+    side = _side(length)
+    align: Align = draw(st.sampled_from(["top_left", "bottom_right"]))
+    return Window(left=draw(side), right=draw(side), align=align)
+
+
+def _side(length: int) -> st.SearchStrategy[int | None]:
+    return st.one_of(
         st.just(0),
         st.none(),
         st.integers(0, 20),
         st.integers(-20, -1),
         st.integers(-length, length),
     )
-    align: Align = draw(st.sampled_from(["top_left", "bottom_right"]))
-    return Window(left=draw(side), right=draw(side), align=align)
 
 
 def _key_range(draw: Draw, length: int) -> KeyRange:
@@ -129,7 +141,19 @@ def _key_range(draw: Draw, length: int) -> KeyRange:
 
 
 def _segments(draw: Draw, length: int) -> Segments:
-    return Segments(count=draw(st.integers(1, 4)), ordered=draw(st.booleans()), seed=_seed(draw))
+    count, ordered, equal = st.integers(1, 4), st.booleans(), st.booleans()
+    return Segments(count=draw(count), ordered=draw(ordered), equal=draw(equal), seed=_seed(draw))
+
+
+def _positions(draw: Draw, length: int) -> Positions:
+    side, dims = _side(length), st.sampled_from(["", "b", "h", "bh"])
+    return Positions(
+        left=draw(side),
+        right=draw(side),
+        dims=draw(dims),
+        ordered=draw(st.booleans()),
+        seed=_seed(draw),
+    )
 
 
 def dense_mask(draw: Draw, length: int = 0) -> Dense:

@@ -79,6 +79,7 @@ class Segments(Constraint):
 
     count: int = 2
     ordered: bool = True
+    equal: bool = True
     seed: int = 0
 
     def _ids(self, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -91,11 +92,45 @@ class Segments(Constraint):
         return q_ids, k_ids
 
     def mask(self, sizes: Sizes) -> Mask:
-        return Mask.segments(*self._ids(sizes))
+        return Mask.segments(*self._ids(sizes), equal=self.equal)
 
     def visible(self, sizes: Sizes) -> Tensor:
         q_ids, k_ids = self._ids(sizes)
-        return q_ids[:, None, :, None] == k_ids[:, None, None, :]
+        return (q_ids[:, None, :, None] == k_ids[:, None, None, :]) == self.equal
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Positions(Constraint):
+    """Positions from 0 to length - 1, shuffled except `ordered`. `dims`: those of "bh" that q_pos
+    has."""
+
+    left: int | None = None
+    right: int | None = 0
+    dims: str = "b"
+    ordered: bool = True
+    seed: int = 0
+
+    def _positions(self, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+        B, H = (n if name in self.dims else 1 for name, n in zip("bh", sizes[:2], strict=True))
+        q_pos = torch.rand(B, H, sizes.M, generator=generator)
+        k_pos = torch.rand(sizes.B, 1, sizes.N, generator=generator)
+        if self.ordered:
+            q_pos, k_pos = q_pos.sort(dim=-1).values, k_pos.sort(dim=-1).values
+        return (q_pos * sizes.M).int(), (k_pos * sizes.N).long()
+
+    def mask(self, sizes: Sizes) -> Mask:
+        return Mask.positions(*self._positions(sizes), self.left, self.right)
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        q_pos, k_pos = self._positions(sizes)
+        distance = k_pos[:, :, None, :] - q_pos[..., None]
+        visible = torch.ones_like(distance, dtype=torch.bool)
+        if self.left is not None:
+            visible &= distance >= -self.left
+        if self.right is not None:
+            visible &= distance <= self.right
+        return visible
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

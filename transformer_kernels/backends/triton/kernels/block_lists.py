@@ -1,4 +1,4 @@
-"""Block mask of dense masks, layouts and segments, and the lists of blocks to visit.
+"""Block mask of position tests, dense masks and layouts, and the lists of blocks to visit.
 
 The block mask has one byte for each 64 x 64 block: 0 empty, 1 partial, 2 full. It is computed once,
 in the forward pass. Each kernel gets its own lists, built from the block mask for the kernel's tile

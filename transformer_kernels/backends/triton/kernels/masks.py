@@ -22,11 +22,20 @@ class MaskTensors(NamedTuple):
 
     key_start: Tensor | None
     key_end: Tensor | None
-    q_segments: Tensor | None
-    k_segments: Tensor | None
+    tests: tl.constexpr
+    """number of position tests"""
+    q_low: Tensor | None
+    q_high: Tensor | None
+    q_test: int | None
+    """strides (also below): 0 for a dimension of size 1, None if the tensor is None"""
+    q_b: int | None
+    q_h: int | None
+    k_position: Tensor | None
+    k_test: int | None
+    k_b: int | None
+    k_h: int | None
     dense: Tensor | None
     dense_b: int | None
-    """strides (also below): 0 for a dimension of size 1, None if the tensor is None"""
     dense_h: int | None
     dense_i: int | None
     dense_j: int | None
@@ -39,7 +48,7 @@ class MaskTensors(NamedTuple):
     """N if there is a dense mask, else None. Triton specializes on its divisibility by 16, which
     enables 16-byte loads."""
     has_elements: tl.constexpr
-    """True if a tensor hides single elements: segments, a dense mask or a layout"""
+    """True if a tensor hides single elements: position tests, a dense mask or a layout"""
 
 
 def mask_tensors(problem: Problem) -> MaskTensors:
@@ -47,11 +56,22 @@ def mask_tensors(problem: Problem) -> MaskTensors:
     dense, layout = as_uint8(mask.dense), as_uint8(mask.layout)
     dense_b, dense_h, dense_i, dense_j = broadcast_strides(dense, 4)
     layout_h, layout_i, layout_j = broadcast_strides(layout, 3)
+    q_low, k_position = contiguous(mask.q_low), contiguous(mask.k_position)
+    q_test, q_b, q_h, _ = broadcast_strides(q_low, 4)
+    k_test, k_b, k_h, _ = broadcast_strides(k_position, 4)
     return MaskTensors(
         key_start=contiguous(mask.key_start),
         key_end=contiguous(mask.key_end),
-        q_segments=contiguous(mask.q_segments),
-        k_segments=contiguous(mask.k_segments),
+        tests=tl.constexpr(0 if q_low is None else q_low.shape[0]),
+        q_low=q_low,
+        q_high=contiguous(mask.q_high),
+        q_test=q_test,
+        q_b=q_b,
+        q_h=q_h,
+        k_position=k_position,
+        k_test=k_test,
+        k_b=k_b,
+        k_h=k_h,
         dense=dense,
         dense_b=dense_b,
         dense_h=dense_h,
@@ -146,22 +166,27 @@ def zero_hidden_keys(tile, is_visible, mask):
 
 @triton.jit
 def element_mask(mask, coords, M, N):
-    """Element mask of segments, dense mask and layout only; False outside M x N"""
-    b, h, i, j = coords.b, coords.h, coords.i, coords.j
+    """Element mask of position tests, dense mask and layout only; False outside M x N"""
+    i, j = coords.i, coords.j
+    batch, head = tl.cast(coords.b, tl.int64), tl.cast(coords.h, tl.int64)
     is_visible = (i < M) & (j < N)
     inside = is_visible
-    if mask.q_segments is not None:
-        q_id = tl.load(mask.q_segments + tl.cast(b, tl.int64) * M + i, mask=i < M, other=0)
-        k_id = tl.load(mask.k_segments + tl.cast(b, tl.int64) * N + j, mask=j < N, other=0)
-        is_visible = is_visible & (q_id == k_id)
+    for test in tl.static_range(mask.tests):
+        q_at = test * mask.q_test + batch * mask.q_b + head * mask.q_h + i
+        k_at = test * mask.k_test + batch * mask.k_b + head * mask.k_h + j
+        low = tl.load(mask.q_low + q_at, mask=i < M, other=0)
+        high = tl.load(mask.q_high + q_at, mask=i < M, other=0)
+        position = tl.load(mask.k_position + k_at, mask=j < N, other=0)
+        # Unsigned: an interval with low > high wraps around.
+        is_visible = is_visible & ((position - low).to(tl.uint64) <= (high - low).to(tl.uint64))
     if mask.dense is not None:
-        by_b, by_h = tl.cast(b, tl.int64) * mask.dense_b, tl.cast(h, tl.int64) * mask.dense_h
+        by_b, by_h = batch * mask.dense_b, head * mask.dense_h
         by_i, by_j = i.to(tl.int64) * mask.dense_i, j.to(tl.int64) * mask.dense_j
         at = mask.dense + by_b + by_h + by_i + by_j
         is_visible = is_visible & (tl.load(at, mask=(i < M) & (j < mask.columns), other=0) != 0)
     if mask.layout is not None:
         row, column = i // mask.block_size, j // mask.block_size
-        by_h = tl.cast(h, tl.int64) * mask.layout_h
+        by_h = head * mask.layout_h
         by_i, by_j = row.to(tl.int64) * mask.layout_i, column.to(tl.int64) * mask.layout_j
         at = mask.layout + by_h + by_i + by_j
         is_visible = is_visible & (tl.load(at, mask=inside, other=0) != 0)
