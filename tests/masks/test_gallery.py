@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -25,7 +26,11 @@ def test_picture(code: str, picture: str, capsys: pytest.CaptureFixture[str]) ->
 def test_every_kind_has_a_picture() -> None:
     kinds = {f"Mask.{name}" for name in vars(Mask) if name[0] != "_" and name not in NOT_KINDS}
     kinds -= {"Mask.constraints"}
-    patterns = {name for name in vars(block_patterns) if name in ("local", "strided", "fixed")}
+    patterns = {
+        name
+        for name, one in inspect.getmembers(block_patterns, inspect.isfunction)
+        if one.__module__ == block_patterns.__name__ and name[0] != "_"
+    }
     code = "\n".join(code for code, _ in EXAMPLES)
     missing = [name for name in kinds | patterns if f"{name}(" not in code]
     assert missing == []

@@ -7,24 +7,21 @@ from typing import Any
 
 import torch
 
-from tests.support.cases import (
-    Case,
+from tests.support.cases import Case, Relative, inputs, plant
+from tests.support.evaluate import by_backend
+from tests.support.mask_makers import (
     MaskMaker,
-    Relative,
     blocks,
     both,
     causal,
     causal_bottom_right,
     dense,
-    inputs,
     key_range,
     mixed_segments,
     padding,
-    plant,
     segments,
     window,
 )
-from tests.support.evaluate import by_backend
 
 _EMPTY = window(-2, 1)
 _KEYS = Relative(30, -9, "bottom_right", kind="keys")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.support.cases import CASES, Case, both, causal, padding
+from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES
+from tests.support.mask_makers import both, causal, padding
 from tests.support.tiers import features, in_turns, sample, sampled
 from tests.support.varlen_cases import VARLEN_CASES
 

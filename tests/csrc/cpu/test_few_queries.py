@@ -15,22 +15,21 @@ import torch
 
 import transformer_kernels as tk
 from tests.support.backends import DTYPES
-from tests.support.cases import (
-    Case,
+from tests.support.cases import Case, inputs
+from tests.support.evaluate import assert_case, by_backend
+from tests.support.isas import forced_isa
+from tests.support.mask_makers import (
     blocks,
     both,
     causal,
     causal_bottom_right,
     dense,
-    inputs,
     key_range,
     mixed_segments,
     padding,
     transposed_dense,
     window,
 )
-from tests.support.evaluate import assert_case, by_backend
-from tests.support.isas import forced_isa
 from tests.support.tiers import sampled
 from transformer_kernels import _C
 

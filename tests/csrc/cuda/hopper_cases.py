@@ -10,15 +10,8 @@ import math
 
 import torch
 
-from tests.support.cases import (
-    Case,
-    both,
-    causal,
-    causal_bottom_right,
-    dense,
-    padding,
-    window,
-)
+from tests.support.cases import Case
+from tests.support.mask_makers import both, causal, causal_bottom_right, dense, padding, window
 from tests.support.varlen_cases import VarlenCase
 from transformer_kernels.masks.mask import Mask
 

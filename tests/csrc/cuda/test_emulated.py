@@ -16,7 +16,7 @@ from building.emulated import Emulation
 from building.tile_config import WIDTHS
 from tests.gpu.sanitizer_targets import ATTENTION_TARGETS
 from tests.support import emulator
-from tests.support.cases import CASES, Case, Relative, causal_bottom_right, inputs
+from tests.support.cases import CASES, Case, Relative, inputs
 from tests.support.decode_cases import (
     DECODE_CASES,
     DecodeCase,
@@ -26,6 +26,7 @@ from tests.support.decode_cases import (
 )
 from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
+from tests.support.mask_makers import causal_bottom_right
 from tests.support.operators import operator_arguments
 from tests.support.poison import poisoned_memory
 from tests.support.varlen_cases import (

@@ -13,9 +13,10 @@ import transformer_kernels as tk
 from building.emulated import Emulation
 from building.tile_config import RELATIVE_WIDTHS
 from tests.support import emulator
-from tests.support.cases import Case, Relative, causal_bottom_right
+from tests.support.cases import Case, Relative
 from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case
+from tests.support.mask_makers import causal_bottom_right
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.problem.fields import FIELDS
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
