@@ -1,4 +1,5 @@
-"""Tests of the command `evaluate`, and of the other commands that use a Transformer-XL."""
+"""Tests of the command `evaluate`, and of the other commands that use a Transformer-XL or a Sparse
+Transformer."""
 
 from __future__ import annotations
 
@@ -118,6 +119,29 @@ def test_generator_is_evaluated_without_a_memory(
         assert run(f"evaluate {option} --checkpoint", path) == 2
         line = f"error: {option.split()[0]} needs a checkpoint of a transformer-xl, got a generator"
         assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_sparse_transformer_reads_segments_longer_than_its_context_and_generates(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--pattern fixed --stride 4 --summaries 1 --subblocks 2 --combination split --heads 4"
+    assert run(f"train sparse {TINY} {options} --data {text} --out", tmp_path / "run") == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
+    data = ByteLanes(load_corpus(text), 50)
+    trained = load_model(path)
+    expected = evaluate(trained.task, trained.model, data, lanes=2).score
+    written = set()
+    for attention in ("eager", "fused", "sdpa"):
+        words = ["--attn-implementation", attention, "--checkpoint", str(path)]
+        assert run("evaluate --context 50 --lanes 2", *words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"{expected:.3f} bits/byte"
+        assert lines[1].endswith("segments of 50")
+        assert run("generate --prompt boat --length 20 --temperature 0", *words) == 0
+        written.add(capsys.readouterr().out)
+    (only,) = written
+    assert only.startswith("boat")
 
 
 def test_transformer_xl_generates_the_same_text_with_every_attention_implementation(

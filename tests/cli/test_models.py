@@ -64,11 +64,13 @@ def test_options_override_the_preset(recipe: Recipe) -> None:
         args = parser.parse_args(["train", recipe.kind, "--preset", name])
         assert train.configured(args) == PRESETS[recipe.kind][name]
     args = parser.parse_args(
-        f"train {recipe.kind} --width 240 --accumulate 2 --precision bfloat16 --recompute".split()
+        f"train {recipe.kind} --width 240 --batch 4 --accumulate 2 --precision bfloat16 "
+        "--recompute".split()
     )
     config = train.configured(args)
     assert config.task.model.width == 240
-    assert (config.accumulate, config.precision, config.recompute) == (2, "bfloat16", True)
+    assert (config.batch, config.accumulate) == (4, 2)
+    assert (config.precision, config.recompute) == ("bfloat16", True)
 
 
 def test_gpt2_generates_the_same_text_with_every_attention_implementation(

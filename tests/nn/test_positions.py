@@ -1,4 +1,4 @@
-"""Learned and sinusoidal positions."""
+"""Learned, row and column, and sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from transformer_kernels.nn import (
     LearnedPositions,
+    RowColumnPositions,
     SinusoidalPositions,
     distance_sinusoids,
     sinusoids,
@@ -90,3 +91,21 @@ def test_positions_can_start_at_an_offset(
     torch.testing.assert_close(positions(x[:, 3:], start=3), positions(x)[:, 3:])
     with pytest.raises(ValueError, match=r"at most 7 positions long \(the context\), got 8"):
         positions(x[:, :4], start=4)
+
+
+@pytest.mark.parametrize("start", [0, 5, 40])
+def test_rows_and_columns_of_positions_repeat_after_the_last_row(start: int) -> None:
+    positions = RowColumnPositions(rows=3, columns=4, width=5)
+    x = torch.randn(2, 17, 5, generator=torch.Generator().manual_seed(0))
+    added = positions(x, start=start) - x
+    for t in range(17):
+        p = start + t
+        expected = positions.rows[p // 4 % 3] + positions.columns[p % 4]
+        torch.testing.assert_close(added[:, t], expected.expand(2, -1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "width"])
+def test_sizes_of_rows_and_columns_below_one_raise_value_error(name: str) -> None:
+    sizes = {"rows": 3, "columns": 4, "width": 5} | {name: 0}
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, got 0"):
+        RowColumnPositions(**sizes)

@@ -17,6 +17,7 @@ from transformer_kernels.models import (
     GeneratorConfig,
     GPT2Config,
     LookupConfig,
+    SparseTransformerConfig,
     TransformerXLConfig,
     Translator,
     TranslatorConfig,
@@ -41,6 +42,7 @@ from transformer_kernels.training.tasks.classifier import ClassifierTask
 from transformer_kernels.training.tasks.generator import GeneratorTask
 from transformer_kernels.training.tasks.gpt2 import GPT2Task
 from transformer_kernels.training.tasks.lookup import LookupTask
+from transformer_kernels.training.tasks.sparse_transformer import SparseTransformerTask
 from transformer_kernels.training.tasks.transformer_xl import TransformerXLTask
 from transformer_kernels.training.tasks.translator import TranslatorTask
 
@@ -50,6 +52,9 @@ TINY: tuple[Task, ...] = (
     GPT2Task(model=GPT2Config(**SMALL, vocabulary=270, context=12, dropout=0.0)),
     TransformerXLTask(
         model=TransformerXLConfig(**SMALL, head_size=5, context=12, memory=20, dropout=0.0)
+    ),
+    SparseTransformerTask(
+        model=SparseTransformerConfig(**SMALL, context=12, stride=4, summaries=1, subblocks=2)
     ),
     ClassifierTask(model=ClassifierConfig(**SMALL, vocabulary=270, context=16)),
     TranslatorTask(

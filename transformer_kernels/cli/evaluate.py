@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from transformer_kernels.models import TransformerXLConfig
     from transformer_kernels.training import LoadedModel
 
-_KINDS = ("transformer-xl", "generator")
+_KINDS = ("transformer-xl", "sparse", "generator")
 _MEMORY_OPTIONS = ("memory", "clamp", "same_length")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "evaluate",
-        help="bits per byte of a trained Transformer-XL or generator on held-out text",
+        help="bits per byte of a trained byte-level language model on held-out text",
         description="Prints the bits per byte of a model on the held-out part of a text, its last "
         "tenth. The part is cut into lanes, which are read side by side, segment by segment. A "
         "Transformer-XL carries memories along its lanes; their length may differ from that in "
-        "training.",
+        "training. Segments of a Sparse Transformer may be longer than its context.",
     )
     add_checkpoint(parser, *_KINDS)
     parser.add_argument(

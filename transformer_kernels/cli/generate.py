@@ -8,7 +8,7 @@ import codecs
 from transformer_kernels.cli.common import add_attention, add_checkpoint, decoded
 from transformer_kernels.cli.error_mapping import as_user_error
 
-_KINDS = ("generator", "gpt2", "transformer-xl")
+_KINDS = ("generator", "gpt2", "transformer-xl", "sparse")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,16 +22,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--prompt",
         default="\n",
         metavar="TEXT",
-        help="text to continue (default: a line break); a generator and GPT-2 only see the last "
-        "tokens of the text, as many as their context, and a Transformer-XL those in its memory",
+        help="text to continue (default: a line break); a model only sees the last tokens of the "
+        "text, as many as its context, and a Transformer-XL those in its memory",
     )
     parser.add_argument(
         "--length",
         type=int,
         default=500,
         metavar="N",
-        help="number of tokens to generate; those of a generator and a Transformer-XL are bytes "
-        "(default: 500)",
+        help="number of tokens to generate; those of all models but GPT-2 are bytes (default: 500)",
     )
     parser.add_argument(
         "--temperature",

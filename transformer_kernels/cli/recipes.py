@@ -71,6 +71,22 @@ RECIPES = (
         used_by=("generate", "evaluate"),
     ),
     Recipe(
+        kind="sparse",
+        help="Sparse Transformer, a byte-level language model with a long context",
+        data="training text, any file (default: the sources of Python's standard library)",
+        presets=("demo", "enwik8"),
+        model_options=(
+            ("context", int, "context length in bytes"),
+            *_BLOCKS,
+            ("pattern", str, "visible keys: local, strided or fixed"),
+            ("stride", int, "the paper's l: size of a window or group of near keys"),
+            ("summaries", int, "the paper's c: summary positions of a head in each group"),
+            ("subblocks", int, "distinct summary positions of the heads"),
+            ("combination", str, "merged: every head sees near and far keys; split: one of them"),
+        ),
+        used_by=("generate", "evaluate"),
+    ),
+    Recipe(
         kind="classifier",
         help="a transformer text classifier",
         data="a folder of film reviews laid out as aclImdb (default: source snippets, each "

@@ -40,6 +40,8 @@ _RUN_OPTIONS = (
 _CHOICES = {
     "attn-implementation": ("eager", "fused", "sdpa"),
     "precision": ("float32", "bfloat16", "float16"),
+    "pattern": ("local", "strided", "fixed"),
+    "combination": ("merged", "split"),
 }
 
 

@@ -16,6 +16,8 @@ from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGen
 from transformer_kernels.models.gpt2 import GPT2, GPT2Config
 from transformer_kernels.models.gpt2 import SIZES as GPT2_SIZES
 from transformer_kernels.models.lookup import Lookup, LookupConfig
+from transformer_kernels.models.sparse_transformer import SIZES as SPARSE_TRANSFORMER_SIZES
+from transformer_kernels.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
 from transformer_kernels.models.t5 import SIZES as T5_SIZES
 from transformer_kernels.models.t5 import T5, T5Config
 from transformer_kernels.models.transformer_xl import SIZES as TRANSFORMER_XL_SIZES
@@ -29,6 +31,7 @@ __all__ = [
     "GPT2",
     "GPT2_SIZES",
     "SIZES",
+    "SPARSE_TRANSFORMER_SIZES",
     "T5",
     "T5_SIZES",
     "TRANSFORMER_XL_SIZES",
@@ -48,6 +51,8 @@ __all__ = [
     "Memories",
     "Memory",
     "PreTrainingLogits",
+    "SparseTransformer",
+    "SparseTransformerConfig",
     "T5Config",
     "TextGenerator",
     "TransformerXL",

@@ -22,6 +22,7 @@ from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.nn.positions import (
     LearnedPositions,
+    RowColumnPositions,
     SinusoidalPositions,
     distance_sinusoids,
     sinusoids,
@@ -31,12 +32,16 @@ from transformer_kernels.nn.relative_attention import (
     RelativeBlock,
 )
 from transformer_kernels.nn.relative_positions import BucketedBias, distance_buckets
+from transformer_kernels.nn.sparse_attention import sparse_attention
+from transformer_kernels.nn.sparse_blocks import SparseAttention, SparseBlock
+from transformer_kernels.nn.sparse_patterns import Combination, PatternKind, SparsePattern
 from transformer_kernels.nn.t5_blocks import T5Activation, T5Attention, T5Block, T5FeedForward
 
 __all__ = [
     "Activation",
     "AttnImplementation",
     "BucketedBias",
+    "Combination",
     "DecoderBlock",
     "FeedForward",
     "HeadForm",
@@ -45,10 +50,15 @@ __all__ = [
     "LearnedPositions",
     "MultiHeadAttention",
     "Norm",
+    "PatternKind",
     "RelativeAttention",
     "RelativeBlock",
+    "RowColumnPositions",
     "Scaling",
     "SinusoidalPositions",
+    "SparseAttention",
+    "SparseBlock",
+    "SparsePattern",
     "Stack",
     "T5Activation",
     "T5Attention",
@@ -64,4 +74,5 @@ __all__ = [
     "recompute_blocks",
     "sinusoids",
     "smaller_branch_ends",
+    "sparse_attention",
 ]

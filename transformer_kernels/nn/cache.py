@@ -80,6 +80,18 @@ class LayerCache:
     """Number of positions in use, new ones included"""
 
     @torch.no_grad()
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores the last M keys and values, (B, heads, M, head_size) each.
+
+        Returns:
+            All keys and values in use, (B, heads, length, head_size) each: views of the cache.
+        """
+        M = k.shape[2]
+        self.keys[:, :, self.length - M : self.length] = k
+        self.values[:, :, self.length - M : self.length] = v
+        return self.keys[:, :, : self.length], self.values[:, :, : self.length]
+
+    @torch.no_grad()
     def attend(
         self,
         q: Tensor,
@@ -105,25 +117,25 @@ class LayerCache:
         Returns:
             (B, heads, M, head_size) in the dtype of the cache.
         """
-        M = k.shape[2]
-        self.keys[:, :, self.length - M : self.length] = k
-        self.values[:, :, self.length - M : self.length] = v
+        keys, values = self.append(k, v)
         q = q.to(self.keys.dtype)
         if attn_implementation == "sdpa":
-            return self._sdpa(q, scale, relative)
+            return _sdpa(q, keys, values, scale, relative)
         backend = "reference" if attn_implementation == "eager" else "auto"
         return attention_decode(
             q, self.keys, self.values, self.cache_seqlens,
             scale=scale, relative=relative, backend=backend,
         )  # fmt: skip
 
-    def _sdpa(self, q: Tensor, scale: float | None, relative: Relative | None) -> Tensor:
-        keys, values = (x[:, :, : self.length] for x in (self.keys, self.values))
-        M, N = q.shape[2], self.length
-        visible = torch.ones(M, N, dtype=torch.bool, device=q.device).tril(N - M)
-        attn_mask = visible
-        if relative is not None:
-            attn_mask = relative.as_bias(q, N, scale).masked_fill(~visible, float("-inf"))
-        return nn.functional.scaled_dot_product_attention(
-            q, keys, values, attn_mask=attn_mask, scale=scale
-        )
+
+def _sdpa(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float | None, relative: Relative | None
+) -> Tensor:
+    M, N = q.shape[2], keys.shape[2]
+    visible = torch.ones(M, N, dtype=torch.bool, device=q.device).tril(N - M)
+    attn_mask = visible
+    if relative is not None:
+        attn_mask = relative.as_bias(q, N, scale).masked_fill(~visible, float("-inf"))
+    return nn.functional.scaled_dot_product_attention(
+        q, keys, values, attn_mask=attn_mask, scale=scale
+    )

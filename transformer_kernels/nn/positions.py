@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from transformer_kernels.nn.initial import STD
 from transformer_kernels.nn.options import check_positive
 
 
@@ -16,7 +17,7 @@ class LearnedPositions(nn.Module):
         check_positive("context", context)
         check_positive("width", width)
         self.table = nn.Parameter(torch.zeros(context, width))
-        nn.init.normal_(self.table, std=0.02)
+        nn.init.normal_(self.table, std=STD)
 
     def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
         """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape.
@@ -24,6 +25,32 @@ class LearnedPositions(nn.Module):
         Raises ValueError if a position is beyond the context.
         """
         return x + _encodings(self.table, x, start)
+
+
+class RowColumnPositions(nn.Module):
+    """Adds two learned vectors to each position: that of its row and that of its column.
+
+    Position p is in row p // columns and column p % columns. Rows repeat after the last one, so
+    that every position has an encoding.
+
+    Source: Generating Long Sequences with Sparse Transformers (Child et al., 2019), section 5.3.
+    """
+
+    def __init__(self, rows: int, columns: int, width: int) -> None:
+        super().__init__()
+        sizes = {"rows": rows, "columns": columns, "width": width}
+        for name, size in sizes.items():
+            check_positive(name, size)
+        self.rows = nn.Parameter(torch.empty(rows, width))
+        self.columns = nn.Parameter(torch.empty(columns, width))
+        nn.init.normal_(self.rows, std=STD)
+        nn.init.normal_(self.columns, std=STD)
+
+    def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
+        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape."""
+        rows, columns = len(self.rows), len(self.columns)
+        position = torch.arange(start, start + x.shape[1], device=x.device)
+        return x + self.rows[position // columns % rows] + self.columns[position % columns]
 
 
 class SinusoidalPositions(nn.Module):

@@ -14,6 +14,7 @@ from transformer_kernels.training.tasks import (
     generator,
     gpt2,
     lookup,
+    sparse_transformer,
     transformer_xl,
     translator,
 )
@@ -22,6 +23,7 @@ PRESETS: dict[str, dict[str, TrainConfig]] = {
     "generator": generator.PRESETS,
     "gpt2": gpt2.PRESETS,
     "transformer-xl": transformer_xl.PRESETS,
+    "sparse": sparse_transformer.PRESETS,
     "classifier": classifier.PRESETS,
     "translator": translator.PRESETS,
     "bert": bert.PRESETS,

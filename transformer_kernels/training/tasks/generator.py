@@ -18,22 +18,14 @@ from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import Extra, Task
 
 
-@dataclass(frozen=True, kw_only=True)
-class GeneratorTask(Task):
-    """Next-byte prediction on any text, by default the standard library's sources."""
+class NextByteTask(Task):
+    """Base of the tasks that predict the next byte of windows of a text."""
 
-    kind = "generator"
     unit = "bytes"
     score_name = "bits/byte"
-    config_type = GeneratorConfig
-
-    model: GeneratorConfig
 
     def data(self, source: Path | None = None, extra: Extra | None = None) -> ByteWindows:
         return ByteWindows(load_corpus(source), self.model.context)
-
-    def build(self, attn_implementation: AttnImplementation) -> TextGenerator:
-        return TextGenerator(self.model, attn_implementation=attn_implementation)
 
     def tokens(self, batch: Batch) -> int:
         return batch["tokens"][:, 1:].numel()
@@ -48,6 +40,19 @@ class GeneratorTask(Task):
         self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
     ) -> float:
         return loss / math.log(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorTask(NextByteTask):
+    """Next-byte prediction on any text, by default the standard library's sources."""
+
+    kind = "generator"
+    config_type = GeneratorConfig
+
+    model: GeneratorConfig
+
+    def build(self, attn_implementation: AttnImplementation) -> TextGenerator:
+        return TextGenerator(self.model, attn_implementation=attn_implementation)
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
