@@ -19,6 +19,8 @@ from transformer_kernels.nn.blocks import (
 )
 from transformer_kernels.nn.cache import KVCache, LayerCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
+from transformer_kernels.nn.lsh_attention import lsh_attention
+from transformer_kernels.nn.lsh_hashing import default_buckets, hash_buckets, sorted_by_bucket
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.nn.positions import (
     LearnedPositions,
@@ -27,11 +29,13 @@ from transformer_kernels.nn.positions import (
     distance_sinusoids,
     sinusoids,
 )
+from transformer_kernels.nn.reformer_blocks import LocalBlock, LSHAttention, ReformerBlock
 from transformer_kernels.nn.relative_attention import (
     RelativeAttention,
     RelativeBlock,
 )
 from transformer_kernels.nn.relative_positions import BucketedBias, distance_buckets
+from transformer_kernels.nn.reversible import ReversibleBlock, ReversibleStack
 from transformer_kernels.nn.sparse_attention import sparse_attention
 from transformer_kernels.nn.sparse_blocks import SparseAttention, SparseBlock
 from transformer_kernels.nn.sparse_patterns import Combination, PatternKind, SparsePattern
@@ -46,13 +50,18 @@ __all__ = [
     "FeedForward",
     "HeadForm",
     "KVCache",
+    "LSHAttention",
     "LayerCache",
     "LearnedPositions",
+    "LocalBlock",
     "MultiHeadAttention",
     "Norm",
     "PatternKind",
+    "ReformerBlock",
     "RelativeAttention",
     "RelativeBlock",
+    "ReversibleBlock",
+    "ReversibleStack",
     "RowColumnPositions",
     "Scaling",
     "SinusoidalPositions",
@@ -67,12 +76,16 @@ __all__ = [
     "TransformerBlock",
     "attend",
     "basic_self_attention",
+    "default_buckets",
     "distance_buckets",
     "distance_sinusoids",
     "divide_by_fourth_root",
+    "hash_buckets",
+    "lsh_attention",
     "normal_weights",
     "recompute_blocks",
     "sinusoids",
     "smaller_branch_ends",
+    "sorted_by_bucket",
     "sparse_attention",
 ]
