@@ -1,5 +1,5 @@
-"""Tests of the command `evaluate`, and of the other commands that use a Transformer-XL or a Sparse
-Transformer."""
+"""Tests of the command `evaluate`, and of the other commands that use a Transformer-XL, a Sparse
+Transformer or a Reformer."""
 
 from __future__ import annotations
 
@@ -121,6 +121,23 @@ def test_generator_is_evaluated_without_a_memory(
         assert capsys.readouterr().err == f"{line}\n"
 
 
+def evaluated(path: Path, words: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Lines that `evaluate` prints. Every attention implementation prints the same, and writes the
+    same text."""
+    printed = set()
+    for attention in ("eager", "fused", "sdpa"):
+        options = ["--attn-implementation", attention, "--checkpoint", str(path)]
+        capsys.readouterr()
+        assert run(f"evaluate {words}", *options) == 0
+        lines = capsys.readouterr().out
+        assert run("generate --prompt boat --length 20 --temperature 0", *options) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("boat")
+        printed.add((lines, text))
+    ((lines, _),) = printed
+    return lines.splitlines()
+
+
 def test_sparse_transformer_reads_segments_longer_than_its_context_and_generates(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,17 +148,57 @@ def test_sparse_transformer_reads_segments_longer_than_its_context_and_generates
     data = ByteLanes(load_corpus(text), 50)
     trained = load_model(path)
     expected = evaluate(trained.task, trained.model, data, lanes=2).score
-    written = set()
-    for attention in ("eager", "fused", "sdpa"):
-        words = ["--attn-implementation", attention, "--checkpoint", str(path)]
-        assert run("evaluate --context 50 --lanes 2", *words) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == f"{expected:.3f} bits/byte"
-        assert lines[1].endswith("segments of 50")
-        assert run("generate --prompt boat --length 20 --temperature 0", *words) == 0
-        written.add(capsys.readouterr().out)
-    (only,) = written
-    assert only.startswith("boat")
+    lines = evaluated(path, "--context 50 --lanes 2", capsys)
+    assert lines[0] == f"{expected:.3f} bits/byte"
+    assert lines[1].endswith("segments of 50")
+
+
+def test_reformer_is_evaluated_with_other_rounds_and_generates(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--chunk 4 --rounds 2 --hash-every 2 --layers 2 --columns 4"
+    assert run(f"train reformer {TINY} {options} --data {text} --out", tmp_path / "run") == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
+    data = ByteLanes(load_corpus(text), 50)
+    trained = load_model(path)
+    expected = []
+    for rounds in (1, 8):
+        trained.model.config = replace(trained.task.model, rounds=rounds)
+        expected.append(evaluate(trained.task, trained.model, data, lanes=2).score)
+    assert f"{expected[0]:.3f}" != f"{expected[1]:.3f}"
+    assert evaluated(path, "--rounds 1 8 --context 50 --lanes 2", capsys)[:2] == [
+        f"rounds {rounds}: {bits:.3f} bits/byte"
+        for rounds, bits in zip((1, 8), expected, strict=True)
+    ]
+
+
+def test_copies_are_evaluated_by_accuracy(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = "--layers 1 --width 16 --heads 2 --context 12 --vocabulary 12 --chunk 4 --batch 4"
+    assert run(f"train reformer-copy {tiny} --steps 3 --threads 1 --out", tmp_path / "run") == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    capsys.readouterr()
+    assert run("evaluate --rounds 1 16 --examples 30 --checkpoint", path) == 0
+    first, second, data = capsys.readouterr().out.splitlines()
+    assert first.startswith("rounds  1: 0.")
+    assert second.startswith("rounds 16: 0.")
+    assert second.endswith(" accuracy")
+    assert data == "150 symbols of held-out copies of random words of 5 symbols"
+    for option, kinds in (
+        ("--lanes 2", "transformer-xl or a sparse or a reformer or a generator"),
+        ("--memory 2", "transformer-xl"),
+    ):
+        assert run(f"evaluate {option} --checkpoint", path) == 2
+        name = option.split()[0]
+        assert capsys.readouterr().err == (
+            f"error: {name} needs a checkpoint of a {kinds}, got a reformer-copy\n"
+        )
+    assert run("evaluate --examples 0 --checkpoint", path) == 2
+    assert "examples must be a whole number of at least 1, got 0" in capsys.readouterr().err
+    assert run(f"train reformer-copy --data {text} --out", tmp_path / "other") == 2
+    assert "draws its data at random and reads none" in capsys.readouterr().err
 
 
 def test_transformer_xl_generates_the_same_text_with_every_attention_implementation(

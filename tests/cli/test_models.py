@@ -52,7 +52,8 @@ def test_recipes_match_tasks_and_presets() -> None:
         task = TASKS[recipe.kind]
         model = type(next(iter(PRESETS[recipe.kind].values())).task.model)
         assert task.config_type is model
-        assert {name for name, *_ in recipe.model_options} <= {f.name for f in fields(model)}
+        names = {name.replace("-", "_") for name, *_ in recipe.model_options}
+        assert names <= {f.name for f in fields(model)}
         assert {name for name, *_ in recipe.task_options} <= {f.name for f in fields(task)}
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from transformer_kernels.models import T5Config
+from transformer_kernels.models import ReformerConfig, T5Config
 
 FILE = "model.safetensors"
 
@@ -89,6 +89,35 @@ def t5(config: T5Config, dtype: torch.dtype = torch.float64) -> Any:
                 norm = nn.RMSNorm(config.width, eps=config.eps)
                 setattr(model.get_submodule(parent), own, norm)
     return _random(model, dtype, std=0.4)
+
+
+def reformer(config: ReformerConfig) -> Any:
+    """ReformerModelWithLMHead in float64 with the sizes of `config`, and four buckets.
+
+    Learned positions, no dropout; hashes are the same in every layer and at every call.
+    """
+    library = _transformers()
+    theirs = library.ReformerConfig(
+        attn_layers=["lsh"] * config.layers,
+        vocab_size=config.vocabulary,
+        hidden_size=config.width,
+        attention_head_size=config.width // config.heads,
+        num_attention_heads=config.heads,
+        feed_forward_size=config.hidden or 4 * config.width,
+        max_position_embeddings=config.context,
+        axial_pos_embds=False,
+        lsh_attn_chunk_length=config.chunk,
+        num_hashes=config.rounds,
+        num_buckets=4,
+        hash_seed=0,
+        hidden_act="relu",
+        hidden_dropout_prob=0.0,
+        layer_norm_eps=1e-5,
+        is_decoder=True,
+        pad_token_id=0,
+        eos_token_id=0,
+    )
+    return _random(library.ReformerModelWithLMHead(theirs), torch.float64)
 
 
 def _random(model: nn.Module, dtype: torch.dtype, std: float = 0.2) -> nn.Module:

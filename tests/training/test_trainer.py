@@ -218,7 +218,12 @@ def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("kind", "model"), [("generator", ""), ("transformer-xl", "--memory 20 --hidden 8")]
+    ("kind", "model"),
+    [
+        ("generator", ""),
+        ("transformer-xl", "--memory 20 --hidden 8"),
+        ("reformer", "--hash-every 1 --chunk 12"),
+    ],
 )
 def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(
     tmp_path: Path, kind: str, model: str

@@ -8,7 +8,7 @@ import codecs
 from transformer_kernels.cli.common import add_attention, add_checkpoint, decoded
 from transformer_kernels.cli.error_mapping import as_user_error
 
-_KINDS = ("generator", "gpt2", "transformer-xl", "sparse")
+_KINDS = ("generator", "gpt2", "transformer-xl", "sparse", "reformer")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -39,6 +39,12 @@ _BLOCKS: tuple[Option, ...] = (
     ("dropout", float, "dropout probability in training"),
 )
 _HIDDEN: Option = ("hidden", int, "hidden width of the feed-forward layers")
+_HASHING: tuple[Option, ...] = (
+    ("chunk", int, "tokens of a chunk, which sees itself and the chunk before"),
+    ("rounds", int, "hash rounds of each attention"),
+    ("hash-every", int, "one layer of so many hashes, the others see a window of two chunks"),
+    ("scale", float, "factor of the scores (default: 1 / sqrt(head size))"),
+)
 
 RECIPES = (
     Recipe(
@@ -85,6 +91,34 @@ RECIPES = (
             ("combination", str, "merged: every head sees near and far keys; split: one of them"),
         ),
         used_by=("generate", "evaluate"),
+    ),
+    Recipe(
+        kind="reformer",
+        help="Reformer, a byte-level language model with a long context",
+        data="training text, any file (default: the sources of Python's standard library)",
+        presets=("demo", "enwik8"),
+        model_options=(
+            ("context", int, "context length in bytes"),
+            ("columns", int, "bytes of a row in the table of row and column encodings"),
+            *_BLOCKS,
+            _HIDDEN,
+            *_HASHING,
+        ),
+        used_by=("generate", "evaluate"),
+    ),
+    Recipe(
+        kind="reformer-copy",
+        help="a Reformer that copies a word of random symbols",
+        data="none: words are drawn at random",
+        presets=("demo",),
+        model_options=(
+            ("context", int, "length of both copies, with a separator before each"),
+            ("vocabulary", int, "number of different symbols, separator included"),
+            *_BLOCKS,
+            _HIDDEN,
+            *_HASHING,
+        ),
+        used_by=("evaluate",),
     ),
     Recipe(
         kind="classifier",

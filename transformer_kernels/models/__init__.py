@@ -16,6 +16,8 @@ from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGen
 from transformer_kernels.models.gpt2 import GPT2, GPT2Config
 from transformer_kernels.models.gpt2 import SIZES as GPT2_SIZES
 from transformer_kernels.models.lookup import Lookup, LookupConfig
+from transformer_kernels.models.reformer import SIZES as REFORMER_SIZES
+from transformer_kernels.models.reformer import Reformer, ReformerConfig
 from transformer_kernels.models.sparse_transformer import SIZES as SPARSE_TRANSFORMER_SIZES
 from transformer_kernels.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
 from transformer_kernels.models.t5 import SIZES as T5_SIZES
@@ -30,6 +32,7 @@ __all__ = [
     "CLASSIFIER_SIZES",
     "GPT2",
     "GPT2_SIZES",
+    "REFORMER_SIZES",
     "SIZES",
     "SPARSE_TRANSFORMER_SIZES",
     "T5",
@@ -51,6 +54,8 @@ __all__ = [
     "Memories",
     "Memory",
     "PreTrainingLogits",
+    "Reformer",
+    "ReformerConfig",
     "SparseTransformer",
     "SparseTransformerConfig",
     "T5Config",

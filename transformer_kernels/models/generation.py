@@ -23,8 +23,9 @@ class LanguageModel(Protocol):
     def context(self) -> int:
         """Largest number of tokens that the model can attend to."""
 
-    def new_cache(self, batch: int) -> KVCache:
-        """Returns an empty cache for `batch` sequences, with the capacity of the context."""
+    def new_cache(self, batch: int) -> KVCache | None:
+        """Returns an empty cache for `batch` sequences, with the capacity of the context; None if
+        the model has no cache and reads the whole context for each token."""
 
     def __call__(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """tokens (B, T) int64, which follow those in the cache -> logits (B, T, vocabulary)."""

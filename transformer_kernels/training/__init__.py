@@ -21,7 +21,7 @@ from transformer_kernels.training.data import (
     load_corpus,
     standard_library_text,
 )
-from transformer_kernels.training.evaluation import Evaluation, evaluate
+from transformer_kernels.training.evaluation import Evaluation, evaluate, evaluate_examples
 from transformer_kernels.training.progress import progress_bar
 from transformer_kernels.training.schedule import Schedule
 from transformer_kernels.training.task import RecurrentTask, State, Task
@@ -65,6 +65,7 @@ __all__ = [
     "corpus_from_bytes",
     "draw_batch",
     "evaluate",
+    "evaluate_examples",
     "even_batch",
     "load_checkpoint",
     "load_corpus",

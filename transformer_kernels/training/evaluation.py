@@ -1,4 +1,4 @@
-"""Evaluation of a trained language model on held-out text, read in lanes."""
+"""Evaluation of a trained model on held-out data: a text read in lanes, or examples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import NamedTuple
 from torch import nn
 
 from transformer_kernels.nn.inference import inference
-from transformer_kernels.training.data import LaneDataset
+from transformer_kernels.nn.options import check_positive
+from transformer_kernels.training.data import Batch, Dataset, LaneDataset
 from transformer_kernels.training.task import State, Task
 
 
 class Evaluation(NamedTuple):
-    """Result of `evaluate`."""
+    """Result of `evaluate` or `evaluate_examples`."""
 
     score: float
     """See `Task.score_name`"""
@@ -52,3 +53,35 @@ def evaluate(
             tokens += task.tokens(batch)
     loss = total / tokens
     return Evaluation(task.score(model, data, (), loss), loss, tokens)
+
+
+def evaluate_examples(
+    task: Task, model: nn.Module, data: Dataset, *, count: int, batch: int = 32
+) -> Evaluation:
+    """Computes loss and score on held-out examples, the same at every call.
+
+    Draws no random numbers.
+
+    Args:
+        task: task of the model.
+        model: a model of the task; its training mode is restored.
+        data: the examples.
+        count: number of examples, fewer if the data has fewer.
+        batch: examples that are read at a time.
+
+    Raises:
+        ValueError: `count` or `batch` is not positive.
+    """
+    check_positive("count", count)
+    check_positive("batch", batch)
+    held_out = data.held_out(count)
+    terms = task.counts(held_out)
+    parts = zip(*(x.split(batch) for x in held_out.values()), strict=True)
+    with inference(model) as device:
+        batches: list[Batch] = [
+            {name: x.to(device) for name, x in zip(held_out, part, strict=True)} for part in parts
+        ]
+        sums = [task.losses(model, each) for each in batches]
+        loss = math.fsum(each[name].item() / max(1, terms[name]) for each in sums for name in terms)
+        score = task.score(model, data, batches, loss)
+    return Evaluation(score, loss, sum(terms.values()))

@@ -1,5 +1,6 @@
 """Datasets of the reference models."""
 
+from transformer_kernels.training.data.copies import Copies
 from transformer_kernels.training.data.corpus import (
     HELD_OUT,
     ByteWindows,
@@ -56,6 +57,7 @@ __all__ = [
     "Batch",
     "ByteLanes",
     "ByteWindows",
+    "Copies",
     "Corpus",
     "Dataset",
     "Fact",
