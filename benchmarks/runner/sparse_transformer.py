@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
 
+from benchmarks.runner import over_causal
+from benchmarks.runner.over_causal import Row
 from transformer_kernels import Mask, attention
-from transformer_kernels.bench import Budget, Inputs, Interleaver, prepare_work
+from transformer_kernels.bench import Inputs
 from transformer_kernels.bench.cases import Attend
-from transformer_kernels.bench.memory import peak_extra_bytes
 from transformer_kernels.nn import SparsePattern, sparse_attention
 
-D = 64
 STRIDE = 128
 PATTERNS = {
     "local": SparsePattern(kind="local", stride=STRIDE),
@@ -37,19 +36,6 @@ PATTERNS = {
 }
 COMPARED = 256
 """Number of queries that are compared with a dense mask"""
-
-
-@dataclass(frozen=True)
-class Row:
-    """Times are medians, relative to causal attention."""
-
-    length: int
-    direction: str
-    pattern: str
-    share: float
-    ms: float
-    ratio: float
-    mib: float | None
 
 
 def shown_share(pattern: SparsePattern, heads: int, length: int) -> float:
@@ -71,43 +57,25 @@ def check(inputs: Inputs, pattern: SparsePattern, attend: Attend) -> None:
     torch.testing.assert_close(attend(q, k, v)[:, :, start:], expected, atol=0.01, rtol=0.02)
 
 
-def variants() -> dict[str, tuple[SparsePattern, Attend]]:
-    """Each pattern with its attention function, by name."""
-
-    def attend(pattern: SparsePattern) -> Attend:
-        return lambda q, k, v: sparse_attention(q, k, v, pattern)
-
-    return {name: (pattern, attend(pattern)) for name, pattern in PATTERNS.items()}
+def attends() -> dict[str, Attend]:
+    """The attention function of each pattern, by name."""
+    return {name: partial(sparse_attention, pattern=each) for name, each in PATTERNS.items()}
 
 
-def measure(length: int, heads: int, dtype: torch.dtype, seconds: float) -> Iterator[Row]:
-    """Measures all patterns at one length.
+def measure(
+    length: int, heads: int, dtype: torch.dtype, seconds: float
+) -> Iterator[tuple[Row, float]]:
+    """Measures all patterns at one length; yields each row with the share of its pattern.
 
     Raises:
         AssertionError: a result differs from that with a dense mask.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def normal() -> Tensor:
-        """(1, heads, length, D): heads of one projection."""
-        return torch.randn(1, length, heads, D, generator=generator).to(dtype).transpose(1, 2)
-
-    inputs = Inputs(normal(), normal(), normal(), normal())
-    attends: dict[str, Attend] = {"causal": lambda q, k, v: attention(q, k, v, mask=Mask.causal())}
-    shares = {"causal": 1.0}
-    for name, (pattern, attend) in variants().items():
-        check(inputs, pattern, attend)
-        attends[name], shares[name] = attend, shown_share(pattern, heads, length)
-    for direction in ("fwd", "fwd+bwd"):
-        work = {name: prepare_work(each, inputs, direction) for name, each in attends.items()}
-        timings = Interleaver(work).run(Budget(seconds))
-        for name, timing in timings.items():
-            peak = peak_extra_bytes(work[name])
-            yield Row(
-                length, direction, name, shares[name], timing.median_ms,
-                timing.median_ms / timings["causal"].median_ms,
-                None if peak is None else peak / 2**20,
-            )  # fmt: skip
+    inputs = over_causal.projected_inputs(length, heads, dtype)
+    for name, attend in attends().items():
+        check(inputs, PATTERNS[name], attend)
+    shares = {name: shown_share(each, heads, length) for name, each in PATTERNS.items()}
+    for row in over_causal.measure(attends(), inputs, seconds):
+        yield row, shares.get(row.variant, 1.0)
 
 
 def main() -> None:
@@ -116,21 +84,16 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--lengths", type=int, nargs="+", default=[12_288, 65_536], metavar="T")
-    parser.add_argument("--heads", type=int, default=2, help="number of heads, even (default: 2)")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=30.0, help="time for each direction")
+    over_causal.add_options(parser, lengths=[12_288, 65_536])
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print("| T | direction | pattern | share shown | ms | over causal | peak MiB |")
     print("|---:|---|---|---:|---:|---:|---:|")
     for length in args.lengths:
-        for row in measure(length, args.heads, getattr(torch, args.dtype), args.seconds):
-            peak = "-" if row.mib is None else f"{row.mib:.1f}"
+        for row, share in measure(length, args.heads, getattr(torch, args.dtype), args.seconds):
             print(
-                f"| {length} | {row.direction} | {row.pattern} | {row.share:.3f} | {row.ms:.1f} "
-                f"| {row.ratio:.3f} | {peak} |", flush=True,
+                f"| {length} | {row.direction} | {row.variant} | {share:.3f} "
+                f"| {over_causal.cells(row)}", flush=True,
             )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,12 @@ Prepare = Callable[[], Workload]
 
 
 def prepare_work(
-    attend: Attend, inputs: Inputs, direction: Direction, learned: Sequence[Tensor] = ()
+    attend: Attend,
+    inputs: Inputs,
+    direction: Direction,
+    learned: Sequence[Tensor] = (),
+    *,
+    may_ignore: bool = False,
 ) -> Prepare:
     """Returns the set-up of one direction.
 
@@ -26,16 +32,19 @@ def prepare_work(
         direction: "fwd" is inference (no_grad); "fwd+bwd" computes o, then dq, dk and dv; "bwd" is
             the backward pass alone, with the forward pass in the set-up.
         learned: `Case.learned`, further tensors to differentiate.
+        may_ignore: True if the function need not depend on all tensors.
     """
     if direction == "fwd":
         return lambda: lambda: _infer(attend, inputs)
+
+    gradients = partial(torch.autograd.grad, allow_unused=may_ignore)
 
     def prepare() -> Workload:
         leaves = tuple(x.detach().requires_grad_() for x in inputs[:3])
         if direction == "bwd":
             o = attend(*leaves)
-            return lambda: torch.autograd.grad(o, (*leaves, *learned), inputs.do)
-        return lambda: torch.autograd.grad(attend(*leaves), (*leaves, *learned), inputs.do)
+            return lambda: gradients(o, (*leaves, *learned), inputs.do)
+        return lambda: gradients(attend(*leaves), (*leaves, *learned), inputs.do)
 
     return prepare
 

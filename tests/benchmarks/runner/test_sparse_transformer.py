@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.runner import sparse_transformer
-from transformer_kernels import Mask, attention
+from benchmarks.runner import over_causal, sparse_transformer
 
 
 @pytest.mark.exhaustive
 def test_every_pattern_is_measured() -> None:
     rows = list(sparse_transformer.measure(300, 2, torch.float32, seconds=0.05))
     names = ["causal", *sparse_transformer.PATTERNS]
-    assert [(row.direction, row.pattern) for row in rows] == [
+    assert [(row.direction, row.variant) for row, _ in rows] == [
         (direction, name) for direction in ("fwd", "fwd+bwd") for name in names
     ]
-    assert all(row.ms > 0 for row in rows)
+    assert all(row.ms > 0 for row, _ in rows)
+    assert all(share == 1 if row.variant == "causal" else share < 1 for row, share in rows)
 
 
 def test_share_shown_is_that_of_the_causal_pairs() -> None:
@@ -26,8 +26,7 @@ def test_share_shown_is_that_of_the_causal_pairs() -> None:
 
 
 def test_a_wrong_result_stops_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    pattern = sparse_transformer.PATTERNS["strided"]
-    wrong = {"strided": (pattern, lambda q, k, v: attention(q, k, v, mask=Mask.causal()))}
-    monkeypatch.setattr(sparse_transformer, "variants", lambda: wrong)
+    wrong = {"strided": over_causal.causal}
+    monkeypatch.setattr(sparse_transformer, "attends", lambda: wrong)
     with pytest.raises(AssertionError, match="not close"):
         list(sparse_transformer.measure(300, 2, torch.float32, seconds=0.05))
