@@ -110,18 +110,17 @@ class _Reversible(torch.autograd.Function):
         *parameters: nn.Parameter,
     ) -> tuple[Tensor, Tensor]:
         device = x1.device
-        ctx.autocast = _autocast_settings(device)
-        ctx.records = []
-        with torch.autocast(**ctx.autocast):
-            for block in blocks:
-                before_f = _random_state(device)
-                y, choices = block("f", x2, **options)
-                x1 = x1 + y
-                before_g = _random_state(device)
-                x2 = x2 + block("g", x1)
-                ctx.records.append(_Record(choices, before_f, before_g))
+        records = []
+        for block in blocks:
+            before_f = _random_state(device)
+            y, choices = block("f", x2, **options)
+            x1 = x1 + y
+            before_g = _random_state(device)
+            x2 = x2 + block("g", x1)
+            records.append(_Record(choices, before_f, before_g))
         ctx.save_for_backward(x1, x2)
         ctx.blocks, ctx.options, ctx.parameters = blocks, options, parameters
+        ctx.records, ctx.autocast = records, _autocast_settings(device)
         return x1, x2
 
     @staticmethod
@@ -180,16 +179,12 @@ class _Recomputed(NamedTuple):
 
 
 def _autocast_settings(device: torch.device) -> dict[str, Any]:
-    """Arguments of an autocast context like the current one.
-
-    Its cache of converted weights is off: weights converted in the forward pass, which has no
-    graph, would get no gradient where they are used outside the stack.
-    """
+    """Arguments of an autocast context like the current one."""
     return {
         "device_type": device.type,
         "enabled": torch.is_autocast_enabled(device.type),
         "dtype": torch.get_autocast_dtype(device.type),
-        "cache_enabled": False,
+        "cache_enabled": torch.is_autocast_cache_enabled(),
     }
 
 
