@@ -13,6 +13,7 @@ from transformer_kernels.models import REFORMER_SIZES, Reformer, ReformerConfig
 from transformer_kernels.models.generation import generate
 from transformer_kernels.nn import (
     AttnImplementation,
+    KVCache,
     LocalBlock,
     LSHAttention,
     ReformerBlock,
@@ -212,6 +213,12 @@ def test_sizes_are_those_of_the_paper() -> None:
 def test_invalid_options_raise_value_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(TINY, **options)
+
+
+def test_a_cache_raises_value_error() -> None:
+    cache = KVCache(layers=2, batch=2, heads=2, capacity=12, head_size=8)
+    with pytest.raises(ValueError, match="cache must be None, a Reformer has none, got KVCache"):
+        model()(tokens(5), cache=cache)
 
 
 def test_invalid_options_of_layers_raise_value_error() -> None:

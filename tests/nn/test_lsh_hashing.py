@@ -123,3 +123,8 @@ def test_default_buckets_are_even_powers_of_two(
 def test_invalid_options_raise_value_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hashed(vectors(4), **options)  # type: ignore[arg-type]
+
+
+def test_other_numbers_of_dimensions_raise_value_error() -> None:
+    with pytest.raises(ValueError, match=r"x must be \(B, H, T, D\), got shape \(3, 4, 16\)"):
+        hashed(vectors(4)[0])

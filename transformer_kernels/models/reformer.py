@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels.nn.attention import head_size
+from transformer_kernels.nn.cache import KVCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.options import AttnImplementation, check_positive, check_probability
 from transformer_kernels.nn.positions import RowColumnPositions
@@ -115,7 +116,7 @@ class Reformer(nn.Module):
     def new_cache(self, batch: int) -> None:
         """Returns None: generation reads the whole context for each token."""
 
-    def forward(self, tokens: Tensor, *, cache: None = None) -> Tensor:
+    def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """Computes logits of the next token at every position.
 
         Args:
@@ -124,7 +125,12 @@ class Reformer(nn.Module):
 
         Returns:
             logits (B, T, vocabulary).
+
+        Raises:
+            ValueError: a cache is given.
         """
+        if cache is not None:
+            raise ValueError(f"cache must be None, a Reformer has none, got {type(cache).__name__}")
         x: Tensor = self.dropout(self.positions(self.embedding(tokens)))
         y1, y2 = self.blocks(x, x, rounds=self.config.rounds, generator=self._hash_generator())
         y: Tensor = self.logits(self.last_norm(torch.cat([y1, y2], dim=-1)))

@@ -57,10 +57,12 @@ def hash_buckets(
         (B, H, rounds, T) int64, at least 0 and below the product of `buckets`.
 
     Raises:
-        ValueError: `rounds` or `buckets` is out of range.
+        ValueError: `rounds` or `buckets` is out of range, or x has another number of dimensions.
     """
     check_positive("rounds", rounds)
     check_buckets(buckets)
+    if x.dim() != 4:
+        raise ValueError(f"x must be (B, H, T, D), got shape {tuple(x.shape)}")
     _, H, _, D = x.shape
     found = []
     with torch.autocast(x.device.type, enabled=False):
