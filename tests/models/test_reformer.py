@@ -152,12 +152,15 @@ def test_generated_text_reads_the_whole_context_for_each_token() -> None:
 def test_every_hash_every_th_layer_hashes_and_the_others_see_two_chunks() -> None:
     blocks = model(replace(MIXED, hash_every=3, layers=6)).blocks
     assert [type(block) for block in blocks] == [LocalBlock, LocalBlock, ReformerBlock] * 2
+    assert isinstance(blocks[0], LocalBlock)
     assert blocks[0].window == 8
-    block = blocks[0]
-    assert isinstance(block, LocalBlock)
+
+
+def test_a_local_block_sees_its_window() -> None:
+    block = LocalBlock(16, 2, window=8).double()
     x = torch.randn(1, 20, 16, dtype=torch.float64)
     changed = x.clone()
-    changed[:, 3] += 1.0
+    changed[:, 3] = -x[:, 3]  # a normalisation would remove a shift
     differs = (block.f(x)[0] != block.f(changed)[0]).any(dim=-1)[0]
     assert differs.nonzero().flatten().tolist() == list(range(3, 11))
 

@@ -49,6 +49,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "right in held-out examples.",
     )
     add_checkpoint(parser, *_KINDS)
+    _add_model_options(parser)
+    _add_data_options(parser)
+    parser.add_argument(
+        "--device", default="cpu", metavar="NAME", help="torch device (default: cpu)"
+    )
+    add_attention(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Options that replace those of the training."""
     parser.add_argument(
         "--memory",
         type=int,
@@ -75,6 +86,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="hash rounds of a Reformer, evaluated one after the other (default: as in training)",
     )
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", type=int, metavar="N", help="length of a segment (default: as in training)"
     )
@@ -96,11 +110,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help=f"number of held-out examples to copy (default: {_EXAMPLES})",
     )
-    parser.add_argument(
-        "--device", default="cpu", metavar="NAME", help="torch device (default: cpu)"
-    )
-    add_attention(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
