@@ -17,7 +17,10 @@ from transformer_kernels.nn import (
     LocalBlock,
     LSHAttention,
     ReformerBlock,
+    hash_buckets,
+    lsh_attention,
     recompute_blocks,
+    sorted_by_bucket,
 )
 
 TINY = ReformerConfig(
@@ -96,6 +99,23 @@ def test_with_a_given_order_later_tokens_do_not_change_earlier_results(
     after, _ = layer(changed, order, rounds=2)
     torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-11, atol=1e-12)
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_layer_is_attention_by_hashing_of_its_projections(
+    causal: bool, scale: float | None
+) -> None:
+    torch.manual_seed(0)
+    layer = LSHAttention(16, 2, chunk=4, causal=causal, buckets=(2, 4), scale=scale).double()
+    x = torch.randn(2, 14, 16, dtype=torch.float64)
+    y, order = layer(x, rounds=2, generator=torch.Generator().manual_seed(1))
+    q, v = (f(x).unflatten(2, (2, 8)).transpose(1, 2) for f in (layer.queries, layer.values))
+    generator = torch.Generator().manual_seed(1)
+    buckets = hash_buckets(q, rounds=2, buckets=(2, 4), generator=generator)
+    assert torch.equal(order, sorted_by_bucket(buckets))
+    o = lsh_attention(q, v, order, chunk=4, causal=causal, scale=scale)
+    torch.testing.assert_close(y, layer.out_proj(o.transpose(1, 2).flatten(2)))
 
 
 def test_layer_ignores_padding() -> None:
