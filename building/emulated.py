@@ -61,6 +61,7 @@ class Emulation:
                 for source in (OPERATORS, "csrc/bindings/emulator_operators.cpp")
             ),
             Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
+            Unit("csrc/bindings/tensors.cpp", stable_abi(torch)),
             Unit("csrc/common/options.cpp"),
             Unit("csrc/common/workspace.cpp"),
         )

@@ -31,7 +31,7 @@ X86_64 = frozenset({"x86_64", "AMD64"})
 
 @dataclass(frozen=True)
 class Isa:
-    """An instruction set that csrc/cpu/attention/kernels.cpp is compiled for."""
+    """An instruction set that the kernels.cpp of csrc/cpu are compiled for."""
 
     name: str
     flags: tuple[str, ...]
@@ -88,12 +88,16 @@ def host_units(
         Unit("csrc/bindings/fast_path/functions.cpp", python),
         Unit("csrc/bindings/fast_path/readers.cpp", python),
         Unit("csrc/bindings/cpu_operators.cpp", stable_abi(torch)),
+        Unit("csrc/bindings/linear_operators.cpp", stable_abi(torch)),
         Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
+        Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
+        Unit("csrc/bindings/tensors.cpp", stable_abi(torch)),
         Unit("csrc/cpu/driver/call.cpp"),
         Unit("csrc/cpu/driver/dense.cpp"),
         Unit("csrc/cpu/driver/relative_gradient.cpp"),
         Unit("csrc/cpu/driver/varlen.cpp"),
         Unit("csrc/cpu/driver/decode.cpp"),
+        Unit("csrc/cpu/driver/linear.cpp"),
         Unit("csrc/common/options.cpp"),
         Unit("csrc/common/workspace.cpp"),
         Unit(
@@ -101,7 +105,8 @@ def host_units(
             tuple(f"-DTK_HAVE_{isa.name.upper()}" for isa in isas),
         ),
         *(
-            Unit("csrc/cpu/attention/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
+            Unit(f"csrc/cpu/{folder}/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
             for isa in isas
+            for folder in ("attention", "linear")
         ),
     )

@@ -13,6 +13,9 @@ from transformer_kernels.functional.attention import attention
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.functional.explain import explain
 from transformer_kernels.functional.kv_cache import append_to_cache
+from transformer_kernels.functional.linear_attention import linear_attention
+from transformer_kernels.functional.linear_decode import linear_attention_decode
+from transformer_kernels.functional.linear_varlen import linear_attention_varlen
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.info import info
 from transformer_kernels.integrations.torch_sdpa import (
@@ -21,6 +24,7 @@ from transformer_kernels.integrations.torch_sdpa import (
     enabled,
     scaled_dot_product_attention,
 )
+from transformer_kernels.linear.types import LinearState
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes
 from transformer_kernels.scores.relative import (
@@ -34,6 +38,7 @@ from transformer_kernels.version import __version__
 __all__ = [
     "Alibi",
     "Explanation",
+    "LinearState",
     "Mask",
     "RelativeBias",
     "RelativeKeys",
@@ -49,6 +54,9 @@ __all__ = [
     "enabled",
     "explain",
     "info",
+    "linear_attention",
+    "linear_attention_decode",
+    "linear_attention_varlen",
     "relative_bias",
     "relative_keys",
     "scaled_dot_product_attention",

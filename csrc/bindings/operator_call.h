@@ -1,23 +1,14 @@
-// The operators' arguments, converted to kernel params on any device. Only this directory includes
-// torch headers, and only the stable ABI, so that one build serves every later torch release.
+// The operators' arguments, converted to kernel params on any device.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
-#include <optional>
-#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "bindings/tensors.h"
 #include "common/options.h"
 
 namespace tk {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Optional = std::optional<Tensor>;
 
 // Parameters of an operator's function for the fields, and their names; both begin with a comma.
 // The same for `Wanted`, whose names end with one.
@@ -35,19 +26,6 @@ using Optional = std::optional<Tensor>;
 
 std::string forward_schema();
 std::string backward_schema();
-
-struct Device {
-  int32_t type;
-  int32_t index;  // 0 for a CPU
-
-  bool is_cpu() const;
-};
-
-// x, or a contiguous copy. Raises an error if the memory of x is freed or misaligned.
-Tensor checked_contiguous(const Tensor& x);
-
-// Uninitialised contiguous tensor; on a CPU filled with NaN after want_poison(true).
-Tensor empty(std::span<const int64_t> sizes, ScalarType dtype, const Device& device);
 
 // Inputs and fields, as an operator receives them.
 struct Arguments {

@@ -8,7 +8,7 @@ slower and needs M x N memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from transformer_kernels.problem import Problem, Saved
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
 _Names = tuple[str, ...]
+_Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
 
 
 def attend(
@@ -31,7 +32,7 @@ def attend(
     """Returns (o, lse), differentiable. Runs the reference under torch.func and forward-mode AD."""
     options = [getattr(problem.scores, name) for name in DIFFERENTIABLE]
     slopes = problem.scores.alibi_slopes
-    if isinstance(backend, ReferenceBackend) or _is_transformed(q, k, v, slopes, *options):
+    if isinstance(backend, ReferenceBackend) or is_transformed(q, k, v, slopes, *options):
         return reference_attention(problem, savable(q), savable(k), savable(v))
     needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, *options))
     if not (needs_grad and torch.is_grad_enabled()):
@@ -54,7 +55,7 @@ def attach(
     options = problem.tensors()
     tensors = [q, k, v, *options.values()]
     if computed is None and torch.compiler.is_compiling():
-        tensors = _distinct_objects(tensors)
+        tensors = distinct_objects(tensors)
     elif any(map(Tensor.is_inference, tensors)):
         tensors = [savable(x) for x in tensors]
     if computed is None:
@@ -62,16 +63,17 @@ def attach(
     return apply(backend, problem, tuple(options), computed, *tensors)
 
 
-def _distinct_objects(tensors: Sequence[Tensor]) -> list[Tensor]:
+def distinct_objects(tensors: Sequence[_Tensor]) -> list[_Tensor]:
     """Views a tensor that occurs again: torch.compile rejects an autograd.Function with the same
     tensor in two arguments."""
-    distinct: list[Tensor] = []
+    distinct: list[_Tensor] = []
     for x in tensors:
-        distinct.append(x.view_as(x) if any(x is other for other in distinct) else x)
+        occurs = any(x is other for other in distinct)
+        distinct.append(x.view_as(x) if x is not None and occurs else x)
     return distinct
 
 
-def _is_transformed(*tensors: Tensor | None) -> bool:
+def is_transformed(*tensors: Tensor | None) -> bool:
     """True inside a torch.func transform, or if a tensor has a forward-mode tangent."""
     if torch.compiler.is_compiling():
         return False

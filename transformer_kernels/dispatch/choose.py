@@ -2,52 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from transformer_kernels.argument_checks import shown
-from transformer_kernels.backends import BACKENDS, Backend
-from transformer_kernels.problem import Problem
+from transformer_kernels.problem import Shape
 
 
-def names() -> tuple[str, ...]:
+class Call(Protocol):
+    """A validated call of attention or of linear attention."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def kind(self) -> str:
+        """Its layout, such as "dense" or "varlen"."""
+
+
+class Candidate(Protocol):
+    """A backend for one kind of call."""
+
+    @property
+    def name(self) -> str: ...
+
+    def unsupported_reasons(self, problem: Any) -> list[str]: ...
+
+    def kernel(self, problem: Any, q: Tensor, k: Tensor, v: Tensor) -> str: ...
+
+
+Chosen = TypeVar("Chosen", bound=Candidate)
+
+
+def names(backends: Sequence[Candidate]) -> tuple[str, ...]:
     """Returns the valid values of the argument `backend`."""
-    return ("auto", *(backend.name for backend in BACKENDS))
+    return ("auto", *(backend.name for backend in backends))
 
 
-def choose(problem: Problem, name: str) -> Backend:
+def choose(problem: Call, name: str, backends: Sequence[Chosen]) -> Chosen:
     """Returns the named backend, or for "auto" the first one that supports the problem.
 
     Raises ValueError with all reasons if the named backend does not support the problem. A named
     backend never falls back to another one.
     """
-    candidates = _candidates(name)
+    candidates = _candidates(name, backends)
     for backend in candidates:
         reasons = backend.unsupported_reasons(problem)
         if not reasons:
             return backend
     if len(candidates) > 1:
-        raise ValueError(str(Explanation(problem, None, None, _reasons(problem))))
+        raise ValueError(str(Explanation(problem, None, None, _reasons(problem, backends))))
     raise ValueError(f"backend={name!r} does not support this call: " + "; ".join(reasons))
 
 
-def _candidates(name: str) -> tuple[Backend, ...]:
+def _candidates(name: str, backends: Sequence[Chosen]) -> Sequence[Chosen]:
     """All backends for "auto", else the named one; raises ValueError for other values."""
     if isinstance(name, str):  # comparing an array would compare its elements
         if name == "auto":
-            return BACKENDS
-        for backend in BACKENDS:
+            return backends
+        for backend in backends:
             if backend.name == name:
                 return (backend,)
-    raise ValueError(f"backend must be one of {', '.join(map(repr, names()))}, got {shown(name)}")
+    listed = ", ".join(map(repr, names(backends)))
+    raise ValueError(f"backend must be one of {listed}, got {shown(name)}")
 
 
 @dataclass(frozen=True)
 class Explanation:
     """Result of `explain`. `str()` of it is a readable report."""
 
-    problem: Problem
+    problem: Any
+    """The validated call: its sizes and options."""
     chosen: str | None
     """Name of the backend that would run; None if no backend supports the call."""
     kernel: str | None
@@ -56,7 +84,7 @@ class Explanation:
     """For each backend the reasons why it does not support the call; empty if it does."""
 
     def __str__(self) -> str:
-        p, kind = self.problem.shape, self.problem.layout.kind
+        p, kind = self.problem.shape, self.problem.kind
         lines = [
             f"q ({p.B}, {p.H_q}, {p.M}, {p.D})  k ({p.B}, {p.H_kv}, {p.N}, {p.D})  "
             f"v ({p.B}, {p.H_kv}, {p.N}, {p.D_v})  {p.dtype} on {p.device}"
@@ -70,10 +98,12 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explanation(problem: Problem, name: str, q: Tensor, k: Tensor, v: Tensor) -> Explanation:
+def explanation(
+    problem: Call, name: str, q: Tensor, k: Tensor, v: Tensor, backends: Sequence[Candidate]
+) -> Explanation:
     """Explains the choice of `choose`, with the reasons of every backend."""
-    reasons = _reasons(problem)
-    chosen = next((b for b in _candidates(name) if not reasons[b.name]), None)
+    reasons = _reasons(problem, backends)
+    chosen = next((b for b in _candidates(name, backends) if not reasons[b.name]), None)
     return Explanation(
         problem,
         None if chosen is None else chosen.name,
@@ -82,5 +112,5 @@ def explanation(problem: Problem, name: str, q: Tensor, k: Tensor, v: Tensor) ->
     )
 
 
-def _reasons(problem: Problem) -> dict[str, tuple[str, ...]]:
-    return {b.name: tuple(b.unsupported_reasons(problem)) for b in BACKENDS}
+def _reasons(problem: Call, backends: Sequence[Candidate]) -> dict[str, tuple[str, ...]]:
+    return {b.name: tuple(b.unsupported_reasons(problem)) for b in backends}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from transformer_kernels.backends import BACKENDS
 from transformer_kernels.dispatch.autocast import without_autocast
 from transformer_kernels.dispatch.autograd import attend
 from transformer_kernels.dispatch.choose import choose
@@ -19,7 +20,7 @@ def run(
 
     Raises ValueError if the named backend does not support the problem.
     """
-    chosen = choose(problem, backend)
+    chosen = choose(problem, backend, BACKENDS)
     with without_autocast(q.device.type):
         o, lse = attend(chosen, problem, q, k, v)
     if sinks is None:

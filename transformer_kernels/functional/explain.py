@@ -9,14 +9,25 @@ from typing import Any
 from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool, shown
+from transformer_kernels.backends import BACKENDS
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.choose import Explanation, explanation
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.functional.linear_attention import linear_attention
+from transformer_kernels.functional.linear_decode import linear_attention_decode
+from transformer_kernels.functional.linear_varlen import linear_attention_varlen
 from transformer_kernels.functional.varlen import attention_varlen
+from transformer_kernels.linear import checks as linear_checks
+from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.checks import DENSE, PACKED, check_options, map_features
+from transformer_kernels.linear.types import LinearProblem
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
+
+_LINEAR_OPTIONS = ("causal", "normalize", "eps")
+_LINEAR = (linear_attention, linear_attention_varlen, linear_attention_decode)
 
 
 def explain(
@@ -39,7 +50,8 @@ def explain(
         k: as for the operator: keys, or a key cache.
         v: as for the operator: values, or a value cache.
         args: further positional arguments of the operator.
-        operator: `attention`, `attention_varlen` or `attention_decode`.
+        operator: `attention`, `attention_varlen`, `attention_decode`, `linear_attention`,
+            `linear_attention_varlen` or `linear_attention_decode`.
         arguments: keyword arguments of the operator. `backend` is the only backend to consider,
             or "auto".
 
@@ -50,27 +62,49 @@ def explain(
 
     Raises:
         TypeError, ValueError: as for the operator if an argument is invalid.
-        ValueError: the operator is not one of the three.
+        ValueError: the operator is none of these.
     """
-    if operator not in (attention, attention_varlen, attention_decode):
+    if operator not in (attention, attention_varlen, attention_decode, *_LINEAR):
         raise ValueError(
-            "operator must be attention, attention_varlen or attention_decode, "
-            f"got {shown(operator)}"
+            "operator must be attention, attention_varlen, attention_decode, linear_attention, "
+            f"linear_attention_varlen or linear_attention_decode, got {shown(operator)}"
         )
     call = inspect.signature(operator).bind(q, k, v, *args, **arguments)
     call.apply_defaults()
     options = call.arguments
     backend = options.pop("backend")
+    if operator in _LINEAR:
+        return _explain_linear(operator, backend, options)
     check_bool("return_lse", options.pop("return_lse"))
     if operator is attention_decode:
         if type(backend) is not str or backend != "reference":
             names = ("q", "k_cache", "v_cache", "bias", "relative", "sinks")
             check_no_gradient({name: options[name] for name in names})
-        return explanation(cache_problem(**options), backend, q, k, v)
+        return explanation(cache_problem(**options), backend, q, k, v, BACKENDS)
     q, k, v = cast_for_autocast(q, k, v)
     options.update(q=q, k=k, v=v)
     if options["seed"] is None:
         options["seed"] = 0  # drawing a seed would advance torch's generator
     if operator is attention:
-        return explanation(dense_problem(**options), backend, q, k, v)
-    return explanation(varlen_problem(**options), backend, *map(one_entry, (q, k, v)))
+        return explanation(dense_problem(**options), backend, q, k, v, BACKENDS)
+    q, k, v = one_entry(q), one_entry(k), one_entry(v)
+    return explanation(varlen_problem(**options), backend, q, k, v, BACKENDS)
+
+
+def _explain_linear(
+    operator: Callable[..., Any], backend: str, options: dict[str, Any]
+) -> Explanation:
+    check_bool("return_state", options.pop("return_state", False))
+    feature_map = options.pop("feature_map")
+    names = ("normalize", "eps") if operator is linear_attention_decode else _LINEAR_OPTIONS
+    checked = check_options(feature_map, **({"causal": True} | {x: options.pop(x) for x in names}))
+    dimensions = PACKED if operator is linear_attention_varlen else DENSE
+    q, k, v = (options.pop(name) for name in "qkv")
+    q, k, v = map_features(feature_map, q, k, v, dimensions)
+    makers: dict[Any, Callable[..., LinearProblem]] = {
+        linear_attention: linear_checks.dense_problem,
+        linear_attention_varlen: linear_checks.varlen_problem,
+        linear_attention_decode: linear_checks.decode_problem,
+    }
+    problem = makers[operator](q, k, v, options=checked, **options)
+    return explanation(problem, backend, *problem.inputs[:3], LINEAR_BACKENDS)

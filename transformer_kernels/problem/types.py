@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask
-from transformer_kernels.problem.layout import DENSE, Layout
+from transformer_kernels.problem.layout import DENSE, Layout, LayoutKind
 from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
 
 
@@ -58,6 +58,10 @@ class Problem:
     mask: ResolvedMask = ALL_VISIBLE
     scores: ScoreOptions = PLAIN_SCORES
     layout: Layout = DENSE
+
+    @property
+    def kind(self) -> LayoutKind:
+        return self.layout.kind
 
     @property
     def scale(self) -> float:

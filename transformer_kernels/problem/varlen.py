@@ -95,13 +95,13 @@ def _layout(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
 ) -> Layout:
-    cu_seqlens_q = _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
+    cu_seqlens_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     max_seqlen_q = _max_seqlen("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
         max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
     else:
-        cu_seqlens_k = _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+        cu_seqlens_k = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         raise ValueError(
             "cu_seqlens_q and cu_seqlens_k must have the same shape, got "
@@ -112,7 +112,7 @@ def _layout(
     return Layout(offsets_q, offsets_k, max_seqlen_q, max_seqlen_k)
 
 
-def _check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Tensor:
+def check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Tensor:
     """Checks all but the values; returns cu_seqlens, on the CPU a private copy."""
     check_tensor(name, cu_seqlens, INDICES, device)
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] == 0:
@@ -141,23 +141,26 @@ def _max_seqlen(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | Non
         raise ValueError(
             f"max_seqlen_{side} must be an int, got None, and cu_seqlens_{side} has no values"
         )
-    starts = cu_seqlens.tolist()
+    name = f"cu_seqlens_{side}"
+    starts = read_starts(name, cu_seqlens, total, side)
     lengths = [end - start for start, end in pairwise(starts)]
-    if starts[0] != 0:
-        raise ValueError(f"cu_seqlens_{side} must start at 0, got {starts[0]}")
-    if min(lengths, default=0) < 0:
-        b = next(b for b, length in enumerate(lengths) if length < 0)
-        raise ValueError(
-            f"cu_seqlens_{side} must not decrease, got {starts[b]}, then {starts[b + 1]} at {b + 1}"
-        )
-    if starts[-1] > total:
-        raise ValueError(
-            f"cu_seqlens_{side} must end within the {total} rows of {side}, got {starts[-1]}"
-        )
     longest = max(lengths, default=0)
     if max_seqlen is not None and max_seqlen < longest:
         raise ValueError(
-            f"max_seqlen_{side} must be at least {longest}, the longest length in "
-            f"cu_seqlens_{side}, got {max_seqlen}"
+            f"max_seqlen_{side} must be at least {longest}, the longest length in {name}, "
+            f"got {max_seqlen}"
         )
     return longest if max_seqlen is None else max_seqlen
+
+
+def read_starts(name: str, cu_seqlens: Tensor, total: int, side: str) -> list[int]:
+    """Returns the values of cu_seqlens; raises unless they divide the `total` rows of `side`."""
+    starts: list[int] = cu_seqlens.tolist()
+    if starts[0] != 0:
+        raise ValueError(f"{name} must start at 0, got {starts[0]}")
+    for b, (start, end) in enumerate(pairwise(starts)):
+        if end < start:
+            raise ValueError(f"{name} must not decrease, got {start}, then {end} at {b + 1}")
+    if starts[-1] > total:
+        raise ValueError(f"{name} must end within the {total} rows of {side}, got {starts[-1]}")
+    return starts

@@ -10,14 +10,11 @@
 #include <cmath>
 
 #include "common/workspace.h"
-#if defined(__AMX_BF16__)
-#include "cpu/engine/amx.h"
-#endif
 #include "cpu/attention/backward.h"
 #include "cpu/attention/block_mask.h"
 #include "cpu/attention/decode.h"
 #include "cpu/attention/forward.h"
-#include "cpu/engine/fma.h"
+#include "cpu/engine/engines.h"
 
 #define TK_STRINGIFY(x) #x
 #define TK_NAME(x) TK_STRINGIFY(x)
@@ -26,50 +23,18 @@ namespace tk::cpu::TK_ISA {
 
 namespace {
 
-#if defined(__AMX_BF16__)
-using Float16Engine = Amx<2>;
-using BFloat16Engine = Amx<1>;
-using Float32Engine = Amx<3>;
-#else
-using Float16Engine = Fma<float>;
-using BFloat16Engine = Fma<float>;
-using Float32Engine = Fma<float>;
-#endif
-
 // For so few keys and queries, splitting and packing float32 takes longer than the products.
 bool is_short(const Problem& p) { return p.M <= kKeyGroup && p.N <= kKeyGroup; }
 
-// run(engine) with the engine of the problem's dtype. Engines that split numbers into parts return
-// false if they meet an infinity or NaN; the multiply-add engine then repeats the call.
 template <typename Run>
 void with_engine(const Problem& p, Run&& run) {
-  bool done = false;
-  switch (p.dtype) {
-    case DType::kFloat16:
-      done = run(Float16Engine{});
-      break;
-    case DType::kBFloat16:
-      done = run(BFloat16Engine{});
-      break;
-    case DType::kFloat32:
-      done = !is_short(p) && run(Float32Engine{});
-      break;
-    case DType::kFloat64:
-      done = run(Fma<double>{});
-      break;
-  }
-  if (!done) run(Fma<float>{});
+  TK_ISA::with_engine(p.dtype, is_short(p), run);
 }
 
-// Bytes of workspace: the maximum over all engines that may run.
+// Bytes of workspace.
 template <typename Count>
 size_t workspace(const Problem& p, Count&& count) {
-  size_t bytes = 0;
-  with_engine(p, [&](auto engine) {
-    bytes = std::max(bytes, count(engine));
-    return !decltype(engine)::kSplits;
-  });
-  return bytes;
+  return largest_workspace(p.dtype, is_short(p), count);
 }
 
 size_t packed_workspace(const ForwardParams& p, const Workers& workers) {

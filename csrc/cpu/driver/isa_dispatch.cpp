@@ -17,6 +17,7 @@ namespace {
 
 struct Candidate {
   const Kernels* kernels;
+  const LinearKernels* linear;
   bool (*runs_here)();
 };
 
@@ -64,27 +65,34 @@ bool has_amx() { return has_avx512() && has_amx_bf16(); }
 
 // In ascending order of preference; the names are those of the namespaces in kernels.h.
 const Candidate kCandidates[] = {
-    {&portable::kKernels, [] { return true; }},
+    {&portable::kKernels, &portable::kLinearKernels, [] { return true; }},
 #if defined(TK_HAVE_AVX2)
-    {&avx2::kKernels, has_avx2},
+    {&avx2::kKernels, &avx2::kLinearKernels, has_avx2},
 #endif
 #if defined(TK_HAVE_AVX512)
-    {&avx512::kKernels, has_avx512},
+    {&avx512::kKernels, &avx512::kLinearKernels, has_avx512},
 #endif
 #if defined(TK_HAVE_AMX)
-    {&amx::kKernels, has_amx},
+    {&amx::kKernels, &amx::kLinearKernels, has_amx},
 #endif
 };
 
-const Kernels* best() {
-  const Kernels* chosen = nullptr;
+const Candidate* best() {
+  const Candidate* chosen = nullptr;
   for (const Candidate& candidate : kCandidates) {
-    if (candidate.runs_here()) chosen = candidate.kernels;
+    if (candidate.runs_here()) chosen = &candidate;
   }
   return chosen;
 }
 
-std::atomic<const Kernels*> forced{nullptr};
+std::atomic<const Candidate*> forced{nullptr};
+
+// The forced candidate, else the best that this CPU supports.
+const Candidate& chosen() {
+  static const Candidate* const best_here = best();
+  const Candidate* const forced_here = forced.load(std::memory_order_relaxed);
+  return forced_here ? *forced_here : *best_here;
+}
 
 }  // namespace
 
@@ -109,11 +117,9 @@ std::vector<std::string> built_isas() {
   return names;
 }
 
-const Kernels& kernels() {
-  static const Kernels* const chosen = best();
-  const Kernels* const forced_kernels = forced.load(std::memory_order_relaxed);
-  return forced_kernels ? *forced_kernels : *chosen;
-}
+const Kernels& kernels() { return *chosen().kernels; }
+
+const LinearKernels& linear_kernels() { return *chosen().linear; }
 
 std::string isa() { return kernels().name; }
 
@@ -125,7 +131,7 @@ void force_isa(const std::string& name) {
   for (const Candidate& candidate : kCandidates) {
     if (name != candidate.kernels->name) continue;
     if (!candidate.runs_here()) throw std::invalid_argument("this CPU lacks " + name);
-    forced = candidate.kernels;
+    forced = &candidate;
     return;
   }
   throw std::invalid_argument("no kernels are built for '" + name + "'");

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/attention/kernels.h"
+#include "cpu/linear/kernels.h"
 
 namespace tk::cpu {
 
@@ -21,6 +22,7 @@ std::vector<std::string> built_isas();
 
 // The kernels in use: the forced ones, else the best that this CPU supports.
 const Kernels& kernels();
+const LinearKernels& linear_kernels();
 std::string isa();
 
 // Forces one of built_isas() until the next call; "auto" restores the default. Throws

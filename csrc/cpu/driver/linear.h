@@ -1,0 +1,13 @@
+// Launch of linear attention on the CPU.
+#pragma once
+
+#include "common/linear_params.h"
+
+namespace tk {
+
+void run_linear_forward(const LinearForwardParams& params);
+void run_linear_backward(const LinearBackwardParams& params);
+// `initial` and `end` are the same memory.
+void run_linear_steps(const LinearForwardParams& params);
+
+}  // namespace tk

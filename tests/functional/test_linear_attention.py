@@ -1,0 +1,334 @@
+"""The contract of `linear_attention`: every case of the table, for every backend and dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_kernels as tk
+from tests.support.backends import DTYPES
+from tests.support.isas import forced_isa
+from tests.support.linear import (
+    LINEAR_CASES,
+    LINEAR_NAMES,
+    LINEAR_WAYS,
+    LinearCase,
+    assert_linear_case,
+    linear_by_backend,
+    linear_expected,
+    linear_inputs,
+)
+from tests.support.operators import operators_run_by
+from tests.support.threads import threads
+from tests.support.tiers import sampled
+from transformer_kernels import _C
+from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
+
+ISAS_AND_DTYPES = tuple((isa, dtype) for isa in _C.built_isas() for dtype in DTYPES)
+SEGMENTED = [case for case in LINEAR_CASES if case.name.startswith("segments")]
+ZEROS = torch.zeros(2, 2, 8)
+every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
+
+
+def named(name: str) -> LinearCase:
+    return next(case for case in LINEAR_CASES if case.name == name)
+
+
+def qkv(N: int = 70, H_kv: int = 2, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(2, heads, N, 8, **options) for heads in (2, H_kv, H_kv))
+    return q, k, v
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(LINEAR_CASES, LINEAR_WAYS))
+def test_case(case: LinearCase, backend: str, dtype: torch.dtype) -> None:
+    assert_linear_case(case, dtype, backend)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("case", "isa", "dtype"), sampled(LINEAR_CASES, ISAS_AND_DTYPES))
+def test_instruction_sets(case: LinearCase, isa: str, dtype: torch.dtype) -> None:
+    with forced_isa(isa):
+        assert_linear_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", SEGMENTED, ids=str)
+def test_segments_of_a_head(case: LinearCase) -> None:
+    """Few heads on several threads are cut into segments, whose states are summed first."""
+    with threads(1):
+        assert_linear_case(case, torch.float64, "cpu")
+        whole = linear_by_backend(case, linear_inputs(case, torch.float32), "cpu")
+    with threads(3):
+        assert_linear_case(case, torch.float64, "cpu")
+        cut = linear_by_backend(case, linear_inputs(case, torch.float32), "cpu")
+    linear_expected(case, torch.float32).check(cut)
+    assert any(not torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_names_of_cases_are_unique() -> None:
+    assert len({case.name for case in LINEAR_CASES}) == len(LINEAR_CASES)
+
+
+@every_backend
+def test_a_callable_feature_map_runs_before_the_kernels(backend: str) -> None:
+    q, k, v = qkv(requires_grad=True)
+
+    def widen(x: Tensor) -> Tensor:
+        return torch.cat([x.exp(), (-x).exp()], dim=-1)
+
+    o = tk.linear_attention(q, k, v, feature_map=widen, backend=backend)
+    expected = tk.linear_attention(
+        widen(q), widen(k), v, feature_map="identity", backend="reference"
+    )
+    torch.testing.assert_close(o, expected)
+    grads = torch.autograd.grad(o.square().sum(), (q, k, v))
+    wanted = torch.autograd.grad(expected.square().sum(), (q, k, v))
+    torch.testing.assert_close(grads, wanted, rtol=1e-4, atol=1e-5)
+
+
+@every_backend
+@pytest.mark.parametrize("cut", [1, 64, 90])
+def test_a_state_continues_a_sequence(cut: int, backend: str) -> None:
+    q, k, v = qkv(131, dtype=torch.float64)
+    decay = -torch.rand(2, 2, 131, dtype=torch.float64)
+    whole, end = tk.linear_attention(q, k, v, log_decay=decay, return_state=True, backend=backend)
+    state, parts = None, []
+    for rows in (slice(0, cut), slice(cut, 131)):
+        o, state = tk.linear_attention(
+            *(x[:, :, rows] for x in (q, k, v)), log_decay=decay[:, :, rows],
+            initial_state=state, return_state=True, backend=backend,
+        )  # fmt: skip
+        parts.append(o)
+    torch.testing.assert_close(torch.cat(parts, dim=2), whole)
+    torch.testing.assert_close(state, end)
+
+
+@every_backend
+def test_gradients_flow_through_the_state(backend: str) -> None:
+    q, k, v = qkv(100, dtype=torch.float64, requires_grad=True)
+
+    def in_two_parts() -> Tensor:
+        first, second = ([x[:, :, rows] for x in (q, k, v)] for rows in (slice(40), slice(40, 100)))
+        o, state = tk.linear_attention(*first, return_state=True, backend=backend)
+        rest = tk.linear_attention(*second, initial_state=state, backend=backend)
+        return torch.cat([o, rest], dim=2)
+
+    do = torch.randn(2, 2, 100, 8, dtype=torch.float64)
+    whole = tk.linear_attention(q, k, v, backend=backend)
+    torch.testing.assert_close(
+        torch.autograd.grad(in_two_parts(), (q, k, v), do),
+        torch.autograd.grad(whole, (q, k, v), do),
+    )
+
+
+@every_backend
+def test_later_nan_does_not_reach_earlier_chunks(backend: str) -> None:
+    q, k, v = qkv(150)
+    before = tk.linear_attention(q, k, v, backend=backend)
+    for x in (q, k, v):
+        x[:, :, 128:] = math.nan
+    after = tk.linear_attention(q, k, v, backend=backend)
+    torch.testing.assert_close(before[:, :, :128], after[:, :, :128])
+    assert after[:, :, 128:].isnan().all()
+
+
+@every_backend
+def test_later_tokens_change_no_earlier_row(backend: str) -> None:
+    q, k, v = qkv(70)
+    before = tk.linear_attention(q, k, v, backend=backend)
+    for x in (k, v):
+        x[:, :, 40:] = 1e3
+    after = tk.linear_attention(q, k, v, backend=backend)
+    assert torch.equal(before[:, :, :40], after[:, :, :40])
+    assert not torch.isclose(before[:, :, 40:], after[:, :, 40:]).any(dim=-1).all()
+
+
+@every_backend
+def test_visible_nan_propagates(backend: str) -> None:
+    for where in range(3):
+        tensors = qkv(150)
+        tensors[where][0, 0, 70, 3] = math.nan
+        hit = tk.linear_attention(*tensors, backend=backend).isnan().any(dim=-1)
+        assert not hit[1].any()
+        assert not hit[:, 1].any()
+        assert not hit[0, 0, :64].any()
+        assert hit[0, 0, 70]
+        assert bool(hit[0, 0, 71:].all()) == (where != 0)
+
+
+@every_backend
+def test_large_features_of_elu(backend: str) -> None:
+    """exp underflows far below zero; phi grows linearly above it."""
+    x = torch.tensor([-math.inf, -1e30, -200.0, -104.0, -80.0, -1e-8, 0.0, 1e-8, 1e4])
+    q = x.clone().view(1, 1, 1, 9).requires_grad_()
+    S, z = torch.eye(9).view(1, 1, 9, 9), torch.zeros(1, 1, 9)
+    k = torch.full((1, 1, 1, 9), -math.inf)  # phi is 0
+    v = torch.zeros(1, 1, 1, 9)
+    o = tk.linear_attention(
+        q, k, v, initial_state=tk.LinearState(S, z), normalize=False, backend=backend
+    )
+    (slope,) = torch.autograd.grad(o.sum(), q)
+    torch.testing.assert_close(o[0, 0, 0], torch.nn.functional.elu(x) + 1)
+    torch.testing.assert_close(slope[0, 0, 0], torch.clamp(x.exp(), max=1.0))
+
+
+@every_backend
+def test_growth_and_extreme_decay(backend: str) -> None:
+    q, k, v = qkv(6, dtype=torch.float64)
+    for step in (0.5, -1e4, -math.inf, 0.0):
+        decay = torch.tensor([0.1, step], dtype=torch.float64)
+        o = tk.linear_attention(q, k, v, log_decay=decay, backend=backend)
+        if step < -1e3:  # each token sees itself alone
+            phi = torch.nn.functional.elu(q[:, 1]) + 1, torch.nn.functional.elu(k[:, 1]) + 1
+            weight = (phi[0] * phi[1]).sum(-1, keepdim=True)
+            torch.testing.assert_close(o[:, 1], v[:, 1] * weight / (weight + 1e-6))
+        expected = tk.linear_attention(q, k, v, log_decay=decay, backend="reference")
+        torch.testing.assert_close(o, expected)
+
+
+@every_backend
+def test_half_precision_state_is_float32(backend: str) -> None:
+    """A state in bfloat16 would stop to grow after some hundred tokens."""
+    N = 4096
+    x = torch.ones(1, 1, N, 4, dtype=torch.bfloat16)
+    o, state = tk.linear_attention(
+        x, x, x, feature_map="identity", return_state=True, backend=backend
+    )
+    assert torch.equal(state.S, torch.full((1, 1, 4, 4), float(N)))
+    assert torch.equal(state.z, torch.full((1, 1, 4), float(N)))
+    assert torch.equal(o, x)
+
+
+@pytest.mark.parametrize("case", LINEAR_CASES, ids=str)
+def test_results_are_bit_identical_across_runs(case: LinearCase) -> None:
+    x = linear_inputs(case, torch.float32)
+    first, second = (linear_by_backend(case, x, "cpu") for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_transposed_tensors_are_not_copied() -> None:
+    x = torch.randn(2, 70, 3, 8).transpose(1, 2).requires_grad_()
+    o = tk.linear_attention(x, x, x)
+    assert o.stride() == x.stride()
+    ran = operators_run_by(lambda: tk.linear_attention(x, x, x))
+    assert ran["transformer_kernels::linear_forward"] == 1
+    assert not ran["aten::copy_"]
+
+
+@pytest.mark.skipif(not memory_can_be_measured(), reason="the system does not report peak memory")
+def test_memory_does_not_grow_with_the_state_of_every_token() -> None:
+    """The states of all tokens would take 1 GiB; o and the state take 17 MiB."""
+    q, k, v = (torch.randn(1, 1, 65536, 64) for _ in range(3))
+    extra = peak_extra_bytes(lambda: lambda: tk.linear_attention(q, k, v, backend="cpu"))
+    assert extra is not None
+    assert extra < 40 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"feature_map": "gelu"}, "feature_map must be 'elu', 'relu', 'identity' or a callable"),
+        ({"feature_map": 3}, "feature_map must be"),
+        ({"feature_map": lambda x: x[0]}, "feature_map must return a tensor with all dimensions"),
+        ({"eps": 0}, "eps must be greater than 0, got 0.0"),
+        ({"eps": math.nan}, "eps must be finite"),
+        ({"causal": 1}, "causal must be True or False, got 1"),
+        ({"normalize": None}, "normalize must be True or False"),
+        ({"return_state": 1}, "return_state must be True or False"),
+        ({"k": torch.zeros(2, 2, 71, 8), "v": torch.zeros(2, 2, 71, 8)}, "70 and 71"),
+        ({"k": torch.zeros(2, 3, 70, 8), "v": torch.zeros(2, 3, 70, 8)}, "positive multiple"),
+        ({"v": torch.zeros(2, 2, 70, 8).double()}, "share a dtype"),
+        ({"mask": tk.Mask.causal()}, "only Mask.padding and Mask.key_range"),
+        ({"mask": torch.ones(2, 70)}, "mask must be a Mask or None"),
+        ({"mask": tk.Mask.padding(torch.ones(3).int())}, r"must be \(batch,\) = \(2,\)"),
+        ({"log_decay": 0.5}, "log_decay must be"),
+        ({"log_decay": torch.zeros(3)}, "log_decay must have one number for each key head"),
+        ({"log_decay": torch.zeros(2).double()}, "log_decay must be float32, got torch.float64"),
+        ({"log_decay": torch.zeros(2), "causal": False}, "log_decay requires causal=True"),
+        ({"initial_state": 3}, "initial_state must be a LinearState"),
+        ({"initial_state": (torch.zeros(2, 2, 8, 7), ZEROS)}, "initial_state.S must"),
+        ({"initial_state": (torch.zeros(2, 2, 8, 8), ZEROS[0])}, "initial_state.z must be"),
+        ({"backend": "triton"}, "backend must be one of 'auto', 'cpu', 'reference'"),
+    ],
+)  # fmt: skip
+def test_errors(change: dict[str, Any], message: str) -> None:
+    q, k, v = qkv()
+    arguments = {"q": q, "k": k, "v": v} | change
+    with pytest.raises((TypeError, ValueError), match=message):
+        tk.linear_attention(**arguments)
+    explained = arguments | {"operator": tk.linear_attention}
+    with pytest.raises((TypeError, ValueError), match=message):
+        tk.explain(**explained)
+
+
+def test_explain() -> None:
+    q, k, v = qkv(dtype=torch.bfloat16)
+    report = tk.explain(q, k, v, operator=tk.linear_attention, log_decay=torch.zeros(2))
+    assert report.chosen == "cpu"
+    assert "csrc/cpu/linear" in str(report)
+    assert "reference: supported, not chosen" in str(report)
+    packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+    starts = torch.tensor([0, 30, 70])
+    report = tk.explain(*packed, starts, operator=tk.linear_attention_varlen)
+    assert "(varlen)" in str(report)
+    state = tk.LinearState(torch.zeros(2, 2, 8, 8), torch.zeros(2, 2, 8))
+    report = tk.explain(q, k, v, state, operator=tk.linear_attention_decode, backend="reference")
+    assert report.chosen == "reference"
+    assert not state.S.any()
+
+
+def test_bits_do_not_depend_on_the_batch_the_strides_or_other_heads() -> None:
+    q, k, v = (torch.randn(8, 3, 100, 8) for _ in range(3))
+    whole = tk.linear_attention(q, k, v)
+    alone = tk.linear_attention(*(x[5:6, 1:2] for x in (q, k, v)))
+    assert torch.equal(whole[5:6, 1:2], alone)
+    strided = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    assert torch.equal(tk.linear_attention(*strided), whole)
+    prefix = tk.linear_attention(*(x[:, :, :70] for x in (q, k, v)))
+    assert torch.equal(whole[:, :, :64], prefix[:, :, :64])
+
+
+def test_freed_and_misaligned_memory_is_refused() -> None:
+    q, k, v = qkv()
+    k.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"k has the shape .* but its storage is freed"):
+        tk.linear_attention(q, k, v)
+    q, k, v = qkv()
+    state = tk.LinearState(torch.zeros(2, 2, 8, 8), torch.zeros(2, 2, 8))
+    state.S.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"initial_state.S has the shape .* is freed"):
+        tk.linear_attention(q, k, v, initial_state=state)
+    with pytest.raises(RuntimeError, match="it was freed"):
+        torch.ops.transformer_kernels.linear_forward(
+            q, k, v, None, *state, None, None, None, 0, True, True, 1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({1: torch.zeros(2, 2, 71, 8)}, "v has the wrong shape"),
+        ({2: torch.zeros(2, 2, 70, 8).double()}, "v has the wrong dtype"),
+        ({0: torch.zeros(2, 70, 8)}, "q, k and v must have four dimensions"),
+        ({3: torch.zeros(2, 2, 69)}, "log_decay has the wrong shape"),
+        ({4: torch.zeros(2, 2, 8, 8)}, "S and z must be given together"),
+        ({8: torch.zeros(3, dtype=torch.int64)}, "key_end has the wrong shape"),
+        ({6: torch.tensor([0, 70], dtype=torch.int32)}, "packed sequences have one batch entry"),
+        ({9: 3}, "feature_map must be 0, 1 or 2"),
+        ({12: 0.0}, "eps must be greater than 0"),
+        ({3: torch.zeros(2, 2, 70), 10: False}, "log_decay requires causal"),
+    ],
+)
+def test_the_operator_checks_its_arguments(change: dict[int, Any], message: str) -> None:
+    """Code that skips the Python checks, such as an exported program, cannot crash the process."""
+    arguments: list[Any] = [*qkv(), *[None] * 6, 0, True, True, 1e-6]
+    for position, value in change.items():
+        arguments[position] = value
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.transformer_kernels.linear_forward(*arguments)

@@ -1,0 +1,183 @@
+"""Linear attention under torch.compile, torch.export, opcheck, autocast and fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+import transformer_kernels as tk
+from tests.support.linear import LINEAR_NAMES
+
+attend: Any = tk.linear_attention
+decode: Any = tk.linear_attention_decode
+attend_varlen: Any = tk.linear_attention_varlen
+
+every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
+
+
+def qkv(N: int = 70, *, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(2, heads, N, 8, dtype=dtype, requires_grad=True) for heads in (4, 2, 2)]
+
+
+def state() -> tk.LinearState:
+    return tk.LinearState(torch.randn(2, 2, 8, 8), torch.rand(2, 2, 8) + 1)
+
+
+@every_backend
+def test_fullgraph(backend: str) -> None:
+    """Forward and backward are one graph each, and equal the eager results."""
+    x, start = [*qkv(), torch.full((2,), -0.1, requires_grad=True)], state()
+    mask = tk.Mask.padding(torch.tensor([50, 70]))
+
+    def call(*x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, decay = x
+        o, end = attend(
+            q, k, v, log_decay=decay, mask=mask, initial_state=start, return_state=True,
+            backend=backend,
+        )  # fmt: skip
+        return (o, *end)
+
+    torch.compiler.reset()
+    compiled: Any = torch.compile(call, fullgraph=True, backend="aot_eager")
+    eager, fast = call(*x), compiled(*x)
+    torch.testing.assert_close(fast, eager)
+    cotangents = [torch.randn(y.shape) for y in eager]
+    torch.testing.assert_close(
+        torch.autograd.grad(fast, x, cotangents),
+        torch.autograd.grad(eager, x, cotangents),
+    )
+
+
+def test_same_tensor_in_two_arguments() -> None:
+    x = torch.randn(2, 2, 70, 8, requires_grad=True)
+    torch.compiler.reset()
+    o = torch.compile(tk.linear_attention, fullgraph=True, backend="aot_eager")(x, x, x)
+    (got,) = torch.autograd.grad(o.sum(), x)
+    (expected,) = torch.autograd.grad(attend(x, x, x).sum(), x)
+    torch.testing.assert_close(got, expected)
+
+
+def test_dynamic_lengths_compile_once() -> None:
+    torch.compiler.reset()
+    count = 0
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return graph
+
+    call = torch.compile(tk.linear_attention, fullgraph=True, dynamic=True, backend=counting)
+    for N in (70, 131, 65):
+        x = [t.detach() for t in qkv(N)]
+        torch.testing.assert_close(call(*x), attend(*x))
+    assert count == 1
+
+
+def test_decoding_compiles_and_updates_the_state() -> None:
+    torch.compiler.reset()
+    call: Any = torch.compile(decode, fullgraph=True, backend="aot_eager")
+    own, other = state(), state()
+    for a, b in zip(own, other, strict=True):
+        b.copy_(a)
+    for _ in range(3):
+        x = [t.detach() for t in qkv(1)]
+        torch.testing.assert_close(call(*x, own), decode(*x, other))
+    torch.testing.assert_close(own, other)
+
+
+@pytest.mark.exhaustive
+def test_inductor() -> None:
+    x = qkv()
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tk.linear_attention(q * 2, k, v).sin().sum()
+
+    torch.compiler.reset()
+    got = torch.autograd.grad(torch.compile(step, fullgraph=True)(*x), x)
+    torch.testing.assert_close(got, torch.autograd.grad(step(*x), x), rtol=1e-4, atol=1e-5)
+
+
+class Layer(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tk.linear_attention(q, k, v)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    x = tuple(t.detach() for t in qkv())
+    program = torch.export.export(Layer(), x, strict=strict)
+    other = [t.detach() for t in qkv()]
+    torch.testing.assert_close(program.module()(*other), attend(*other))
+    names = [str(node.target) for node in program.graph.nodes]
+    assert any("linear_forward" in name for name in names)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_opcheck(dtype: torch.dtype) -> None:
+    operators = torch.ops.transformer_kernels
+    q, k, v = (t.detach() for t in qkv(dtype=dtype))
+    real = torch.float64 if dtype == torch.float64 else torch.float32
+    S, z = (t.to(real) for t in state())
+    decay = torch.full((2, 2, 70), -0.1, dtype=real)
+    tests = ("test_schema", "test_faketensor")
+    arguments = (q, k, v, decay, S, z, None, None, torch.tensor([50, 70]), 0, True, True, 1e-6)
+    torch.library.opcheck(operators.linear_forward.default, arguments, test_utils=tests)
+    o, normalizer, *end = operators.linear_forward(*arguments)
+    backward = (torch.randn_like(o), *end, o, normalizer, *arguments)
+    for wanted in (True, False):
+        torch.library.opcheck(
+            operators.linear_backward.default, (*backward, wanted), test_utils=tests
+        )
+    plain = (q, k, v, *(None,) * 6, 2, False, False, 1e-6)
+    torch.library.opcheck(operators.linear_forward.default, plain, test_utils=tests)
+    packed = [x[0].transpose(0, 1)[None].transpose(1, 2) for x in (q, k, v)]
+    cu_seqlens = torch.tensor([0, 30, 65], dtype=torch.int32)
+    varlen = (*packed, None, None, None, cu_seqlens, None, None, 0, True, True, 1e-6)
+    torch.library.opcheck(operators.linear_forward.default, varlen, test_utils=tests)
+    steps = (q[:, :, :1], k[:, :, :1], v[:, :, :1], None, S, z, 0, True, 1e-6)
+    torch.library.opcheck(operators.linear_steps.default, steps, test_utils=tests)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype, backend: str) -> None:
+    x = qkv()
+    with torch.autocast("cpu", dtype=dtype):
+        o, end = attend(
+            *x, return_state=True, feature_map=lambda x: x.float().exp(), backend=backend
+        )
+    assert o.dtype == dtype
+    assert end.S.dtype == torch.float32
+    q, k, v = (t.to(dtype) for t in x)
+    mapped = (t.float().exp().to(dtype) for t in (q, k))
+    expected = attend(*mapped, v, feature_map="identity", backend=backend)
+    torch.testing.assert_close(o, expected)
+    o.float().sum().backward()
+    assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in x)
+
+
+@every_backend
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool, backend: str) -> None:
+    x = qkv()
+    o = checkpoint(lambda *x: attend(*x, backend=backend), *x, use_reentrant=reentrant)
+    o.sin().sum().backward()
+    got = tuple(t.grad for t in x)
+    expected = torch.autograd.grad(attend(*x, backend=backend).sin().sum(), x)
+    torch.testing.assert_close(got, expected)
+
+
+def test_fake_mode() -> None:
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, 2, 70, 8, requires_grad=True) for _ in range(3))
+        o, end = attend(q, k, v, return_state=True)
+        assert o.shape == (2, 2, 70, 8)
+        assert end.S.shape == (2, 2, 8, 8)
+        packed = [x[0].transpose(0, 1) for x in (q, k, v)]
+        o = attend_varlen(*packed, torch.zeros(3, dtype=torch.int32))
+        assert o.shape == (70, 2, 8)

@@ -1,0 +1,56 @@
+"""The `linear_attention_decode` operator: linear attention of the next tokens, by recurrence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from transformer_kernels.linear.checks import check_options, decode_problem, map_features
+from transformer_kernels.linear.feature_maps import FeatureMap
+from transformer_kernels.linear.run import run_steps
+from transformer_kernels.linear.types import LinearState
+
+
+def linear_attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearState,
+    *,
+    feature_map: FeatureMap = "elu",
+    eps: float = 1e-6,
+    normalize: bool = True,
+    log_decay: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Computes linear attention of the next M tokens of each sequence and updates the state.
+
+    The result equals that of `linear_attention` with `initial_state=state`; the final state
+    overwrites `state`. Time and memory do not depend on the number of earlier tokens. For
+    inference: no argument may require grad in grad mode.
+
+    Args:
+        q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides. Up to 16
+            tokens are computed by the recurrence, more in chunks.
+        k: keys (B, H_kv, M, D) with q's dtype and device; any strides. H_q is a multiple of H_kv.
+        v: values (B, H_kv, M, D_v) with q's dtype and device; any strides.
+        state: `LinearState` of S (B, H_kv, D, D_v) and z (B, H_kv, D), contiguous, in float32
+            (float64 for float64 inputs). Zeros before the first token.
+        feature_map: as for `linear_attention`.
+        eps: as for `linear_attention`.
+        normalize: as for `linear_attention`.
+        log_decay: as for `linear_attention`: (H_kv,) or (B, H_kv, M).
+        backend: "auto", "cpu" or "reference". A named backend never falls back to another one.
+
+    Returns:
+        o (B, H_q, M, D_v) in q's dtype.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device or value, a tensor requires grad in grad
+            mode, or the named backend does not support the call.
+
+    Source: docs/linear.md.
+    """
+    options = check_options(feature_map, causal=True, normalize=normalize, eps=eps)
+    q, k, v = map_features(feature_map, q, k, v)
+    return run_steps(decode_problem(q, k, v, state, options, log_decay=log_decay), backend)

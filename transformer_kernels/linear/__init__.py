@@ -1,0 +1,13 @@
+"""Linear attention: softmax replaced by a feature map, computed in chunks with a recurrent state.
+
+types.py         the validated call, the state
+checks.py        validation
+feature_maps.py  feature maps by name
+reference.py     the chunked form in plain torch, which torch differentiates
+operators.py     torch operators
+backends.py      the backends
+autograd.py      gradients
+run.py           choice of the backend
+
+docs/linear.md specifies the operator.
+"""

@@ -1,0 +1,123 @@
+"""Linear attention in plain torch, chunk by chunk.
+
+It is the specification of the kernels, runs on any device and in any dtype, and torch
+differentiates it to any order. A loop over tokens would be the shorter definition; chunks compute
+the same (the tests compare both) in a sixty-fourth of the steps.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.linear.feature_maps import FEATURE_MAPS
+from transformer_kernels.linear.types import CHUNK, Inputs, LinearState, Options
+
+SMALLEST_LOG_DECAY = {torch.float32: -200.0, torch.float64: -800.0}
+"""exp() of these is 0, also as a factor of the largest number. Smaller ones, such as -inf, count as
+these: differences of their sums are finite. As kSmallestLogDecay in csrc/cpu/linear/decay.h."""
+
+
+def reference_linear_attention(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
+    """Returns o and the final state by the formulas of docs/linear.md."""
+    if x.cu_seqlens is None:
+        return _dense(x, options)
+    starts = x.cu_seqlens.tolist()
+    outputs, states = [], []
+    for b, (first, end) in enumerate(pairwise(starts)):
+        rows, entry = slice(first, end), slice(b, b + 1)
+        q, k, v = (t[:, :, rows] for t in x[:3])
+        decay = None if x.log_decay is None else x.log_decay[:, :, rows]
+        S, z = (None if t is None else t[entry] for t in (x.S, x.z))
+        o, state = _dense(Inputs(q, k, v, decay, S, z), options)
+        outputs.append(o)
+        states.append(state)
+    H_q, D_v = x.q.shape[1], x.v.shape[3]
+    padding = x.q.new_zeros(1, H_q, x.q.shape[2] - starts[-1], D_v)
+    if not states:
+        return padding, initial_state(x, batch=0)
+    S, z = (torch.cat(parts) for parts in zip(*states, strict=True))
+    return torch.cat([*outputs, padding], dim=2), LinearState(S, z)
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of sums, decays and states: float32, or float64 for float64 inputs."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def initial_state(x: Inputs, batch: int) -> LinearState:
+    """The initial state of a call; zeros if it has none."""
+    if x.S is not None and x.z is not None:
+        return LinearState(x.S, x.z)
+    H_kv, D, D_v = x.k.shape[1], x.k.shape[3], x.v.shape[3]
+    dtype = state_dtype(x.q.dtype)
+    return LinearState(
+        x.q.new_zeros(batch, H_kv, D, D_v, dtype=dtype), x.q.new_zeros(batch, H_kv, D, dtype=dtype)
+    )
+
+
+def _dense(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
+    """The heads of q that share a key head are a dimension of their own, after that of k."""
+    dtype = state_dtype(x.q.dtype)
+    phi = FEATURE_MAPS[options.feature_map]
+    B, H_kv, N, _ = x.k.shape
+    q = phi(x.q.to(dtype)).unflatten(1, (H_kv, -1))
+    k, v, decay = x.k, x.v, x.log_decay
+    if x.key_end is not None:
+        j = torch.arange(N, device=k.device)
+        hidden = (j >= x.key_end[:, None])[:, None]  # (B, 1, N)
+        if x.key_start is not None:
+            hidden = hidden | (j < x.key_start[:, None])[:, None]
+        k = phi(k.masked_fill(hidden[..., None], 0).to(dtype)).masked_fill(hidden[..., None], 0)
+        v = v.masked_fill(hidden[..., None], 0).to(dtype)
+        decay = None if decay is None else decay.masked_fill(hidden, 0)
+    else:
+        k, v = phi(k.to(dtype)), v.to(dtype)
+    state = initial_state(x, B)
+    if options.causal:
+        o, state = _causal(q, k, v, decay, state, options)
+    else:
+        S, z = state.S + k.mT @ v, state.z + k.sum(-2)
+        o, state = _attend(q, S, z, options), LinearState(S, z)
+    return o.flatten(1, 2).to(x.q.dtype), state
+
+
+def _attend(q: Tensor, S: Tensor, z: Tensor, options: Options) -> Tensor:
+    numerator, normalizer = q @ S[:, :, None], q @ z[:, :, None, :, None]
+    return numerator / (normalizer + options.eps) if options.normalize else numerator
+
+
+def _causal(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: LinearState, options: Options
+) -> tuple[Tensor, LinearState]:
+    S, z = state
+    outputs = [q[..., :0, :] @ S[:, :, None]]
+    chunks = zip(*(x.split(CHUNK, dim=-2) for x in (q, k, v)), strict=True)
+    for n, (q_n, k_n, v_n) in enumerate(chunks if k.shape[2] else ()):
+        weights = q_n @ k_n[:, :, None].mT
+        tokens = k_n.shape[2]
+        is_later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
+        if decay is not None:
+            total = _sums(decay[:, :, n * CHUNK :][:, :, :CHUNK], q.dtype)  # (B, H_kv, tokens)
+            between = (total[..., :, None] - total[..., None, :]).masked_fill(is_later, 0)
+            weights = weights * between.exp().to(q.dtype)[:, :, None]
+            q_n = q_n * total.exp().to(q.dtype)[:, :, None, :, None]
+            k_n = k_n * (total[..., -1:] - total).exp().to(q.dtype)[..., None]
+            kept = total[..., -1].exp().to(q.dtype)[..., None]
+        weights = weights.masked_fill(is_later, 0)
+        o = weights @ v_n[:, :, None] + q_n @ S[:, :, None]
+        if options.normalize:
+            normalizer = weights.sum(-1, keepdim=True) + q_n @ z[:, :, None, :, None]
+            o = o / (normalizer + options.eps)
+        outputs.append(o)
+        if decay is not None:
+            S, z = S * kept[..., None], z * kept
+        S, z = S + k_n.mT @ v_n, z + k_n.sum(-2)
+    return torch.cat(outputs, dim=-2), LinearState(S, z)
+
+
+def _sums(decay: Tensor, dtype: torch.dtype) -> Tensor:
+    """Running sums of log-decays, in float64: only their differences matter."""
+    return decay.clamp(min=SMALLEST_LOG_DECAY[dtype]).double().cumsum(-1)

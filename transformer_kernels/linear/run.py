@@ -1,0 +1,29 @@
+"""Run of a validated call: choice of the backend, kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.dispatch.autocast import without_autocast
+from transformer_kernels.dispatch.choose import choose
+from transformer_kernels.linear.autograd import attend
+from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.types import LinearProblem, LinearState
+
+
+def run(problem: LinearProblem, backend: str) -> tuple[Tensor, LinearState]:
+    """Returns o and the final state, differentiable.
+
+    Raises ValueError if the named backend does not support the problem.
+    """
+    chosen = choose(problem, backend, LINEAR_BACKENDS)
+    with without_autocast(problem.shape.device.type):
+        return attend(chosen, problem.inputs, problem.options)
+
+
+def run_steps(problem: LinearProblem, backend: str) -> Tensor:
+    """Returns o and overwrites the state in `problem.inputs` by the final one."""
+    chosen = choose(problem, backend, LINEAR_BACKENDS)
+    with torch.no_grad(), without_autocast(problem.shape.device.type):
+        return chosen.steps(problem.inputs, problem.options)
