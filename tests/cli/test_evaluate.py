@@ -1,5 +1,5 @@
 """Tests of the command `evaluate`, and of the other commands that use a Transformer-XL, a Sparse
-Transformer or a Reformer."""
+Transformer, a Reformer or a Linear Transformer."""
 
 from __future__ import annotations
 
@@ -121,11 +121,16 @@ def test_generator_is_evaluated_without_a_memory(
         assert capsys.readouterr().err == f"{line}\n"
 
 
-def evaluated(path: Path, words: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def evaluated(
+    path: Path,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    implementations: tuple[str, ...] = ("eager", "fused", "sdpa"),
+) -> list[str]:
     """Lines that `evaluate` prints. Every attention implementation prints the same, and writes the
     same text."""
     printed = set()
-    for attention in ("eager", "fused", "sdpa"):
+    for attention in implementations:
         options = ["--attn-implementation", attention, "--checkpoint", str(path)]
         capsys.readouterr()
         assert run(f"evaluate {words}", *options) == 0
@@ -173,6 +178,40 @@ def test_reformer_is_evaluated_with_other_rounds_and_generates(
     ]
 
 
+@pytest.mark.parametrize("positions", ["learned", "decay"])
+def test_linear_transformer_reads_segments_longer_than_its_context_and_generates(
+    tmp_path: Path, text: Path, positions: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = f"--positions {positions} --columns 4 --hidden 20"
+    assert run(f"train linear {TINY} {options} --data {text} --out", tmp_path / "run") == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
+    data = ByteLanes(load_corpus(text), 50)
+    trained = load_model(path)
+    assert trained.task.model.positions == positions
+    expected = evaluate(trained.task, trained.model, data, lanes=2).score
+    lines = evaluated(path, "--context 50 --lanes 2", capsys, ("eager", "fused"))
+    assert lines[0] == f"{expected:.3f} bits/byte"
+    for command in ("evaluate", "generate"):
+        assert run(f"{command} --attn-implementation sdpa --checkpoint", path) == 2
+        assert capsys.readouterr().err == (
+            "error: attn_implementation must be one of 'eager', 'fused', got 'sdpa'\n"
+        )
+
+
+def test_copies_of_a_linear_transformer_are_evaluated_by_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = "--layers 1 --width 16 --heads 2 --context 12 --vocabulary 12 --batch 4"
+    assert run(f"train linear-copy {tiny} --steps 3 --threads 1 --out", tmp_path / "run") == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    capsys.readouterr()
+    assert run("evaluate --examples 30 --checkpoint", path) == 0
+    score, data = capsys.readouterr().out.splitlines()
+    assert score.endswith(" accuracy")
+    assert data == "150 symbols of held-out copies of random words of 5 symbols"
+
+
 def test_copies_are_evaluated_by_accuracy(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,7 +226,7 @@ def test_copies_are_evaluated_by_accuracy(
     assert second.endswith(" accuracy")
     assert data == "150 symbols of held-out copies of random words of 5 symbols"
     for option, kinds in (
-        ("--lanes 2", "transformer-xl or a sparse or a reformer or a generator"),
+        ("--lanes 2", "transformer-xl or a sparse or a reformer or a linear or a generator"),
         ("--memory 2", "transformer-xl"),
     ):
         assert run(f"evaluate {option} --checkpoint", path) == 2

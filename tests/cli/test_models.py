@@ -225,6 +225,11 @@ def test_checkpoint_of_another_kind_is_refused(
         ("train bert --context 3", "context must be at least"),
         ("train transformer-xl --memory -1", "memory must be a whole number of at least 0, got -1"),
         ("train transformer-xl --batch 200000", "too short: 200000 lanes with a context of 64"),
+        ("train linear --columns 0", "columns must be a whole number of at least 1, got 0"),
+        (
+            "train linear-copy --attn-implementation sdpa",
+            "attn_implementation must be one of 'eager', 'fused', got 'sdpa'",
+        ),
         ("train gpt2 --batch 2 --accumulate 3", "accumulate must be at most batch, got 3 and 2"),
         ("classify --checkpoint nowhere", "nowhere: No such file or directory"),
     ],

@@ -15,6 +15,7 @@ from transformer_kernels.nn import (
     DecoderBlock,
     FeedForward,
     Norm,
+    SelfAttentionBlock,
     Stack,
     TransformerBlock,
     recompute_blocks,
@@ -93,6 +94,25 @@ def test_block_is_causal_and_passes_gradcheck(
     (gradient,) = torch.autograd.grad(call(inputs)[:, 1].sum(), inputs)
     assert (gradient[:, 2] == 0).all()
     assert (gradient[:, :2] != 0).any()
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+def test_block_of_a_given_attention_passes_its_options_on(order: Norm) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, *, by: float) -> Tensor:
+            return x * by
+
+    block = SelfAttentionBlock(Scaled(), 12, norm=order, hidden=20, activation="gelu").double()
+    perturb(block)
+    assert block.feed_forward.up_proj.out_features == 20
+    assert isinstance(block.feed_forward.activation, nn.GELU)
+    if order == "pre":
+        attended = x() + 3.0 * norm(block.attention_norm, x())
+        expected = attended + block.feed_forward(norm(block.feed_forward_norm, attended))
+    else:
+        attended = norm(block.attention_norm, 4.0 * x())
+        expected = norm(block.feed_forward_norm, attended + block.feed_forward(attended))
+    assert_same(block(x(), by=3.0), expected)
 
 
 @pytest.mark.parametrize("order", get_args(Norm))

@@ -104,6 +104,13 @@ def test_rows_and_columns_of_positions_repeat_after_the_last_row(start: int) -> 
         torch.testing.assert_close(added[:, t], expected.expand(2, -1), rtol=1e-5, atol=1e-6)
 
 
+def test_each_text_may_start_at_a_row_and_column_of_its_own() -> None:
+    positions, x = RowColumnPositions(rows=3, columns=4, width=5), torch.randn(2, 6, 5)
+    y = positions(x, start=torch.tensor([[2], [40]]))
+    torch.testing.assert_close(y[0], positions(x, start=2)[0])
+    torch.testing.assert_close(y[1], positions(x, start=40)[1])
+
+
 @pytest.mark.parametrize("name", ["rows", "columns", "width"])
 def test_sizes_of_rows_and_columns_below_one_raise_value_error(name: str) -> None:
     sizes = {"rows": 3, "columns": 4, "width": 5} | {name: 0}

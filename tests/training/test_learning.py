@@ -96,6 +96,22 @@ def test_the_reformer_predicts_bytes() -> None:
     assert bits < 4.4
 
 
+def test_the_linear_transformer_copies_words() -> None:
+    """Chance: 0.8%."""
+    config = PRESETS["linear-copy"]["demo"]
+    data = config.task.data()
+    trained = train(config, data).model
+    accuracy = evaluate_examples(config.task, trained, data, count=256).score
+    print("linear-copy", accuracy)
+    assert accuracy > 0.99
+
+
+def test_the_linear_transformer_predicts_bytes() -> None:
+    """Untrained: 8 bits per byte. Without attention: 4.1."""
+    _, bits = run("linear", 60)
+    assert bits < 4.0
+
+
 def test_the_sparse_transformer_predicts_bytes() -> None:
     """Untrained: 8 bits per byte. Byte frequencies alone: 4.8."""
     _, bits = run("sparse", 60)

@@ -16,6 +16,7 @@ from transformer_kernels.models import (
     ClassifierConfig,
     GeneratorConfig,
     GPT2Config,
+    LinearTransformerConfig,
     LookupConfig,
     ReformerConfig,
     SparseTransformerConfig,
@@ -23,7 +24,7 @@ from transformer_kernels.models import (
     Translator,
     TranslatorConfig,
 )
-from transformer_kernels.nn import AttnImplementation
+from transformer_kernels.nn import AttnImplementation, LinearImplementation
 from transformer_kernels.training import (
     TASKS,
     CurveRow,
@@ -42,6 +43,8 @@ from transformer_kernels.training.tasks.bert import BertTask
 from transformer_kernels.training.tasks.classifier import ClassifierTask
 from transformer_kernels.training.tasks.generator import GeneratorTask
 from transformer_kernels.training.tasks.gpt2 import GPT2Task
+from transformer_kernels.training.tasks.linear_copy import LinearCopyTask
+from transformer_kernels.training.tasks.linear_transformer import LinearTransformerTask
 from transformer_kernels.training.tasks.lookup import LookupTask
 from transformer_kernels.training.tasks.reformer import ReformerTask
 from transformer_kernels.training.tasks.reformer_copy import ReformerCopyTask
@@ -62,6 +65,8 @@ TINY: tuple[Task, ...] = (
     # One chunk of the whole text, which no hash changes: micro-batches have hashes of their own.
     ReformerTask(model=ReformerConfig(**SMALL, context=12, chunk=12, rounds=2)),
     ReformerCopyTask(model=ReformerConfig(**SMALL, vocabulary=11, context=6, chunk=6, rounds=2)),
+    LinearTransformerTask(model=LinearTransformerConfig(**SMALL, context=12)),
+    LinearCopyTask(model=LinearTransformerConfig(**SMALL, vocabulary=11, context=4)),
     ClassifierTask(model=ClassifierConfig(**SMALL, vocabulary=270, context=16)),
     TranslatorTask(
         model=TranslatorConfig(
@@ -77,7 +82,7 @@ TINY: tuple[Task, ...] = (
     LookupTask(model=LookupConfig(vocabulary=1, rows=1, width=16)),
 )
 TASK_OF = {task.kind: task for task in TINY}
-IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+LINEAR = ("linear", "linear-copy")
 
 every_task = pytest.mark.parametrize("task", TINY, ids=lambda task: task.kind)
 
@@ -105,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data_of(task: Task, folder: Path) -> Dataset:
-    if task.kind == "reformer-copy":
+    if task.kind in ("reformer-copy", "linear-copy"):
         return task.data()
     name = {"classifier": "reviews", "translator": "pairs", "lookup": "facts.tsv"}
     return task.data(folder / name.get(task.kind, "text.txt"))
@@ -134,6 +139,13 @@ def test_task_round_trips_through_a_dict(task: Task) -> None:
     assert task_from_dict(task.to_dict()) == task
 
 
+@pytest.mark.parametrize("kind", ["reformer", "linear"])
+def test_models_of_bytes_need_a_vocabulary_of_all_bytes(kind: str) -> None:
+    task = TASK_OF[kind]
+    with pytest.raises(ValueError, match="vocabulary must be at least 256, the number of bytes"):
+        replace(task, model=replace(task.model, vocabulary=255))
+
+
 @every_task
 def test_training_reduces_the_loss(task: Task, folder: Path) -> None:
     config = replace(config_of(task), steps=60, eval_every=60)
@@ -146,12 +158,14 @@ def test_training_reduces_the_loss(task: Task, folder: Path) -> None:
 @every_task
 def test_every_attention_implementation_gives_the_same_curve(task: Task, folder: Path) -> None:
     data, curves = data_of(task, folder), {}
-    for implementation in IMPLEMENTATIONS:
+    for implementation in get_args(
+        LinearImplementation if task.kind in LINEAR else AttnImplementation
+    ):
         result = train(replace(config_of(task), attn_implementation=implementation), data)
         last = result.rows[-1]
         curves[implementation] = [*result.losses, last.val_loss, last.score]
-    assert curves["fused"] == pytest.approx(curves["eager"], rel=1e-9)
-    assert curves["sdpa"] == pytest.approx(curves["eager"], rel=1e-9)
+    for implementation, curve in curves.items():
+        assert curve == pytest.approx(curves["eager"], rel=1e-9), implementation
 
 
 @pytest.mark.usefixtures("float64")

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     _Evaluated = Callable[[], Evaluation]
 
-_ON_TEXT = ("transformer-xl", "sparse", "reformer", "generator")
-_KINDS = (*_ON_TEXT, "reformer-copy")
+_ON_TEXT = ("transformer-xl", "sparse", "reformer", "linear", "generator")
+_COPIES = ("reformer-copy", "linear-copy")
+_KINDS = (*_ON_TEXT, *_COPIES)
 _HASHED = ("reformer", "reformer-copy")
 
 _OPTIONS = {
@@ -30,7 +31,7 @@ _OPTIONS = {
     "data": _ON_TEXT,
     "lanes": _ON_TEXT,
     "bytes": _ON_TEXT,
-    "examples": ("reformer-copy",),
+    "examples": _COPIES,
 }
 """Kinds of checkpoints that an option applies to"""
 
@@ -44,9 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Prints the bits per byte of a model on the held-out part of a text, its last "
         "tenth. The part is cut into lanes, which are read side by side, segment by segment. A "
         "Transformer-XL carries memories along its lanes; their length may differ from that in "
-        "training. Segments of a Sparse Transformer or a Reformer may be longer than its context. "
-        "For a checkpoint of `train reformer-copy`, prints the share of symbols that are copied "
-        "right in held-out examples.",
+        "training. Segments of a Sparse Transformer, a Reformer or a Linear Transformer may be "
+        "longer than its context. For a checkpoint of `train reformer-copy` or `linear-copy`, "
+        "prints the share of symbols that are copied right in held-out examples.",
     )
     add_checkpoint(parser, *_KINDS)
     _add_model_options(parser)

@@ -8,7 +8,7 @@ import codecs
 from transformer_kernels.cli.common import add_attention, add_checkpoint, decoded
 from transformer_kernels.cli.error_mapping import as_user_error
 
-_KINDS = ("generator", "gpt2", "transformer-xl", "sparse", "reformer")
+_KINDS = ("generator", "gpt2", "transformer-xl", "sparse", "reformer", "linear")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="\n",
         metavar="TEXT",
         help="text to continue (default: a line break); a model only sees the last tokens of the "
-        "text, as many as its context, and a Transformer-XL those in its memory",
+        "text, as many as its context, a Transformer-XL those in its memory, and a Linear "
+        "Transformer all of them",
     )
     parser.add_argument(
         "--length",

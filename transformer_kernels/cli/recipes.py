@@ -45,6 +45,14 @@ _HASHING: tuple[Option, ...] = (
     ("hash-every", int, "one layer of so many hashes, the others see a window of two chunks"),
     ("scale", float, "factor of the scores (default: 1 / sqrt(head size))"),
 )
+_POSITIONS: tuple[Option, ...] = (
+    ("positions", str, "learned: vectors added to the embedding; decay: heads that forget"),
+    ("columns", int, "tokens of a row in the table of learned row and column encodings"),
+)
+_COPIES: tuple[Option, ...] = (
+    ("context", int, "length of both copies, with a separator before each"),
+    ("vocabulary", int, "number of different symbols, separator included"),
+)
 
 RECIPES = (
     Recipe(
@@ -111,13 +119,28 @@ RECIPES = (
         help="a Reformer that copies a word of random symbols",
         data="none: words are drawn at random",
         presets=("demo",),
+        model_options=(*_COPIES, *_BLOCKS, _HIDDEN, *_HASHING),
+        used_by=("evaluate",),
+    ),
+    Recipe(
+        kind="linear",
+        help="Linear Transformer, a byte-level language model that generates as a recurrence",
+        data="training text, any file (default: the sources of Python's standard library)",
+        presets=("demo", "learned"),
         model_options=(
-            ("context", int, "length of both copies, with a separator before each"),
-            ("vocabulary", int, "number of different symbols, separator included"),
+            ("context", int, "context length in bytes"),
             *_BLOCKS,
             _HIDDEN,
-            *_HASHING,
+            *_POSITIONS,
         ),
+        used_by=("generate", "evaluate"),
+    ),
+    Recipe(
+        kind="linear-copy",
+        help="a Linear Transformer that copies a word of random symbols",
+        data="none: words are drawn at random",
+        presets=("demo",),
+        model_options=(*_COPIES, *_BLOCKS, _HIDDEN, *_POSITIONS),
         used_by=("evaluate",),
     ),
     Recipe(

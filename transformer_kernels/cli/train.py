@@ -42,6 +42,7 @@ _CHOICES = {
     "precision": ("float32", "bfloat16", "float16"),
     "pattern": ("local", "strided", "fixed"),
     "combination": ("merged", "split"),
+    "positions": ("learned", "decay"),
 }
 
 

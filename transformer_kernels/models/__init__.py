@@ -15,6 +15,8 @@ from transformer_kernels.models.fact_table import FactTable, FactTableConfig
 from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGenerator
 from transformer_kernels.models.gpt2 import GPT2, GPT2Config
 from transformer_kernels.models.gpt2 import SIZES as GPT2_SIZES
+from transformer_kernels.models.linear_transformer import SIZES as LINEAR_TRANSFORMER_SIZES
+from transformer_kernels.models.linear_transformer import LinearTransformer, LinearTransformerConfig
 from transformer_kernels.models.lookup import Lookup, LookupConfig
 from transformer_kernels.models.reformer import SIZES as REFORMER_SIZES
 from transformer_kernels.models.reformer import Reformer, ReformerConfig
@@ -32,6 +34,7 @@ __all__ = [
     "CLASSIFIER_SIZES",
     "GPT2",
     "GPT2_SIZES",
+    "LINEAR_TRANSFORMER_SIZES",
     "REFORMER_SIZES",
     "SIZES",
     "SPARSE_TRANSFORMER_SIZES",
@@ -49,6 +52,8 @@ __all__ = [
     "FactTableConfig",
     "GPT2Config",
     "GeneratorConfig",
+    "LinearTransformer",
+    "LinearTransformerConfig",
     "Lookup",
     "LookupConfig",
     "Memories",

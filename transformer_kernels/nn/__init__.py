@@ -13,12 +13,14 @@ from transformer_kernels.nn.blocks import (
     DecoderBlock,
     FeedForward,
     Norm,
+    SelfAttentionBlock,
     Stack,
     TransformerBlock,
     recompute_blocks,
 )
 from transformer_kernels.nn.cache import KVCache, LayerCache
 from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
+from transformer_kernels.nn.linear_attention import LinearImplementation, LinearSelfAttention
 from transformer_kernels.nn.lsh_attention import lsh_attention
 from transformer_kernels.nn.lsh_hashing import default_buckets, hash_buckets, sorted_by_bucket
 from transformer_kernels.nn.options import AttnImplementation
@@ -53,6 +55,8 @@ __all__ = [
     "LSHAttention",
     "LayerCache",
     "LearnedPositions",
+    "LinearImplementation",
+    "LinearSelfAttention",
     "LocalBlock",
     "MultiHeadAttention",
     "Norm",
@@ -64,6 +68,7 @@ __all__ = [
     "ReversibleStack",
     "RowColumnPositions",
     "Scaling",
+    "SelfAttentionBlock",
     "SinusoidalPositions",
     "SparseAttention",
     "SparseBlock",

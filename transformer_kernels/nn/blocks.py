@@ -75,14 +75,54 @@ class ResidualBlock(nn.Module):
         return y
 
 
-class TransformerBlock(ResidualBlock):
+class SelfAttentionBlock(ResidualBlock):
     """Self-attention and a feed-forward network, each with normalisation, dropout and a residual.
+
+    Args:
+        attention: self-attention layer, from (B, T, width) to the same shape.
+        width: size of the input and output vectors.
+        norm: "post" normalises after each residual sum, "pre" before each layer. A stack of "pre"
+            blocks needs one more normalisation at its end.
+        hidden: inner width of the feed-forward network; 4 * width unless given.
+        activation: activation of the feed-forward network.
+        dropout: probability of dropping an element of a layer's output.
+        eps: epsilon of the layer normalisations.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        width: int,
+        *,
+        norm: Norm = "post",
+        hidden: int | None = None,
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        check_choice("norm", norm, Norm)
+        check_probability("dropout", dropout)
+        self.norm = norm
+        self.attention = attention
+        self.feed_forward = FeedForward(width, hidden=hidden, activation=activation)
+        self.attention_norm = nn.LayerNorm(width, eps=eps)
+        self.feed_forward_norm = nn.LayerNorm(width, eps=eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        """x (B, T, width) -> the same shape; options are those of the attention layer."""
+        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, **options))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+
+class TransformerBlock(SelfAttentionBlock):
+    """`SelfAttentionBlock` with `MultiHeadAttention`.
 
     Args:
         width: size of the input and output vectors.
         heads: number of attention heads.
-        norm: "post" normalises after each residual sum, "pre" before each layer. A stack of "pre"
-            blocks needs one more normalisation at its end.
+        norm: "post" or "pre"; see `SelfAttentionBlock`.
         form: "narrow" or "wide" heads; see `MultiHeadAttention`.
         hidden: inner width of the feed-forward network; 4 * width unless given.
         activation: activation of the feed-forward network.
@@ -91,6 +131,8 @@ class TransformerBlock(ResidualBlock):
         eps: epsilon of the layer normalisations.
         attn_implementation: "eager", "fused" or "sdpa".
     """
+
+    attention: MultiHeadAttention
 
     def __init__(
         self,
@@ -106,11 +148,7 @@ class TransformerBlock(ResidualBlock):
         eps: float = 1e-5,
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
-        super().__init__()
-        check_choice("norm", norm, Norm)
-        check_probability("dropout", dropout)
-        self.norm = norm
-        self.attention = MultiHeadAttention(
+        attention = MultiHeadAttention(
             width,
             heads,
             form=form,
@@ -118,19 +156,15 @@ class TransformerBlock(ResidualBlock):
             dropout=dropout,
             attn_implementation=attn_implementation,
         )
-        self.feed_forward = FeedForward(width, hidden=hidden, activation=activation)
-        self.attention_norm = nn.LayerNorm(width, eps=eps)
-        self.feed_forward_norm = nn.LayerNorm(width, eps=eps)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self, x: Tensor, *, mask: Mask | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
-        """x (B, T, width) -> the same shape; mask and cache as in `MultiHeadAttention`."""
-        x = self._residual(
-            x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache)
+        super().__init__(
+            attention,
+            width,
+            norm=norm,
+            hidden=hidden,
+            activation=activation,
+            dropout=dropout,
+            eps=eps,
         )
-        return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
 
 class DecoderBlock(ResidualBlock):

@@ -46,10 +46,13 @@ class RowColumnPositions(nn.Module):
         nn.init.normal_(self.rows, std=STD)
         nn.init.normal_(self.columns, std=STD)
 
-    def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
-        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape."""
+    def forward(self, x: Tensor, *, start: int | Tensor = 0) -> Tensor:
+        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape.
+
+        `start` may be a tensor (B, 1) of integers, one for each text.
+        """
         rows, columns = len(self.rows), len(self.columns)
-        position = torch.arange(start, start + x.shape[1], device=x.device)
+        position = torch.arange(x.shape[1], device=x.device) + start
         return x + self.rows[position // columns % rows] + self.columns[position % columns]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import attend, head_size, merge_heads, split_heads
-from transformer_kernels.nn.blocks import FeedForward, ResidualBlock
+from transformer_kernels.nn.blocks import SelfAttentionBlock
 from transformer_kernels.nn.cache import LayerCache
 from transformer_kernels.nn.options import AttnImplementation, check_choice
 from transformer_kernels.nn.sparse_attention import sparse_attention
@@ -95,7 +95,7 @@ class SparseAttention(nn.Module):
         return attend(q, k, v, mask=mask, attn_implementation=self.attn_implementation)
 
 
-class SparseBlock(ResidualBlock):
+class SparseBlock(SelfAttentionBlock):
     """Sparse attention and a feed-forward network, each with normalisation before and a residual.
 
     The activation is the exact GELU, which the paper approximates by x sigmoid(1.702 x).
@@ -108,7 +108,7 @@ class SparseBlock(ResidualBlock):
         attn_implementation: "eager", "fused" or "sdpa"; see `SparseAttention`.
     """
 
-    norm = "pre"
+    attention: SparseAttention
 
     def __init__(
         self,
@@ -119,20 +119,5 @@ class SparseBlock(ResidualBlock):
         dropout: float = 0.0,
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
-        super().__init__()
-        self.attention = SparseAttention(
-            width, heads, pattern, attn_implementation=attn_implementation
-        )
-        self.feed_forward = FeedForward(width, activation="gelu")
-        self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self, x: Tensor, *, mask: Mask | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
-        """x (B, T, width) -> the same shape; mask and cache as in `SparseAttention`."""
-        x = self._residual(
-            x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache)
-        )
-        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+        attention = SparseAttention(width, heads, pattern, attn_implementation=attn_implementation)
+        super().__init__(attention, width, norm="pre", activation="gelu", dropout=dropout)
