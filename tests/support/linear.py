@@ -98,6 +98,7 @@ LINEAR_CASES = (
     LinearCase("state", state=True, N=100),
     LinearCase("padding", keys="padding", N=150),
     LinearCase("range", keys="range", N=150, decay="token", state=True),
+    LinearCase("range-decay", keys="range", N=150, decay="head"),
     LinearCase("range-heads", keys="range", N=66, H_q=4, D=20),
     LinearCase("all", causal=False, N=130),
     LinearCase("all-lengths", causal=False, M=7, N=150, H_q=4, state=True),
