@@ -15,11 +15,9 @@ constexpr const char* kInputs =
     "Tensor? key_start, Tensor? key_end, int feature_map, bool causal, bool normalize, float eps";
 
 DType dtype_of(const Tensor& x) {
-  using enum ScalarType;
-  constexpr ScalarType kTypes[] = {Half, BFloat16, Float, Double};
-  const auto* const found = std::find(std::begin(kTypes), std::end(kTypes), x.scalar_type());
-  STD_TORCH_CHECK(found != std::end(kTypes), "q must be float16, bfloat16, float32 or float64");
-  return static_cast<DType>(found - kTypes);
+  const Element element = unchecked_view(x).element;
+  STD_TORCH_CHECK(element <= Element::kFloat64, "q must be float16, bfloat16, float32 or float64");
+  return static_cast<DType>(element);
 }
 
 void check(const Tensor& x, const char* name, std::initializer_list<int64_t> sizes,
@@ -53,8 +51,8 @@ Strided strided_decay(const View& x) {
   return s;
 }
 
-Tensor none(const Tensor& like, const Device& device) {
-  return empty(std::array<int64_t, 1>{0}, like.scalar_type(), device);
+Tensor no_elements(ScalarType dtype, const Device& device) {
+  return empty(std::array<int64_t, 1>{0}, dtype, device);
 }
 
 }  // namespace
@@ -124,16 +122,12 @@ LinearCall::LinearCall(LinearArguments given)
 }
 
 LinearForwardPass::LinearForwardPass(const LinearCall& call)
-    : o(empty_like_layout(call.arguments.q, call.problem.D_v, call.device)),
-      normalizer(none(call.arguments.q, call.device)),
-      S(none(call.arguments.q, call.device)),
-      z(none(call.arguments.q, call.device)) {
+    : o(empty_like_layout(call.arguments.q, call.problem.D_v, call.device)) {
   const LinearProblem& p = call.problem;
   const ScalarType real = statistics_dtype(call.arguments.q);
   static_cast<LinearProblem&>(params) = p;
   const std::array<int64_t, 3> rows{call.arguments.q.size(0), p.H_q, p.M};
-  normalizer = p.normalize ? empty(rows, real, call.device)
-                           : empty(std::array<int64_t, 1>{0}, real, call.device);
+  normalizer = p.normalize ? empty(rows, real, call.device) : no_elements(real, call.device);
   S = empty(std::array<int64_t, 4>{p.B, p.H_kv, p.D, p.D_v}, real, call.device);
   z = empty(std::array<int64_t, 3>{p.B, p.H_kv, p.D}, real, call.device);
   params.o = strided(unchecked_view(o));
@@ -146,10 +140,7 @@ LinearBackwardPass::LinearBackwardPass(const LinearCall& call, LinearSaved given
     : saved(std::move(given)),
       dq(empty_like_layout(call.arguments.q, call.problem.D, call.device)),
       dk(empty_like_layout(call.arguments.k, call.problem.D, call.device)),
-      dv(empty_like_layout(call.arguments.v, call.problem.D_v, call.device)),
-      dlog_decay(none(call.arguments.q, call.device)),
-      dS(dlog_decay),
-      dz(dlog_decay) {
+      dv(empty_like_layout(call.arguments.v, call.problem.D_v, call.device)) {
   const LinearProblem& p = call.problem;
   const LinearArguments& a = call.arguments;
   const Device& device = call.device;
@@ -180,6 +171,7 @@ LinearBackwardPass::LinearBackwardPass(const LinearCall& call, LinearSaved given
   params.dq = strided(unchecked_view(dq));
   params.dk = strided(unchecked_view(dk));
   params.dv = strided(unchecked_view(dv));
+  dlog_decay = dS = dz = no_elements(a.q.scalar_type(), device);
   if (log_decay_needs_grad) {
     STD_TORCH_CHECK(a.log_decay, "log_decay_needs_grad requires log_decay");
     dlog_decay = empty(std::array<int64_t, 3>{batch, p.H_kv, p.N}, real, device);

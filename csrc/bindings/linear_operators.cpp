@@ -7,6 +7,7 @@
 
 #include "bindings/linear_call.h"
 #include "cpu/driver/linear.h"
+#include "cpu/driver/varlen.h"
 
 namespace {
 
@@ -19,9 +20,8 @@ std::vector<int32_t> read_values(tk::LinearCall& call) {
   tk::LinearProblem& p = call.problem;
   if (!p.cu_seqlens) return {};
   std::vector<int32_t> starts(p.cu_seqlens, p.cu_seqlens + p.B + 1);
-  bool fits = starts.front() == 0 && starts.back() <= p.rows;
-  for (int64_t b = 0; b < p.B; ++b) fits &= starts[b] <= starts[b + 1];
-  STD_TORCH_CHECK(fits, "cu_seqlens must start at 0, not decrease, and end within the rows");
+  STD_TORCH_CHECK(tk::are_valid_offsets(starts.data(), p.B, p.rows),
+                  "cu_seqlens must start at 0, not decrease, and end within the rows");
   p.cu_seqlens = starts.data();
   return starts;
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 import transformer_kernels as tk
 from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS
 from tests.support.threads import threads
-from transformer_kernels.linear.reference import state_dtype
+from transformer_kernels.problem.types import accumulate_dtype
 
 attend: Any = tk.linear_attention
 
@@ -33,7 +33,7 @@ def starts(dtype: torch.dtype = torch.int32) -> Tensor:
 
 
 def packed(dtype: torch.dtype, decay: str, *, state: bool) -> dict[str, Tensor]:
-    real = state_dtype(dtype)
+    real = accumulate_dtype(dtype)
     x = {
         "q": torch.randn(TOTAL, H_q, D).to(dtype),
         "k": torch.randn(TOTAL, H_kv, D).to(dtype),

@@ -15,7 +15,7 @@ from tests.support.backends import DTYPES
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
-from transformer_kernels.linear.reference import state_dtype
+from transformer_kernels.problem.types import accumulate_dtype
 
 LINEAR_NAMES = tuple(backend.name for backend in LINEAR_BACKENDS)
 LINEAR_WAYS = tuple((name, dtype) for name in LINEAR_NAMES for dtype in DTYPES)
@@ -135,7 +135,7 @@ def _leaf(x: Tensor) -> Tensor:
 def linear_inputs(case: LinearCase, dtype: torch.dtype) -> LinearInputs:
     """Random inputs; hidden keys and values, and their decay, are NaN."""
     torch.manual_seed(5)
-    real = state_dtype(dtype)
+    real = accumulate_dtype(dtype)
 
     def rows(heads: int, length: int, width: int, *, shared: bool = False) -> Tensor:
         if case.layout == "blhd":

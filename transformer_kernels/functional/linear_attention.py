@@ -68,8 +68,9 @@ def linear_attention(
     """Computes linear attention: weights phi(q_i) . phi(k_j) instead of a softmax.
 
     o_i = sum_j w_ij v_j / (sum_j w_ij + eps), where w_ij = phi(q_i) . phi(k_j) and j runs up to i
-    if `causal`. Time is linear in the number of tokens and memory beyond the tensors is constant.
-    The results are differentiable in every floating-point tensor argument, to any order.
+    if `causal`. Time is linear in the number of tokens; memory beyond the tensors does not grow
+    with it, except for the gradient of log_decay. The results are differentiable in every
+    floating-point tensor argument, to any order.
 
     Args:
         q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides.

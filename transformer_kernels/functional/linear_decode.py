@@ -29,7 +29,7 @@ def linear_attention_decode(
     inference: no argument may require grad in grad mode.
 
     Args:
-        q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides. Up to 16
+        q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides. Up to 32
             tokens are computed by the recurrence, more in chunks.
         k: keys (B, H_kv, M, D) with q's dtype and device; any strides. H_q is a multiple of H_kv.
         v: values (B, H_kv, M, D_v) with q's dtype and device; any strides.

@@ -4,7 +4,7 @@ types.py         the validated call, the state
 checks.py        validation
 feature_maps.py  feature maps by name
 reference.py     the chunked form in plain torch, which torch differentiates
-operators.py     torch operators
+operators.py     fake implementations of the operators
 backends.py      the backends
 autograd.py      gradients
 run.py           choice of the backend

@@ -16,13 +16,14 @@ from transformer_kernels.argument_checks import (
 )
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS, FeatureMap
-from transformer_kernels.linear.reference import state_dtype
 from transformer_kernels.linear.types import Inputs, LinearProblem, LinearState, Options
 from transformer_kernels.masks.constraints import KeyRange
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import resolve
 from transformer_kernels.problem import Shape, shape_of
-from transformer_kernels.problem.checks import check_tensors
+from transformer_kernels.problem.cache import check_no_gradient
+from transformer_kernels.problem.checks import check_mask_tensors, check_tensors
+from transformer_kernels.problem.types import accumulate_dtype
 from transformer_kernels.problem.varlen import check_cu_seqlens, one_entry, read_starts
 from transformer_kernels.storage import check_storage
 
@@ -144,19 +145,11 @@ def decode_problem(
     for part, x in zip(("S", "z"), state, strict=True):
         if not x.is_contiguous():
             raise ValueError(f"state.{part} must be contiguous, got strides {x.stride()}")
-    given: dict[str, Tensor | None] = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "state.S": state[0],
-        "state.z": state[1],
-    }
-    for name, tensor in (given | {"log_decay": log_decay}).items():
-        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name} requires grad, but linear_attention_decode has no gradient; call it in "
-                "torch.no_grad(), or use linear_attention"
-            )
+    check_no_gradient(
+        {"q": q, "k": k, "v": v, "state.S": state[0], "state.z": state[1], "log_decay": log_decay},
+        "linear_attention_decode",
+        "or use linear_attention()",
+    )
     return problem
 
 
@@ -168,7 +161,7 @@ def _check_state(
         return None, None
     if not isinstance(state, tuple) or len(state) != 2:
         raise TypeError(f"{name} must be a LinearState (S, z) or None, got {shown(state)}")
-    dtype = state_dtype(shape.dtype)
+    dtype = shape.accumulate_dtype
     sizes = (shape.B, shape.H_kv, shape.D, shape.D_v)
     for part, x, wanted in zip(("S", "z"), state, (sizes, sizes[:3]), strict=True):
         check_tensor(f"{name}.{part}", x, (dtype,), shape.device)
@@ -186,7 +179,7 @@ def _check_decay(
         return None
     if not options.causal:
         raise ValueError("log_decay requires causal=True: it is a decay by distance")
-    dtype = state_dtype(q.dtype)
+    dtype = accumulate_dtype(q.dtype)
     check_tensor("log_decay", log_decay, tuple(dict.fromkeys((dtype, q.dtype))), q.device)
     check_storage((("log_decay", log_decay),))
     if log_decay.shape == sizes[1:2]:
@@ -210,9 +203,6 @@ def _key_range(mask: Mask | None, shape: Shape) -> tuple[Tensor | None, Tensor |
                 "mask may combine only Mask.padding and Mask.key_range in linear attention, got a "
                 f"{type(constraint).__name__} constraint; causal=True is an argument"
             )
-    for name, tensor in mask.tensors():
-        if tensor.device != shape.device:
-            raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {shape.device}")
-    check_storage((f"the mask's {name}", tensor) for name, tensor in mask.tensors())
+    check_mask_tensors(mask, shape.device)
     resolved = resolve(mask, shape.B, shape.H_q, shape.M, shape.N, "top_left")
     return resolved.key_start, resolved.key_end

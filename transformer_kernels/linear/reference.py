@@ -14,6 +14,7 @@ from torch import Tensor
 
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 from transformer_kernels.linear.types import CHUNK, Inputs, LinearState, Options
+from transformer_kernels.problem.types import accumulate_dtype
 
 SMALLEST_LOG_DECAY = {torch.float32: -200.0, torch.float64: -800.0}
 """exp() of these is 0, also as a factor of the largest number. Smaller ones, such as -inf, count as
@@ -42,17 +43,12 @@ def reference_linear_attention(x: Inputs, options: Options) -> tuple[Tensor, Lin
     return torch.cat([*outputs, padding], dim=2), LinearState(S, z)
 
 
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of sums, decays and states: float32, or float64 for float64 inputs."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def initial_state(x: Inputs, batch: int) -> LinearState:
     """The initial state of a call; zeros if it has none."""
     if x.S is not None and x.z is not None:
         return LinearState(x.S, x.z)
     H_kv, D, D_v = x.k.shape[1], x.k.shape[3], x.v.shape[3]
-    dtype = state_dtype(x.q.dtype)
+    dtype = accumulate_dtype(x.q.dtype)
     return LinearState(
         x.q.new_zeros(batch, H_kv, D, D_v, dtype=dtype), x.q.new_zeros(batch, H_kv, D, dtype=dtype)
     )
@@ -60,7 +56,7 @@ def initial_state(x: Inputs, batch: int) -> LinearState:
 
 def _dense(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
     """The heads of q that share a key head are a dimension of their own, after that of k."""
-    dtype = state_dtype(x.q.dtype)
+    dtype = accumulate_dtype(x.q.dtype)
     phi = FEATURE_MAPS[options.feature_map]
     B, H_kv, N, _ = x.k.shape
     q = phi(x.q.to(dtype)).unflatten(1, (H_kv, -1))

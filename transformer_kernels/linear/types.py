@@ -11,7 +11,7 @@ from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 from transformer_kernels.problem import Shape
 
 CHUNK = 64
-"""Tokens per chunk in every backend; equals kChunk in csrc/cpu/linear/scan.h."""
+"""Tokens per chunk in every backend; equals kChunk in csrc/cpu/linear/decay.h."""
 
 
 class LinearState(NamedTuple):

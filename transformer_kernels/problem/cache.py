@@ -64,7 +64,11 @@ def resolve_cache_mask(mask: Mask | None) -> ResolvedMask:
     return _CAUSAL if mask is None else resolve_windows(mask, "bottom_right")
 
 
-def check_no_gradient(tensors: Mapping[str, object]) -> None:
+def check_no_gradient(
+    tensors: Mapping[str, object],
+    operator: str = "attention_decode",
+    instead: str = "use attention(), or pass backend='reference'",
+) -> None:
     """Raises ValueError in grad mode if a tensor requires grad: decoding has no backward pass."""
     if not torch.is_grad_enabled():
         return
@@ -73,8 +77,8 @@ def check_no_gradient(tensors: Mapping[str, object]) -> None:
         parts = x.tensors() if isinstance(x, Relative) else (x,)
         if any(isinstance(part, Tensor) and part.requires_grad for part in parts):
             raise ValueError(
-                f"{name} must not require grad, because attention_decode has no backward pass: "
-                "call it under torch.no_grad(), use attention(), or pass backend='reference'"
+                f"{name} must not require grad, because {operator} has no backward pass: "
+                f"call it under torch.no_grad(), {instead}"
             )
 
 

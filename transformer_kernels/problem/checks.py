@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from transformer_kernels.argument_checks import (
@@ -76,6 +77,14 @@ def _broken_shape_rule(q: _Sizes, k: _Sizes, v: _Sizes, names: tuple[str, str, s
     if q["width"] == 0 or v["width"] == 0:
         return "the widths D and D_v must be at least 1"
     return None
+
+
+def check_mask_tensors(mask: Mask, device: torch.device) -> None:
+    """Raises ValueError unless the mask's tensors have memory and are on q's device."""
+    for name, tensor in mask.tensors():
+        if tensor.device != device:
+            raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {device}")
+    check_storage((f"the mask's {name}", tensor) for name, tensor in mask.tensors())
 
 
 def private_copy(x: Tensor) -> Tensor:

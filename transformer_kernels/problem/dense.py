@@ -10,12 +10,11 @@ from torch import Tensor
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ResolvedMask, resolve
-from transformer_kernels.problem.checks import check_tensors
+from transformer_kernels.problem.checks import check_mask_tensors, check_tensors
 from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments, check_scores
 from transformer_kernels.scores.sinks import check_sinks
-from transformer_kernels.storage import check_storage
 
 
 def dense_problem(
@@ -48,8 +47,5 @@ def _resolve(
             f"mask must be a Mask or None, got {type(mask).__name__}; "
             "wrap a bool tensor as Mask.dense(tensor)"
         )
-    for name, tensor in mask.tensors():
-        if tensor.device != device:
-            raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {device}")
-    check_storage((f"the mask's {name}", tensor) for name, tensor in mask.tensors())
+    check_mask_tensors(mask, device)
     return resolve(mask, B, H, M, N, align)

@@ -35,8 +35,12 @@ class Shape(NamedTuple):
 
     @property
     def accumulate_dtype(self) -> torch.dtype:
-        """Dtype of softmax statistics and sums: float32, or float64 for float64 inputs."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
+        return accumulate_dtype(self.dtype)
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of softmax statistics, sums and states: float32, or float64 for float64 inputs."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def shape_of(q: Tensor, k: Tensor, v: Tensor, layout: Layout = DENSE) -> Shape:

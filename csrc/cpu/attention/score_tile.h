@@ -95,11 +95,6 @@ TK_INLINE Block make_block(const Problem& p, int64_t b, int64_t h, int64_t i0, i
   return block;
 }
 
-template <typename Real>
-TK_INLINE void clear(Real* x, int64_t count) {
-  __builtin_memset(x, 0, static_cast<size_t>(count) * sizeof(Real));
-}
-
 template <typename Real, typename Visit>
 TK_INLINE void for_each_vector(Real* tile, int64_t count, Visit&& visit) {
 #pragma GCC unroll 4

@@ -41,12 +41,12 @@ std::vector<Params> sequences_of(const Params& packed, const Varlen& varlen) {
   return sequences;
 }
 
+}  // namespace
+
 bool are_valid_offsets(const int32_t* cu_seqlens, int64_t B, int64_t total) {
   return cu_seqlens[0] == 0 && std::is_sorted(cu_seqlens, cu_seqlens + B + 1) &&
          cu_seqlens[B] <= total;
 }
-
-}  // namespace
 
 std::vector<int32_t> copy_offsets(Varlen& varlen, const IndexTensor& q, const IndexTensor& k) {
   std::vector<int32_t> copy;

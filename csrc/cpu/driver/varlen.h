@@ -13,6 +13,9 @@ namespace tk {
 // between the check and the use.
 std::vector<int32_t> copy_offsets(Varlen& varlen, const IndexTensor& q, const IndexTensor& k);
 
+// True if cu_seqlens (B + 1) starts at 0, does not decrease, and ends within `total` rows.
+bool are_valid_offsets(const int32_t* cu_seqlens, int64_t B, int64_t total);
+
 // True if every sequence lies within the M query rows and N key rows.
 bool fits(const Varlen& varlen, int64_t M, int64_t N);
 

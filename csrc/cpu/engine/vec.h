@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #endif
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -46,6 +47,11 @@ TK_INLINE Vec<Real> load(const Real* p) {
 template <typename Real>
 TK_INLINE void store(Real* p, Vec<Real> x) {
   __builtin_memcpy(p, &x, sizeof(x));
+}
+
+template <typename Real>
+TK_INLINE void clear(Real* x, int64_t count) {
+  __builtin_memset(x, 0, static_cast<size_t>(count) * sizeof(Real));
 }
 
 template <typename Real>

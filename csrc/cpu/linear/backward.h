@@ -8,12 +8,9 @@
 //   dphi(k) = P^T phi(q) + v dS^T + dz           dS, dz: sums over later chunks of queries
 //   dv      = weights^T d_o' + phi(k) dS
 //   dS += phi(q)^T d_o', dz += sum of dl phi(q)
-//
-// dlog_decay_t = sum over i >= t in its chunk of phi(q_i) . dphi(q_i) - phi(k_i) . dphi(k_i), plus
-// <dS, S> + <dz, z> at the end of the chunk. Instead of the last term, the sum could run to the end
-// of the sequence, but cancellation would cost it its bits. The first scan stores S for it.
 #pragma once
 
+#include "cpu/linear/decay_gradient.h"
 #include "cpu/linear/segments.h"
 #include "cpu/linear/weights.h"
 
@@ -97,20 +94,6 @@ BackwardScan<Engine> make_backward_scan(const LinearProblem& p, Arena& arena, bo
   return s;
 }
 
-// Reads chunk `chunk` of keys and values into blocks of either scan, unpacked.
-template <typename Engine>
-void read_keys(const LinearProblem& p, const BackwardScan<Engine>& s, const Segment& at,
-               int64_t chunk, const Block<Engine>& k, const Block<Engine>& v) {
-  const Sequence& one = at.sequence;
-  const int64_t row = one.first + chunk * kChunk;
-  const auto sees = [&](int64_t r) { return one.sees(r); };
-  read_features<Engine>(p.feature_map, slice(p, p.k, one, at.head, one.N, p.D), row, sees,
-                        k.width(), k.rows, s.finite);
-  read_rows<Engine>(slice(p, p.v, one, at.head, one.N, p.D_v), row, sees, v.width(), v.rows,
-                    s.finite);
-  if (p.log_decay.data) read_decay(p, at, chunk, *s.decay);
-}
-
 // Reads chunk `chunk` of phi(q), and d_o' and dl of the queries.
 template <typename Engine>
 void read_queries(const LinearBackwardParams& p, const BackwardScan<Engine>& s, const Segment& at,
@@ -140,53 +123,6 @@ void read_queries(const LinearBackwardParams& p, const BackwardScan<Engine>& s, 
     }
     s.dl[r] = -reduce<Real>(product, [](Vec<Real> a, Vec<Real> b) { return a + b; })[0];
   }
-}
-
-// Dot product of rows r of a and b.
-template <typename Real>
-Real row_product(const Real* a, const Real* b, int64_t padded) {
-  Vec<Real> sum{};
-  for (int64_t c = 0; c < padded; c += kLanes<Real>) sum += load(a + c) * load(b + c);
-  return reduce<Real>(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; })[0];
-}
-
-template <typename Real>
-Real* decay_gradient(const LinearBackwardParams& p, const Segment& at, int64_t row) {
-  return static_cast<Real*>(p.dlog_decay) + (at.sequence.b * p.H_kv + at.head) * stored_rows(p) +
-         row;
-}
-
-// Number of chunks of all sequences, or a few more.
-TK_INLINE int64_t all_chunks(const LinearProblem& p) {
-  return p.cu_seqlens ? p.rows / kChunk + p.B : p.B * chunks_of(p.N);
-}
-
-// Memory of the state after a chunk.
-template <typename Engine>
-typename Engine::Real* end_of_chunk(const LinearProblem& p, const BackwardScan<Engine>& all,
-                                    const Segment& at, int64_t chunk) {
-  const Sequence& one = at.sequence;
-  const int64_t first =
-      p.cu_seqlens ? one.first / kChunk + one.number : one.number * chunks_of(p.N);
-  const int64_t number = at.head * all_chunks(p) + first + chunk;
-  return all.ends + number * all.keys.state.size();
-}
-
-// Stores S and z after a chunk. S is transposed.
-template <typename Engine>
-void store_end(const QueryScan<Engine>& s, typename Engine::Real* to) {
-  using Real = typename Engine::Real;
-  constexpr int64_t W = kLanes<Real>;
-  const int64_t D = s.state.S.width(), D_v = s.state.S.layout.rows;
-  for (int64_t r = 0; r < D_v; r += W) {
-    for (int64_t c = 0; c < D; c += W) {
-      Vec<Real> square[W];
-      for (int64_t n = 0; n < W; ++n) square[n] = load(s.state.S.row(r + n) + c);
-      transpose<Real>(square);
-      for (int64_t n = 0; n < W; ++n) store(to + (c + n) * D_v + r, square[n]);
-    }
-  }
-  std::copy_n(s.state.z, D, to + D * D_v);
 }
 
 // Adds the keys and values that were read to S^T and z. Scales the rows of k.
@@ -291,32 +227,6 @@ void add_queries(const LinearBackwardParams& p, const BackwardScan<Engine>& all,
   advance_queries(p, all);
 }
 
-// <dS, S> + <dz, z> at the end of a chunk.
-template <typename Engine>
-double change_by_decay(const LinearProblem& p, const BackwardScan<Engine>& all, const Segment& at,
-                       int64_t chunk) {
-  using Real = typename Engine::Real;
-  const State<Engine>& state = all.keys.state;
-  const Real* const end = end_of_chunk(p, all, at, chunk);
-  const int64_t D_v = state.S.width();
-  double sum = row_product(state.z, end + state.S.size(), state.padded_D);
-  for (int64_t d = 0; d < p.D; ++d) sum += row_product(state.S.row(d), end + d * D_v, D_v);
-  return sum;
-}
-
-// dlog_decay of the chunk at `row`, which holds phi(q) . dphi(q) - phi(k) . dphi(k).
-template <typename Real>
-void finish_decay_gradient(const LinearBackwardParams& p, const Segment& at, int64_t row,
-                           int64_t rows, double sum, const Real* log_decay) {
-  Real* const gradient = decay_gradient<Real>(p, at, row);
-  for (int64_t r = rows; r-- > 0;) {
-    sum += static_cast<double>(gradient[r]);
-    const double step = log_decay[r * p.log_decay.stride[2]];
-    const bool counts = at.sequence.sees(row + r) && step >= kSmallestLogDecay<Real>;
-    gradient[r] = counts ? static_cast<Real>(sum) : Real{0};
-  }
-}
-
 // `change` is that by the decay, for dlog_decay.
 template <typename Engine>
 void write_dk_dv(const LinearBackwardParams& p, const BackwardScan<Engine>& all, const Segment& at,
@@ -359,13 +269,13 @@ void query_segment(const LinearBackwardParams& p, const BackwardScan<Engine>& al
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     if (p.causal) {
       s.state.S.pack();
-      read_keys(p, all, at, chunk, s.k, s.v);
+      read_keys(p, at, chunk, s.k, s.v, *all.decay, all.finite);
       s.k.pack();
       s.v.pack();
     }
     for (int64_t g = 0; g < q_per_kv; ++g) write_dq(p, all, at, at.head * q_per_kv + g, chunk);
     if (p.causal) advance_keys(p, all);
-    if (p.dlog_decay) store_end(s, end_of_chunk(p, all, at, chunk));
+    if (p.dlog_decay) store_end(s.state, end_of_chunk(p, s.state, all.ends, at, chunk));
   }
 }
 
@@ -379,11 +289,14 @@ void key_segment(const LinearBackwardParams& p, const BackwardScan<Engine>& all,
   for (int64_t chunk = end; chunk-- > begin;) {
     const int64_t count = round_up(std::min(kChunk, at.sequence.N - chunk * kChunk), 32);
     if (p.causal) s.state.S.pack();
-    read_keys(p, all, at, chunk, s.k, s.v);
-    s.k.pack();
-    s.v.pack();
+    read_keys(p, at, chunk, s.k, s.v, *all.decay, all.finite);
+    const unsigned uses = p.causal ? kLeft | kRightT : kLeft;
+    s.k.pack(uses);
+    s.v.pack(uses);
     begin_dk_dv(p, all, count);
-    const double change = p.dlog_decay ? change_by_decay(p, all, at, chunk) : 0;
+    const double change =
+        p.dlog_decay ? change_by_decay(p, s.state, end_of_chunk(p, s.state, all.ends, at, chunk))
+                     : 0;
     if (p.causal) {
       if (p.log_decay.data) s.state.scale(all.decay->from_start[kChunk - 1]);
       for (int64_t g = 0; g < q_per_kv; ++g) {
@@ -402,9 +315,9 @@ double sum_key_segment(const LinearProblem& p, const BackwardScan<Engine>& all, 
   s.state.clear();
   const auto [begin, end] = at.range(at.sequence.N);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    read_keys(p, all, at, chunk, s.k, s.v);
-    s.k.pack();
-    s.v.pack();
+    read_keys(p, at, chunk, s.k, s.v, *all.decay, all.finite);
+    if (!p.log_decay.data) s.k.pack();
+    s.v.pack(kLeftT);
     advance_keys(p, all);
     if (p.log_decay.data) log_decay += all.decay->total;
   }
@@ -429,7 +342,7 @@ double sum_query_segment(const LinearBackwardParams& p, const BackwardScan<Engin
     }
     for (int64_t g = 0; g < q_per_kv; ++g) {
       read_queries(p, all, at, at.head * q_per_kv + g, chunk, s.d_o, s.q.width(), s.q.rows);
-      s.d_o.pack();
+      s.d_o.pack(kRight);
       advance_queries(p, all);
     }
   }
@@ -460,40 +373,6 @@ BackwardWorkspace<Engine> lay_out_backward(const LinearBackwardParams& p, int64_
   return w;
 }
 
-// One of the two scans over all segments. sum(all, at) sums the state of a segment, scan(all, at)
-// passes over it. The state before the first segment is `from`; that after the last one goes to
-// `to`, if it is not null.
-template <typename Engine, typename StateOf, typename Sum, typename Scan>
-void backward_scan(const LinearBackwardParams& p, const Workers& workers,
-                   const BackwardWorkspace<Engine>& w, Direction direction, const StateMemory& from,
-                   const StateMemory& to, StateOf&& state_of, Sum&& sum, Scan&& scan) {
-  const SegmentStates<Engine>& all = w.segments;
-  const bool transposed = direction == Direction::kForward;
-  const int64_t heads = p.B * p.H_kv;
-  if (all.states) {
-    for_each(workers, heads * all.segments, [&](int64_t worker, int64_t item) {
-      [[maybe_unused]] const typename Engine::Session session;
-      const BackwardScan<Engine>& s = w.scans[worker];
-      all.log_decay[item] = sum(s, segment_of(p, item, all.segments));
-      state_of(s).save(all.state(item));
-    });
-    for_each(workers, heads, [&](int64_t worker, int64_t head) {
-      const BackwardScan<Engine>& s = w.scans[worker];
-      read_state(p, from, head, transposed, state_of(s));
-      sum_segments(p, all, head, direction, state_of(s), s.sums);
-      if (to) write_state(p, state_of(s), transposed, head, to);
-    });
-  }
-  for_each(workers, heads * all.segments, [&](int64_t worker, int64_t item) {
-    [[maybe_unused]] const typename Engine::Session session;
-    const BackwardScan<Engine>& s = w.scans[worker];
-    all.states ? state_of(s).load(all.state(item))
-               : read_state(p, from, item, transposed, state_of(s));
-    scan(s, segment_of(p, item, all.segments));
-    if (to && !all.states) write_state(p, state_of(s), transposed, item, to);
-  });
-}
-
 // Returns false if the input contains values that the engine cannot represent; the output is then
 // invalid.
 template <typename Engine>
@@ -503,15 +382,15 @@ bool backward(const LinearBackwardParams& p, const Workers& workers, Arena arena
   const BackwardWorkspace<Engine> w = lay_out_backward<Engine>(p, workers.count, arena);
   *w.finite = true;
   if (p.dlog_decay) {
-    clear(static_cast<Real*>(p.dlog_decay), (p.cu_seqlens ? p.rows : p.B * p.N) * p.H_kv);
+    clear(static_cast<Real*>(p.dlog_decay), (p.cu_seqlens ? 1 : p.B) * stored_rows(p) * p.H_kv);
   }
-  backward_scan(
-      p, workers, w, Direction::kForward, p.initial, StateMemory{},
+  run_scan(
+      p, workers, w.segments, w.scans, {Direction::kForward, true}, p.initial, StateMemory{},
       [](const Scan& s) -> const State<Engine>& { return s.queries.state; },
       [&](const Scan& s, const Segment& at) { return sum_key_segment(p, s, at); },
       [&](const Scan& s, const Segment& at) { query_segment(p, s, at); });
-  backward_scan(
-      p, workers, w, Direction::kBackward, p.d_end, p.d_initial,
+  run_scan(
+      p, workers, w.segments, w.scans, {Direction::kBackward, false}, p.d_end, p.d_initial,
       [](const Scan& s) -> const State<Engine>& { return s.keys.state; },
       [&](const Scan& s, const Segment& at) { return sum_query_segment(p, s, at); },
       [&](const Scan& s, const Segment& at) { key_segment(p, s, at); });

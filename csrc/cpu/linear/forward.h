@@ -36,22 +36,6 @@ ForwardScan<Engine> make_forward_scan(const LinearProblem& p, Arena& arena, bool
   return s;
 }
 
-// Reads chunk `chunk` of the keys and values. kRightT of k is packed for `with_weights`.
-template <typename Engine>
-void read_keys(const LinearProblem& p, const ForwardScan<Engine>& s, const Segment& at,
-               int64_t chunk, bool with_weights) {
-  const Sequence& one = at.sequence;
-  const int64_t row = one.first + chunk * kChunk;
-  const auto sees = [&](int64_t r) { return one.sees(r); };
-  read_features<Engine>(p.feature_map, slice(p, p.k, one, at.head, one.N, p.D), row, sees,
-                        s.k.width(), s.k.rows, s.finite);
-  read_rows<Engine>(slice(p, p.v, one, at.head, one.N, p.D_v), row, sees, s.v.width(), s.v.rows,
-                    s.finite);
-  if (p.log_decay.data) read_decay(p, at, chunk, *s.decay);
-  if (with_weights) s.k.pack(kRightT);
-  s.v.pack();
-}
-
 // Adds the chunk that was read to the state. Scales the rows of k.
 template <typename Engine>
 void advance(const LinearProblem& p, const ForwardScan<Engine>& s) {
@@ -114,7 +98,8 @@ double sum_segment(const LinearProblem& p, const ForwardScan<Engine>& s, const S
   s.state.clear();
   const auto [begin, end] = at.range(at.sequence.N);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    read_keys(p, s, at, chunk, false);
+    read_keys(p, at, chunk, s.k, s.v, *s.decay, s.finite);
+    s.v.pack();
     advance(p, s);
     if (p.log_decay.data) log_decay += s.decay->total;
   }
@@ -130,7 +115,9 @@ void forward_segment(const LinearForwardParams& p, const ForwardScan<Engine>& s,
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     if (p.causal) {
       s.state.S.pack();
-      read_keys(p, s, at, chunk, true);
+      read_keys(p, at, chunk, s.k, s.v, *s.decay, s.finite);
+      s.k.pack(kRightT);
+      s.v.pack();
     }
     for (int64_t g = 0; g < q_per_kv; ++g) write_outputs(p, s, at, at.head * q_per_kv + g, chunk);
     if (p.causal) advance(p, s);
@@ -163,30 +150,13 @@ ForwardWorkspace<Engine> lay_out_forward(const LinearForwardParams& p, int64_t w
 template <typename Engine>
 bool forward(const LinearForwardParams& p, const Workers& workers, Arena arena) {
   const ForwardWorkspace<Engine> w = lay_out_forward<Engine>(p, workers.count, arena);
-  const SegmentStates<Engine>& all = w.segments;
-  const int64_t heads = p.B * p.H_kv;
+  using Scan = ForwardScan<Engine>;
   *w.finite = true;
-  const auto at = [&](int64_t item) { return segment_of(p, item, all.segments); };
-  if (all.states) {
-    for_each(workers, heads * all.segments, [&](int64_t worker, int64_t item) {
-      [[maybe_unused]] const typename Engine::Session session;
-      all.log_decay[item] = sum_segment(p, w.scans[worker], at(item));
-      w.scans[worker].state.save(all.state(item));
-    });
-    for_each(workers, heads, [&](int64_t worker, int64_t head) {
-      const ForwardScan<Engine>& s = w.scans[worker];
-      read_state(p, p.initial, head, false, s.state);
-      sum_segments(p, all, head, Direction::kForward, s.state, s.sums);
-      write_state(p, s.state, false, head, p.end);
-    });
-  }
-  for_each(workers, heads * all.segments, [&](int64_t worker, int64_t item) {
-    [[maybe_unused]] const typename Engine::Session session;
-    const ForwardScan<Engine>& s = w.scans[worker];
-    all.states ? s.state.load(all.state(item)) : read_state(p, p.initial, item, false, s.state);
-    forward_segment(p, s, at(item));
-    if (!all.states) write_state(p, s.state, false, item, p.end);
-  });
+  run_scan(
+      p, workers, w.segments, w.scans, {Direction::kForward, false}, p.initial, p.end,
+      [](const Scan& s) -> const State<Engine>& { return s.state; },
+      [&](const Scan& s, const Segment& at) { return sum_segment(p, s, at); },
+      [&](const Scan& s, const Segment& at) { forward_segment(p, s, at); });
   clear_padding(p, p.o, p.H_q, p.D_v);
   return *w.finite;
 }

@@ -1,4 +1,4 @@
-// What the scans over chunks share: sequences, segments, operands, reading and writing of rows.
+// Parts shared by the scans over chunks: sequences, segments, operands, reading of rows.
 //
 // A head is a key head of one sequence with the query heads that share it. A scan passes over the
 // chunks of a head with a state that stays in the cache. Where heads are too few for the workers, a
@@ -114,11 +114,6 @@ void multiply(int64_t rows, int64_t columns, std::initializer_list<typename Engi
                                        c, ldc, mode);
 }
 
-template <typename Real>
-void clear(Real* x, int64_t count) {
-  for (int64_t n = 0; n < count; ++n) x[n] = Real{0};
-}
-
 // State and sum of features of a scan.
 template <typename Engine>
 struct State {
@@ -165,7 +160,7 @@ StateStrides strides_of(const State<Engine>& state, bool transposed) {
   return transposed ? StateStrides{1, state.S.width()} : StateStrides{state.S.width(), 1};
 }
 
-// The state of head `head` of sequence `number`, or zeros.
+// State `index` of (B, H_kv), or zeros.
 template <typename Engine>
 void read_state(const LinearProblem& p, const StateMemory& from, int64_t index, bool transposed,
                 const State<Engine>& to) {
@@ -232,6 +227,20 @@ void read_decay(const LinearProblem& p, const Segment& at, int64_t chunk, ChunkD
              [&](int64_t i) { return one.sees(row + i); });
 }
 
+// Reads chunk `chunk` of keys, values and decays; the blocks are not packed.
+template <typename Engine>
+void read_keys(const LinearProblem& p, const Segment& at, int64_t chunk, const Block<Engine>& k,
+               const Block<Engine>& v, ChunkDecay<typename Engine::Real>& decay, bool* finite) {
+  const Sequence& one = at.sequence;
+  const int64_t row = one.first + chunk * kChunk;
+  const auto sees = [&](int64_t r) { return one.sees(r); };
+  read_features<Engine>(p.feature_map, slice(p, p.k, one, at.head, one.N, p.D), row, sees,
+                        k.width(), k.rows, finite);
+  read_rows<Engine>(slice(p, p.v, one, at.head, one.N, p.D_v), row, sees, v.width(), v.rows,
+                    finite);
+  if (p.log_decay.data) read_decay(p, at, chunk, decay);
+}
+
 // Multiplies rows by factors.
 template <typename Real>
 void scale_rows(const Real* factors, int64_t padded, Real* rows) {
@@ -259,8 +268,9 @@ TK_INLINE int64_t stored_rows(const LinearProblem& p) { return p.cu_seqlens ? p.
 // Zeroes the rows after the last packed sequence.
 TK_INLINE void clear_padding(const LinearProblem& p, const Strided& x, int64_t heads,
                              int64_t width) {
+  if (!p.cu_seqlens) return;
   constexpr double kZero[kChunk] = {};
-  for (int64_t r = p.cu_seqlens ? p.cu_seqlens[p.B] : 0; p.cu_seqlens && r < p.rows; ++r) {
+  for (int64_t r = p.cu_seqlens[p.B]; r < p.rows; ++r) {
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t c = 0; c < width; c += kChunk) {
         write_row(kZero, std::min(kChunk, width - c), 1.0, p.dtype, x.data,

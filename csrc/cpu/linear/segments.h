@@ -58,4 +58,42 @@ void sum_segments(const LinearProblem& p, const SegmentStates<Engine>& all, int6
   state.load(scratch);
 }
 
+struct Order {
+  Direction direction;
+  bool transposed;  // the state of the scan is the transpose of S
+};
+
+// Runs a scan over all segments of all heads. state_of(scan) is the state of a worker's scan,
+// sum(scan, at) sums it over a segment and returns the log-decay, pass(scan, at) passes over a
+// segment. The state before the first segment is `from`; that after the last one goes to `to`, if
+// it is not null.
+template <typename Engine, typename Scan, typename StateOf, typename Sum, typename Pass>
+void run_scan(const LinearProblem& p, const Workers& workers, const SegmentStates<Engine>& all,
+              const Scan* scans, Order order, const StateMemory& from, const StateMemory& to,
+              StateOf&& state_of, Sum&& sum, Pass&& pass) {
+  const int64_t heads = p.B * p.H_kv;
+  if (all.states) {
+    for_each(workers, heads * all.segments, [&](int64_t worker, int64_t item) {
+      [[maybe_unused]] const typename Engine::Session session;
+      const Scan& scan = scans[worker];
+      all.log_decay[item] = sum(scan, segment_of(p, item, all.segments));
+      state_of(scan).save(all.state(item));
+    });
+    for_each(workers, heads, [&](int64_t worker, int64_t head) {
+      const Scan& scan = scans[worker];
+      read_state(p, from, head, order.transposed, state_of(scan));
+      sum_segments(p, all, head, order.direction, state_of(scan), scan.sums);
+      if (to) write_state(p, state_of(scan), order.transposed, head, to);
+    });
+  }
+  for_each(workers, heads * all.segments, [&](int64_t worker, int64_t item) {
+    [[maybe_unused]] const typename Engine::Session session;
+    const Scan& scan = scans[worker];
+    all.states ? state_of(scan).load(all.state(item))
+               : read_state(p, from, item, order.transposed, state_of(scan));
+    pass(scan, segment_of(p, item, all.segments));
+    if (to && !all.states) write_state(p, state_of(scan), order.transposed, item, to);
+  });
+}
+
 }  // namespace tk::cpu::TK_ISA

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor
 
 from transformer_kernels.backends.base import Gradients
 from transformer_kernels.backends.native import direct, extension
 from transformer_kernels.backends.native.base import NativeBackend
 from transformer_kernels.problem import Problem, Saved
+
+
+def reasons_against(device: torch.device) -> list[str]:
+    """Returns the reasons why no kernel of csrc/cpu runs on the device's tensors."""
+    reasons = []
+    if device.type != "cpu":
+        reasons.append(f"the tensors are on {device}; the cpu backend needs CPU tensors")
+    unavailable = extension.unavailable_reason()
+    if unavailable is not None:
+        reasons.append(unavailable)
+    return reasons
 
 
 class CpuBackend(NativeBackend):
@@ -21,14 +33,7 @@ class CpuBackend(NativeBackend):
         return extension.unavailable_reason()
 
     def unsupported_reasons(self, problem: Problem) -> list[str]:
-        reasons = []
-        device = problem.shape.device
-        if device.type != "cpu":
-            reasons.append(f"the tensors are on {device}; the cpu backend needs CPU tensors")
-        unavailable = self.unavailable_reason()
-        if unavailable is not None:
-            reasons.append(unavailable)
-        return reasons
+        return reasons_against(problem.shape.device)
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         accumulate = str(problem.shape.accumulate_dtype).removeprefix("torch.")
