@@ -5,7 +5,9 @@ checks.py        validation
 feature_maps.py  feature maps by name
 reference.py     the chunked form in plain torch, which torch differentiates
 operators.py     fake implementations of the operators
-backends.py      the backends
+base.py          interface of a backend
+native.py        the cpu backend
+backends.py      the reference backend, and all backends in order
 autograd.py      gradients
 run.py           choice of the backend
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import savable
 from transformer_kernels.dispatch.autograd import distinct_objects, is_transformed
-from transformer_kernels.linear.backends import Backend, LinearBackend, ReferenceLinear
+from transformer_kernels.linear.backends import Backend, ReferenceLinear
+from transformer_kernels.linear.base import LinearBackend
 from transformer_kernels.linear.reference import reference_linear_attention
 from transformer_kernels.linear.types import (
     DIFFERENTIABLE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,3 +114,10 @@ class Gradients(NamedTuple):
     log_decay: Tensor | None
     S: Tensor | None
     z: Tensor | None
+
+    @classmethod
+    def of(cls, outputs: Sequence[Tensor], x: Inputs, *, log_decay_needs_grad: bool) -> Gradients:
+        """The outputs of a backward operator; those that are not wanted become None."""
+        wanted = (log_decay_needs_grad, x.S is not None, x.z is not None)
+        optional = zip(outputs[3:], wanted, strict=True)
+        return cls(*outputs[:3], *(g if wants else None for g, wants in optional))
