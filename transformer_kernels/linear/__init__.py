@@ -6,7 +6,7 @@ feature_maps.py  feature maps by name
 reference.py     the chunked form in plain torch, which torch differentiates
 operators.py     fake implementations of the operators
 base.py          interface of a backend
-native.py        the cpu backend
+cpu.py           the cpu backend
 backends.py      the reference backend, and all backends in order
 autograd.py      gradients
 run.py           choice of the backend

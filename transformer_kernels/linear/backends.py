@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from transformer_kernels.linear.base import overwrite_state
-from transformer_kernels.linear.native import CpuLinear
+from transformer_kernels.linear.cpu import CpuLinear
 from transformer_kernels.linear.reference import reference_linear_attention
 from transformer_kernels.linear.types import Inputs, LinearProblem, Options
 

@@ -16,10 +16,6 @@ from transformer_kernels.linear.types import (
     Saved,
 )
 
-MOST_STEPS = 32
-"""Longest call of `steps` that the recurrence computes. Chunks are faster for more tokens: at
-(1, 8, S, 64), float32, two cores with AVX-512, 32 take as long and 64 take 0.78 of the time."""
-
 StateGradient = tuple[Tensor | None, Tensor | None]
 """Gradients of the final state; None is zero."""
 

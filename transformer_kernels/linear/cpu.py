@@ -8,7 +8,7 @@ from torch import Tensor
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cpu import reasons_against
 from transformer_kernels.linear import operators
-from transformer_kernels.linear.base import MOST_STEPS, StateGradient, overwrite_state
+from transformer_kernels.linear.base import StateGradient, overwrite_state
 from transformer_kernels.linear.types import (
     Gradients,
     Inputs,
@@ -21,6 +21,10 @@ from transformer_kernels.linear.types import (
 
 if extension.unavailable_reason() is None:
     operators.register_fakes("transformer_kernels")
+
+MOST_STEPS = 32
+"""Longest call of `steps` that the recurrence computes. Chunks are faster for more tokens: at
+(1, 8, S, 64), float32, two cores with AVX-512, 32 take as long and 64 take 0.78 of the time."""
 
 
 class CpuLinear:
