@@ -15,6 +15,7 @@ from benchmarks.cases.attention import case_id
 from benchmarks.cases.gpu import ceiling_cases, decode_cases, grid_cases, masked_cases
 from benchmarks.runner.caches import CacheContenders
 from benchmarks.runner.gpu_check import Trial, try_out
+from benchmarks.runner.gpu_linear import LinearContenders, fla, linear_cases, ours
 from benchmarks.runner.measure import Contender, measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.smoke_test import failure_reasons
@@ -180,6 +181,39 @@ def test_decode(
     recorder.skipped += [f"{case_id(case)}: {name}: {skipped[name]}" for name in skipped]
     contenders += [caches.copy(), *caches.ours("cuda_sm80", "cuda")]
     measure(benchmark, recorder, suite="gpu", contenders=contenders, budget=budget)
+
+
+@pytest.fixture(scope="module")
+def linear(
+    request: pytest.FixtureRequest, recorder: Recorder, time_left: Callable[[], float]
+) -> LinearContenders:
+    if time_left() < ONE_CASE:
+        pytest.skip("the suite's time limit is used up")
+    case: Case = request.param
+    found = LinearContenders(case.to(DEVICE))
+    found.add("triton", lambda: ours(case, "triton"))
+    found.add("chunks", lambda: ours(case, "reference"))
+    found.add("fla", lambda: fla(case))
+    recorder.skipped += [f"{case_id(case)}: {name}: {why}" for name, why in found.skipped.items()]
+    return found
+
+
+@pytest.mark.parametrize(
+    "linear", linear_cases(), ids=lambda case: f"{case_id(case)}-D{case.D}", indirect=True
+)
+@both_directions
+def test_linear(
+    benchmark: BenchmarkFixture,
+    recorder: Recorder,
+    budget: Budget,
+    linear: LinearContenders,
+    direction: Direction,
+) -> None:
+    """Linear attention, and causal attention of the same sizes."""
+    measure(
+        benchmark, recorder, suite="gpu", contenders=linear.contenders(direction), budget=budget
+    )
+    assert "triton" not in linear.skipped, linear.skipped["triton"]
 
 
 @pytest.fixture(scope="module")

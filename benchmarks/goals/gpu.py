@@ -56,6 +56,18 @@ def _mask(ours: str, mask: str, *, most: float) -> Iterator[Goal]:
         )
 
 
+def _linear(direction: Direction, *, least: float) -> Goal:
+    """Linear attention without a denominator: the kernel of flash-linear-attention alone."""
+    return Goal(
+        name=f"linear attention, {_TITLES[direction]}: fla / triton, mean",
+        over={"variant": "fla"},
+        under={"variant": "triton"},
+        where={"case": "linear: sums", "direction": direction},
+        least=least,
+        by="mean",
+    )
+
+
 def _decode(cache: str, *, least: float) -> Goal:
     """Fraction of the bandwidth of a copy that moves as many bytes as decoding reads."""
     return Goal(
@@ -90,6 +102,7 @@ GPU_GOALS: tuple[Goal, ...] = (
         for mask in ("half padding", "window of S/8", "25% of blocks")
         for goal in _mask(ours, mask, most=most)
     ),
+    *(_linear(direction, least=1.0) for direction in _TITLES),
     *(_decode(cache, least=0.8) for cache in ("in order", "pages of 64", "pages of 16")),
 )
 """Means are geometric, over shapes and masks."""

@@ -21,6 +21,7 @@ from tests.support.linear import (
     linear_by_backend,
     linear_expected,
     linear_inputs,
+    widest,
 )
 from tests.support.operators import operators_run_by
 from tests.support.threads import threads
@@ -94,8 +95,9 @@ def test_a_callable_feature_map_runs_before_the_kernels(backend: str) -> None:
 @every_backend
 @pytest.mark.parametrize("cut", [1, 64, 90])
 def test_a_state_continues_a_sequence(cut: int, backend: str) -> None:
-    q, k, v = qkv(131, dtype=torch.float64)
-    decay = -torch.rand(2, 2, 131, dtype=torch.float64)
+    dtype = widest(backend)
+    q, k, v = qkv(131, dtype=dtype)
+    decay = -torch.rand(2, 2, 131, dtype=dtype)
     whole, end = tk.linear_attention(q, k, v, log_decay=decay, return_state=True, backend=backend)
     state, parts = None, []
     for rows in (slice(0, cut), slice(cut, 131)):
@@ -110,7 +112,7 @@ def test_a_state_continues_a_sequence(cut: int, backend: str) -> None:
 
 @every_backend
 def test_gradients_flow_through_the_state(backend: str) -> None:
-    q, k, v = qkv(100, dtype=torch.float64, requires_grad=True)
+    q, k, v = qkv(100, dtype=widest(backend), requires_grad=True)
 
     def in_two_parts() -> Tensor:
         first, second = ([x[:, :, rows] for x in (q, k, v)] for rows in (slice(40), slice(40, 100)))
@@ -118,7 +120,7 @@ def test_gradients_flow_through_the_state(backend: str) -> None:
         rest = tk.linear_attention(*second, initial_state=state, backend=backend)
         return torch.cat([o, rest], dim=2)
 
-    do = torch.randn(2, 2, 100, 8, dtype=torch.float64)
+    do = torch.randn(2, 2, 100, 8, dtype=q.dtype)
     whole = tk.linear_attention(q, k, v, backend=backend)
     torch.testing.assert_close(
         torch.autograd.grad(in_two_parts(), (q, k, v), do),
@@ -179,9 +181,9 @@ def test_large_features_of_elu(backend: str) -> None:
 
 @every_backend
 def test_growth_and_extreme_decay(backend: str) -> None:
-    q, k, v = qkv(6, dtype=torch.float64)
+    q, k, v = qkv(6, dtype=widest(backend))
     for step in (0.5, -1e4, -math.inf, 0.0):
-        decay = torch.tensor([0.1, step], dtype=torch.float64)
+        decay = torch.tensor([0.1, step], dtype=q.dtype)
         o = tk.linear_attention(q, k, v, log_decay=decay, backend=backend)
         if step < -1e3:  # each token sees itself alone
             phi = torch.nn.functional.elu(q[:, 1]) + 1, torch.nn.functional.elu(k[:, 1]) + 1
@@ -189,6 +191,18 @@ def test_growth_and_extreme_decay(backend: str) -> None:
             torch.testing.assert_close(o[:, 1], v[:, 1] * weight / (weight + 1e-6))
         expected = tk.linear_attention(q, k, v, log_decay=decay, backend="reference")
         torch.testing.assert_close(o, expected)
+
+
+@every_backend
+def test_a_decay_that_clears_the_state_has_no_gradient(backend: str) -> None:
+    q, k, v = qkv(70)
+    decay = torch.full((2, 2, 70), -0.1)
+    decay[:, :, 3], decay[:, :, 40] = -math.inf, -300.0
+    decay.requires_grad_()
+    o = tk.linear_attention(q, k, v, log_decay=decay, backend=backend)
+    (gradient,) = torch.autograd.grad(o.sin().sum(), decay)
+    assert not gradient[:, :, [3, 40]].any()
+    assert gradient[:, :, 41:].all()
 
 
 @every_backend
@@ -254,7 +268,7 @@ def test_memory_does_not_grow_with_the_state_of_every_token() -> None:
         ({"initial_state": 3}, "initial_state must be a LinearState"),
         ({"initial_state": (torch.zeros(2, 2, 8, 7), ZEROS)}, "initial_state.S must"),
         ({"initial_state": (torch.zeros(2, 2, 8, 8), ZEROS[0])}, "initial_state.z must be"),
-        ({"backend": "triton"}, "backend must be one of 'auto', 'cpu', 'reference'"),
+        ({"backend": "fast"}, "backend must be one of 'auto', 'cpu'.*, 'reference'"),
     ],
 )  # fmt: skip
 def test_errors(change: dict[str, Any], message: str) -> None:

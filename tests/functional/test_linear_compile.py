@@ -11,12 +11,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
-from tests.support.linear import LINEAR_NAMES
+from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS
 
 attend: Any = tk.linear_attention
 decode: Any = tk.linear_attention_decode
 attend_varlen: Any = tk.linear_attention_varlen
 
+PREFIXES = {"cpu": "", "triton": "triton_"}
+"""Prefixes of the operators' names"""
+OPERATORS = [
+    (backend, dtype)
+    for backend, dtype in LINEAR_WAYS
+    if backend in PREFIXES and dtype in (torch.float64, torch.bfloat16)
+]
 every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
 
 
@@ -117,30 +124,31 @@ def test_export(strict: bool) -> None:
     assert any("linear_forward" in name for name in names)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_opcheck(dtype: torch.dtype) -> None:
-    operators = torch.ops.transformer_kernels
+@pytest.mark.parametrize(("backend", "dtype"), OPERATORS)
+def test_opcheck(backend: str, dtype: torch.dtype) -> None:
+    forward, backward, steps = (
+        getattr(torch.ops.transformer_kernels, f"{PREFIXES[backend]}linear_{name}").default
+        for name in ("forward", "backward", "steps")
+    )
     q, k, v = (t.detach() for t in qkv(dtype=dtype))
     real = torch.float64 if dtype == torch.float64 else torch.float32
     S, z = (t.to(real) for t in state())
     decay = torch.full((2, 2, 70), -0.1, dtype=real)
     tests = ("test_schema", "test_faketensor")
     arguments = (q, k, v, decay, S, z, None, None, torch.tensor([50, 70]), 0, True, True, 1e-6)
-    torch.library.opcheck(operators.linear_forward.default, arguments, test_utils=tests)
-    o, normalizer, *end = operators.linear_forward(*arguments)
-    backward = (torch.randn_like(o), *end, o, normalizer, *arguments)
+    torch.library.opcheck(forward, arguments, test_utils=tests)
+    o, normalizer, *end = forward(*arguments)
+    saved = (torch.randn_like(o), *end, o, normalizer, *arguments)
     for wanted in (True, False):
-        torch.library.opcheck(
-            operators.linear_backward.default, (*backward, wanted), test_utils=tests
-        )
+        torch.library.opcheck(backward, (*saved, wanted), test_utils=tests)
     plain = (q, k, v, *(None,) * 6, 2, False, False, 1e-6)
-    torch.library.opcheck(operators.linear_forward.default, plain, test_utils=tests)
+    torch.library.opcheck(forward, plain, test_utils=tests)
     packed = [x[0].transpose(0, 1)[None].transpose(1, 2) for x in (q, k, v)]
     cu_seqlens = torch.tensor([0, 30, 65], dtype=torch.int32)
     varlen = (*packed, None, None, None, cu_seqlens, None, None, 0, True, True, 1e-6)
-    torch.library.opcheck(operators.linear_forward.default, varlen, test_utils=tests)
-    steps = (q[:, :, :1], k[:, :, :1], v[:, :, :1], None, S, z, 0, True, 1e-6)
-    torch.library.opcheck(operators.linear_steps.default, steps, test_utils=tests)
+    torch.library.opcheck(forward, varlen, test_utils=tests)
+    token = (q[:, :, :1], k[:, :, :1], v[:, :, :1], None, S, z, 0, True, 1e-6)
+    torch.library.opcheck(steps, token, test_utils=tests)
 
 
 @every_backend

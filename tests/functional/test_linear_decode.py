@@ -12,6 +12,7 @@ import transformer_kernels as tk
 from tests.support.backends import DTYPES
 from tests.support.isas import forced_isa
 from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS
+from tests.support.tiers import in_turns
 from transformer_kernels import _C
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
@@ -90,12 +91,9 @@ def _of_rounded_operands(x: list[Tensor], rest: dict[str, Any]) -> Tensor:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("size", [1, 32, 33])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("backend", "dtype"), LINEAR_WAYS)
-def test_continues_a_sequence(
-    backend: str, dtype: torch.dtype, options: dict[str, Any], size: int
-) -> None:
-    assert_continues(backend, dtype, options, size)
+@pytest.mark.parametrize(("options", "backend", "dtype"), in_turns(OPTIONS, LINEAR_WAYS))
+def test_continues_a_sequence(options: str, backend: str, dtype: torch.dtype, size: int) -> None:
+    assert_continues(backend, dtype, OPTIONS[options], size)
 
 
 @pytest.mark.usefixtures("poisoned")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS
+from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, widest
 from tests.support.threads import threads
+from tests.support.tiers import in_turns
 from transformer_kernels.problem.types import accumulate_dtype
 
 attend: Any = tk.linear_attention
@@ -75,12 +76,9 @@ def gradients(x: dict[str, Tensor], outputs: tuple[Tensor, ...]) -> tuple[Tensor
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("backend", "dtype"), LINEAR_WAYS)
-def test_equals_each_sequence_alone(
-    backend: str, dtype: torch.dtype, options: dict[str, Any]
-) -> None:
-    rest = dict(options)
+@pytest.mark.parametrize(("options", "backend", "dtype"), in_turns(OPTIONS, LINEAR_WAYS))
+def test_equals_each_sequence_alone(options: str, backend: str, dtype: torch.dtype) -> None:
+    rest = dict(OPTIONS[options])
     x = packed(dtype, rest.pop("decay", ""), state=rest.pop("state", False))
     state = tk.LinearState(x["S"], x["z"]) if "S" in x else None
     o, end = attend_varlen(
@@ -98,14 +96,16 @@ def test_equals_each_sequence_alone(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_few_long_sequences_are_cut_into_segments(count: int) -> None:
-    x = [torch.randn(2300, 1, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+@pytest.mark.parametrize("backend", LINEAR_NAMES)
+def test_few_long_sequences_are_cut_into_segments(backend: str, count: int) -> None:
+    dtype = widest(backend)
+    x = [torch.randn(2300, 1, 4, dtype=dtype, requires_grad=True) for _ in range(3)]
     cu_seqlens = torch.tensor([0, 1200, 2300])
-    decay = torch.tensor([-0.01], dtype=torch.float64, requires_grad=True)
+    decay = torch.tensor([-0.01], dtype=dtype, requires_grad=True)
     with threads(count):
         results = []
-        for backend in LINEAR_NAMES:
-            o = attend_varlen(*x, cu_seqlens, log_decay=decay, backend=backend)
+        for name in (backend, "reference"):
+            o = attend_varlen(*x, cu_seqlens, log_decay=decay, backend=name)
             results.append((o, *torch.autograd.grad(o.sin().sum(), [*x, decay])))
     torch.testing.assert_close(results[0], results[1])
 

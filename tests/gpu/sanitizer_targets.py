@@ -10,6 +10,7 @@ import torch
 from tests.support.cases import CASES, inputs
 from tests.support.decode_cases import DECODE_CASES, by_decoding, decode_inputs
 from tests.support.evaluate import by_backend
+from tests.support.linear import LINEAR_CASES, linear_by_backend, linear_inputs
 from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 BACKENDS = ("cuda", "triton")
@@ -28,6 +29,8 @@ ATTENTION_TARGETS = (
 """Names of cases that together cover every kind of memory access: masks, bias, dropout, strides."""
 DECODE_TARGETS = ("long", "pages-of-24", "pages-group-8-queries-17", "relative-everything")
 """Likewise, names of decoding cases."""
+LINEAR_TARGETS = ("gqa", "range", "all-lengths", "not-normalized")
+"""Likewise, names of cases of linear attention."""
 
 
 def main() -> None:
@@ -40,6 +43,13 @@ def main() -> None:
                 by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran {case.name}", flush=True)
+        if backend == "triton":
+            for linear in LINEAR_CASES:
+                if linear.name in LINEAR_TARGETS:
+                    x = linear_inputs(linear, torch.bfloat16)
+                    linear_by_backend(linear, x, backend, "cuda")
+                    torch.cuda.synchronize()
+                    print(f"{backend} ran linear attention, {linear.name}", flush=True)
         if backend == "cuda":
             for cached in DECODE_CASES:
                 if cached.name in DECODE_TARGETS:

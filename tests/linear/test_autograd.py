@@ -12,10 +12,10 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.functional import hvp
 
 import transformer_kernels as tk
-from tests.support.linear import LINEAR_NAMES
+from tests.support.linear import LINEAR_FLOAT64, LINEAR_NAMES, widest
 
 every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
-DOUBLE: dict[str, Any] = {"dtype": torch.float64, "requires_grad": True}
+with_float64 = pytest.mark.parametrize("backend", LINEAR_FLOAT64)
 OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {},
     "all": {"causal": False},
@@ -25,13 +25,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors(N: int = 5) -> list[Tensor]:
+def tensors(N: int = 5, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """q, k, v, log_decay, S and z."""
-    q, k, v = (torch.randn(1, heads, N, 3, **DOUBLE) for heads in (2, 1, 1))
-    decay = (-torch.rand(1, 1, N, dtype=torch.float64)).requires_grad_()
-    S = torch.randn(1, 1, 3, 3, **DOUBLE)
-    z = (torch.rand(1, 1, 3, dtype=torch.float64) + 1).requires_grad_()
-    return [q, k, v, decay, S, z]
+    q, k, v = (torch.randn(1, heads, N, 3, dtype=dtype) for heads in (2, 1, 1))
+    decay = -torch.rand(1, 1, N, dtype=dtype)
+    S = torch.randn(1, 1, 3, 3, dtype=dtype)
+    z = torch.rand(1, 1, 3, dtype=dtype) + 1
+    return [x.requires_grad_() for x in (q, k, v, decay, S, z)]
 
 
 def call(backend: str, options: dict[str, Any]) -> Callable[..., Any]:
@@ -51,26 +51,26 @@ def inputs(options: dict[str, Any]) -> list[Tensor]:
     return x
 
 
-@every_backend
+@with_float64
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradcheck(options: dict[str, Any], backend: str) -> None:
     assert gradcheck(call(backend, options), inputs(options), check_forward_ad=True)
 
 
-@every_backend
+@with_float64
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradgradcheck(options: dict[str, Any], backend: str) -> None:
     assert gradgradcheck(call(backend, options), inputs(options))
 
 
-@every_backend
+@with_float64
 def test_gradcheck_over_chunks(backend: str) -> None:
     assert gradcheck(call(backend, {}), tensors(67), fast_mode=True)
 
 
 @every_backend
 def test_same_tensor_as_query_key_and_value(backend: str) -> None:
-    x = torch.randn(1, 2, 70, 4, **DOUBLE)
+    x = torch.randn(1, 2, 70, 4, dtype=widest(backend), requires_grad=True)
     separate = [x.detach().clone().requires_grad_() for _ in range(3)]
     (together,) = torch.autograd.grad(
         tk.linear_attention(x, x, x, backend=backend).sin().sum(), x, create_graph=True
@@ -87,7 +87,7 @@ def test_same_tensor_as_query_key_and_value(backend: str) -> None:
 @pytest.mark.parametrize("output", range(3))
 def test_gradient_of_one_output(output: int, backend: str) -> None:
     """The cotangents of the others are None, which counts as zero."""
-    x = tensors(70)
+    x = tensors(70, widest(backend))
     got = torch.autograd.grad(
         call(backend, {})(*x)[output].cos().sum(), x, allow_unused=True, materialize_grads=True
     )
@@ -100,7 +100,7 @@ def test_gradient_of_one_output(output: int, backend: str) -> None:
 @every_backend
 @pytest.mark.parametrize("only", range(6))
 def test_gradient_of_one_input(only: int, backend: str) -> None:
-    x = [t.detach().requires_grad_(n == only) for n, t in enumerate(tensors(70))]
+    x = [t.detach().requires_grad_(n == only) for n, t in enumerate(tensors(70, widest(backend)))]
     o, *_ = call(backend, {})(*x)
     (got,) = torch.autograd.grad(o.cos().sum(), x[only])
     o, *_ = call("reference", {})(*x)
@@ -130,22 +130,24 @@ def test_a_decay_without_gradient_stores_no_states() -> None:
 
 @every_backend
 def test_forward_mode(backend: str) -> None:
-    x = [t.detach() for t in tensors()]
+    x = [t.detach() for t in tensors(dtype=widest(backend))]
     tangents = [torch.randn_like(t) for t in x]
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(t, s) for t, s in zip(x, tangents, strict=True)]
         got = forward_ad.unpack_dual(call(backend, {})(*duals)[0]).tangent
     small = 1e-6
+    pairs = [(t.double(), s.double()) for t, s in zip(x, tangents, strict=True)]
     ahead, behind = (
-        call("reference", {})(*(t + sign * small * s for t, s in zip(x, tangents, strict=True)))[0]
-        for sign in (1, -1)
+        call("reference", {})(*(t + sign * small * s for t, s in pairs))[0] for sign in (1, -1)
     )
-    torch.testing.assert_close(got, (ahead - behind) / (2 * small), rtol=1e-5, atol=1e-7)
+    expected = ((ahead - behind) / (2 * small)).to(got.dtype)
+    atol = 1e-7 if got.dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=atol)
 
 
 @every_backend
 def test_hessian_vector_product(backend: str) -> None:
-    q, k, v = (torch.randn(1, 1, 5, 3, dtype=torch.float64) for _ in range(3))
+    q, k, v = (torch.randn(1, 1, 5, 3, dtype=widest(backend)) for _ in range(3))
     vectors = tuple(torch.randn_like(q) for _ in range(3))
 
     def loss_of(name: str) -> Callable[..., Tensor]:

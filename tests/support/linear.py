@@ -11,14 +11,21 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import DTYPES
+from tests.support.backends import NAMES, dtypes_of
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 from transformer_kernels.problem.types import accumulate_dtype
 
-LINEAR_NAMES = tuple(backend.name for backend in LINEAR_BACKENDS)
-LINEAR_WAYS = tuple((name, dtype) for name in LINEAR_NAMES for dtype in DTYPES)
+LINEAR_NAMES = tuple(backend.name for backend in LINEAR_BACKENDS if backend.name in NAMES)
+"""Backends of linear attention that run on CPU tensors."""
+LINEAR_WAYS = tuple((name, dtype) for name in LINEAR_NAMES for dtype in dtypes_of(name))
+LINEAR_FLOAT64 = tuple(name for name, dtype in LINEAR_WAYS if dtype == torch.float64)
+
+
+def widest(backend: str) -> torch.dtype:
+    """Returns float64, or float32 for a backend without it."""
+    return dtypes_of(backend)[0]
 
 
 @dataclass(frozen=True)
@@ -50,13 +57,14 @@ class LinearCase:
     def queries(self) -> int:
         return self.N if self.causal else self.M or self.N
 
-    def mask(self) -> tk.Mask | None:
+    def mask(self, device: str = "cpu") -> tk.Mask | None:
         if not self.keys:
             return None
-        end = torch.arange(self.B) * 29 + self.N // 2
+        entry = torch.arange(self.B, device=device)
+        end = entry * 29 + self.N // 2
         if self.keys == "padding":
             return tk.Mask.padding(end)
-        return tk.Mask.key_range(torch.arange(self.B) * 11 - 3, end)
+        return tk.Mask.key_range(entry * 11 - 3, end)
 
     def visible(self) -> Tensor:
         """Visible keys (B, N)."""
@@ -79,6 +87,7 @@ LINEAR_CASES = (
     LinearCase("chunk", N=64, D=16, D_v=16),
     LinearCase("chunk-and-one", N=65, D=17, D_v=5),
     LinearCase("chunks", N=200, D=33, D_v=40),
+    LinearCase("full-width", N=90, D=64, D_v=32, keys="range", decay="token", state=True),
     LinearCase("one-token", N=1, D=1, D_v=1),
     LinearCase("no-tokens", N=0, state=True),
     LinearCase("no-batch", B=0),
@@ -124,8 +133,9 @@ class LinearInputs(NamedTuple):
     def differentiable(self) -> dict[str, Tensor]:
         return {n: x for n, x in self._asdict().items() if x is not None and n[0] != "d"}
 
-    def to(self, dtype: torch.dtype) -> LinearInputs:
-        return LinearInputs._make(None if x is None else _leaf(x.detach().to(dtype)) for x in self)
+    def to(self, to: torch.dtype | str) -> LinearInputs:
+        """Returns leaves in another dtype, or on another device."""
+        return LinearInputs._make(None if x is None else _leaf(x.detach().to(to)) for x in self)
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -172,14 +182,17 @@ def linear_inputs(case: LinearCase, dtype: torch.dtype) -> LinearInputs:
 Outputs = dict[str, Tensor]
 
 
-def linear_by_backend(case: LinearCase, x: LinearInputs, backend: str) -> Outputs:
-    """Results and gradients of `linear_attention`, by name."""
+def linear_by_backend(
+    case: LinearCase, x: LinearInputs, backend: str, device: str = "cpu"
+) -> Outputs:
+    """Results and gradients of `linear_attention` on a device, by name, on the CPU."""
+    x = x if device == "cpu" else x.to(device)
     state = None if x.S is None or x.z is None else tk.LinearState(x.S, x.z)
     o, end = tk.linear_attention(
-        x.q, x.k, x.v, mask=case.mask(), log_decay=x.log_decay, initial_state=state,
+        x.q, x.k, x.v, mask=case.mask(device), log_decay=x.log_decay, initial_state=state,
         return_state=True, backend=backend, **case.options(),
     )  # fmt: skip
-    return _with_gradients(x, o, *end)
+    return {name: y.cpu() for name, y in _with_gradients(x, o, *end).items()}
 
 
 def _with_gradients(x: LinearInputs, o: Tensor, S: Tensor, z: Tensor) -> Outputs:
@@ -299,7 +312,9 @@ def linear_expected(case: LinearCase, dtype: torch.dtype) -> LinearExpected:
     return LinearExpected(exact, plain, max(1, case.B * case.N))
 
 
-def assert_linear_case(case: LinearCase, dtype: torch.dtype, backend: str) -> None:
+def assert_linear_case(
+    case: LinearCase, dtype: torch.dtype, backend: str, device: str = "cpu"
+) -> None:
     """Asserts the tolerance rule for all results and gradients."""
     expected = linear_expected(case, dtype)
-    expected.check(linear_by_backend(case, linear_inputs(case, dtype), backend))
+    expected.check(linear_by_backend(case, linear_inputs(case, dtype), backend, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from itertools import chain
 
 from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
 
@@ -34,16 +35,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from transformer_kernels.backends.triton import compile_report, interpreter, target
     from transformer_kernels.cli.errors import UserError
+    from transformer_kernels.linear.triton import report
 
     if not target.INSTALLED:
         raise UserError("the command tiles needs the package triton: pip install triton")
     if interpreter.is_on():
         raise UserError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
     chips, widths = tuple(args.chip or CHIPS), tuple(args.width or WIDTHS)
-    row = "{:6} {:16} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
+    row = "{:6} {:28} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
     heading = "chip kernel dtype D tile warps stages KiB registers spills in-loops seconds"
     print(row.format(*heading.split()))
-    for c in compile_report.compile_tiles(chips, widths=widths):
+    suites = (compile_report.ATTENTION, report.LINEAR)
+    for c in chain(*(compile_report.compile_tiles(s, chips, widths=widths) for s in suites)):
         print(
             row.format(
                 c.chip, c.kernel, c.dtype, c.columns, c.tile, c.warps, c.stages,

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformer_kernels.linear.base import overwrite_state
 from transformer_kernels.linear.cpu import CpuLinear
 from transformer_kernels.linear.reference import reference_linear_attention
+from transformer_kernels.linear.triton import TritonLinear
 from transformer_kernels.linear.types import Inputs, LinearProblem, Options
 
 
@@ -25,6 +26,10 @@ class ReferenceLinear:
         return overwrite_state(x, *reference_linear_attention(x, options))
 
 
-Backend = CpuLinear | ReferenceLinear
+Backend = CpuLinear | TritonLinear | ReferenceLinear
 
-LINEAR_BACKENDS: tuple[Backend, ...] = (CpuLinear(), ReferenceLinear())
+_TRITON, _REFERENCE = TritonLinear(), ReferenceLinear()
+LINEAR_BACKENDS: tuple[Backend, ...] = (
+    CpuLinear(),
+    *((_REFERENCE, _TRITON) if _TRITON.is_interpreted else (_TRITON, _REFERENCE)),
+)

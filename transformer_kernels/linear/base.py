@@ -1,9 +1,11 @@
-"""Interface of a backend of linear attention."""
+"""Interface of a backend of linear attention, and its implementation by torch operators."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from transformer_kernels.linear.types import (
@@ -48,6 +50,50 @@ class LinearBackend(Protocol):
 
     def steps(self, x: Inputs, options: Options) -> Tensor:
         """Returns o, one token after another; overwrites the state x.S, x.z by the final one."""
+
+
+class LinearOperators(NamedTuple):
+    """Torch operators of a backend, with the schemas of linear/operators.py."""
+
+    forward: Any
+    backward: Any
+    steps: Any
+
+
+class OperatorBackend(ABC):
+    """The methods of `LinearBackend` that run kernels, for a backend with torch operators."""
+
+    most_steps: int
+    """Longest call of `steps` that the recurrence computes; chunks are faster for more tokens."""
+
+    @abstractmethod
+    def operators(self, device: torch.device) -> LinearOperators:
+        """Returns the operators for tensors on the device."""
+
+    def forward(self, x: Inputs, options: Options) -> Results:
+        return Results(*self.operators(x.q.device).forward(*x, *options.pack()))
+
+    def backward(
+        self,
+        x: Inputs,
+        options: Options,
+        saved: Saved,
+        do: Tensor,
+        state: StateGradient,
+        *,
+        log_decay_needs_grad: bool,
+    ) -> Gradients:
+        operator = self.operators(x.q.device).backward
+        outputs = operator(do, *state, *saved, *x, *options.pack(), log_decay_needs_grad)
+        return Gradients.of(outputs, x, log_decay_needs_grad=log_decay_needs_grad)
+
+    def steps(self, x: Inputs, options: Options) -> Tensor:
+        if x.q.shape[2] > self.most_steps:
+            results = self.forward(x, options)
+            return overwrite_state(x, results.o, LinearState(results.S, results.z))
+        feature_map, _, normalize, eps = options.pack()
+        o: Tensor = self.operators(x.q.device).steps(*x[:6], feature_map, normalize, eps)
+        return o
 
 
 def overwrite_state(x: Inputs, o: Tensor, state: LinearState) -> Tensor:

@@ -1,6 +1,8 @@
-"""Fake implementations of the operators of linear attention, for torch.compile and torch.export.
+"""Operator schemas of linear attention, and the fake implementations that torch.compile and
+torch.export run.
 
-csrc/bindings/linear_call.cpp has their schemas.
+The compiled operators and the Triton operators share them; csrc/bindings/linear_call.cpp declares
+the same schemas.
 """
 
 from __future__ import annotations
@@ -13,6 +15,21 @@ from torch import Tensor
 from transformer_kernels.backends.schema import empty_like_layout
 from transformer_kernels.linear.types import Inputs
 from transformer_kernels.problem.types import accumulate_dtype
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? S, Tensor? z, Tensor? cu_seqlens, "
+    "Tensor? key_start, Tensor? key_end, int feature_map, bool causal, bool normalize, float eps"
+)
+FORWARD = f"({_INPUTS}) -> (Tensor o, Tensor normalizer, Tensor S_end, Tensor z_end)"
+BACKWARD = (
+    "(Tensor d_o, Tensor? dS_end, Tensor? dz_end, Tensor o, Tensor normalizer, "
+    f"{_INPUTS}, bool log_decay_needs_grad) -> (Tensor dq, Tensor dk, Tensor dv, "
+    "Tensor dlog_decay, Tensor dS, Tensor dz)"
+)
+STEPS = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor(a!) S, Tensor(b!) z, "
+    "int feature_map, bool normalize, float eps) -> Tensor o"
+)
 
 
 def forward_fake(*arguments: Any) -> tuple[Tensor, ...]:

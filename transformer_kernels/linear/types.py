@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 from transformer_kernels.problem import Shape
 
 CHUNK = 64
-"""Tokens per chunk in every backend; equals kChunk in csrc/cpu/linear/decay.h."""
+"""Tokens per chunk of the reference and of csrc/cpu/linear, as kChunk in its decay.h."""
 
 
 class LinearState(NamedTuple):
@@ -69,6 +69,12 @@ class Options:
     def pack(self) -> tuple[int, bool, bool, float]:
         index = list(FEATURE_MAPS).index(self.feature_map)
         return index, self.causal, self.normalize, self.eps
+
+    @classmethod
+    def unpack(cls, packed: Sequence[Any]) -> Options:
+        """Inverse of `pack`."""
+        index, causal, normalize, eps = packed
+        return cls(list(FEATURE_MAPS)[index], causal, normalize, eps)
 
 
 @dataclass(frozen=True, eq=False)

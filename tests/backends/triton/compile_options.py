@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from tests.backends.triton import linear_calls
 from transformer_kernels import (
     Mask,
     RelativeBias,
@@ -124,6 +125,7 @@ cache_keys: dict[str, dict[str, set[str]]] = {
     "lengths": defaultdict(set),
     "lengths-relative": defaultdict(set),
     "lengths-keys": defaultdict(set),
+    "lengths-linear": defaultdict(set),
 }
 fused: dict[str, int] = {}
 case = ""
@@ -134,7 +136,8 @@ def compile_instead(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> 
         cache_keys[case][fn.jit_function.__name__].add(key)
     else:
         compiled = compile_for(CHIP, fn.jit_function, compile)
-        shared_kib[case][fn.jit_function.__name__] = compiled.metadata.shared / 1024
+        name, kib = fn.jit_function.__name__, compiled.metadata.shared / 1024
+        shared_kib[case][name] = max(kib, shared_kib[case].get(name, 0))
         if case == "plain" and "ptx" in compiled.asm:
             fused[fn.jit_function.__name__] = compiled.asm["ptx"].count("fma.rn")
     return True
@@ -173,5 +176,10 @@ with target.override_chip(CHIPS[CHIP]):
         ):  # fmt: skip
             options = {"mask": mask, **biases}
             run(empty(B, H, length, D), empty(B, H // 2, length + 7, D), **options)
+    for case, (call, _) in linear_calls.CALLS.items():  # noqa: B007
+        call()
+    case = "lengths-linear"
+    for length in (65, 80, 320, 1024):
+        linear_calls.run(length)
 counts = {case: {name: len(found) for name, found in of.items()} for case, of in cache_keys.items()}
 print(json.dumps({"shared_kib": shared_kib, "keys": counts, "fused": fused}))

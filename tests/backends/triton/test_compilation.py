@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.backends.triton import linear_calls
 from transformer_kernels.backends.triton.config import CHIPS
 
 pytestmark = pytest.mark.exhaustive
@@ -48,7 +49,10 @@ KERNELS = {
     "varlen": ALWAYS,
     "varlen-relative": ALWAYS | STRIPS,
     "varlen-keys": ALWAYS | DISTANCES,
+    **{case: kernels for case, (_, kernels) in linear_calls.CALLS.items()},
 }
+LINEAR_KERNELS = {"scan_kernel": 4, "sums_kernel": 2, "prefix_kernel": 2, "delta_kernel": 1}
+"""Kernels of linear attention: scans for o, dq, dk and dv; sums and prefix sums of S and dS"""
 
 
 @pytest.mark.parametrize("chip", ["sm86", "sm90", "gfx9"])
@@ -69,6 +73,12 @@ def test_every_option_compiles_and_fits_and_new_lengths_do_not_recompile(chip: s
         "lengths": dict.fromkeys(ALWAYS, 1),
         "lengths-relative": dict.fromkeys(ALWAYS | STRIPS, 1),
         "lengths-keys": dict.fromkeys(ALWAYS | DISTANCES, 1),
+        "lengths-linear": {
+            "scan_kernel": 4,
+            "sums_kernel": 2,
+            "prefix_kernel": 2,
+            "delta_kernel": 1,
+        },
     }
     # A fused scale and subtraction would not round the score: docs/attention.md, section 8. The
     # forward kernel has fused operations in its logarithm.

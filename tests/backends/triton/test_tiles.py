@@ -13,7 +13,8 @@ import pytest
 
 from transformer_kernels import cli
 from transformer_kernels.backends.triton import config
-from transformer_kernels.backends.triton.compile_report import Compiled, compile_tiles
+from transformer_kernels.backends.triton.compile_report import ATTENTION, Compiled, compile_tiles
+from transformer_kernels.linear.triton import tiles
 
 pytestmark = pytest.mark.exhaustive
 
@@ -21,12 +22,20 @@ CHIPS = ("sm80", "sm90", "sm100", "gfx9")
 SUMS = {"tile_sums", "strip_sums", "distance_sums"}
 WITH_KEYS = {"keys_forward", "keys_dkdv", "keys_dq"}
 KERNELS = {"forward", "bwd_preprocess", "bwd_dkdv", "bwd_dq", *WITH_KEYS, *SUMS}
+LINEAR = {
+    f"linear {name}{decay}"
+    for name in ("o", "dq", "dk", "dv", "delta", "sums of S", "sums of dS", "steps")
+    for decay in ("", ", decay")
+} | {"linear prefix", "linear decay_gradient, decay"}
+UNPREDICTED = {"bwd_preprocess", *SUMS, *LINEAR}
 SCRIPT = """
 import dataclasses, json, sys
-from transformer_kernels.backends.triton.compile_report import compile_tiles
+from transformer_kernels.backends.triton.compile_report import ATTENTION, compile_tiles
+from transformer_kernels.linear.triton.report import LINEAR
 if __name__ == "__main__":
-    for compiled in compile_tiles((sys.argv[1],)):
-        print(json.dumps(dataclasses.asdict(compiled)))
+    for suite in (ATTENTION, LINEAR):
+        for compiled in compile_tiles(suite, (sys.argv[1],)):
+            print(json.dumps(dataclasses.asdict(compiled)))
 """
 
 
@@ -62,6 +71,12 @@ def assert_all_fit(compiled: list[Compiled]) -> None:
         for columns in config.WIDTHS
         if kernel not in {*WITH_KEYS, "distance_sums"}
         or config.tile("keys_dkdv", chip, 2 if dtype == "bfloat16" else 4, columns) is not None
+    } | {
+        (kernel, dtype, columns)
+        for kernel in LINEAR
+        for dtype in ("bfloat16", "float32")
+        for columns in tiles.WIDTHS
+        if dtype == "bfloat16" or not kernel.endswith(", decay")
     }
     for one in compiled:
         print(one)
@@ -74,7 +89,7 @@ def assert_shared_memory_is_as_predicted(compiled: list[Compiled]) -> None:
     For wider rows the compiler may keep a transposed copy, and for float32 the bfloat16 parts.
     """
     for one in compiled:
-        if one.kernel in {"bwd_preprocess", *SUMS} or one.dtype == "float32" or one.columns > 128:
+        if one.kernel in UNPREDICTED or one.dtype == "float32" or one.columns > 128:
             continue
         kernel = cast(config.Kernel, one.kernel)
         chip = config.CHIPS[one.chip]
@@ -85,8 +100,13 @@ def assert_shared_memory_is_as_predicted(compiled: list[Compiled]) -> None:
 
 
 def assert_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
-    common = [one for one in compiled if one.dtype == "bfloat16" and one.columns <= 128]
-    assert len(common) == 2 * len(KERNELS)
+    """Those of linear attention with the gradient of a decay do: docs/linear.md, section 6."""
+    common = [
+        one
+        for one in compiled
+        if one.dtype == "bfloat16" and one.columns <= 128 and not one.kernel.endswith(", decay")
+    ]
+    assert len(common) == 2 * len(KERNELS | {n for n in LINEAR if not n.endswith(", decay")})
     assert [one for one in common if one.spills_in_loops] == []
 
 
@@ -95,6 +115,6 @@ def test_compilation_is_refused_with_the_interpreter(capsys: pytest.CaptureFixtu
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter is off: there is a GPU here")
     with pytest.raises(RuntimeError, match="unset TRITON_INTERPRET"):
-        next(compile_tiles())
+        next(compile_tiles(ATTENTION))
     assert cli.main(["tiles"]) == 2
     assert "unset TRITON_INTERPRET" in capsys.readouterr().err

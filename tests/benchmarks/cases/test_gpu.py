@@ -16,6 +16,7 @@ from benchmarks.cases.gpu import (
 )
 from benchmarks.goals.gpu import GPU_GOALS
 from benchmarks.runner.caches import cache_attends
+from benchmarks.runner.gpu_linear import linear_cases
 from tests.bench.example import row
 from transformer_kernels.bench import Case, Direction, Row
 
@@ -65,7 +66,8 @@ def test_ceilings_have_the_operations_and_bytes_of_their_workload() -> None:
 def rows_of(case: Case, direction: Direction) -> list[Row]:
     shape = replace(case, mask=None)  # the visible fraction takes seconds to compute
     made = replace(row(case=shape), suite="gpu", direction=direction)
-    variants = ("naive", "sdpa_flash", "sdpa_cudnn", "flex", "cuda_sm80", "cuda_sm90", "triton")
+    kernels = ("cuda_sm80", "cuda_sm90", "triton")
+    variants = ("naive", "sdpa_flash", "sdpa_cudnn", "flex", "fla", *kernels)
     return [replace(made, variant=variant) for variant in variants]
 
 
@@ -73,7 +75,7 @@ def test_every_goal_finds_its_rows_in_the_suite() -> None:
     directions: tuple[Direction, ...] = ("fwd", "bwd")
     rows = [
         one
-        for case in [*grid_cases(), *masked_cases()]
+        for case in [*grid_cases(), *masked_cases(), *linear_cases()]
         for direction in directions
         for one in rows_of(case, direction)
     ]
@@ -85,4 +87,5 @@ def test_every_goal_finds_its_rows_in_the_suite() -> None:
     found = [len(goal.figures(rows)) for goal in GPU_GOALS]
     against_cudnn, speeds = [10], [1] * 6
     hopper = against_cudnn + speeds + against_cudnn + speeds[:4]
-    assert found == [24] * 7 + hopper + [1] * 18 + [1] * 3
+    linear = [len(linear_cases()) // 2] * 2
+    assert found == [24] * 7 + hopper + [1] * 18 + linear + [1] * 3

@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from transformer_kernels.backends.triton import config, interpreter, target
-from transformer_kernels.backends.triton.config import CHIPS, WIDTHS, Kernel
+from transformer_kernels.backends.triton.config import CHIPS, WIDTHS, Chip, Kernel
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import Saved
 from transformer_kernels.problem.dense import dense_problem
@@ -58,17 +58,36 @@ class Compiled:
     seconds: float
 
 
+Constants = dict[tuple[int, ...], Any]
+"""Compile-time constants by the position of the argument, and of the field if it is a tuple"""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Kernels of the report: those of attention, or of linear attention."""
+
+    has_tile: Callable[[Chip, torch.dtype, int], bool]
+    """True if calls of this dtype and width have a tile on the chip"""
+    launch: Callable[[torch.dtype, int], None]
+    """launches every kernel on meta tensors of this dtype and width"""
+    name: Callable[[Any, Constants], str]
+    """name of a kernel in the report"""
+    tile: Callable[[Any, Constants], str]
+    """tile of a kernel in the report"""
+
+
 def compile_tiles(
+    suite: Suite,
     chips: tuple[str, ...] = tuple(CHIPS),
     dtypes: tuple[torch.dtype, ...] = DTYPES,
     widths: tuple[int, ...] = WIDTHS,
     *,
     processes: int = 2,
 ) -> Iterator[Compiled]:
-    """Compiles every kernel of a causal call, of one with relative keys and of the gradients of
-    biases.
+    """Compiles every kernel of a suite.
 
     Args:
+        suite: `ATTENTION`, or `LINEAR` of linear/triton/report.py.
         chips: names in `config.CHIPS`.
         dtypes: dtypes of q, k and v.
         widths: head dimensions; combinations without a tile are skipped.
@@ -83,33 +102,35 @@ def compile_tiles(
     if interpreter.is_on():
         raise RuntimeError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
     jobs = [
-        (chip, dtype, columns)
+        (suite, chip, dtype, columns)
         for chip in chips
         for dtype in dtypes
         for columns in widths
-        if config.tile("bwd_dkdv", CHIPS[chip], dtype.itemsize, columns) is not None
+        if suite.has_tile(CHIPS[chip], dtype, columns)
     ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for results in pool.map(_compile_call, jobs):
             yield from results
 
 
-def _compile_call(job: tuple[str, torch.dtype, int]) -> list[Compiled]:
+def _compile_call(job: tuple[Suite, str, torch.dtype, int]) -> list[Compiled]:
     import triton
 
-    chip, dtype, columns = job
-    results: list[Compiled] = []
+    suite, chip, dtype, columns = job
+    results: dict[str, Compiled] = {}
 
     def compile_instead(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002
-        results.append(_compile(chip, fn.jit_function, compile, dtype, columns))
+        name = suite.name(fn.jit_function, compile["constants"])
+        if name not in results:
+            results[name] = _compile(suite, chip, fn.jit_function, compile, dtype, columns)
         return True
 
     # Runs in a worker process, so these globals are not restored.
     triton.runtime.driver.set_active(Driver(chip))
     triton.knobs.runtime.jit_cache_hook = compile_instead
     with target.override_chip(CHIPS[chip]):
-        _launch_all(dtype, columns)
-    return results
+        suite.launch(dtype, columns)
+    return list(results.values())
 
 
 class Driver:
@@ -128,6 +149,10 @@ class Driver:
 
     def get_current_stream(self, _: object) -> int:
         return 0
+
+
+def _has_tile(chip: Chip, dtype: torch.dtype, columns: int) -> bool:
+    return config.tile("bwd_dkdv", chip, dtype.itemsize, columns) is not None
 
 
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
@@ -174,7 +199,7 @@ def compile_for(chip: str, kernel: Any, request: dict[str, Any]) -> Any:
 
 
 def _compile(
-    chip: str, kernel: Any, request: dict[str, Any], dtype: torch.dtype, columns: int
+    suite: Suite, chip: str, kernel: Any, request: dict[str, Any], dtype: torch.dtype, columns: int
 ) -> Compiled:
     start = time.perf_counter()
     compiled = compile_for(chip, kernel, request)
@@ -183,10 +208,10 @@ def _compile(
     registers, spills, in_loops = read(compiled.asm)
     return Compiled(
         chip=chip,
-        kernel=_name(kernel, request["constants"]),
+        kernel=suite.name(kernel, request["constants"]),
         dtype=str(dtype).removeprefix("torch."),
         columns=columns,
-        tile=_tile(kernel, request["constants"]),
+        tile=suite.tile(kernel, request["constants"]),
         warps=compiled.metadata.num_warps,
         stages=compiled.metadata.num_stages,
         shared_kib=compiled.metadata.shared / 1024,
@@ -197,7 +222,7 @@ def _compile(
     )
 
 
-def _name(kernel: Any, constants: dict[tuple[int, ...], Any]) -> str:
+def _name(kernel: Any, constants: Constants) -> str:
     """Returns the kernel's name in `config.Kernel`, or that of its function."""
     from transformer_kernels.backends.triton.kernels.scores import Scores
 
@@ -209,7 +234,7 @@ def _name(kernel: Any, constants: dict[tuple[int, ...], Any]) -> str:
     return name if field in constants else config.WITH_KEYS.get(cast(Kernel, name), name)
 
 
-def _tile(kernel: Any, constants: dict[tuple[int, ...], Any]) -> str:
+def _tile(kernel: Any, constants: Constants) -> str:
     """Returns BLOCK_M x BLOCK_N, fields of the argument `sizes`, or BLOCK_M alone."""
     from transformer_kernels.backends.triton.kernels.arguments import Sizes
 
@@ -218,6 +243,10 @@ def _tile(kernel: Any, constants: dict[tuple[int, ...], Any]) -> str:
         return str(constants[(names.index("BLOCK_M"),)])
     fields = (Sizes._fields.index(name) for name in ("BLOCK_M", "BLOCK_N"))
     return " x ".join(str(constants[names.index("sizes"), field].value) for field in fields)
+
+
+ATTENTION = Suite(_has_tile, _launch_all, _name, _tile)
+"""A causal call, one with relative keys, and the gradients of biases"""
 
 
 def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, int]:

@@ -5,7 +5,7 @@ a GPU as follows:
 
 - bfloat16 is stored as 16-bit integers, and dot products multiply these as integers;
 - conversion to bfloat16 truncates instead of rounding to nearest even;
-- float32 products ignore `input_precision`, and "bf16x6" is rejected;
+- float32 products ignore `input_precision`, and "bf16x3" and "bf16x6" are rejected;
 - fields of tuples that are `tl.constexpr` are not unwrapped.
 """
 
@@ -26,7 +26,7 @@ def is_on() -> bool:
 
 @functools.cache
 def patch() -> None:
-    """Patches the interpreter to round bfloat16 and bf16x6 as a GPU does, and to run faster."""
+    """Patches the interpreter to round bfloat16 and its parts as a GPU does, and to run faster."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
@@ -43,8 +43,9 @@ def patch() -> None:
         return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
-        if a.dtype.scalar == tl.float32 and str(precision).endswith("BF16x6"):
-            for a_part, b_part in _bf16x6_operands(a.data, b.data):
+        split = _SPLITS.get(str(precision)[-6:]) if a.dtype.scalar == tl.float32 else None
+        if split is not None:
+            for a_part, b_part in split(a.data, b.data):
                 a, b = (interpreter.TensorHandle(x, tl.float32) for x in (a_part, b_part))
                 d = plain_dot(self, a, b, d, precision, *rest)
             return d
@@ -76,7 +77,7 @@ def patch() -> None:
     options: Any = interpreter.interpreter_builder.options
     interpreter.interpreter_builder.options = replace(
         options,
-        allowed_dot_input_precisions=(*options.allowed_dot_input_precisions, "bf16x6"),
+        allowed_dot_input_precisions=(*options.allowed_dot_input_precisions, "bf16x3", "bf16x6"),
         sanitize_overflow=False,  # its assertions need `debug`, but take half of the time
     )
     builder.create_dot, builder.cast_impl = dot, cast
@@ -108,16 +109,26 @@ def _rounded_to_bfloat16(x: Any) -> Any:
 
 def _bf16x6_operands(a: Any, b: Any) -> list[tuple[Any, Any]]:
     """Operands of the six bfloat16 products that make up one of float32, smallest first."""
-    (a0, a1, a2), (b0, b1, b2) = _bfloat16_parts(a), _bfloat16_parts(b)
+    (a0, a1, a2), (b0, b1, b2) = _bfloat16_parts(a, 3), _bfloat16_parts(b, 3)
     return [(a2, b0), (a1, b1), (a0, b2), (a1, b0), (a0, b1), (a0, b0)]
 
 
-def _bfloat16_parts(x: Any) -> list[Any]:
-    """Three bfloat16 values that sum to x; the last two are 0 where x is infinite or NaN."""
+def _bf16x3_operands(a: Any, b: Any) -> list[tuple[Any, Any]]:
+    """Operands of the three products of two bfloat16 parts, smallest first."""
+    (a0, a1), (b0, b1) = _bfloat16_parts(a, 2), _bfloat16_parts(b, 2)
+    return [(a1, b0), (a0, b1), (a0, b0)]
+
+
+_SPLITS = {"BF16x6": _bf16x6_operands, "BF16x3": _bf16x3_operands}
+
+
+def _bfloat16_parts(x: Any, count: int) -> list[Any]:
+    """Bfloat16 values that sum to x, two to 16 bits; all but the first are 0 where x is infinite or
+    NaN."""
     import numpy as np
 
     parts = []
-    for _ in range(3):
+    for _ in range(count):
         part = (_rounded_to_bfloat16(x).astype(np.uint32) << 16).view(np.float32)
         parts.append(part)
         x = np.where(np.isfinite(x), x - part, 0.0).astype(np.float32)

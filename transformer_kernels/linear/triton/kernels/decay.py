@@ -1,0 +1,88 @@
+"""Decay: sums of log-decays within a chunk, and their exponentials."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+SMALLEST = tl.constexpr(-200.0)
+"""SMALLEST_LOG_DECAY of linear/reference.py for float32"""
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Decay(NamedTuple):
+    """Decay of one chunk.
+
+    G is the running sum of the log-decays in units of log(2), formed in float64 and kept as two
+    float32 numbers, high + low: rounded to one, small differences of large sums would lose their
+    bits.
+    """
+
+    high: Any
+    low: Any
+    enter: Any
+    """factor of the state in each row of the result (CHUNK)"""
+    leave: Any
+    """factor of each row in the state (CHUNK)"""
+    kept: Any
+    """factor of the state"""
+    total: Any
+    """G of the last token, float64"""
+
+
+@triton.jit
+def decay_pointer(log_decay, at, h, decay_b, decay_h, decay_l):
+    """Pointer to the log-decay of a sequence's first token in key head h"""
+    return (
+        log_decay
+        + tl.cast(at.memory_b, tl.int64) * decay_b
+        + tl.cast(h, tl.int64) * decay_h
+        + tl.cast(at.first, tl.int64) * decay_l
+    )
+
+
+@triton.jit
+def load_decay(log_decay, chunk, decay_l, sizes, REVERSE: tl.constexpr):
+    """`Decay` of a chunk: hidden keys do not decay. Numbers without meaning if not DECAYED."""
+    if not sizes.DECAYED:
+        return Decay(0.0, 0.0, 1.0, 1.0, 1.0, 0.0)
+    else:
+        at = log_decay + tl.cast(chunk.i, tl.int64) * decay_l
+        g = tl.load(at, mask=chunk.visible, other=0.0)
+        g = tl.where(g < SMALLEST, SMALLEST, g).to(tl.float64) * LOG2_E
+        total = tl.sum(g, 0)
+        high, low = split(tl.cumsum(g, 0))
+        end_high, end_low = split(total)
+        from_start = tl.exp2(high) * tl.exp2(low)
+        to_end = tl.exp2((end_high - high) + (end_low - low))
+        kept = tl.exp2(end_high) * tl.exp2(end_low)
+        if REVERSE:
+            return Decay(high, low, to_end, from_start, kept, total)
+        else:
+            return Decay(high, low, from_start, to_end, kept, total)
+
+
+@triton.jit
+def split(x):
+    """Two float32 numbers whose sum is the float64 number x"""
+    high = x.to(tl.float32)
+    return high, (x - high.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def decayed_pairs(w, decay, sizes, REVERSE: tl.constexpr):
+    """Weights (rows, columns) of a chunk times the decay from the earlier to the later token; 0
+    where the column is later than the row, or earlier if REVERSE"""
+    index = tl.arange(0, w.shape[0])
+    i, j = index[:, None], index[None, :]
+    if REVERSE:
+        is_pair = j >= i
+    else:
+        is_pair = j <= i
+    if sizes.DECAYED:
+        high = decay.high[:, None] - decay.high[None, :]
+        between = high + (decay.low[:, None] - decay.low[None, :])
+        if REVERSE:
+            between = -between
+        w *= tl.exp2(tl.where(is_pair, between, 0.0))
+    return tl.where(is_pair, w, 0.0)

@@ -1,0 +1,125 @@
+"""States at the boundaries of segments: the sums of each segment, then their prefix sums."""
+
+import triton
+import triton.language as tl
+
+from transformer_kernels.linear.triton.kernels.arguments import UNSPECIALIZED
+from transformer_kernels.linear.triton.kernels.decay import (
+    decay_pointer,
+    load_decay,
+    split,
+)
+from transformer_kernels.linear.triton.kernels.memory import (
+    load_features,
+    load_slice,
+    store_state,
+)
+from transformer_kernels.linear.triton.kernels.products import add_product
+from transformer_kernels.linear.triton.kernels.segments import (
+    chunk_of,
+    chunks_of,
+    first_segment,
+    has_no_work,
+    program_slice,
+    segment_of,
+)
+from transformer_kernels.linear.triton.kernels.statistics import load_statistics
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def sums_kernel(
+    x, c, statistics, log_decay, keys, states, kept, cu_seqlens,
+    rows, B, segment, segments, decay_b, decay_h, decay_l, eps,
+    heads, sizes, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Sums of phi(k) v^T and phi(k) over a segment, written to its end; or, if REVERSE, of f do^T
+    and -delta f with f = phi(q) / l, written to its start. kept (boundaries, H_kv) receives the
+    factor by which the segment decays a state."""
+    H_kv = heads.H_q // heads.group
+    number, h, column = program_slice(H_kv, sizes.D_V, sizes)
+    at = segment_of(number, cu_seqlens, rows, B, segment, segments)
+    if has_no_work(at):
+        return
+    if sizes.DECAYED:
+        log_decay = decay_pointer(log_decay, at, h, decay_b, decay_h, decay_l)
+    S = tl.zeros([sizes.BLOCK_D, sizes.SLICE], tl.float32)
+    z = tl.zeros([sizes.BLOCK_D], tl.float32)
+    total = tl.full([], 0.0, tl.float64)
+    chunks = chunks_of(at, segment, sizes.CHUNK)
+    for step in range(chunks):
+        n = chunks - 1 - step if REVERSE else step
+        chunk = chunk_of(at, n, segment, keys, sizes.CHUNK)
+        decay = load_decay(log_decay, chunk, decay_l, sizes, REVERSE)
+        if sizes.DECAYED:
+            S, z, total = S * decay.kept, z * decay.kept, total + decay.total
+        if REVERSE:
+            for g in range(h * heads.group, (h + 1) * heads.group):
+                S, z = add_rows(
+                    S, z, x, c, chunk, g, chunk.inside, column, statistics, decay,
+                    rows, heads, sizes, REVERSE,
+                )  # fmt: skip
+        else:
+            S, z = add_rows(
+                S, z, x, c, chunk, h, chunk.visible, column, statistics, decay,
+                rows, heads, sizes, REVERSE,
+            )  # fmt: skip
+    boundary = at.base + at.index if REVERSE else at.base + at.index + 1
+    store_state(states, boundary, h, heads, column, S, z, sizes, False)
+    if sizes.DECAYED:
+        if column == 0:
+            high, low = split(total)
+            tl.store(kept + (at.base + at.index) * H_kv + h, tl.exp2(high) * tl.exp2(low))
+
+
+@triton.jit
+def add_rows(
+    S, z, x, c, chunk, h, live, column, statistics, decay,
+    rows, heads, sizes, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Adds the rows of one head and chunk to S and z"""
+    f = load_features(x, chunk, h, live, 0, sizes.BLOCK_D, sizes)
+    c_tile = load_slice(c, chunk, h, live, column, sizes.D_V, sizes.SLICE)
+    if sizes.DECAYED:
+        f *= decay.leave[:, None]
+    if not REVERSE:
+        z += tl.sum(f, 0)
+    elif sizes.NORMALIZE:
+        inverse, delta = load_statistics(statistics, heads, rows, chunk, h)
+        f *= inverse[:, None]
+        z -= tl.sum(f * delta[:, None], 0)
+    return add_product(S, tl.trans(f), c_tile, sizes), z
+
+
+@triton.jit(do_not_specialize=[*UNSPECIALIZED, "size", "H_kv"])
+def prefix_kernel(
+    states, kept, start, end, cu_seqlens,
+    rows, B, segment, segments, decay_b, decay_h, decay_l, eps,
+    size, H_kv, REVERSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Turns the sums of the segments, states (boundaries, H_kv, size), into states, in place, for
+    BLOCK elements of one head. start (B, H_kv, size) is the state before the first segment, or
+    after the last one if REVERSE; None is zero. end, if not None, receives the last result. The
+    running state is float64."""
+    blocks = tl.cdiv(size, BLOCK)
+    element = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    h = tl.program_id(0) // blocks % H_kv
+    b = tl.program_id(0) // (blocks * H_kv)
+    at = first_segment(b, cu_seqlens, rows, segment, segments)
+    mask = element < size
+    own = (tl.cast(b, tl.int64) * H_kv + h) * size + element
+    x = tl.zeros([BLOCK], tl.float64)
+    if start is not None:
+        x += tl.load(start + own, mask=mask, other=0.0)
+    n = at.base + at.count if REVERSE else at.base
+    to = states + (tl.cast(n, tl.int64) * H_kv + h) * size + element
+    tl.store(to, x.to(tl.float32), mask=mask)
+    for step in range(at.count):
+        i = at.base + (at.count - 1 - step if REVERSE else step)  # the segment
+        if kept is not None:
+            x *= tl.load(kept + i * H_kv + h)
+        n = i if REVERSE else i + 1
+        to = states + (tl.cast(n, tl.int64) * H_kv + h) * size + element
+        x += tl.load(to, mask=mask, other=0.0)
+        tl.store(to, x.to(tl.float32), mask=mask)
+    if end is not None:
+        tl.store(end + own, x.to(tl.float32), mask=mask)

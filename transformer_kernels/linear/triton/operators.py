@@ -1,0 +1,80 @@
+"""Torch operators of linear attention, opaque to torch.compile.
+
+Their definition does not import Triton; the first call does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.linear.operators import (
+    BACKWARD,
+    FORWARD,
+    STEPS,
+    backward_fake,
+    forward_fake,
+    steps_fake,
+)
+from transformer_kernels.linear.types import Inputs, Options, Saved
+from transformer_kernels.storage import check_storage
+
+
+def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    from transformer_kernels.linear.triton import launch
+
+    x, options = Inputs._make(arguments[:9]), Options.unpack(arguments[9:])
+    _check(x)
+    with torch.cuda.device_of(x.q):  # Triton launches on the current device
+        return launch.forward(x, options)
+
+
+def _backward(
+    do: Tensor,
+    dS: Tensor | None,
+    dz: Tensor | None,
+    o: Tensor,
+    normalizer: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    from transformer_kernels.linear.triton import launch
+
+    x, options = Inputs._make(rest[:9]), Options.unpack(rest[9:13])
+    _check(x, do=do, dS_end=dS, dz_end=dz, o=o, normalizer=normalizer)
+    with torch.cuda.device_of(x.q):
+        gradients = launch.backward(
+            x, options, Saved(o, normalizer), do, (dS, dz), log_decay_needs_grad=rest[13]
+        )
+    return tuple(x.q.new_empty(0) if g is None else g for g in gradients)
+
+
+def _steps(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+    from transformer_kernels.linear.triton import launch
+
+    x = Inputs(q, k, v, *rest[:3])
+    feature_map, normalize, eps = rest[3:]
+    _check(x)
+    with torch.cuda.device_of(q):
+        return launch.steps(x, Options.unpack((feature_map, True, normalize, eps)))
+
+
+def _check(x: Inputs, **tensors: Tensor | None) -> None:
+    check_storage((*x._asdict().items(), *tensors.items()))
+
+
+_LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
+for _name, _schema, _run, _fake in (
+    ("triton_linear_forward", FORWARD, _forward, forward_fake),
+    ("triton_linear_backward", BACKWARD, _backward, backward_fake),
+    ("triton_linear_steps", STEPS, _steps, steps_fake),
+):
+    _LIBRARY.define(_name + _schema)
+    for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
+        _LIBRARY.impl(_name, _run, _key)
+    torch.library.register_fake(f"transformer_kernels::{_name}", _fake, lib=_LIBRARY)
+
+forward = torch.ops.transformer_kernels.triton_linear_forward.default
+backward = torch.ops.transformer_kernels.triton_linear_backward.default
+steps = torch.ops.transformer_kernels.triton_linear_steps.default
