@@ -14,9 +14,7 @@ from transformer_kernels.backends.triton import launch as triton
 from transformer_kernels.backends.triton.kernels.arguments import contiguous, rows
 from transformer_kernels.linear.triton.call import Call, Segments, blocks, prepare
 from transformer_kernels.linear.triton.kernels.arguments import States, Statistics
-from transformer_kernels.linear.triton.kernels.decay_gradient import (
-    decay_gradient_kernel,
-)
+from transformer_kernels.linear.triton.kernels.decay_gradient import decay_gradient_kernel
 from transformer_kernels.linear.triton.kernels.scan import scan_kernel
 from transformer_kernels.linear.triton.kernels.states import prefix_kernel, sums_kernel
 from transformer_kernels.linear.triton.kernels.statistics import delta_kernel
@@ -64,11 +62,11 @@ def forward(x: Inputs, options: Options) -> tuple[Tensor | None, ...]:
         by_boundary = keys.are_several
         if by_boundary:
             start = sum_states(call, Side(keys, (k, v)), start)
-        todo = Scan(keys, start, end=end, normalizer=normalizer, by_boundary=by_boundary)
+        for_o = Scan(keys, start, end=end, normalizer=normalizer, by_boundary=by_boundary)
     else:
         sum_states(call, Side(keys, (k, v)), start, end=end)
-        todo = Scan(call.segments(q.shape[2]), end, normalizer=normalizer)
-    scan(call, todo, (q, k, v), o)
+        for_o = Scan(call.segments(q.shape[2]), end, normalizer=normalizer)
+    scan(call, for_o, (q, k, v), o)
     return o, normalizer, *end
 
 

@@ -22,11 +22,7 @@ import triton.language as tl
 
 from transformer_kernels.backends.triton.kernels.primitives import vector_pointer
 from transformer_kernels.linear.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.linear.triton.kernels.decay import (
-    decay_pointer,
-    decayed_pairs,
-    load_decay,
-)
+from transformer_kernels.linear.triton.kernels.decay import decay_pointer, decayed_pairs, load_decay
 from transformer_kernels.linear.triton.kernels.features import features, times_slope
 from transformer_kernels.linear.triton.kernels.memory import (
     load_features,

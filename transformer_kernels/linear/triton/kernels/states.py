@@ -4,16 +4,8 @@ import triton
 import triton.language as tl
 
 from transformer_kernels.linear.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.linear.triton.kernels.decay import (
-    decay_pointer,
-    load_decay,
-    split,
-)
-from transformer_kernels.linear.triton.kernels.memory import (
-    load_features,
-    load_slice,
-    store_state,
-)
+from transformer_kernels.linear.triton.kernels.decay import decay_pointer, load_decay, split
+from transformer_kernels.linear.triton.kernels.memory import load_features, load_slice, store_state
 from transformer_kernels.linear.triton.kernels.products import add_product
 from transformer_kernels.linear.triton.kernels.segments import (
     chunk_of,
