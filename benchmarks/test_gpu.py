@@ -12,10 +12,16 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cases.attention import case_id
-from benchmarks.cases.gpu import ceiling_cases, decode_cases, grid_cases, masked_cases
+from benchmarks.cases.gpu import (
+    ceiling_cases,
+    decode_cases,
+    grid_cases,
+    linear_cases,
+    masked_cases,
+)
 from benchmarks.runner.caches import CacheContenders
 from benchmarks.runner.gpu_check import Trial, try_out
-from benchmarks.runner.gpu_linear import LinearContenders, fla, linear_cases, ours
+from benchmarks.runner.gpu_linear import LinearContenders, fla, ours
 from benchmarks.runner.measure import Contender, measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.smoke_test import failure_reasons

@@ -5,9 +5,11 @@ They are created on the CPU, so that they can be listed without a GPU; `Case.to`
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from transformer_kernels.bench import Case
+from transformer_kernels.bench import Case, Direction
 from transformer_kernels.masks.mask import Mask
 
 TOKENS = 16384
@@ -17,6 +19,10 @@ WIDTH = 2048
 
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
 MASKED_LENGTH = 8192
+LINEAR = "linear"
+"""Linear attention with phi = elu + 1, normalized."""
+LINEAR_SUMS = "linear: sums"
+"""Linear attention with phi(x) = x and no denominator: flash-linear-attention's kernel alone."""
 BLOCK = 128
 
 
@@ -80,6 +86,24 @@ def decode_cases() -> list[Case]:
         )
         for B, N in ((8, 32768), (1, 32768), (64, 2048))
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearCase(Case):
+    """A case whose operations are those of the recurrence."""
+
+    def operations(self, direction: Direction) -> float:
+        """Forward: update and product of the state. Backward: the state again, and dS; do S^T, v
+        dS^T and phi(k) dS."""
+        products = {"fwd": 2, "bwd": 5, "fwd+bwd": 7}[direction]
+        return 2.0 * products * self.B * self.H_q * self.N * self.D * self.D_v
+
+
+def linear_cases() -> list[Case]:
+    """Causal linear attention, both kinds at each size."""
+    sizes = [(4096, 128), (16384, 64), (1024, 64)]
+    names = (LINEAR, LINEAR_SUMS)
+    return [LinearCase(**vars(gpu_case(name, S, D))) for S, D in sizes for name in names]
 
 
 def ceiling_cases() -> list[Case]:

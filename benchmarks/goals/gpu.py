@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.cases.gpu import LINEAR_SUMS
 from benchmarks.goals.cpu import Columns, Goal, SpeedGoal
 from transformer_kernels.bench import Direction
 
@@ -57,12 +58,11 @@ def _mask(ours: str, mask: str, *, most: float) -> Iterator[Goal]:
 
 
 def _linear(direction: Direction, *, least: float) -> Goal:
-    """Linear attention without a denominator: the kernel of flash-linear-attention alone."""
     return Goal(
         name=f"linear attention, {_TITLES[direction]}: fla / triton, mean",
         over={"variant": "fla"},
         under={"variant": "triton"},
-        where={"case": "linear: sums", "direction": direction},
+        where={"case": LINEAR_SUMS, "direction": direction},
         least=least,
         by="mean",
     )

@@ -35,10 +35,6 @@ ZEROS = torch.zeros(2, 2, 8)
 every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
 
 
-def named(name: str) -> LinearCase:
-    return next(case for case in LINEAR_CASES if case.name == name)
-
-
 def qkv(N: int = 70, H_kv: int = 2, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = (torch.randn(2, heads, N, 8, **options) for heads in (2, H_kv, H_kv))
     return q, k, v

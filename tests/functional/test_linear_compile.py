@@ -12,17 +12,18 @@ from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
 from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS
+from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.base import LinearBackend
 
 attend: Any = tk.linear_attention
 decode: Any = tk.linear_attention_decode
 attend_varlen: Any = tk.linear_attention_varlen
 
-PREFIXES = {"cpu": "", "triton": "triton_"}
-"""Prefixes of the operators' names"""
+WITH_OPERATORS = {b.name: b for b in LINEAR_BACKENDS if isinstance(b, LinearBackend)}
 OPERATORS = [
     (backend, dtype)
     for backend, dtype in LINEAR_WAYS
-    if backend in PREFIXES and dtype in (torch.float64, torch.bfloat16)
+    if backend in WITH_OPERATORS and dtype in (torch.float64, torch.bfloat16)
 ]
 every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
 
@@ -126,10 +127,7 @@ def test_export(strict: bool) -> None:
 
 @pytest.mark.parametrize(("backend", "dtype"), OPERATORS)
 def test_opcheck(backend: str, dtype: torch.dtype) -> None:
-    forward, backward, steps = (
-        getattr(torch.ops.transformer_kernels, f"{PREFIXES[backend]}linear_{name}").default
-        for name in ("forward", "backward", "steps")
-    )
+    forward, backward, steps = WITH_OPERATORS[backend].operators(torch.device("cpu"))
     q, k, v = (t.detach() for t in qkv(dtype=dtype))
     real = torch.float64 if dtype == torch.float64 else torch.float32
     S, z = (t.to(real) for t in state())

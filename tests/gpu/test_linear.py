@@ -11,6 +11,7 @@ from tests.support.linear import (
     LinearCase,
     assert_linear_case,
     linear_by_backend,
+    linear_case,
     linear_inputs,
 )
 
@@ -35,14 +36,14 @@ def test_case(case: LinearCase, dtype: torch.dtype, backend: str) -> None:
 
 
 def test_results_are_bit_identical_across_runs() -> None:
-    case = next(case for case in LINEAR_CASES if case.name == "gqa")
+    case = linear_case("gqa")
     x = linear_inputs(case, torch.bfloat16)
     first, second = (linear_by_backend(case, x, "triton", "cuda") for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
-def test_packed_sequences_equal_each_alone() -> None:
+def test_packed_sequences() -> None:
     starts = [0, 700, 700, 701, 3000]
     x = [torch.randn(3001, 2, 64, device="cuda", requires_grad=True) for _ in range(3)]
     q, k, v = x

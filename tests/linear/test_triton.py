@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 
 import transformer_kernels as tk
-from tests.support.linear import LINEAR_CASES, LinearCase, assert_linear_case
+from tests.support.linear import LinearCase, assert_linear_case, linear_case
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.cpu import CpuLinear
 from transformer_kernels.linear.triton import TritonLinear, call, tiles
 from transformer_kernels.linear.triton.kernels.products import rounded_to_tf32
 from transformer_kernels.linear.types import Inputs, Options
@@ -21,12 +22,11 @@ from transformer_kernels.linear.types import Inputs, Options
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """A GPU, or the CPU with Triton's interpreter."""
 SEGMENTED = [
-    next(case for case in LINEAR_CASES if case.name == name)
+    linear_case(name)
     for name in ("segments", "segments-gqa", "segments-all", "gqa", "range", "all-lengths")
 ]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the cases are on the CPU")
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("programs", [1, 12])
 @pytest.mark.parametrize("case", SEGMENTED, ids=str)
@@ -35,7 +35,7 @@ def test_segments_of_several_chunks(
 ) -> None:
     """By default segments of short sequences have one chunk each."""
     monkeypatch.setattr(call, "PROGRAMS", programs)
-    assert_linear_case(case, torch.float32, "triton")
+    assert_linear_case(case, torch.float32, "triton", DEVICE)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -56,6 +56,32 @@ def test_steps_of_several_slices() -> None:
         torch.testing.assert_close(o.cpu().double(), exact[:, :, rows], rtol=1e-5, atol=1e-5)
     for got, expected in zip(state, end, strict=True):
         torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bits_do_not_depend_on_the_position_in_the_batch_or_the_strides() -> None:
+    q, k, v = (torch.randn(1, 3, 100, 8, device=DEVICE).repeat(3, 1, 1, 1) for _ in range(3))
+    first, end = tk.linear_attention(q, k, v, return_state=True, backend="triton")
+    for x in (first, *end):
+        assert torch.equal(x, x[:1].expand_as(x))
+    strided = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    assert torch.equal(tk.linear_attention(*strided, backend="triton"), first)
+
+
+def test_offsets_beyond_the_rows_are_clamped() -> None:
+    """Values of cu_seqlens in compiled code are not checked: the kernels stay within the rows."""
+    forward, *_ = TritonLinear().operators(torch.device(DEVICE))
+    x = [torch.randn(1, 2, 150, 8, device=DEVICE) for _ in range(3)]
+
+    def run(*offsets: int) -> list[torch.Tensor]:
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=DEVICE)
+        results = forward(*x, None, None, None, cu_seqlens, None, None, 0, True, True, 1e-6)
+        return list(results)
+
+    whole = run(0, 70, 150)
+    for offsets in ((0, 70, 1000), (-5, 70, 150), (-5, 70, 2**31 - 1)):
+        for got, expected in zip(run(*offsets), whole, strict=True):
+            assert torch.equal(got, expected)
+    assert run(0, 90, 60)[0][:, :, :90].isfinite().all()  # offsets that decrease
 
 
 def test_segments_fill_the_device() -> None:
@@ -145,7 +171,7 @@ def test_interpreted_kernels_are_not_chosen_by_auto() -> None:
 @pytest.mark.parametrize("name", ["forward", "backward", "steps"])
 def test_operators_have_the_schemas_of_the_compiled_ones(name: str) -> None:
     compiled, other = (
-        str(getattr(torch.ops.transformer_kernels, f"{prefix}linear_{name}").default._schema)
-        for prefix in ("", "triton_")
+        str(getattr(backend.operators(torch.device(DEVICE)), name)._schema)
+        for backend in (CpuLinear(), TritonLinear())
     )
     assert other == compiled.replace("::", "::triton_")

@@ -117,6 +117,10 @@ LINEAR_CASES = (
 )
 
 
+def linear_case(name: str) -> LinearCase:
+    return next(case for case in LINEAR_CASES if case.name == name)
+
+
 class LinearInputs(NamedTuple):
     """Tensors of a call, and the cotangents of its results."""
 

@@ -4,9 +4,10 @@ types.py         the validated call, the state
 checks.py        validation
 feature_maps.py  feature maps by name
 reference.py     the chunked form in plain torch, which torch differentiates
-operators.py     fake implementations of the operators
-base.py          interface of a backend
+operators.py     schemas and fake implementations of the operators
+base.py          base class of a backend
 cpu.py           the cpu backend
+triton/          the triton backend
 backends.py      the reference backend, and all backends in order
 autograd.py      gradients
 run.py           choice of the backend

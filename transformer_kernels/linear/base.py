@@ -1,9 +1,9 @@
-"""Interface of a backend of linear attention, and its implementation by torch operators."""
+"""Base class of a backend of linear attention."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,36 +22,6 @@ StateGradient = tuple[Tensor | None, Tensor | None]
 """Gradients of the final state; None is zero."""
 
 
-class LinearBackend(Protocol):
-    """Forward and backward kernels of linear attention for one kind of device."""
-
-    @property
-    def name(self) -> str: ...
-
-    def unsupported_reasons(self, problem: LinearProblem) -> list[str]:
-        """Returns all reasons why the kernels do not support the problem; empty if they do."""
-
-    def kernel(self, problem: LinearProblem, q: Tensor, k: Tensor, v: Tensor) -> str:
-        """Describes the kernel that would run, for `explain`."""
-
-    def forward(self, x: Inputs, options: Options) -> Results: ...
-
-    def backward(
-        self,
-        x: Inputs,
-        options: Options,
-        saved: Saved,
-        do: Tensor,
-        state: StateGradient,
-        *,
-        log_decay_needs_grad: bool,
-    ) -> Gradients:
-        """Returns the gradients; `saved` are results of `forward`."""
-
-    def steps(self, x: Inputs, options: Options) -> Tensor:
-        """Returns o, one token after another; overwrites the state x.S, x.z by the final one."""
-
-
 class LinearOperators(NamedTuple):
     """Torch operators of a backend, with the schemas of linear/operators.py."""
 
@@ -60,11 +30,20 @@ class LinearOperators(NamedTuple):
     steps: Any
 
 
-class OperatorBackend(ABC):
-    """The methods of `LinearBackend` that run kernels, for a backend with torch operators."""
+class LinearBackend(ABC):
+    """Kernels of linear attention for one kind of device, as torch operators."""
 
+    name: str
     most_steps: int
     """Longest call of `steps` that the recurrence computes; chunks are faster for more tokens."""
+
+    @abstractmethod
+    def unsupported_reasons(self, problem: LinearProblem) -> list[str]:
+        """Returns all reasons why the kernels do not support the problem; empty if they do."""
+
+    @abstractmethod
+    def kernel(self, problem: LinearProblem, q: Tensor, k: Tensor, v: Tensor) -> str:
+        """Describes the kernel that would run, for `explain`."""
 
     @abstractmethod
     def operators(self, device: torch.device) -> LinearOperators:
@@ -83,11 +62,13 @@ class OperatorBackend(ABC):
         *,
         log_decay_needs_grad: bool,
     ) -> Gradients:
+        """Returns the gradients; `saved` are results of `forward`."""
         operator = self.operators(x.q.device).backward
         outputs = operator(do, *state, *saved, *x, *options.pack(), log_decay_needs_grad)
         return Gradients.of(outputs, x, log_decay_needs_grad=log_decay_needs_grad)
 
     def steps(self, x: Inputs, options: Options) -> Tensor:
+        """Returns o, one token after another; overwrites the state x.S, x.z by the final one."""
         if x.q.shape[2] > self.most_steps:
             results = self.forward(x, options)
             return overwrite_state(x, results.o, LinearState(results.S, results.z))

@@ -8,14 +8,18 @@ from torch import Tensor
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cpu import reasons_against
 from transformer_kernels.linear import operators
-from transformer_kernels.linear.base import LinearOperators, OperatorBackend
+from transformer_kernels.linear.base import LinearBackend, LinearOperators
 from transformer_kernels.linear.types import LinearProblem
 
 if extension.unavailable_reason() is None:
     operators.register_fakes("transformer_kernels")
+    _OWN = torch.ops.transformer_kernels
+    OPERATORS = LinearOperators(
+        _OWN.linear_forward.default, _OWN.linear_backward.default, _OWN.linear_steps.default
+    )
 
 
-class CpuLinear(OperatorBackend):
+class CpuLinear(LinearBackend):
     """csrc/cpu/linear: all four dtypes on any CPU."""
 
     name = "cpu"
@@ -31,7 +35,4 @@ class CpuLinear(OperatorBackend):
         return f"csrc/cpu/linear, {extension.compiled.isa()}, computing in {computing}"
 
     def operators(self, device: torch.device) -> LinearOperators:
-        own = torch.ops.transformer_kernels
-        return LinearOperators(
-            own.linear_forward.default, own.linear_backward.default, own.linear_steps.default
-        )
+        return OPERATORS

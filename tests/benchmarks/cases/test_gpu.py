@@ -12,11 +12,11 @@ from benchmarks.cases.gpu import (
     ceiling_cases,
     decode_cases,
     grid_cases,
+    linear_cases,
     masked_cases,
 )
 from benchmarks.goals.gpu import GPU_GOALS
 from benchmarks.runner.caches import cache_attends
-from benchmarks.runner.gpu_linear import linear_cases
 from tests.bench.example import row
 from transformer_kernels.bench import Case, Direction, Row
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.cases.gpu import linear_cases
 from benchmarks.runner import gpu_linear
-from benchmarks.runner.gpu_linear import LinearContenders, fla, linear_cases, ours
+from benchmarks.runner.gpu_linear import LinearContenders, fla, ours
 from transformer_kernels.bench import Case, Direction
 
 SMALL = [replace(case, B=1, H_q=2, H_kv=2, M=130, N=130, D=8, D_v=8) for case in linear_cases()[:2]]

@@ -43,9 +43,9 @@ def patch() -> None:
         return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
-        split = _SPLITS.get(str(precision)[-6:]) if a.dtype.scalar == tl.float32 else None
-        if split is not None:
-            for a_part, b_part in split(a.data, b.data):
+        parts = _PARTS.get(str(precision)[-6:]) if a.dtype.scalar == tl.float32 else None
+        if parts is not None:
+            for a_part, b_part in _part_operands(a.data, b.data, parts):
                 a, b = (interpreter.TensorHandle(x, tl.float32) for x in (a_part, b_part))
                 d = plain_dot(self, a, b, d, precision, *rest)
             return d
@@ -107,24 +107,18 @@ def _rounded_to_bfloat16(x: Any) -> Any:
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
 
 
-def _bf16x6_operands(a: Any, b: Any) -> list[tuple[Any, Any]]:
-    """Operands of the six bfloat16 products that make up one of float32, smallest first."""
-    (a0, a1, a2), (b0, b1, b2) = _bfloat16_parts(a, 3), _bfloat16_parts(b, 3)
-    return [(a2, b0), (a1, b1), (a0, b2), (a1, b0), (a0, b1), (a0, b0)]
+_PARTS = {"BF16x3": 2, "BF16x6": 3}
+"""Bfloat16 parts of a float32 operand, by the precision of a product"""
 
 
-def _bf16x3_operands(a: Any, b: Any) -> list[tuple[Any, Any]]:
-    """Operands of the three products of two bfloat16 parts, smallest first."""
-    (a0, a1), (b0, b1) = _bfloat16_parts(a, 2), _bfloat16_parts(b, 2)
-    return [(a1, b0), (a0, b1), (a0, b0)]
-
-
-_SPLITS = {"BF16x6": _bf16x6_operands, "BF16x3": _bf16x3_operands}
+def _part_operands(a: Any, b: Any, count: int) -> list[tuple[Any, Any]]:
+    """Operands of the bfloat16 products that make up one of float32, smallest first."""
+    a, b = _bfloat16_parts(a, count), _bfloat16_parts(b, count)
+    return [(a[i], b[n - i]) for n in reversed(range(count)) for i in reversed(range(n + 1))]
 
 
 def _bfloat16_parts(x: Any, count: int) -> list[Any]:
-    """Bfloat16 values that sum to x, two to 16 bits; all but the first are 0 where x is infinite or
-    NaN."""
+    """Bfloat16 values that sum to x; all but the first are 0 where x is infinite or NaN."""
     import numpy as np
 
     parts = []

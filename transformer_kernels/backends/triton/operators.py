@@ -5,6 +5,7 @@ Their definition does not import Triton; the first call does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,14 +55,16 @@ def _check(problem: Problem, tensors: dict[str, Tensor | None]) -> None:
 
 
 _LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
-for _name, _schema, _run, _fake in (
-    ("triton_forward", schema.FORWARD, _forward, schema.forward_fake),
-    ("triton_backward", schema.BACKWARD, _backward, schema.backward_fake),
-):
-    _LIBRARY.define(_name + _schema)
-    for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
-        _LIBRARY.impl(_name, _run, _key)
-    torch.library.register_fake(f"transformer_kernels::{_name}", _fake, lib=_LIBRARY)
 
-forward = torch.ops.transformer_kernels.triton_forward.default
-backward = torch.ops.transformer_kernels.triton_backward.default
+
+def register(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Defines an operator for GPU tensors, and for CPU tensors by Triton's interpreter."""
+    _LIBRARY.define(name + schema)
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, run, key)
+    torch.library.register_fake(f"transformer_kernels::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.transformer_kernels, name).default
+
+
+forward = register("triton_forward", schema.FORWARD, _forward, schema.forward_fake)
+backward = register("triton_backward", schema.BACKWARD, _backward, schema.backward_fake)

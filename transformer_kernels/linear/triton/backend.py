@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends.triton import interpreter, target
-from transformer_kernels.linear.base import LinearOperators, OperatorBackend
+from transformer_kernels.linear.base import LinearBackend, LinearOperators
 from transformer_kernels.linear.triton import operators, tiles
 from transformer_kernels.linear.types import LinearProblem
 
 
-class TritonLinear(OperatorBackend):
+class TritonLinear(LinearBackend):
     """float16, bfloat16 and float32 on any GPU that Triton supports, or interpreted on the CPU."""
 
     name = "triton"
@@ -38,4 +38,4 @@ class TritonLinear(OperatorBackend):
         return f"linear/triton, {how}, chunks of {tile.chunk} tokens, {tile.slice} columns"
 
     def operators(self, device: torch.device) -> LinearOperators:
-        return LinearOperators(operators.forward, operators.backward, operators.steps)
+        return operators.OPERATORS

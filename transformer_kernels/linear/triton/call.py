@@ -14,7 +14,7 @@ from transformer_kernels.backends.triton.kernels.arguments import Heads, contigu
 from transformer_kernels.backends.triton.launch import as_rows
 from transformer_kernels.linear.triton import tiles
 from transformer_kernels.linear.triton.kernels import arguments
-from transformer_kernels.linear.triton.kernels.arguments import KeyRange, Scalars, States
+from transformer_kernels.linear.triton.kernels.arguments import KeyRange, Scalars
 from transformer_kernels.linear.triton.tiles import Tile
 from transformer_kernels.linear.types import Inputs, Options
 
@@ -95,11 +95,11 @@ class Call(NamedTuple):
         """Allocates (*leading, B, H, L) in float32, uninitialized."""
         return like.new_empty((*leading, *like.shape[:3]), dtype=torch.float32)
 
-    def states(self, count: int) -> States:
-        """Allocates `count` states of every key head, uninitialized."""
+    def states(self, count: int) -> tuple[Tensor, Tensor]:
+        """Allocates S and z of `count` states of every key head, uninitialized."""
         D, D_v = self.x.k.shape[3], self.x.v.shape[3]
         S = self.x.q.new_empty((count, self.H_kv, D, D_v), dtype=torch.float32)
-        return States(S, S.new_empty((count, self.H_kv, D)))
+        return S, S.new_empty((count, self.H_kv, D))
 
 
 def blocks(size: int, block: int) -> int:

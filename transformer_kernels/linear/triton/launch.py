@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.triton import launch as triton
 from transformer_kernels.backends.triton.kernels.arguments import contiguous, rows
+from transformer_kernels.backends.triton.launch import as_rows
+from transformer_kernels.backends.triton.launch import launch as launch_kernel
 from transformer_kernels.linear.triton.call import Call, Segments, blocks, prepare
 from transformer_kernels.linear.triton.kernels.arguments import States, Statistics
 from transformer_kernels.linear.triton.kernels.decay_gradient import decay_gradient_kernel
@@ -19,7 +20,7 @@ from transformer_kernels.linear.triton.kernels.scan import scan_kernel
 from transformer_kernels.linear.triton.kernels.states import prefix_kernel, sums_kernel
 from transformer_kernels.linear.triton.kernels.statistics import delta_kernel
 from transformer_kernels.linear.triton.kernels.steps import steps_kernel
-from transformer_kernels.linear.types import Inputs, Options, Saved
+from transformer_kernels.linear.types import Gradients, Inputs, Options, Results, Saved
 
 ELEMENTS = 1024
 """Elements of a state that a program of the elementwise kernels takes at a time."""
@@ -51,13 +52,13 @@ class Scan(NamedTuple):
     by_boundary: bool = False
 
 
-def forward(x: Inputs, options: Options) -> tuple[Tensor | None, ...]:
-    """Returns (o, normalizer, S, z), none of which is None."""
+def forward(x: Inputs, options: Options) -> Results:
     call = prepare(x, options)
     q, k, v = call.x[:3]
-    o, end = call.output(q, v.shape[3]), call.states(call.B)
+    o = call.output(q, v.shape[3])
+    S, z = call.states(call.B)
     normalizer = call.row_sums(q) if options.normalize else q.new_empty(0, dtype=torch.float32)
-    keys, start = call.segments(k.shape[2]), States(call.x.S, call.x.z)
+    keys, start, end = call.segments(k.shape[2]), States(call.x.S, call.x.z), States(S, z)
     if options.causal:
         by_boundary = keys.are_several
         if by_boundary:
@@ -67,7 +68,7 @@ def forward(x: Inputs, options: Options) -> tuple[Tensor | None, ...]:
         sum_states(call, Side(keys, (k, v)), start, end=end)
         for_o = Scan(call.segments(q.shape[2]), end, normalizer=normalizer)
     scan(call, for_o, (q, k, v), o)
-    return o, normalizer, *end
+    return Results(o, normalizer, S, z)
 
 
 def backward(
@@ -78,22 +79,21 @@ def backward(
     d_end: tuple[Tensor | None, Tensor | None],
     *,
     log_decay_needs_grad: bool,
-) -> tuple[Tensor | None, ...]:
-    """Returns the fields of `Gradients`; those that are absent or not wanted are None."""
+) -> Gradients:
     call = prepare(x, options, log_decay_needs_grad=log_decay_needs_grad)
     q, k, v = call.x[:3]
-    do, statistics = triton.as_rows(do), NO_STATISTICS
+    do, statistics = as_rows(do), NO_STATISTICS
     if options.normalize:
         statistics = Statistics(saved.normalizer.contiguous(), deltas(call, saved.o, do))
     keys = Side(call.segments(k.shape[2], by_chunk=log_decay_needs_grad), (k, v))
     queries = Side(call.segments(q.shape[2], by_chunk=log_decay_needs_grad), (q, do), reverse=True)
     S, dS = States(call.x.S, call.x.z), States(*map(contiguous, d_end))
-    d_start = call.states(call.B)
+    d_start = States(*call.states(call.B))
     by_boundary = options.causal and (keys.segments.are_several or log_decay_needs_grad)
     if by_boundary:
         S, dS = sum_states(call, keys, S), sum_states(call, queries, dS, statistics)
     elif not options.causal:
-        S = sum_states(call, keys, S, end=call.states(call.B))
+        S = sum_states(call, keys, S, end=States(*call.states(call.B)))
         dS = sum_states(call, queries, dS, statistics, end=d_start)
     dq, dk, dv = (call.output(y, y.shape[3]) for y in (q, k, v))
     of_queries, of_keys = None, None
@@ -112,7 +112,7 @@ def backward(
     dlog_decay = None
     if of_queries is not None and of_keys is not None:
         dlog_decay = decay_gradient(call, keys.segments, (of_queries, of_keys), (S, dS))
-    return dq, dk, dv, dlog_decay, *(NO_STATES if x.S is None else d_start)
+    return Gradients(dq, dk, dv, dlog_decay, *(NO_STATES if x.S is None else d_start))
 
 
 def steps(x: Inputs, options: Options) -> Tensor:
@@ -145,7 +145,7 @@ def steps(x: Inputs, options: Options) -> Tensor:
 
 def deltas(call: Call, o: Tensor, do: Tensor) -> Tensor:
     """Returns do . o of each query."""
-    o = triton.as_rows(o)
+    o = as_rows(o)
     delta = call.row_sums(o)
     B, H_q, M = delta.shape
     programs = blocks(M, call.tile.chunk) * H_q * B
@@ -177,7 +177,7 @@ def sum_states(
         statistics,
         decay,
         call.keys,
-        states,
+        States(*states),
         kept,
         call.x.cu_seqlens,
         *scalars,
@@ -186,7 +186,6 @@ def sum_states(
         REVERSE=side.reverse,
     )
     for part, before, after in zip(states, start, end, strict=True):
-        assert part is not None
         size = part.shape[2:].numel()
         launch(
             call,
@@ -203,7 +202,7 @@ def sum_states(
             REVERSE=side.reverse,
             BLOCK=ELEMENTS,
         )
-    return states if end is NO_STATES else end
+    return States(*states) if end is NO_STATES else end
 
 
 def scan(call: Call, options: Scan, operands: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
@@ -263,4 +262,4 @@ def decay_gradient(
 
 def launch(call: Call, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
     tile = call.tile
-    triton.launch(kernel, programs, *args, num_warps=tile.warps, num_stages=tile.stages, **options)
+    launch_kernel(kernel, programs, *args, num_warps=tile.warps, num_stages=tile.stages, **options)

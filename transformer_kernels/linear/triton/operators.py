@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_kernels.backends.triton.operators import register
+from transformer_kernels.linear.base import LinearOperators
 from transformer_kernels.linear.operators import (
     BACKWARD,
     FORWARD,
@@ -22,13 +24,13 @@ from transformer_kernels.linear.types import Inputs, Options, Saved
 from transformer_kernels.storage import check_storage
 
 
-def _forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     from transformer_kernels.linear.triton import launch
 
     x, options = Inputs._make(arguments[:9]), Options.unpack(arguments[9:])
     _check(x)
     with torch.cuda.device_of(x.q):  # Triton launches on the current device
-        return launch.forward(x, options)
+        return tuple(launch.forward(x, options))
 
 
 def _backward(
@@ -64,17 +66,8 @@ def _check(x: Inputs, **tensors: Tensor | None) -> None:
     check_storage((*x._asdict().items(), *tensors.items()))
 
 
-_LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
-for _name, _schema, _run, _fake in (
-    ("triton_linear_forward", FORWARD, _forward, forward_fake),
-    ("triton_linear_backward", BACKWARD, _backward, backward_fake),
-    ("triton_linear_steps", STEPS, _steps, steps_fake),
-):
-    _LIBRARY.define(_name + _schema)
-    for _key in ("CPU", "CUDA"):  # CPU tensors are for Triton's interpreter
-        _LIBRARY.impl(_name, _run, _key)
-    torch.library.register_fake(f"transformer_kernels::{_name}", _fake, lib=_LIBRARY)
-
-forward = torch.ops.transformer_kernels.triton_linear_forward.default
-backward = torch.ops.transformer_kernels.triton_linear_backward.default
-steps = torch.ops.transformer_kernels.triton_linear_steps.default
+OPERATORS = LinearOperators(
+    register("triton_linear_forward", FORWARD, _forward, forward_fake),
+    register("triton_linear_backward", BACKWARD, _backward, backward_fake),
+    register("triton_linear_steps", STEPS, _steps, steps_fake),
+)
