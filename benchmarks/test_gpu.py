@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -197,8 +198,8 @@ def linear(
         pytest.skip("the suite's time limit is used up")
     case: Case = request.param
     found = LinearContenders(case.to(DEVICE))
-    found.add("triton", lambda: ours(case, "triton"))
-    found.add("chunks", lambda: ours(case, "reference"))
+    for name, backend in (("cuda", "cuda"), ("triton", "triton"), ("chunks", "reference")):
+        found.add(name, partial(ours, case, backend))
     found.add("fla", lambda: fla(case))
     recorder.skipped += [f"{case_id(case)}: {name}: {why}" for name, why in found.skipped.items()]
     return found
@@ -219,7 +220,8 @@ def test_linear(
     measure(
         benchmark, recorder, suite="gpu", contenders=linear.contenders(direction), budget=budget
     )
-    assert "triton" not in linear.skipped, linear.skipped["triton"]
+    for name in ("cuda", "triton") if CudaBackend().unavailable_reason() is None else ("triton",):
+        assert name not in linear.skipped, linear.skipped[name]
 
 
 @pytest.fixture(scope="module")

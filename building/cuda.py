@@ -10,7 +10,7 @@ from typing import Literal
 from building.chips import ARCH_LIST, NAME_CHIPS, Chips, chips_for, chips_of_gpus, default_chips
 from building.cuda_toolkit import NoCudaError, Toolkit, find_toolkit
 from building.host import INCLUDE, stable_abi
-from building.tile_config import HOPPER_WIDTHS, RELATIVE_WIDTHS, WIDTHS
+from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS, RELATIVE_WIDTHS, WIDTHS
 from building.tools import Torch, visible_gpus
 from building.unit import Unit
 
@@ -23,6 +23,7 @@ PRODUCTS = {"": ("kPlain", WIDTHS), "relative-": ("kRelative", RELATIVE_WIDTHS)}
 HOPPER_ELEMENTS = ("Half", "BFloat16")
 
 OPERATORS = "csrc/bindings/cuda_operators.cpp"
+LINEAR_OPERATORS = "csrc/bindings/linear_cuda_operators.cpp"
 
 NVCC_FLAGS = (
     "-std=c++20",
@@ -92,7 +93,9 @@ def cuda_units(torch: Torch, chips: Chips) -> tuple[Unit, ...]:
     """Units of all CUDA kernels and operators."""
     return (
         Unit(OPERATORS, stable_abi(torch)),
+        Unit(LINEAR_OPERATORS, stable_abi(torch)),
         *kernel_units("nvcc", chips.flags, chips.hopper),
+        *linear_units("nvcc", chips.flags),
         *(hopper_units("nvcc", chips.hopper_flags) if chips.hopper else ()),
     )
 
@@ -117,6 +120,23 @@ def kernel_units(compiler: Compiler, flags: tuple[str, ...], hopper: bool) -> tu
             for prefix, (products, widths) in PRODUCTS.items()
             for element in ELEMENTS
             for width in widths
+        ),
+    )
+
+
+def linear_units(compiler: Compiler, flags: tuple[str, ...]) -> tuple[Unit, ...]:
+    """The kernels of linear attention and their dispatcher."""
+    return (
+        Unit("csrc/cuda/linear/dispatch.cu", flags, "", compiler),
+        *(
+            Unit(
+                "csrc/cuda/linear/kernels.cu",
+                (*flags, f"-DTK_ELEMENT={element}", f"-DTK_WIDTH={width}"),
+                f"linear-{element.lower()}-{width}",
+                compiler,
+            )
+            for element in ELEMENTS
+            for width in LINEAR_WIDTHS
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from building.cuda import OPERATORS, hopper_units, kernel_units
+from building.cuda import LINEAR_OPERATORS, OPERATORS, hopper_units, kernel_units, linear_units
 from building.host import stable_abi
 from building.tools import Torch
 from building.unit import Unit
@@ -27,7 +27,8 @@ class Emulation:
 
     arch: int = 800
     """Tile configuration: 800 for chips with 163 KiB of shared memory per block, 860 for 99 KiB.
-    800 also includes the kernels for Hopper, which run when a test selects that chip."""
+    800 also includes the kernels for Hopper, which run when a test selects that chip, and those of
+    linear attention, which have the same tiles on all chips."""
     races: bool = False
     """True to instrument every memory access, so that the emulator reports data races."""
 
@@ -41,7 +42,8 @@ class Emulation:
         return f"transformer_kernels_emulated{self.suffix}"
 
     @property
-    def has_hopper(self) -> bool:
+    def is_complete(self) -> bool:
+        """True if the library has all kernels, not only those whose tiles depend on `arch`."""
         return self.arch == 800
 
     def units(self, torch: Torch, root: Path) -> tuple[Unit, ...]:
@@ -49,13 +51,18 @@ class Emulation:
         sanitizer = ("-fsanitize=thread",) if self.races else ()
         kernels = (*KERNEL_FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *sanitizer, "-x", "c++")
         operators = (*KERNEL_FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
+        linear = (
+            *linear_units("c++", kernels),
+            Unit(LINEAR_OPERATORS, operators),
+            Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
+        )
         emulator = sorted((root / "csrc/cuda/emulator").glob("*.cpp"))
         return (
             # The emulator comes first: of an inline function in several objects, the linker keeps
             # the first copy, which must not be instrumented.
             *(Unit(str(source.relative_to(root)), EMULATOR_FLAGS) for source in emulator),
-            *kernel_units("c++", kernels, self.has_hopper),
-            *(hopper_units("c++", kernels) if self.has_hopper else ()),
+            *kernel_units("c++", kernels, self.is_complete),
+            *((*hopper_units("c++", kernels), *linear) if self.is_complete else ()),
             *(
                 Unit(source, operators)
                 for source in (OPERATORS, "csrc/bindings/emulator_operators.cpp")

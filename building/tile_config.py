@@ -22,6 +22,9 @@ WIDTHS = tuple(_integers("kWidths"))
 RELATIVE_WIDTHS = tuple(_integers("kRelativeWidths"))
 """Those of the kernels with relative keys."""
 
+LINEAR_WIDTHS = tuple(_integers("kLinearWidths"))
+"""Those of the kernels of linear attention."""
+
 _HOPPER = _integers("kHopperWidths")
 HOPPER_WIDTHS = tuple(zip(_HOPPER[::2], _HOPPER[1::2], strict=True))
 """Head widths of the kernels of sm90: pairs of the width of q and k, and the width of v."""

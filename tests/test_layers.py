@@ -47,7 +47,7 @@ C_LAYERS = (
     {"cpu/attention", "cpu/linear"},
     {"cpu/engine"},
     {"cuda"},
-    {"cuda/sm80", "cuda/sm90"},
+    {"cuda/sm80", "cuda/sm90", "cuda/linear"},
     {"cuda/common"},
     {"cuda/platform", "cuda/emulator"},
     {"common"},

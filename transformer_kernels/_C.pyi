@@ -50,6 +50,7 @@ FIELDS: tuple[tuple[str, str, str, str], ...]
 
 CUDA_WIDTHS: tuple[int, ...]
 CUDA_RELATIVE_WIDTHS: tuple[int, ...]
+CUDA_LINEAR_WIDTHS: tuple[int, ...]
 """Tile widths (head dimensions) of the CUDA kernels, ascending (csrc/cuda/common/tile_config.h)."""
 
 LARGE_SHARED_CHIPS: tuple[int, ...]

@@ -24,6 +24,11 @@ int64_t set_chip(int64_t capability) {
   return std::exchange(tk::emulator::options().capability, static_cast<int>(capability));
 }
 
+// Sets the number of CTAs that launches aim at; 0: their own number. Returns the previous one.
+int64_t set_aimed_ctas(int64_t count) {
+  return std::exchange(tk::emulator::options().aimed_ctas, static_cast<int>(count));
+}
+
 // Refers to the emulated compute capability; the device is ignored.
 bool runs_hopper(int64_t) { return tk::cuda::runs_hopper(); }
 
@@ -46,6 +51,7 @@ TK_DEFINE(TK_LIBRARY) {
   m.def("set_schedule(int seed) -> ()");
   m.def("report_races(bool wanted) -> ()");
   m.def("set_chip(int capability) -> int");
+  m.def("set_aimed_ctas(int count) -> int");
   m.def("runs_hopper(int device) -> bool");
   m.def("latest_launch() -> str");
 }
@@ -56,6 +62,7 @@ TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd) {
   m.impl("set_schedule", TORCH_BOX(&set_schedule));
   m.impl("report_races", TORCH_BOX(&report_races));
   m.impl("set_chip", TORCH_BOX(&set_chip));
+  m.impl("set_aimed_ctas", TORCH_BOX(&set_aimed_ctas));
   m.impl("runs_hopper", TORCH_BOX(&runs_hopper));
   m.impl("latest_launch", TORCH_BOX(&latest_launch));
 }

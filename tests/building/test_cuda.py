@@ -31,7 +31,7 @@ from building.cuda import (
 from building.cuda_toolkit import NoCudaError, Toolkit, find_toolkit
 from building.extension import report
 from building.host import host_units
-from building.tile_config import HOPPER_WIDTHS, RELATIVE_WIDTHS, WIDTHS
+from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS, RELATIVE_WIDTHS, WIDTHS
 from building.tools import Torch, visible_gpus
 from building.unit import Unit
 
@@ -306,7 +306,9 @@ def test_every_width_has_a_unit() -> None:
     variants = {unit.variant for unit in cuda_units(TORCH, chips)} - {""}
     assert set(RELATIVE_WIDTHS) <= set(WIDTHS)
     assert RELATIVE_WIDTHS[-1] == WIDTHS[-1]
-    assert len(variants) == (len(WIDTHS) + len(RELATIVE_WIDTHS)) * len(ELEMENTS)
+    assert LINEAR_WIDTHS[-1] == WIDTHS[-1]
+    widths = (*WIDTHS, *RELATIVE_WIDTHS, *LINEAR_WIDTHS)
+    assert len(variants) == len(widths) * len(ELEMENTS)
 
 
 def test_every_hopper_width_has_a_unit() -> None:

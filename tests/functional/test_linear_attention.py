@@ -160,6 +160,18 @@ def test_visible_nan_propagates(backend: str) -> None:
 
 
 @every_backend
+def test_without_normalization_z_changes_nothing_but_itself(backend: str) -> None:
+    x = qkv(requires_grad=True)
+    S, z = torch.randn(2, 2, 8, 8), torch.full((2, 2, 8), math.nan)
+    o, end = tk.linear_attention(
+        *x, normalize=False, initial_state=tk.LinearState(S, z), return_state=True, backend=backend
+    )
+    grads = torch.autograd.grad(o.sum(), x)
+    assert all(y.isfinite().all() for y in (o, end.S, *grads))
+    assert end.z.isnan().all()
+
+
+@every_backend
 def test_large_features_of_elu(backend: str) -> None:
     """exp underflows far below zero; phi grows linearly above it."""
     x = torch.tensor([-math.inf, -1e30, -200.0, -104.0, -80.0, -1e-8, 0.0, 1e-8, 1e4])

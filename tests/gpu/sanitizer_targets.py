@@ -43,13 +43,12 @@ def main() -> None:
                 by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran {case.name}", flush=True)
-        if backend == "triton":
-            for linear in LINEAR_CASES:
-                if linear.name in LINEAR_TARGETS:
-                    x = linear_inputs(linear, torch.bfloat16)
-                    linear_by_backend(linear, x, backend, "cuda")
-                    torch.cuda.synchronize()
-                    print(f"{backend} ran linear attention, {linear.name}", flush=True)
+        for linear in LINEAR_CASES:
+            if linear.name in LINEAR_TARGETS:
+                x = linear_inputs(linear, torch.bfloat16)
+                linear_by_backend(linear, x, backend, "cuda")
+                torch.cuda.synchronize()
+                print(f"{backend} ran linear attention, {linear.name}", flush=True)
         if backend == "cuda":
             for cached in DECODE_CASES:
                 if cached.name in DECODE_TARGETS:

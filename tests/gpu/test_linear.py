@@ -14,6 +14,7 @@ from tests.support.linear import (
     linear_case,
     linear_inputs,
 )
+from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 pytestmark = pytest.mark.gpu
 
@@ -29,26 +30,25 @@ CALLS = [
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("backend", ["triton"])
 @pytest.mark.parametrize(("case", "dtype"), CALLS, ids=str)
 def test_case(case: LinearCase, dtype: torch.dtype, backend: str) -> None:
     assert_linear_case(case, dtype, backend, "cuda")
 
 
-def test_results_are_bit_identical_across_runs() -> None:
+def test_results_are_bit_identical_across_runs(backend: str) -> None:
     case = linear_case("gqa")
     x = linear_inputs(case, torch.bfloat16)
-    first, second = (linear_by_backend(case, x, "triton", "cuda") for _ in range(2))
+    first, second = (linear_by_backend(case, x, backend, "cuda") for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
-def test_packed_sequences() -> None:
+def test_packed_sequences(backend: str) -> None:
     starts = [0, 700, 700, 701, 3000]
     x = [torch.randn(3001, 2, 64, device="cuda", requires_grad=True) for _ in range(3)]
     q, k, v = x
     cu_seqlens = torch.tensor(starts, device="cuda")
-    o = tk.linear_attention_varlen(q, k, v, cu_seqlens, backend="triton")
+    o = tk.linear_attention_varlen(q, k, v, cu_seqlens, backend=backend)
     got = torch.autograd.grad(o.sin().sum(), x)
     expected = tk.linear_attention_varlen(q, k, v, cu_seqlens, backend="reference")
     torch.testing.assert_close(o, expected, rtol=1e-4, atol=1e-5)
@@ -57,19 +57,20 @@ def test_packed_sequences() -> None:
 
 
 @pytest.mark.parametrize("D", [64, 96])
-def test_decoding_continues_a_prompt(D: int) -> None:
+def test_decoding_continues_a_prompt(D: int, backend: str) -> None:
     q, k, v = (torch.randn(2, 4, 130, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    whole = tk.linear_attention(q, k, v, backend="triton")
+    whole = tk.linear_attention(q, k, v, backend=backend)
     prompt = (x[:, :, :100] for x in (q, k, v))
-    _, state = tk.linear_attention(*prompt, return_state=True, backend="triton")
+    _, state = tk.linear_attention(*prompt, return_state=True, backend=backend)
     for n in range(100, 130):
         one = slice(n, n + 1)
         o = tk.linear_attention_decode(
-            q[:, :, one], k[:, :, one], v[:, :, one], state, backend="triton"
+            q[:, :, one], k[:, :, one], v[:, :, one], state, backend=backend
         )
         torch.testing.assert_close(o, whole[:, :, one], rtol=2e-2, atol=2e-2)
 
 
-def test_auto_chooses_triton() -> None:
+def test_auto_chooses_compiled_kernels_before_triton() -> None:
     x = torch.randn(1, 1, 3, 8, device="cuda")
-    assert tk.explain(x, x, x, operator=tk.linear_attention).chosen == "triton"
+    chosen = tk.explain(x, x, x, operator=tk.linear_attention).chosen
+    assert chosen == ("cuda" if not_built_reason() is None else "triton")

@@ -11,7 +11,12 @@ import triton
 import triton.language as tl
 
 import transformer_kernels as tk
-from tests.support.linear import LinearCase, assert_linear_case, linear_case
+from tests.support.linear import (
+    LinearCase,
+    assert_linear_case,
+    assert_steps_continue,
+    linear_case,
+)
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.cpu import CpuLinear
@@ -41,21 +46,7 @@ def test_segments_of_several_chunks(
 @pytest.mark.usefixtures("poisoned")
 def test_steps_of_several_slices() -> None:
     """Slices of v are programs of their own, which all read z."""
-    q, k, v = (torch.randn(2, heads, 40, width) for heads, width in ((4, 9), (2, 9), (2, 150)))
-    decay = -torch.rand(2, 2, 40)
-    exact, end = tk.linear_attention(
-        q.double(), k.double(), v.double(), log_decay=decay.double(), return_state=True
-    )
-    state = tk.LinearState(*(torch.zeros(x.shape, device=DEVICE) for x in end))
-    q, k, v, decay = (x.to(DEVICE) for x in (q, k, v, decay))
-    for rows in (slice(0, 1), slice(1, 33), slice(33, 40)):
-        o = tk.linear_attention_decode(
-            q[:, :, rows], k[:, :, rows], v[:, :, rows], state,
-            log_decay=decay[:, :, rows], backend="triton",
-        )  # fmt: skip
-        torch.testing.assert_close(o.cpu().double(), exact[:, :, rows], rtol=1e-5, atol=1e-5)
-    for got, expected in zip(state, end, strict=True):
-        torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    assert_steps_continue(9, 150, "triton", DEVICE)
 
 
 def test_bits_do_not_depend_on_the_position_in_the_batch_or_the_strides() -> None:
@@ -82,6 +73,7 @@ def test_offsets_beyond_the_rows_are_clamped() -> None:
         for got, expected in zip(run(*offsets), whole, strict=True):
             assert torch.equal(got, expected)
     assert run(0, 90, 60)[0][:, :, :90].isfinite().all()  # offsets that decrease
+    assert not run(100, 150)[0][:, :, :100].any()  # offsets that begin late
 
 
 def test_segments_fill_the_device() -> None:

@@ -23,6 +23,7 @@ from building.tools import find_compiler, find_torch
 from tests.support import libraries
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support, extension
+from transformer_kernels.linear.operators import register_fakes
 
 
 def unavailable_reason() -> str | None:
@@ -74,6 +75,17 @@ def chip(capability: int) -> Iterator[None]:
         operators.set_chip(before)
 
 
+@contextmanager
+def aimed_ctas(count: int) -> Iterator[None]:
+    """Context in which launches that divide their work among CTAs aim at so many."""
+    operators = _operators()
+    before = operators.set_aimed_ctas(count)
+    try:
+        yield
+    finally:
+        operators.set_aimed_ctas(before)
+
+
 def latest_launch() -> str:
     """Name of the kernel launched last."""
     return str(_operators().latest_launch())
@@ -104,6 +116,8 @@ def load(config: Emulation) -> str:
     """Builds the library and registers its operators. Returns their namespace."""
     torch.ops.load_library(build(config))
     schema.register_fakes(config.library)
+    if config.is_complete:
+        register_fakes(config.library)
     _loaded.append(config.library)
     return config.library
 

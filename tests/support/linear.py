@@ -322,3 +322,22 @@ def assert_linear_case(
     """Asserts the tolerance rule for all results and gradients."""
     expected = linear_expected(case, dtype)
     expected.check(linear_by_backend(case, linear_inputs(case, dtype), backend, device))
+
+
+def assert_steps_continue(D: int, D_v: int, backend: str, device: str = "cpu") -> None:
+    """Asserts that `linear_attention_decode` continues a sequence, by 1, 32 and 7 tokens."""
+    q, k, v = (torch.randn(2, heads, 40, width) for heads, width in ((4, D), (2, D), (2, D_v)))
+    decay = -torch.rand(2, 2, 40)
+    exact, end = tk.linear_attention(
+        q.double(), k.double(), v.double(), log_decay=decay.double(), return_state=True
+    )
+    state = tk.LinearState(*(torch.zeros(x.shape, device=device) for x in end))
+    q, k, v, decay = (x.to(device) for x in (q, k, v, decay))
+    for rows in (slice(0, 1), slice(1, 33), slice(33, 40)):
+        o = tk.linear_attention_decode(
+            q[:, :, rows], k[:, :, rows], v[:, :, rows], state,
+            log_decay=decay[:, :, rows], backend=backend,
+        )  # fmt: skip
+        torch.testing.assert_close(o.cpu().double(), exact[:, :, rows], rtol=1e-5, atol=1e-5)
+    for got, expected in zip(state, end, strict=True):
+        torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-5, atol=1e-5)

@@ -91,8 +91,8 @@ def linear_attention(
             clear the state and have no gradient. Requires `causal`.
         initial_state: the state left by earlier tokens, a `LinearState`. Default: zeros.
         return_state: also returns the state after the last token.
-        backend: "auto", "cpu", "triton" or "reference". A named backend never falls back to another
-            one.
+        backend: "auto", "cpu", "cuda", "triton" or "reference". A named backend never falls back to
+            another one.
 
     Returns:
         o (B, H_q, M, D_v) in q's dtype; with `return_state`, the pair (o, state). The state is

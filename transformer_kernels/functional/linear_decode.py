@@ -39,8 +39,8 @@ def linear_attention_decode(
         eps: as for `linear_attention`.
         normalize: as for `linear_attention`.
         log_decay: as for `linear_attention`: (H_kv,) or (B, H_kv, M).
-        backend: "auto", "cpu", "triton" or "reference". A named backend never falls back to another
-            one.
+        backend: "auto", "cpu", "cuda", "triton" or "reference". A named backend never falls back to
+            another one.
 
     Returns:
         o (B, H_q, M, D_v) in q's dtype.

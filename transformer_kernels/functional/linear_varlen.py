@@ -83,8 +83,8 @@ def linear_attention_varlen(
             token (total, H_kv).
         initial_state: the state of each sequence before its first token. Default: zeros.
         return_state: also returns the state of each sequence after its last token.
-        backend: "auto", "cpu", "triton" or "reference". A named backend never falls back to another
-            one.
+        backend: "auto", "cpu", "cuda", "triton" or "reference". A named backend never falls back to
+            another one.
 
     Returns:
         o (total, H_q, D_v) in q's dtype; with `return_state`, the pair (o, state).

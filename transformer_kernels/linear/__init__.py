@@ -7,6 +7,7 @@ reference.py     the chunked form in plain torch, which torch differentiates
 operators.py     schemas and fake implementations of the operators
 base.py          base class of a backend
 cpu.py           the cpu backend
+cuda.py          the cuda backend
 triton/          the triton backend
 backends.py      the reference backend, and all backends in order
 autograd.py      gradients

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from transformer_kernels.linear.base import overwrite_state
 from transformer_kernels.linear.cpu import CpuLinear
+from transformer_kernels.linear.cuda import CudaLinear
 from transformer_kernels.linear.reference import reference_linear_attention
 from transformer_kernels.linear.triton import TritonLinear
 from transformer_kernels.linear.types import Inputs, LinearProblem, Options
@@ -26,10 +27,11 @@ class ReferenceLinear:
         return overwrite_state(x, *reference_linear_attention(x, options))
 
 
-Backend = CpuLinear | TritonLinear | ReferenceLinear
+Backend = CpuLinear | CudaLinear | TritonLinear | ReferenceLinear
 
 _TRITON, _REFERENCE = TritonLinear(), ReferenceLinear()
 LINEAR_BACKENDS: tuple[Backend, ...] = (
     CpuLinear(),
+    CudaLinear(),
     *((_REFERENCE, _TRITON) if _TRITON.is_interpreted else (_TRITON, _REFERENCE)),
 )

@@ -29,6 +29,15 @@ class LinearOperators(NamedTuple):
     backward: Any
     steps: Any
 
+    @classmethod
+    def of(cls, namespace: Any) -> LinearOperators:
+        """The compiled operators of a namespace of torch.ops."""
+        return cls(
+            namespace.linear_forward.default,
+            namespace.linear_backward.default,
+            namespace.linear_steps.default,
+        )
+
 
 class LinearBackend(ABC):
     """Kernels of linear attention for one kind of device, as torch operators."""

@@ -13,10 +13,7 @@ from transformer_kernels.linear.types import LinearProblem
 
 if extension.unavailable_reason() is None:
     operators.register_fakes("transformer_kernels")
-    _OWN = torch.ops.transformer_kernels
-    OPERATORS = LinearOperators(
-        _OWN.linear_forward.default, _OWN.linear_backward.default, _OWN.linear_steps.default
-    )
+    OPERATORS = LinearOperators.of(torch.ops.transformer_kernels)
 
 
 class CpuLinear(LinearBackend):

@@ -6,8 +6,6 @@
 
 namespace tk::cuda {
 
-TK_DEVICE int ceil_divide(int x, int y) { return (x + y - 1) / y; }
-
 // Blocks first <= n < last.
 struct BlockRange {
   int first, last;

@@ -2,8 +2,9 @@
 //
 // mma.m16n8k16 multiplies 16 x 16 elements of a by 16 x 8 of b; a lane holds 8 and 4 of them. Lane
 // 4 g + t holds rows g and g + 8 and columns 2 t, 2 t + 1 of the result (PTX ISA, "Matrix Fragments
-// for mma.m16n8k16"). A float32 operand is split into three bfloat16 parts. Six of the nine partial
-// products are computed; the others are below 2^-24 of the result.
+// for mma.m16n8k16"). A float32 operand is split into three bfloat16 parts, or into two: TwoParts.
+// Of the nine or four partial products, six or four are computed; the others are below 2^-24 of the
+// result.
 #pragma once
 
 #include <type_traits>
@@ -16,8 +17,21 @@ namespace tk::cuda {
 TK_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
 TK_DEVICE int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
 
+// Element of a shared-memory tile: a float32 number of which 16 bits are multiplied.
+struct TwoParts {
+  float value;
+};
+TK_DEVICE float to_float(const TwoParts& x) { return x.value; }
+TK_DEVICE void store_two(TwoParts* to, float x, float y) {
+  to[0].value = x;
+  to[1].value = y;
+}
+
+// Number of bfloat16 parts of an operand; 1 for the half types themselves.
 template <typename Element>
 constexpr int kParts = sizeof(Element) == 4 ? 3 : 1;
+template <>
+constexpr int kParts<TwoParts> = 2;
 
 // A 16 x 16 operand fragment: one of a, or two adjacent 16 x 8 ones of b.
 template <typename Element>
@@ -109,19 +123,19 @@ TK_DEVICE void for_each_in_memory(const Visit& visit, Accumulator<kM, kN>& first
   }
 }
 
-TK_DEVICE void set_pair(Fragment<float>& f, int n, float x, float y) {
+template <typename Element>
+TK_DEVICE void set_pair(Fragment<Element>& f, int n, float x, float y) {
+  if constexpr (kParts<Element> == 1) {
+    f.x[0][n] = pack(x, y, Element{});
+  } else {
 #pragma unroll
-  for (int part = 0; part < 3; ++part) {
-    const uint32_t rounded = pack(x, y, BFloat16{});
-    f.x[part][n] = rounded;
-    x -= to_float(BFloat16{static_cast<uint16_t>(rounded)});
-    y -= to_float(BFloat16{static_cast<uint16_t>(rounded >> 16)});
+    for (int part = 0; part < kParts<Element>; ++part) {
+      const uint32_t rounded = pack(x, y, BFloat16{});
+      f.x[part][n] = rounded;
+      x -= to_float(BFloat16{static_cast<uint16_t>(rounded)});
+      y -= to_float(BFloat16{static_cast<uint16_t>(rounded >> 16)});
+    }
   }
-}
-
-template <typename Half_>
-TK_DEVICE void set_pair(Fragment<Half_>& f, int n, float x, float y) {
-  f.x[0][n] = pack(x, y, Half_{});
 }
 
 // Operand of a matrix product.
@@ -183,9 +197,9 @@ class Operand {
       const int i = first_ + across + lane / 4 + (kSide == Side::kA ? n % 2 : n / 2) * 8;
       const int c = k + lane % 4 * 2 + (kSide == Side::kA ? n / 2 : n % 2) * 8;
       if constexpr (kMajor == Major::kK) {
-        set_pair(f, n, *tile_.at(i, c), *tile_.at(i, c + 1));
+        set_pair(f, n, to_float(*tile_.at(i, c)), to_float(*tile_.at(i, c + 1)));
       } else {
-        set_pair(f, n, *tile_.at(c, i), *tile_.at(c + 1, i));
+        set_pair(f, n, to_float(*tile_.at(c, i)), to_float(*tile_.at(c + 1, i)));
       }
     }
   }
@@ -213,11 +227,15 @@ TK_DEVICE void multiply(float (&c)[4], const Fragment<Element>& a, const Fragmen
     // Smallest parts first. Tensor cores truncate sums towards zero, and a long sum would drift. So
     // each product starts from zero, and is added to c by float32 additions, which round.
     float sum[4] = {};
-    constexpr int kA[] = {2, 1, 0, 1, 0, 0}, kB[] = {0, 1, 2, 0, 1, 0};
+    constexpr int kLast = kParts<Element> - 1;
 #pragma unroll
-    for (int n = 0; n < 6; ++n) {
-      const uint32_t (&part)[4] = b.x[kB[n]];
-      multiply_accumulate(sum, a.x[kA[n]], part[2 * half], part[2 * half + 1], BFloat16{});
+    for (int order = 2; order >= 0; --order) {
+#pragma unroll
+      for (int n = kLast; n >= 0; --n) {
+        if (order < n || order - n > kLast) continue;
+        const uint32_t (&part)[4] = b.x[order - n];
+        multiply_accumulate(sum, a.x[n], part[2 * half], part[2 * half + 1], BFloat16{});
+      }
     }
 #pragma unroll
     for (int n = 0; n < 4; ++n) c[n] += sum[n];

@@ -35,6 +35,8 @@ struct Arguments {
 // Limit on lengths and diagonals; the sum of two fits an int.
 constexpr int64_t kMaxIndex = int64_t{1} << 30;
 
+TK_DEVICE int ceil_divide(int x, int y) { return (x + y - 1) / y; }
+
 TK_DEVICE int clamp_diagonal(int64_t diagonal) {
   return static_cast<int>(max(-kMaxIndex, min(diagonal, kMaxIndex)));
 }

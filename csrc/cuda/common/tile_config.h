@@ -22,6 +22,9 @@ constexpr int kWidths[] = {32, 64, 96, 128, 192, 256};
 // Those of the kernels with relative keys: fewer, because each takes as long to compile.
 constexpr int kRelativeWidths[] = {64, 128, 256};
 
+// Those of the kernels of linear attention.
+constexpr int kLinearWidths[] = {64, 128, 256};
+
 // Row widths of the Hopper tiles: of q and k, and of v.
 struct Widths {
   int width, v_width;
@@ -279,5 +282,31 @@ constexpr DecodeTile decode_tile(int arch, int element_bytes, int width) {
 // Minimum number of tiles per decode CTA. Starting a CTA and combining its partial result takes as
 // long as about two tiles.
 constexpr int kMinDecodeTiles = 4;
+
+// Linear attention: a CTA computes `slice` columns of the result in chunks of `tokens` rows. Each
+// warp owns 16 of the rows, and width / warps rows of the state: at most 64 float32 registers per
+// thread. Shared memory holds rows of a and b, and `slice` columns of c and of the state: at most
+// 99 KiB, so that one set of tiles serves all chips.
+struct LinearTile {
+  int tokens, slice;
+
+  constexpr int warps() const { return tokens / 16; }
+  constexpr int threads() const { return warps() * kWarp; }
+  constexpr int bytes(int number_bytes, int width) const {
+    return (2 * tokens * width + (tokens + width) * slice) * number_bytes;
+  }
+};
+
+// `number_bytes` is the size of an operand in shared memory: 2 for bfloat16, otherwise 4.
+constexpr LinearTile linear_tile(int number_bytes, int width) {
+  if (number_bytes == 2) return width <= 128 ? LinearTile{64, 64} : LinearTile{64, 32};
+  if (width <= 64) return {64, 64};   // 64 KiB
+  if (width <= 128) return {64, 32};  // 88 KiB
+  return {32, 16};                    // 82 KiB
+}
+
+// CTAs among which linear attention divides the tokens: several per multiprocessor of a large GPU.
+// The number does not depend on the device, so that the bits of results do not.
+constexpr int kLinearCtas = 512;
 
 }  // namespace tk::cuda

@@ -40,6 +40,8 @@ struct Options {
   std::vector<Extent> global = {};
   // Compute capability that kernels are chosen for: 80 or 90.
   int capability = 80;
+  // Replaces the number of CTAs that launches aim at; 0: it stays.
+  int aimed_ctas = 0;
   // CPU time without a yield after which a thread is reported as an endless loop.
   int timeout_seconds = 20;
   // Limit of the dynamic shared memory of a launch; sm_90 has 227 KiB.

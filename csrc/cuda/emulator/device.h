@@ -117,6 +117,10 @@ inline Multiprocessors multiprocessors() { return {7, 0}; }
 
 inline int compute_capability() { return emulator::options().capability; }
 
+inline int aimed_ctas(int count) {
+  return emulator::options().aimed_ctas ? emulator::options().aimed_ctas : count;
+}
+
 }  // namespace tk::cuda
 
 TK_DEVICE void __syncthreads(tk::emulator::Site site = tk::emulator::Site::here()) {

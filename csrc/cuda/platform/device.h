@@ -78,6 +78,9 @@ inline int compute_capability() {
   return 10 * major + minor;
 }
 
+// Number of CTAs that a launch aims at; tests of the emulator change it.
+inline int aimed_ctas(int count) { return count; }
+
 // Raises the shared-memory limit of a kernel on the current device to `bytes`. The limit is never
 // lowered: another thread may be about to launch the same kernel with more.
 inline void allow_shared_bytes(const char* name, const void* kernel, size_t bytes) {

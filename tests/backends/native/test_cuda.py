@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from building.tile_config import LARGE_SHARED, RELATIVE_WIDTHS, WIDTHS
+from building.tile_config import LARGE_SHARED, LINEAR_WIDTHS, RELATIVE_WIDTHS, WIDTHS
 from transformer_kernels import _C, torch_private
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.backends.native import cuda_support, extension
@@ -124,6 +124,7 @@ def test_the_extension_exports_the_tile_config() -> None:
     """The build parses tile_config.h; the extension compiles it."""
     assert _C.CUDA_WIDTHS == WIDTHS
     assert _C.CUDA_RELATIVE_WIDTHS == RELATIVE_WIDTHS
+    assert _C.CUDA_LINEAR_WIDTHS == LINEAR_WIDTHS
     assert {divmod(chip, 10) for chip in _C.LARGE_SHARED_CHIPS} == LARGE_SHARED
 
 

@@ -100,7 +100,7 @@ def assert_shared_memory_is_as_predicted(compiled: list[Compiled]) -> None:
 
 
 def assert_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
-    """Those of linear attention with the gradient of a decay do: docs/linear.md, section 6."""
+    """Those of linear attention with the gradient of a decay do: docs/linear.md, section 7."""
     common = [
         one
         for one in compiled

@@ -25,8 +25,10 @@ RACE_CHECKED = Emulation(races=True)
 _PROCESSES = multiprocessing.get_context("forkserver")
 """The fork server has imported torch already, which takes longer than running a mutant."""
 _PROCESSES.set_forkserver_preload(["tests.csrc.cuda.run_mutant"])
-DECODING, PACKED = "decoding: ", "packed: "
-"""Prefixes of the names of cases of attention_decode and attention_varlen."""
+DECODING, PACKED, LINEAR = "decoding: ", "packed: ", "linear: "
+"""Prefixes of the names of cases of attention_decode, attention_varlen and linear_attention."""
+STEPS = "steps"
+"""The case of linear_attention_decode, in float32 at width 128."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Mutant:
     deterministic: bool = False
     chip: int = 80
     """Emulated compute capability: 80 or 90."""
+    aimed_ctas: int = 0
+    """Number of CTAs that launches aim at; 0: their own number."""
 
     def __str__(self) -> str:
         return self.name

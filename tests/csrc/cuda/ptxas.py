@@ -14,7 +14,7 @@ _ENTRY = re.compile(
     re.DOTALL,
 )
 _KERNEL = re.compile(r"tk4cuda(?:4sm90)?L?\d+(\w+?_kernel)")
-_UNIT = re.compile(r"kernels-(relative-)?(\w+?)-(\d+)(?:-(\d+))?\.o\.ptxas")
+_UNIT = re.compile(r"kernels-(relative-|linear-)?(\w+?)-(\d+)(?:-(\d+))?\.o\.ptxas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Resources:
     spilled: int
     """Bytes of spill stores and spill loads."""
     products: str = ""
-    """"relative-" for the kernels with relative keys."""
+    """"relative-" for the kernels with relative keys, "linear-" for those of linear attention."""
 
     def __str__(self) -> str:
         return (

@@ -7,16 +7,23 @@ from multiprocessing.connection import Connection
 import torch
 
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
-from tests.csrc.cuda.mutants import DECODING, PACKED, RACE_CHECKED, Mutant
+from tests.csrc.cuda.mutants import DECODING, LINEAR, PACKED, RACE_CHECKED, STEPS, Mutant
 from tests.support import emulator
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_case
 from tests.support.evaluate import assert_case
+from tests.support.linear import (
+    LINEAR_CASES,
+    LinearCase,
+    assert_linear_case,
+    assert_steps_continue,
+)
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support
+from transformer_kernels.linear.operators import register_fakes
 
-AnyCase = Case | DecodeCase | VarlenCase
+AnyCase = Case | DecodeCase | VarlenCase | LinearCase | None
 SCHEDULES = (0, 1, 2)
 
 
@@ -24,6 +31,7 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     """Sends one line for each case and schedule: "ok", or an error message."""
     torch.ops.load_library(library)
     schema.register_fakes(RACE_CHECKED.library)
+    register_fakes(RACE_CHECKED.library)
     cuda_support.emulate(RACE_CHECKED.library)
     operators = getattr(torch.ops, RACE_CHECKED.library)
     operators.report_races(True)
@@ -32,6 +40,8 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     cases: dict[str, AnyCase] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
     cases |= {DECODING + case.name: case for case in DECODE_CASES}
     cases |= {PACKED + case.name: case for case in (*VARLEN_CASES, *HOPPER_VARLEN)}
+    cases |= {STEPS: None} | {LINEAR + case.name: case for case in LINEAR_CASES}
+    operators.set_aimed_ctas(mutant.aimed_ctas)
     lines = []
     for name in mutant.cases:
         for seed in SCHEDULES:
@@ -42,7 +52,11 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
 
 def _outcome(case: AnyCase, dtype: torch.dtype) -> str:
     try:
-        if isinstance(case, DecodeCase):
+        if case is None:
+            assert_steps_continue(D=20, D_v=100, backend="cuda")
+        elif isinstance(case, LinearCase):
+            assert_linear_case(case, dtype, "cuda")
+        elif isinstance(case, DecodeCase):
             assert_decode_case(case, dtype, "cuda")
         elif isinstance(case, VarlenCase):
             assert_varlen_case(case, dtype, "cuda")

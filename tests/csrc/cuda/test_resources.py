@@ -19,10 +19,11 @@ from building.cuda import (
     PRODUCTS,
     CudaBuild,
     kernel_units,
+    linear_units,
 )
 from building.cuda_toolkit import NoCudaError, find_toolkit
 from building.extension import ROOT
-from building.tile_config import HOPPER_WIDTHS
+from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS
 from tests.csrc.cuda.ptxas import Resources, diagnostics, parse, reports
 from transformer_kernels import _C
 
@@ -37,8 +38,19 @@ RELATIVE_KERNELS = {
 }
 """Those with relative keys. Their tiles are smaller, and up to width 128 nothing is spilled."""
 
+LINEAR_KERNELS = {"scan_kernel", "sums_kernel", "steps_kernel", "delta_kernel"}
+"""Kernels of linear attention of every element type and width."""
+
+KERNELS_OF = {"": KERNELS, "relative-": RELATIVE_KERNELS, "linear-": LINEAR_KERNELS}
+
+MAX_LINEAR_SPILLS = 400
+"""Bytes. Operands of two parts spill (docs/linear.md); names of kernels do not tell them apart."""
+
 MAX_SPILLS = {64: 0, 128: 272}
 """Bytes, by common head width. At 128, some spills are unavoidable (docs/cuda.md)."""
+
+WIDTHS = {prefix: widths for prefix, (_, widths) in PRODUCTS.items()} | {"linear-": LINEAR_WIDTHS}
+"""Prefixes of the names of units, with their widths."""
 
 MAX_HOPPER_SPILLS = {"backward_kernel": 36, "dropout_backward_kernel": 700}
 """Bytes. Without dropout: up to three values. With dropout: most are in the producer warp, which
@@ -106,7 +118,7 @@ def test_every_architecture_has_every_kernel(built: list[Resources]) -> None:
     units = {(one.products, one.element, one.width) for one in everywhere} - {("", "", 0)}
     assert units == {
         (prefix, element.lower(), width)
-        for prefix, (_, widths) in PRODUCTS.items()
+        for prefix, widths in WIDTHS.items()
         for element in ELEMENTS
         for width in widths
     }
@@ -148,15 +160,20 @@ def test_wgmma_products_are_not_serialized() -> None:
 def test_spills_of_common_widths_are_within_bounds(built: list[Resources]) -> None:
     halves = [one for one in built if one.element in ("half", "bfloat16") and not one.v_width]
     common = [one for one in halves if one.width in MAX_SPILLS and one.architecture in CHIPS]
-    for products, kernels in (("", KERNELS), ("relative-", RELATIVE_KERNELS)):
+    for products, kernels in KERNELS_OF.items():
         assert {one.kernel for one in common if one.products == products} >= kernels
     assert _spilling(common) == []
 
 
 def _spilling(kernels: Iterable[Resources]) -> list[str]:
     """Kernels of 16-bit types that spill more than their bounds."""
-    bounds = ((one, 0 if one.products else MAX_SPILLS[one.width]) for one in kernels)
-    return [str(one) for one, bound in bounds if one.spilled > bound]
+    return [str(one) for one in kernels if one.spilled > _max_spill(one)]
+
+
+def _max_spill(one: Resources) -> int:
+    if one.products == "linear-":
+        return MAX_LINEAR_SPILLS
+    return 0 if one.products else MAX_SPILLS[one.width]
 
 
 EXTRA_UNITS = {
@@ -165,6 +182,7 @@ EXTRA_UNITS = {
     "float-64": ((8, 6),),
     "relative-half-64": (),
     "relative-half-128": ((8, 6),),
+    "linear-bfloat16-64": ((8, 6),),
 }
 """Capabilities to compile each unit for, if they are not built. Empty: all default capabilities."""
 
@@ -183,9 +201,9 @@ def test_units_compile_for_architectures_that_are_not_built(variant: str, tmp_pa
     if not others:
         pytest.skip("these architectures are built, and the tests above cover them")
     cuda = CudaBuild(toolkit, replace(default, capabilities=others, ptx=False))
-    (unit,) = (
-        one for one in kernel_units("nvcc", cuda.chips.flags, False) if one.variant == variant
-    )
+    flags = cuda.chips.flags
+    units = (*kernel_units("nvcc", flags, False), *linear_units("nvcc", flags))
+    (unit,) = (one for one in units if one.variant == variant)
     target = ("-c", str(ROOT / unit.source), "-o", str(tmp_path / "kernels.o"))
     command = [*cuda.nvcc(("c++",)), *unit.flags, *target]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -194,6 +212,6 @@ def test_units_compile_for_architectures_that_are_not_built(variant: str, tmp_pa
     products = "".join(f"{one}-" for one in kind)
     found = list(parse(result.stdout + result.stderr, element, int(width), 0, products))
     assert {one.architecture for one in found} == set(map(code, others))
-    assert {one.kernel for one in found} >= (RELATIVE_KERNELS if products else KERNELS)
+    assert {one.kernel for one in found} >= KERNELS_OF[products]
     if element != "float":
         assert _spilling(found) == []

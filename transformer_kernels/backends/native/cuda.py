@@ -34,16 +34,7 @@ class CudaBackend(NativeBackend):
         return cuda_support.unavailable_reason()
 
     def unsupported_reasons(self, problem: Problem) -> list[str]:
-        reasons = []
-        shape = problem.shape
-        unavailable = cuda_support.unsupported_device_reason(shape.device)
-        if unavailable is not None:
-            reasons.append(unavailable)
-        if shape.dtype == torch.float64:
-            reasons.append("float64: these kernels compute in float32")
-        columns = max(shape.D, shape.D_v)
-        if WIDTHS and columns > WIDTHS[-1]:
-            reasons.append(f"rows of {columns} elements: tiles are up to {WIDTHS[-1]} wide")
+        reasons = cuda_support.reasons_against(problem.shape, WIDTHS)
         if problem.scores.relative_keys is not None and problem.layout.kind == "cache":
             reasons.append(
                 "relative_keys with a cache: the cpu and reference backends support them"
@@ -52,7 +43,7 @@ class CudaBackend(NativeBackend):
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         shape = problem.shape
-        dtype, where = str(shape.dtype).removeprefix("torch."), _where(shape.device)
+        dtype, where = str(shape.dtype).removeprefix("torch."), cuda_support.described(shape.device)
         is_cached = problem.layout.kind == "cache"
         is_relative = problem.scores.relative_keys is not None
         if cuda_support.runs_hopper(shape.device) and not is_cached and not is_relative:
@@ -97,9 +88,3 @@ def _rows(x: Tensor) -> tuple[int, tuple[int, ...]]:
     if x.stride(3) == 1 or x.shape[3] == 1:
         return x.data_ptr(), x.stride()
     return 0, torch.empty(x.shape, device="meta").stride()
-
-
-def _where(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "emulated"
-    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))

@@ -9,6 +9,7 @@ import torch
 
 from transformer_kernels import torch_private
 from transformer_kernels.backends.native import extension
+from transformer_kernels.problem import Shape
 
 Capability = tuple[int, int]
 Code = Literal["binary", "PTX"]
@@ -20,6 +21,9 @@ WIDTHS: tuple[int, ...] = (
 
 RELATIVE_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_RELATIVE_WIDTHS if WIDTHS else ()
 """Those of the kernels with relative keys."""
+
+LINEAR_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_LINEAR_WIDTHS if WIDTHS else ()
+"""Those of the kernels of linear attention."""
 
 _NOT_BUILT = "the extension is built without CUDA kernels; `make build` prints the reason"
 
@@ -88,6 +92,25 @@ def unsupported_device_reason(device: torch.device) -> str | None:
     return _unsupported_gpu_reason(capability, architectures) or _unsupported_driver_reason(
         version, _code_for(capability, architectures)
     )
+
+
+def reasons_against(shape: Shape, widths: tuple[int, ...]) -> list[str]:
+    """Returns the reasons why kernels with these tile widths support no call of this shape."""
+    unavailable = unsupported_device_reason(shape.device)
+    reasons = [] if unavailable is None else [unavailable]
+    if shape.dtype == torch.float64:
+        reasons.append("float64: these kernels compute in float32")
+    columns = max(shape.D, shape.D_v)
+    if widths and columns > widths[-1]:
+        reasons.append(f"rows of {columns} elements: tiles are up to {widths[-1]} wide")
+    return reasons
+
+
+def described(device: torch.device) -> str:
+    """Describes the device in `explain`: its compute capability, or "emulated"."""
+    if device.type != "cuda":
+        return "emulated"
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
 @functools.cache
