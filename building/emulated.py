@@ -51,11 +51,7 @@ class Emulation:
         sanitizer = ("-fsanitize=thread",) if self.races else ()
         kernels = (*KERNEL_FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *sanitizer, "-x", "c++")
         operators = (*KERNEL_FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
-        linear = (
-            *linear_units("c++", kernels),
-            Unit(LINEAR_OPERATORS, operators),
-            Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
-        )
+        linear = (*linear_units("c++", kernels), Unit(LINEAR_OPERATORS, operators))
         emulator = sorted((root / "csrc/cuda/emulator").glob("*.cpp"))
         return (
             # The emulator comes first: of an inline function in several objects, the linker keeps
@@ -68,6 +64,7 @@ class Emulation:
                 for source in (OPERATORS, "csrc/bindings/emulator_operators.cpp")
             ),
             Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
+            Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
             Unit("csrc/bindings/tensors.cpp", stable_abi(torch)),
             Unit("csrc/common/options.cpp"),
             Unit("csrc/common/workspace.cpp"),

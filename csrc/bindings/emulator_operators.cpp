@@ -1,10 +1,12 @@
 // Schemas of the emulated operators in the namespace TK_LIBRARY, and test settings of the emulator.
-// csrc/bindings/cuda_operators.cpp implements them; tests/support/emulator.py builds and loads it.
+// cuda_operators.cpp and linear_cuda_operators.cpp implement them; tests/support/emulator.py builds
+// and loads the library.
 #include <torch/csrc/stable/library.h>
 
 #include <string>
 #include <utility>
 
+#include "bindings/linear_call.h"
 #include "bindings/operator_call.h"
 #include "common/workspace.h"
 #include "cuda/dispatch.h"
@@ -46,6 +48,9 @@ void report_races(bool wanted) { tk::emulator::options().races = wanted; }
 TK_DEFINE(TK_LIBRARY) {
   m.def(tk::forward_schema().c_str());
   m.def(tk::backward_schema().c_str());
+  m.def(tk::linear_forward_schema().c_str());
+  m.def(tk::linear_backward_schema().c_str());
+  m.def(tk::linear_steps_schema().c_str());
   m.def("want_poison(bool wanted) -> ()");
   m.def("poisoned_bytes() -> int");
   m.def("set_schedule(int seed) -> ()");

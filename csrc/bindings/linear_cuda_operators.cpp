@@ -97,16 +97,6 @@ Tensor linear_steps(Tensor q, Tensor k, Tensor v, Optional log_decay, Tensor S, 
 
 }  // namespace
 
-#ifdef TK_EMULATOR
-// Indirection, so that TK_LIBRARY is expanded before it is stringified.
-#define TK_DEFINE_MORE(library, m) STABLE_TORCH_LIBRARY_FRAGMENT(library, m)
-TK_DEFINE_MORE(TK_LIBRARY, m) {
-  m.def(tk::linear_forward_schema().c_str());
-  m.def(tk::linear_backward_schema().c_str());
-  m.def(tk::linear_steps_schema().c_str());
-}
-#endif
-
 TK_CUDA_OPERATORS(m) {
   m.impl("linear_forward", TORCH_BOX(&linear_forward));
   m.impl("linear_backward", TORCH_BOX(&linear_backward));

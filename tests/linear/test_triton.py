@@ -14,7 +14,6 @@ import transformer_kernels as tk
 from tests.support.linear import (
     LinearCase,
     assert_linear_case,
-    assert_steps_continue,
     linear_case,
 )
 from transformer_kernels.backends.triton.config import CHIPS
@@ -41,39 +40,6 @@ def test_segments_of_several_chunks(
     """By default segments of short sequences have one chunk each."""
     monkeypatch.setattr(call, "PROGRAMS", programs)
     assert_linear_case(case, torch.float32, "triton", DEVICE)
-
-
-@pytest.mark.usefixtures("poisoned")
-def test_steps_of_several_slices() -> None:
-    """Slices of v are programs of their own, which all read z."""
-    assert_steps_continue(9, 150, "triton", DEVICE)
-
-
-def test_bits_do_not_depend_on_the_position_in_the_batch_or_the_strides() -> None:
-    q, k, v = (torch.randn(1, 3, 100, 8, device=DEVICE).repeat(3, 1, 1, 1) for _ in range(3))
-    first, end = tk.linear_attention(q, k, v, return_state=True, backend="triton")
-    for x in (first, *end):
-        assert torch.equal(x, x[:1].expand_as(x))
-    strided = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    assert torch.equal(tk.linear_attention(*strided, backend="triton"), first)
-
-
-def test_offsets_beyond_the_rows_are_clamped() -> None:
-    """Values of cu_seqlens in compiled code are not checked: the kernels stay within the rows."""
-    forward, *_ = TritonLinear().operators(torch.device(DEVICE))
-    x = [torch.randn(1, 2, 150, 8, device=DEVICE) for _ in range(3)]
-
-    def run(*offsets: int) -> list[torch.Tensor]:
-        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=DEVICE)
-        results = forward(*x, None, None, None, cu_seqlens, None, None, 0, True, True, 1e-6)
-        return list(results)
-
-    whole = run(0, 70, 150)
-    for offsets in ((0, 70, 1000), (-5, 70, 150), (-5, 70, 2**31 - 1)):
-        for got, expected in zip(run(*offsets), whole, strict=True):
-            assert torch.equal(got, expected)
-    assert run(0, 90, 60)[0][:, :, :90].isfinite().all()  # offsets that decrease
-    assert not run(100, 150)[0][:, :, :100].any()  # offsets that begin late
 
 
 def test_segments_fill_the_device() -> None:
@@ -128,22 +94,6 @@ def test_every_precision_of_a_chip_has_tiles() -> None:
                     tile = tiles.tile(chip, columns, precision)
                     assert tile.chunk in (16, 32, 64)
                     assert tile.slice in (16, 32, 64)
-
-
-@pytest.mark.parametrize(
-    ("width", "dtype", "reason"),
-    [
-        (257, torch.float32, "rows of 257 elements: tiles are up to 256 wide"),
-        (8, torch.float64, "float64: these kernels compute in float32"),
-    ],
-)
-def test_limits(width: int, dtype: torch.dtype, reason: str) -> None:
-    x = torch.zeros(1, 1, 3, width, dtype=dtype, device=DEVICE)
-    with pytest.raises(ValueError, match=reason):
-        tk.linear_attention(x, x, x, backend="triton")
-    report = tk.explain(x, x, x, operator=tk.linear_attention)
-    assert report.chosen != "triton"
-    assert reason in str(report)
 
 
 def test_explain_names_the_tile() -> None:

@@ -116,8 +116,7 @@ def load(config: Emulation) -> str:
     """Builds the library and registers its operators. Returns their namespace."""
     torch.ops.load_library(build(config))
     schema.register_fakes(config.library)
-    if config.is_complete:
-        register_fakes(config.library)
+    register_fakes(config.library)
     _loaded.append(config.library)
     return config.library
 

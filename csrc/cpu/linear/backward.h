@@ -169,7 +169,9 @@ void write_dq(const LinearBackwardParams& p, const BackwardScan<Engine>& all, co
   for (int64_t r = 0; r < rows; ++r) {
     Real* const gradient = s.dq + r * D;
     const Real* const q = s.q + r * D;
-    for (int64_t c = 0; p.normalize && c < D; ++c) gradient[c] += all.dl[r] * s.state.z[c];
+    if (p.normalize) {
+      for (int64_t c = 0; c < D; ++c) gradient[c] += all.dl[r] * s.state.z[c];
+    }
     if (p.dlog_decay) *decay_gradient<Real>(p, at, row + r) += row_product(q, gradient, D);
     multiply_by_slope(p.feature_map, q, D, gradient);
     write_row(gradient, p.D, Real{1}, p.dtype, p.dq.data, row_offset(p.dq, one.b, h, row + r),

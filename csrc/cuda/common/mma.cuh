@@ -2,9 +2,9 @@
 //
 // mma.m16n8k16 multiplies 16 x 16 elements of a by 16 x 8 of b; a lane holds 8 and 4 of them. Lane
 // 4 g + t holds rows g and g + 8 and columns 2 t, 2 t + 1 of the result (PTX ISA, "Matrix Fragments
-// for mma.m16n8k16"). A float32 operand is split into three bfloat16 parts, or into two: TwoParts.
-// Of the nine or four partial products, six or four are computed; the others are below 2^-24 of the
-// result.
+// for mma.m16n8k16"). A float32 operand is split into three bfloat16 parts. Six of the nine partial
+// products are computed; the others are below 2^-24 of the result. TwoParts is split into two,
+// whose four products are all computed.
 #pragma once
 
 #include <type_traits>

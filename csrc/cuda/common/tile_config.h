@@ -292,17 +292,14 @@ struct LinearTile {
 
   constexpr int warps() const { return tokens / 16; }
   constexpr int threads() const { return warps() * kWarp; }
-  constexpr int bytes(int number_bytes, int width) const {
-    return (2 * tokens * width + (tokens + width) * slice) * number_bytes;
-  }
 };
 
 // `number_bytes` is the size of an operand in shared memory: 2 for bfloat16, otherwise 4.
 constexpr LinearTile linear_tile(int number_bytes, int width) {
   if (number_bytes == 2) return width <= 128 ? LinearTile{64, 64} : LinearTile{64, 32};
-  if (width <= 64) return {64, 64};   // 64 KiB
-  if (width <= 128) return {64, 32};  // 88 KiB
-  return {32, 16};                    // 82 KiB
+  if (width <= 64) return {64, 64};   // 67 KiB
+  if (width <= 128) return {64, 32};  // 93 KiB
+  return {32, 16};                    // 87 KiB
 }
 
 // CTAs among which linear attention divides the tokens: several per multiprocessor of a large GPU.
