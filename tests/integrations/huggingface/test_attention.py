@@ -1,0 +1,119 @@
+"""The attention function: tensors that models pass, and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import transformer_kernels as tk
+from tests.integrations.huggingface.tiny_models import assert_close, build, tokens
+from transformer_kernels.integrations.huggingface.attention import attention_forward
+from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+
+
+class Module(nn.Module):
+    """A module that calls an attention function."""
+
+    def __init__(self, is_causal: bool | None = None) -> None:
+        super().__init__()
+        if is_causal is not None:
+            self.is_causal = is_causal
+
+
+def heads(B: int, H: int, length: int, size: int) -> Tensor:
+    return torch.randn(B, length, H, size).transpose(1, 2)
+
+
+@pytest.fixture
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return heads(2, 4, 5, 8), heads(2, 2, 7, 8), heads(2, 2, 7, 6)
+
+
+def attend(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, **more: Any) -> Tensor:
+    o, weights = attention_forward(Module(), *qkv, mask, **more)
+    assert weights is None
+    assert o.is_contiguous()
+    assert o.shape == (2, 5, 4, 6)
+    return o.transpose(1, 2)
+
+
+def test_causality_without_a_mask(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The argument, else the module's attribute, else causal; never for a single query."""
+    q, k, v = qkv
+    causal, full = tk.attention(*qkv, mask=tk.Mask.causal()), tk.attention(*qkv)
+    for module, argument, expected in (
+        (Module(), None, causal),
+        (Module(False), None, full),
+        (Module(False), True, causal),
+        (Module(True), False, full),
+    ):
+        o, _ = attention_forward(module, q, k, v, None, is_causal=argument)
+        assert torch.equal(o.transpose(1, 2), expected)
+    o, _ = attention_forward(Module(), q[:, :, :1], k, v, None)
+    assert_close(o.transpose(1, 2), full[:, :, :1])
+
+
+def test_masks(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """A mask is the whole mask: causality is not added."""
+    visible = torch.rand(2, 1, 5, 7) < 0.6
+    expected = tk.attention(*qkv, mask=tk.Mask.dense(visible))
+    assert torch.equal(attend(qkv, visible), expected)
+    added = torch.zeros(2, 1, 5, 7).masked_fill(~visible, float("-inf"))
+    assert_close(attend(qkv, added), expected)
+    mask = tk.Mask.padding(torch.tensor([7, 3]))
+    lazy = LazyMask(mask, (2, 5, 7), torch.device("cpu"), may_be_packed=False)
+    assert torch.equal(attend(qkv, lazy), tk.attention(*qkv, mask=mask))
+
+
+def test_options(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    sinks, bias, added = torch.randn(4), torch.randn(1, 4, 5, 7), torch.randn(2, 1, 5, 7)
+    o = attend(
+        qkv, added, scaling=0.3, softcap=2.0, s_aux=sinks, position_bias=bias.double(), dropout=0
+    )
+    expected = tk.attention(*qkv, bias=bias + added, scale=0.3, softcap=2.0, sinks=sinks)
+    assert_close(o, expected)
+    torch.manual_seed(5)
+    dropped = attend(qkv, None, dropout=0.4)
+    torch.manual_seed(5)
+    assert torch.equal(dropped, tk.attention(*qkv, mask=tk.Mask.causal(), dropout_p=0.4))
+
+
+def test_a_batch_of_one_is_broadcast(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Learned queries, or a mask, that all rows share."""
+    q, k, v = qkv
+    o, _ = attention_forward(Module(False), q[:1], k, v, None)
+    assert_close(o.transpose(1, 2), tk.attention(q[:1].expand_as(q), k, v))
+    mask = tk.Mask.padding(torch.tensor([4]))
+    lazy = LazyMask(mask, (1, 5, 7), torch.device("cpu"), may_be_packed=False)
+    expected = tk.attention(*qkv, mask=tk.Mask.padding(torch.tensor([4, 4])))
+    assert_close(attend(qkv, lazy), expected)
+
+
+def test_output_has_the_layout_of_the_queries() -> None:
+    """No copy: the kernels write the layout that the next projection reads."""
+    q, k, v = (heads(2, 4, 5, 8) for _ in range(3))
+    o, _ = attention_forward(Module(), q, k, v, None)
+    assert o.is_contiguous()
+    assert tk.attention(q, k, v, mask=tk.Mask.causal()).transpose(1, 2).is_contiguous()
+
+
+def test_errors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    with pytest.raises(
+        ValueError, match='output_attentions=True needs attn_implementation="eager"'
+    ):
+        attend(qkv, None, output_attentions=True)
+    with pytest.raises(ValueError, match="the dense mask must broadcast"):
+        attend(qkv, torch.ones(2, 1, 5, 6, dtype=torch.bool))
+    lazy = LazyMask(tk.Mask(), (2, 5, 6), torch.device("cpu"), may_be_packed=False)
+    with pytest.raises(ValueError, match="the dense mask must broadcast"):
+        attend(qkv, lazy)
+
+
+@pytest.mark.exhaustive
+def test_output_attentions_of_a_model() -> None:
+    with pytest.raises(ValueError, match="eager"):
+        build("bert")(tokens(), output_attentions=True)

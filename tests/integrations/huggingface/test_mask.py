@@ -1,0 +1,245 @@
+"""The mask function: the same pairs as those of "sdpa", with the structure kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.integrations.huggingface.tiny_models import PADDINGS, padding, transformers
+from transformer_kernels import Mask
+from transformer_kernels.integrations.huggingface import structure
+from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+from transformer_kernels.integrations.huggingface.mask import create_mask
+from transformer_kernels.masks.constraints import (
+    Constraint,
+    KeyRange,
+    Positions,
+    Segments,
+    Window,
+)
+
+pytestmark = pytest.mark.exhaustive  # `make test` does not install transformers
+
+DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2], [0] * 11, list(range(11))])
+
+
+def positions_of(documents: Tensor) -> Tensor:
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril().sum(-1) - 1
+
+
+def mask_functions() -> dict[str, Callable[..., Any]]:
+    """Functions of `transformers.masking_utils` by the names of the tests."""
+    library = masking_utils()
+    chunks = library.chunked_causal_mask_function(3, torch.tensor([0, 1, 2]))
+    packed = (positions_of(DOCUMENTS), DOCUMENTS)
+    return {
+        "causal": library.causal_mask_function,
+        "bidirectional": library.bidirectional_mask_function,
+        "sliding": library.sliding_window_causal_mask_function(4),
+        "sliding_both_ways": library.sliding_window_bidirectional_mask_function(3),
+        "chunked": chunks,
+        "packed": library.packed_sequence_compatibility_function(
+            library.causal_mask_function, *packed
+        ),
+        "packed_sliding": library.packed_sequence_compatibility_function(
+            library.sliding_window_causal_mask_function(3), *packed
+        ),
+        "packed_chunked": library.packed_sequence_compatibility_function(chunks, *packed),
+        "either": library.or_masks(library.causal_mask_function, lambda b, h, q, k: k == 7),
+        "custom": lambda b, h, q, k: (q + k) % 3 != 0,
+    }
+
+
+def masking_utils() -> Any:
+    transformers()
+    from transformers import masking_utils as library
+
+    return library
+
+
+def bool_padding(kind: str) -> Tensor | None:
+    visible = padding(kind, 11)
+    return None if visible is None else visible.bool()
+
+
+NAMES = (
+    "causal", "bidirectional", "sliding", "sliding_both_ways", "chunked", "packed",
+    "packed_sliding", "packed_chunked", "either", "custom",
+)  # fmt: skip
+DENSE = ("packed_chunked", "either", "custom")
+"""Functions without a structure that a `Mask` has."""
+SIZES = (
+    (11, 11, 0, 0), (5, 11, 6, 0), (5, 9, 6, 2), (4, 14, 3, 0), (1, 11, 10, 0), (1, 7, 10, 4)
+)  # fmt: skip
+"""M, N and the first positions: whole sequences, cached keys, a sliding cache, a static cache, with
+more keys than tokens, and single queries."""
+
+
+def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Tensor | None, Tensor]:
+    """Returns our mask and that of "sdpa"."""
+    arguments: dict[str, Any] = {
+        "batch_size": 3,
+        "q_length": M,
+        "kv_length": N,
+        "mask_function": function,
+    } | more
+    skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    expected: Tensor = masking_utils().sdpa_mask(**arguments | skip)
+    return create_mask(**arguments), expected
+
+
+@pytest.mark.parametrize("kind_of_padding", PADDINGS)
+@pytest.mark.parametrize("offset_as", [int, torch.tensor])
+@pytest.mark.parametrize(
+    ("name", "M", "N", "q_offset", "kv_offset"),
+    [
+        (name, *sizes)
+        for name in NAMES
+        for sizes in SIZES
+        # transformers finds packed documents in whole sequences only
+        if sizes == SIZES[0] or not name.startswith("packed")
+    ],
+)
+def test_pairs_are_those_of_sdpa(
+    name: str,
+    offset_as: Callable[[int], Any],
+    M: int,
+    N: int,
+    q_offset: int,
+    kv_offset: int,
+    kind_of_padding: str,
+) -> None:
+    ours, expected = call(
+        mask_functions()[name],
+        M,
+        N,
+        q_offset=offset_as(q_offset),
+        kv_offset=kv_offset,
+        attention_mask=bool_padding(kind_of_padding),
+        allow_is_causal_skip=False,
+    )
+    assert ours is not None
+    assert isinstance(ours, LazyMask) == (name not in DENSE)
+    assert ours.shape == expected.shape
+    assert torch.equal(ours.clone(), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "kinds"),
+    [
+        ("causal", {}, {Window}),
+        ("sliding", {}, {Window}),
+        ("sliding_both_ways", {}, {Window}),
+        ("causal", {"attention_mask": "right"}, {Window, KeyRange}),
+        ("causal", {"attention_mask": "left"}, {Window, KeyRange}),
+        ("bidirectional", {"attention_mask": "right"}, {KeyRange}),
+        ("bidirectional", {"attention_mask": "gaps"}, {KeyRange, Segments}),
+        ("bidirectional", {"attention_mask": "all"}, set()),
+        ("chunked", {}, {Window, Segments}),
+        ("packed", {}, {Window, Segments}),
+        ("causal", {"q_offset": 4, "q_length": 7}, {Window}),
+        ("causal", {"q_offset": torch.tensor(10), "q_length": 1}, {KeyRange}),
+    ],
+)
+def test_structure_is_kept(name: str, more: dict[str, Any], kinds: set[type[Constraint]]) -> None:
+    arguments = {"q_length": 11, "kv_length": 11, "allow_is_causal_skip": False} | more
+    arguments["attention_mask"] = bool_padding(more.get("attention_mask", "none"))
+    ours = create_mask(3, mask_function=mask_functions()[name], **arguments)
+    assert isinstance(ours, LazyMask)
+    assert {type(one) for one in ours.mask.constraints} == kinds
+
+
+def test_offsets_on_another_device_are_not_read() -> None:
+    """The host does not wait for a GPU: positions stay tensors."""
+    mask = create_mask(
+        2, 5, 11, q_offset=torch.empty((), dtype=torch.int64, device="meta"), device="meta"
+    )
+    assert isinstance(mask, LazyMask)
+    assert [type(one) for one in mask.mask.constraints] == [Positions]
+
+
+@pytest.mark.parametrize(
+    ("name", "M", "more", "is_none"),
+    [
+        ("causal", 11, {}, True),
+        ("causal", 11, {"allow_is_causal_skip": False}, False),
+        ("causal", 11, {"attention_mask": torch.ones(3, 11, dtype=torch.bool)}, False),
+        ("causal", 5, {"q_offset": 6}, False),
+        ("causal", 1, {"q_offset": 10}, True),
+        ("causal", 1, {"q_offset": 5}, False),
+        ("sliding", 11, {}, False),
+        ("sliding", 1, {"q_offset": 10}, False),
+        ("bidirectional", 11, {"allow_is_bidirectional_skip": True}, True),
+        ("bidirectional", 11, {}, False),
+    ],
+)
+def test_none(name: str, M: int, more: dict[str, Any], is_none: bool) -> None:
+    """None only where the attention function gives it that meaning."""
+    mask = create_mask(3, M, 11, mask_function=mask_functions()[name], **more)
+    assert (mask is None) == is_none
+
+
+def test_default_is_causal() -> None:
+    mask = create_mask(1, 3, 4, allow_is_causal_skip=False)
+    assert mask is not None
+    assert mask[0, 0].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+
+
+def lazy(mask: Mask, device: str = "cpu") -> LazyMask:
+    return LazyMask(mask, (2, 5, 7), torch.device(device), may_be_packed=True)
+
+
+def test_lazy_mask_is_a_bool_tensor() -> None:
+    mask = Mask.causal() & Mask.padding(torch.tensor([7, 2]))
+    ours, dense = lazy(mask), mask.materialize(2, 1, 5, 7)
+    assert (ours.shape, ours.dtype, ours.device.type) == (dense.shape, torch.bool, "cpu")
+    assert torch.equal(ours[:, :, 2:, ::2], dense[:, :, 2:, ::2])
+    assert torch.equal(torch.where(ours, 1.0, 0.0), dense.float())
+    assert torch.equal(ours.float(), dense.float())
+    assert torch.equal(torch.cat([ours, dense]), torch.cat([dense, dense]))
+    assert type(ours & dense) is Tensor
+    assert "KeyRange" in repr(ours)
+
+
+def test_lazy_mask_keeps_its_structure() -> None:
+    ours = lazy(Mask.padding(torch.tensor([7, 2])))
+    assert ours.contiguous() is ours
+    assert ours.to("cpu") is ours
+    moved = ours.to("meta")
+    assert isinstance(moved, LazyMask)
+    for same in (ours.detach(), moved):
+        assert isinstance(same, LazyMask)
+        assert same.may_be_packed
+        assert [type(one) for one in same.mask.constraints] == [KeyRange]
+    assert moved.device.type == moved.mask.tensors()[0][1].device.type == "meta"
+
+
+def test_a_function_that_changes_is_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another definition, another variable and another name: the mask is dense, and right."""
+    library = masking_utils()
+
+    def closed(sliding_window: int) -> Callable[..., Any]:
+        return lambda b, h, q, k: k >= q - sliding_window
+
+    def renamed(width: int) -> Callable[..., Any]:
+        return lambda b, h, q, k: k > q - width
+
+    for changed in (closed, renamed, None):
+        with monkeypatch.context() as patched:
+            if changed is None:
+                patched.delattr(library, "sliding_window_overlay")
+                function = library.and_masks(library.causal_mask_function, renamed(4))
+            else:
+                patched.setattr(library, "sliding_window_overlay", changed)
+                function = library.sliding_window_causal_mask_function(4)
+            structure.recognised.cache_clear()
+            ours, expected = call(function, 11, 11, allow_is_causal_skip=False)
+            assert type(ours) is Tensor
+            assert torch.equal(ours, expected)
+            assert isinstance(call(library.causal_mask_function, 5, 11)[0], LazyMask)
+    structure.recognised.cache_clear()

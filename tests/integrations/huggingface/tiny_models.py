@@ -1,0 +1,266 @@
+"""Small models of transformers with random weights, and their inputs; nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transformer_kernels.integrations.huggingface import NAME, register
+
+LENGTH = 19
+"""Tokens of a row."""
+VOCABULARY = 61
+END = 60
+"""The end of a text, whose features CLIP compares with the image's."""
+
+Inputs = dict[str, Any]
+
+_TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GROUPED = _TEXT | {"num_key_value_heads": 2, "head_dim": 8}
+_SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+_SEQ2SEQ = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+_IMAGE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 20,
+    "patch_size": 4,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model of two layers.
+
+    `kind` says which tokens are compared: all of a "decoder" and an "encoder" that are not padding;
+    those of the decoder of "seq2seq"; the whole output of "image" and "pair".
+    """
+
+    model: str
+    config: str
+    sizes: dict[str, Any]
+    kind: Literal["decoder", "encoder", "seq2seq", "image", "pair"]
+    output: str = "logits"
+
+
+TINY = {
+    "gpt2": Tiny(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+        "decoder",
+    ),
+    "llama": Tiny("LlamaForCausalLM", "LlamaConfig", _GROUPED, "decoder"),
+    "mistral": Tiny(
+        "MistralForCausalLM", "MistralConfig", _GROUPED | {"sliding_window": 5}, "decoder"
+    ),
+    "gemma2": Tiny(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        _GROUPED | _SLIDING | {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
+        "decoder",
+    ),
+    "gemma3": Tiny("Gemma3ForCausalLM", "Gemma3TextConfig", _GROUPED | _SLIDING, "decoder"),
+    "qwen3": Tiny("Qwen3ForCausalLM", "Qwen3Config", _GROUPED, "decoder"),
+    "gpt_oss": Tiny("GptOssForCausalLM", "GptOssConfig", _GROUPED | _SLIDING | _EXPERTS, "decoder"),
+    "llama4": Tiny(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        _GROUPED
+        | _EXPERTS
+        | {"attention_chunk_size": 5, "intermediate_size_mlp": 48}
+        | {"layer_types": ["chunked_attention", "full_attention"]},
+        "decoder",
+    ),
+    "bert": Tiny("BertForMaskedLM", "BertConfig", _TEXT, "encoder"),
+    "modernbert": Tiny(
+        "ModernBertForMaskedLM",
+        "ModernBertConfig",
+        _TEXT
+        | {"local_attention": 6, "cls_token_id": 1, "sep_token_id": 2}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+        "encoder",
+    ),
+    "t5": Tiny(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
+        | {"num_heads": 4, "dropout_rate": 0.0, "decoder_start_token_id": 0},
+        "seq2seq",
+    ),
+    "bart": Tiny(
+        "BartForConditionalGeneration",
+        "BartConfig",
+        _SEQ2SEQ | {"max_position_embeddings": 64, "dropout": 0.0},
+        "seq2seq",
+    ),
+    "whisper": Tiny(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        _SEQ2SEQ
+        | {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64}
+        | {"begin_suppress_tokens": None},
+        "seq2seq",
+    ),
+    "vit": Tiny("ViTModel", "ViTConfig", _IMAGE, "image", "last_hidden_state"),
+    "clip": Tiny(
+        "CLIPModel",
+        "CLIPConfig",
+        {"text_config": _TEXT | {"eos_token_id": END}, "vision_config": _IMAGE}
+        | {"projection_dim": 16},
+        "pair",
+        "logits_per_text",
+    ),
+}
+
+
+def names(*kinds: str) -> list[str]:
+    """Returns the models of these kinds."""
+    return [name for name, tiny in TINY.items() if tiny.kind in kinds]
+
+
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="make test-all installs transformers")
+
+
+def build(name: str, attn_implementation: str = NAME, **changes: Any) -> Any:
+    """Builds the model in evaluation mode, with large weights, so that attention is not uniform."""
+    library, tiny = transformers(), TINY[name]
+    register()
+    config = getattr(library, tiny.config)(**tiny.sizes | changes)
+    torch.manual_seed(0)
+    model = getattr(library, tiny.model)._from_config(
+        config, attn_implementation=attn_implementation
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    return model.eval()
+
+
+def padding(kind: str, length: int = LENGTH) -> Tensor | None:
+    """Returns (3, length), 1 = a token: "right" or "left" padding, "gaps", "all" tokens or "none".
+
+    The last token is never padding for "left", nor the first one otherwise.
+    """
+    position = torch.arange(length)
+    match kind:
+        case "none":
+            return None
+        case "all":
+            visible = torch.ones(3, length, dtype=torch.bool)
+        case "right":
+            visible = position < torch.tensor([[length], [length // 2], [1]])
+        case "left":
+            visible = position >= torch.tensor([[0], [length // 2], [length - 1]])
+        case "gaps":
+            visible = (position % 5 != torch.tensor([[1], [2], [3]])) & (position < length - 1)
+        case _:
+            raise ValueError(kind)
+    return visible.long()
+
+
+PADDINGS = ("none", "all", "right", "left", "gaps")
+
+
+def tokens(length: int = LENGTH, batch: int = 3) -> Tensor:
+    """Random tokens without special ones."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(3, END, (batch, length), generator=generator)
+
+
+def inputs(name: str, kind_of_padding: str) -> tuple[Inputs, Tensor | None]:
+    """Returns the arguments of the model, and the mask of the outputs to compare."""
+    generator = torch.Generator().manual_seed(2)
+    visible = padding(kind_of_padding)
+    kind = TINY[name].kind
+    images = torch.randn(3, 3, 20, 20, generator=generator)
+    if kind == "image":
+        return {"pixel_values": images}, None
+    text: Inputs = {"input_ids": tokens(), "attention_mask": visible}
+    if kind == "pair":
+        text["input_ids"][torch.arange(3), -1 if visible is None else _last(visible)] = END
+        return text | {"pixel_values": images}, None
+    if kind != "seq2seq":
+        return text, visible
+    if name == "whisper":
+        text = {"input_features": torch.randn(3, 8, 40, generator=generator)}
+    decoder = padding("none" if kind_of_padding == "none" else "right", 11)
+    return (
+        text | {"decoder_input_ids": tokens(11), "decoder_attention_mask": decoder},
+        decoder,
+    )
+
+
+def _last(visible: Tensor) -> Tensor:
+    return visible.shape[1] - 1 - visible.flip(1).argmax(1)
+
+
+def run(
+    model: nn.Module, name: str, kind_of_padding: str = "right", **more: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the outputs at tokens, and the gradient of each parameter; 0 where there is none."""
+    arguments, visible = inputs(name, kind_of_padding)
+    model.zero_grad()
+    output = getattr(model(**arguments, **more), TINY[name].output)
+    if visible is not None:
+        output = output[visible.bool()]
+    output.sin().sum().backward()
+    gradients = {
+        key: torch.zeros_like(x) if x.grad is None else x.grad.clone()
+        for key, x in model.named_parameters()
+    }
+    return output.detach(), gradients
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    """Equal up to `tolerance`, relative to the largest value."""
+    error = (actual - expected).abs().max() / expected.abs().max()
+    assert error <= tolerance, f"{error.item():.1e} off"
+
+
+def assert_same_gradients(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-4
+) -> None:
+    """Equal up to `tolerance`, relative to the largest of the parameter, or a thousandth of all.
+
+    The gradient of a key's bias is 0 up to rounding: a shift of all scores has no effect.
+    """
+    largest = max(x.abs().max().item() for x in expected.values())
+    for name, wanted in expected.items():
+        error = (actual[name] - wanted).abs().max().item()
+        allowed = tolerance * max(wanted.abs().max().item(), 1e-3 * largest)
+        assert error <= allowed, f"{name} is {error:.1e} off, allowed {allowed:.1e}"

@@ -1,0 +1,43 @@
+"""Adapter for HuggingFace transformers: `attn_implementation="transformer_kernels"`.
+
+>>> from transformer_kernels.integrations import huggingface
+>>> huggingface.register()
+>>> model = AutoModel.from_pretrained(name, attn_implementation="transformer_kernels")
+"""
+
+from __future__ import annotations
+
+from transformer_kernels.integrations.huggingface.attention import attention_forward
+from transformer_kernels.integrations.huggingface.mask import create_mask
+from transformer_kernels.integrations.huggingface.structure import recognised
+from transformer_kernels.optional_deps import require
+
+__all__ = ["NAME", "register"]
+
+NAME = "transformer_kernels"
+"""The value of `attn_implementation`."""
+
+
+def register() -> None:
+    """Makes `attn_implementation="transformer_kernels"` available in HuggingFace transformers.
+
+    Call it before a model is created with that name, or before `model.set_attn_implementation`.
+    It registers an attention function and a mask function; no model changes by itself. A second
+    call has no effect.
+
+    Raises:
+        ImportError: transformers is not installed, or older than 5.0.
+
+    Source: docs/drop-in.md.
+    """
+    require("transformers", extra="huggingface")
+    import transformers
+
+    if int(transformers.__version__.partition(".")[0]) < 5:
+        raise ImportError(
+            f"register() needs transformers 5.0 or later, got {transformers.__version__}",
+            name="transformers",
+        )
+    recognised()  # compares the library's mask functions now, not inside a model's first call
+    transformers.AttentionInterface.register(NAME, attention_forward)
+    transformers.AttentionMaskInterface.register(NAME, create_mask)
