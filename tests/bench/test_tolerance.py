@@ -66,6 +66,12 @@ def test_a_large_lse_widens_the_band() -> None:
     assert rounding_band(EXACT, torch.float32, lse=100.0) == pytest.approx((16 + 1600) * ulp)
 
 
+def test_a_large_spread_of_the_terms_widens_the_band() -> None:
+    plain, ulp = rounding_band(EXACT, torch.float32), torch.finfo(torch.float32).eps
+    assert rounding_band(EXACT, torch.float32, spread=32.0) == plain
+    assert rounding_band(EXACT, torch.float32, spread=50.0) == pytest.approx(plain + 18 * ulp)
+
+
 def test_terms_widen_the_band_only_if_the_result_cancels() -> None:
     ulp, zero = torch.finfo(torch.float32).eps, torch.zeros(2, dtype=torch.float64)
     assert rounding_band(zero, torch.float32, terms=200.0) == pytest.approx(100 * ulp)

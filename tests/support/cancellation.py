@@ -57,7 +57,8 @@ def gradient_terms(
 
     Returns:
         Values for "dq" and "dk", for "dbias" if the bias is a tensor or "dslopes" if it is ALiBi,
-        and for "dtable" and "dkeys" with tables by distance.
+        and for "dtable" and "dkeys" with tables by distance. "dtable_spread" is the largest root of
+        the sum of the squares of the terms of "dtable".
     """
     q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
     group = q.shape[1] // k.shape[1]
@@ -80,7 +81,10 @@ def gradient_terms(
         steps = bias.dense(*ds.shape[-2:]).double() / bias.slopes.double()[:, None, None]
         terms["dslopes"] = (ds * steps.abs()).sum(dim=(0, 2, 3))
     if relative is not None and relative.table is not None:
-        terms["dtable"] = summed_by_distance(ds, relative).sum_to_size(relative.table.shape)
+        shape = relative.table.shape
+        terms["dtable"] = summed_by_distance(ds, relative).sum_to_size(shape)
+        squares = summed_by_distance(ds.square(), relative).sum_to_size(shape)
+        terms["dtable_spread"] = squares.sqrt()
     if isinstance(relative, RelativeKeys):
         by_entry = products_by_distance(scale * ds, q.abs(), relative)
         terms["dkeys"] = by_entry.sum_to_size(relative.keys.shape)

@@ -93,6 +93,7 @@ class Expected(NamedTuple):
             assert_within_rule(
                 name, value.cpu(), self.exact[name], self.plain[name],
                 lse=0.0 if name == "lse" else largest, terms=self.terms.get(name, 0.0),
+                spread=self.terms.get(f"{name}_spread", 0.0),
             )  # fmt: skip
 
 

@@ -7,7 +7,12 @@ from torch import Tensor
 
 
 def rounding_band(
-    exact: Tensor, dtype: torch.dtype, *, lse: float = 0.0, terms: float = 0.0
+    exact: Tensor,
+    dtype: torch.dtype,
+    *,
+    lse: float = 0.0,
+    terms: float = 0.0,
+    spread: float = 0.0,
 ) -> float:
     """Returns the error of a tensor that rounding alone explains.
 
@@ -20,7 +25,7 @@ def rounding_band(
       16 products err by a few ulp at 1. For a row with one visible key dp - delta is exactly zero,
       but its two sums are not.
 
-    Two effects can increase the accumulation part. Their size in plain torch depends on the
+    Three effects can increase the accumulation part. Their size in plain torch depends on the
     summation order of the CPU's matrix library, so they are bounded here.
 
     - Weights are exp(s - lse), so absolute errors of s and lse become relative errors of the
@@ -31,6 +36,10 @@ def rounding_band(
       changes that sum by up to half an ulp of the sum of the terms' magnitudes (Higham, Accuracy
       and Stability of Numerical Algorithms, 2nd edition, section 4.2). A result below this bound is
       rounding error only.
+    - The gradient of a table sums ds = p (dp - delta) over all pairs at a distance, of both signs.
+      Each term has errors of half an ulp of its size, independent of the others, so that the sum
+      errs by half an ulp of the root of the sum of their squares; twice that is allowed (Higham and
+      Mary 2019, A New Approach to Probabilistic Rounding Error Analysis).
 
     The float64 oracle rounds like a float64 result under test: sums of several hundred terms in
     another order differ by more than two ulp. The band for float64 is therefore 8 times as wide.
@@ -42,6 +51,7 @@ def rounding_band(
             does not depend on weights.
         terms: largest sum of magnitudes of the terms of one element, from `gradient_terms`; 0 for
             results that do not cancel.
+        spread: largest root of the sum of squares of such terms, for the gradient of a table.
 
     Returns:
         The allowed absolute error.
@@ -49,7 +59,8 @@ def rounding_band(
     largest = _largest(exact.masked_fill(~exact.isfinite(), 0.0))
     accumulation = torch.float64 if dtype == torch.float64 else torch.float32
     ulp = torch.finfo(accumulation).eps
-    ulps = max(32.0, 2.0 * lse * largest, terms / 2 if largest < terms / 2 * ulp else 0.0)
+    cancelled = terms / 2 if largest < terms / 2 * ulp else 0.0
+    ulps = max(32.0, 2.0 * lse * largest, cancelled, spread)
     band = 2 * torch.finfo(dtype).eps * largest + ulps * ulp
     return 8 * band if dtype == torch.float64 else band
 
@@ -62,6 +73,7 @@ def assert_within_rule(
     *,
     lse: float = 0.0,
     terms: float = 0.0,
+    spread: float = 0.0,
 ) -> None:
     """Asserts max |got - exact| <= 2 max |plain - exact| + rounding band.
 
@@ -74,6 +86,7 @@ def assert_within_rule(
         plain: the result of plain torch in got's dtype.
         lse: as for `rounding_band`.
         terms: as for `rounding_band`.
+        spread: as for `rounding_band`.
 
     Raises:
         AssertionError: the shape, the positions of inf or nan, or the error are wrong.
@@ -84,7 +97,7 @@ def assert_within_rule(
     finite = got.isfinite()
     error = _largest((got.double() - exact).masked_fill(~finite, 0.0))
     plain_error = _largest((plain.double() - exact).masked_fill(~(finite & plain.isfinite()), 0.0))
-    band = rounding_band(exact, got.dtype, lse=lse, terms=terms)
+    band = rounding_band(exact, got.dtype, lse=lse, terms=terms, spread=spread)
     if error > 2 * plain_error + band:
         worst = (got.double() - exact).masked_fill(~finite, 0.0).abs().flatten().argmax()
         where = tuple(int(i) for i in torch.unravel_index(worst, got.shape))
