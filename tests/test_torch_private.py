@@ -64,6 +64,13 @@ def test_missing_sdpa_symbol_disables_enable() -> None:
     assert refusal.startswith("enable() needs torch.library.Library._destroy_renamed, which torch ")
 
 
+@pytest.mark.parametrize("path", [torch_private._JAGGED[0], torch_private._VARLEN[1]])
+def test_a_missing_symbol_of_one_kind_of_call_leaves_the_others(path: str) -> None:
+    fast_path, missing = run(path)  # enable() raises nothing
+    assert fast_path == "None"
+    assert f"torch.{path}_renamed in torch " in missing
+
+
 def test_installed_torch_has_all_symbols() -> None:
     assert torch_private.MISSING == ()
 

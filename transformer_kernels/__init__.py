@@ -18,12 +18,8 @@ from transformer_kernels.functional.linear_decode import linear_attention_decode
 from transformer_kernels.functional.linear_varlen import linear_attention_varlen
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.info import info
-from transformer_kernels.integrations.torch_sdpa import (
-    disable,
-    enable,
-    enabled,
-    scaled_dot_product_attention,
-)
+from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
+from transformer_kernels.integrations.torch_switch import disable, enable, enabled
 from transformer_kernels.linear.types import LinearState
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes

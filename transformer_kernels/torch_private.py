@@ -7,11 +7,15 @@ A torch release may rename any of them. If one is missing, the feature that need
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch._functorch.config
 from torch.autograd import forward_ad
+
+with suppress(ImportError):
+    import torch.nested._internal.ops
 
 _MISSING = object()
 
@@ -51,9 +55,21 @@ _SDPA = (
     "_transformer_encoder_layer_fwd",
     "jit._builtins._register_builtin",
 )
+_JAGGED = (
+    "nested._internal.ops.jagged_scaled_dot_product_attention",
+    "nested._internal.nested_tensor.nested_view_from_values_offsets_lengths",
+    "nested._internal.nested_tensor.NestedTensor._maybe_max_seqlen",
+)
+_VARLEN = (
+    "ops.aten._flash_attention_forward.default",
+    "ops.aten._flash_attention_forward_no_dropout_inplace.default",
+    "ops.aten._flash_attention_backward.default",
+)
 _composite_key = _find("_C.DispatchKey.CompositeImplicitAutograd")
 native_multi_head_attention = _find("_native_multi_head_attention")
 transformer_encoder_layer = _find("_transformer_encoder_layer_fwd")
+jagged_attention, jagged_view = map(_find, _JAGGED[:2])
+varlen_operators = tuple(map(_find, _VARLEN))
 _DRIVER = ("_C._cuda_getDriverVersion",) if torch.version.cuda is not None else ()
 _driver_version = _find("_C._cuda_getDriverVersion")
 _FAKE = ("_subclasses.fake_tensor.FakeTensor",)
@@ -68,7 +84,18 @@ MISSING_FOR_FAST_PATH = _missing(_FAST_PATH)
 """Symbols required by the fast path that this torch release lacks."""
 MISSING_FOR_SDPA = _missing(_SDPA)
 """Symbols required by `enable()` that this torch release lacks."""
-MISSING = (*MISSING_FOR_FAST_PATH, *MISSING_FOR_SDPA, *_missing(_DRIVER), *_missing(_FAKE))
+MISSING_FOR_JAGGED = _missing(_JAGGED)
+"""Symbols required for jagged nested tensors that this torch release lacks."""
+MISSING_FOR_VARLEN = _missing(_VARLEN)
+"""Symbols required for `varlen_attn` on CPUs that this torch release lacks."""
+MISSING = (
+    *MISSING_FOR_FAST_PATH,
+    *MISSING_FOR_SDPA,
+    *MISSING_FOR_JAGGED,
+    *MISSING_FOR_VARLEN,
+    *_missing(_DRIVER),
+    *_missing(_FAKE),
+)
 
 
 def calls_are_observed() -> bool:
@@ -141,6 +168,26 @@ def set_module_fast_paths(multi_head_attention: Any, encoder_layer: Any) -> None
     register_builtin(encoder_layer, "aten::_transformer_encoder_layer_fwd")
     torch._native_multi_head_attention = multi_head_attention
     torch._transformer_encoder_layer_fwd = encoder_layer
+
+
+def set_jagged_attention(attention: Any) -> None:
+    """Sets the scaled_dot_product_attention of jagged nested tensors."""
+    operators: Any = torch.nested._internal.ops
+    operators.jagged_scaled_dot_product_attention = attention
+
+
+def longest_of(jagged: Any) -> int | None:
+    """Returns the longest length of a jagged nested tensor if it is known, else None."""
+    longest: int | None = jagged._maybe_max_seqlen
+    return longest
+
+
+def ragged_dimension(jagged: Any) -> int | None:
+    """Returns the dimension that holds the lengths of a jagged nested tensor.
+
+    None if torch lacks the attribute, which instances have but not their class.
+    """
+    return getattr(jagged, "_ragged_idx", None)
 
 
 def call_composite(operator: Any, *args: object, **kwargs: object) -> Any:

@@ -9,6 +9,7 @@ functions with the operators' signatures in their place. They call
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,11 @@ from torch.nn import functional
 
 from transformer_kernels import torch_private
 from transformer_kernels.functional.varlen import attention_varlen
+from transformer_kernels.integrations import torch_devices
 from transformer_kernels.problem.checks import DTYPES
+
+Lengths = list[int] | None
+"""Lengths of packed sequences; None for a padded batch."""
 
 _MHA = torch_private.native_multi_head_attention
 _LAYER = torch_private.transformer_encoder_layer
@@ -68,7 +73,7 @@ def _multi_head_attention(
         return o, weights
     weights = _Weights(num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias)
     attn_mask = _attn_mask(mask, mask_type)
-    return _packed(query, lambda x, cu_seqlens: _attend(x, cu_seqlens, attn_mask, weights)), None
+    return _packed(query, lambda x, lengths: _attend(x, lengths, attn_mask, weights)), None
 
 
 def _encoder_layer(
@@ -115,11 +120,11 @@ def _encoder_layer(
         hidden = activation(functional.linear(x, ffn_weight_1, ffn_bias_1))
         return functional.linear(hidden, ffn_weight_2, ffn_bias_2)
 
-    def layer(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    def layer(x: Tensor, lengths: Lengths) -> Tensor:
         if norm_first:
-            x = x + _attend(norm_1(x), cu_seqlens, attn_mask, weights)
+            x = x + _attend(norm_1(x), lengths, attn_mask, weights)
             return x + feed_forward(norm_2(x))
-        x = norm_1(x + _attend(x, cu_seqlens, attn_mask, weights))
+        x = norm_1(x + _attend(x, lengths, attn_mask, weights))
         return norm_2(x + feed_forward(x))
 
     return _packed(src, layer)
@@ -127,7 +132,7 @@ def _encoder_layer(
 
 def _supports(x: Tensor, mask: Tensor | None) -> bool:
     """True if these kernels compute the call; torch's operator does otherwise."""
-    if not (x.is_cpu and x.dtype in DTYPES):
+    if not (x.device.type in torch_devices.REPLACED and x.dtype in DTYPES):
         return False
     # Dynamo cannot trace the setting; scaled_dot_product_attention heeds it in compiled code.
     if not torch.compiler.is_compiling() and not flash_sdp_enabled():
@@ -135,26 +140,24 @@ def _supports(x: Tensor, mask: Tensor | None) -> bool:
     return not x.is_nested or (mask is None and x.size(0) > 0)
 
 
-def _packed(x: Tensor, function: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
-    """Applies a function of (x, cu_seqlens) to x (B, M, E) or, if x is nested, to (total, E)."""
+def _packed(x: Tensor, function: Callable[[Tensor, Lengths], Tensor]) -> Tensor:
+    """Applies a function of (x, lengths) to x (B, M, E) or, if x is nested, to (total, E)."""
     if not x.is_nested:
         return function(x, None)
     sequences = x.unbind()
     lengths = [sequence.shape[0] for sequence in sequences]
-    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    y = function(torch.cat(sequences), cu_seqlens)
+    y = function(torch.cat(sequences), lengths)
     return torch.nested.as_nested_tensor(list(y.split(lengths)))
 
 
-def _attend(
-    x: Tensor, cu_seqlens: Tensor | None, attn_mask: Tensor | None, weights: _Weights
-) -> Tensor:
-    """Computes self-attention of x (B, M, E), or (total, E) with cu_seqlens."""
+def _attend(x: Tensor, lengths: Lengths, attn_mask: Tensor | None, weights: _Weights) -> Tensor:
+    """Computes self-attention of x (B, M, E), or (total, E) with lengths."""
     qkv = functional.linear(x, weights.qkv_weight, weights.qkv_bias)
     qkv = qkv.unflatten(-1, (3, weights.num_heads, -1))
-    if cu_seqlens is not None:
+    if lengths is not None:
         q, k, v = qkv.unbind(1)
-        o = attention_varlen(q, k, v, cu_seqlens).flatten(1)
+        cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=x.device)
+        o = attention_varlen(q, k, v, cu_seqlens, max_seqlen_q=max(lengths)).flatten(1)
     else:
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         o = functional.scaled_dot_product_attention(q, k, v, attn_mask).transpose(1, 2).flatten(2)

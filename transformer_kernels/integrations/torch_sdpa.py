@@ -1,31 +1,19 @@
-"""Drop-in replacement of torch's `scaled_dot_product_attention`: a function and a switch."""
+"""A function with the signature and semantics of torch's `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
-import sys
-import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
-from torch.backends.cuda import flash_sdp_enabled
 
-from transformer_kernels import torch_private
 from transformer_kernels.argument_checks import check_bool
-from transformer_kernels.backends.native import extension
 from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.functional.attention import attention
-from transformer_kernels.integrations import torch_mha
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.checks import check_tensors
 from transformer_kernels.storage import check_storage
 
 _CAUSAL = Mask.causal()
-_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def scaled_dot_product_attention(
@@ -220,148 +208,3 @@ def _mask_or_bias(
     if attn_mask.dtype == torch.bool:
         return Mask.dense(attn_mask), None
     return None, attn_mask
-
-
-@dataclass
-class _Switch:
-    """The state of the replacement in this process. The lock protects every change."""
-
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    on: bool = False
-    by_enable: bool = False
-    blocks: int = 0
-    """`enabled()` blocks that are open, in all threads."""
-    library: torch.library.Library | None = None
-    graph_cache: bool = True
-
-
-_SWITCH = _Switch()
-
-
-def enable() -> None:
-    """Replaces torch's `scaled_dot_product_attention` on the CPU by these kernels, in all threads.
-
-    The replacement applies to every caller: training, dropout, `nn.MultiheadAttention`, code that
-    imported the function earlier, and compiled functions, which are compiled again. A call that
-    these kernels do not support runs torch's implementation, with a warning that gives the reason;
-    inside `torch.nn.attention.sdpa_kernel` without FLASH_ATTENTION, every call does. `disable()`
-    undoes the replacement. A second call has no effect. docs/drop-in.md has the details.
-
-    Raises:
-        RuntimeError: the compiled extension is not available, or this torch release lacks a private
-            symbol that the replacement needs.
-    """
-    _check_available()
-    with _SWITCH.lock:
-        _SWITCH.by_enable = True
-        _update()
-
-
-def disable() -> None:
-    """Undoes `enable()`. torch's own attention is back once no `enabled()` block is open."""
-    with _SWITCH.lock:
-        _SWITCH.by_enable = False
-        _update()
-
-
-@contextmanager
-def enabled() -> Iterator[None]:
-    """Context manager: the replacement is in effect until the last such block of all threads ends.
-
-    Raises:
-        RuntimeError: as for `enable`.
-    """
-    _check_available()
-    with _SWITCH.lock:
-        _SWITCH.blocks += 1
-        _update()
-    try:
-        yield
-    finally:
-        with _SWITCH.lock:
-            _SWITCH.blocks -= 1
-            _update()
-
-
-def _check_available() -> None:
-    unavailable = extension.unavailable_reason()
-    if unavailable is not None:
-        raise RuntimeError(f"enable() needs the CPU kernels, but {unavailable}")
-    if torch_private.MISSING_FOR_SDPA:
-        missing = ", ".join(torch_private.MISSING_FOR_SDPA)
-        raise RuntimeError(f"enable() needs {missing}, which torch {torch.__version__} lacks")
-
-
-def _update() -> None:
-    """Turns the replacement on or off. The caller holds the lock."""
-    wanted = _SWITCH.by_enable or _SWITCH.blocks > 0
-    if wanted == _SWITCH.on:
-        return
-    if wanted:
-        _register()
-        # The on-disk graph cache is keyed by operator names: it would return torch's graphs.
-        _SWITCH.graph_cache = torch_private.set_graph_cache(False)
-        torch_mha.replace()
-        _SWITCH.on = True
-    else:
-        _SWITCH.on = False
-        torch_mha.restore()
-        torch_private.set_graph_cache(_SWITCH.graph_cache)
-        _unregister_if_alone()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # compiled code inlines the implementation
-
-
-def _register() -> None:
-    if _SWITCH.library is None:
-        library = torch.library.Library("aten", "IMPL")
-        for key in ("CPU", "AutogradCPU"):
-            library.impl("scaled_dot_product_attention", _replacement, key)
-        _SWITCH.library = library
-        torch_private.forget_kernel(_OPERATOR)
-
-
-def _unregister_if_alone() -> None:
-    """Unregisters the replacement if this is the only thread.
-
-    Calls of another thread may be inside torch's dispatcher, without the GIL: unregistering would
-    free the kernel that they are about to call. The replacement then stays, and calls torch's
-    implementation.
-    """
-    if _SWITCH.library is not None and len(sys._current_frames()) == 1:
-        torch_private.remove_library(_SWITCH.library)
-        _SWITCH.library = None
-        torch_private.forget_kernel(_OPERATOR)
-
-
-def _replacement(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    refusal: Exception | None = None
-    if _SWITCH.on and flash_sdp_enabled():
-        try:
-            fast_o = _fast_path(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-            )
-            if fast_o is not None:
-                return fast_o
-            return _general_path(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-            )
-        except (TypeError, ValueError) as error:
-            refusal = error
-    o: Tensor = torch_private.call_composite(
-        _OPERATOR,
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,
-    )  # fmt: skip
-    if refusal is not None:
-        warnings.warn(f"falling back to torch's own attention: {refusal}", stacklevel=2)
-    return o

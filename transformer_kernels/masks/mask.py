@@ -18,6 +18,12 @@ from transformer_kernels.argument_checks import (
     shown,
 )
 from transformer_kernels.masks import visualize
+from transformer_kernels.masks.block_mask import (
+    check_block_mask,
+    full_tiles,
+    partial_tiles,
+    visible_pairs,
+)
 from transformer_kernels.masks.constraints import (
     UNBOUNDED,
     Align,
@@ -34,6 +40,7 @@ from transformer_kernels.storage import check_storage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from torch.nn.attention.flex_attention import BlockMask
 
 _CONSTRAINTS = get_args(Constraint)
 
@@ -180,6 +187,30 @@ class Mask:
             )
         check_int("block_size", block_size, 1)
         return Mask((BlockSparse(_with_dimensions("layout", layout, 3), block_size),))
+
+    @staticmethod
+    def from_block_mask(block_mask: BlockMask) -> Mask:
+        """Converts the block mask of torch's FlexAttention.
+
+        Full tiles are visible, partial tiles are evaluated by `mask_mod`, and the others are
+        hidden. The result is block-sparse if all visible tiles are full and square and the batch
+        entries share them. Otherwise it is dense, B x H x M x N bytes for the B and H of the block
+        mask, which are 1 if its entries or heads share one mask.
+
+        Args:
+            block_mask: a `torch.nn.attention.flex_attention.BlockMask`, for M queries and N keys.
+
+        Raises:
+            TypeError: block_mask is of another type.
+
+        Source: `torch.nn.attention.flex_attention.create_block_mask`.
+        """
+        check_block_mask(block_mask)
+        partial, full = partial_tiles(block_mask), full_tiles(block_mask)
+        rows, columns = block_mask.BLOCK_SIZE
+        if rows == columns and full.shape[0] == 1 and not partial.any():
+            return Mask.block_sparse(full[0], rows)
+        return Mask.dense(visible_pairs(block_mask, partial, full))
 
     def materialize(
         self, B: int, H: int, M: int, N: int, device: torch.device | str | None = None

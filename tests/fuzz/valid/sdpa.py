@@ -13,7 +13,8 @@ from tests.fuzz.valid.attention import Attention
 from tests.fuzz.valid.base import with_gradients
 from tests.fuzz.valid.draw import LIMITS, dense_mask, lengths, rarely, shared
 from tests.fuzz.valid.masks import Constraint, Dense, Window
-from transformer_kernels.integrations.torch_sdpa import enabled, scaled_dot_product_attention
+from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
+from transformer_kernels.integrations.torch_switch import enabled
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

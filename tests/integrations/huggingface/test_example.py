@@ -17,7 +17,7 @@ from transformer_kernels.integrations.huggingface import NAME, register
 def test_example() -> None:
     transformers()
     page = (ROOT / "docs" / "drop-in.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     variables: dict[str, object] = {}
     exec(example, variables)
     model = variables["model"]

@@ -9,11 +9,12 @@ import threading
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 
 import transformer_kernels as tk
 from building.extension import ROOT
 from tests.support.operators import FORWARD, operators_run_by
-from transformer_kernels.integrations import torch_sdpa
+from transformer_kernels.integrations import torch_switch
 
 Q, K, V = (torch.randn(2, 3, length, 4) for length in (3, 5, 5))
 
@@ -55,7 +56,7 @@ def test_a_registration_kept_for_other_threads_runs_torchs_attention() -> None:
     try:
         with tk.enabled():
             pass
-        assert torch_sdpa._SWITCH.library is not None
+        assert torch_switch._SWITCH.library is not None
         ran = operators_run_by(lambda: functional.scaled_dot_product_attention(Q, K, K))
         assert FORWARD not in ran
         assert "aten::_scaled_dot_product_flash_attention_for_cpu" in ran
@@ -67,6 +68,8 @@ def test_a_registration_kept_for_other_threads_runs_torchs_attention() -> None:
             assert torch.equal(got, want)
         with pytest.raises(RuntimeError, match="to have the same dtype"):
             functional.scaled_dot_product_attention(Q, K.double(), V)
+        with pytest.raises(NotImplementedError, match="has no kernel for the CPU"):
+            varlen_attn(Q[0], Q[0], Q[0], torch.tensor([0, 2]), None, 2, 2)
     finally:
         leave.set()
         thread.join()
