@@ -4,6 +4,8 @@ With TRITON_INTERPRET=1 Triton runs kernels in numpy on the CPU. Triton 3.6 to 3
 a GPU as follows:
 
 - bfloat16 is stored as 16-bit integers, and dot products multiply these as integers;
+- products are sums in the order of the CPU's matrix library: a product and its transpose may differ
+  in the last bit, and some kernels compute both;
 - conversion to bfloat16 truncates instead of rounding to nearest even;
 - float32 products ignore `input_precision`, and "bf16x3" and "bf16x6" are rejected;
 - fields of tuples that are `tl.constexpr` are not unwrapped.
@@ -26,35 +28,29 @@ def is_on() -> bool:
 
 @functools.cache
 def patch() -> None:
-    """Patches the interpreter to round bfloat16 and its parts as a GPU does, and to run faster."""
+    """Patches the interpreter to round products, bfloat16 and its parts as a GPU does, and to run
+    faster."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter
 
     builder: Any = interpreter.InterpreterBuilder
     executor: Any = interpreter.GridExecutor
-    plain_dot, plain_cast = builder.create_dot, builder.cast_impl
+    plain_cast = builder.cast_impl
     plain_run = executor.__call__
-
-    def widened(x: Any) -> Any:
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        bits = x.data.astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
 
     def dot(self: Any, a: Any, b: Any, d: Any, precision: Any, *rest: Any) -> Any:
         parts = _PARTS.get(str(precision)[-6:]) if a.dtype.scalar == tl.float32 else None
-        if parts is not None:
-            for a_part, b_part in _part_operands(a.data, b.data, parts):
-                a, b = (interpreter.TensorHandle(x, tl.float32) for x in (a_part, b_part))
-                d = plain_dot(self, a, b, d, precision, *rest)
-            return d
-        return plain_dot(self, widened(a), widened(b), d, precision, *rest)
+        if parts is None:
+            total = _with_product(d.data, (_widened(a).data, _widened(b).data))
+        else:
+            total = functools.reduce(_with_product, _part_operands(a.data, b.data, parts), d.data)
+        return interpreter.TensorHandle(total, d.dtype.scalar)
 
     def cast(self: Any, x: Any, to: Any) -> Any:
         source, target = x.dtype.scalar, to.scalar
         if source == tl.bfloat16 and target != tl.bfloat16:
-            return plain_cast(self, widened(x), to)
+            return plain_cast(self, _widened(x), to)
         if target == tl.bfloat16 and source != tl.bfloat16:
             wide = plain_cast(self, x, tl.float32).data.astype(np.float32)
             return interpreter.TensorHandle(_rounded_to_bfloat16(wide), tl.bfloat16)
@@ -105,6 +101,26 @@ def _rounded_to_bfloat16(x: Any) -> Any:
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _widened(x: Any) -> Any:
+    """A tensor of bfloat16 as float32; others as they are."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    if x.dtype.scalar != tl.bfloat16:
+        return x
+    bits = x.data.astype(np.uint32) << 16
+    return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+
+def _with_product(total: Any, operands: tuple[Any, Any]) -> Any:
+    """Adds a product, summed in float64: once rounded, the order of its sums does not matter."""
+    import numpy as np
+
+    a, b = (x.astype(np.float64) for x in operands)
+    return total + np.matmul(a, b).astype(total.dtype)
 
 
 _PARTS = {"BF16x3": 2, "BF16x6": 3}
