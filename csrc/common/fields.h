@@ -5,6 +5,8 @@
 //
 //   NUMBER(type, kind, name, layouts)
 //   TENSOR(name, elements, memory, shape, layouts)   1|X: 1, or X and broadcast from 1
+//
+// S is the number of sequences: B, or that of the packed sequences.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,7 @@
   NUMBER(double, "float", softcap, "dense varlen cache")                                      \
   NUMBER(double, "float", dropout_p, "dense varlen")                                          \
   TENSOR(bias, kValues, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")                          \
-  TENSOR(alibi_slopes, kStatistics, kContiguous, "(H_q)", "dense varlen cache")               \
+  TENSOR(alibi_slopes, kStatistics, kContiguous, "(1|S, H_q)", "dense varlen cache")          \
   NUMBER(int64_t, "SymInt", alibi_offset, "dense varlen cache")                               \
   TENSOR(relative_bias, kStatistics, kContiguous, "(1|H_q, distances)", "dense varlen cache") \
   TENSOR(relative_keys, kInputs, kContiguous, "(1|H_q, distances, D)", "dense varlen cache")  \
@@ -25,8 +27,8 @@
   NUMBER(int64_t, "SymInt", diagonal_low, "dense varlen cache")              \
   NUMBER(int64_t, "SymInt", diagonal_high, "dense varlen cache")             \
   NUMBER(bool, "bool", bottom_right, "dense varlen cache")                   \
-  TENSOR(key_start, kInt64, kContiguous, "(B)", "dense")                     \
-  TENSOR(key_end, kInt64, kContiguous, "(B)", "dense")                       \
+  TENSOR(key_start, kInt64, kContiguous, "(B)", "dense cache")               \
+  TENSOR(key_end, kInt64, kContiguous, "(B)", "dense cache")                 \
   TENSOR(q_low, kInt64, kContiguous, "(tests, 1|B, 1|H_q, M)", "dense")      \
   TENSOR(q_high, kInt64, kContiguous, "(tests, 1|B, 1|H_q, M)", "dense")     \
   TENSOR(k_position, kInt64, kContiguous, "(tests, 1|B, 1|H_q, N)", "dense") \

@@ -13,9 +13,9 @@ namespace {
 
 // Extents of shapes.
 constexpr std::string_view kExtents[] = {"B",    "H_q",     "M",         "N", "S + 1", "pages",
-                                         "rows", "columns", "distances", "D", "tests"};
+                                         "rows", "columns", "distances", "D", "tests", "S"};
 using Sizes = std::array<int64_t, std::size(kExtents)>;  // -1: any size
-enum Extent : size_t { kB, kH, kM, kN, kOffsets, kPages, kRows, kColumns, kDistances, kWidth };
+enum Extent : size_t { kB, kH, kM, kN, kEnds, kPages, kRows, kColumns, kDistances, kD, kTests, kS };
 
 // A shape in the notation of fields.h.
 struct Shape {
@@ -113,8 +113,12 @@ struct Bounds {
 };
 
 Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options& options) {
-  Sizes sizes{p.B, p.H_q, p.M, p.N, -1, -1, -1, -1, Bounds(p, layout, options).distances(),
-              p.D, -1};
+  const bool is_packed = layout.kind == LayoutKind::kVarlen;
+  Sizes sizes;
+  sizes.fill(-1);
+  sizes[kB] = p.B, sizes[kH] = p.H_q, sizes[kM] = p.M, sizes[kN] = p.N, sizes[kD] = p.D;
+  sizes[kDistances] = Bounds(p, layout, options).distances();
+  sizes[kS] = is_packed ? options.cu_seqlens_q.size[0] - 1 : p.B;
   if (options.layout) {
     if (options.block_size < 1) return "block_size must be at least 1";
     const int64_t size = bounded_block_size(p, options.block_size);
@@ -256,7 +260,10 @@ void set_scores(ScoreParams& score, const Problem& p, const Options& options, in
   TK_SCORE_FIELDS(TK_NUMBER, TK_NO_FIELD)
 #undef TK_NUMBER
   score.alibi_offset = shifted(options.alibi_offset, shift);
-  score.alibi_slopes = options.alibi_slopes.data;
+  if (options.alibi_slopes) {
+    score.alibi_slopes = options.alibi_slopes.data;
+    score.alibi_stride = options.alibi_slopes.size[0] == 1 ? 0 : p.H_q;
+  }
   if (!options.bias) return;
   score.bias = strided(options.bias);
   score.bias_dtype = static_cast<DType>(options.bias.element);
@@ -333,6 +340,9 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
     return "dropout_p must be between 0 and 1";
   }
   if (options.dropout_p > 0 && !options.seed) return "dropout needs a seed";
+  if (options.alibi_slopes && options.alibi_slopes.size[0] > INT32_MAX / p.H_q) {
+    return "alibi_slopes must have fewer than 2^31 elements";
+  }
   const bool is_shifted = layout.kind == LayoutKind::kDense && options.bottom_right;
   const int64_t shift = is_shifted ? p.N - p.M : 0;
   set_mask(p.mask, p, options, shift);

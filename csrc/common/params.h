@@ -50,7 +50,8 @@ struct ScoreNumbers {
 struct ScoreParams : ScoreNumbers {
   Strided bias;  // data null = no bias
   DType bias_dtype;
-  const void* alibi_slopes;  // (H_q), in the compute dtype; null = none
+  const void* alibi_slopes;  // (1 or S, H_q), in the compute dtype; null = none
+  int64_t alibi_stride;      // 0: all sequences share the slopes
   // (1 or H_q, distances), in the compute dtype; null = none. Score (i, j) of head h gets element
   // h relative_stride + i + relative_offset - j.
   const void* relative_bias;

@@ -79,8 +79,10 @@ def contiguous(dtype: torch.dtype = torch.float32) -> Arguments:
         tk.Mask.causal(align="bottom_right"),
         tk.Mask.window(20, 1, align="bottom_right"),
         tk.Mask.window(20, align="bottom_right") & tk.Mask.window(9, 2, align="bottom_right"),
+        tk.Mask.key_range(torch.tensor([33, 2]), torch.tensor([70, 1])),
+        tk.Mask.padding(torch.tensor([40, 3]).int()) & tk.Mask.window(20, 0, align="bottom_right"),
     ],
-    ids=["none", "everything", "causal", "window", "two-windows"],
+    ids=["none", "everything", "causal", "window", "two-windows", "key-range", "padded-window"],
 )
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -173,6 +175,13 @@ WRONG: dict[str, dict[int, Tensor]] = {
     "page-sizes": {1: torch.randn(7, 2, PAGE, D), 2: torch.randn(7, 2, PAGE + 1, D)},
     "float-cache_seqlens": {3: LENGTHS.float()},
 }
+
+
+def test_invalid_key_ranges_are_declined_and_raise(calls: list[bool]) -> None:
+    mask = tk.Mask.padding(torch.tensor([5, 9, 9]))
+    with pytest.raises(ValueError, match="the mask's end"):
+        tk.attention_decode(*paged(), mask=mask)
+    assert calls == [False]
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)

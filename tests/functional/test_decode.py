@@ -366,7 +366,12 @@ FORMS: list[tuple[str, Tensor | None]] = [
     ("k", torch.randn(9, H_kv, 0, D)),
     ("q", torch.randn(B, H_q, 1, D + 1)),
     ("q", torch.randn(B, H_q, 1, D).double()),
-    ("alibi_slopes", torch.ones(H_q + 1)),
+    ("alibi_slopes", torch.ones(1, H_q + 1)),
+    ("alibi_slopes", torch.ones(2, H_q)),
+    ("alibi_slopes", torch.ones(H_q)),
+    ("key_start", torch.ones(2).long()),
+    ("key_end", torch.ones(B, 1).long()),
+    ("key_end", torch.ones(B).int()),
 ]
 
 
@@ -375,7 +380,7 @@ FORMS: list[tuple[str, Tensor | None]] = [
 def test_operator_rejects_unsafe_arguments(backend: str, name: str, wrong: Tensor | None) -> None:
     """Compiled code calls the operator without the checks of Python."""
     arguments = arguments_of_the_operator(torch.float32) | {name: wrong}
-    with pytest.raises(RuntimeError, match=r"cache_seqlens|table|cache|slopes"):
+    with pytest.raises(RuntimeError, match=r"cache_seqlens|table|cache|slopes|key_start|key_end"):
         operators_of(backend).attention_forward(**arguments)
 
 

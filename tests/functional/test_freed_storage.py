@@ -180,7 +180,7 @@ OPERATOR_TENSORS: dict[str, dict[str, Any]] = {
     "k": {},
     "v": {},
     "bias": {"bias": torch.zeros(1, 1, N, N)},
-    "alibi_slopes": {"alibi_slopes": torch.ones(H)},
+    "alibi_slopes": {"alibi_slopes": torch.ones(1, H)},
     "relative_bias": {"relative_bias": torch.ones(H, 2 * N - 1)},
     "relative_keys": {"relative_keys": torch.ones(H, 2 * N - 1, D)},
     "seed": {"seed": torch.tensor(1), "dropout_p": 0.5},
@@ -232,7 +232,8 @@ def test_backward_operators(name: str, free: Free, backend: str) -> None:
 def paged() -> dict[str, Any]:
     cache = torch.randn(3, H, 4, D)
     table = torch.tensor([[2, 1, 0]], dtype=torch.int32)
-    options = {"cache_seqlens": LENGTHS.int(), "block_table": table, "alibi_slopes": torch.ones(H)}
+    options = {"cache_seqlens": LENGTHS.int(), "block_table": table}
+    options |= {"alibi_slopes": torch.ones(1, H), "key_end": LENGTHS}
     options["relative_bias"] = torch.ones(H, table.shape[1] * cache.shape[2])
     return operator_arguments(torch.randn(1, H, 1, D), cache, cache, **options)
 

@@ -75,7 +75,7 @@ def test_max_seqlen(backend: str) -> None:
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
-SLOPES = torch.ones(H)
+SLOPES = torch.ones(1, H)
 IDS = torch.tensor([[[[SMALLEST, LARGEST] * (N // 2)]]])
 EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unbounded": ({"diagonal_low": SMALLEST, "diagonal_high": LARGEST}, {}),

@@ -132,12 +132,12 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
         {**PAGED, "block_table": torch.tensor([[0, 1, 5], [3, 4, -1]])},
         ValueError,
         r"block_table must hold pages 0 to 4 of k_cache for all positions in use, got 5 at "
-        r"\(0, 2\), and cache_seqlens\[0\] is 9",
+        r"\(0, 2\), and sequence 0 has 9 positions",
     ),
     "table-negative": (
         {**PAGED, "cache_seqlens": torch.tensor([9, 9])},
         ValueError,
-        r"got -1 at \(1, 2\), and cache_seqlens\[1\] is 9",
+        r"got -1 at \(1, 2\), and sequence 1 has 9 positions",
     ),
     "capacity": (
         {
@@ -152,10 +152,21 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
         TypeError,
         "mask must be a Mask or None, got Tensor",
     ),
-    "mask-padding": (
-        {"mask": tk.Mask.padding(torch.tensor([9, 9]))},
+    "mask-dense": (
+        {"mask": tk.Mask.dense(torch.ones(9, dtype=torch.bool))},
         ValueError,
-        "mask may combine only Mask.window and Mask.causal for decoding, got a KeyRange constraint",
+        "mask may combine only Mask.window, Mask.causal and Mask.key_range for decoding, got a "
+        "Dense constraint",
+    ),
+    "mask-range-count": (
+        {"mask": tk.Mask.key_range(torch.zeros(3).long(), torch.ones(3).long())},
+        ValueError,
+        r"the mask's start must be \(batch,\) = \(2,\), got \(3,\)",
+    ),
+    "mask-range-device": (
+        {"mask": tk.Mask.padding(torch.ones(B, device="meta").long())},
+        ValueError,
+        "the mask's KeyRange.end is on meta, q is on cpu",
     ),
     "mask-align": (
         {"mask": tk.Mask.causal()},
@@ -176,7 +187,12 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "bias-slopes": (
         {"bias": tk.alibi(torch.ones(3), align="bottom_right")},
         ValueError,
-        r"= \(2,\), got \(3,\)",
+        r"= \(2,\) or \(B, H_q\) = \(2, 2\), got \(3,\)",
+    ),
+    "bias-slopes-count": (
+        {"bias": tk.alibi(torch.ones(1, 2), align="bottom_right")},
+        ValueError,
+        r"or \(B, H_q\) = \(2, 2\), got \(1, 2\)",
     ),
     "sinks": ({"sinks": torch.ones(3)}, ValueError, r"sinks must be \(H_q,\) = \(2,\), got \(3,\)"),
     "softcap": ({"softcap": 0.0}, ValueError, "softcap must be positive, got 0.0"),

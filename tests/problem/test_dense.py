@@ -98,7 +98,7 @@ BIASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "slopes": (
         {"bias": tk.alibi(torch.ones(3))},
         ValueError,
-        r"slopes must be \(H_q,\) = \(4,\), got \(3,\)",
+        r"slopes must be \(H_q,\) = \(4,\) or \(B, H_q\) = \(2, 4\), got \(3,\)",
     ),
     "slopes-device": ({"bias": tk.alibi(meta(4))}, ValueError, "slopes are on meta, q is on cpu"),
     "sinks-list": ({"sinks": [0.0] * 4}, TypeError, "sinks must be a floating-point tensor, got"),
@@ -190,7 +190,8 @@ MAKERS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: Mask.block_sparse(ONES, 2.0), TypeError, "block_size must be an int, got 2.0"),
     (lambda: alibi([0.5]), TypeError, "slopes must be a floating-point tensor, got list"),
     (lambda: alibi(ONES[0].long()), TypeError, "slopes must be a floating-point tensor"),
-    (lambda: alibi(torch.ones(2, 2)), ValueError, r"slopes must be \(H_q,\), got shape \(2, 2\)"),
+    (lambda: alibi(torch.ones(1, 2, 2)), ValueError, r"\(H_q,\) or \(B, H_q\), got shape \(1, 2, "),
+    (lambda: alibi(torch.tensor(1.0)), ValueError, r"\(H_q,\) or \(B, H_q\), got shape \(\)"),
     (lambda: alibi(torch.ones(2), align="right"), ValueError, "align must be .*got 'right'"),
     (lambda: tk.alibi_slopes(0), ValueError, "heads must be at least 1, got 0"),
 ]

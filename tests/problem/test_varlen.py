@@ -109,7 +109,11 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
         r"bias must be alibi\(slopes\) or None for packed sequences, got a tensor \(3, 3\)",
     ),
     "bias-list": ({"bias": [0.0]}, TypeError, r"bias must be .*, got \[0.0\]"),
-    "bias-slopes": ({"bias": tk.alibi(torch.ones(3))}, ValueError, r"= \(2,\), got \(3,\)"),
+    "bias-slopes": (
+        {"bias": tk.alibi(torch.ones(1, 2))},
+        ValueError,
+        r"= \(2,\) or \(B, H_q\) = \(\d, 2\), got \(1, 2\)",
+    ),
     "bias-align": (
         {"mask": tk.Mask.causal(), "bias": tk.alibi(torch.ones(H), align="bottom_right")},
         ValueError,

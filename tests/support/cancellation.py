@@ -78,7 +78,7 @@ def gradient_terms(
     if isinstance(bias, Tensor):
         terms["dbias"] = ds.sum_to_size(bias.shape)
     if isinstance(bias, Alibi):
-        steps = bias.dense(*ds.shape[-2:]).double() / bias.slopes.double()[:, None, None]
+        steps = bias.dense(*ds.shape[-2:]).double() / bias.slopes.double()[..., None, None]
         terms["dslopes"] = (ds * steps.abs()).sum(dim=(0, 2, 3))
     if relative is not None and relative.table is not None:
         shape = relative.table.shape

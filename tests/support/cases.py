@@ -67,6 +67,8 @@ class Case:
     """True if some entries of the bias are -inf, including one whole row, or some of the table"""
     alibi: Align | None = None
     alibi_learns: bool = False
+    alibi_by_entry: bool = False
+    """True if batch entries have slopes of their own"""
     relative: Relative | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -148,7 +150,10 @@ def inputs(case: Case, dtype: torch.dtype, device: torch.device | str = "cpu") -
 
 
 def _slopes(case: Case, dtype: torch.dtype) -> Tensor:
-    return (torch.arange(1, case.H_q + 1, dtype=dtype) / 16).requires_grad_(case.alibi_learns)
+    slopes = torch.arange(1, case.H_q + 1, dtype=dtype) / 16
+    if case.alibi_by_entry:
+        slopes = slopes * torch.arange(1, case.B + 1, dtype=dtype)[:, None]
+    return slopes.requires_grad_(case.alibi_learns)
 
 
 def _table(case: Case, draw: Callable[..., Tensor]) -> Tensor | None:
@@ -346,6 +351,10 @@ def _distances() -> list[Case]:
     return [
         Case(name="alibi", alibi="top_left", mask=causal, M=131),
         Case(name="alibi-bottom-right", alibi="bottom_right", H_q=4),
+        Case(name="alibi-by-entry", alibi="bottom_right", alibi_by_entry=True, B=3, H_q=4,
+             dlse=True),
+        Case(name="alibi-by-entry-step", alibi="top_left", alibi_by_entry=True, M=3, N=200,
+             mask=causal),
         Case(name="alibi-learns", alibi="bottom_right", alibi_learns=True, mask=causal, dlse=True),
         Case(name="relative", relative=Relative(9, -4), dlse=True),
         Case(name="relative-all", relative=Relative(197, -130), H_q=4),

@@ -45,7 +45,10 @@ class DecodeCase:
     page_size: int = 0
     """0 = contiguous cache"""
     mask: Mask | None = None
+    key_ranges: tuple[tuple[int, int], ...] = ()
+    """(start, end) of the visible keys of each sequence; empty = all"""
     alibi: bool = False
+    alibi_by_sequence: bool = False
     relative: Relative | None = None
     """align is ignored: decoding aligns bottom right"""
     scale: float | None = None
@@ -60,10 +63,22 @@ class DecodeCase:
     def B(self) -> int:
         return len(self.cache_seqlens)
 
-    def visible(self, length: int) -> Tensor:
-        """Mask of a sequence of this length: bool (M, length), True = visible."""
+    def visible(self, b: int) -> Tensor:
+        """Mask of sequence b: bool (M, its length), True = visible."""
         mask = Mask.causal(align="bottom_right") if self.mask is None else self.mask
-        return mask.materialize(1, 1, self.M, length)[0, 0]
+        visible = mask.materialize(1, 1, self.M, self.cache_seqlens[b])[0, 0]
+        if self.key_ranges:
+            start, end = self.key_ranges[b]
+            visible[:, : max(start, 0)] = visible[:, max(end, 0) :] = False
+        return visible
+
+    def make_mask(self, device: torch.device | str) -> Mask | None:
+        """Returns the argument `mask`."""
+        if not self.key_ranges:
+            return self.mask
+        mask = Mask.causal(align="bottom_right") if self.mask is None else self.mask
+        start, end = torch.tensor(self.key_ranges, device=device).unbind(1)
+        return mask & Mask.key_range(start, end)
 
 
 @dataclass(frozen=True)
@@ -119,11 +134,17 @@ def decode_inputs(
         v_cache=v_cache,
         cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int64, device=device),
         block_table=None if table is None else table.to(device, torch.int32),
-        slopes=torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16,
+        slopes=_slopes(case, statistics).to(device),
         table=_by_distance(case, draw, "table", dtype, device),
         keys=_by_distance(case, draw, "keys", dtype, device),
         sinks=draw(case.H_q).to(device, statistics) if case.sinks else None,
     )
+
+
+def _slopes(case: DecodeCase, dtype: torch.dtype) -> Tensor:
+    slopes = torch.arange(1, case.H_q + 1, dtype=dtype) / 16
+    rows = torch.arange(1, case.B + 1, dtype=dtype)[:, None]
+    return slopes * rows if case.alibi_by_sequence else slopes
 
 
 def _by_distance(
@@ -144,7 +165,7 @@ def _live_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
     queries = torch.zeros(case.B, case.M, dtype=torch.bool)
     keys = torch.zeros(case.B, case.N, dtype=torch.bool)
     for b, length in enumerate(case.cache_seqlens):
-        visible = case.visible(length)
+        visible = case.visible(b)
         queries[b], keys[b, :length] = visible.any(dim=1), visible.any(dim=0)
     return queries, keys
 
@@ -193,7 +214,7 @@ def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Outputs:
     """Returns the outputs of `attention_decode`."""
     o, lse = attention_decode(
         x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
-        mask=case.mask,
+        mask=case.make_mask(x.q.device),
         **_scores(case, x, x.slopes.dtype),
         return_lse=True,
         backend=backend,
@@ -209,7 +230,7 @@ def reasons_against(
     explanation = explain(
         x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
         operator=attention_decode,
-        mask=case.mask,
+        mask=case.make_mask(x.q.device),
         **_scores(case, x, x.slopes.dtype),
         backend=backend,
     )  # fmt: skip
@@ -224,16 +245,20 @@ def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Outputs
         q, k, v = (t[b : b + 1].to(dtype) for t in (x.q, x.k[:, :, :length], x.v[:, :, :length]))
         o[b : b + 1], lse[b : b + 1] = plain_attention(
             q, k, v,
-            visible=case.visible(length),
-            **_scores(case, x, dtype),
+            visible=case.visible(b),
+            **_scores(case, x, dtype, b),
         )  # fmt: skip
     return {"o": o, "lse": lse}
 
 
-def _scores(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> dict[str, Any]:
-    """Options of `attention_decode` and `plain_attention`; slopes, table and keys in `dtype`."""
+def _scores(
+    case: DecodeCase, x: DecodeInputs, dtype: torch.dtype, b: int | None = None
+) -> dict[str, Any]:
+    """Options of `attention_decode`, or of `plain_attention` of sequence b; slopes, table and keys
+    in `dtype`."""
+    slopes = x.slopes if b is None or not case.alibi_by_sequence else x.slopes[b]
     return {
-        "bias": Alibi(x.slopes.to(dtype), "bottom_right") if case.alibi else None,
+        "bias": Alibi(slopes.to(dtype), "bottom_right") if case.alibi else None,
         "relative": _relative(case, x, dtype),
         "scale": case.scale,
         "softcap": case.softcap,
@@ -338,7 +363,11 @@ def _options() -> list[DecodeCase]:
                        mask=_window(600, 0))
             for size in (0, 16, 40)
         ),
+        *_key_ranges(),
         DecodeCase(name="alibi", alibi=True, H_q=8, M=2),
+        DecodeCase(name="alibi-by-sequence", alibi=True, alibi_by_sequence=True, H_q=8, M=2),
+        DecodeCase(name="alibi-by-sequence-pages", alibi=True, alibi_by_sequence=True, M=30,
+                   page_size=16, mask=_window(90, 3)),
         DecodeCase(name="alibi-all", alibi=True, M=17, mask=_EVERYTHING, page_size=16),
         DecodeCase(name="relative", relative=Relative(40, 0), H_q=8),
         DecodeCase(name="relative-all", relative=Relative(99, -16), M=17, mask=_EVERYTHING,
@@ -367,6 +396,22 @@ def _options() -> list[DecodeCase]:
             for layout in ("transposed", "strided", "unaligned")
             for size in (0, 16, 64)
         ),
+    ]  # fmt: skip
+
+
+def _key_ranges() -> list[DecodeCase]:
+    """Left padding; ranges that are empty, end early or exceed the cache."""
+    left = ((5, 131), (0, 0), (1, 1), (63, 64), (64, 67))
+    any_ends = ((-7, 200), (3, 9), (0, 1), (70, 10), (-9, -2))
+    long = ((700, 1200), (512, 513), (0, 0), (-5, 100), (3, 1025), (64, 9))
+    return [
+        DecodeCase(name="left-padding", key_ranges=left, M=2, H_q=4),
+        DecodeCase(name="left-padding-pages", key_ranges=left, M=5, page_size=24, alibi=True),
+        DecodeCase(name="left-padding-window", key_ranges=left, M=30, mask=_window(40, 0)),
+        DecodeCase(name="key-ranges", key_ranges=any_ends, M=3, mask=_EVERYTHING, sinks=True),
+        DecodeCase(name="key-ranges-long", key_ranges=long, cache_seqlens=_LONG, N=1300, D=32,
+                   D_v=32, page_size=64, softcap=2.0),
+        DecodeCase(name="key-ranges-packed", key_ranges=any_ends, M=40, page_size=16),
     ]  # fmt: skip
 
 

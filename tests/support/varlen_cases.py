@@ -46,6 +46,8 @@ class VarlenCase:
     mask: Mask | None = None
     alibi: Align | None = None
     alibi_learns: bool = False
+    alibi_by_sequence: bool = False
+    """True if sequences have slopes of their own"""
     relative: Relative | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -83,6 +85,8 @@ def varlen_inputs(
 
     q_rows, k_rows = _live_rows(case)
     slopes = torch.arange(1, case.H_q + 1, dtype=statistics, device=device) / 16
+    if case.alibi_by_sequence:
+        slopes = slopes * torch.arange(1, len(case.lengths) + 1, device=device)[:, None]
     return Inputs(
         q=rows(q_rows, case.H_q, case.D).requires_grad_(),
         k=rows(k_rows, case.H_kv, case.D).requires_grad_(),
@@ -179,7 +183,7 @@ def _sequences(case: VarlenCase, x: Inputs) -> Iterator[tuple[int, slice, slice,
     for b, (queries, keys) in enumerate(zip(*map(pairwise, case.starts), strict=True)):
         options = {
             "visible": None if case.mask is None else case.mask.materialize(1, 1, *case.lengths[b]),
-            "bias": _alibi(case, x),
+            "bias": _alibi(case, x, b),
             "relative": _relative(case, x),
             "scale": case.scale,
             "softcap": case.softcap,
@@ -212,8 +216,12 @@ def assert_varlen_case(
     expected(case, dtype).check(got)
 
 
-def _alibi(case: VarlenCase, x: Inputs) -> Alibi | None:
-    return None if case.alibi is None or x.slopes is None else Alibi(x.slopes, case.alibi)
+def _alibi(case: VarlenCase, x: Inputs, b: int | None = None) -> Alibi | None:
+    """The bias of all sequences, or of sequence b."""
+    if case.alibi is None or x.slopes is None:
+        return None
+    has_rows = case.alibi_by_sequence and b is not None
+    return Alibi(x.slopes[b] if has_rows else x.slopes, case.alibi)
 
 
 def _relative(case: VarlenCase, x: Inputs) -> Distances | None:
@@ -244,6 +252,22 @@ VARLEN_CASES: tuple[VarlenCase, ...] = (
     VarlenCase(name="alibi", alibi="top_left", mask=_CAUSAL, H_q=4),
     VarlenCase(name="alibi-end", alibi="bottom_right", H_q=4, dlse=True),
     VarlenCase(name="alibi-causal-end", alibi="bottom_right", mask=_CAUSAL_END),
+    VarlenCase(
+        name="alibi-by-sequence",
+        alibi="bottom_right",
+        alibi_by_sequence=True,
+        mask=_CAUSAL_END,
+        H_q=4,
+        trailing=(3, 7),
+        dlse=True,
+    ),
+    VarlenCase(
+        name="alibi-by-sequence-short",
+        alibi="top_left",
+        alibi_by_sequence=True,
+        lengths=tuple((n % 7, n % 5) for n in range(40)),
+        H_q=4,
+    ),
     VarlenCase(
         name="alibi-learns",
         alibi="bottom_right",

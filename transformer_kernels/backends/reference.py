@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from transformer_kernels.masks.constraints import KeyRange
 from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import Problem
 from transformer_kernels.problem.layout import DENSE
@@ -60,16 +61,20 @@ def _varlen(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     parts = []
     for b, ((i0, i1), (j0, j1)) in enumerate(zip(q_rows, k_rows, strict=True)):
         shape = problem.shape._replace(B=1, M=i1 - i0, N=j1 - j0)
-        scores = _of_sequence(problem, shape.M, shape.N)
+        scores = _of_sequence(problem, b, shape.M, shape.N)
         sequence = replace(problem, shape=shape, scores=scores, layout=DENSE)
         parts.append(_dense(sequence, q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1], b))
     o, lse = zip(*parts, strict=True)
     return torch.cat(o, dim=2), torch.cat(lse, dim=2)
 
 
-def _of_sequence(problem: Problem, M: int, N: int) -> ScoreOptions:
-    """The score options with the tables of the distances of M queries and N keys."""
+def _of_sequence(problem: Problem, b: int, M: int, N: int) -> ScoreOptions:
+    """The score options of sequence b: its slopes, and tables of the distances of its M queries and
+    N keys."""
     scores, bounds = problem.scores, problem.shape
+    if scores.alibi_slopes is not None and scores.alibi_slopes.shape[0] != 1:
+        slopes = scores.alibi_slopes[b : b + 1]
+        scores = scores._replace(alibi_slopes=slopes if slopes.shape[0] else None)
     first = bounds.M - M if problem.mask.bottom_right else bounds.N - N
     part = slice(first, first + max(M + N - 1, 0))
     if scores.relative_bias is not None:
@@ -91,7 +96,10 @@ def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     attn_mask = (
         (j < cache_seqlens) & (distance >= mask.diagonal_low) & (distance <= mask.diagonal_high)
     )
-    bias = None if slopes is None else -slopes[:, None, None] * distance.abs()[:, None]
+    if mask.key_end is not None:
+        key_range = KeyRange(mask.key_start, mask.key_end)
+        attn_mask = attn_mask & key_range.visible(shape.M, shape.N, shape.device)[:, 0]
+    bias = None if slopes is None else -slopes[:, :, None, None] * distance.abs()[:, None]
     # Keys beyond cache_seqlens have no distance.
     entry = (shape.M - 1 - distance).clamp_(0, max(shape.M + shape.N - 2, 0))
     if table is not None:
@@ -204,7 +212,7 @@ def _add_bias(problem: Problem, s: Tensor) -> Tensor:
         i, j = torch.arange(M, device=s.device)[:, None], torch.arange(N, device=s.device)
         offset = scores.alibi_offset + (N - M if problem.mask.bottom_right else 0)
         distance = (i + offset - j).abs().to(s.dtype)
-        s = s - scores.alibi_slopes.to(s.dtype)[:, None, None] * distance
+        s = s - scores.alibi_slopes.to(s.dtype)[:, :, None, None] * distance
     if scores.relative_bias is not None:
         s = s + by_pair(scores.relative_bias, M, N).to(s.dtype)
     return s

@@ -15,7 +15,7 @@ from transformer_kernels.backends import CpuBackend
 from transformer_kernels.backends.base import Outputs
 from transformer_kernels.backends.native import direct
 from transformer_kernels.dispatch.autograd import FusedAttention, attach
-from transformer_kernels.masks.constraints import Window
+from transformer_kernels.masks.constraints import KeyRange, Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
 from transformer_kernels.problem import Layout, Problem, shape_of
@@ -114,10 +114,13 @@ def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
 
 
 def _resolve_cache_mask(mask: Mask | None) -> ResolvedMask | None:
-    """Resolves bottom-right aligned windows; None for any other mask."""
+    """Resolves bottom-right aligned windows and key ranges; None for any other mask."""
     is_plain = mask is None or (
         type(mask) is Mask
-        and all(type(one) is Window and one.align == "bottom_right" for one in mask.constraints)
+        and all(
+            type(one) is KeyRange or (type(one) is Window and one.align == "bottom_right")
+            for one in mask.constraints
+        )
     )
     return resolve_cache_mask(mask) if is_plain else None
 

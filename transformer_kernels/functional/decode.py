@@ -91,7 +91,8 @@ def attention_decode(
         block_table: (B, max_pages) int32 or int64 on q's device: position j of sequence b is row
             j % page_size of page block_table[b, j // page_size]. Entries after the last page in use
             are ignored.
-        mask: windows with align="bottom_right". Default: the causal mask. `Mask()` makes all
+        mask: windows with align="bottom_right", and key ranges: `Mask.key_range(start, end)` hides
+            left padding, which may hold NaN. Default: the causal mask. `Mask()` makes all
             cache_seqlens[b] keys visible to every query.
         bias: `alibi(slopes, align="bottom_right")`, added after scale and softcap.
         relative: `relative_bias` with align="bottom_right", as in `attention`, or `relative_keys`,

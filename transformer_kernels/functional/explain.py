@@ -24,6 +24,7 @@ from transformer_kernels.linear.checks import DENSE, PACKED, check_options, map_
 from transformer_kernels.linear.types import LinearProblem
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
 from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.problem.pages import places_of_keys
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 
 _LINEAR_OPTIONS = ("causal", "normalize", "eps")
@@ -87,6 +88,11 @@ def explain(
         options["seed"] = 0  # drawing a seed would advance torch's generator
     if operator is attention:
         return explanation(dense_problem(**options), backend, q, k, v, BACKENDS)
+    if (block_table := options.pop("block_table")) is not None:
+        of_keys = (options["cu_seqlens_k"], block_table, options["max_seqlen_k"])
+        page, _ = places_of_keys(q, k, v, *of_keys)
+        k, v = (x.new_empty(page.shape[0], x.shape[1], x.shape[3]) for x in (k, v))
+        options.update(k=k, v=v)
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
     return explanation(varlen_problem(**options), backend, q, k, v, BACKENDS)
 

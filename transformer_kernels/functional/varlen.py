@@ -10,6 +10,7 @@ from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem.pages import packed_keys
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.relative import Relative
@@ -25,6 +26,7 @@ def attention_varlen(
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    block_table: Tensor | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
@@ -48,6 +50,7 @@ def attention_varlen(
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    block_table: Tensor | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
@@ -70,6 +73,7 @@ def attention_varlen(
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    block_table: Tensor | None = None,
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
@@ -91,18 +95,25 @@ def attention_varlen(
     Args:
         q: queries (total_q, H_q, D) in float16, bfloat16, float32 or float64; any strides.
         k: keys (total_k, H_kv, D) with q's dtype and device; any strides. H_q is a multiple of H_kv
-            (grouped-query and multi-query attention).
-        v: values (total_k, H_kv, D_v) with q's dtype and device; any strides.
+            (grouped-query and multi-query attention). With `block_table`: pages
+            (pages, H_kv, page_size, D), of which those in use are copied.
+        v: values (total_k, H_kv, D_v) with q's dtype and device; any strides. With `block_table`:
+            pages (pages, H_kv, page_size, D_v).
         cu_seqlens_q: cumulative lengths (B + 1,), int32 or int64 on q's device: 0, then the end of
             each sequence. Rows of q after the last sequence are trailing padding: o = 0,
             lse = -inf, gradients 0.
-        cu_seqlens_k: cumulative lengths of k and v. Default: cu_seqlens_q.
+        cu_seqlens_k: cumulative lengths of k and v. Default: cu_seqlens_q; required with
+            `block_table`, where it gives the keys in use of each sequence.
         max_seqlen_q: upper bound of the query lengths. By default it is read from cu_seqlens_q,
             which synchronises with a GPU and breaks the graph under `torch.compile`.
         max_seqlen_k: upper bound of the key lengths. Default: as for max_seqlen_q; max_seqlen_q if
             cu_seqlens_k is None.
+        block_table: (B, max_pages) int32 or int64 on q's device: key j of sequence b is row
+            j % page_size of page block_table[b, j // page_size], as in `attention_decode`. Entries
+            after the last page in use are ignored.
         mask: windows and causal masks that share one `align`, applied to every sequence.
-        bias: `alibi(slopes)` with the mask's `align`, added after scale and softcap.
+        bias: `alibi(slopes)` with the mask's `align`, added after scale and softcap; slopes
+            (B, H_q) differ between sequences.
         relative: `relative_bias` or `relative_keys` with the mask's `align`, as in `attention`.
         scale: factor of q k^T. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
@@ -123,12 +134,14 @@ def attention_varlen(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, device or value, or the named backend does not
             support the call. On a GPU, the values of cu_seqlens are checked only if a max_seqlen is
-            not given; in compiled code they are not checked here.
+            not given, and those of block_table are not checked; in compiled code neither are.
 
     Source: docs/attention.md, section 6.
     """
     check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
+    if block_table is not None:
+        k, v = packed_keys(q, k, v, cu_seqlens_k, block_table, max_seqlen_k)
     problem = varlen_problem(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         mask=mask, sinks=sinks,

@@ -40,9 +40,9 @@ class ResolvedMask(NamedTuple):
     diagonal_high: int = UNBOUNDED
     bottom_right: bool = False
     """Origin of the diagonals and of ALiBi: d = 0, or if True d = N - M of each sequence."""
-    key_start: Annotated[Tensor | None, "(B)", "dense"] = None
+    key_start: Annotated[Tensor | None, "(B)", "dense cache"] = None
     """int64: key_start[b] <= j"""
-    key_end: Annotated[Tensor | None, "(B)", "dense"] = None
+    key_end: Annotated[Tensor | None, "(B)", "dense cache"] = None
     """int64: j < key_end[b]"""
     q_low: Annotated[Tensor | None, "(tests, 1|B, 1|H_q, M)", "dense"] = None
     """int64: segments and positions, one test each. For all n, q_low[n, b, h, i] <=
@@ -113,8 +113,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
     Raises ValueError if a tensor of the mask does not fit the sizes.
     """
     windows: list[Window] = []
-    start: Tensor | None = None
-    end: Tensor | None = None
+    ranges: list[KeyRange] = []
     tests: list[Intervals] = []
     dense: Tensor | None = None
     layout: Tensor | None = None
@@ -125,9 +124,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
             case Window():
                 windows.append(one)
             case KeyRange():
-                if one.start is not None:
-                    start = _merge(torch.maximum, start, _int64(one.start))
-                end = _merge(torch.minimum, end, _int64(one.end))
+                ranges.append(one)
             case Segments() | Positions():
                 kind = type(one).__name__
                 check_storage((f"the mask's {kind}.{x}", y) for x, y in one.tensors().items())
@@ -141,6 +138,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
         if len(windows) > 1 and any(window.align != align for window in windows):
             align = "top_left"
     low, high = _intersection(windows, align, N - M)
+    start, end = _intersected(ranges)
     q_low = _stack([test.low for test in tests])
     q_high = _stack([test.high for test in tests])
     k_position = _stack([test.position for test in tests])
@@ -151,9 +149,11 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
 
 
 def resolve_windows(mask: Mask | None, align: Align) -> ResolvedMask:
-    """Merges windows of one `align`, for sequences of different sizes."""
+    """Merges windows of one `align`, and key ranges, for sequences of different sizes."""
     low, high = _intersection(_windows(mask), align, 0)
-    return ResolvedMask(low, high, align == "bottom_right")
+    constraints = () if mask is None else mask.constraints
+    start, end = _intersected([one for one in constraints if isinstance(one, KeyRange)])
+    return ResolvedMask(low, high, align == "bottom_right", start, end)
 
 
 def bounded_aligns(mask: Mask | None) -> set[Align]:
@@ -173,6 +173,17 @@ def _intersection(windows: Sequence[Window], align: Align, shift: int) -> tuple[
         low = low if this_low is None else max(low, this_low)
         high = high if this_high is None else min(high, this_high)
     return (low, high) if low <= high else (UNBOUNDED, -UNBOUNDED)
+
+
+def _intersected(ranges: Sequence[KeyRange]) -> tuple[Tensor | None, Tensor | None]:
+    """Intersects key ranges; returns (start, end), None where no range has a bound."""
+    start: Tensor | None = None
+    end: Tensor | None = None
+    for one in ranges:
+        if one.start is not None:
+            start = _merge(torch.maximum, start, _int64(one.start))
+        end = _merge(torch.minimum, end, _int64(one.end))
+    return start, end
 
 
 def _merge(merge: Callable[[Tensor, Tensor], Tensor], x: Tensor | None, y: Tensor) -> Tensor:

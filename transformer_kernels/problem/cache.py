@@ -8,26 +8,32 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import INDICES, check_tensor, values_are_readable
+from transformer_kernels.argument_checks import values_are_readable
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ResolvedMask, bounded_aligns, resolve_windows
 from transformer_kernels.problem.checks import (
     check_alibi_or_none,
+    check_integers,
+    check_mask_tensors,
     check_tensors,
     check_windows,
     private_copy,
 )
 from transformer_kernels.problem.layout import Layout
+from transformer_kernels.problem.pages import (
+    PAGE_DIMENSIONS,
+    capacity,
+    check_block_table,
+    check_pages_in_use,
+)
 from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments, check_scores
 from transformer_kernels.scores.relative import Relative
 from transformer_kernels.scores.sinks import check_sinks
-from transformer_kernels.storage import check_storage
 
 _CAUSAL = resolve_windows(Mask.causal(align="bottom_right"), "bottom_right")
 _NAMES = ("q", "k_cache", "v_cache")
-_PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
 
 
 def cache_problem(
@@ -45,11 +51,16 @@ def cache_problem(
     cache_seqlens, block_table = check_cache(
         q, k_cache, v_cache, cache_seqlens, block_table, _NAMES
     )
-    check_windows(mask, "for decoding")
+    check_windows(mask, "for decoding", key_ranges=True)
     bias = scores.get("bias")
     check_alibi_or_none(bias, "for decoding")
     _check_alignment(mask, bias, scores.get("relative"))
     check_sinks(sinks, q)
+    if mask is not None:
+        check_mask_tensors(mask, q.device)
+        B, H, M, _ = q.shape
+        for constraint in mask.constraints:
+            constraint.check(B, H, M, capacity(k_cache, block_table))
     layout = Layout(
         cache_seqlens=cache_seqlens.to(torch.int32).contiguous(),
         block_table=None if block_table is None else block_table.to(torch.int32),
@@ -60,7 +71,7 @@ def cache_problem(
 
 
 def resolve_cache_mask(mask: Mask | None) -> ResolvedMask:
-    """Resolves bottom-right aligned windows. No mask means causal."""
+    """Resolves bottom-right aligned windows and key ranges. No mask means causal."""
     return _CAUSAL if mask is None else resolve_windows(mask, "bottom_right")
 
 
@@ -82,12 +93,6 @@ def check_no_gradient(
             )
 
 
-def capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
-    """Returns the largest number of positions that the cache holds per sequence."""
-    rows = k_cache.shape[2]
-    return rows if block_table is None else rows * block_table.shape[1]
-
-
 def check_cache(
     q: Tensor,
     k_cache: Tensor,
@@ -103,13 +108,9 @@ def check_cache(
     if block_table is None:
         check_tensors(q, k_cache, v_cache, names=names)
     else:
-        check_tensors(q, k_cache, v_cache, key_dimensions=_PAGE_DIMENSIONS, names=names)
-        _check_integers("block_table", block_table, ("B", "pages"), names[0], q)
-        if k_cache.shape[2] == 0:
-            raise ValueError(
-                f"page_size of {names[1]} must be at least 1, got shape {tuple(k_cache.shape)}"
-            )
-    _check_integers("cache_seqlens", cache_seqlens, ("B",), names[0], q)
+        check_tensors(q, k_cache, v_cache, key_dimensions=PAGE_DIMENSIONS, names=names)
+        check_block_table(block_table, q.shape[0], q, k_cache, names[:2])
+    check_integers("cache_seqlens", cache_seqlens, ("B",), q.shape[0], q, names[0])
     if capacity(k_cache, block_table) >= 1 << 31:
         raise ValueError(
             "the cache capacity must be less than 2^31 positions per sequence, got "
@@ -124,20 +125,6 @@ def check_cache(
     return cache_seqlens, block_table
 
 
-def _check_integers(
-    name: str, x: Tensor, dimensions: tuple[str, ...], q_name: str, q: Tensor
-) -> None:
-    check_tensor(name, x, INDICES)
-    if x.dim() != len(dimensions) or x.shape[0] != q.shape[0]:
-        wanted = f"({dimensions[0]},)" if len(dimensions) == 1 else f"({', '.join(dimensions)})"
-        raise ValueError(
-            f"{name} must be {wanted} with B = {q.shape[0]}, got shape {tuple(x.shape)}"
-        )
-    if x.device != q.device:
-        raise ValueError(f"{name} is on {x.device}, {q_name} is on {q.device}")
-    check_storage(((name, x),))
-
-
 def _check_values(
     k_cache: Tensor, cache_seqlens: Tensor, block_table: Tensor | None, name: str
 ) -> None:
@@ -148,18 +135,8 @@ def _check_values(
                 f"cache_seqlens must be from 0 to {limit}, the capacity of {name}, "
                 f"got {length} at {b}"
             )
-    if block_table is None:
-        return
-    pages, page_size = k_cache.shape[0], k_cache.shape[2]
-    first = torch.arange(block_table.shape[1]) * page_size
-    wrong = (first < cache_seqlens[:, None]) & ((block_table < 0) | (block_table >= pages))
-    if bool(wrong.any()):
-        b, n = wrong.nonzero()[0].tolist()
-        raise ValueError(
-            f"block_table must hold pages 0 to {pages - 1} of {name} for all positions in use, "
-            f"got {int(block_table[b, n])} at ({b}, {n}), and cache_seqlens[{b}] is "
-            f"{int(cache_seqlens[b])}"
-        )
+    if block_table is not None:
+        check_pages_in_use(k_cache, cache_seqlens, block_table, name)
 
 
 def _check_alignment(mask: Mask | None, bias: object, relative: object) -> None:

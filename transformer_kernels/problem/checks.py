@@ -7,11 +7,12 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import (
     FLOATS,
+    INDICES,
     check_tensor,
     shown,
     values_are_readable,
 )
-from transformer_kernels.masks.constraints import Window
+from transformer_kernels.masks.constraints import KeyRange, Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.storage import check_storage
 
@@ -93,18 +94,39 @@ def private_copy(x: Tensor) -> Tensor:
     return x.clone() if values_are_readable(x) else x
 
 
-def check_windows(mask: Mask | None, where: str) -> None:
-    """Raises unless the mask consists of windows only. `where` completes the error message."""
+def check_integers(
+    name: str, x: Tensor, dimensions: tuple[str, ...], B: int, q: Tensor, q_name: str = "q"
+) -> None:
+    """Raises unless x has int32 or int64 elements on q's device and the shape (B, ...).
+
+    `dimensions` names its dimensions, B first. Values are not checked.
+    """
+    check_tensor(name, x, INDICES)
+    if x.dim() != len(dimensions) or x.shape[0] != B:
+        wanted = f"({dimensions[0]},)" if len(dimensions) == 1 else f"({', '.join(dimensions)})"
+        raise ValueError(f"{name} must be {wanted} with B = {B}, got shape {tuple(x.shape)}")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, {q_name} is on {q.device}")
+    check_storage(((name, x),))
+
+
+def check_windows(mask: Mask | None, where: str, *, key_ranges: bool = False) -> None:
+    """Raises unless the mask consists of windows, and of key ranges if those are allowed.
+
+    `where` completes the error message.
+    """
     if mask is None:
         return
     if not isinstance(mask, Mask):
         raise TypeError(f"mask must be a Mask or None, got {type(mask).__name__}")
     for constraint in mask.constraints:
-        if not isinstance(constraint, Window):
-            raise ValueError(
-                f"mask may combine only Mask.window and Mask.causal {where}, got "
-                f"a {type(constraint).__name__} constraint"
-            )
+        if isinstance(constraint, Window) or (key_ranges and isinstance(constraint, KeyRange)):
+            continue
+        listed = "Mask.window, Mask.causal and Mask.key_range"
+        raise ValueError(
+            f"mask may combine only {listed if key_ranges else 'Mask.window and Mask.causal'} "
+            f"{where}, got a {type(constraint).__name__} constraint"
+        )
 
 
 def check_alibi_or_none(bias: object, where: str) -> None:

@@ -62,7 +62,10 @@ def varlen_problem(
     layout = _layout(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     shape = shape_of(packed, one_entry(k), one_entry(v), layout)
     bottom_right = align == "bottom_right"
-    options = check_scores(packed, shape.M, shape.N, bottom_right=bottom_right, **scores)
+    sequences = cu_seqlens_q.shape[0] - 1
+    options = check_scores(
+        packed, shape.M, shape.N, sequences=sequences, bottom_right=bottom_right, **scores
+    )
     return Problem(shape, resolve_windows(mask, align), options, layout)
 
 
@@ -96,7 +99,7 @@ def _layout(
     max_seqlen_k: int | None,
 ) -> Layout:
     cu_seqlens_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
-    max_seqlen_q = _max_seqlen("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    max_seqlen_q = longest("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
         max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
@@ -107,7 +110,7 @@ def _layout(
             "cu_seqlens_q and cu_seqlens_k must have the same shape, got "
             f"{tuple(cu_seqlens_q.shape)} and {tuple(cu_seqlens_k.shape)}"
         )
-    max_seqlen_k = _max_seqlen("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    max_seqlen_k = longest("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     offsets_q, offsets_k = (x.to(torch.int32).contiguous() for x in (cu_seqlens_q, cu_seqlens_k))
     return Layout(offsets_q, offsets_k, max_seqlen_q, max_seqlen_k)
 
@@ -125,7 +128,7 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Ten
     return private_copy(cu_seqlens)
 
 
-def _max_seqlen(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> int:
+def longest(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -> int:
     """Returns max_seqlen, or the length of the longest sequence if it is None.
 
     The values of cu_seqlens are read and checked if max_seqlen is None, and in eager mode on the
@@ -144,13 +147,13 @@ def _max_seqlen(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | Non
     name = f"cu_seqlens_{side}"
     starts = read_starts(name, cu_seqlens, total, side)
     lengths = [end - start for start, end in pairwise(starts)]
-    longest = max(lengths, default=0)
-    if max_seqlen is not None and max_seqlen < longest:
+    length = max(lengths, default=0)
+    if max_seqlen is not None and max_seqlen < length:
         raise ValueError(
-            f"max_seqlen_{side} must be at least {longest}, the longest length in {name}, "
+            f"max_seqlen_{side} must be at least {length}, the longest length in {name}, "
             f"got {max_seqlen}"
         )
-    return longest if max_seqlen is None else max_seqlen
+    return length if max_seqlen is None else max_seqlen
 
 
 def read_starts(name: str, cu_seqlens: Tensor, total: int, side: str) -> list[int]:

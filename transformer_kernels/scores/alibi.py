@@ -13,7 +13,7 @@ from transformer_kernels.masks.constraints import Align, check_align
 
 @dataclass(frozen=True, eq=False)
 class Alibi:
-    """ALiBi bias: bias[b, h, i, j] = -slopes[h] * |i + d - j|. Built by `alibi`.
+    """ALiBi bias: bias[b, h, i, j] = -slopes[b, h] * |i + d - j|. Built by `alibi`.
 
     d is 0 for align="top_left" and N - M for align="bottom_right".
     """
@@ -23,8 +23,10 @@ class Alibi:
 
     def __post_init__(self) -> None:
         check_tensor("slopes", self.slopes, FLOATS, wanted="a floating-point tensor")
-        if self.slopes.dim() != 1:
-            raise ValueError(f"slopes must be (H_q,), got shape {tuple(self.slopes.shape)}")
+        if self.slopes.dim() not in (1, 2):
+            raise ValueError(
+                f"slopes must be (H_q,) or (B, H_q), got shape {tuple(self.slopes.shape)}"
+            )
         check_align(self.align)
 
     def offset(self, M: int, N: int) -> int:
@@ -32,11 +34,12 @@ class Alibi:
         return N - M if self.align == "bottom_right" else 0
 
     def dense(self, M: int, N: int) -> Tensor:
-        """Returns the same bias as a dense tensor (1, H_q, M, N)."""
+        """Returns the same bias as a dense tensor (1 or B, H_q, M, N)."""
         i = torch.arange(M, device=self.slopes.device)[:, None]
         j = torch.arange(N, device=self.slopes.device)[None, :]
         distance = (i + self.offset(M, N) - j).abs().to(self.slopes.dtype)
-        return -self.slopes[None, :, None, None] * distance
+        slopes = self.slopes if self.slopes.dim() == 2 else self.slopes[None]
+        return -slopes[:, :, None, None] * distance
 
 
 def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
@@ -47,6 +50,7 @@ def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
 
     Args:
         slopes: (H_q,), floating point, on q's device; `alibi_slopes` computes those of the paper.
+            Or (B, H_q), which may not require grad: slopes of each batch entry or sequence.
         align: "top_left" (d = 0) or "bottom_right" (d = N - M), which differ if M != N.
 
     Returns:
@@ -54,7 +58,7 @@ def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
 
     Raises:
         TypeError: slopes is not a floating-point tensor.
-        ValueError: slopes is not one-dimensional, or align is unknown.
+        ValueError: slopes has another number of dimensions, or align is unknown.
 
     Source: Press et al. 2022, arXiv:2108.12409.
     """

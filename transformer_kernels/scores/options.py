@@ -32,8 +32,9 @@ class ScoreOptions(NamedTuple):
     dropout_p: Annotated[float, "", "dense varlen"] = 0.0
     bias: Annotated[Tensor | None, "(1|B, 1|H_q, 1|M, 1|N)", "dense"] = None
     """q's dtype or float32."""
-    alibi_slopes: Annotated[Tensor | None, "(H_q)", "dense varlen cache"] = None
-    """float32; float64 for float64 inputs."""
+    alibi_slopes: Annotated[Tensor | None, "(1|S, H_q)", "dense varlen cache"] = None
+    """float32; float64 for float64 inputs. S is the number of sequences: B, or that of the packed
+    sequences."""
     alibi_offset: int = 0
     """Relative to the origin of the mask's diagonals, which `ResolvedMask.bottom_right` selects."""
     relative_bias: Annotated[Tensor | None, "(1|H_q, distances)", "dense varlen cache"] = None
@@ -64,7 +65,13 @@ class ScoreArguments(TypedDict, total=False):
 
 
 def check_scores(
-    q: Tensor, M: int, N: int, *, bottom_right: bool = False, **arguments: Unpack[ScoreArguments]
+    q: Tensor,
+    M: int,
+    N: int,
+    *,
+    sequences: int | None = None,
+    bottom_right: bool = False,
+    **arguments: Unpack[ScoreArguments],
 ) -> ScoreOptions:
     """Validates the score arguments of a call; errors name the argument and its value.
 
@@ -74,6 +81,7 @@ def check_scores(
         q: (B, H_q, rows, D), validated.
         M: queries; of packed sequences the upper bound of their number, like N.
         N: keys.
+        sequences: number of packed sequences. Default: B.
         bottom_right: origin of the mask's diagonals, to which the ALiBi offset is relative.
         arguments: as given by the caller.
     """
@@ -85,9 +93,9 @@ def check_scores(
         dropout_p=_dropout(arguments.get("dropout_p", 0.0)),
     )
     if isinstance(bias, Alibi):
-        slopes = _alibi_slopes(bias.slopes, q)
+        slopes = _alibi_slopes(bias.slopes, q, q.shape[0] if sequences is None else sequences)
         if slopes.requires_grad and torch.is_grad_enabled():
-            table = alibi_by_distance(slopes, bias.align, M, N)
+            table = alibi_by_distance(slopes[0], bias.align, M, N)
             options = options._replace(relative_bias=table)
         else:
             offset = bias.offset(M, N) - (N - M if bottom_right else 0)
@@ -157,13 +165,22 @@ def _dense_bias(bias: Tensor, q: Tensor, N: int) -> Tensor:
     return bias
 
 
-def _alibi_slopes(slopes: Tensor, q: Tensor) -> Tensor:
-    if slopes.shape != (q.shape[1],):
+def _alibi_slopes(slopes: Tensor, q: Tensor, sequences: int) -> Tensor:
+    """Returns slopes (1, H_q) or (S, H_q), in the dtype of the softmax statistics."""
+    heads = q.shape[1]
+    wanted = (sequences, heads) if slopes.dim() == 2 else (heads,)
+    if slopes.shape != wanted:
         raise ValueError(
-            f"ALiBi slopes must be (H_q,) = ({q.shape[1]},), got {tuple(slopes.shape)}"
+            f"ALiBi slopes must be (H_q,) = ({heads},) or (B, H_q) = ({sequences}, {heads}), "
+            f"got {tuple(slopes.shape)}"
         )
     if slopes.device != q.device:
         raise ValueError(f"ALiBi slopes are on {slopes.device}, q is on {q.device}")
+    if slopes.dim() == 2 and slopes.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "ALiBi slopes (B, H_q) must not require grad: only slopes (H_q,) have a gradient"
+        )
+    slopes = slopes if slopes.dim() == 2 else slopes[None]
     return slopes.to(_statistics_dtype(q))
 
 

@@ -27,8 +27,10 @@ void apply_softcap(Real cap, Real* s, Real* slope, int64_t count) {
 template <typename Real, int64_t kQueries>
 void add_alibi(const Problem& p, const Block& block, Real* s) {
   Real slope[kQueries] = {}, distance[kQueries] = {};
+  const Real* const slopes =
+      static_cast<const Real*>(p.score.alibi_slopes) + block.b * p.score.alibi_stride;
   for (int64_t lane = 0; lane < block.queries; ++lane) {
-    slope[lane] = static_cast<const Real*>(p.score.alibi_slopes)[block.head(lane)];
+    slope[lane] = slopes[block.head(lane)];
     distance[lane] = static_cast<Real>(block.key(0) - block.query(lane) - p.score.alibi_offset);
   }
   for (int64_t r = 0; r < block.keys; ++r) {

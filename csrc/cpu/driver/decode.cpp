@@ -14,6 +14,9 @@ ForwardParams sequence_of(const ForwardParams& batch, const KVCache& cache, int6
   p.N = cache.cache_seqlens[b];
   for (Strided* x : query_tensors(p)) advance(*x, 0, b, p.dtype);
   advance_statistics(p, b * p.H_q * p.lse_stride);
+  advance_scores(p, b);
+  if (p.mask.key_start) p.mask.key_start += b;
+  if (p.mask.key_end) p.mask.key_end += b;
   if (cache.page_size > 0) {
     p.pages = cache.block_table + b * cache.max_pages;
     p.page_size = cache.page_size;
@@ -22,6 +25,14 @@ ForwardParams sequence_of(const ForwardParams& batch, const KVCache& cache, int6
   }
   if (cache.bottom_right) align_bottom_right(p);
   return p;
+}
+
+// Copies the bounds of key ranges, if there are any, and lets `bounds` refer to the copy.
+std::vector<int64_t> copied(const int64_t*& bounds, int64_t B) {
+  if (!bounds) return {};
+  std::vector<int64_t> copy(bounds, bounds + B);
+  bounds = copy.data();
+  return copy;
 }
 
 }  // namespace
@@ -66,6 +77,9 @@ void run_decode(const ForwardParams& params, const KVCache& cache) {
     lse.resize(static_cast<size_t>(batch.B * batch.H_q * batch.M));
     batch.lse = lse.data();
   }
+  // Copies: another thread may write them between the layout of the workspace and the kernels.
+  const std::vector<int64_t> start = copied(batch.mask.key_start, batch.B);
+  const std::vector<int64_t> end = copied(batch.mask.key_end, batch.B);
   std::vector<ForwardParams> sequences;
   for (int64_t b = 0; b < batch.B; ++b) sequences.push_back(sequence_of(batch, cache, b));
   if (sequences.empty() || !kernels.decodes(batch)) {

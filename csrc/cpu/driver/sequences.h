@@ -84,6 +84,11 @@ Params slice_heads(const Params& all, int64_t head, int64_t count) {
   return p;
 }
 
+// Moves the score options to those of sequence b, which becomes batch entry 0.
+inline void advance_scores(Problem& p, int64_t b) {
+  advance(p.score.alibi_slopes, b * p.score.alibi_stride * bytes_of_statistics(p.dtype));
+}
+
 // Aligns the diagonals and the distances of score options to the last key.
 inline void align_bottom_right(Problem& p) {
   p.mask.diagonal_low += p.N - p.M;

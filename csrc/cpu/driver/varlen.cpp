@@ -11,16 +11,17 @@ namespace {
 
 // Sequence b: M queries from row i0 on, N keys from row j0 on.
 template <typename Params>
-Params sequence_of(const Params& packed, bool bottom_right, int64_t b, int64_t i0, int64_t M,
+Params sequence_of(const Params& packed, const Varlen& varlen, int64_t b, int64_t i0, int64_t M,
                    int64_t j0, int64_t N) {
   Params p = packed;
   for (Strided* x : query_tensors(p)) advance(*x, 2, i0, p.dtype);
   for (Strided* x : key_tensors(p)) advance(*x, 2, j0, p.dtype);
   advance_statistics(p, i0);
+  if (b < varlen.B) advance_scores(p, b);
   p.M = M;
   p.N = N;
   p.dropout.first_batch = b;
-  if (bottom_right) align_bottom_right(p);
+  if (varlen.bottom_right) align_bottom_right(p);
   return p;
 }
 
@@ -33,7 +34,7 @@ std::vector<Params> sequences_of(const Params& packed, const Varlen& varlen) {
   std::vector<Params> sequences;
   const auto add = [&](int64_t b, int64_t i0, int64_t M, int64_t j0, int64_t N) {
     if (M == 0 && N == 0) return;
-    sequences.push_back(sequence_of(packed, varlen.bottom_right, b, i0, M, j0, N));
+    sequences.push_back(sequence_of(packed, varlen, b, i0, M, j0, N));
   };
   for (int64_t b = 0; b < B; ++b) add(b, q[b], q[b + 1] - q[b], k[b], k[b + 1] - k[b]);
   add(B, q[B], packed.M - q[B], k[B], 0);

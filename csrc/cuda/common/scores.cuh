@@ -46,8 +46,10 @@ TK_DEVICE Scores shared_scores(const ScoreParams& given, int64_t shift, int M, i
   return x;
 }
 
-TK_DEVICE float alibi_slope(const ScoreParams& given, int h) {
-  return given.alibi_slopes ? static_cast<const float*>(given.alibi_slopes)[h] : 0.0f;
+TK_DEVICE float alibi_slope(const ScoreParams& given, int b, int h) {
+  if (!given.alibi_slopes) return 0.0f;
+  const int stride = static_cast<int>(given.alibi_stride);  // options.cpp limits the elements
+  return static_cast<const float*>(given.alibi_slopes)[b * stride + h];
 }
 
 TK_DEVICE const float* relative_table(const ScoreParams& given, int h) {
@@ -59,7 +61,7 @@ template <typename Params>
 TK_DEVICE Scores scores_of(const Arguments<Params>& a, const Sequence& s, int h) {
   const ScoreParams& given = a.params.score;
   Scores x = shared_scores(given, shift_of(a.varlen, s), s.M, s.N);
-  x.slope = alibi_slope(given, h);
+  x.slope = alibi_slope(given, s.b, h);
   x.relative_bias = relative_table(given, h);
   x.bias_dtype = given.bias_dtype;
   if (given.bias.data) {

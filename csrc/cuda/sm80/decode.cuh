@@ -185,7 +185,7 @@ TK_DEVICE void apply(Accumulator<1, 2>& products, const DecodeArguments& a, cons
                      const DecodeRows& x, int j0) {
   const ScoreParams& given = a.params.score;
   Scores scores = shared_scores(given, a.shift(s.N), static_cast<int>(a.params.M), s.N);
-  const float slope[2] = {alibi_slope(given, x.h[0]), alibi_slope(given, x.h[1])};
+  const float slope[2] = {alibi_slope(given, s.b, x.h[0]), alibi_slope(given, s.b, x.h[1])};
   const auto to_score = [&](int row, int column, float& product) {
     scores.slope = row < 8 ? slope[0] : slope[1];
     scores.relative_bias = relative_table(given, row < 8 ? x.h[0] : x.h[1]);

@@ -34,15 +34,15 @@ struct DecodeArguments {
   }
 };
 
-// Query i sees keys max(0, i + low) <= j < min(N, i + high + 1).
+// Query i sees keys max(begin, i + low) <= j < min(end, i + high + 1).
 struct DecodeSequence {
   int b, N;
   int low, high;
   int begin, end;    // range of live keys
   int first, tiles;  // first tile of block_n keys, and their number; at least one
 
-  TK_DEVICE_METHOD int row_begin(int i) const { return i + low; }
-  TK_DEVICE_METHOD int row_end(int i) const { return min(N, i + high + 1); }
+  TK_DEVICE_METHOD int row_begin(int i) const { return max(begin, i + low); }
+  TK_DEVICE_METHOD int row_end(int i) const { return min(end, i + high + 1); }
 };
 
 TK_DEVICE DecodeSequence decode_sequence(const DecodeArguments& a, int b) {
@@ -54,8 +54,10 @@ TK_DEVICE DecodeSequence decode_sequence(const DecodeArguments& a, int b) {
   s.N = max(0, min(a.cache.cache_seqlens[b], static_cast<int>(p.N)));
   s.low = clamp_diagonal(p.mask.diagonal_low + a.shift(s.N));
   s.high = clamp_diagonal(p.mask.diagonal_high + a.shift(s.N));
-  s.begin = max(0, s.row_begin(0));
-  s.end = s.row_end(M - 1);
+  const int key_begin = p.mask.key_start ? max(clamp_diagonal(p.mask.key_start[b]), 0) : 0;
+  const int key_end = p.mask.key_end ? min(clamp_diagonal(p.mask.key_end[b]), s.N) : s.N;
+  s.begin = max(key_begin, s.low);
+  s.end = min(key_end, M + s.high);
   s.first = min(s.begin, s.N) / a.block_n;
   s.tiles = max(1, (s.end + a.block_n - 1) / a.block_n - s.first);
   return s;

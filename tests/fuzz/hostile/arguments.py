@@ -123,6 +123,14 @@ def attention_varlen(variant: Variant, backend: str) -> Arguments:
     }
 
 
+def paged_varlen(variant: Variant, backend: str) -> Arguments:
+    every, N = attention_varlen(variant, backend), variant.N
+    pages = -(-N // PAGE) + 1
+    for name in ("k", "v"):
+        every[name] = variant.tensor(2 * pages, variant.H_kv, PAGE, D)
+    return every | {"block_table": torch.randperm(2 * pages).reshape(2, pages)}
+
+
 def cache(variant: Variant, *, paged: bool) -> Arguments:
     capacity, H_kv = -(-max(variant.M, variant.N) // PAGE) * PAGE, variant.H_kv
     pages = B * capacity // PAGE
@@ -138,7 +146,8 @@ def cache(variant: Variant, *, paged: bool) -> Arguments:
 
 def attention_decode(variant: Variant, backend: str, *, paged: bool = False) -> Arguments:
     bias = tk.alibi(torch.ones(H), align="bottom_right")
-    options = scores(variant, bias, tk.Mask.window(9, 0, align="bottom_right"))
+    padding = tk.Mask.key_range(torch.zeros(B).long(), torch.full((B,), variant.N))
+    options = scores(variant, bias, tk.Mask.window(9, 0, align="bottom_right") & padding)
     del options["dropout_p"], options["seed"]
     options["sinks"] = torch.ones(H)
     options["relative"] = tk.relative_bias(torch.ones(H, 9), lowest=-4, align="bottom_right")
@@ -177,6 +186,9 @@ FUNCTIONS = {
     "attention_decode, keys": Function(tk.attention_decode, with_keys(attention_decode), SCORES),
     "attention_varlen": Function(
         tk.attention_varlen, attention_varlen, (*SCORES, "max_seqlen_q", "max_seqlen_k")
+    ),
+    "attention_varlen, paged": Function(
+        tk.attention_varlen, paged_varlen, (*SCORES, "max_seqlen_q", "max_seqlen_k")
     ),
     "attention_decode": Function(tk.attention_decode, attention_decode, SCORES),
     "attention_decode, paged": Function(tk.attention_decode, paged(attention_decode), SCORES),

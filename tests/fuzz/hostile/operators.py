@@ -46,12 +46,12 @@ def options(variant: Variant) -> Arguments:
 
 def slopes(variant: Variant) -> torch.Tensor:
     is_double = variant.dtype == torch.float64
-    return torch.ones(H, dtype=torch.float64 if is_double else torch.float32)
+    return torch.ones(1, H, dtype=torch.float64 if is_double else torch.float32)
 
 
 def table(variant: Variant, M: int, N: int) -> torch.Tensor:
     """A relative bias of all distances."""
-    return slopes(variant)[:, None].expand(-1, max(M + N - 1, 0))
+    return slopes(variant).mT.expand(-1, max(M + N - 1, 0))
 
 
 def keys(variant: Variant, M: int, N: int) -> torch.Tensor:

@@ -47,7 +47,7 @@ class Attention(Valid):
             tensor.requires_grad_(name in self.requires_grad)
         options = self.options() | {
             "mask": mask_of(self.mask, self.sizes),
-            "bias": self.alibi_bias(self.alibi_align) or x.get("bias"),
+            "bias": self.alibi_bias(self.alibi_align, self.B) or x.get("bias"),
             "relative": self.distances(x),
             "dropout_p": self.dropout_p,
             "seed": SEED if self.dropout_p else None,
@@ -60,7 +60,7 @@ class Attention(Valid):
     def expected(self, rounding: Rounding) -> dict[str, Expected]:
         x = {name: tensor.double() for name, tensor in self._inputs().items()}
         differentiable = {f"d{name}": x[name].requires_grad_() for name in self.requires_grad}
-        alibi = self.dense_alibi(self.alibi_align, self.M, self.N)
+        alibi = self.dense_alibi(self.alibi_align, self.M, self.N, self.B)
         problem = Problem(
             q=x["q"],
             k=x["k"],
@@ -125,6 +125,7 @@ def attention_calls(draw: st.DrawFn, backend: str) -> Attention:
         fields["bias_hides"] = rarely(draw)
     if bias == "alibi":
         fields["alibi_align"] = draw(st.sampled_from(["top_left", "bottom_right"]))
+        fields["alibi_by_sequence"] = draw(st.booleans())
     if draw(st.integers(0, 3)) == 3:
         fields["relative"] = relative(draw, max(M, N))
     if draw(st.integers(0, 3)) == 3:

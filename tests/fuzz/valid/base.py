@@ -58,6 +58,8 @@ class Valid(Call):
     softcap: float | None = None
     sinks: bool = False
     relative: Relative | None = None
+    alibi_by_sequence: bool = False
+    """True if the slopes of ALiBi differ between sequences"""
 
     @property
     def H_q(self) -> int:
@@ -147,19 +149,27 @@ class Valid(Call):
         """The relative bias or keys with the tensors of `x`, if the call has one."""
         return None if self.relative is None else self.relative.of(x)
 
-    def slopes(self) -> Tensor:
-        return self.normal("slopes", self.H_q).abs()
+    def slopes(self, sequences: int) -> Tensor:
+        """(H_q,), or (sequences, H_q) if they differ."""
+        rows = (sequences,) if self.alibi_by_sequence else ()
+        return self.normal("slopes", *rows, self.H_q).abs()
 
-    def alibi_bias(self, align: Align | None) -> Alibi | None:
-        return None if align is None else Alibi(self.slopes(), align)
+    def alibi_bias(self, align: Align | None, sequences: int) -> Alibi | None:
+        return None if align is None else Alibi(self.slopes(sequences), align)
 
-    def dense_alibi(self, align: Align | None, M: int, N: int) -> Tensor | None:
-        """The bias of ALiBi (H_q, M, N) in float64, by its definition; None without."""
+    def dense_alibi(
+        self, align: Align | None, M: int, N: int, sequences: int, b: int | None = None
+    ) -> Tensor | None:
+        """The bias of ALiBi ([sequences,] H_q, M, N) in float64, by its definition, or that of
+        sequence b; None without."""
         if align is None:
             return None
         d = N - M if align == "bottom_right" else 0
         distance = (torch.arange(M)[:, None] + d - torch.arange(N)).abs()
-        return -self.slopes().double()[:, None, None] * distance
+        slopes = self.slopes(sequences).double()
+        if self.alibi_by_sequence and b is not None:
+            slopes = slopes[min(b, sequences - 1)]  # trailing padding is one more sequence
+        return -slopes[..., None, None] * distance
 
     def dropout_factors(
         self, dropout_p: float, B: int, H: int, M: int, N: int, first_batch: int = 0

@@ -32,6 +32,8 @@ class Decode(Valid):
     window: Window | None = None
     everything: bool = False
     """True for `Mask()`, which shows every key to every query"""
+    key_ranges: tuple[tuple[int, int], ...] = ()
+    """start and end of the visible keys of each sequence; empty: all"""
     alibi: bool = False
     return_lse: bool = False
 
@@ -51,6 +53,8 @@ class Decode(Valid):
         q, k, v = self.qkv((self.B, self.M), (self.B, self.capacity))
         for b, length in enumerate(self.cache_seqlens):
             k[b, :, length:] = v[b, :, length:] = math.nan
+            hidden = ~self._in_range(b, self.capacity)
+            k[b, :, hidden] = v[b, :, hidden] = math.nan
         table: Tensor | None = None
         if self.page_size is not None:
             generator = torch.Generator().manual_seed(self.seed)
@@ -62,7 +66,7 @@ class Decode(Valid):
         seqlens = torch.tensor(self.cache_seqlens, dtype=index_dtype)
         options = self.options() | {
             "mask": self._mask(),
-            "bias": self.alibi_bias(self._alibi_align),
+            "bias": self.alibi_bias(self._alibi_align, self.B),
             "relative": self.distances(self.by_distance()),
             "sinks": self.sink_logits() if self.sinks else None,
             "return_lse": self.return_lse,
@@ -75,7 +79,7 @@ class Decode(Valid):
     def expected(self, rounding: Rounding) -> dict[str, Expected]:
         q, k, v = self.qkv((self.B, self.M), (self.B, self.capacity))
         parts = [
-            solve(self._sequence(q[b], k[b, :, :length], v[b, :, :length]), rounding)
+            solve(self._sequence(b, q[b], k[b, :, :length], v[b, :, :length]), rounding)
             for b, length in enumerate(self.cache_seqlens)
         ]
         return {
@@ -86,7 +90,7 @@ class Decode(Valid):
             for name in ("o", "lse")
         }
 
-    def _sequence(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
+    def _sequence(self, b: int, q: Tensor, k: Tensor, v: Tensor) -> Problem:
         sizes = Sizes(1, self.H_q, self.M, k.shape[1])
         table = {name: x.double() for name, x in self.by_distance().items()}
         causal = Window(right=0, align="bottom_right")
@@ -97,18 +101,30 @@ class Decode(Valid):
             v=v[None].double(),
             do=torch.zeros(1, self.H_q, self.M, self.D_v, dtype=torch.float64),
             dlse=torch.zeros(1, self.H_q, self.M, dtype=torch.float64),
-            visible=visible_by(constraints, sizes),
-            bias=self.dense_alibi(self._alibi_align, sizes.M, sizes.N),
+            visible=visible_by(constraints, sizes) & self._in_range(b, sizes.N),
+            bias=self.dense_alibi(self._alibi_align, sizes.M, sizes.N, self.B, b),
             relative=self.distances(table),
             scale=self.effective_scale,
             softcap=self.softcap,
             sinks=self.sink_logits().double() if self.sinks else None,
         )
 
+    def _in_range(self, b: int, length: int) -> Tensor:
+        """bool (length,): the keys of sequence b that its key range shows."""
+        j = torch.arange(length)
+        if not self.key_ranges:
+            return j >= 0
+        start, end = self.key_ranges[b]
+        return (j >= start) & (j < end)
+
     def _mask(self) -> Mask | None:
-        if self.everything:
-            return Mask()
-        return None if self.window is None else self.window.mask(Sizes(1, 1, 1, 1))
+        mask = Mask() if self.everything else None
+        if self.window is not None:
+            mask = self.window.mask(Sizes(1, 1, 1, 1))
+        if not self.key_ranges:
+            return mask
+        start, end = torch.tensor(self.key_ranges, dtype=getattr(torch, self.index_dtype)).unbind(1)
+        return (mask or Mask.causal(align="bottom_right")) & Mask.key_range(start, end)
 
 
 @st.composite
@@ -127,13 +143,18 @@ def decode_calls(draw: st.DrawFn, backend: str) -> Decode:
     if rarely(draw):
         kinds: tuple[Kind, ...] = ("table",) if backend == "cuda" else ("table", "keys", "both")
         fields["relative"] = relative(draw, 40, "bottom_right", kinds)
+    cache_seqlens = draw(st.lists(length, min_size=1, max_size=4).map(tuple))
+    if rarely(draw):
+        bound = st.integers(-3, max(cache_seqlens) + 3)
+        fields["key_ranges"] = tuple((draw(bound), draw(bound)) for _ in cache_seqlens)
+    fields["alibi"] = rarely(draw)
+    fields["alibi_by_sequence"] = fields["alibi"] and draw(st.booleans())
     return Decode(
-        cache_seqlens=draw(st.lists(length, min_size=1, max_size=4).map(tuple)),
+        cache_seqlens=cache_seqlens,
         spare=draw(st.sampled_from([0, 1, 40])),
         M=draw(st.sampled_from([1, 2, 5, 25])),
         index_dtype=draw(st.sampled_from(["int32", "int64"])),
         everything=mask == "everything",
-        alibi=rarely(draw),
         return_lse=draw(st.booleans()),
         **fields,
     )

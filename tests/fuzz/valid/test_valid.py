@@ -55,6 +55,8 @@ CALLS = (
     Varlen(M=(5, 0, 33), N=(7, 3, 40), trailing=3, window=EVERY_MASK[0], sinks=True,
            dropout_p=0.9, requires_grad=("q", "k", "v", "sinks"), return_lse=True, poisoned=True),
     Decode(cache_seqlens=(70, 0, 3), spare=5, M=2, page_size=20, alibi=True, return_lse=True),
+    Decode(cache_seqlens=(70, 0, 9), M=3, key_ranges=((9, 60), (0, 5), (-2, 99)), alibi=True,
+           alibi_by_sequence=True),
     Decode(cache_seqlens=(70, 1), M=2, window=Window(left=9, right=0, align="bottom_right")),
     Sdpa(M=33, N=40, mask=(EVERY_MASK[3], Window(right=0)), replaced=True, requires_grad=("k",)),
     Sdpa(M=5, N=5, bias="mn", dtype="bfloat16"),

@@ -54,7 +54,7 @@ class Varlen(Valid):
             "max_seqlen_q": max(self.M) if self.given_max else None,
             "max_seqlen_k": max(self.N) if self.given_max and self.N is not None else None,
             "mask": mask_of(self._constraints, Sizes(1, self.H_q, 1, 1)),
-            "bias": self.alibi_bias(self.alibi_align),
+            "bias": self.alibi_bias(self.alibi_align, len(self.M)),
             "relative": self.distances(x),
             "dropout_p": self.dropout_p,
             "seed": SEED if self.dropout_p else None,
@@ -96,7 +96,7 @@ class Varlen(Valid):
             do=x["do"][rows].transpose(0, 1)[None],
             dlse=x["dlse"][None, :, rows],
             visible=visible_by(self._constraints, sizes) & (not padding),
-            bias=self.dense_alibi(self.alibi_align, sizes.M, sizes.N),
+            bias=self.dense_alibi(self.alibi_align, sizes.M, sizes.N, len(self.M), b),
             relative=None if padding else self.distances(leaves),
             scale=self.effective_scale,
             softcap=self.softcap,
@@ -165,6 +165,7 @@ def varlen_calls(draw: st.DrawFn, backend: str) -> Varlen:
         align = fields["window"].align
     if draw(st.integers(0, 3)) == 3:
         fields["alibi_align"] = align
+        fields["alibi_by_sequence"] = draw(st.booleans())
     if draw(st.integers(0, 3)) == 3:
         fields["relative"] = relative(draw, max(M), align)
     if draw(st.integers(0, 3)) == 3:

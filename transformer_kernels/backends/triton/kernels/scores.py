@@ -39,6 +39,8 @@ class Scores(NamedTuple):
     columns: int | None
     """N if there is a bias, else None: see `MaskTensors`"""
     slopes: Tensor | None
+    slopes_b: int | None
+    """0 if all sequences share the slopes, else H_q"""
     relative_bias: Tensor | None
     relative_h: int | None
     """0 if all heads share one row of the relative bias, else 1"""
@@ -49,8 +51,8 @@ class Scores(NamedTuple):
 
 def scores(problem: Problem, scale: float) -> Scores:
     options = problem.scores
-    table, keys = options.relative_bias, options.relative_keys
-    biases = (options.bias, options.alibi_slopes, table)
+    slopes, table, keys = options.alibi_slopes, options.relative_bias, options.relative_keys
+    biases = (options.bias, slopes, table)
     plain = not options.softcap and all(x is None for x in biases) and 1e-37 < scale < 1e37
     bias_b, bias_h, bias_i, bias_j = broadcast_strides(options.bias, 4)
     return Scores(
@@ -63,7 +65,8 @@ def scores(problem: Problem, scale: float) -> Scores:
         bias_i=bias_i,
         bias_j=bias_j,
         columns=None if options.bias is None else problem.shape.N,
-        slopes=contiguous(options.alibi_slopes),
+        slopes=contiguous(slopes),
+        slopes_b=None if slopes is None else int(slopes.shape[0] > 1) * slopes.shape[1],
         relative_bias=contiguous(table),
         relative_h=None if table is None else int(table.shape[0] > 1),
         relative_keys=contiguous(keys),
@@ -147,7 +150,7 @@ def natural_scores(products, bias, scores, coords, band):
         s += bias.to(tl.float32)
     if scores.slopes is not None:
         distance = tl.abs(coords.i + band.offset - coords.j).to(tl.float32)
-        s -= tl.load(scores.slopes + coords.h) * distance
+        s -= tl.load(scores.slopes + coords.b * scores.slopes_b + coords.h) * distance
     return s
 
 

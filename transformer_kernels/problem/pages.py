@@ -1,0 +1,141 @@
+"""Paged keys and values: checks of block tables, and copies of the pages in use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.argument_checks import values_are_readable
+from transformer_kernels.problem.checks import check_integers, check_tensors, private_copy
+from transformer_kernels.problem.varlen import check_cu_seqlens, longest
+
+PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
+
+
+def capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
+    """Returns the largest number of positions that the cache holds per sequence."""
+    rows = k_cache.shape[2]
+    return rows if block_table is None else rows * block_table.shape[1]
+
+
+def check_block_table(
+    block_table: Tensor, B: int, q: Tensor, k_cache: Tensor, names: tuple[str, str] = ("q", "k")
+) -> None:
+    """Raises unless the block table is (B, pages) on q's device, and pages have rows.
+
+    `names` are those of q and k_cache in error messages. Values are not checked.
+    """
+    check_integers("block_table", block_table, ("B", "pages"), B, q, names[0])
+    if k_cache.shape[2] == 0:
+        raise ValueError(
+            f"page_size of {names[1]} must be at least 1, got shape {tuple(k_cache.shape)}"
+        )
+
+
+def check_pages_in_use(k_cache: Tensor, lengths: Tensor, block_table: Tensor, name: str) -> None:
+    """Raises ValueError unless the pages of all positions in use exist. Reads values.
+
+    Args:
+        k_cache: pages (pages, H_kv, page_size, D).
+        lengths: (B,), at most the capacity.
+        block_table: (B, max_pages).
+        name: that of k_cache in error messages.
+    """
+    pages, page_size = k_cache.shape[0], k_cache.shape[2]
+    first = torch.arange(block_table.shape[1]) * page_size
+    wrong = (first < lengths[:, None]) & ((block_table < 0) | (block_table >= pages))
+    if bool(wrong.any()):
+        b, n = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"block_table must hold pages 0 to {pages - 1} of {name} for all positions in use, "
+            f"got {int(block_table[b, n])} at ({b}, {n}), and sequence {b} has "
+            f"{int(lengths[b])} positions"
+        )
+
+
+def packed_keys(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    cu_seqlens_k: Tensor | None,
+    block_table: Tensor,
+    max_seqlen_k: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Copies the keys and values of an `attention_varlen` call out of their pages.
+
+    Takes the arguments of `places_of_keys`, and raises its errors. Returns k (total_k, H_kv, D) and
+    v (total_k, H_kv, D_v), differentiable.
+    """
+    places = places_of_keys(q, k_pages, v_pages, cu_seqlens_k, block_table, max_seqlen_k)
+    return _read(k_pages, *places), _read(v_pages, *places)
+
+
+def places_of_keys(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    cu_seqlens_k: Tensor | None,
+    block_table: Tensor,
+    max_seqlen_k: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Checks the paged keys of an `attention_varlen` call, and finds the places of those in use.
+
+    Where the values of cu_seqlens_k are not read (on a GPU and in compiled code), there are
+    S max_seqlen_k places; those in excess are trailing padding.
+
+    Args:
+        q: (total_q, H_q, D).
+        k_pages: (pages, H_kv, page_size, D).
+        v_pages: (pages, H_kv, page_size, D_v).
+        cu_seqlens_k: (S + 1,).
+        block_table: (S, max_pages).
+        max_seqlen_k: upper bound of the key lengths; None to read it.
+
+    Returns:
+        The page of each key, and the row in it, (total_k,) each.
+
+    Raises TypeError or ValueError if an argument has the wrong type, shape, device or value.
+    """
+    check_tensors(q, k_pages, v_pages, ("length", "heads", "width"), key_dimensions=PAGE_DIMENSIONS)
+    if cu_seqlens_k is None:
+        raise ValueError("cu_seqlens_k must be a tensor with block_table, got None")
+    starts = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    S = starts.shape[0] - 1
+    check_block_table(block_table, S, q, k_pages)
+    table, most = private_copy(block_table), capacity(k_pages, block_table)
+    length = longest("k", starts, S * most, max_seqlen_k)
+    if not values_are_readable(starts):
+        return _places(starts, table, S * min(length, most), k_pages)
+    lengths = starts.diff()
+    if bool((lengths > most).any()):
+        raise ValueError(
+            f"block_table must have pages for {int(lengths.max())} keys, the longest length in "
+            f"cu_seqlens_k, got {table.shape[1]} pages of {k_pages.shape[2]} keys"
+        )
+    check_pages_in_use(k_pages, lengths, table, "k")
+    return _places(starts, table, int(starts[-1]), k_pages)
+
+
+def _places(starts: Tensor, table: Tensor, keys: int, k_pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the page of each key and the row in it; those of padding are 0.
+
+    Pages that do not exist, in block tables whose values are not checked, are replaced by others.
+    """
+    pages, _, page_size, _ = k_pages.shape
+    starts, key = starts.long(), torch.arange(keys, device=starts.device)
+    sequence = torch.searchsorted(starts[1:].contiguous(), key, right=True)
+    used = sequence < starts.shape[0] - 1
+    sequence = torch.where(used, sequence, 0)
+    position = torch.where(used, key - starts[sequence], 0)
+    page = torch.where(used, table[sequence, position // page_size].long(), 0)
+    return page.clamp(0, pages - 1), position % page_size
+
+
+def _read(x: Tensor, page: Tensor, row: Tensor) -> Tensor:
+    """Copies rows out of their pages: (keys, heads, width)."""
+    if page.shape[0] == 0 or x.shape[0] == 0:
+        return x.new_zeros(page.shape[0], x.shape[1], x.shape[3])
+    by_row = x.transpose(1, 2)  # (pages, page_size, heads, width)
+    if by_row.is_contiguous():  # reads whole rows, several times as fast as the general case
+        return by_row.flatten(0, 1).index_select(0, page * x.shape[2] + row)
+    return by_row[page, row]
