@@ -116,7 +116,7 @@ def line(title: str, row: Row) -> str:
     """Formats a line: our time and its ratio to each other."""
     ours = row.milliseconds["ours"]
     others = [f"{ms / ours:.2f}x {name}" for name, ms in row.milliseconds.items() if name != "ours"]
-    return f"{title}, {row.what}: {ours:.2f} ms, {', '.join(others)}"
+    return f"{title}, {row.what}: {ours:.3g} ms, {', '.join(others)}"
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformer_kernels import torch_private
 from transformer_kernels.backends import CpuBackend
 from transformer_kernels.dispatch.choose import choose
-from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.functional.varlen import attention_varlen
+from transformer_kernels.integrations.paged_varlen import attend_pages
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem import Saved
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
@@ -90,13 +90,16 @@ def _forward(
     """
     cum_seq_q = _checked(cum_seq_q, dropout_p, return_debug_mask, alibi_slopes)
     mask = _mask(is_causal, window_size_left, window_size_right)
-    if block_table is not None and seqused_k is None:
-        raise ValueError("block_table needs seqused_k")
-    if block_table is not None and seqused_k is not None and _have_length(cum_seq_q, query, max_q):
-        o, lse = _decode(query, key, value, max_q, seqused_k, block_table, mask, scale)
+    if block_table is not None:
+        if seqused_k is None:
+            raise ValueError("block_table needs seqused_k")
+        o, lse = attend_pages(
+            query, key, value, cum_seq_q, _ends(seqused_k), block_table, max_seqlen_q=max_q,
+            max_seqlen_k=max_k, mask=mask, scale=scale, backend=_CPU.name,
+        )  # fmt: skip
     else:
         if seqused_k is not None:
-            key, value, cum_seq_k = _keys_in_use(key, value, cum_seq_k, seqused_k, block_table)
+            key, value, cum_seq_k = _keys_in_use(key, value, cum_seq_k, seqused_k)
         o, lse = attention_varlen(
             query, key, value, cum_seq_q, cum_seq_k, max_seqlen_q=max_q, max_seqlen_k=max_k,
             mask=mask, scale=scale, return_lse=True, backend=_CPU.name,
@@ -171,67 +174,21 @@ def _mask(is_causal: bool, left: int | None, right: int | None) -> Mask:
     return Mask.window(left, 0 if is_causal else right, align="bottom_right")
 
 
-def _have_length(cum_seq_q: Tensor, query: Tensor, length: int) -> bool:
-    """True if every sequence has that many queries, and no row is left over."""
-    starts = torch.arange(cum_seq_q.shape[0], device=cum_seq_q.device) * length
-    return length > 0 and bool((starts[-1] == query.shape[0]) & (starts == cum_seq_q).all())
-
-
-def _decode(
-    query: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    M: int,
-    seqused_k: Tensor,
-    block_table: Tensor,
-    mask: Mask,
-    scale: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Computes (o, lse) of sequences with M queries each; reads the pages in place."""
-    q = query.unflatten(0, (-1, M)).transpose(1, 2)
-    pages = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
-    o, lse = attention_decode(
-        q, *pages, seqused_k, block_table, mask=mask, scale=scale, return_lse=True,
-        backend=_CPU.name,
-    )  # fmt: skip
-    return o.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).contiguous().flatten(1)
+def _ends(lengths: Tensor) -> Tensor:
+    """Returns the cumulative lengths (B + 1,)."""
+    return functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
 
 
 def _keys_in_use(
-    key: Tensor,
-    value: Tensor,
-    cum_seq_k: Tensor | None,
-    seqused_k: Tensor,
-    block_table: Tensor | None,
+    key: Tensor, value: Tensor, cum_seq_k: Tensor | None, seqused_k: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Copies the keys and values in use, packed, and returns their cumulative lengths."""
-    lengths = seqused_k.long()
-    if block_table is not None:
-        rows = _rows_of_pages(lengths, block_table, *key.shape[:2])
-        key, value = key.flatten(0, 1), value.flatten(0, 1)
-    elif cum_seq_k is not None:
-        sequence, position = _enumerated(lengths, cum_seq_k.diff())
-        rows = cum_seq_k[sequence].long() + position
-    else:
-        raise ValueError("cum_seq_k must be a tensor, got None")
-    return key[rows], value[rows], functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-
-
-def _rows_of_pages(lengths: Tensor, block_table: Tensor, pages: int, page_size: int) -> Tensor:
-    """Returns the rows in use, counted through all pages, in the order of the sequences."""
-    B, pages_each = block_table.shape
-    sequence, position = _enumerated(lengths, lengths.new_full((B,), pages_each * page_size))
-    page = block_table[sequence, position // page_size].long()
-    if bool(((page < 0) | (page >= pages)).any()):
-        raise ValueError(f"block_table must hold numbers of the {pages} pages, got {page.tolist()}")
-    return page * page_size + position % page_size
-
-
-def _enumerated(lengths: Tensor, capacity: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sequence of each key in use, and its position there.
+    """Copies the keys and values in use, packed, and returns their cumulative lengths.
 
     Raises ValueError unless every sequence has room for its keys in use.
     """
+    if cum_seq_k is None:
+        raise ValueError("cum_seq_k must be a tensor, got None")
+    lengths, capacity = seqused_k.long(), cum_seq_k.diff()
     if lengths.shape != capacity.shape or bool(((lengths < 0) | (lengths > capacity)).any()):
         raise ValueError(
             f"seqused_k must be between 0 and the keys of each sequence, {capacity.tolist()}, "
@@ -239,4 +196,5 @@ def _enumerated(lengths: Tensor, capacity: Tensor) -> tuple[Tensor, Tensor]:
         )
     sequence = torch.repeat_interleave(lengths)
     first = (lengths.cumsum(0) - lengths)[sequence]
-    return sequence, torch.arange(sequence.shape[0], device=lengths.device) - first
+    rows = cum_seq_k[sequence] + torch.arange(sequence.shape[0], device=lengths.device) - first
+    return key[rows], value[rows], _ends(lengths)

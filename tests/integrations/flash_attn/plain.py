@@ -1,0 +1,81 @@
+"""The functions of flash_attn by their documentation, in plain torch, in the inputs' dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support.plain import plain_attention
+from transformer_kernels.bench.tolerance import assert_within_rule
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"causal": True},
+    "window": {"window_size": (9, 3)},
+    "itself": {"window_size": (0, 0)},
+    "left": {"window_size": (20, -1)},
+    "right": {"window_size": (-1, 2), "softmax_scale": 0.3},
+    "causal-window": {"causal": True, "window_size": (12, 5)},
+    "softcap": {"softcap": 1.5},
+    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.05]), "causal": True},
+    "alibi-by-entry": {"alibi_slopes": torch.arange(1, 13).view(3, 4) / 16},
+}
+"""Keyword arguments of calls with three batch entries and four heads."""
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    first: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Returns (o, lse) of q (batch, M, heads, headdim), k and v (batch, N, heads_k, headdim).
+
+    Keys before `first` are hidden.
+    """
+    M, N = q.shape[1], k.shape[1]
+    i, j = torch.arange(M)[:, None] + N - M, torch.arange(N)
+    left, right = window_size[0], 0 if causal else window_size[1]
+    visible = (j >= first).expand(M, N)
+    visible = visible if left < 0 else visible & (j >= i - left)
+    visible = visible if right < 0 else visible & (j <= i + right)
+    bias: Tensor | None = None
+    if alibi_slopes is not None:
+        bias = (-alibi_slopes[..., None, None] * (i - j).abs()).to(q.dtype)
+    o, lse = plain_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        visible=visible, bias=bias, scale=softmax_scale, softcap=softcap or None,
+    )  # fmt: skip
+    return o.transpose(1, 2), lse
+
+
+def with_gradients(
+    call: Callable[..., Tensor], tensors: tuple[Tensor, ...], do: Tensor
+) -> dict[str, Tensor]:
+    """Returns o, and the gradients of the tensors by their number."""
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    o = call(*leaves)
+    gradients = torch.autograd.grad(o, leaves, do)
+    return {"o": o.detach()} | {f"d{n}": x for n, x in enumerate(gradients)}
+
+
+def assert_agrees(
+    call: Callable[..., Tensor],
+    expected: Callable[..., Tensor],
+    tensors: tuple[Tensor, ...],
+) -> None:
+    """Asserts the tolerance rule for o and the gradients of `call`, against float64."""
+    do = torch.randn_like(expected(*tensors))
+    got, plain = with_gradients(call, tensors, do), with_gradients(expected, tensors, do)
+    exact = with_gradients(expected, tuple(x.double() for x in tensors), do.double())
+    for name, value in got.items():
+        assert_within_rule(name, value, exact[name], plain[name])

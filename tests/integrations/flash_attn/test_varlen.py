@@ -1,0 +1,197 @@
+"""`flash_attn_varlen_func` and its packed forms, with packed and paged keys."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.integrations.flash_attn.plain import OPTIONS, assert_agrees, attend
+from transformer_kernels.integrations.flash_attn import (
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+
+LENGTHS_Q, LENGTHS_K = (3, 70, 17), (5, 35, 40)
+
+
+def starts(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def by_sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths_q: tuple[int, ...] = LENGTHS_Q,
+    lengths_k: tuple[int, ...] = LENGTHS_K,
+    **options: Any,
+) -> Tensor:
+    slopes = options.pop("alibi_slopes", None)
+    parts = []
+    ends = (pairwise([0, *accumulate(lengths)]) for lengths in (lengths_q, lengths_k))
+    for b, ((i0, i1), (j0, j1)) in enumerate(zip(*ends, strict=True)):
+        own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
+        one = q[None, i0:i1], k[None, j0:j1], v[None, j0:j1]
+        parts.append(attend(*one, alibi_slopes=own, **options)[0][0])
+    return torch.cat(parts)
+
+
+def packed(
+    dtype: torch.dtype, lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], H_kv: int = 2
+) -> tuple[Tensor, Tensor, Tensor]:
+    k, v = (torch.randn(sum(lengths_k), H_kv, 24, dtype=dtype) for _ in range(2))
+    return torch.randn(sum(lengths_q), 4, 24, dtype=dtype), k, v
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cu_seqlens = starts(LENGTHS_Q), starts(LENGTHS_K)
+        return flash_attn_varlen_func(q, k, v, *cu_seqlens, 70, 40, **options)
+
+    assert_agrees(call, partial(by_sequence, **options), packed(dtype, LENGTHS_Q, LENGTHS_K))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_packed_forms(options: dict[str, Any]) -> None:
+    cu_seqlens, longest = starts(LENGTHS_K), torch.tensor(40)
+    q, k, v = packed(torch.float32, LENGTHS_K, LENGTHS_K, 4)
+    both: tuple[Any, ...] = (cu_seqlens, cu_seqlens, 40, longest)
+    o = flash_attn_varlen_func(q, k, v, *both, **options)
+    kv, qkv = torch.stack([k, v], dim=1), torch.stack([q, k, v], dim=1)
+    assert torch.equal(flash_attn_varlen_kvpacked_func(q, kv, *both, **options), o)
+    assert torch.equal(flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, 40, **options), o)
+
+    def call(qkv: Tensor) -> Tensor:
+        return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, 40, **options)
+
+    def expected(qkv: Tensor) -> Tensor:
+        q, k, v = qkv.unbind(1)
+        return by_sequence(q, k, v, LENGTHS_K, LENGTHS_K, **options)
+
+    assert_agrees(call, expected, (qkv,))
+
+
+def in_pages(x: Tensor, lengths: tuple[int, ...], page_size: int, table: Tensor) -> Tensor:
+    """Returns (blocks, page_size, heads, headdim), with NaN in rows that are not in use."""
+    pages = x.new_full((int(table.max()) + 2, page_size, *x.shape[1:]), torch.nan)
+    for b, (start, end) in enumerate(pairwise([0, *accumulate(lengths)])):
+        for n, row in enumerate(range(start, end, page_size)):
+            part = x[row : min(end, row + page_size)]
+            pages[table[b, n], : len(part)] = part
+    return pages
+
+
+@pytest.mark.parametrize("page_size", [16, 7, 64])
+@pytest.mark.parametrize("lengths_q", [(1, 1, 1), (4, 4, 4), (1, 9, 0), (3, 70, 17)], ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_pages(options: dict[str, Any], lengths_q: tuple[int, ...], page_size: int) -> None:
+    """In random order; of about equal numbers of queries, pages are read in place."""
+    q, k, v = packed(torch.float32, lengths_q, LENGTHS_K)
+    columns = -(-max(LENGTHS_K) // page_size)
+    table = torch.randperm(3 * columns).view(3, columns).int()
+    k_pages, v_pages = (in_pages(x, LENGTHS_K, page_size, table) for x in (k, v))
+    o = flash_attn_varlen_func(
+        q, k_pages, v_pages, starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40,
+        block_table=table, **options,
+    )  # fmt: skip
+    torch.testing.assert_close(o, by_sequence(q, k, v, lengths_q, **options))
+    leaf = q.clone().requires_grad_()  # pages are copied
+    o = flash_attn_varlen_func(
+        leaf, k_pages, v_pages, starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40,
+        block_table=table, **options,
+    )  # fmt: skip
+    torch.testing.assert_close(o, by_sequence(q, k, v, lengths_q, **options))
+    (dq,) = torch.autograd.grad(o.sum(), leaf)
+    other = q.clone().requires_grad_()
+    expected = by_sequence(other, k, v, lengths_q, **options)
+    torch.testing.assert_close(dq, torch.autograd.grad(expected.sum(), other)[0])
+
+
+def test_pages_with_dropout() -> None:
+    """The bits are those of packed keys."""
+    q, k, v = packed(torch.float32, (2, 2, 2), LENGTHS_K)
+    table = torch.arange(9).view(3, 3)
+    k_pages, v_pages = (in_pages(x, LENGTHS_K, 16, table) for x in (k, v))
+    valid = (starts((2, 2, 2)), starts(LENGTHS_K), 2, 40, 0.4)
+    torch.manual_seed(3)
+    expected = flash_attn_varlen_func(q, k, v, *valid)
+    torch.manual_seed(3)
+    o = flash_attn_varlen_func(q, k_pages, v_pages, *valid, block_table=table)
+    assert torch.equal(o, expected)
+
+
+@pytest.mark.parametrize("lengths_q", [(2, 2), (1, 3)], ids=str)
+def test_pages_with_trailing_queries(lengths_q: tuple[int, ...]) -> None:
+    """Rows after the last sequence have 0, and may hold NaN."""
+    q, k, v = packed(torch.float32, lengths_q, (9, 16))
+    table, longer = torch.tensor([[1], [0]]), torch.full((6, 4, 24), torch.nan)
+    longer[:4] = q
+    k_pages, v_pages = (in_pages(x, (9, 16), 16, table) for x in (k, v))
+    cu_seqlens = starts(lengths_q), starts((9, 16))
+    o = flash_attn_varlen_func(longer, k_pages, v_pages, *cu_seqlens, 3, 16, block_table=table)
+    torch.testing.assert_close(o[:4], by_sequence(q, k, v, lengths_q, (9, 16)))
+    assert torch.equal(o[4:], torch.zeros(2, 4, 24))
+
+
+def test_compiled_pages() -> None:
+    """One graph for all lengths; the values of cu_seqlens are not read."""
+    torch.compiler.reset()
+    compiled = torch.compile(flash_attn_varlen_func, backend="aot_eager", fullgraph=True)
+    pages, table = torch.randn(6, 16, 2, 24), torch.arange(6).view(2, 3)
+    for lengths_q in ((4, 4), (3, 5)):
+        q = torch.randn(8, 4, 24)
+        valid = (q, pages, pages, starts(lengths_q), starts((33, 17)), 5, 40)
+        expected = flash_attn_varlen_func(*valid, causal=True, block_table=table)
+        o = compiled(*valid, causal=True, block_table=table)
+        torch.testing.assert_close(o, expected)
+
+
+def test_compiled_training() -> None:
+    compiled = torch.compile(flash_attn_varlen_func, backend="aot_eager", fullgraph=True)
+    options = OPTIONS["alibi-by-entry"] | {"causal": True}
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o: Tensor = compiled(q, k, v, starts(LENGTHS_Q), starts(LENGTHS_K), 70, 40, **options)
+        return o
+
+    tensors = packed(torch.float32, LENGTHS_Q, LENGTHS_K)
+    assert_agrees(call, partial(by_sequence, **options), tensors)
+
+
+def test_invalid_arguments() -> None:
+    q, k, v = packed(torch.float32, LENGTHS_Q, LENGTHS_K)
+    cu_seqlens, longest = (starts(LENGTHS_Q), starts(LENGTHS_K)), (70, 40)
+    with pytest.raises(ValueError, match="return_attn_probs must be False"):
+        flash_attn_varlen_func(q, k, v, *cu_seqlens, *longest, return_attn_probs=True)
+    with pytest.raises(ValueError, match=r"q must be \(total_q, heads, headdim\), got shape"):
+        flash_attn_varlen_func(q[None], k, v, *cu_seqlens, *longest)
+    with pytest.raises(ValueError, match="max_seqlen_k must be at least 40"):
+        flash_attn_varlen_func(q, k, v, *cu_seqlens, 70, 39)
+    with pytest.raises(TypeError, match="max_seqlen_q must be an int"):
+        flash_attn_varlen_func(q, k, v, *cu_seqlens, torch.tensor(70.0), 40)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"kv must be \(total, 2, heads_k, headdim\)"):
+        flash_attn_varlen_kvpacked_func(q, k, *cu_seqlens, *longest)
+    with pytest.raises(ValueError, match=r"qkv must be \(total, 3, heads, headdim\)"):
+        flash_attn_varlen_qkvpacked_func(q, cu_seqlens[0], 70)
+
+
+def test_invalid_arguments_with_pages() -> None:
+    q, k, v = packed(torch.float32, LENGTHS_Q, LENGTHS_K)
+    table = torch.arange(3)[:, None]
+    valid: dict[str, Any] = {
+        "q": q, "k": in_pages(k, LENGTHS_K, 40, table), "v": in_pages(v, LENGTHS_K, 40, table),
+        "cu_seqlens_q": starts(LENGTHS_Q), "cu_seqlens_k": starts(LENGTHS_K),
+        "max_seqlen_q": 70, "max_seqlen_k": 40, "block_table": table,
+    }  # fmt: skip
+    flash_attn_varlen_func(**valid)
+    with pytest.raises(ValueError, match=r"k must be \(blocks, page_size, heads_k, headdim\)"):
+        flash_attn_varlen_func(**valid | {"k": k})

@@ -1,0 +1,184 @@
+"""`flash_attn_varlen_func` and its packed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from transformer_kernels.functional.varlen import attention_varlen
+from transformer_kernels.integrations.flash_attn.arguments import (
+    as_int,
+    check_backward,
+    check_dimensions,
+    check_no_probabilities,
+    score_options,
+)
+from transformer_kernels.integrations.paged_varlen import attend_pages
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """Computes `flash_attn_varlen_func` of queries, keys and values in one tensor.
+
+    Args:
+        qkv: (total, 3, heads, headdim).
+        cu_seqlens: (batch + 1,) int32 or int64, cumulative lengths.
+        max_seqlen: upper bound of the lengths.
+        dropout_p: as in `flash_attn_func`, like the other arguments.
+        softmax_scale: see there.
+        causal: see there.
+        window_size: see there.
+        softcap: see there.
+        alibi_slopes: see there.
+        deterministic: see there.
+        return_attn_probs: False.
+
+    Returns:
+        (total, heads, headdim) in qkv's dtype.
+
+    Raises:
+        TypeError, ValueError: as in `flash_attn_varlen_func`.
+
+    Source: flash_attn 2.8.4.
+    """
+    check_dimensions("qkv", qkv, "total, 3, heads, headdim")
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor:
+    """Computes `flash_attn_varlen_func` of keys and values in one tensor.
+
+    Args:
+        q: (total_q, heads, headdim).
+        kv: (total_k, 2, heads_k, headdim).
+        cu_seqlens_q: as in `flash_attn_varlen_func`, like the other arguments.
+        cu_seqlens_k: see there.
+        max_seqlen_q: see there.
+        max_seqlen_k: see there.
+        dropout_p: see there.
+        softmax_scale: see there.
+        causal: see there.
+        window_size: see there.
+        softcap: see there.
+        alibi_slopes: see there.
+        deterministic: see there.
+        return_attn_probs: False.
+
+    Returns:
+        (total_q, heads, headdim) in q's dtype.
+
+    Raises:
+        TypeError, ValueError: as in `flash_attn_varlen_func`.
+
+    Source: flash_attn 2.8.4.
+    """
+    check_dimensions("kv", kv, "total, 2, heads_k, headdim")
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
+        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """Computes attention of packed sequences as `flash_attn.flash_attn_varlen_func` does.
+
+    Args:
+        q: (total_q, heads, headdim) in float16, bfloat16, float32 or float64; any strides.
+        k: (total_k, heads_k, headdim); with `block_table` pages
+            (blocks, page_size, heads_k, headdim) of any page_size.
+        v: (total_k, heads_k, headdim_v), or pages (blocks, page_size, heads_k, headdim_v).
+        cu_seqlens_q: (batch + 1,) int32 or int64: 0, then the end of each sequence in q.
+        cu_seqlens_k: (batch + 1,) likewise for k and v; with `block_table` the cumulative numbers
+            of keys in use.
+        max_seqlen_q: upper bound of the query lengths.
+        max_seqlen_k: upper bound of the key lengths.
+        dropout_p: as in `flash_attn_func`, like the other arguments, by each sequence's lengths.
+        softmax_scale: see there.
+        causal: see there.
+        window_size: see there.
+        softcap: see there.
+        alibi_slopes: see there.
+        deterministic: see there.
+        return_attn_probs: False.
+        block_table: (batch, max_blocks) int32 or int64: key j of sequence b is row j % page_size of
+            page block_table[b, j // page_size]. Without gradients and dropout, pages are read in
+            place if the sequences have about equally many queries, on a GPU up to 16; otherwise
+            those in use are copied.
+
+    Returns:
+        (total_q, heads, headdim_v) in q's dtype; differentiable in q, k and v. A query without a
+        visible key has 0.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: an argument has the wrong shape, device or value; return_attn_probs is True.
+
+    Source: flash_attn 2.8.4; Dao 2023, arXiv:2307.08691.
+    """
+    check_no_probabilities(return_attn_probs)
+    check_dimensions("q", q, "total_q, heads, headdim")
+    options = score_options(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    max_seqlen_q, max_seqlen_k = as_int(max_seqlen_q), as_int(max_seqlen_k)
+    rows = "total_k" if block_table is None else "blocks, page_size"
+    for name, x in (("k", k), ("v", v)):
+        check_dimensions(name, x, f"{rows}, heads_k, headdim")
+    check_backward(deterministic, q, k, v)
+    if block_table is None:
+        return attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, **options,
+        )  # fmt: skip
+    o, _ = attend_pages(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, **options,
+    )  # fmt: skip
+    return o
