@@ -182,6 +182,9 @@ def test_invalid_key_ranges_are_declined_and_raise(calls: list[bool]) -> None:
     with pytest.raises(ValueError, match="the mask's end"):
         tk.attention_decode(*paged(), mask=mask)
     assert calls == [False]
+    both = tk.Mask.padding(LENGTHS) & mask
+    with pytest.raises(ValueError, match="the mask's end"):
+        tk.attention_decode(*paged(), mask=both)
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)

@@ -86,7 +86,7 @@ def test_pages_of_any_size_and_layout(page_size: int, rows_first: bool) -> None:
 
 
 def test_gradients(backend: str) -> None:
-    """Of the rows in use; the others have 0."""
+    """Rows in use have the gradient of packed keys, the others 0."""
     x = Paged(16)
     leaves = [x.q, *x.pages]
     for leaf in leaves:

@@ -122,7 +122,12 @@ def _resolve_cache_mask(mask: Mask | None) -> ResolvedMask | None:
             for one in mask.constraints
         )
     )
-    return resolve_cache_mask(mask) if is_plain else None
+    if not is_plain:
+        return None
+    try:
+        return resolve_cache_mask(mask)
+    except (ValueError, RuntimeError):  # unchecked: key ranges that do not fit each other
+        return None
 
 
 def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | None:

@@ -12,10 +12,11 @@ from transformer_kernels.argument_checks import values_are_readable
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem.pages import capacity, check_block_table
 from transformer_kernels.problem.varlen import check_cu_seqlens, longest
 
 _ROWS = 16
-"""Query rows of padding a sequence that cost as much as the copy of its keys: docs/drop-in.md."""
+"""Most rows of padding a sequence, on average: more would take longer than a copy of the keys."""
 
 
 def attend_pages(
@@ -54,15 +55,20 @@ def attend_pages(
     pages = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     starts = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     M, B = longest("q", starts, q.shape[0], max_seqlen_q), starts.shape[0] - 1
+    ends = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
+    check_block_table(block_table, B, q, pages[0])
+    longest("k", ends, B * capacity(pages[0], block_table), max_seqlen_k)
     is_short = 0 < B * M <= q.shape[0] + _ROWS * B and (q.device.type == "cpu" or M <= _ROWS)
     needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k_pages, v_pages))
     if is_short and not needs_grad and dropout_p == 0.0:
+        is_even = _have_length(starts, q.shape[0], M)
+        padded = q.view(B, M, *q.shape[1:]) if is_even else _padded(q, starts, M)
         o, lse = attention_decode(
-            _padded(q, starts, M).transpose(1, 2), *pages, cu_seqlens_k.diff(), block_table,
+            padded.transpose(1, 2), *pages, ends.diff(), block_table,
             mask=Mask() if mask is None else mask, **options, return_lse=True,
         )  # fmt: skip
         o, lse = o.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).contiguous().flatten(1)
-        return _packed(o, lse, starts, M, q.shape[0])
+        return (o, lse) if is_even else _packed(o, lse, starts, M, q.shape[0])
     return attention_varlen(
         q, *pages, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         block_table=block_table, dropout_p=dropout_p, mask=mask, **options, return_lse=True,
@@ -71,8 +77,6 @@ def attend_pages(
 
 def _padded(q: Tensor, starts: Tensor, M: int) -> Tensor:
     """Returns (B, M, H_q, D): the queries of each sequence last, zeros before them."""
-    if _have_length(starts, q.shape[0], M):
-        return q.view(-1, M, *q.shape[1:])
     row = starts[1:, None] - M + torch.arange(M, device=q.device)
     padding = row < starts[:-1, None]
     padded = q.index_select(0, row.flatten().clamp(0, q.shape[0] - 1))
@@ -82,8 +86,6 @@ def _padded(q: Tensor, starts: Tensor, M: int) -> Tensor:
 
 def _packed(o: Tensor, lse: Tensor, starts: Tensor, M: int, total_q: int) -> tuple[Tensor, Tensor]:
     """Takes the rows of the queries out of o (B M, H_q, D_v) and lse (H_q, B M)."""
-    if _have_length(starts, total_q, M):
-        return o, lse
     starts, row = starts.long(), torch.arange(total_q, device=o.device)
     sequence = torch.searchsorted(starts[1:].contiguous(), row, right=True)
     trailing = sequence == starts.shape[0] - 1  # rows after the last sequence
@@ -96,9 +98,7 @@ def _packed(o: Tensor, lse: Tensor, starts: Tensor, M: int, total_q: int) -> tup
 
 def _have_length(starts: Tensor, total_q: int, M: int) -> bool:
     """True if it is known that every sequence has M queries, and no row is left over."""
-    ends = torch.arange(starts.shape[0]) * M
-    return (
-        values_are_readable(starts)
-        and int(ends[-1]) == total_q
-        and torch.equal(ends, starts.long())
-    )
+    if not values_are_readable(starts):
+        return False
+    even = torch.arange(starts.shape[0]) * M
+    return int(even[-1]) == total_q and torch.equal(even, starts.long())

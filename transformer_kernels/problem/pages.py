@@ -136,6 +136,6 @@ def _read(x: Tensor, page: Tensor, row: Tensor) -> Tensor:
     if page.shape[0] == 0 or x.shape[0] == 0:
         return x.new_zeros(page.shape[0], x.shape[1], x.shape[3])
     by_row = x.transpose(1, 2)  # (pages, page_size, heads, width)
-    if by_row.is_contiguous():  # reads whole rows, several times as fast as the general case
+    if by_row.is_contiguous():  # whole rows: a third of the time, or less
         return by_row.flatten(0, 1).index_select(0, page * x.shape[2] + row)
     return by_row[page, row]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.integrations.flash_attn.plain import OPTIONS, assert_agrees, attend
+from tests.support.operators import FORWARD, operators_run_by
 from transformer_kernels.integrations import flash_attn
 from transformer_kernels.integrations.flash_attn import (
     flash_attn_func,
@@ -39,7 +40,7 @@ SIGNATURES = {
         "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False"
     ),
 }
-"""Of flash_attn 2.8.4."""
+"""The signatures in flash_attn 2.8.4, without types."""
 
 
 def drawn(dtype: torch.dtype, M: int = 35, N: int = 67, H_kv: int = 2) -> tuple[Tensor, ...]:
@@ -109,8 +110,12 @@ def test_dropout_follows_the_generator() -> None:
     assert not torch.equal(o, flash_attn_func(q, k, v, 0.4))
 
 
-def test_inputs_are_read_in_place_and_the_output_is_contiguous() -> None:
+def test_nothing_is_copied() -> None:
+    """Slices of qkv are read in place, and the output is contiguous."""
     qkv = torch.randn(2, 9, 3, 4, 16)
+    ran = operators_run_by(lambda: flash_attn_qkvpacked_func(qkv))
+    assert ran[FORWARD] == 1
+    assert not {"aten::copy_", "aten::clone", "aten::contiguous"} & ran.keys()
     assert flash_attn_qkvpacked_func(qkv).is_contiguous()
 
 

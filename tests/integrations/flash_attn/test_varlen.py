@@ -184,14 +184,23 @@ def test_invalid_arguments() -> None:
         flash_attn_varlen_qkvpacked_func(q, cu_seqlens[0], 70)
 
 
-def test_invalid_arguments_with_pages() -> None:
-    q, k, v = packed(torch.float32, LENGTHS_Q, LENGTHS_K)
+@pytest.mark.parametrize("lengths_q", [(4, 4, 4), LENGTHS_Q], ids=["in-place", "copied"])
+def test_invalid_arguments_with_pages(lengths_q: tuple[int, ...]) -> None:
+    q, k, v = packed(torch.float32, lengths_q, LENGTHS_K)
     table = torch.arange(3)[:, None]
     valid: dict[str, Any] = {
         "q": q, "k": in_pages(k, LENGTHS_K, 40, table), "v": in_pages(v, LENGTHS_K, 40, table),
-        "cu_seqlens_q": starts(LENGTHS_Q), "cu_seqlens_k": starts(LENGTHS_K),
-        "max_seqlen_q": 70, "max_seqlen_k": 40, "block_table": table,
+        "cu_seqlens_q": starts(lengths_q), "cu_seqlens_k": starts(LENGTHS_K),
+        "max_seqlen_q": max(lengths_q), "max_seqlen_k": 40, "block_table": table,
     }  # fmt: skip
     flash_attn_varlen_func(**valid)
     with pytest.raises(ValueError, match=r"k must be \(blocks, page_size, heads_k, headdim\)"):
         flash_attn_varlen_func(**valid | {"k": k})
+    with pytest.raises(TypeError, match="cu_seqlens_k must be a tensor, got NoneType"):
+        flash_attn_varlen_func(**valid | {"cu_seqlens_k": None})
+    with pytest.raises(ValueError, match="cu_seqlens_k must not decrease, got 35, then 9"):
+        flash_attn_varlen_func(**valid | {"cu_seqlens_k": torch.tensor([0, 35, 9, 40])})
+    with pytest.raises(ValueError, match="max_seqlen_k must be at least 40"):
+        flash_attn_varlen_func(**valid | {"max_seqlen_k": 39})
+    with pytest.raises(ValueError, match=r"block_table must be \(B, pages\) with B = 3"):
+        flash_attn_varlen_func(**valid | {"block_table": table[:2]})
