@@ -116,6 +116,11 @@ bool runs_hopper() {
 size_t forward_workspace(const ForwardParams& params, const LaunchArgs&) {
   Layout layout(nullptr);
   allocate_live_keys(layout, params);
+#ifdef TK_SM90
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
+    return layout.bytes() + hopper->forward_workspace;
+  }
+#endif
   return layout.bytes();
 }
 
@@ -125,7 +130,9 @@ void forward(const ForwardParams& params, const LaunchArgs& launch, void* worksp
   Layout layout(workspace);
   find_live_keys(p, allocate_live_keys(layout, p), launch);
 #ifdef TK_SM90
-  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) return hopper->forward(p, launch);
+  if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
+    return hopper->forward(p, launch, static_cast<char*>(workspace) + layout.bytes());
+  }
 #endif
   kernels_for(p).forward(p, launch);
 }

@@ -23,12 +23,19 @@ struct Dropout {
   float factor;         // of kept weights; see keep_factor
 };
 
+// The scale of the scores, evaluated on the host: float64 is slow on a GPU.
+struct ScoreScale {
+  bool plain;  // has_plain_scores
+  float scale;
+};
+
 // Kernel arguments; Params depend on the pass.
 template <typename Params>
 struct Arguments {
   Params params;
   Varlen varlen;  // cu_seqlens_q null = dense: the sequences are the batch entries
   Dropout dropout;
+  ScoreScale score;
   int blocks;  // query blocks or key blocks (by kernel) of the longest sequence
 };
 

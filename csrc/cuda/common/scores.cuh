@@ -13,10 +13,14 @@ constexpr float kLn2 = 0.6931471805599453f;
 // This holds for 16-bit types without score options. Otherwise scores are natural logarithms. A
 // negative scale would turn maxima into minima, and with one that rounds to 0 a masked score (-inf)
 // would become NaN.
-template <typename Element>
-TK_DEVICE bool has_plain_scores(const ScoreParams& s) {
-  return sizeof(Element) == 2 && s.scale > 1e-37 && s.scale < 1e37 && s.softcap == 0 &&
+TK_INLINE bool has_plain_scores(const ScoreParams& s, size_t element_bytes) {
+  return element_bytes == 2 && s.scale > 1e-37 && s.scale < 1e37 && s.softcap == 0 &&
          !s.alibi_slopes && !s.bias.data && !s.relative_bias;
+}
+
+inline ScoreScale score_scale_of(const Problem& p) {
+  const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
+  return {has_plain_scores(p.score, halves ? 2 : 4), static_cast<float>(p.score.scale)};
 }
 
 // Score options of one head.

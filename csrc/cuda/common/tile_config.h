@@ -137,11 +137,16 @@ constexpr HopperForwardTile hopper_forward_tile(int width) {
 // one product to the next.
 struct HopperBackwardTile {
   int block_m, block_n, stages, square_tiles;
-  bool dq_in_shared;  // dq is staged in shared memory before it is added to its sums
-  int producer_registers, registers;
+  bool dq_in_shared;    // dq is staged in shared memory before it is added to its sums
+  bool small_producer;  // consumers have 240 registers, so that few are left for the producer
 
   static constexpr int kConsumers = 2;
 
+  // Registers per thread. With dropout the producer warpgroup generates the mask, and needs more.
+  constexpr int producer_registers(bool dropout) const {
+    return small_producer && !dropout ? 24 : 40;
+  }
+  constexpr int registers(bool dropout) const { return small_producer && !dropout ? 240 : 232; }
   constexpr int threads() const { return 128 * (1 + kConsumers); }
   // k and v, q and do; p and ds; in float32: dq, and lse and delta of the rows
   constexpr int tile_bytes(int width, int v_width) const {
@@ -158,9 +163,9 @@ struct HopperBackwardTile {
 // dv, block_m of s and dp, and 32 of dq. For wider rows dk and dv of 64 keys would need all
 // registers. The warpgroups then share 64 keys, and each owns half of the columns.
 constexpr HopperBackwardTile hopper_backward_tile(int width) {
-  if (width <= 64) return {128, 128, 2, 1, true, 40, 232};  // 163 KiB
-  if (width <= 128) return {64, 128, 2, 1, true, 40, 232};  // 178 KiB
-  return {64, 64, 2, 4, false, 40, 232};                    // 226 KiB, with v of 128 178
+  if (width <= 64) return {128, 128, 2, 2, true, true};  // 195 KiB
+  if (width <= 128) return {64, 128, 2, 2, true, true};  // 194 KiB
+  return {64, 64, 2, 4, false, false};                   // 226 KiB, with v of 128 178
 }
 
 // Padded width of q, k or v. Beyond 128 the columns are split between two warpgroups, in panels of

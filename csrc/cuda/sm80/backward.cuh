@@ -226,7 +226,7 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
 
   const auto dk_rows = rows_of<Element>(p.dk, seq.at, h_kv, seq.first_k, p.D);
   const auto dv_rows = rows_of<Element>(p.dv, seq.at, h_kv, seq.first_k, p.D_v);
-  const float scale = static_cast<float>(p.score.scale);
+  const float scale = a.score.scale;
   store_key_gradient(dk_rows, dk, j0 + warp.row_n, warp.column_n, seq.N, scale);
   store_key_gradient(dv_rows, dv, j0 + warp.row_n, warp.column_n, seq.N, 1.0f);
 }
@@ -249,7 +249,7 @@ dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   for_each_element<Warp::Queries::kRows / 16, kN>(
       [&](int m, int c, int e) { dq.x[m][c][e] = sums[((m * kN + c) * 4 + e) * Warp::kThreads]; });
   const auto rows = rows_of<Element>(p.dq, seq.at, h, seq.first_q, p.D);
-  const float scale = static_cast<float>(p.score.scale);
+  const float scale = a.score.scale;
   const Warp warp;
   dq.for_each_pair([&](int row, int column, float x, float y) {
     const int i = i0 + warp.row_q + row;

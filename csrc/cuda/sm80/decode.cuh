@@ -314,8 +314,7 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
   const auto k = key_rows<Element>(p.k, head, p.D);
   const auto v = key_rows<Element>(p.v, head, p.D_v);
   const KeyPages pages = key_pages(a, s);
-  const bool plain = has_plain_scores<Element>(p.score);
-  const float scale = static_cast<float>(p.score.scale);
+  const auto [plain, scale] = a.score;
   const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2
 
   const int count = part.last - part.first;

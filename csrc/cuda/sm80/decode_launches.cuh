@@ -54,6 +54,7 @@ void launch_decode(const ForwardParams& p, const KVCache& cache, void* workspace
   DecodeArguments a{};
   a.params = p;
   a.cache = cache;
+  a.score = score_scale_of(p);
   a.warps_m = sizes.warps_m;
   a.row_tiles = sizes.row_tiles;
   a.block_n = sizes.tile.block_n;

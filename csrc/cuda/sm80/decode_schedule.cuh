@@ -18,6 +18,7 @@ namespace tk::cuda {
 struct DecodeArguments {
   ForwardParams params;  // N is the capacity of the cache
   KVCache cache;
+  ScoreScale score;
   int warps_m;    // warps along the queries; warps / warps_m split the keys
   int row_tiles;  // query tiles per key/value head
   int block_n;

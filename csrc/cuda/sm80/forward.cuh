@@ -50,8 +50,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
   const LiveKeys live = live_keys_of(a, seq, h_kv);
   const auto distances = relative_keys_of<Element>(a, seq, h);
-  const bool plain = has_plain_scores<Element>(p.score);
-  const float scale = static_cast<float>(p.score.scale);
+  const auto [plain, scale] = a.score;
   const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2
 
   const auto visible = [&](int n) {

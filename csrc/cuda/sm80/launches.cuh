@@ -24,7 +24,7 @@ void launch_forward(const ForwardParams& p, const LaunchArgs& launch) {
   const int64_t blocks = ceil_of(launch.max_seqlen_q, tile.block_m);
   const int64_t programs = blocks * p.H_q * sequences(p, launch);
   if (programs == 0) return;
-  const Arguments<ForwardParams> a{p, launch.varlen, dropout_of(p, launch),
+  const Arguments<ForwardParams> a{p, launch.varlen, dropout_of(p, launch), score_scale_of(p),
                                    static_cast<int>(blocks)};
   TK_LAUNCH((forward_kernel<Element, kWidth, kProducts>), grid(programs), tile.threads(),
             is_relative ? tile.relative_bytes(kBytes, kWidth) : tile.bytes(kBytes, kWidth),
@@ -120,6 +120,7 @@ inline BackwardArguments backward_arguments(const BackwardParams& p, const Launc
   a.params = p;
   a.varlen = launch.varlen;
   a.dropout = dropout_of(p, launch);
+  a.score = score_scale_of(p);
   return a;
 }
 

@@ -52,7 +52,7 @@ relative_dkdv_kernel(const __grid_constant__ BackwardArguments a) {
 
   const auto dk_rows = rows_of<Element>(p.dk, seq.at, h_kv, seq.first_k, p.D);
   const auto dv_rows = rows_of<Element>(p.dv, seq.at, h_kv, seq.first_k, p.D_v);
-  const float scale = static_cast<float>(p.score.scale);
+  const float scale = a.score.scale;
   store_key_gradient(dk_rows, dk, j0 + warp.row_n, warp.column_n, seq.N, scale);
   store_key_gradient(dv_rows, dv, j0 + warp.row_n, warp.column_n, seq.N, 1.0f);
 }
@@ -98,8 +98,7 @@ relative_dq_kernel(const __grid_constant__ BackwardArguments a) {
                                      warp.column_q);
   }
   const auto rows = rows_of<Element>(p.dq, seq.at, h, seq.first_q, p.D);
-  store_key_gradient(rows, dq, i0 + warp.row_q, warp.column_q, seq.M,
-                     static_cast<float>(p.score.scale));
+  store_key_gradient(rows, dq, i0 + warp.row_q, warp.column_q, seq.M, a.score.scale);
 }
 
 // The distances of a band, and the columns of a warp: dr of one tile has 2 block rows.
@@ -181,8 +180,7 @@ relative_keys_sum_kernel(const __grid_constant__ RelativeGradientArguments a) {
   if (at >= distances * a.tables * p.D) return;
   const int64_t table = at / p.D / distances, e = at / p.D % distances;
   const float total = sum_of_bands(a, table, e, kWidth, at % p.D);
-  static_cast<Element*>(p.drelative_keys)[at] =
-      to_element<Element>(total * static_cast<float>(p.score.scale));
+  static_cast<Element*>(p.drelative_keys)[at] = to_element<Element>(total * a.score.scale);
 }
 
 }  // namespace tk::cuda

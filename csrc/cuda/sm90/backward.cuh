@@ -42,14 +42,14 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   __syncthreads();
 
   if (threadIdx.x < kWarpgroupThreads) {
-    release_registers<kTile.producer_registers>();
+    release_registers<DropoutMask::kProducerRegisters>();
     if (warp_index() == 0) {
       load(a, shared, key_block);
     } else {
       dropout_mask.generate(a, shared, key_block);
     }
   } else {
-    request_registers<kTile.registers>();
+    request_registers<DropoutMask::kRegisters>();
     backward_mainloop(a, shared, key_block, dropout_mask);
   }
 }
@@ -69,6 +69,47 @@ dropout_backward_kernel(const __grid_constant__ BackwardArguments a) {
   using Shape = BackwardShape<Element, kWidth, kVWidth>;
   TK_SHARED_MEMORY(memory);
   backward<Shape, DropoutMask<Shape>>(a, memory);
+}
+
+// Transposes words[0 .. 3] of four adjacent lanes: afterwards word j of lane q is word q of lane j.
+TK_DEVICE void transpose_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+    const bool upper = (lane_index() & distance) != 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (n & distance) continue;
+      uint32_t &low = words[n], &high = words[n + distance];
+      const uint32_t received = __shfl_xor_sync(~0u, upper ? low : high, distance);
+      (upper ? low : high) = received;
+    }
+  }
+}
+
+// Stores a warp's 16 rows from `row` on, below `end`, scaled and rounded, by 16 bytes at a time.
+// `rows` consist of 16-byte chunks.
+template <typename Element, int kN>
+TK_DEVICE void store_chunks(const Accumulator<1, kN>& x, const Rows<Element>& rows, int row,
+                            int end, int column, float scale) {
+  static_assert(kN % 4 == 0);
+#pragma unroll
+  for (int n = 0; n < kN; n += 4) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float (&pairs)[4] = x.x[0][n + k];
+        words[k] = pack(pairs[2 * half] * scale, pairs[2 * half + 1] * scale, Element{});
+      }
+      transpose_quad(words);
+      const int i = row + row_of(2 * half), c = column + 8 * (n + lane_index() % 4);
+      if (i < end && c < rows.width) {
+        *reinterpret_cast<uint4*>(rows.at(i) + c) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
 }
 
 // dq postprocess: scales and rounds dq_sums into dq. One CTA per query tile and head.
@@ -92,9 +133,13 @@ dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
     dq.x[0][n][0] = x.x, dq.x[0][n][1] = x.y, dq.x[0][n][2] = x.z, dq.x[0][n][3] = x.w;
   }
   const auto rows = rows_of<Element>(p.dq, seq.at, h, seq.first_q, p.D);
-  const float scale = static_cast<float>(p.score.scale);
+  const float scale = a.score.scale;
   const int row = block * kM + Shape::dq_row(consumer) + warp_in_warpgroup() * 16;
   const int column = Shape::dq_column(consumer);
+  if (rows.in_chunks) {
+    store_chunks(dq, rows, row, seq.M, column, scale);
+    return;
+  }
   dq.for_each_pair([&](int r, int c, float x, float y) {
     if (row + r < seq.M) rows.store_pair(row + r, column + c, x * scale, y * scale);
   });

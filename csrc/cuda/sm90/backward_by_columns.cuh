@@ -105,8 +105,11 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     shared.d_o.wait_full(state);
     start_gemm_nt(dp, v, 0, shared.d_o.tile(state), query);
     const auto keep = dropout_mask.template next<kQueries / 8>(0, query);
-    score_gradients<Shape>(a, key_block, info, shared.row_stats.tile(state), query, j0 + warp_row,
-                           keep, s, dp);
+    const ScoreGradients<Shape, kQueries / 8, std::remove_cv_t<decltype(keep)>> scores(
+        a, key_block, info, shared.row_stats.tile(state), query, j0 + warp_row, keep);
+    scores.weights(s, dp);
+    scores.template gradients<0>(s, dp);
+    scores.drop(s);
     release(shared.row_stats, state);
     const auto [p_tile, ds_tile] = shared.score_tiles(second_buffer);
     const auto store_scores = [&](const auto& tile, auto& x) {

@@ -27,19 +27,27 @@ struct ShapeByRows : BackwardPipelines<Element, kWidth, kWidth> {
   using DsTile = SharedTile<Element, kN, kM>;
   static constexpr int kDqBytes = kDqElements * sizeof(float);  // per consumer
   static constexpr int kTilesBytes =
-      Pipelines::kPipelineTileBytes + DsTile::kBytes + kConsumers * kDqBytes;
+      Pipelines::kPipelineTileBytes + 2 * DsTile::kBytes + kConsumers * kDqBytes;
   static constexpr int kBytes = kSwizzleAtomBytes + kTilesBytes + Pipelines::kSyncBytes;
   static_assert(kBytes == kTile.bytes(kWidth, kWidth));
 
-  DsTile ds;
   float* dq;
 
   TK_DEVICE_METHOD explicit ShapeByRows(unsigned char* shared)
       : ShapeByRows(SharedCursor{shared, shared + kTilesBytes}) {}
 
+  TK_DEVICE_METHOD DsTile ds(bool second_buffer) const {
+    return {first_ds_.data + (second_buffer ? kN * kM : 0)};
+  }
+
  private:
   TK_DEVICE_METHOD explicit ShapeByRows(SharedCursor cursor)
-      : Pipelines(cursor), ds(cursor.tile<DsTile>()), dq(reinterpret_cast<float*>(cursor.tiles)) {}
+      : Pipelines(cursor), first_ds_(cursor.tile<DsTile>()) {
+    cursor.tile<DsTile>();
+    dq = reinterpret_cast<float*>(cursor.tiles);
+  }
+
+  DsTile first_ds_;
 };
 
 // Accumulates a consumer's part of dq into dq_sums. Called by one thread.
@@ -66,6 +74,8 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
                                  const KeyBlock& key_block, DropoutMask& dropout_mask) {
   using Shape = ShapeByRows<Element, kWidth>;
   constexpr int kM = Shape::kM, kAll = Shape::kConsumers * kWarpgroupThreads;
+  // The product of dv runs while ds is computed, if the weights fit in registers besides s and dp.
+  constexpr bool kEarlyDv = kM == 64 && !DropoutMask::kHasWarps;
   const int consumer = uniform_consumer_index(), row = consumer * kWarpgroupRows,
             warp_row = row + warp_in_warpgroup() * 16;
   const int j0 = key_block.n * Shape::kN;
@@ -79,10 +89,11 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   dv.clear();
   shared.k.wait_full(kv_state);
   shared.v.wait_full(kv_state);
-  bool last = shared.k.tile_info(kv_state).last;
+  bool last = shared.k.tile_info(kv_state).last, second_buffer = false;
   while (!last) {
+    state.make_uniform();
     shared.row_stats.wait_full(state);
-    const TileInfo info = shared.row_stats.tile_info(state);
+    const TileInfo info = uniform(shared.row_stats.tile_info(state));
     last = info.last;
     Accumulator<1, kM / 8> s, dp;
     shared.q.wait_full(state);
@@ -90,36 +101,51 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     shared.d_o.wait_full(state);
     start_gemm_nt(dp, v, row, shared.d_o.tile(state));
     const auto keep = dropout_mask.template next<kM / 8>(consumer, 0);
-    score_gradients<Shape>(a, key_block, info, shared.row_stats.tile(state), 0, j0 + warp_row, keep,
-                           s, dp);
-    release(shared.row_stats, state);
+    const ScoreGradients<Shape, kM / 8, std::remove_cv_t<decltype(keep)>> scores(
+        a, key_block, info, shared.row_stats.tile(state), 0, j0 + warp_row, keep);
     Fragment<Element> weights[kM / 16], ds[kM / 16];
+    const auto start_dv = [&] {
+      Accumulator<1, kM / 8> dropped = s;
+      scores.drop(dropped);
 #pragma unroll
-    for (int m = 0; m < kM / 16; ++m) {
-      to_a(weights[m], s, 0, m);
-      to_a(ds[m], dp, 0, m);
+      for (int m = 0; m < kM / 16; ++m) to_a(weights[m], dropped, 0, m);
+      start_gemm_nn(dv, weights, shared.d_o.tile(state));
+    };
+    scores.weights(s, dp);
+    if constexpr (kEarlyDv) {
+      start_dv();
+      scores.template gradients<1>(s, dp);
+    } else {
+      scores.template gradients<0>(s, dp);
     }
-    start_gemm_nn(dv, weights, shared.d_o.tile(state));
-    store_fragments<kM / 16>(shared.ds, warp_row, 0, [&](int m) { return ds[m]; });
+    release(shared.row_stats, state);
+#pragma unroll
+    for (int m = 0; m < kM / 16; ++m) to_a(ds[m], dp, 0, m);
+    if constexpr (!kEarlyDv) start_dv();
+    const auto ds_tile = shared.ds(second_buffer);
+    store_fragments<kM / 16>(ds_tile, warp_row, 0, [&](int m) { return ds[m]; });
     fence_async();
     if (is_warpgroup_leader()) wait_stores_read<0>();
     named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete; previous dq was read
 
     Accumulator<1, Shape::kDqColumns / 8> dq;
+    start_gemm_tn(dq, ds_tile, Shape::dq_row(consumer), k, Shape::dq_column(consumer));
     start_gemm_nn(dk, ds, shared.q.tile(state));
-    start_gemm_tn(dq, shared.ds, Shape::dq_row(consumer), k, Shape::dq_column(consumer));
-    wait_gemm<0>(dv);
-    wgmma_hold(registers_of(dk));
-    wgmma_hold(registers_of(dq));
-    release(shared.q, state);
+    wait_gemm<1>(dq);
+    wgmma_hold(registers_of(dv));
     release(shared.d_o, state);
     for_each_float4(
         dq, [&](int offset, const float4& x) { *reinterpret_cast<float4*>(dq_tile + offset) = x; });
     fence_async();
-    named_barrier_sync(kAllConsumersBarrier, kAll);  // dq is complete; ds has been read
+    consumer_sync();  // dq is complete
     if (is_warpgroup_leader()) add_dq<Shape>(a, info, dq_tile);
+    wait_gemm<0>(dk);
+    release(shared.q, state);
     state.next();
+    second_buffer = !second_buffer;
   }
+  // The epilogue overwrites k, which the other consumer reads for its last dq.
+  named_barrier_sync(kAllConsumersBarrier, kAll);
 
   epilogue(a, shared, key_block, dk, dv, row);
   if (is_warpgroup_leader()) wait_stores_read<0>();  // including dq

@@ -118,8 +118,8 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
     block = advance();
     info.last = block.index < 0;
     shared.row_stats.wait_empty(state);
-    info.natural_lse = !has_plain_scores<Element>(p.score) ||
-                       any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); });
+    info.natural_lse =
+        !a.score.plain || any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); });
     if (elect_one()) {
       shared.row_stats.tile_info(state) = info;
       mbarrier_arrive_expect(shared.row_stats.full(state), RowStats<kM>::kBytes);
@@ -147,62 +147,124 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
   }
 }
 
-// Replaces s by the weights z p (without the dropout factor) and dp by da, for a warp's 16 keys. dp
-// may still be in flight. The accumulators start at key j0 and at query `column` of the tile.
+// Score gradients of a warp's 16 keys from j0 on, and of 8 kN queries from `column` of the tile on:
+// first the weights, then the gradients, so that products with the weights can start in between.
 template <typename Shape, int kN, typename Keep>
-TK_DEVICE void score_gradients(const BackwardArguments& a, const KeyBlock& key_block,
-                               const TileInfo& info, const RowStats<Shape::kM>& row_stats,
-                               int column, int j0, const Keep& keep, Accumulator<1, kN>& s,
-                               Accumulator<1, kN>& dp) {
-  constexpr bool kHasDropout = std::is_same_v<Keep, DropoutBits<kN>>;
-  const BackwardParams& p = a.params;
-  const bool plain = has_plain_scores<typename Shape::Element>(p.score);
-  const int i0 = info.index * Shape::kM + column;
-  const float *const lse = row_stats.lse() + column, *const delta = row_stats.delta() + column;
-  wait_gemm<1>(s);
-  if (plain) {
-    if (!info.full) apply_mask<RowsAre::kKeys>(s, p, sequence_of(a, key_block.b), info.h, i0, j0);
-    const auto to_weights = [&](const auto& exponent) {
-      s.for_each([&](int, int query, float& x) {
-        const bool hidden = !info.full && x == -INFINITY;
-        x = exp2_approx(exponent(x, lse[query]));
-        if (hidden) x = kHiddenWeight;
-      });
-    };
-    const float scale = static_cast<float>(p.score.scale), unit = scale * kLog2E;
-    if (info.natural_lse) {
-      to_weights([&](float x, float its_lse) { return minus_lse(x, scale, its_lse) * kLog2E; });
+class ScoreGradients {
+ public:
+  TK_DEVICE_METHOD ScoreGradients(const BackwardArguments& a, const KeyBlock& key_block,
+                                  const TileInfo& info, const RowStats<Shape::kM>& row_stats,
+                                  int column, int j0, const Keep& keep)
+      : a_(a),
+        key_block_(key_block),
+        info_(info),
+        i0_(info.index * Shape::kM + column),
+        j0_(j0),
+        lse_(row_stats.lse() + column + column_of(0)),
+        delta_(row_stats.delta() + column + column_of(0)),
+        keep_(keep) {}
+
+  // Replaces s by the weights without dropout. s and dp are the latest two products.
+  TK_DEVICE_METHOD void weights(Accumulator<1, kN>& s, Accumulator<1, kN>& dp) const {
+    const BackwardParams& p = a_.params;
+    wait_gemm<1>(s);
+    if (!a_.score.plain) {
+      wait_gemm<0>(dp);
+      subtract_delta(dp);
+      return weights_of_scores(s, dp);
+    }
+    if (!info_.full) {
+      apply_mask<RowsAre::kKeys>(s, p, sequence_of(a_, key_block_.b), info_.h, i0_, j0_);
+    }
+    const float scale = a_.score.scale, unit = scale * kLog2E;
+    if (info_.natural_lse) {
+      exponentiate<true>(s, [&](float x, float lse) { return minus_lse(x, scale, lse) * kLog2E; });
+    } else if (info_.full) {
+      exponentiate<false>(s, [&](float x, float lse) { return fmaf(x, unit, -lse); });
     } else {
-      to_weights([&](float x, float its_lse) { return fmaf(x, unit, -its_lse); });
+      exponentiate<true>(s, [&](float x, float lse) { return fmaf(x, unit, -lse); });
     }
   }
-  wait_gemm<0>(dp);
-  for_each_element<1, kN>([&](int m, int n, int e) {
-    float& x = dp.x[m][n][e];
-    if constexpr (kHasDropout) x = keep(n, e) ? x * a.dropout.factor : 0.0f;
-    x -= delta[8 * n + column_of(e)];
-  });
-  if (!plain) {
-    const Sequence seq = sequence_of(a, key_block.b);
-    const Scores scores = scores_of(a, seq, info.h);
-    const auto exponentiate = [&](int row, int query, float& product, float& gradient) {
-      const int i = i0 + query, j = j0 + row;
+
+  // Replaces dp by da. kPending is the number of products issued after dp.
+  template <int kPending>
+  TK_DEVICE_METHOD void gradients(const Accumulator<1, kN>& s, Accumulator<1, kN>& dp) const {
+    wait_gemm<kPending>(dp);
+    if (a_.score.plain) subtract_delta(dp);
+    if (info_.full) {
+      for_each_element<1, kN>([&](int m, int n, int e) { dp.x[m][n][e] *= s.x[m][n][e]; });
+      return;
+    }
+    for_each_element<1, kN>([&](int m, int n, int e) {
+      // do may hold NaN in rows that see none of these keys.
+      float& x = dp.x[m][n][e];
+      x = is_hidden_weight(s.x[m][n][e]) ? 0.0f : s.x[m][n][e] * x;
+    });
+  }
+
+  // Applies dropout to the weights, without its factor.
+  TK_DEVICE_METHOD void drop(Accumulator<1, kN>& s) const {
+    if constexpr (kHasDropout) {
+      for_each_element<1, kN>([&](int m, int n, int e) {
+        if (!keep_(n, e)) s.x[m][n][e] = 0.0f;  // a conditional expression would use more registers
+      });
+    }
+  }
+
+ private:
+  static constexpr bool kHasDropout = std::is_same_v<Keep, DropoutBits<kN>>;
+
+  // Calls visit(n, e, statistic) for every element, with a statistic of its query.
+  template <typename Visit>
+  TK_DEVICE_METHOD static void for_each_query(const float* of_queries, const Visit& visit) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      const float2 pair = *reinterpret_cast<const float2*>(of_queries + 8 * n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) visit(n, e, e % 2 ? pair.y : pair.x);
+    }
+  }
+
+  template <bool kSomeHidden, typename Exponent>
+  TK_DEVICE_METHOD void exponentiate(Accumulator<1, kN>& s, const Exponent& exponent) const {
+    for_each_query(lse_, [&](int n, int e, float lse) {
+      float& x = s.x[0][n][e];
+      const bool hidden = kSomeHidden && x == -INFINITY;
+      x = exp2_approx(exponent(x, lse));
+      if (hidden) x = kHiddenWeight;
+    });
+  }
+
+  TK_DEVICE_METHOD void subtract_delta(Accumulator<1, kN>& dp) const {
+    for_each_query(delta_, [&](int n, int e, float delta) {
+      float& x = dp.x[0][n][e];
+      if constexpr (kHasDropout) x = keep_(n, e) ? x * a_.dropout.factor : 0.0f;
+      x -= delta;
+    });
+  }
+
+  // Weights of scores with options, whose derivatives multiply dp.
+  TK_DEVICE_METHOD void weights_of_scores(Accumulator<1, kN>& s, Accumulator<1, kN>& dp) const {
+    const Sequence seq = sequence_of(a_, key_block_.b);
+    const Scores scores = scores_of(a_, seq, info_.h);
+    const float* const lse = lse_ - column_of(0);
+    const auto differentiate = [&](int row, int query, float& product, float& gradient) {
+      const int i = i0_ + query, j = j0_ + row;
       const Score one = score(scores, product, i, j);
       const float weight = exp2_approx((one.value - lse[query]) * kLog2E);
-      product = is_visible(p, seq, info.h, i, j) ? weight : kHiddenWeight;
+      product = is_visible(a_.params, seq, info_.h, i, j) ? weight : kHiddenWeight;
       gradient *= one.derivative;
     };
-    for_each_in_memory(exponentiate, s, dp);
+    for_each_in_memory(differentiate, s, dp);
   }
-  for_each_element<1, kN>([&](int m, int n, int e) {
-    // do may hold NaN in rows that see none of these keys.
-    const bool hidden = !info.full && is_hidden_weight(s.x[m][n][e]);
-    dp.x[m][n][e] = hidden ? 0.0f : s.x[m][n][e] * dp.x[m][n][e];
-    if constexpr (kHasDropout) {
-      if (!keep(n, e)) s.x[m][n][e] = 0.0f;  // a conditional expression would use more registers
-    }
-  });
-}
+
+  const BackwardArguments& a_;
+  const KeyBlock& key_block_;
+  const TileInfo& info_;
+  const int i0_, j0_;
+  const float *const lse_, *const delta_;  // of the lane's first query
+  const Keep& keep_;
+};
 
 // Stores 64 rows of dk and dv from `row` on, columns from k_column and v_column on, staged through
 // the tiles of k and v. Called by a consumer.
@@ -213,8 +275,7 @@ TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const K
   using Element = typename Shape::Element;
   const BackwardParams& p = a.params;
   const Sequence seq = sequence_of(a, key_block.b);
-  const float scale = static_cast<float>(p.score.scale);
-  for_each_element<1, kN>([&](int m, int n, int e) { dk.x[m][n][e] *= scale; });
+  for_each_element<1, kN>([&](int m, int n, int e) { dk.x[m][n][e] *= a.score.scale; });
   for_each_element<1, kVN>([&](int m, int n, int e) { dv.x[m][n][e] *= a.dropout.factor; });
   const int j0 = key_block.n * Shape::kN + row;
   const auto dk_rows =

@@ -44,30 +44,76 @@ struct RowStats {
   TK_DEVICE_METHOD const float* delta() const { return data + kM; }
 };
 
-// One warp per row, padding rows of the last tile included.
-template <typename Element, int kM>
-TK_KERNEL(kTermWarps* kWarp, 1)
+constexpr int kPreprocessThreads = 256;
+
+// rowsum(do o) of a row of both, summed by kLanes adjacent lanes that all call it. Without 16-byte
+// alignment the elements are loaded one by one.
+template <int kLanes, typename Element>
+TK_DEVICE float row_product(const Rows<const Element>& o, const Rows<const Element>& d_o, int i,
+                            bool exists) {
+  constexpr int kChunk = 16 / sizeof(Element);
+  const int lane = lane_index() % kLanes;
+  float sum = 0.0f;
+  if (exists && o.in_chunks && d_o.in_chunks) {
+    for (int c = lane * kChunk; c < o.width; c += kLanes * kChunk) {
+      const uint4 chunks[2] = {*reinterpret_cast<const uint4*>(o.at(i) + c),
+                               *reinterpret_cast<const uint4*>(d_o.at(i) + c)};
+      const auto* const x = reinterpret_cast<const Element*>(chunks);
+#pragma unroll
+      for (int n = 0; n < kChunk; ++n) sum += to_float(x[n]) * to_float(x[kChunk + n]);
+    }
+  } else if (exists) {
+    for (int c = lane; c < o.width; c += kLanes) {
+      sum += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
+    }
+  }
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  return sum;
+}
+
+// One CTA per query tile and head, padding rows of the last tile included. kVWidth bounds the width
+// of o and do; so many lanes share a row that each loads 16 bytes of both.
+template <typename Element, int kM, int kVWidth>
+TK_KERNEL(kPreprocessThreads, 1)
 backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
+  constexpr int kLanes = kVWidth < 256 ? kVWidth / 8 : kWarp;
+  constexpr int kRows = kPreprocessThreads / kLanes, kSteps = kM / kRows;  // kRows at a time
+  static_assert(kM % kRows == 0);
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
-  const int blocks = a.row_tiles * kM / kTermWarps;
-  const int h = program / blocks % H_q;
-  const Sequence seq = sequence_of(a, program / blocks / H_q);
-  const int i = program % blocks * kTermWarps + warp_index();
-  if (i / kM * kM >= seq.M) return;
-  float lse = INFINITY, delta = 0.0f;
-  if (i < seq.M) {
-    const int64_t offset = statistics_offset(p, seq, h) + i;
-    const float natural = static_cast<const float*>(p.lse)[offset];
-    if (natural != -INFINITY) lse = natural;
-    delta = delta_of<Element>(p, seq, h, i, offset);
+  const int h = program / a.row_tiles % H_q, block = program % a.row_tiles;
+  const Sequence seq = sequence_of(a, program / a.row_tiles / H_q);
+  if (block * kM >= seq.M) return;
+  const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
+  const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
+  const int first = static_cast<int>(threadIdx.x) / kLanes;  // row of the first step
+  float delta[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int i = block * kM + step * kRows + first;
+    delta[step] = row_product<kLanes>(o, d_o, i, i < seq.M);
   }
-  if (lane_index() != 0) return;
-  float* const to = a.row_stats + int64_t{tile_of<kM>(a, seq, h, i / kM)} * 4 * kM + i % kM;
-  to[0] = lse * kLog2E;
-  to[kM] = delta;
-  to[2 * kM] = lse;
-  to[3 * kM] = delta;
+  if (static_cast<int>(threadIdx.x) % kLanes != 0) return;
+  const int64_t offset = statistics_offset(p, seq, h) + block * kM;
+  float* const tile = a.row_stats + int64_t{tile_of<kM>(a, seq, h, block)} * 4 * kM;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int row = step * kRows + first;
+    float lse = INFINITY;
+    if (block * kM + row < seq.M) {
+      const float natural = static_cast<const float*>(p.lse)[offset + row];
+      if (natural != -INFINITY) lse = natural;
+      if (p.dlse) delta[step] -= static_cast<const float*>(p.dlse)[offset + row];
+    }
+    float* const to = tile + row;
+    to[0] = lse * kLog2E;
+    to[kM] = delta[step];
+    to[2 * kM] = lse;
+    to[3 * kM] = delta[step];
+  }
 }
 
 }  // namespace tk::cuda::sm90

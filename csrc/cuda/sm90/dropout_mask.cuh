@@ -41,6 +41,9 @@ struct DropoutBits {
 template <typename Shape>
 struct DropoutMask {
   using BitsPipeline = Pipeline<DropoutBitsTile<Shape::kN, Shape::kM>, 1>;
+  static constexpr bool kHasWarps = true;
+  static constexpr int kProducerRegisters = Shape::kTile.producer_registers(kHasWarps),
+                       kRegisters = Shape::kTile.registers(kHasWarps);
   static constexpr int kBytes = BitsPipeline::kTileBytes + BitsPipeline::kSyncBytes;
   static constexpr int kRowStatsConsumers = kDropoutWarps;
 
@@ -104,6 +107,9 @@ struct DropoutMask {
 // Policy without dropout: no storage, no warps.
 template <typename Shape>
 struct NoDropoutMask {
+  static constexpr bool kHasWarps = false;
+  static constexpr int kProducerRegisters = Shape::kTile.producer_registers(kHasWarps),
+                       kRegisters = Shape::kTile.registers(kHasWarps);
   static constexpr int kBytes = 0, kRowStatsConsumers = 0;
 
   struct All {};

@@ -30,7 +30,7 @@ struct ForwardShape {
   static constexpr int kM = kTile.block_m(), kN = kTile.block_n;
   static_assert(kVWidth <= kWidth);  // o is staged in the tile of q
 
-  using QPipeline = Pipeline<SharedTile<Element, kM, kWidth>, kTile.q_stages>;
+  using QPipeline = Pipeline<SharedTile<Element, kM, kWidth>, kTile.q_stages, WorkTile>;
   using KPipeline = Pipeline<SharedTile<Element, kN, kWidth>, kTile.stages>;
   using VPipeline = Pipeline<SharedTile<Element, kN, kVWidth>, kTile.stages>;
   using OTile = SharedTile<Element, kM, kVWidth>;
@@ -105,7 +105,7 @@ TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
     if (block.index >= 0) load_k(block, next.index < 0);
     shared.q.wait_empty(state.q);
     if (elect_one()) {
-      shared.q.tile_info(state.q) = {0, tile.h, false, block.index < 0};  // last: no keys
+      shared.q.tile_info(state.q) = {tile.b, tile.h, i0, block.index >= 0};
       fill_by_tma(shared.q, state.q, a.q, seq.first_q + i0, tile.h, seq.at);
     }
     state.q.next();
@@ -117,6 +117,11 @@ TK_DEVICE void load(const ForwardArguments& a, const Shape& shared) {
       next = after;
     }
   });
+  shared.q.wait_empty(state.q);
+  if (elect_one()) {
+    shared.q.tile_info(state.q) = WorkTile::none();
+    mbarrier_arrive(shared.q.full(state.q));
+  }
 }
 
 // Ping-pong scheduler: one consumer at a time issues its matrix products.
@@ -157,8 +162,8 @@ TK_DEVICE void forward_mainloop(const ForwardArguments& a, const Shape& shared,
   using Element = typename Shape::Element;
   constexpr int kN = Shape::kN;
   const ForwardParams& p = a.params;
-  const bool plain = has_plain_scores<Element>(p.score);
-  const float unit = plain ? static_cast<float>(p.score.scale) * kLog2E : kLog2E;
+  const bool plain = a.score.plain;
+  const float unit = plain ? a.score.scale * kLog2E : kLog2E;
 
   Accumulator<1, kN / 8> s;
   Fragment<Element> weights[kN / 16];
@@ -221,7 +226,7 @@ TK_DEVICE void epilogue(const ForwardArguments& a, const Shape& shared,
   const ForwardParams& p = a.params;
   const Sequence seq = sequence_of(a, tile.b);
   float* const lse = static_cast<float*>(p.lse) + statistics_offset(p, seq, tile.h);
-  const float unit = has_plain_scores<Element>(p.score) ? static_cast<float>(p.score.scale) : 1.0f;
+  const float unit = a.score.plain ? a.score.scale : 1.0f;
   acc.softmax.finish(a.dropout.factor, unit, [&](int, int half, float share, float x) {
     acc.softmax.multiply(acc.o, 0, half, share);
     const int i = i0 + row_of(2 * half);
@@ -256,19 +261,19 @@ forward_kernel(const __grid_constant__ ForwardArguments a) {
     const PingPong<kTile.consumers> ping_pong{consumer};
     ForwardPipelineStates<Shape> state;
     ping_pong.begin();
-    for_each_tile(a, a.scheduler, Shape::kM, [&](const WorkTile& tile) {
+    while (true) {
+      shared.q.wait_full(state.q);
+      const WorkTile tile = shared.q.tile_info(state.q);
+      if (tile.is_none()) return;
       const int i0 = tile.i0 + row + warp_in_warpgroup() * 16;
       ForwardAccumulators<Shape> acc;
       acc.o.clear();
       acc.softmax.clear();
-      shared.q.wait_full(state.q);
-      if (!shared.q.tile_info(state.q).last) {
-        forward_mainloop(a, shared, state, tile, row, i0, ping_pong, acc);
-      }
+      if (tile.any_keys) forward_mainloop(a, shared, state, tile, row, i0, ping_pong, acc);
       epilogue(a, shared, state, tile, row, i0, acc);
       if (is_warpgroup_leader()) shared.q.release(state.q);
       state.q.next();
-    });
+    }
   }
 }
 

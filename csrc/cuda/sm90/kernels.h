@@ -9,7 +9,8 @@
 namespace tk::cuda::sm90 {
 
 struct Kernels {
-  void (*forward)(const ForwardParams&, const LaunchArgs&);
+  size_t forward_workspace;
+  void (*forward)(const ForwardParams&, const LaunchArgs&, void* workspace);
   size_t (*backward_workspace)(const BackwardParams&, const LaunchArgs&);
   void (*backward)(const BackwardParams&, const LaunchArgs&, void* workspace, bool deterministic);
 };

@@ -34,30 +34,37 @@ TensorMap tensor_map_of(const Strided& x, int64_t entries, int64_t heads, int64_
   return encode(tensor);
 }
 
-// Query heads per L2 swizzle group: their keys and values fill at most half of a 50 MB L2.
-inline int swizzle_heads_of(const Problem& p, int64_t keys, int64_t heads) {
-  constexpr int64_t kCacheBytes = int64_t{24} << 20;
-  const int64_t sharing = p.H_q / p.H_kv, bytes = std::max<int64_t>(keys, 1) * (p.D + p.D_v) * 2;
-  return static_cast<int>(std::clamp(kCacheBytes / bytes * sharing, sharing, heads));
+// True if some query tiles may see fewer keys than others.
+inline bool has_uneven_tiles(const ForwardParams& p, const LaunchArgs& launch) {
+  const MaskParams& mask = p.mask;
+  const bool every_diagonal = mask.diagonal_low <= 1 - p.M && mask.diagonal_high >= p.N - 1;
+  return !every_diagonal || mask.key_start || mask.key_end || mask.block_mask ||
+         launch.varlen.cu_seqlens_q;
 }
 
+constexpr size_t kForwardWorkspaceBytes = sizeof(int);  // TileScheduler::taken
+
 template <typename Element, int kWidth, int kVWidth>
-void launch_forward(const ForwardParams& p, const LaunchArgs& launch) {
+void launch_forward(const ForwardParams& p, const LaunchArgs& launch, void* workspace) {
   constexpr HopperForwardTile kTile = hopper_forward_tile(kWidth);
   const int64_t blocks = ceil_of(launch.max_seqlen_q, kTile.block_m());
   const int64_t heads = sequences(p, launch) * p.H_q;
   if (blocks * heads == 0) return;
-  ForwardArguments a{{p, launch.varlen, dropout_of(p, launch), static_cast<int>(blocks)},
-                     {static_cast<int>(heads), static_cast<int>(blocks),
-                      swizzle_heads_of(p, launch.max_seqlen_k, heads)},
-                     tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
-                     tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
-                     tensor_map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
-                     tensor_map_of<Element>(p.o, p.B, p.H_q, p.M, p.D_v, kWarpgroupRows)};
-  const unsigned max_ctas = static_cast<unsigned>(multiprocessors().count);
-  TK_LAUNCH((sm90::forward_kernel<Element, kWidth, kVWidth>),
-            std::min(grid(blocks * heads), max_ctas), kTile.threads(), kTile.bytes(kWidth, kVWidth),
-            launch.stream, a);
+  const unsigned tiles = grid(blocks * heads),
+                 ctas = std::min(tiles, static_cast<unsigned>(multiprocessors().count));
+  int* const taken =
+      tiles > ctas && has_uneven_tiles(p, launch) ? static_cast<int*>(workspace) : nullptr;
+  if (taken) clear(taken, kForwardWorkspaceBytes, launch.stream);
+  ForwardArguments a{
+      {p, launch.varlen, dropout_of(p, launch), score_scale_of(p), static_cast<int>(blocks)},
+      {static_cast<int>(heads), static_cast<int>(blocks),
+       swizzle_heads_of(p, launch.max_seqlen_k, heads), taken},
+      tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
+      tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
+      tensor_map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
+      tensor_map_of<Element>(p.o, p.B, p.H_q, p.M, p.D_v, kWarpgroupRows)};
+  TK_LAUNCH((sm90::forward_kernel<Element, kWidth, kVWidth>), ctas, kTile.threads(),
+            kTile.bytes(kWidth, kVWidth), launch.stream, a);
 }
 
 template <typename Shape>
@@ -102,6 +109,7 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   a.params = p;
   a.varlen = launch.varlen;
   a.dropout = dropout_of(p, launch);
+  a.score = score_scale_of(p);
   a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
   lay_out(layout, sizes, a);
@@ -117,8 +125,8 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
 
   const int64_t row_programs = sizes.row_tiles * p.H_q * B;
   if (row_programs > 0) {
-    TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM>),
-              grid(row_programs * (kM / kTermWarps)), kTermWarps * kWarp, 0, launch.stream, a);
+    TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM, kVWidth>), grid(row_programs),
+              kPreprocessThreads, 0, launch.stream, a);
   }
   const int64_t key_programs = sizes.key_blocks * p.H_kv * B;
   if (key_programs > 0 && a.dropout.seed) {
@@ -136,7 +144,7 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
 
 template <typename Element, int kWidth, int kVWidth>
 const Kernels& kernels() {
-  static constexpr Kernels kAll{&launch_forward<Element, kWidth, kVWidth>,
+  static constexpr Kernels kAll{kForwardWorkspaceBytes, &launch_forward<Element, kWidth, kVWidth>,
                                 &backward_bytes<BackwardShape<Element, kWidth, kVWidth>>,
                                 &launch_backward<Element, kWidth, kVWidth>};
   return kAll;

@@ -20,8 +20,20 @@ struct TileInfo {
   int tile = 0, preceding_blocks = 0;
 };
 
-constexpr int kStageSyncBytes = 2 * sizeof(uint64_t) + 24;  // two mbarriers and a TileInfo
-static_assert(sizeof(TileInfo) <= 24);
+// The same, with what all lanes use broadcast, so that the compiler knows it to be warp-uniform.
+TK_DEVICE TileInfo uniform(const TileInfo& info) {
+  const auto broadcast = [](int x) { return __shfl_sync(~0u, x, 0); };
+  return {broadcast(info.index),
+          broadcast(info.h),
+          broadcast(info.full) != 0,
+          broadcast(info.last) != 0,
+          broadcast(info.natural_lse) != 0,
+          info.tile,
+          info.preceding_blocks};
+}
+
+constexpr int kInfoBytes = 24;
+constexpr int kStageSyncBytes = 2 * sizeof(uint64_t) + kInfoBytes;  // two mbarriers
 
 // Stage and phase parity of one thread's position in a pipeline. Every thread keeps its own.
 template <int kStages>
@@ -33,11 +45,18 @@ struct PipelineState {
     stage = stage + 1 == kStages ? 0 : stage + 1;
     if (stage == 0) parity ^= 1;
   }
+  // Broadcasts the position, so that the compiler knows it to be warp-uniform.
+  TK_DEVICE_METHOD void make_uniform() {
+    stage = __shfl_sync(~0u, stage, 0);
+    parity = __shfl_sync(~0u, parity, 0);
+  }
 };
 
-template <typename Tile_, int kStages>
+// Every stage has metadata of type Info, at most kInfoBytes.
+template <typename Tile_, int kStages, typename Info = TileInfo>
 class Pipeline {
  public:
+  static_assert(sizeof(Info) <= kInfoBytes && alignof(Info) <= 8);
   using Tile = Tile_;
   using State = PipelineState<kStages>;
   static constexpr int kTileBytes = kStages * Tile::kBytes;
@@ -59,8 +78,8 @@ class Pipeline {
     return {reinterpret_cast<decltype(Tile::data)>(tiles_ + state.stage * Tile::kBytes)};
   }
   // Written by the producer before `full` completes; read-only afterwards.
-  TK_DEVICE_METHOD TileInfo& tile_info(const State& state) const {
-    return reinterpret_cast<TileInfo*>(barriers_ + 2 * kStages)[state.stage];
+  TK_DEVICE_METHOD Info& tile_info(const State& state) const {
+    return reinterpret_cast<Info*>(barriers_ + 2 * kStages)[state.stage];
   }
 
   // Producer: waits until the stage is free, fills it, then arrives once on `full`.

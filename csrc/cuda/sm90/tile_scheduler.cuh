@@ -1,38 +1,77 @@
-// Persistent tile scheduler: maps a CTA to a sequence of (batch, head, row block) tiles.
+// Persistent tile scheduler of the forward pass: the (batch, head, row block) tiles of each CTA.
 #pragma once
+
+#include <algorithm>
+#include <bit>
 
 #include "cuda/common/rows.cuh"
 
 namespace tk::cuda::sm90 {
 
-// Tile order. Heads are grouped so that the keys and values of one group fit in L2 (L2 swizzle).
-// Within a group, row blocks run longest first: under a causal mask the last rows see the most
-// keys.
+// One tile of queries. The producer of a CTA takes it and publishes it to the consumers.
+struct WorkTile {
+  int b, h, i0;   // b = -1: there are no more tiles
+  bool any_keys;  // false if no query of the tile sees a key
+
+  TK_DEVICE_METHOD static WorkTile none() { return {-1, 0, 0, false}; }
+  TK_DEVICE_METHOD bool is_none() const { return b < 0; }
+};
+
+// Order and assignment of the tiles. Heads are grouped so that the keys and values of one group fit
+// in L2 (L2 swizzle). Within a group, row blocks run longest first: under a causal mask the last
+// rows see the most keys.
+//
+// CTA n starts with tile n. If tiles differ in their visible keys, a CTA that has finished one
+// takes the next tile that no other has taken, by a counter in global memory. Otherwise it takes
+// every gridDim.x-th tile.
 struct TileScheduler {
   int heads;          // over all sequences
   int blocks;         // row blocks of the longest sequence
   int swizzle_heads;  // heads per L2 swizzle group
+  int* taken;         // tiles taken after the first of each CTA, initially 0; null: no counter
 
   TK_DEVICE_METHOD int count() const { return heads * blocks; }
+
+  // Position of tile n: its head over all sequences, and its row block.
+  struct Position {
+    int head, block;
+  };
+  TK_DEVICE_METHOD Position position(int n) const {
+    const int tiles_per_group = swizzle_heads * blocks;
+    const int first = n / tiles_per_group * swizzle_heads, within = n % tiles_per_group;
+    const int group_heads = min(swizzle_heads, heads - first);
+    return {first + within % group_heads, blocks - 1 - within / group_heads};
+  }
+
+  // The tile that this CTA processes after tile n. Called by one warp.
+  TK_DEVICE_METHOD int next(int n) const {
+    const int ctas = static_cast<int>(gridDim.x);
+    if (!taken) return n + ctas;
+    const int drawn = threadIdx.x % kWarp == 0 ? atomicAdd(taken, 1) : 0;
+    return ctas + __shfl_sync(~0u, drawn, 0);
+  }
 };
 
-struct WorkTile {
-  int b, h, i0;
-};
+// Query heads per L2 swizzle group: their keys and values fill at most half of a 50 MB L2. The key
+// heads of a group are a power of two, which divides most numbers of heads: a last group of fewer
+// heads has too few tiles at a time to keep all multiprocessors busy.
+inline int swizzle_heads_of(const Problem& p, int64_t keys, int64_t heads) {
+  constexpr uint64_t kCacheBytes = uint64_t{24} << 20;
+  const int64_t sharing = p.H_q / p.H_kv, bytes = std::max<int64_t>(keys, 1) * (p.D + p.D_v) * 2;
+  const auto fitting =
+      static_cast<int64_t>(std::bit_floor(kCacheBytes / static_cast<uint64_t>(bytes)));
+  return static_cast<int>(std::clamp(fitting * sharing, sharing, heads));
+}
 
-// Calls visit(tile) for each nonempty tile of this CTA: every gridDim.x-th one. CTA-uniform.
+// Calls visit(tile) for each nonempty tile of this CTA. Called by one warp.
 template <typename Params, typename Visit>
 TK_DEVICE void for_each_tile(const Arguments<Params>& a, const TileScheduler& scheduler,
                              int block_m, const Visit& visit) {
-  const int H_q = static_cast<int>(a.params.H_q),
-            tiles_per_group = scheduler.swizzle_heads * scheduler.blocks;
-  for (int n = static_cast<int>(blockIdx.x); n < scheduler.count();
-       n += static_cast<int>(gridDim.x)) {
-    const int first = n / tiles_per_group * scheduler.swizzle_heads, within = n % tiles_per_group;
-    const int heads = min(scheduler.swizzle_heads, scheduler.heads - first);
-    const int head = first + within % heads, i0 = (scheduler.blocks - 1 - within / heads) * block_m;
-    const WorkTile tile{head / H_q, head % H_q, i0};
-    if (i0 < sequence_of(a, tile.b).M) visit(tile);
+  const int H_q = static_cast<int>(a.params.H_q);
+  for (int n = static_cast<int>(blockIdx.x); n < scheduler.count(); n = scheduler.next(n)) {
+    const auto [head, block] = scheduler.position(n);
+    const WorkTile tile{head / H_q, head % H_q, block * block_m, false};
+    if (tile.i0 < sequence_of(a, tile.b).M) visit(tile);
   }
 }
 

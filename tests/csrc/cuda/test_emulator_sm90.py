@@ -19,6 +19,8 @@ PRIMITIVES = (
     ("sm90_primitives", "phases"),
     ("sm90_primitives", "registers_and_elect"),
     ("sm90_primitives", "matrix_stores"),
+    ("sm90_schedule", "every_tile_once"),
+    ("sm90_schedule", "causal_tiles_are_balanced"),
 )
 
 
@@ -105,6 +107,7 @@ MISUSES = {
     "wrong_rank": r"3 coordinates for a tensor of rank 2",
     "column_of_8_bytes": r"column 2 is not aligned to 16 bytes",
     "store_of_ragged_rows": r"rows of 120 bytes; stores need a multiple of 16",
+    "store_before_the_first_row": r"cp\.async\.bulk\.tensor: a store at coordinate -8",
     "invalid_tensor_map": r"not a tensor map",
     "bulk_of_12_bytes": r"12 bytes of 0x\w+; must be multiples of 16",
     "exit_before_load_arrives": r"exits before the copy at sm90_misuse\.cpp:\d+ has arrived|"

@@ -73,14 +73,30 @@ _STORE = "    commit_stores();\n    wait_stores_read<0>();\n"
 _PUBLISH = "fence_async();\n  consumer_sync();\n"
 _LIVE_ROWS = "  wait_copies<0>();\n  fence_async();\n  __syncwarp();\n"
 _DS_COMPLETE = "named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete"
-_DQ_COMPLETE = (
-    "fence_async();\n    named_barrier_sync(kAllConsumersBarrier, kAll);  // dq is complete"
-)
+_DQ_COMPLETE = "fence_async();\n    consumer_sync();  // dq is complete"
+_NO_MORE_TILES = "  shared.q.wait_empty(state.q);\n  if (elect_one()) {\n    shared"
 
 MUTANTS = (
     # Waits of the producer.
     _forward("v is overwritten", "shared.v.wait_empty(state.v);", "", KEYS),
-    _forward("q is overwritten", "shared.q.wait_empty(state.q);", "", SHORT_TILES),
+    _forward(
+        "q is overwritten",
+        "    shared.q.wait_empty(state.q);\n    if (elect_one()) {\n      shared",
+        "    if (elect_one()) {\n      shared",
+        SHORT_TILES,
+    ),
+    _forward(
+        "a tile is replaced by the end of the tiles",
+        _NO_MORE_TILES,
+        "  if (elect_one()) {\n    shared",
+        SHORT_TILES,
+    ),
+    _forward(
+        "the end of the tiles is not announced",
+        "    shared.q.tile_info(state.q) = WorkTile::none();",
+        "",
+        SHORT_TILES,
+    ),
     _parts("q or do is overwritten", "pipeline.wait_empty(state);", "", QUERIES),
     _parts("row statistics are overwritten", "shared.row_stats.wait_empty(state);", "", QUERIES),
     # Waits of the consumers.
@@ -136,8 +152,15 @@ MUTANTS = (
     _forward("no wait for the scores", "wait_gemm<1>(s);", "", KEYS),
     _forward("no wait for o", "wait_gemm<0>(acc.o);\n    release", "release", KEYS),
     _parts("no wait for the scores", "wait_gemm<1>(s);", "", QUERIES),
-    _parts("no wait for do v", "wait_gemm<0>(dp);", "", QUERIES),
-    _rows("no wait for the gradients", "wait_gemm<0>(dv);", "", QUERIES),
+    _parts("no wait for do v", "wait_gemm<kPending>(dp);", "", QUERIES),
+    _parts(
+        "no wait for do v before score options",
+        "wait_gemm<0>(dp);\n      subtract",
+        "subtract",
+        ("softcap",),
+    ),
+    _rows("no wait for dq", "wait_gemm<1>(dq);", "", QUERIES),
+    _rows("no wait for dk", "wait_gemm<0>(dk);", "", QUERIES),
     _mutant(
         "sm90/gemm.cuh",
         "a product starts while registers change",
@@ -177,8 +200,13 @@ MUTANTS = (
         "na",
         QUERIES,
     ),
+    _rows("dq is incomplete", _DQ_COMPLETE, "fence_async();  //", QUERIES),
+    _rows("ds is overwritten", "second_buffer = !second_buffer;", "", QUERIES),
     _rows(
-        "dq is incomplete, and ds has not been read", _DQ_COMPLETE, "fence_async();  //", QUERIES
+        "k is overwritten while the other consumer reads it",
+        "  named_barrier_sync(kAllConsumersBarrier, kAll);\n\n  epilogue",
+        "  epilogue",
+        QUERIES,
     ),
     _rows(
         "dq is not visible to TMA",

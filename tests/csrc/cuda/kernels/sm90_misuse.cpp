@@ -114,6 +114,10 @@ TK_DEVICE void store_of_ragged_rows(const Params& p, const Block& block) {
   if (block.t == 0) store_tensor(p.ragged, block.shared, {0, 0});
 }
 
+TK_DEVICE void store_before_the_first_row(const Params& p, const Block& block) {
+  if (block.t == 0) store_tensor(p.map, block.shared, {0, -8});
+}
+
 TK_DEVICE void invalid_tensor_map(const Params& p, const Block& block) {
   TensorMap map = p.map;
   map.words[15] = 0;
@@ -261,6 +265,7 @@ int main(int count, char** arguments) {
                     TK_CASE(wrong_rank),
                     TK_CASE(column_of_8_bytes),
                     TK_CASE(store_of_ragged_rows),
+                    TK_CASE(store_before_the_first_row),
                     TK_CASE(invalid_tensor_map),
                     TK_CASE(bulk_of_12_bytes),
                     TK_CASE(exit_before_load_arrives),

@@ -10,13 +10,13 @@ namespace {
 struct TensorParams {
   TensorMap from, to, sum;
   unsigned char* bytes;  // shared-memory image of the box
-  int at[5], rank, box_bytes;
+  int load_at[5], store_at[5], rank, box_bytes;
 };
 
 template <int kRank>
 TK_DEVICE void copy_box(const TensorParams& p, unsigned char* box, uint64_t* barrier, bool load) {
   int at[kRank];
-  for (int n = 0; n < kRank; ++n) at[n] = p.at[n];
+  for (int n = 0; n < kRank; ++n) at[n] = load ? p.load_at[n] : p.store_at[n];
   if (load) {
     load_tensor(box, p.from, barrier, at);
   } else {
@@ -69,12 +69,12 @@ T number(int n) {
 }
 
 // Loads a box that is partly outside of the tensor, stores it to a second tensor and adds it to a
-// third.
+// third, partly past their ends. The coordinates of a store must not be negative.
 template <typename T>
 void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
   const int inner = swizzle == Swizzle::kNone ? 16 : row_chunks(swizzle) * 16 / int{sizeof(T)};
   const int sizes[5] = {inner + 8, 5, 4, 3, 3}, boxes[5] = {inner, 4, 3, 2, 2};
-  const int starts[5] = {rank % 2 ? -8 : 16, 2, -1, 2, 1};
+  const int load_at[5] = {rank % 2 ? -8 : 16, 2, -1, 2, 1}, store_at[5] = {16, 0, 1, 2, 0};
   TensorBox box{};
   box.type = type, box.rank = rank, box.swizzle = swizzle;
   size_t stride = sizeof(T), box_count = 1;
@@ -87,7 +87,8 @@ void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
     stride = stride * static_cast<size_t>(sizes[n]);
     stride = (stride + 15) / 16 * 16 + 16;
     box_count *= static_cast<size_t>(boxes[n]);
-    p.at[n] = starts[n];
+    p.load_at[n] = load_at[n];
+    p.store_at[n] = store_at[n];
   }
   const size_t count = stride / sizeof(T);
   Array<T> from(count), to(count), sum(count);
@@ -108,15 +109,18 @@ void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
   finish();
 
   std::vector<float> to_expected(count, value_of(number<T>(-1))), sum_expected(count, 2);
-  for (size_t n = 0; n < box_count; ++n) {
-    size_t rest = n, offset = 0;
-    bool inside = true;
+  // Index of element n of a box that starts `at`, in elements of the tensor; `count` if outside.
+  const auto index_of = [&](size_t n, const int (&at)[5]) {
+    size_t index = 0;
     for (int d = 0; d < rank; ++d) {
-      const int at = starts[d] + static_cast<int>(rest % static_cast<size_t>(boxes[d]));
-      rest /= static_cast<size_t>(boxes[d]);
-      inside = inside && at >= 0 && at < sizes[d];
-      offset += static_cast<size_t>(at) * box.stride[d] / sizeof(T);
+      const int place = at[d] + static_cast<int>(n % static_cast<size_t>(boxes[d]));
+      n /= static_cast<size_t>(boxes[d]);
+      if (place < 0 || place >= sizes[d]) return count;
+      index += static_cast<size_t>(place) * box.stride[d] / sizeof(T);
     }
+    return index;
+  };
+  for (size_t n = 0; n < box_count; ++n) {
     const size_t row = n / static_cast<size_t>(inner), column = n % static_cast<size_t>(inner);
     size_t place = n;
     if (swizzle != Swizzle::kNone) {
@@ -124,9 +128,10 @@ void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
       place = static_cast<size_t>(swizzled(swizzle, static_cast<int>(row), chunk)) / sizeof(T) +
               column % (16 / sizeof(T));
     }
-    const float value = inside ? value_of(from[offset]) : 0;
+    const size_t loaded = index_of(n, load_at), stored = index_of(n, store_at);
+    const float value = loaded < count ? value_of(from[loaded]) : 0;
     expect_equal(value_of(bytes[place]), value, "element " + std::to_string(n) + " of the box");
-    if (inside) to_expected[offset] = value, sum_expected[offset] += value;
+    if (stored < count) to_expected[stored] = value, sum_expected[stored] += value;
   }
   for (size_t n = 0; n < count; ++n) {
     expect_equal(value_of(to[n]), to_expected[n], "stored " + std::to_string(n));
