@@ -158,6 +158,9 @@ with target.override_chip(CHIPS[CHIP]):
     )  # fmt: skip
     options = {**OPTIONS["everything"], "relative": wide}
     run(empty(B, H, S, 128), empty(B, H // 2, S, 128), **options)
+    for width, name in ((128, "segments"), (256, "segments"), (128, "positions")):
+        case = f"{name}-{width}"
+        run(empty(B, H, S, width), empty(B, H // 2, S, width), **OPTIONS[name])
     case = "varlen"
     run_varlen()
     case = "varlen-relative"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -68,6 +70,22 @@ def test_tiles_with_per_score_loads_fit_shared_memory(chip: config.Chip, score_b
             assert needed <= 1024 * chip.shared_kib
             assert tile.block_m * tile.block_n >= 32 * 64
             assert tile.block_m * tile.block_n <= plain.block_m * plain.block_n
+
+
+def test_position_tests_take_stages_that_no_longer_fit() -> None:
+    sm90 = CHIPS["sm90"]
+    plain = config.tile("forward", sm90, 2, 128)
+    assert plain is not None
+    assert config.tile("forward", sm90, 2, 128, key_bytes=16) == replace(plain, stages=2)
+    assert config.tile("forward", sm90, 2, 64, key_bytes=16) == config.tile("forward", sm90, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("D", "D_v", "width"), [(64, 64, 64), (64, 16, 16), (40, 8, 64), (8, 40, 64), (24, 17, 32)]
+)
+def test_unaligned_rows_of_v_have_tiles_as_wide_as_those_of_k(D: int, D_v: int, width: int) -> None:
+    """Narrower ones were wrong on an H200: docs/triton.md, section 5."""
+    assert config.value_width(D, D_v) == width
 
 
 def test_a_width_uses_the_next_larger_width_of_the_table() -> None:

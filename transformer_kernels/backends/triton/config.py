@@ -5,7 +5,8 @@ loops, according to the compiler (`python -m transformer_kernels tiles`). Larger
 v fewer times; 8 warps have twice the registers of 4. Exception: float32 from width 128 on mostly
 spills, and its tiles are a compromise.
 
-No tile has been timed on a GPU yet: `python -m transformer_kernels tune` does that.
+Some tiles of sm90 are the fastest of several on an H200 (docs/triton.md). `python -m
+transformer_kernels tune` times all that fit on the GPU of the machine.
 """
 
 from __future__ import annotations
@@ -86,6 +87,15 @@ def width(columns: int) -> int:
     return max(16, 1 << (columns - 1).bit_length())
 
 
+def value_width(D: int, D_v: int) -> int:
+    """Returns the tile width of v, normally `width(D_v)`.
+
+    With Triton 3.6 on an H200, tiles of v that are narrower than those of k and whose rows are not
+    aligned gave wrong results, for a cause that is not known: docs/triton.md, section 5.
+    """
+    return max(width(D_v), width(D)) if D_v % 16 else width(D_v)
+
+
 def precision(chip: Chip, columns: int) -> str:
     """Returns the `input_precision` of `tl.dot` for float32.
 
@@ -96,7 +106,12 @@ def precision(chip: Chip, columns: int) -> str:
 
 
 def tile(
-    kernel: Kernel, chip: Chip, element_size: int, columns: int, score_bytes: int = 0
+    kernel: Kernel,
+    chip: Chip,
+    element_size: int,
+    columns: int,
+    score_bytes: int = 0,
+    key_bytes: int = 0,
 ) -> Tile | None:
     """Returns the tile of a kernel, or None if no tile fits the chip's shared memory.
 
@@ -106,6 +121,7 @@ def tile(
         element_size: bytes per element of q, k and v.
         columns: elements per row, the larger of D and D_v.
         score_bytes: bytes loaded per score, for a dense bias, a dense mask and a layout.
+        key_bytes: bytes loaded per query or key, for position tests.
     """
     if _override is not None and _override[0] == kernel:
         return _override[1]
@@ -115,9 +131,21 @@ def tile(
     if row is None:
         return None
     default = Tile(*row)
-    if score_bytes == 0 or kernel in SUMS or kernel in SQUARE:  # tiles for any per-score loads
+    if kernel in SUMS or kernel in SQUARE:  # tiles for any loads of options
         return default
-    return _shrink_for_score_loads(kernel, chip, default, element_size, columns, score_bytes)
+    if score_bytes:
+        default = _halved(kernel, chip, default)
+    elif not key_bytes:
+        return default
+    positions = key_bytes * max(default.block_m, default.block_n)
+
+    def needed(tile: Tile) -> int:
+        shared = shared_bytes(kernel, chip, tile, element_size, columns, score_bytes)
+        return shared + positions * tile.stages
+
+    while default.stages > 1 and needed(default) > 1024 * chip.shared_kib:
+        default = replace(default, stages=default.stages - 1)
+    return default
 
 
 def is_allowed(kernel: Kernel, tile: Tile) -> bool:
@@ -125,23 +153,12 @@ def is_allowed(kernel: Kernel, tile: Tile) -> bool:
     return kernel not in SQUARE or tile.block_m == tile.block_n <= BLOCK_MASK_SIZE
 
 
-def _shrink_for_score_loads(
-    kernel: Kernel, chip: Chip, tile: Tile, element_size: int, columns: int, score_bytes: int
-) -> Tile:
-    """Halves the streamed block, because per-score loads take registers, and drops pipeline stages
-    until the tile fits shared memory."""
+def _halved(kernel: Kernel, chip: Chip, tile: Tile) -> Tile:
+    """Halves the streamed block, because per-score loads take registers."""
     minimum = 64 if kernel == "forward" and chip.warp_groups else 32
     if kernel == "bwd_dkdv":
-        tile = replace(tile, block_m=min(tile.block_m, max(tile.block_m // 2, minimum)))
-    else:
-        tile = replace(tile, block_n=min(tile.block_n, max(tile.block_n // 2, minimum)))
-    capacity = 1024 * chip.shared_kib
-    while (
-        tile.stages > 1
-        and shared_bytes(kernel, chip, tile, element_size, columns, score_bytes) > capacity
-    ):
-        tile = replace(tile, stages=tile.stages - 1)
-    return tile
+        return replace(tile, block_m=min(tile.block_m, max(tile.block_m // 2, minimum)))
+    return replace(tile, block_n=min(tile.block_n, max(tile.block_n // 2, minimum)))
 
 
 _override: tuple[Kernel, Tile] | None = None
@@ -204,7 +221,7 @@ _HALVES: dict[Kernel, _Rows] = {
     "forward": {
         "sm80":  ((128, 128, 8, 3), (128, 64, 8, 3), (64, 64, 8, 2), (32, 32, 8, 1)),
         "sm86":  ((128, 128, 8, 3), (128, 64, 8, 2), (64, 32, 8, 1), (32, 32, 8, 1)),
-        "sm90":  ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (32, 32, 8, 1)),
+        "sm90":  ((128, 128, 8, 3), (128, 128, 8, 3), (128, 64, 8, 2), (32, 32, 8, 1)),
         "sm100": ((128, 128, 8, 3), (128, 64, 8, 3), (128, 32, 8, 2), (32, 32, 8, 1)),
         "gfx9":  ((128, 64, 4, 2), (128, 64, 8, 2), (128, 32, 8, 2), (64, 16, 8, 1)),
     },
@@ -218,7 +235,7 @@ _HALVES: dict[Kernel, _Rows] = {
     "bwd_dq": {
         "sm80":  ((128, 64, 8, 3), (64, 64, 8, 2), (64, 64, 8, 1), (32, 16, 8, 1)),
         "sm86":  ((128, 64, 8, 3), (64, 64, 8, 2), (64, 32, 8, 1), (32, 16, 8, 1)),
-        "sm90":  ((128, 64, 8, 3), (128, 64, 8, 2), (32, 32, 4, 1), (32, 16, 8, 1)),
+        "sm90":  ((128, 64, 8, 3), (128, 64, 8, 3), (32, 32, 4, 1), (32, 16, 8, 1)),
         "sm100": ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 1), (32, 16, 8, 1)),
         "gfx9":  ((128, 64, 8, 2), (64, 64, 4, 1), (32, 32, 4, 1), (16, 16, 8, 1)),
     },

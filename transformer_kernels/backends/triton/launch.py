@@ -343,7 +343,8 @@ def tiling(kernel: Kernel, problem: Problem) -> tuple[Tile, arguments.Sizes]:
     if problem.scores.relative_keys is not None:
         kernel = config.WITH_KEYS.get(kernel, kernel)
     loaded = scores.bytes_per_score(problem.scores) + masks.bytes_per_score(problem.mask)
-    tile = config.tile(kernel, chip, shape.dtype.itemsize, columns, loaded)
+    positions = masks.bytes_per_key(problem.mask)
+    tile = config.tile(kernel, chip, shape.dtype.itemsize, columns, loaded, positions)
     assert tile is not None  # checked by unsupported_reasons
     precision = config.precision(chip, columns)
     return tile, arguments.sizes(shape.D, shape.D_v, tile, precision)

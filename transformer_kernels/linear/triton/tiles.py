@@ -2,7 +2,7 @@
 
 Each tile is the largest tried that spills few registers inside its loops, according to the compiler
 (`python -m transformer_kernels tiles`). Exception: float32 of width 256 spills with every tile.
-No tile has been timed on a GPU yet.
+No tile has been timed on a GPU.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def sizes(D: int, D_v: int, tile: Tile, precision: str) -> Sizes:
         BLOCK_M=tl.constexpr(tile.block_m),
         BLOCK_N=tl.constexpr(tile.block_n),
         BLOCK_D=tl.constexpr(config.width(D)),
-        BLOCK_DV=tl.constexpr(config.width(D_v)),
+        BLOCK_DV=tl.constexpr(config.value_width(D, D_v)),
         ROW_GRAIN=tl.constexpr(row_grain),
         KEY_GRAIN=tl.constexpr(key_grain),
         PRECISION=tl.constexpr(precision),

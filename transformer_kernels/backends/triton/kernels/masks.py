@@ -92,6 +92,11 @@ def bytes_per_score(mask: ResolvedMask) -> int:
     return sum(x.element_size() for x in (mask.dense, mask.layout) if x is not None)
 
 
+def bytes_per_key(mask: ResolvedMask) -> int:
+    """Returns an upper bound of the bytes that position tests load per query or key."""
+    return 0 if mask.q_low is None else 16 * mask.q_low.shape[0]
+
+
 class Band(NamedTuple):
     """Scores of one sequence: query i < M sees key j if begin <= j < end and
     i + low <= j <= i + high.
