@@ -21,6 +21,7 @@ from benchmarks.cases.gpu import (
     masked_cases,
 )
 from benchmarks.runner.caches import CacheContenders
+from benchmarks.runner.compile_ahead import COMPILED, compile_ahead, name_of
 from benchmarks.runner.gpu_check import Trial, try_out
 from benchmarks.runner.gpu_linear import LinearContenders, fla, ours
 from benchmarks.runner.measure import Contender, measure
@@ -45,6 +46,8 @@ DEVICE = torch.device("cuda")
 NAIVE_ROUNDS = 3
 FLEX_SHARE = 0.5
 """Fraction of the time limit for compiling FlexAttention, which takes seconds per case."""
+AHEAD_SHARE = 0.2
+"""Fraction of the time limit for compiling in parallel, before the first measurement."""
 ONE_CASE = 10.0
 """Seconds per case: with less time left, no further case is started."""
 
@@ -103,10 +106,31 @@ def test_our_variants_pass_the_smoke_test(failing: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="session")
+def compiled(
+    request: pytest.FixtureRequest, usable: list[Variant], failing: dict[str, str],
+    time_limit: float,
+) -> None:  # fmt: skip
+    """Compiles the selected cases, in the order of the tests."""
+    names: dict[str, None] = {}
+    for item in request.session.items:
+        assert isinstance(item, pytest.Function)
+        if "masked" in item.fixturenames:
+            names |= dict.fromkeys(map(name_of, masked_cases()))
+        if "on_grid" in item.fixturenames:
+            case = item.callspec.params["on_grid"]
+            assert isinstance(case, Case)
+            names[name_of(case)] = None
+    variants = [v.name for v in usable if v.name in COMPILED and v.name not in failing]
+    if variants:
+        compile_ahead(list(names), variants, AHEAD_SHARE * time_limit)
+
+
+@pytest.fixture(scope="session")
 def tried(
     recorder: Recorder,
     usable: list[Variant],
     failing: dict[str, str],
+    compiled: None,
     time_limit: float,
     time_left: Callable[[], float],
     compiling: Allowance,

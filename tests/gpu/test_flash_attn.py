@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.integrations.flash_attn.plain import OPTIONS
+from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.integrations.flash_attn import (
     flash_attn_func,
     flash_attn_qkvpacked_func,
@@ -21,6 +22,8 @@ from transformer_kernels.integrations.flash_attn import (
 from transformer_kernels.integrations.flash_attn.bert_padding import pad_input, unpad_input
 
 pytestmark = pytest.mark.gpu
+ROWS = ("q", "k", "v", "k_cache", "v_cache", "x")
+"""Names of arguments that are float64 in the exact call."""
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -32,14 +35,28 @@ def to(device: str, x: Any) -> Any:
 
 
 def assert_as_on_the_cpu(call: Callable[..., Any], **arguments: Any) -> None:
-    """Compares the results of `call`, and the tensors that it may have written."""
-    results = []
-    for device in ("cpu", "cuda"):
-        given = to(device, arguments)
-        found = call(**given)
-        written = [x.detach() for x in given.values() if isinstance(x, Tensor)]
-        results.append(to("cpu", {str(n): x for n, x in enumerate([*found, *written])}))
-    torch.testing.assert_close(results[1], results[0], rtol=2e-2, atol=2e-2, equal_nan=True)
+    """Compares the results of `call`, and the tensors that it may have written, with those of the
+    CPU in float64. The errors of the CPU in the same dtype set the tolerance."""
+    wide = {
+        name: x.detach().double().requires_grad_(x.requires_grad) if name in ROWS else x
+        for name, x in arguments.items()
+    }
+    got, plain, exact = (
+        results(call, given)
+        for given in (to("cuda", arguments), to("cpu", arguments), to("cpu", wide))
+    )
+    for name, x in got.items():
+        if x.is_floating_point():
+            assert_within_rule(name, x, exact[name].double(), plain[name])
+        else:
+            assert torch.equal(x, plain[name]), name
+
+
+def results(call: Callable[..., Any], given: dict[str, Any]) -> dict[str, Tensor]:
+    """Results by number, and arguments by name, on the CPU."""
+    found = {f"result {n}": x for n, x in enumerate(call(**given))}
+    written = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    return {name: x.detach().cpu() for name, x in (found | written).items()}
 
 
 def step(call: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
