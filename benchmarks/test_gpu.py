@@ -19,9 +19,10 @@ from benchmarks.cases.gpu import (
     grid_cases,
     linear_cases,
     masked_cases,
+    name_of,
 )
 from benchmarks.runner.caches import CacheContenders
-from benchmarks.runner.compile_ahead import COMPILED, compile_ahead, name_of
+from benchmarks.runner.compile_ahead import COMPILED, compile_ahead
 from benchmarks.runner.gpu_check import Trial, try_out
 from benchmarks.runner.gpu_linear import LinearContenders, fla, ours
 from benchmarks.runner.measure import Contender, measure
@@ -143,7 +144,7 @@ def tried(
             pytest.skip(f"the suite's time limit of {time_limit:.0f} s is used up")
         trial = _trial(case.to(DEVICE), candidates, compiling)
         recorder.skipped += [
-            f"{case_id(case)}-D{case.D}: {name}: {reason}"
+            f"{name_of(case)}: {name}: {reason}"
             for name, reason in (trial.skipped | trial.broken).items()
         ]
         return trial
@@ -229,9 +230,7 @@ def linear(
     return found
 
 
-@pytest.mark.parametrize(
-    "linear", linear_cases(), ids=lambda case: f"{case_id(case)}-D{case.D}", indirect=True
-)
+@pytest.mark.parametrize("linear", linear_cases(), ids=name_of, indirect=True)
 @both_directions
 def test_linear(
     benchmark: BenchmarkFixture,
@@ -275,9 +274,7 @@ def on_grid(request: pytest.FixtureRequest, tried: Callable[[Case], Trial]) -> T
     return tried(request.param)
 
 
-@pytest.mark.parametrize(
-    "on_grid", grid_cases(), ids=lambda case: f"{case_id(case)}-D{case.D}", indirect=True
-)
+@pytest.mark.parametrize("on_grid", grid_cases(), ids=name_of, indirect=True)
 @both_directions
 def test_grid(
     benchmark: BenchmarkFixture,

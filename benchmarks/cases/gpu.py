@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.cases.attention import case_id
 from transformer_kernels.bench import Case, Direction
 from transformer_kernels.masks.mask import Mask
 
@@ -43,6 +44,11 @@ def gpu_case(
         name=name, B=TOKENS // S, H_q=H, H_kv=H, M=S, N=S, D=D, D_v=columns,
         dtype=dtype, mask=mask, mask_name=mask_name,
     )  # fmt: skip
+
+
+def name_of(case: Case) -> str:
+    """Returns a name that is unique among the cases of the grid and of the masks."""
+    return f"{case_id(case)}-D{case.D}"
 
 
 def causal(S: int, D: int, dtype: torch.dtype = torch.bfloat16) -> Case:

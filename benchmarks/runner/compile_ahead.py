@@ -19,19 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from benchmarks.cases.attention import case_id
-from benchmarks.cases.gpu import grid_cases, masked_cases
+from benchmarks.cases.gpu import grid_cases, masked_cases, name_of
 from benchmarks.runner.gpu_check import failure_reason
 from benchmarks.runner.record import ROOT
-from transformer_kernels.bench import VARIANTS, Case, run_once
+from transformer_kernels.bench import VARIANTS, run_once
 
 COMPILED = ("triton", "flex")
 """Variants that are compiled for each case."""
-
-
-def name_of(case: Case) -> str:
-    """Returns a name that is unique among the cases of the suite."""
-    return f"{case_id(case)}-D{case.D}"
 
 
 def compile_ahead(names: Sequence[str], variants: Sequence[str], seconds: float) -> int:

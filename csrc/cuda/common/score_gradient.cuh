@@ -37,18 +37,40 @@ TK_DEVICE int program_of(int* block_counter, unsigned char* memory) {
 
 constexpr int kTermWarps = 4;  // warps per CTA of the preprocess kernel, one row each
 
+// rowsum(do o) of a row of both, summed by kLanes adjacent lanes that all call it. Without 16-byte
+// alignment the elements are loaded one by one.
+template <int kLanes, typename Element>
+TK_DEVICE float row_product(const Rows<const Element>& o, const Rows<const Element>& d_o, int i,
+                            bool exists) {
+  constexpr int kChunk = 16 / sizeof(Element);
+  const int lane = lane_index() % kLanes;
+  float sum = 0.0f;
+  if (exists && o.in_chunks && d_o.in_chunks) {
+    for (int c = lane * kChunk; c < o.width; c += kLanes * kChunk) {
+      const uint4 chunks[2] = {*reinterpret_cast<const uint4*>(o.at(i) + c),
+                               *reinterpret_cast<const uint4*>(d_o.at(i) + c)};
+      const auto* const x = reinterpret_cast<const Element*>(chunks);
+#pragma unroll
+      for (int n = 0; n < kChunk; ++n) sum += to_float(x[n]) * to_float(x[kChunk + n]);
+    }
+  } else if (exists) {
+    for (int c = lane; c < o.width; c += kLanes) {
+      sum += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
+    }
+  }
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  return sum;
+}
+
 // rowsum(do o) - dlse of query i, computed by a warp. `at` is the query's offset in dlse.
 template <typename Element>
 TK_DEVICE float delta_of(const BackwardParams& p, const Sequence& seq, int h, int i, int64_t at) {
   const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
   const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
-  float sum = 0.0f;
-  for (int c = lane_index(); c < o.width; c += kWarp) {
-    sum += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
-  }
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-  }
+  const float sum = row_product<kWarp>(o, d_o, i, true);
   return p.dlse ? sum - static_cast<const float*>(p.dlse)[at] : sum;
 }
 

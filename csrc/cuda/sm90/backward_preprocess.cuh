@@ -46,34 +46,6 @@ struct RowStats {
 
 constexpr int kPreprocessThreads = 256;
 
-// rowsum(do o) of a row of both, summed by kLanes adjacent lanes that all call it. Without 16-byte
-// alignment the elements are loaded one by one.
-template <int kLanes, typename Element>
-TK_DEVICE float row_product(const Rows<const Element>& o, const Rows<const Element>& d_o, int i,
-                            bool exists) {
-  constexpr int kChunk = 16 / sizeof(Element);
-  const int lane = lane_index() % kLanes;
-  float sum = 0.0f;
-  if (exists && o.in_chunks && d_o.in_chunks) {
-    for (int c = lane * kChunk; c < o.width; c += kLanes * kChunk) {
-      const uint4 chunks[2] = {*reinterpret_cast<const uint4*>(o.at(i) + c),
-                               *reinterpret_cast<const uint4*>(d_o.at(i) + c)};
-      const auto* const x = reinterpret_cast<const Element*>(chunks);
-#pragma unroll
-      for (int n = 0; n < kChunk; ++n) sum += to_float(x[n]) * to_float(x[kChunk + n]);
-    }
-  } else if (exists) {
-    for (int c = lane; c < o.width; c += kLanes) {
-      sum += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
-    }
-  }
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-  }
-  return sum;
-}
-
 // One CTA per query tile and head, padding rows of the last tile included. kVWidth bounds the width
 // of o and do; so many lanes share a row that each loads 16 bytes of both.
 template <typename Element, int kM, int kVWidth>

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from benchmarks.cases.gpu import grid_cases, masked_cases
-from benchmarks.runner.compile_ahead import name_of, run_in_time
+from benchmarks.cases.gpu import grid_cases, masked_cases, name_of
+from benchmarks.runner.compile_ahead import run_in_time
 
 
 def test_names_of_cases_are_unique() -> None:
