@@ -24,7 +24,8 @@ endif
 PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest fuzz oldest bench gpu lint build extension clean
+.PHONY: help demo test test-all test-rest fuzz oldest hub test-hub bench gpu lint build \
+  extension clean
 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
@@ -32,6 +33,7 @@ help:
 	@echo "make test-all  all tests"
 	@echo "make fuzz      random calls; SECONDS=60 SEED=1 ONLY=cpu, SANITIZE=1"
 	@echo "make bench     the benchmarks"
+	@echo "make hub       kernels for HuggingFace's library \`kernels\`, in build/hub"
 	@echo "make gpu       on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
 	@echo "make lint      ruff, mypy, clang-format and lengths of functions"
 	@echo "make build     the environment and the compiled extension"
@@ -48,7 +50,7 @@ test: $(call packages,test) build
 test-all: test test-rest
 
 # Tests that `make test` skips.
-test-rest: $(call packages,test-all) build oldest
+test-rest: $(call packages,test-all) build oldest test-hub
 	$(PYTEST) tests -m exhaustive
 	$(MAKE) fuzz SEED=1
 
@@ -62,6 +64,15 @@ fuzz: $(call packages,test) build
 # machines have older versions than the test environment.
 oldest: $(call packages,test) build build/oldest
 	PYTHONPATH=build/oldest $(PYTEST) tests/backends/triton/test_compilation.py
+
+# Kernels for HuggingFace's library `kernels`; see building/hub.py.
+hub: $(call packages,demo) build
+	@$(RUN) -m building.hub
+
+# Their tests, with the packages that load them in a separate folder: transformers accepts one minor
+# version of `kernels` only.
+test-hub: $(call packages,test-all) hub build/hub_packages
+	PYTHONPATH=build/hub_packages $(PYTEST) tests/hub
 
 bench: $(call packages,test) build
 	$(RUN) -m pytest benchmarks
@@ -100,6 +111,8 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv --without-pip $(VENV)
 
 build/oldest: requirements/oldest.txt
+build/hub_packages: requirements/hub.txt
+build/oldest build/hub_packages:
 	@echo "== packages of $<, into $@"
 	@rm -rf $@
 	@$(PYTHON) -m pip install -qq --no-deps --target $@ --requirement $<

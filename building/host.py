@@ -72,7 +72,6 @@ def host_units(
     machine: str, torch: Torch, pybind11_include: str, about_cuda: tuple[str, ...] = ()
 ) -> tuple[Unit, ...]:
     """All units except those of CUDA, in link order. `about_cuda`: definitions for build_info()."""
-    isas = isas_for(machine)
     minimum = ".".join(map(str, MINIMUM_TORCH))
     python = ("-isystem", sysconfig.get_path("include"))
     return (
@@ -87,8 +86,20 @@ def host_units(
         ),
         Unit("csrc/bindings/fast_path/functions.cpp", python),
         Unit("csrc/bindings/fast_path/readers.cpp", python),
-        Unit("csrc/bindings/cpu_operators.cpp", stable_abi(torch)),
-        Unit("csrc/bindings/linear_operators.cpp", stable_abi(torch)),
+        *operator_units(machine, torch),
+    )
+
+
+def operator_units(
+    machine: str, torch: Torch, about_library: tuple[str, ...] = (), variant: str = ""
+) -> tuple[Unit, ...]:
+    """The operators and the CPU kernels, without Python. `about_library`: flags of the operators,
+    for a library of this name."""
+    isas = isas_for(machine)
+    flags = (*stable_abi(torch), *about_library)
+    return (
+        Unit("csrc/bindings/cpu_operators.cpp", flags, variant),
+        Unit("csrc/bindings/linear_operators.cpp", flags, variant),
         Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
         Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
         Unit("csrc/bindings/tensors.cpp", stable_abi(torch)),

@@ -35,6 +35,7 @@ LAYERS = (
     "argument_checks",
     "storage",
     "optional_deps",
+    "namespace",
     "torch_private",
     "version",
 )

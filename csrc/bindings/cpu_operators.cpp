@@ -1,11 +1,11 @@
 // Schemas of attention_forward and attention_backward, and their CPU implementations.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "bindings/namespace.h"
 #include "bindings/operator_call.h"
 #include "cpu/driver/call.h"
 #include "cpu/driver/dense.h"
@@ -57,12 +57,12 @@ tk::cpu::Workers tk::workers() {
   return {static_cast<int64_t>(torch::stable::get_num_threads()), &launch};
 }
 
-STABLE_TORCH_LIBRARY(transformer_kernels, m) {
+TK_DEFINE(TK_LIBRARY, m) {
   m.def(tk::forward_schema().c_str());
   m.def(tk::backward_schema().c_str());
 }
 
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {
+TK_IMPLEMENT(TK_LIBRARY, CPU, m) {
   m.impl("attention_forward", TORCH_BOX(&attention_forward));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
 }

@@ -3,7 +3,6 @@
 //
 // Nothing here synchronises with the device or reads its memory, so that CUDA graphs can capture
 // it.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <initializer_list>
@@ -111,9 +110,9 @@ TK_CUDA_OPERATORS(m) {
 }
 
 #ifndef TK_EMULATOR
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) { m.def("runs_hopper(int device) -> bool"); }
+TK_DEFINE_MORE(TK_LIBRARY, m) { m.def("runs_hopper(int device) -> bool"); }
 
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CompositeExplicitAutograd, m) {
+TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd, m) {
   m.impl("runs_hopper", TORCH_BOX(&runs_hopper));
 }
 #endif

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <array>
 #include <vector>
 
+#include "bindings/namespace.h"
 #include "bindings/operator_call.h"
 #include "cuda/dispatch.h"
 
@@ -20,10 +20,9 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 
 // TK_CUDA_OPERATORS(m) { m.impl(...); }
 #ifdef TK_EMULATOR
-#define TK_IMPLEMENT(library, m) STABLE_TORCH_LIBRARY_IMPL(library, CPU, m)
-#define TK_CUDA_OPERATORS(m) TK_IMPLEMENT(TK_LIBRARY, m)
+#define TK_CUDA_OPERATORS(m) TK_IMPLEMENT(TK_LIBRARY, CPU, m)
 #else
-#define TK_CUDA_OPERATORS(m) STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CUDA, m)
+#define TK_CUDA_OPERATORS(m) TK_IMPLEMENT(TK_LIBRARY, CUDA, m)
 #endif
 
 namespace tk::cuda {

@@ -1,12 +1,11 @@
 // Schemas of the emulated operators in the namespace TK_LIBRARY, and test settings of the emulator.
 // cuda_operators.cpp and linear_cuda_operators.cpp implement them; tests/support/emulator.py builds
 // and loads the library.
-#include <torch/csrc/stable/library.h>
-
 #include <string>
 #include <utility>
 
 #include "bindings/linear_call.h"
+#include "bindings/namespace.h"
 #include "bindings/operator_call.h"
 #include "common/workspace.h"
 #include "cuda/dispatch.h"
@@ -41,11 +40,7 @@ void report_races(bool wanted) { tk::emulator::options().races = wanted; }
 
 }  // namespace
 
-// Indirection, so that TK_LIBRARY is expanded before it is stringified.
-#define TK_DEFINE(library) STABLE_TORCH_LIBRARY(library, m)
-#define TK_IMPLEMENT(library, key) STABLE_TORCH_LIBRARY_IMPL(library, key, m)
-
-TK_DEFINE(TK_LIBRARY) {
+TK_DEFINE(TK_LIBRARY, m) {
   m.def(tk::forward_schema().c_str());
   m.def(tk::backward_schema().c_str());
   m.def(tk::linear_forward_schema().c_str());
@@ -61,7 +56,7 @@ TK_DEFINE(TK_LIBRARY) {
   m.def("latest_launch() -> str");
 }
 
-TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd) {
+TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd, m) {
   m.impl("want_poison", TORCH_BOX(&want_poison));
   m.impl("poisoned_bytes", TORCH_BOX(&poisoned_bytes));
   m.impl("set_schedule", TORCH_BOX(&set_schedule));

@@ -3,7 +3,6 @@
 //
 // Nothing here synchronises with the device or reads its memory, so that CUDA graphs can capture
 // it.
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <initializer_list>

@@ -1,11 +1,10 @@
 // The operators of linear attention: schemas, and their CPU implementations.
-#include <torch/csrc/stable/library.h>
-
 #include <cstdint>
 #include <tuple>
 #include <vector>
 
 #include "bindings/linear_call.h"
+#include "bindings/namespace.h"
 #include "cpu/driver/linear.h"
 #include "cpu/driver/varlen.h"
 
@@ -56,13 +55,13 @@ Tensor linear_steps(Tensor q, Tensor k, Tensor v, Optional log_decay, Tensor S, 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_FRAGMENT(transformer_kernels, m) {
+TK_DEFINE_MORE(TK_LIBRARY, m) {
   m.def(tk::linear_forward_schema().c_str());
   m.def(tk::linear_backward_schema().c_str());
   m.def(tk::linear_steps_schema().c_str());
 }
 
-STABLE_TORCH_LIBRARY_IMPL(transformer_kernels, CPU, m) {
+TK_IMPLEMENT(TK_LIBRARY, CPU, m) {
   m.impl("linear_forward", TORCH_BOX(&linear_forward));
   m.impl("linear_backward", TORCH_BOX(&linear_backward));
   m.impl("linear_steps", TORCH_BOX(&linear_steps));

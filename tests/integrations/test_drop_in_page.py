@@ -10,8 +10,8 @@ from building.extension import ROOT
 
 PAGE = (ROOT / "docs" / "drop-in.md").read_text(encoding="utf-8")
 SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
-ELSEWHERE = {"HuggingFace transformers"}
-"""integrations/huggingface/test_example.py runs it and looks at the model."""
+ELSEWHERE = {"HuggingFace transformers", "Kernels of HuggingFace's hub"}
+"""Run by integrations/huggingface/test_example.py and hub/test_models.py, with more checks."""
 
 
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name not in ELSEWHERE])

@@ -50,7 +50,7 @@ def attend_pages(
         max_seqlen_k: upper bound of the key lengths.
         dropout_p: dropout probability.
         mask: windows with align="bottom_right".
-        options: `bias`, `scale`, `softcap` and `backend`.
+        options: `bias`, `scale`, `softcap`, `sinks` and `backend`.
     """
     pages = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     starts = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
@@ -59,7 +59,9 @@ def attend_pages(
     check_block_table(block_table, B, q, pages[0])
     longest("k", ends, B * capacity(pages[0], block_table), max_seqlen_k)
     is_short = 0 < B * M <= q.shape[0] + _ROWS * B and (q.device.type == "cpu" or M <= _ROWS)
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k_pages, v_pages))
+    needs_grad = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k_pages, v_pages, options.get("sinks"))
+    )
     if is_short and not needs_grad and dropout_p == 0.0:
         is_even = _have_length(starts, q.shape[0], M)
         padded = q.view(B, M, *q.shape[1:]) if is_even else _padded(q, starts, M)

@@ -22,8 +22,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 1.5},
     "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.05]), "causal": True},
     "alibi-by-entry": {"alibi_slopes": torch.arange(1, 13).view(3, 4) / 16},
+    "sinks": {"s_aux": torch.tensor([0.3, -1.0, 2.0, 0.0]), "causal": True},
 }
 """Keyword arguments of calls with three batch entries and four heads."""
+PACKED_OPTIONS = {name: x for name, x in OPTIONS.items() if "s_aux" not in x}
+"""Those of the packed forms, which have no sinks in any flash_attn."""
 
 
 def attend(
@@ -36,6 +39,7 @@ def attend(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    s_aux: Tensor | None = None,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Returns (o, lse) of q (batch, M, heads, headdim), k and v (batch, N, heads_k, headdim).
@@ -54,6 +58,7 @@ def attend(
     o, lse = plain_attention(
         *(x.transpose(1, 2) for x in (q, k, v)),
         visible=visible, bias=bias, scale=softmax_scale, softcap=softcap or None,
+        sinks=s_aux,
     )  # fmt: skip
     return o.transpose(1, 2), lse
 

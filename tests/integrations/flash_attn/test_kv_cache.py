@@ -270,11 +270,11 @@ def test_invalid_arguments(message: str) -> None:
     torch.testing.assert_close(cache.k, before, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "k_cache"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "k_cache", "s_aux"])
 def test_tensors_that_require_grad_raise_before_the_cache_is_written(name: str) -> None:
     cache = Cache("plain")
     tensors: dict[str, Any] = {"q": torch.randn(B, 2, H, D), "k_cache": cache.k, "v_cache": cache.v}
-    tensors |= {"k": NEW.clone(), "v": NEW.clone()}
+    tensors |= {"k": NEW.clone(), "v": NEW.clone(), "s_aux": torch.zeros(H)}
     before = cache.k.clone()
     tensors[name].requires_grad_()
     with pytest.raises(ValueError, match=f"{name} must not require grad.*flash_attn_func"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.integrations.flash_attn.plain import OPTIONS, assert_agrees, attend
+from tests.integrations.flash_attn.plain import OPTIONS, PACKED_OPTIONS, assert_agrees, attend
 from transformer_kernels.integrations.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -60,7 +60,7 @@ def test_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
     assert_agrees(call, partial(by_sequence, **options), packed(dtype, LENGTHS_Q, LENGTHS_K))
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", PACKED_OPTIONS.values(), ids=PACKED_OPTIONS)
 def test_packed_forms(options: dict[str, Any]) -> None:
     cu_seqlens, longest = starts(LENGTHS_K), torch.tensor(40)
     q, k, v = packed(torch.float32, LENGTHS_K, LENGTHS_K, 4)

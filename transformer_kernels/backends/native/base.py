@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends.base import Gradients, Outputs
+from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Problem, Saved
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
@@ -18,7 +19,7 @@ class NativeBackend:
 
     def operators(self, device: torch.device) -> Any:
         """Returns the operator namespace that runs on the device."""
-        return torch.ops.transformer_kernels
+        return getattr(torch.ops, NAMESPACE)
 
     def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
         operator = self.operators(q.device).attention_forward.default

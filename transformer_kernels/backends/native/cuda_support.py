@@ -9,6 +9,7 @@ import torch
 
 from transformer_kernels import torch_private
 from transformer_kernels.backends.native import extension
+from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Shape
 
 Capability = tuple[int, int]
@@ -45,7 +46,7 @@ def operators(device: torch.device) -> Any:
     """Returns the operator namespace that runs on the device."""
     if device.type == "cpu" and _emulated_by is not None:
         return getattr(torch.ops, _emulated_by)
-    return torch.ops.transformer_kernels
+    return getattr(torch.ops, NAMESPACE)
 
 
 def unavailable_reason() -> str | None:

@@ -15,19 +15,23 @@ from transformer_kernels.backends.native import extension
 from transformer_kernels.problem import Problem, Saved
 from transformer_kernels.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
 
-if extension.unavailable_reason() is None:
-    launch_forward = extension.compiled.direct_forward
-    launch_backward = extension.compiled.direct_backward
-
 
 def unavailable_reason() -> str | None:
     """Returns the reason why direct calls are disabled; None if they are enabled."""
     if MISSING_FOR_FAST_PATH:
         return f"torch {torch.__version__} lacks {', '.join(MISSING_FOR_FAST_PATH)}"
-    return extension.unavailable_reason()
+    if (unavailable := extension.unavailable_reason()) is not None:
+        return unavailable
+    if not hasattr(extension.compiled, "direct_forward"):
+        return "the operators are a library without Python (building/hub.py)"
+    return None
 
 
 AVAILABLE = unavailable_reason() is None
+
+if AVAILABLE:
+    launch_forward = extension.compiled.direct_forward
+    launch_backward = extension.compiled.direct_backward
 
 
 def is_allowed() -> bool:

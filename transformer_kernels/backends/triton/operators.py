@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
+from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Problem, Saved, unpack
 from transformer_kernels.storage import check_storage
 
@@ -54,7 +55,7 @@ def _check(problem: Problem, tensors: dict[str, Tensor | None]) -> None:
         raise ValueError("there is no Triton kernel for a cache")
 
 
-_LIBRARY = torch.library.Library("transformer_kernels", "FRAGMENT")
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def register(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
@@ -62,8 +63,8 @@ def register(name: str, schema: str, run: Callable[..., Any], fake: Callable[...
     _LIBRARY.define(name + schema)
     for key in ("CPU", "CUDA"):
         _LIBRARY.impl(name, run, key)
-    torch.library.register_fake(f"transformer_kernels::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.transformer_kernels, name).default
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 forward = register("triton_forward", schema.FORWARD, _forward, schema.forward_fake)

@@ -109,6 +109,8 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Tensor:
     """Computes attention as `flash_attn.flash_attn_func` does; differentiable in q, k and v.
 
@@ -127,6 +129,8 @@ def flash_attn_func(
         deterministic: gradients are bit-identical in every run. They always are on a CPU; a GPU
             needs `torch.use_deterministic_algorithms(True)` too.
         return_attn_probs: False.
+        s_aux: (heads,), attention sinks, as in flash_attn 3: one logit per head, added to the
+            softmax denominator; differentiable.
 
     Returns:
         (batch, seqlen_q, heads, headdim_v) in q's dtype. A query without a visible key has 0.
@@ -143,4 +147,4 @@ def flash_attn_func(
     check_backward(deterministic, q, k, v)
     options = score_options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention(q, k, v, dropout_p=dropout_p, **options).transpose(1, 2)
+    return attention(q, k, v, dropout_p=dropout_p, sinks=s_aux, **options).transpose(1, 2)

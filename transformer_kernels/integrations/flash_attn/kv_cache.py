@@ -44,6 +44,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: Literal[False] = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -69,6 +71,7 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     *,
     return_softmax_lse: Literal[True],
+    s_aux: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -92,6 +95,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes attention to a key/value cache as `flash_attn.flash_attn_with_kvcache` does.
 
@@ -125,6 +130,8 @@ def flash_attn_with_kvcache(
         alibi_slopes: (heads,) or (batch, heads), float32: a bias by distance from the diagonal.
         num_splits: any int; the kernels choose the number of splits.
         return_softmax_lse: also returns the log-sum-exp of the scores.
+        s_aux: (heads,), attention sinks, as in flash_attn 3: one logit per head, added to the
+            softmax denominator.
 
     Returns:
         (batch, seqlen_q, heads, headdim_v) in q's dtype; with `return_softmax_lse` also lse
@@ -138,7 +145,7 @@ def flash_attn_with_kvcache(
 
     Source: flash_attn 2.8.4.
     """
-    _check(q, k_cache, v_cache, k, v, num_splits)
+    _check(q, k_cache, v_cache, k, v, s_aux, num_splits)
     options = score_options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     mask = options["mask"] or Mask()
     table = _table(block_table, cache_batch_idx, q)
@@ -160,9 +167,9 @@ def flash_attn_with_kvcache(
     options["mask"] = mask
     q = q.transpose(1, 2)
     if not return_softmax_lse:
-        o = attention_decode(q, *caches, lengths, table, **options)
+        o = attention_decode(q, *caches, lengths, table, sinks=s_aux, **options)
         return o.transpose(1, 2)
-    o, lse = attention_decode(q, *caches, lengths, table, **options, return_lse=True)
+    o, lse = attention_decode(q, *caches, lengths, table, sinks=s_aux, **options, return_lse=True)
     return o.transpose(1, 2), lse
 
 
@@ -172,6 +179,7 @@ def _check(
     v_cache: Tensor,
     k: Tensor | None,
     v: Tensor | None,
+    s_aux: Tensor | None,
     num_splits: int,
 ) -> None:
     """Raises for other numbers of dimensions, tensors that require grad, or k without v."""
@@ -185,7 +193,7 @@ def _check(
         if new is not None:
             check_dimensions(name, new, "batch, seqlen_new, heads_k, headdim")
     check_no_gradient(
-        {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v},
+        {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "s_aux": s_aux},
         "flash_attn_with_kvcache",
         "or use flash_attn_func",
     )

@@ -128,6 +128,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
+    *,
+    s_aux: Tensor | None = None,
 ) -> Tensor:
     """Computes attention of packed sequences as `flash_attn.flash_attn_varlen_func` does.
 
@@ -153,6 +155,8 @@ def flash_attn_varlen_func(
             page block_table[b, j // page_size]. Without gradients and dropout, pages are read in
             place if the sequences have about equally many queries, on a GPU up to 16; otherwise
             those in use are copied.
+        s_aux: (heads,), attention sinks, as in flash_attn 3: one logit per head, added to the
+            softmax denominator; differentiable.
 
     Returns:
         (total_q, heads, headdim_v) in q's dtype; differentiable in q, k and v. A query without a
@@ -175,10 +179,10 @@ def flash_attn_varlen_func(
     if block_table is None:
         return attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, **options,
+            max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, sinks=s_aux, **options,
         )  # fmt: skip
     o, _ = attend_pages(
         q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, **options,
+        max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, sinks=s_aux, **options,
     )  # fmt: skip
     return o

@@ -1,0 +1,173 @@
+"""Writes kernels for HuggingFace's library `kernels`, for CPUs: `make hub`.
+
+    python -m building.hub
+
+build/hub/<kernel>/build/<variant> then has a copy of the package's sources with relative imports,
+the operators as a shared library, and metadata. The library has no Python: by torch's stable ABI it
+serves every Python, and every torch from MINIMUM_TORCH on. Its operators have a namespace of their
+own, so that the kernels and an installed package can be used in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from building.extension import LINK_FLAGS, ROOT
+from building.host import COMMON_FLAGS, isas_for, operator_units
+from building.ninja import Toolchain, ninja_file, run_ninja
+from building.tools import MINIMUM_TORCH, find_compiler, find_torch
+
+KERNELS = ("attention", "flash_attn")
+"""Modules of transformer_kernels/integrations/hub, which have the public functions."""
+VERSION = 1
+"""Version of these functions' interface, which users of the hub select."""
+PACKAGE = ROOT / "transformer_kernels"
+PARTS = (
+    *("argument_checks.py", "namespace.py", "optional_deps.py", "storage.py", "torch_private.py"),
+    *("version.py", "backends", "dispatch", "functional", "linear", "masks", "problem", "scores"),
+    *("integrations/__init__.py", "integrations/flash_attn", "integrations/huggingface"),
+    *("integrations/hub", "integrations/paged_varlen.py"),
+)
+"""Modules and folders of the package that the functions need."""
+OBJECTS = "build/hub_objects"
+OUT = ROOT / "build/hub"
+
+_IMPORT = re.compile(
+    r"^([ ]*)(?:from transformer_kernels([.\w]*) import|import transformer_kernels)\b", re.MULTILINE
+)
+_INIT = '''"""Attention of transformer_kernels, for HuggingFace's library `kernels`."""
+
+from .integrations.hub.{kernel} import *
+from .integrations.hub.{kernel} import __all__
+'''
+_COMPILED = '''"""What the package asks of its compiled extension."""
+
+from pathlib import Path
+
+import torch
+
+torch.ops.load_library(Path(__file__).with_name("operators.so"))
+
+CUDA_WIDTHS = CUDA_RELATIVE_WIDTHS = CUDA_LINEAR_WIDTHS = LARGE_SHARED_CHIPS = ()
+
+
+def isa():
+    return "the widest instructions of this CPU"
+
+
+def build_info():
+    return {information!r}
+'''
+
+
+def repository(kernel: str) -> str:
+    """Name of a kernel's repository, and of its folder."""
+    return kernel.replace("_", "-")
+
+
+def local_kernels(out: Path = OUT) -> str:
+    """Value of the environment variable LOCAL_KERNELS, by which `kernels` loads tk/<kernel> from
+    the folder that it was written to."""
+    return ":".join(f"tk/{repository(kernel)}={out / repository(kernel)}" for kernel in KERNELS)
+
+
+def variant(machine: str, system: str) -> str:
+    """Name of the folder: what the library needs."""
+    major, minor = MINIMUM_TORCH
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    return f"torch-stable-abi{major}{minor}-cpu-{machine}-{system.lower()}"
+
+
+def sources() -> Iterator[PurePosixPath]:
+    """The files of the package that are copied, relative to it."""
+    for part in PARTS:
+        path = PACKAGE / part
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        yield from (PurePosixPath(file.relative_to(PACKAGE)) for file in files)
+
+
+def with_relative_imports(text: str, file: PurePosixPath) -> str:
+    """Makes the imports of the package relative to the file. Raises ValueError if one cannot be."""
+
+    def relative(found: re.Match[str]) -> str:
+        indentation, module = found.groups()
+        if module is None:
+            raise ValueError(f"{file}: `import transformer_kernels` cannot be relative")
+        return f"{indentation}from {'.' * len(file.parts)}{module.removeprefix('.')} import"
+
+    return _IMPORT.sub(relative, text)
+
+
+def identifier(kernel: str, texts: dict[str, str]) -> str:
+    """A name that differs between kernels and versions of the sources: that of the module in
+    `sys.modules`, and the namespace of its operators."""
+    digest = hashlib.sha256(kernel.encode())
+    csrc = {str(path): path.read_text() for path in sorted((ROOT / "csrc").rglob("*.*"))}
+    for name, text in (texts | csrc).items():
+        digest.update(f"{name}\0{text}\0".encode())
+    return f"_transformer_kernels_{kernel}_cpu_{digest.hexdigest()[:12]}"
+
+
+def metadata(kernel: str, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "name": f"transformer-kernels-{repository(kernel)}",
+        "version": VERSION,
+        "license": "Apache-2.0",
+        "python-depends": [],
+        "backend": {"type": "cpu"},
+    }
+
+
+def compile_library(kernel: str, namespace: str) -> Path:
+    """Compiles the operators of a kernel. Raises CompileError on failure."""
+    torch, output = find_torch(), f"{OBJECTS}/{kernel}.so"
+    units = operator_units(platform.machine(), torch, (f"-DTK_LIBRARY={namespace}",), kernel)
+    link_flags = (f"-L{torch.root / 'lib'}", *LINK_FLAGS)
+    tools = Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
+    run_ninja(ROOT, OBJECTS, ninja_file(units, tools, OBJECTS, output))
+    return ROOT / output
+
+
+def write(kernel: str, out: Path) -> Path:
+    """Writes the repository of a kernel into `out`; returns the folder of its variant."""
+    texts = {str(file): (PACKAGE / file).read_text(encoding="utf-8") for file in sources()}
+    name = identifier(kernel, texts)
+    library = compile_library(kernel, name)
+    isas = [isa.name for isa in isas_for(platform.machine())]
+    information = {"isas": isas, "cuda": "", "cuda_architectures": []}
+    target = out / "build" / variant(platform.machine(), platform.system())
+    shutil.rmtree(target, ignore_errors=True)
+    texts |= {
+        "__init__.py": _INIT.format(kernel=kernel),
+        "_C.py": _COMPILED.format(information=information),
+        "metadata.json": json.dumps(metadata(kernel, name), indent=2) + "\n",
+        "namespace.py": f'"""The namespace of the operators."""\n\nNAMESPACE = "{name}"\n',
+    }
+    for file, text in texts.items():
+        path = target / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(with_relative_imports(text, PurePosixPath(file)), encoding="utf-8")
+    shutil.copy(library, target / "operators.so")
+    shutil.copy(ROOT / "LICENSE", out / "LICENSE")
+    return target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m building.hub")
+    parser.add_argument("--out", type=Path, default=OUT)
+    out = parser.parse_args().out
+    for kernel in KERNELS:
+        print(write(kernel, out / repository(kernel)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The kernels, loaded by HuggingFace's library `kernels`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from building.hub import KERNELS, OUT
+from tests.integrations.flash_attn.plain import OPTIONS
+from transformer_kernels.integrations import flash_attn
+
+FLASH_ATTN = "tk/flash-attn"
+
+
+def loaded(name: str) -> Any:
+    from kernels import get_kernel
+
+    return get_kernel(name, version=1)
+
+
+def test_public_functions() -> None:
+    flash, attention = loaded(FLASH_ATTN), loaded("tk/attention")
+    assert set(flash.__all__) == {*flash_attn.__all__, "pad_input", "unpad_input"}
+    assert attention.__all__ == ["flash_attn_forward", "supports_flash_attn"]
+    assert not hasattr(attention, "flash_attn_varlen_func")  # transformers would prefer it
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_results_are_those_of_the_package(options: dict[str, Any]) -> None:
+    kernel = loaded(FLASH_ATTN)
+    q = torch.randn(3, 35, 4, 24, requires_grad=True)
+    k, v = (torch.randn(3, 67, 2, 24, requires_grad=True) for _ in range(2))
+    do = torch.randn(3, 35, 4, 24)
+    outputs = [module.flash_attn_func(q, k, v, **options) for module in (kernel, flash_attn)]
+    assert torch.equal(*outputs)
+    gradients = [torch.autograd.grad(o, (q, k, v), do) for o in outputs]
+    assert all(torch.equal(x, y) for x, y in zip(*gradients, strict=True))
+
+
+def test_operators_have_namespaces_of_their_own() -> None:
+    x = torch.randn(1, 5, 2, 8)
+    modules = {"tk": flash_attn, FLASH_ATTN: loaded(FLASH_ATTN)}
+    found = {}
+    for name, module in modules.items():
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            module.flash_attn_func(x, x, x)
+        (found[name],) = {e.name for e in profiler.events() if "attention_forward" in e.name}
+    assert found["tk"] == "transformer_kernels::attention_forward"
+    kernel_id = modules[FLASH_ATTN].__name__
+    assert found[FLASH_ATTN] == f"{kernel_id}::attention_forward"
+
+
+def test_compiled_training() -> None:
+    kernel = loaded(FLASH_ATTN)
+    x = torch.randn(2, 9, 4, 8, requires_grad=True)
+    compiled: Any = torch.compile(kernel.flash_attn_func, backend="aot_eager", fullgraph=True)
+    o = compiled(x, x, x, causal=True)
+    expected = kernel.flash_attn_func(x, x, x, causal=True)
+    torch.testing.assert_close(o, expected)
+    gradients = (torch.autograd.grad(y.sin().sum(), x)[0] for y in (o, expected))
+    torch.testing.assert_close(*gradients)
+
+
+ALONE = """
+import sys
+import torch
+from kernels import get_kernel
+
+flash = get_kernel("tk/flash-attn", version=1)
+x = torch.randn(2, 9, 4, 8, requires_grad=True)
+flash.flash_attn_func(x, x, x, causal=True).sum().backward()
+get_kernel("tk/attention", version=1)
+assert "transformer_kernels" not in sys.modules
+"""
+
+
+def test_the_package_is_not_needed(tmp_path: Path) -> None:
+    """Both kernels in a process that cannot import it."""
+    packages = os.environ["PYTHONPATH"].split(os.pathsep)
+    path = os.pathsep.join(str(Path(one).resolve()) for one in packages)
+    code = f"import sys; sys.path[:] = [x for x in sys.path if 'editable' not in x]\n{ALONE}"
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+
+
+def test_the_library_has_no_python() -> None:
+    libraries = list(OUT.glob("*/build/*/operators.so"))
+    assert len(libraries) == len(KERNELS)
+    for library in libraries:
+        listed = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True)
+        assert " Py" not in listed.stdout
+        assert "pybind11" not in listed.stdout

@@ -1,0 +1,9 @@
+"""The kernel "flash-attn": the functions of flash_attn, for packages that remove padding."""
+
+from __future__ import annotations
+
+from transformer_kernels.integrations import flash_attn
+from transformer_kernels.integrations.flash_attn import *  # noqa: F403
+from transformer_kernels.integrations.flash_attn.bert_padding import pad_input, unpad_input
+
+__all__ = [*flash_attn.__all__, "pad_input", "unpad_input"]
