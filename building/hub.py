@@ -54,13 +54,15 @@ from pathlib import Path
 
 import torch
 
+from transformer_kernels.namespace import NAMESPACE
+
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
 CUDA_WIDTHS = CUDA_RELATIVE_WIDTHS = CUDA_LINEAR_WIDTHS = LARGE_SHARED_CHIPS = ()
 
 
 def isa():
-    return "the widest instructions of this CPU"
+    return getattr(torch.ops, NAMESPACE).isa()
 
 
 def build_info():

@@ -1,4 +1,5 @@
-// Schemas of attention_forward and attention_backward, and their CPU implementations.
+// Schemas of attention_forward and attention_backward, and their CPU implementations; isa(), for a
+// library without module.cpp.
 #include <torch/csrc/stable/ops.h>
 
 #include <tuple>
@@ -9,6 +10,7 @@
 #include "bindings/operator_call.h"
 #include "cpu/driver/call.h"
 #include "cpu/driver/dense.h"
+#include "cpu/driver/isa_dispatch.h"
 
 namespace {
 
@@ -60,9 +62,12 @@ tk::cpu::Workers tk::workers() {
 TK_DEFINE(TK_LIBRARY, m) {
   m.def(tk::forward_schema().c_str());
   m.def(tk::backward_schema().c_str());
+  m.def("isa() -> str");
 }
 
 TK_IMPLEMENT(TK_LIBRARY, CPU, m) {
   m.impl("attention_forward", TORCH_BOX(&attention_forward));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
 }
+
+TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&tk::cpu::isa)); }

@@ -38,11 +38,8 @@ def test_every_import_of_the_package_is_copied() -> None:
             words = line.split()
             if words[:1] != ["from"] or not words[1].startswith("."):
                 continue
-            module = words[1].lstrip(".").replace(".", "/")
-            names = [""] if module else [f"{words[3].strip('(,')}"]
-            path = module or names[0]
-            candidates = {f"{path}.py", f"{path}/__init__.py"}
-            assert candidates & copied, f"{file}: {line}"
+            path = words[1].lstrip(".").replace(".", "/") or words[3]
+            assert {f"{path}.py", f"{path}/__init__.py"} & copied, f"{file}: {line}"
 
 
 @pytest.mark.parametrize(

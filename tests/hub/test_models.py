@@ -30,8 +30,8 @@ UNPADDED = ("llama", "mistral", "gemma2", "gemma3", "qwen3", "bert", "modernbert
 layers of torch's class."""
 
 
-def with_kernel(name: str, kernel: str, **changes: Any) -> Any:
-    model = build(name, "eager", **changes)
+def with_kernel(name: str, kernel: str) -> Any:
+    model = build(name, "eager")
     model.set_attn_implementation(kernel)
     assert model.config._attn_implementation == kernel
     return model
@@ -46,7 +46,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
                 yield FLASH_ATTN, name, kind_of_padding
 
 
-@pytest.mark.parametrize(("kernel", "name", "kind_of_padding"), cases())
+@pytest.mark.parametrize(("kernel", "name", "kind_of_padding"), list(cases()))
 def test_agrees_with_eager(kernel: str, name: str, kind_of_padding: str) -> None:
     model = with_kernel(name, kernel)
     output, gradients = run(model, name, kind_of_padding)

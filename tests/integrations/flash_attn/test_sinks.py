@@ -46,7 +46,7 @@ def test_packed() -> None:
 
 @pytest.mark.parametrize("lengths_q", [(4, 4, 4), LENGTHS_Q], ids=["even", "uneven"])
 def test_pages(lengths_q: tuple[int, ...]) -> None:
-    """Of the sinks alone: pages that could be read in place are copied."""
+    """Pages that could be read in place are copied if the sinks alone require a gradient."""
     q, k, v = packed(torch.float32, lengths_q, LENGTHS_K)
     table = torch.randperm(9).view(3, 3).int()
     k_pages, v_pages = (in_pages(x, LENGTHS_K, 16, table) for x in (k, v))
