@@ -56,6 +56,9 @@ CUDA_LINEAR_WIDTHS: tuple[int, ...]
 LARGE_SHARED_CHIPS: tuple[int, ...]
 """Compute capabilities with at least 163 KiB of shared memory per CTA; 80 means 8.0."""
 
+def decodes(B: int, H_q: int, H_kv: int, M: int, N: int, /) -> bool:
+    """Returns True for few queries and many keys, which the CUDA decode kernels may run."""
+
 def hopper_widths(
     dtype: int,
     sizes: Sequence[int],

@@ -112,6 +112,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("CUDA_LINEAR_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kLinearWidths)));
   module.attr("LARGE_SHARED_CHIPS") =
       py::tuple(py::cast(std::to_array(tk::cuda::kLargeSharedChips)));
+  module.def("decodes", &tk::cuda::decodes);
   module.def("hopper_widths", &hopper_widths);
   module.def("release_workspace", &tk::Workspace::release);
   module.def("want_poison", &tk::want_poison, py::arg("wanted"), py::pos_only());

@@ -123,8 +123,9 @@ struct Varlen {
 
 // Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged.
 struct KVCache {
-  const int32_t* cache_seqlens;  // (B): valid positions per sequence; later ones are undefined
-  int64_t page_size = 0;         // 0: not paged, k and v are (B, H_kv, N, width)
+  // (B): valid positions per sequence, later ones are undefined; null = all are valid
+  const int32_t* cache_seqlens = nullptr;
+  int64_t page_size = 0;  // 0: not paged, k and v are (B, H_kv, N, width)
   int64_t pages = 0;
   // (B, max_pages): position j of sequence b is in page block_table[b, j / page_size]. Entries past
   // the last page in use may hold anything.

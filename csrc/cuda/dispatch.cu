@@ -72,6 +72,12 @@ void check_lengths(const Problem& p) {
   }
 }
 
+// True for few queries and many keys, for which the decode kernels divide the keys among CTAs.
+bool runs_decode(const ForwardParams& p, const LaunchArgs& launch) {
+  return decodes(p.B, p.H_q, p.H_kv, p.M, p.N) && !launch.varlen.cu_seqlens_q && !launch.seed &&
+         !p.mask.block_mask && !p.score.bias.data && !p.score.relative_keys;
+}
+
 // Allocates the live keys, which element masks need, at the start of the workspace.
 uint8_t* allocate_live_keys(Layout& layout, const Problem& p) {
   return p.mask.block_mask ? layout.take<uint8_t>(live_keys_size(p)) : nullptr;
@@ -113,7 +119,8 @@ bool runs_hopper() {
 #endif
 }
 
-size_t forward_workspace(const ForwardParams& params, const LaunchArgs&) {
+size_t forward_workspace(const ForwardParams& params, const LaunchArgs& launch) {
+  if (runs_decode(params, launch)) return decode_workspace(params);
   Layout layout(nullptr);
   allocate_live_keys(layout, params);
 #ifdef TK_SM90
@@ -126,6 +133,7 @@ size_t forward_workspace(const ForwardParams& params, const LaunchArgs&) {
 
 void forward(const ForwardParams& params, const LaunchArgs& launch, void* workspace) {
   check_lengths(params);
+  if (runs_decode(params, launch)) return decode(params, KVCache{}, workspace, launch.stream);
   ForwardParams p = params;
   Layout layout(workspace);
   find_live_keys(p, allocate_live_keys(layout, p), launch);

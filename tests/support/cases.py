@@ -258,6 +258,23 @@ def _sizes() -> list[Case]:
     ]  # fmt: skip
 
 
+def _few_queries() -> list[Case]:
+    """Calls of the decode kernels without a cache."""
+    return [
+        Case(name="few-queries", H_q=4, H_kv=2, M=3, N=1100, D=24, D_v=40, dlse=True),
+        Case(name="few-queries-one", B=4, M=1, N=1024, mask=padding, hidden=math.nan),
+        Case(name="few-queries-causal", M=16, N=1030, mask=causal, hidden=math.inf, dlse=True),
+        Case(name="few-queries-options", relative=Relative(50, -9, "bottom_right"),
+             H_q=6, H_kv=2, M=5, N=1100, mask=both(window(900, 40, "bottom_right"), key_range),
+             alibi="bottom_right", softcap=2.0, sinks=True, hidden=math.nan, dlse=True),
+        *(
+            Case(name=f"few-queries-{layout}", M=2, N=1100, D=17, D_v=9, H_q=4, H_kv=2,
+                 layout=layout, mask=causal_bottom_right)
+            for layout in ("strided", "unaligned", "expanded")
+        ),
+    ]  # fmt: skip
+
+
 def _masks() -> list[Case]:
     return [
         Case(name="causal", M=131, N=131, mask=causal, dlse=True),
@@ -433,6 +450,7 @@ def _layouts() -> list[Case]:
 
 CASES: tuple[Case, ...] = (
     *_sizes(),
+    *_few_queries(),
     *_masks(),
     *_options(),
     *_distances(),

@@ -7,6 +7,8 @@
 // building/tile_config.py parses the widths and kLargeSharedChips; _C exports them.
 #pragma once
 
+#include <cstdint>
+
 namespace tk::cuda {
 
 constexpr int kWarp = 32;
@@ -287,6 +289,16 @@ constexpr DecodeTile decode_tile(int arch, int element_bytes, int width) {
 // Minimum number of tiles per decode CTA. Starting a CTA and combining its partial result takes as
 // long as about two tiles.
 constexpr int kMinDecodeTiles = 4;
+
+// Attention without a cache runs the decode kernels, too, if a query tile holds all queries of a
+// key head. Exceptions: few keys, for which starting a second kernel takes longer; and heads that
+// share no keys, if they occupy a large GPU.
+constexpr int kMinDecodeKeys = 1024;
+constexpr int kManyHeads = 256;
+constexpr bool decodes(int64_t B, int64_t H_q, int64_t H_kv, int64_t M, int64_t N) {
+  if (N < kMinDecodeKeys || H_kv == 0 || H_q / H_kv * M > DecodeTile::kQueries) return false;
+  return H_q > H_kv || B * H_q < kManyHeads;
+}
 
 // Linear attention: a CTA computes `slice` columns of the result in chunks of `tokens` rows. Each
 // warp owns 16 of the rows, and width / warps rows of the state: at most 64 float32 registers per

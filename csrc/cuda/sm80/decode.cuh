@@ -48,6 +48,8 @@ struct KeyPages {
   int b, begin, end;  // begin <= j < end are the live keys
 
   TK_DEVICE_METHOD bool is_live(int j) const { return j >= begin && j < end; }
+  // True if keys j to j + count - 1 are all live.
+  TK_DEVICE_METHOD bool are_live(int j, int count) const { return j >= begin && j + count <= end; }
   // True if keys j to j + 15 are in one page for every multiple j of 16.
   TK_DEVICE_METHOD bool share_page() const {
     return !table || page_size % DecodeTile::kQueries == 0;
@@ -81,7 +83,7 @@ TK_DEVICE void start_rows(const SharedTile<Element, kRows, kWidth>& tile, int ro
                           int threads, int width, bool in_chunks, const void* any, const At& at) {
   constexpr int kPerChunk = 16 / sizeof(Element), kChunks = kWidth / kPerChunk;
   if (in_chunks) {
-#pragma unroll 4
+#pragma unroll 1
     for (int k = n; k < rows * kChunks; k += threads) {
       const int r = k / kChunks, column = k % kChunks * kPerChunk;
       const Element* const from = column < width ? at(r) : nullptr;
@@ -97,18 +99,42 @@ TK_DEVICE void start_rows(const SharedTile<Element, kRows, kWidth>& tile, int ro
   }
 }
 
+// The same for the calling warp, with rows of `stride` from `from` on, all of which are read: the
+// lanes keep their columns, so that addresses are computed once.
+template <int kCopied, typename Element, int kRows, int kWidth>
+TK_DEVICE void start_all_rows(const SharedTile<Element, kRows, kWidth>& tile, int row,
+                              const Element* from, int64_t stride, int width) {
+  using Tile = SharedTile<Element, kRows, kWidth>;
+  constexpr int kChunks = kWidth / Tile::kPerChunk, kStep = kWarp / kChunks;
+  const int r = lane_index() / kChunks, column = lane_index() % kChunks * Tile::kPerChunk;
+  const bool copied = column < width;
+  if (copied) from += r * stride + column;
+#pragma unroll
+  for (int n = 0; n < kCopied; n += kStep) {
+    copy_async_16(tile.at(row + r + n, column), from, copied);
+    from += kStep * stride;
+  }
+}
+
 // Starts to copy a warp's kShare keys (or values) of the tile whose first key is `first`. `page` is
 // their page if they share one.
 template <int kShare, typename Element, int kRows, int kWidth>
 TK_DEVICE void start_keys(const SharedTile<Element, kRows, kWidth>& tile,
                           const KeyRows<Element>& keys, const KeyPages& pages, int first,
                           int page) {
+  constexpr int kChunks = kWidth * static_cast<int>(sizeof(Element)) / 16;
+  constexpr bool kWholeRows = kWarp % kChunks == 0;  // a warp copies whole rows at a time
   const int row = warp_index() * kShare, j0 = first + row;
   const auto start = [&](const auto& at) {
     start_rows(tile, row, kShare, lane_index(), kWarp, keys.width, keys.in_chunks, keys.data, at);
   };
   if (pages.share_page()) {
     const Element* const from = page < 0 ? nullptr : keys.at(page, pages.row_of(j0));
+    if constexpr (kWholeRows) {
+      if (keys.in_chunks && from && pages.are_live(j0, kShare)) {
+        return start_all_rows<kShare>(tile, row, from, keys.stride, keys.width);
+      }
+    }
     start([&](int r) { return from && pages.is_live(j0 + r) ? from + r * keys.stride : nullptr; });
   } else {
     start([&](int r) {

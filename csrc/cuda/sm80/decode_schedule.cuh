@@ -52,7 +52,8 @@ TK_DEVICE DecodeSequence decode_sequence(const DecodeArguments& a, int b) {
   DecodeSequence s;
   s.b = b;
   // cache_seqlens are on the device and not validated: clamped to the capacity.
-  s.N = max(0, min(a.cache.cache_seqlens[b], static_cast<int>(p.N)));
+  s.N = static_cast<int>(p.N);
+  if (a.cache.cache_seqlens) s.N = max(0, min(a.cache.cache_seqlens[b], s.N));
   s.low = clamp_diagonal(p.mask.diagonal_low + a.shift(s.N));
   s.high = clamp_diagonal(p.mask.diagonal_high + a.shift(s.N));
   const int key_begin = p.mask.key_start ? max(clamp_diagonal(p.mask.key_start[b]), 0) : 0;

@@ -20,7 +20,9 @@ from transformer_kernels.backends.native.cuda_support import (
     built_for,
     unsupported_device_reason,
 )
+from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import Layout, Problem, Shape
+from transformer_kernels.scores.options import ScoreOptions
 
 BACKEND = CudaBackend()
 ON_GPU = torch.device("cuda")
@@ -29,8 +31,11 @@ BUILT = ("sm_80", "sm_86", "sm_90", "compute_86")
 WITH_HOPPER = ("sm_80", "sm_86", "sm_90", "sm_90a", "compute_86")
 
 
-def problem(D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16) -> Problem:
-    return Problem(Shape(1, 2, 2, 3, 3, D, D_v, dtype, ON_GPU))
+def problem(
+    D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16, *, B: int = 1,
+    H_q: int = 2, H_kv: int = 2, M: int = 3, N: int = 3,
+) -> Problem:  # fmt: skip
+    return Problem(Shape(B, H_q, H_kv, M, N, D, D_v, dtype, ON_GPU))
 
 
 @pytest.fixture
@@ -83,6 +88,25 @@ def test_kernel_description_of_decoding(gpu: Callable[..., None]) -> None:
     gpu(built=WITH_HOPPER, hopper=True)
     cached = replace(problem(), layout=Layout(cache_seqlens=torch.tensor([3])))
     assert kernel(cached) == "csrc/cuda/sm80/decode, bfloat16, width 64, sm_90"
+
+
+def test_kernel_description_of_few_queries(gpu: Callable[..., None]) -> None:
+    gpu(built=WITH_HOPPER, hopper=True)
+    few = problem(H_q=8, H_kv=2, M=4, N=1024)
+    backward = "csrc/cuda/sm90 backward, bfloat16, width 64/64, sm_90"
+    assert kernel(few) == f"csrc/cuda/sm80/decode forward, {backward}"
+    gpu()
+    for one in (few, problem(B=32, H_q=8, H_kv=4, N=1024), problem(B=31, H_q=8, H_kv=8, N=1024)):
+        assert "sm80/decode forward, csrc/cuda/sm80 backward" in kernel(one)
+    for other in (
+        problem(B=32, H_q=8, H_kv=8, N=1024),
+        problem(H_q=8, H_kv=2, M=5, N=1024),
+        problem(H_q=8, H_kv=2, M=4, N=1023),
+        replace(few, scores=ScoreOptions(dropout_p=0.1, seed=torch.tensor(0))),
+        replace(few, scores=ScoreOptions(bias=torch.zeros(1, 1, 1, 1))),
+        replace(few, mask=ResolvedMask(dense=torch.ones(1, 1, 1, 1, dtype=torch.bool))),
+    ):
+        assert "decode" not in kernel(other)
 
 
 def kernel(problem: Problem) -> str:

@@ -275,6 +275,20 @@ MUTANTS = (
         DECODE,
     ),
     Mutant(
+        "decode.cuh: dead keys are copied with live ones",
+        "sm80/decode.cuh",
+        "pages.are_live(j0, kShare)",
+        "true",
+        DECODE,
+    ),
+    Mutant(
+        "decode.cuh: copied rows are too close",
+        "sm80/decode.cuh",
+        "from += kStep * stride;",
+        "from += stride;",
+        DECODE,
+    ),
+    Mutant(
         "softmax.cuh: sum over half of a row",
         "common/softmax.cuh",
         "return x + __shfl_xor_sync(~0u, x, 2);",

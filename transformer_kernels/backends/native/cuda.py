@@ -42,24 +42,36 @@ class CudaBackend(NativeBackend):
         return reasons
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
-        shape = problem.shape
+        shape, kind = problem.shape, problem.layout.kind
         dtype, where = str(shape.dtype).removeprefix("torch."), cuda_support.described(shape.device)
-        is_cached = problem.layout.kind == "cache"
         is_relative = problem.scores.relative_keys is not None
-        if cuda_support.runs_hopper(shape.device) and not is_cached and not is_relative:
-            (width, v_width), backward = _hopper_widths(shape, q, k, v)
-            if width:
-                files = "sm90"
-                if backward != (width, v_width):
+        widths = RELATIVE_WIDTHS if is_relative else WIDTHS
+        width = str(next(width for width in widths if width >= max(shape.D, shape.D_v)))
+        files = "sm80/decode" if kind == "cache" else "sm80/relative" if is_relative else "sm80"
+        if cuda_support.runs_hopper(shape.device) and kind != "cache" and not is_relative:
+            forward, backward = _hopper_widths(shape, q, k, v)
+            if forward[0]:
+                files, width = "sm90", f"{forward[0]}/{forward[1]}"
+                if backward != forward:
                     files += " forward, csrc/cuda/sm80 backward"
                 elif options := _options_that_require_grad(problem):
                     files += ", csrc/cuda/sm80 for " + " and ".join(f"d{x}" for x in options)
-                return f"csrc/cuda/{files}, {dtype}, width {width}/{v_width}, {where}"
-        columns = max(shape.D, shape.D_v)
-        widths = RELATIVE_WIDTHS if is_relative else WIDTHS
-        width = next(width for width in widths if width >= columns)
-        files = "sm80/decode" if is_cached else "sm80/relative" if is_relative else "sm80"
+        if _decodes(problem):
+            files = f"sm80/decode forward, csrc/cuda/{files} backward"
         return f"csrc/cuda/{files}, {dtype}, width {width}, {where}"
+
+
+def _decodes(problem: Problem) -> bool:
+    """True if the decode kernels run a call without a cache: `runs_decode` in dispatch.cu."""
+    shape, scores = problem.shape, problem.scores
+    return (
+        problem.layout.kind == "dense"
+        and extension.compiled.decodes(shape.B, shape.H_q, shape.H_kv, shape.M, shape.N)
+        and scores.dropout_p == 0.0
+        and scores.bias is None
+        and scores.relative_keys is None
+        and not problem.mask.has_element_mask
+    )
 
 
 def _options_that_require_grad(problem: Problem) -> list[str]:
