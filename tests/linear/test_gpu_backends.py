@@ -11,13 +11,21 @@ import torch
 import transformer_kernels as tk
 from tests.support.backends import NAMES
 from tests.support.linear import assert_steps_continue
-from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
+from transformer_kernels.linear.triton import TritonLinear
 
 DEVICES = {name: "cpu" for name in ("cuda", "triton") if name in NAMES}
 if torch.cuda.is_available():
     DEVICES["triton"] = "cuda"
 BACKENDS = {backend.name: backend for backend in LINEAR_BACKENDS}
 both = pytest.mark.parametrize(("backend", "device"), DEVICES.items())
+
+
+def test_steps_prefer_the_backend_whose_launch_is_cheaper() -> None:
+    assert set(STEP_BACKENDS) == set(LINEAR_BACKENDS)
+    steps, passes = ([backend.name for backend in bs] for bs in (STEP_BACKENDS, LINEAR_BACKENDS))
+    assert steps.index("cuda") < steps.index("triton")
+    assert TritonLinear.is_interpreted or passes.index("triton") < passes.index("cuda")
 
 
 @both

@@ -19,7 +19,7 @@ from transformer_kernels.functional.linear_decode import linear_attention_decode
 from transformer_kernels.functional.linear_varlen import linear_attention_varlen
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.linear import checks as linear_checks
-from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from transformer_kernels.linear.checks import DENSE, PACKED, check_options, map_features
 from transformer_kernels.linear.types import LinearProblem
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
@@ -113,4 +113,5 @@ def _explain_linear(
         linear_attention_decode: linear_checks.decode_problem,
     }
     problem = makers[operator](q, k, v, options=checked, **options)
-    return explanation(problem, backend, *problem.inputs[:3], LINEAR_BACKENDS)
+    backends = STEP_BACKENDS if operator is linear_attention_decode else LINEAR_BACKENDS
+    return explanation(problem, backend, *problem.inputs[:3], backends)

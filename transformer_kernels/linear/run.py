@@ -8,7 +8,7 @@ from torch import Tensor
 from transformer_kernels.dispatch.autocast import without_autocast
 from transformer_kernels.dispatch.choose import choose
 from transformer_kernels.linear.autograd import attend
-from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from transformer_kernels.linear.types import LinearProblem, LinearState
 
 
@@ -24,6 +24,6 @@ def run(problem: LinearProblem, backend: str) -> tuple[Tensor, LinearState]:
 
 def run_steps(problem: LinearProblem, backend: str) -> Tensor:
     """Returns o and overwrites the state in `problem.inputs` by the final one."""
-    chosen = choose(problem, backend, LINEAR_BACKENDS)
+    chosen = choose(problem, backend, STEP_BACKENDS)
     with torch.no_grad(), without_autocast(problem.shape.device.type):
         return chosen.steps(problem.inputs, problem.options)

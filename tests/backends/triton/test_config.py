@@ -81,11 +81,14 @@ def test_position_tests_take_stages_that_no_longer_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("D", "D_v", "width"), [(64, 64, 64), (64, 16, 16), (40, 8, 64), (8, 40, 64), (24, 17, 32)]
-)
-def test_unaligned_rows_of_v_have_tiles_as_wide_as_those_of_k(D: int, D_v: int, width: int) -> None:
-    """Narrower ones were wrong on an H200: docs/triton.md, section 5."""
-    assert config.value_width(D, D_v) == width
+    ("D", "D_v", "widths"),
+    [
+        (16, 16, (16, 16)), (24, 16, (32, 32)), (40, 8, (64, 64)), (8, 72, (64, 128)),
+        (16, 40, (64, 64)), (128, 16, (128, 64)), (192, 128, (256, 128)), (64, 128, (64, 128)),
+    ],
+)  # fmt: skip
+def test_no_tile_is_narrow_next_to_a_wide_one(D: int, D_v: int, widths: tuple[int, int]) -> None:
+    assert config.widths(D, D_v) == widths
 
 
 def test_a_width_uses_the_next_larger_width_of_the_table() -> None:

@@ -87,13 +87,14 @@ def width(columns: int) -> int:
     return max(16, 1 << (columns - 1).bit_length())
 
 
-def value_width(D: int, D_v: int) -> int:
-    """Returns the tile width of v, normally `width(D_v)`.
+def widths(D: int, D_v: int) -> tuple[int, int]:
+    """Returns the tile widths of k and of v: neither is below the other, up to 64.
 
-    With Triton 3.6 on an H200, tiles of v that are narrower than those of k and whose rows are not
-    aligned gave wrong results, for a cause that is not known: docs/triton.md, section 5.
+    ptxas of CUDA 12.8, which Triton 3.6 uses, miscompiled tiles of 16 columns next to wider ones
+    for Hopper: docs/triton.md, section 5.
     """
-    return max(width(D_v), width(D)) if D_v % 16 else width(D_v)
+    k, v = width(D), width(D_v)
+    return max(k, min(v, 64)), max(v, min(k, 64))
 
 
 def precision(chip: Chip, columns: int) -> str:

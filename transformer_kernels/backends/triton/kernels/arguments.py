@@ -115,13 +115,14 @@ def grains(tile: Tile) -> tuple[int, int]:
 
 def sizes(D: int, D_v: int, tile: Tile, precision: str) -> Sizes:
     row_grain, key_grain = grains(tile)
+    block_d, block_dv = config.widths(D, D_v)
     return Sizes(
         D=tl.constexpr(D),
         D_V=tl.constexpr(D_v),
         BLOCK_M=tl.constexpr(tile.block_m),
         BLOCK_N=tl.constexpr(tile.block_n),
-        BLOCK_D=tl.constexpr(config.width(D)),
-        BLOCK_DV=tl.constexpr(config.value_width(D, D_v)),
+        BLOCK_D=tl.constexpr(block_d),
+        BLOCK_DV=tl.constexpr(block_dv),
         ROW_GRAIN=tl.constexpr(row_grain),
         KEY_GRAIN=tl.constexpr(key_grain),
         PRECISION=tl.constexpr(precision),
