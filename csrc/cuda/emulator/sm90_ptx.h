@@ -7,6 +7,10 @@
 
 namespace tk::cuda {
 
+TK_DEVICE unsigned char* align_shared(unsigned char* shared, int alignment) {
+  return shared + (-static_cast<int>(shared_address(shared)) & (alignment - 1));
+}
+
 void mbarrier_init(uint64_t* barrier, uint32_t arrivals, Site site = Site::here());
 void fence_mbarrier_init();
 void mbarrier_arrive(uint64_t* barrier, Site site = Site::here());

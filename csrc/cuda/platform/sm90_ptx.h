@@ -13,6 +13,14 @@
 
 namespace tk::cuda {
 
+// The next multiple of `alignment` from an address in shared memory on. Opaque, because the
+// compiler would otherwise compute the base of shared memory anew where it is used.
+TK_DEVICE unsigned char* align_shared(const void* shared, int alignment) {
+  const int address = static_cast<int>(shared_address(shared));
+  const int aligned = opaque(address + (-address & (alignment - 1)));
+  return static_cast<unsigned char*>(__cvta_shared_to_generic(static_cast<size_t>(aligned)));
+}
+
 // ---- mbarriers. A phase completes after all expected arrivals and all expected bytes.
 
 TK_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {

@@ -19,7 +19,7 @@ using BackwardShape = std::conditional_t<kWidth <= 128, ShapeByRows<Element, kWi
 template <typename Shape, typename DropoutMask>
 TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   constexpr HopperBackwardTile kTile = Shape::kTile;
-  memory += -shared_address(memory) & (kSwizzleAtomBytes - 1);
+  memory = align_shared(memory, kSwizzleAtomBytes);
   const Shape shared(memory);
   DropoutMask dropout_mask(memory + Shape::kBytes - kSwizzleAtomBytes);
   // Placed outside the tiles: TMA writes those through the async proxy, which would need a fence.

@@ -242,7 +242,7 @@ forward_kernel(const __grid_constant__ ForwardArguments a) {
   using Shape = ForwardShape<Element, kWidth, kVWidth>;
   constexpr HopperForwardTile kTile = Shape::kTile;
   TK_SHARED_MEMORY(memory);
-  const Shape shared(memory + (-shared_address(memory) & (kSwizzleAtomBytes - 1)));
+  const Shape shared(align_shared(memory, kSwizzleAtomBytes));
   if (threadIdx.x == 0) {
     shared.q.init(kTile.consumers);
     shared.k.init(kTile.consumers * kWarpgroupWarps);

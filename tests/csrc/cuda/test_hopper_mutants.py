@@ -269,8 +269,13 @@ MUTANTS = (
     _dropout("row statistics are never released", "release(shared.row_stats, stats_state);", ""),
     _dropout("bits are overwritten", "pipeline.wait_empty(state);", ""),
     _dropout("no wait for the bits", "pipeline.wait_full(state);", ""),
-    _dropout("bits are never released", "release(pipeline, state);", ""),
-    _dropout("bits are published before all lanes have written", "__syncwarp();", ""),
+    _dropout("bits are never released", "pipeline.release(state);", ""),
+    _dropout(
+        "bits are published before all lanes have written",
+        "mbarrier_arrive(pipeline.full(state));",
+        "for (int n = 0; n < 32 && !lane_index(); ++n) mbarrier_arrive(pipeline.full(state));",
+    ),
+    _dropout("bits are released by one warp", "Shape::kConsumers * kWarpgroupThreads", "kWarp"),
     # TileInfo.
     _forward(
         "the second key block is marked last",
