@@ -58,16 +58,16 @@ class Recorder:
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows of the last run of every case and direction."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    """Returns the last row of every case, direction, variant and number of threads."""
+    last: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        key = (row.suite, row.case, row.dtype, row.B, row.H_q, row.M, row.N, row.D, row.direction)
-        group = groups.setdefault(key, [])
-        if group and row.date > group[0].date:
-            group.clear()
-        if not group or row.date == group[0].date:
-            group.append(row)
-    return [row for group in groups.values() for row in group]
+        key = (
+            *(row.suite, row.case, row.dtype, row.B, row.H_q, row.M, row.N, row.D),
+            *(row.direction, row.variant, row.threads),
+        )
+        if key not in last or row.date >= last[key].date:
+            last[key] = row
+    return list(last.values())
 
 
 def as_text(rows: Iterable[Row]) -> list[str]:

@@ -35,11 +35,12 @@ def test_rows_are_written_immediately(keep: bool, tmp_path: Path) -> None:
         assert [one.N for one in read_rows(path)] == list(range(1, count + 1))
 
 
-def test_latest_keeps_the_last_run_of_each_case() -> None:
-    old = [row(), replace(row(), variant="naive"), replace(row(), N=8)]
-    new = [replace(one, date="2026-02-01T00:00:00Z") for one in old[:2]]
-    for order in (old + new, new + old):
-        assert sorted(map(repr, latest(order))) == sorted(map(repr, [*new, old[2]]))
+def test_latest_keeps_the_last_row_of_each_case_and_variant() -> None:
+    others = [replace(row(), variant="naive"), replace(row(), N=8), replace(row(), threads=7)]
+    old = [row(), *others]
+    new = replace(row(), date="2026-02-01T00:00:00Z")
+    for order in ([*old, new], [new, *old]):
+        assert sorted(map(repr, latest(order))) == sorted(map(repr, [new, *others]))
 
 
 def test_text_has_a_title_per_case_and_a_line_per_row() -> None:
