@@ -2,8 +2,8 @@
 
     python -m benchmarks.goals.check [CSV ...] [--markdown]
 
-The goals are in benchmarks/goals/cpu.py and gpu.py. The last run of each case counts. The table
-shows the worst case of each goal.
+The goals are in benchmarks/goals/cpu.py and gpu.py. The last row of each variant of a case counts.
+The table shows the worst case of each goal.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ DRAWN = ("attention", "masks")
 
 
 def pictures(path: Path, out: Path, *, suffix: str) -> Iterator[Path]:
-    """Draws the last run of each case in a CSV file of a suite in DRAWN; yields the image files."""
+    """Draws the last rows of each case in a CSV file of a suite in DRAWN; yields the images."""
     rows = latest(read_rows(path))
     for suite, case, dtype in dict.fromkeys(map(_picture_of, rows)):
         chosen = [row for row in rows if _picture_of(row) == (suite, case, dtype)]

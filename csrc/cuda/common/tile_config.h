@@ -291,8 +291,8 @@ constexpr DecodeTile decode_tile(int arch, int element_bytes, int width) {
 constexpr int kMinDecodeTiles = 4;
 
 // Attention without a cache runs the decode kernels, too, if a query tile holds all queries of a
-// key head. Exceptions: few keys, for which starting a second kernel takes longer; and heads that
-// share no keys, if they occupy a large GPU.
+// key head. Exceptions: few keys, where the launch takes most of the time and there would be two;
+// and heads that share no keys, if they occupy a large GPU.
 constexpr int kMinDecodeKeys = 1024;
 constexpr int kManyHeads = 256;
 constexpr bool decodes(int64_t B, int64_t H_q, int64_t H_kv, int64_t M, int64_t N) {

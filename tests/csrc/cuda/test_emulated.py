@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -302,6 +303,29 @@ def test_outputs_and_workspaces_are_poisoned() -> None:
         outputs = 4 * q.nbytes + 4 * 2 * 67
         dq_sums = q.nbytes
         assert step() > outputs + dq_sums
+
+
+@pytest.mark.parametrize(
+    ("options", "decodes"),
+    [
+        ({}, True),
+        ({"mask": tk.Mask.window(500, 3), "softcap": 2.0}, True),
+        ({"mask": tk.Mask.padding(torch.tensor([1000]))}, True),
+        ({"relative": tk.relative_bias(torch.zeros(1, 5), lowest=-2)}, True),
+        ({"relative": tk.relative_keys(torch.zeros(1, 5, 8), lowest=-2)}, False),
+        ({"bias": torch.zeros(1, 1, 1, 1024)}, False),
+        ({"mask": tk.Mask.dense(torch.ones(1024, dtype=torch.bool))}, False),
+        ({"dropout_p": 0.5, "seed": 0}, False),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_explain_names_the_kernels_of_few_queries(options: dict[str, Any], decodes: bool) -> None:
+    q, k = torch.randn(1, 2, 3, 8), torch.randn(1, 1, 1024, 8)
+    tk.attention(q, k, k, backend="cuda", **options)
+    assert ("decode" in emulator.latest_launch()) == decodes
+    kernel = tk.explain(q, k, k, backend="cuda", **options).kernel
+    assert kernel is not None
+    assert ("decode" in kernel) == decodes
 
 
 def test_launch_errors_are_raised() -> None:
