@@ -108,7 +108,7 @@ SHIFT = (
         "    const Real shift = static_cast<Real>(p.score.shift);",
         "    for_each_vector(s, count, [&](Vec<Real> x, int64_t) { return x + shift; });",
     ),
-    Edit(_CUDA_SCORES, "s.softcap == 0 &&", "s.softcap == 0 && s.shift == 0 &&"),
+    Edit(_CUDA_SCORES, "return s.softcap != 0 ||", "return s.softcap != 0 || s.shift != 0 ||"),
     _after(_CUDA_SCORES, "  float softcap;", "  float shift;"),
     _after(
         _CUDA_SCORES,

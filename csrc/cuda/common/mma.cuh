@@ -83,12 +83,20 @@ struct Accumulator {
     }
   }
 
+  // Calls visit(m, n, half, first, second) for adjacent elements of row 16 m + row_of(2 half) and
+  // columns from 8 n + column_of(0) on.
+  template <typename Visit>
+  TK_DEVICE_METHOD void for_each_pair_index(const Visit& visit) const {
+    for_each_element<kM, kN>([&](int m, int n, int e) {
+      if (e % 2 == 0) visit(m, n, e / 2, x[m][n][e], x[m][n][e + 1]);
+    });
+  }
+
   // Calls visit(row, column, first, second) for adjacent elements of a row.
   template <typename Visit>
   TK_DEVICE_METHOD void for_each_pair(const Visit& visit) const {
-    for_each_element<kM, kN>([&](int m, int n, int e) {
-      if (e % 2) return;
-      visit(16 * m + row_of(e), 8 * n + column_of(e), x[m][n][e], x[m][n][e + 1]);
+    for_each_pair_index([&](int m, int n, int half, float first, float second) {
+      visit(16 * m + row_of(2 * half), 8 * n + column_of(0), first, second);
     });
   }
 };
@@ -174,8 +182,7 @@ class Operand {
   // Constant offsets from one lane offset, instead of addresses that each need a register. This
   // requires that the warp's columns do not cross a panel boundary.
   static constexpr bool kMoves =
-      sizeof(Element) == 2 &&
-      (kMajor == Major::kK || kAcross % Tile::kPanel == 0 || Tile::kPanel % kAcross == 0);
+      sizeof(Element) == 2 && (kMajor == Major::kK || Tile::template kMovesAcross<kAcross>);
 
   // Row and column of this lane's ldmatrix address. The second of the four 8 x 8 matrices is below
   // the first for a, and beside it for b; each group of eight lanes addresses one matrix.
@@ -296,8 +303,16 @@ TK_DEVICE void add_product(Accumulator<kM, kN>& c, const Accumulator<kM, kDepthT
 template <int kM, int kN, typename Element, int kRows, int kWidth>
 TK_DEVICE void store_shared(const SharedTile<Element, kRows, kWidth>& tile, int row, int column,
                             const Accumulator<kM, kN>& from) {
-  from.for_each_pair(
-      [&](int i, int j, float x, float y) { store_two(tile.at(row + i, column + j), x, y); });
+  using Tile = SharedTile<Element, kRows, kWidth>;
+  if constexpr (sizeof(Element) == 2 && Tile::template kMovesAcross<8 * kN>) {
+    const int lane_offset = opaque(tile.offset(row + row_of(0), column + column_of(0)));
+    from.for_each_pair_index([&](int m, int n, int half, float x, float y) {
+      store_two(tile.moved(lane_offset, 16 * m + 8 * half, 8 * n), x, y);
+    });
+  } else {
+    from.for_each_pair(
+        [&](int i, int j, float x, float y) { store_two(tile.at(row + i, column + j), x, y); });
+  }
 }
 
 }  // namespace tk::cuda

@@ -25,7 +25,8 @@ struct Dropout {
 
 // The scale of the scores, evaluated on the host: float64 is slow on a GPU.
 struct ScoreScale {
-  bool plain;  // has_plain_scores
+  bool plain;        // has_plain_scores
+  bool has_options;  // has_score_options
   float scale;
 };
 

@@ -1,5 +1,4 @@
-// Gradients of one tile of scores, and the preprocess kernel that computes delta for each row.
-// docs/attention.md, section 3.
+// Gradients of one tile of scores. docs/attention.md, section 3.
 //
 //   p  = exp(s - lse), 0 where hidden
 //   dp = z (do v)
@@ -33,63 +32,6 @@ TK_DEVICE int program_of(int* block_counter, unsigned char* memory) {
   const int program = *shared;
   __syncthreads();  // all threads have read the index
   return program;
-}
-
-constexpr int kTermWarps = 4;  // warps per CTA of the preprocess kernel, one row each
-
-// rowsum(do o) of a row of both, summed by kLanes adjacent lanes that all call it. Without 16-byte
-// alignment the elements are loaded one by one.
-template <int kLanes, typename Element>
-TK_DEVICE float row_product(const Rows<const Element>& o, const Rows<const Element>& d_o, int i,
-                            bool exists) {
-  constexpr int kChunk = 16 / sizeof(Element);
-  const int lane = lane_index() % kLanes;
-  float sum = 0.0f;
-  if (exists && o.in_chunks && d_o.in_chunks) {
-    for (int c = lane * kChunk; c < o.width; c += kLanes * kChunk) {
-      const uint4 chunks[2] = {*reinterpret_cast<const uint4*>(o.at(i) + c),
-                               *reinterpret_cast<const uint4*>(d_o.at(i) + c)};
-      const auto* const x = reinterpret_cast<const Element*>(chunks);
-#pragma unroll
-      for (int n = 0; n < kChunk; ++n) sum += to_float(x[n]) * to_float(x[kChunk + n]);
-    }
-  } else if (exists) {
-    for (int c = lane; c < o.width; c += kLanes) {
-      sum += to_float(o.at(i)[c]) * to_float(d_o.at(i)[c]);
-    }
-  }
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-  }
-  return sum;
-}
-
-// rowsum(do o) - dlse of query i, computed by a warp. `at` is the query's offset in dlse.
-template <typename Element>
-TK_DEVICE float delta_of(const BackwardParams& p, const Sequence& seq, int h, int i, int64_t at) {
-  const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
-  const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
-  const float sum = row_product<kWarp>(o, d_o, i, true);
-  return p.dlse ? sum - static_cast<const float*>(p.dlse)[at] : sum;
-}
-
-// Writes lse and delta of every row.
-template <typename Element>
-TK_KERNEL(kTermWarps* kWarp, 1)
-backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
-  const BackwardParams& p = a.params;
-  const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
-  const int h = program / a.blocks % H_q;
-  const Sequence seq = sequence_of(a, program / a.blocks / H_q);
-  const int i = program % a.blocks * kTermWarps + warp_index();
-  if (i >= seq.M) return;
-  const int64_t at = statistics_offset(p, seq, h) + i;
-  const float delta = delta_of<Element>(p, seq, h, i, at);
-  if (lane_index() != 0) return;
-  const float lse = static_cast<const float*>(p.lse)[at];
-  a.lse[at] = lse == -INFINITY ? INFINITY : lse;
-  a.delta[at] = delta;
 }
 
 // True for queries within the sequence that are not fully masked; a null `lse` skips the second
@@ -147,44 +89,69 @@ struct TileGradients {
   // Replaces s = q k^T by z p, and dp = do v^T by da or ds.
   template <GradientsOf kOf, int kN>
   TK_DEVICE_METHOD void apply(Accumulator<kM, kN>& s, Accumulator<kM, kN>& dp) const {
-    const BackwardParams& p = a.params;
-    // Evaluated here: with a.score, ptxas spills more registers on sm_80.
-    const bool plain = has_plain_scores(p.score, sizeof(Element));
-    const float natural = plain ? static_cast<float>(p.score.scale) : 1.0f;
-    const float factor = a.dropout.factor;
+    const float unit = a.score.scale * kLog2E;
+    const auto fused = [&](float x, float lse) { return fmaf(x, unit, -lse * kLog2E); };
+    // Where gradients of scores are wanted, there is a bias: scores are not plain.
+    constexpr bool kMayBePlain = sizeof(Element) == 2 && kOf == GradientsOf::kProducts;
+    const bool is_plain = kMayBePlain && a.score.plain, is_fused = is_plain && !rows.large();
+    if (is_fused && full && !a.dropout.seed) {  // most tiles, and the shortest path
+      subtract_delta(dp);
+      return differentiate<false>(s, dp, fused);
+    }
     uint64_t kept_bits = 0;
     if (a.dropout.seed) kept_bits = DropoutMask<kM, kN>(a.dropout, seq.b, h, i0, j0).bits;
     const DropoutMask<kM, kN> kept{kept_bits};
-    for_each_element<kM, kN>([&](int m, int n, int e) {
-      float& x = dp.x[m][n][e];
-      if (a.dropout.seed) x = kept(m, n, e) ? x * factor : 0.0f;
-      x -= rows.delta[m][e / 2];
-    });
-    if (!plain) {
-      const Scores scores = scores_of(a, seq, h);
-      const auto differentiate = [&](int row, int column, float& product, float& gradient) {
-        const Score one = score(scores, product, i0 + row, j0 + column);
-        product = one.value;
-        if (kOf == GradientsOf::kProducts) gradient *= one.derivative;
-      };
-      for_each_in_memory(differentiate, s, dp);
-    }
-    if (!full) apply_mask(s, p, seq, h, i0, j0);
-    const auto finish = [&](const auto& exponent) {
-      for_each_element<kM, kN>([&](int m, int n, int e) {
-        float& x = s.x[m][n][e];
-        const bool hidden = !full && x == -INFINITY;
-        x = exp2_approx(exponent(x, rows.lse[m][e / 2]));
-        dp.x[m][n][e] = hidden ? 0.0f : x * dp.x[m][n][e];
-        if (a.dropout.seed) x = kept(m, n, e) ? x * factor : 0.0f;
-      });
-    };
-    if (sizeof(Element) == 4 || rows.large()) {
-      finish([&](float x, float lse) { return minus_lse(x, natural, lse) * kLog2E; });
+    if (a.dropout.seed) drop(dp, kept);
+    subtract_delta(dp);
+    if (!is_plain) apply_score_options<kOf>(s, dp);
+    if (!full) apply_mask(s, a.params, seq, h, i0, j0);
+    if (is_fused) {
+      differentiate<true>(s, dp, fused);
     } else {
-      const float unit = natural * kLog2E;
-      finish([&](float x, float lse) { return fmaf(x, unit, -lse * kLog2E); });
+      const float natural = is_plain ? a.score.scale : 1.0f;
+      differentiate<true>(s, dp,
+                          [&](float x, float lse) { return minus_lse(x, natural, lse) * kLog2E; });
     }
+    if (a.dropout.seed) drop(s, kept);
+  }
+
+ private:
+  template <int kN>
+  TK_DEVICE_METHOD void subtract_delta(Accumulator<kM, kN>& dp) const {
+    for_each_element<kM, kN>([&](int m, int n, int e) { dp.x[m][n][e] -= rows.delta[m][e / 2]; });
+  }
+
+  // Replaces s by p = 2^exponent, and dp by p dp.
+  template <bool kSomeHidden, int kN, typename Exponent>
+  TK_DEVICE_METHOD void differentiate(Accumulator<kM, kN>& s, Accumulator<kM, kN>& dp,
+                                      const Exponent& exponent) const {
+    for_each_element<kM, kN>([&](int m, int n, int e) {
+      float &x = s.x[m][n][e], &gradient = dp.x[m][n][e];
+      const bool hidden = kSomeHidden && x == -INFINITY;
+      x = exp2_approx(exponent(x, rows.lse[m][e / 2]));
+      gradient *= x;
+      if (hidden) gradient = 0.0f;  // dp may be NaN
+    });
+  }
+
+  template <int kN>
+  TK_DEVICE_METHOD void drop(Accumulator<kM, kN>& x, const DropoutMask<kM, kN>& kept) const {
+    for_each_element<kM, kN>([&](int m, int n, int e) {
+      x.x[m][n][e] = kept(m, n, e) ? x.x[m][n][e] * a.dropout.factor : 0.0f;
+    });
+  }
+
+  // Replaces products by scores, and multiplies dp by the derivatives of the scores.
+  template <GradientsOf kOf, int kN>
+  TK_DEVICE_METHOD void apply_score_options(Accumulator<kM, kN>& s, Accumulator<kM, kN>& dp) const {
+    if (!a.score.has_options) return scale_products(a.score.scale, s);
+    const Scores scores = scores_of(a, seq, h);
+    const auto to_score = [&](int row, int column, float& product, float& gradient) {
+      const Score one = score(scores, product, i0 + row, j0 + column);
+      product = one.value;
+      if (kOf == GradientsOf::kProducts) gradient *= one.derivative;
+    };
+    for_each_in_memory(to_score, s, dp);
   }
 };
 

@@ -9,18 +9,22 @@ namespace tk::cuda {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
+// True if scores are more than scaled products.
+inline bool has_score_options(const ScoreParams& s) {
+  return s.softcap != 0 || s.alibi_slopes || s.bias.data || s.relative_bias;
+}
+
 // True if the softmax works on unscaled products, with the scale folded into the exponent (exp2).
 // This holds for 16-bit types without score options. Otherwise scores are natural logarithms. A
 // negative scale would turn maxima into minima, and with one that rounds to 0 a masked score (-inf)
 // would become NaN.
-TK_INLINE bool has_plain_scores(const ScoreParams& s, size_t element_bytes) {
-  return element_bytes == 2 && s.scale > 1e-37 && s.scale < 1e37 && s.softcap == 0 &&
-         !s.alibi_slopes && !s.bias.data && !s.relative_bias;
+inline bool has_plain_scores(const Problem& p) {
+  const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
+  return halves && p.score.scale > 1e-37 && p.score.scale < 1e37 && !has_score_options(p.score);
 }
 
 inline ScoreScale score_scale_of(const Problem& p) {
-  const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  return {has_plain_scores(p.score, halves ? 2 : 4), static_cast<float>(p.score.scale)};
+  return {has_plain_scores(p), has_score_options(p.score), static_cast<float>(p.score.scale)};
 }
 
 // Score options of one head.
@@ -118,10 +122,17 @@ TK_DEVICE Score score(const Scores& x, float product, int i, int j) {
   return s;
 }
 
+template <int kM, int kN>
+TK_DEVICE void scale_products(float scale, Accumulator<kM, kN>& products) {
+  for_each_element<kM, kN>(
+      [&](int m, int n, int e) { products.x[m][n][e] = __fmul_rn(products.x[m][n][e], scale); });
+}
+
 // Replaces products by scores.
 template <int kM, int kN, typename Params>
 TK_DEVICE void apply(Accumulator<kM, kN>& products, const Arguments<Params>& a, const Sequence& seq,
                      int h, int i0, int j0) {
+  if (!a.score.has_options) return scale_products(a.score.scale, products);
   const Scores x = scores_of(a, seq, h);
   const auto to_score = [&](int row, int column, float& s) {
     s = score(x, s, i0 + row, j0 + column).value;

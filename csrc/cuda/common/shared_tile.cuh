@@ -19,6 +19,10 @@ struct SharedTile {
   static constexpr int kBytes = kRows * kWidth * sizeof(Element);
   static_assert(kWidth % kPanel == 0);
 
+  // True if moved() reaches all of kColumns columns from the first one, a multiple of kColumns.
+  template <int kColumns>
+  static constexpr bool kMovesAcross = kColumns % kPanel == 0 || kPanel % kColumns == 0;
+
   Element* data;
 
   TK_DEVICE_METHOD int offset(int row, int column) const {
@@ -31,8 +35,8 @@ struct SharedTile {
   TK_DEVICE_METHOD Element* at(int row, int column) const { return data + offset(row, column); }
 
   // Address of (row + rows, column + columns), given offset(row, column). `rows` is a constant
-  // multiple of 8 and `columns` of 16; adding `columns` must not carry beyond the bits of the
-  // column within its panel.
+  // multiple of 8 and `columns` of kPerChunk; adding `columns` must not carry beyond the bits of
+  // the column within its panel.
   TK_DEVICE_METHOD Element* moved(int offset, int rows, int columns) const {
     return data + ((offset ^ columns % kPanel) + (columns / kPanel * kRows + rows) * kPanel);
   }

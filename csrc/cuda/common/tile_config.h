@@ -176,6 +176,21 @@ constexpr int hopper_backward_width(int width) {
   return width <= 128 ? width : (width + 127) / 128 * 128;
 }
 
+// Preprocess kernels of the backward pass: adjacent lanes share a row and load 16 bytes of it each.
+// A tile of `block_m` rows has at most kPreprocessThreads threads.
+constexpr int kPreprocessThreads = 256;
+
+constexpr int lanes_per_row(int row_bytes) {
+  int lanes = 1;
+  while (lanes < kWarp && 16 * lanes < row_bytes) lanes *= 2;
+  return lanes;
+}
+
+constexpr int preprocess_threads(int block_m, int row_bytes) {
+  const int lanes = block_m * lanes_per_row(row_bytes);
+  return lanes < kPreprocessThreads ? lanes : kPreprocessThreads;
+}
+
 // A tile of scores is split over warps_m x (warps / warps_m) warps, dk and dv over
 // warps_n x (warps / warps_n), dq over warps_q x (warps / warps_q). Each part has a multiple of 16
 // rows and columns. Square parts read the least from shared memory.
@@ -224,12 +239,13 @@ constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
     return {16, 16, 1, 1, 1, 1, 1};  // 66 KiB; registers are spilled
   }
   if (width <= 32) return {64, 128, 8, 2, 4, 4, 2};
-  if (width <= 64) return {64, 128, 8, 2, 4, 2, 2};  // 96 KiB
   if (large) {
+    if (width <= 64) return {128, 128, 8, 4, 4, 4, 2};  // 160 KiB
     if (width <= 96) return {64, 128, 8, 2, 4, 4, 2};
     if (width <= 128) return {64, 128, 8, 2, 4, 2, 2};  // 160 KiB
     return {64, 64, 8, 2, 2, 2, 1};                     // 144 KiB at width 256
   }
+  if (width <= 64) return {64, 128, 8, 2, 4, 2, 2};  // 96 KiB
   if (width <= 96) return {64, 64, 8, 2, 4, 4, 1};
   if (width <= 128) return {64, 64, 8, 2, 2, 2, 1};  // 80 KiB
   if (width <= 192) return {32, 64, 8, 2, 2, 2, 1};

@@ -11,7 +11,9 @@
 // started. docs/attention.md, section 3.
 #pragma once
 
+#include "cuda/common/preprocess_tile.cuh"
 #include "cuda/common/score_gradient.cuh"
+#include "cuda/common/store_rows.cuh"
 
 namespace tk::cuda {
 
@@ -75,6 +77,37 @@ TK_DEVICE int64_t query_tile(const BackwardArguments& a, const Sequence& s, int 
   return h * (p.M / kBlockM + a.varlen.B) + s.first_q / kBlockM + s.b + block;
 }
 
+template <typename Element, int kWidth, Products kProducts>
+using PreprocessTileOf =
+    PreprocessTile<Element, kBackwardTile<Element, kWidth, kProducts>.block_m, kWidth>;
+
+// Writes lse and delta of the rows of one query block of one head. Without relative keys it also
+// clears what the backward pass adds to: the sums of dq of this block, and the counters.
+template <typename Element, int kWidth, Products kProducts>
+TK_KERNEL((PreprocessTileOf<Element, kWidth, kProducts>::kThreads), 1)
+backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
+  using Tile = PreprocessTileOf<Element, kWidth, kProducts>;
+  constexpr int kBlockM = Tile::kBlockM;
+  const BackwardParams& p = a.params;
+  const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
+  const int h = program / a.blocks % H_q, block = program % a.blocks, i0 = block * kBlockM;
+  const Sequence seq = sequence_of(a, program / a.blocks / H_q);
+  if (program == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;
+  if (i0 >= seq.M) return;
+  if (a.dq_sums) {
+    const int64_t tile = query_tile<Element, kWidth>(a, seq, h, block);
+    Tile::template clear<kBlockM * kWidth>(a.dq_sums + tile * (kBlockM * kWidth));
+    if (threadIdx.x == 0 && a.dq_semaphore) a.dq_semaphore[tile] = 0;
+  }
+  const int64_t offset = statistics_offset(p, seq, h) + i0;
+  const auto store = [&](int row, float lse, float delta) {
+    if (i0 + row >= seq.M) return;
+    a.lse[offset + row] = lse;
+    a.delta[offset + row] = delta;
+  };
+  Tile::for_each_row(p, seq, h, i0, store);
+}
+
 // Adds one tile to dk and dv, and returns its dq. The tile is query block `block` of head h, which
 // is in stage `stage` of shared memory, and the keys from j0 on.
 template <typename Element, int kWidth>
@@ -89,14 +122,14 @@ TK_DEVICE typename BackwardWarp<Element, kWidth>::Queries differentiate_tile(
   const int64_t statistics = statistics_offset(a.params, seq, h);
   const auto q_tile = shared.q(stage), do_tile = shared.d_o(stage);
 
+  TileGradients<Element, Warp::Scores::kRows / 16> gradients{
+      a, seq, h, i0 + warp.row_m, j0 + warp.column_m, block.full, {}};
+  gradients.rows.load(a.lse + statistics, a.delta + statistics, i0 + warp.row_m, seq.M);
   typename Warp::Scores s, dp;
   s.clear();
   dp.clear();
   add_product<Major::kK, Major::kK, kWidth>(s, q_tile, warp.row_m, shared.k(), warp.column_m);
   add_product<Major::kK, Major::kK, kWidth>(dp, do_tile, warp.row_m, shared.v(), warp.column_m);
-  TileGradients<Element, Warp::Scores::kRows / 16> gradients{
-      a, seq, h, i0 + warp.row_m, j0 + warp.column_m, block.full, {}};
-  gradients.rows.load(a.lse + statistics, a.delta + statistics, i0 + warp.row_m, seq.M);
   gradients.template apply<GradientsOf::kProducts>(s, dp);
   store_shared(shared.p(), warp.row_m, warp.column_m, s);
   store_shared(shared.ds(), warp.row_m, warp.column_m, dp);
@@ -148,15 +181,6 @@ TK_DEVICE void accumulate_dq(const BackwardArguments& a, const Sequence& seq, in
     __syncthreads();
     if (threadIdx.x == 0) add_release(a.dq_semaphore + tile, 1);
   }
-}
-
-template <typename Element, int kM, int kN>
-TK_DEVICE void store_key_gradient(const Rows<Element>& rows, const Accumulator<kM, kN>& gradient,
-                                  int first_row, int first_column, int row_end, float scale) {
-  gradient.for_each_pair([&](int row, int column, float x, float y) {
-    const int j = first_row + row;
-    if (j < row_end) rows.store_pair(j, first_column + column, x * scale, y * scale);
-  });
 }
 
 template <typename Element, int kWidth>
@@ -226,9 +250,8 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
 
   const auto dk_rows = rows_of<Element>(p.dk, seq.at, h_kv, seq.first_k, p.D);
   const auto dv_rows = rows_of<Element>(p.dv, seq.at, h_kv, seq.first_k, p.D_v);
-  const float scale = a.score.scale;
-  store_key_gradient(dk_rows, dk, j0 + warp.row_n, warp.column_n, seq.N, scale);
-  store_key_gradient(dv_rows, dv, j0 + warp.row_n, warp.column_n, seq.N, 1.0f);
+  store_rows(dk_rows, dk, j0 + warp.row_n, warp.column_n, seq.N, a.score.scale);
+  store_rows(dv_rows, dv, j0 + warp.row_n, warp.column_n, seq.N, 1.0f);
 }
 
 // Converts the sums of dq of one query block of one head to the element type.
@@ -249,12 +272,8 @@ dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   for_each_element<Warp::Queries::kRows / 16, kN>(
       [&](int m, int c, int e) { dq.x[m][c][e] = sums[((m * kN + c) * 4 + e) * Warp::kThreads]; });
   const auto rows = rows_of<Element>(p.dq, seq.at, h, seq.first_q, p.D);
-  const float scale = a.score.scale;
   const Warp warp;
-  dq.for_each_pair([&](int row, int column, float x, float y) {
-    const int i = i0 + warp.row_q + row;
-    if (i < seq.M) rows.store_pair(i, warp.column_q + column, x * scale, y * scale);
-  });
+  store_rows(rows, dq, i0 + warp.row_q, warp.column_q, seq.M, a.score.scale);
 }
 
 }  // namespace tk::cuda

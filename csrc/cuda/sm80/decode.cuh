@@ -209,6 +209,7 @@ TK_DEVICE DecodeRows decode_rows(const DecodeArguments& a, int unit, int row) {
 
 TK_DEVICE void apply(Accumulator<1, 2>& products, const DecodeArguments& a, const DecodeSequence& s,
                      const DecodeRows& x, int j0) {
+  if (!a.score.has_options) return scale_products(a.score.scale, products);
   const ScoreParams& given = a.params.score;
   Scores scores = shared_scores(given, a.shift(s.N), static_cast<int>(a.params.M), s.N);
   const float slope[2] = {alibi_slope(given, s.b, x.h[0]), alibi_slope(given, s.b, x.h[1])};
@@ -340,7 +341,8 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
   const auto k = key_rows<Element>(p.k, head, p.D);
   const auto v = key_rows<Element>(p.v, head, p.D_v);
   const KeyPages pages = key_pages(a, s);
-  const auto [plain, scale] = a.score;
+  const bool plain = a.score.plain;
+  const float scale = a.score.scale;
   const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2
 
   const int count = part.last - part.first;

@@ -50,7 +50,8 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const auto v = rows_of<const Element>(p.v, seq.at, h_kv, seq.first_k, p.D_v);
   const LiveKeys live = live_keys_of(a, seq, h_kv);
   const auto distances = relative_keys_of<Element>(a, seq, h);
-  const auto [plain, scale] = a.score;
+  const bool plain = a.score.plain;
+  const float scale = a.score.scale;
   const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2
 
   const auto visible = [&](int n) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "cuda/common/clear.cuh"
 #include "cuda/common/launch_config.cuh"
 #include "cuda/common/workspace_layout.h"
 #include "cuda/sm80/bias_gradient.cuh"
@@ -89,7 +88,6 @@ void lay_out_bias_gradients(Layout& layout, const Sizes& sizes, BackwardArgument
   a.distance_sums = layout.take<float>(sizes.bias.ctas() * sizes.tile.band_distances());
 }
 
-// The arrays that must be zero at the start, sums and counters, come first.
 template <typename Element, int kWidth>
 void lay_out(Layout& layout, const BackwardSizes<Element, kWidth, Products::kPlain>& sizes,
              BackwardArguments& a) {
@@ -124,14 +122,15 @@ inline BackwardArguments backward_arguments(const BackwardParams& p, const Launc
   return a;
 }
 
-template <typename Element>
-void launch_backward_preprocess(BackwardArguments a, const LaunchArgs& launch) {
-  const int64_t blocks = ceil_of(launch.max_seqlen_q, kTermWarps);
-  const int64_t programs = blocks * a.params.H_q * sequences(a.params, launch);
+template <typename Element, int kWidth, Products kProducts>
+void launch_backward_preprocess(BackwardArguments a,
+                                const BackwardSizes<Element, kWidth, kProducts>& sizes,
+                                const LaunchArgs& launch) {
+  const int64_t programs = sizes.row_blocks * a.params.H_q * sequences(a.params, launch);
   if (programs == 0) return;
-  a.blocks = static_cast<int>(blocks);
-  TK_LAUNCH(backward_preprocess_kernel<Element>, grid(programs), kTermWarps * kWarp, 0,
-            launch.stream, a);
+  a.blocks = static_cast<int>(sizes.row_blocks);
+  TK_LAUNCH((backward_preprocess_kernel<Element, kWidth, kProducts>), grid(programs),
+            preprocess_threads(sizes.tile.block_m, kWidth * sizeof(Element)), 0, launch.stream, a);
 }
 
 // Launches the bias gradient kernel. The preprocess kernel must have run before.
@@ -201,11 +200,10 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   Layout layout(workspace);
   BackwardArguments a = backward_arguments(p, launch);
   lay_out(layout, sizes, a);
-  const auto zero_bytes = reinterpret_cast<char*>(a.lse) - static_cast<char*>(workspace);
-  clear(workspace, static_cast<size_t>(zero_bytes), launch.stream);
-  if (!deterministic) a.dq_semaphore = nullptr;
+  // Without queries nothing is added to dq, and no preprocess kernel clears the counter.
+  if (!deterministic || sizes.row_blocks == 0) a.dq_semaphore = nullptr;
 
-  launch_backward_preprocess<Element>(a, launch);
+  launch_backward_preprocess(a, sizes, launch);
   if (sizes.key_blocks * p.H_kv * B > 0) {
     a.blocks = static_cast<int>(sizes.key_blocks);
     TK_LAUNCH((backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
@@ -234,7 +232,7 @@ void launch_bias_gradients_alone(const BackwardParams& p, const LaunchArgs& laun
   Layout layout(workspace);
   BackwardArguments a = backward_arguments(p, launch);
   lay_out_bias_gradients(layout, sizes, a);
-  launch_backward_preprocess<Element>(a, launch);
+  launch_backward_preprocess(a, sizes, launch);
   launch_bias_gradients(a, sizes, launch);
 }
 
@@ -261,7 +259,7 @@ void launch_relative_backward(const BackwardParams& p, const LaunchArgs& launch,
   Layout layout(workspace);
   BackwardArguments a = backward_arguments(p, launch);
   float* const key_sums = lay_out(layout, sizes, a);
-  launch_backward_preprocess<Element>(a, launch);
+  launch_backward_preprocess(a, sizes, launch);
   if (sizes.key_blocks * p.H_kv * B > 0) {
     a.blocks = static_cast<int>(sizes.key_blocks);
     TK_LAUNCH((relative_dkdv_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),

@@ -53,8 +53,8 @@ relative_dkdv_kernel(const __grid_constant__ BackwardArguments a) {
   const auto dk_rows = rows_of<Element>(p.dk, seq.at, h_kv, seq.first_k, p.D);
   const auto dv_rows = rows_of<Element>(p.dv, seq.at, h_kv, seq.first_k, p.D_v);
   const float scale = a.score.scale;
-  store_key_gradient(dk_rows, dk, j0 + warp.row_n, warp.column_n, seq.N, scale);
-  store_key_gradient(dv_rows, dv, j0 + warp.row_n, warp.column_n, seq.N, 1.0f);
+  store_rows(dk_rows, dk, j0 + warp.row_n, warp.column_n, seq.N, scale);
+  store_rows(dv_rows, dv, j0 + warp.row_n, warp.column_n, seq.N, 1.0f);
 }
 
 template <typename Element, int kWidth>
@@ -98,7 +98,7 @@ relative_dq_kernel(const __grid_constant__ BackwardArguments a) {
                                      warp.column_q);
   }
   const auto rows = rows_of<Element>(p.dq, seq.at, h, seq.first_q, p.D);
-  store_key_gradient(rows, dq, i0 + warp.row_q, warp.column_q, seq.M, a.score.scale);
+  store_rows(rows, dq, i0 + warp.row_q, warp.column_q, seq.M, a.score.scale);
 }
 
 // The distances of a band, and the columns of a warp: dr of one tile has 2 block rows.

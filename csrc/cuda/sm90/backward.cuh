@@ -6,6 +6,7 @@
 // docs/hopper.md.
 #pragma once
 
+#include "cuda/common/store_rows.cuh"
 #include "cuda/sm90/backward_by_columns.cuh"
 #include "cuda/sm90/backward_by_rows.cuh"
 
@@ -25,9 +26,7 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   // Placed outside the tiles: TMA writes those through the async proxy, which would need a fence.
   auto* const program_slot = reinterpret_cast<unsigned char*>(&shared.k.tile_info({}));
   const int program = program_of(a.dq_semaphore ? a.block_counter : nullptr, program_slot);
-  const int H_kv = static_cast<int>(a.params.H_kv);
-  const KeyBlock key_block{program / a.blocks / H_kv, program / a.blocks % H_kv,
-                           program % a.blocks};
+  const auto key_block = KeyBlock::of(program, a.blocks, static_cast<int>(a.params.H_kv));
   if (key_block.n * Shape::kN >= sequence_of(a, key_block.b).N) return;
   if (threadIdx.x == 0) {
     constexpr int kConsumerWarps = kTile.kConsumers * kWarpgroupWarps;
@@ -71,47 +70,6 @@ dropout_backward_kernel(const __grid_constant__ BackwardArguments a) {
   backward<Shape, DropoutMask<Shape>>(a, memory);
 }
 
-// Transposes words[0 .. 3] of four adjacent lanes: afterwards word j of lane q is word q of lane j.
-TK_DEVICE void transpose_quad(uint32_t (&words)[4]) {
-#pragma unroll
-  for (int distance = 1; distance <= 2; distance *= 2) {
-    const bool upper = (lane_index() & distance) != 0;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n & distance) continue;
-      uint32_t &low = words[n], &high = words[n + distance];
-      const uint32_t received = __shfl_xor_sync(~0u, upper ? low : high, distance);
-      (upper ? low : high) = received;
-    }
-  }
-}
-
-// Stores a warp's 16 rows from `row` on, below `end`, scaled and rounded, by 16 bytes at a time.
-// `rows` consist of 16-byte chunks.
-template <typename Element, int kN>
-TK_DEVICE void store_chunks(const Accumulator<1, kN>& x, const Rows<Element>& rows, int row,
-                            int end, int column, float scale) {
-  static_assert(kN % 4 == 0);
-#pragma unroll
-  for (int n = 0; n < kN; n += 4) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t words[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float (&pairs)[4] = x.x[0][n + k];
-        words[k] = pack(pairs[2 * half] * scale, pairs[2 * half + 1] * scale, Element{});
-      }
-      transpose_quad(words);
-      const int i = row + row_of(2 * half), c = column + 8 * (n + lane_index() % 4);
-      if (i < end && c < rows.width) {
-        *reinterpret_cast<uint4*>(rows.at(i) + c) =
-            make_uint4(words[0], words[1], words[2], words[3]);
-      }
-    }
-  }
-}
-
 // dq postprocess: scales and rounds dq_sums into dq. One CTA per query tile and head.
 template <typename Element, int kWidth, int kVWidth>
 TK_KERNEL(hopper_backward_tile(kWidth).kConsumers* kWarpgroupThreads, 1)
@@ -136,13 +94,7 @@ dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   const float scale = a.score.scale;
   const int row = block * kM + Shape::dq_row(consumer) + warp_in_warpgroup() * 16;
   const int column = Shape::dq_column(consumer);
-  if (rows.in_chunks) {
-    store_chunks(dq, rows, row, seq.M, column, scale);
-    return;
-  }
-  dq.for_each_pair([&](int r, int c, float x, float y) {
-    if (row + r < seq.M) rows.store_pair(row + r, column + c, x * scale, y * scale);
-  });
+  store_rows(rows, dq, row, column, seq.M, scale);
 }
 
 }  // namespace tk::cuda::sm90

@@ -1,9 +1,11 @@
-// Backward preprocess: lse and delta for each row, interleaved by tile so that one bulk copy loads
-// both.
+// Backward preprocess: lse and delta of each row, interleaved by tile so that one bulk copy loads
+// both; cleared sums of dq.
 #pragma once
 
+#include "cuda/common/preprocess_tile.cuh"
 #include "cuda/common/score_gradient.cuh"
 #include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/tile_scheduler.cuh"
 
 namespace tk::cuda::sm90 {
 
@@ -16,11 +18,6 @@ struct BackwardArguments : Arguments<BackwardParams> {
   int* block_counter;  // CTAs started so far, see program_of
   int row_tiles;       // of the longest sequence
   TensorMap q, k, v, d_o, dk, dv;
-};
-
-// The key block of one CTA.
-struct KeyBlock {
-  int b, h_kv, n;  // n: index of the key block
 };
 
 // Workspace index of a query tile. Varlen sequences share the tiles of a head, with one spare tile
@@ -44,48 +41,34 @@ struct RowStats {
   TK_DEVICE_METHOD const float* delta() const { return data + kM; }
 };
 
-constexpr int kPreprocessThreads = 256;
-
-// One CTA per query tile and head, padding rows of the last tile included. kVWidth bounds the width
-// of o and do; so many lanes share a row that each loads 16 bytes of both.
-template <typename Element, int kM, int kVWidth>
-TK_KERNEL(kPreprocessThreads, 1)
+// Writes the row statistics of one query tile of one head, padding rows of the last tile included,
+// and clears what the backward pass adds to: the sums of dq of this tile, and the counters. kWidth
+// is the width of dq_sums, and kVWidth bounds that of o and do.
+template <typename Element, int kM, int kWidth, int kVWidth>
+TK_KERNEL((PreprocessTile<Element, kM, kVWidth>::kThreads), 1)
 backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
-  constexpr int kLanes = kVWidth < 256 ? kVWidth / 8 : kWarp;
-  constexpr int kRows = kPreprocessThreads / kLanes, kSteps = kM / kRows;  // kRows at a time
-  static_assert(kM % kRows == 0);
+  using Tile = PreprocessTile<Element, kM, kVWidth>;
+  constexpr int kConsumers = HopperBackwardTile::kConsumers, kDqElements = kM * kWidth;
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
   const int h = program / a.row_tiles % H_q, block = program % a.row_tiles;
   const Sequence seq = sequence_of(a, program / a.row_tiles / H_q);
+  if (program == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;
   if (block * kM >= seq.M) return;
-  const auto o = rows_of<const Element>(p.o, seq.at, h, seq.first_q, p.D_v);
-  const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
-  const int first = static_cast<int>(threadIdx.x) / kLanes;  // row of the first step
-  float delta[kSteps];
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int i = block * kM + step * kRows + first;
-    delta[step] = row_product<kLanes>(o, d_o, i, i < seq.M);
+  const int64_t tile = tile_of<kM>(a, seq, h, block);
+  Tile::template clear<kDqElements>(a.dq_sums + tile * kDqElements);
+  if (threadIdx.x < kConsumers && a.dq_semaphore) {
+    a.dq_semaphore[tile * kConsumers + threadIdx.x] = 0;
   }
-  if (static_cast<int>(threadIdx.x) % kLanes != 0) return;
-  const int64_t offset = statistics_offset(p, seq, h) + block * kM;
-  float* const tile = a.row_stats + int64_t{tile_of<kM>(a, seq, h, block)} * 4 * kM;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int row = step * kRows + first;
-    float lse = INFINITY;
-    if (block * kM + row < seq.M) {
-      const float natural = static_cast<const float*>(p.lse)[offset + row];
-      if (natural != -INFINITY) lse = natural;
-      if (p.dlse) delta[step] -= static_cast<const float*>(p.dlse)[offset + row];
-    }
-    float* const to = tile + row;
+  float* const row_stats = a.row_stats + tile * 4 * kM;
+  const auto store = [&](int row, float lse, float delta) {
+    float* const to = row_stats + row;
     to[0] = lse * kLog2E;
-    to[kM] = delta[step];
+    to[kM] = delta;
     to[2 * kM] = lse;
-    to[3 * kM] = delta[step];
-  }
+    to[3 * kM] = delta;
+  };
+  Tile::for_each_row(p, seq, h, block * kM, store);
 }
 
 }  // namespace tk::cuda::sm90

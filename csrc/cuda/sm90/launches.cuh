@@ -80,7 +80,7 @@ struct BackwardSizes {
   }
 };
 
-// Partitions the workspace. The zero-initialised arrays come first.
+// Partitions the workspace.
 template <typename Shape>
 void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
   a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kConsumers * Shape::kDqElements);
@@ -113,9 +113,8 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
   lay_out(layout, sizes, a);
-  const auto zeros = reinterpret_cast<char*>(a.row_stats) - static_cast<char*>(workspace);
-  clear(workspace, static_cast<size_t>(zeros), launch.stream);
-  if (!deterministic) a.dq_semaphore = nullptr;
+  // Without queries nothing is added to dq, and no preprocess kernel clears the counter.
+  if (!deterministic || sizes.row_tiles == 0) a.dq_semaphore = nullptr;
   a.q = tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kM);
   a.d_o = tensor_map_of<Element>(p.d_o, p.B, p.H_q, p.M, p.D_v, kM);
   a.k = tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kN);
@@ -125,8 +124,8 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
 
   const int64_t row_programs = sizes.row_tiles * p.H_q * B;
   if (row_programs > 0) {
-    TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM, kVWidth>), grid(row_programs),
-              kPreprocessThreads, 0, launch.stream, a);
+    TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM, Shape::kWidth, kVWidth>),
+              grid(row_programs), preprocess_threads(kM, 2 * kVWidth), 0, launch.stream, a);
   }
   const int64_t key_programs = sizes.key_blocks * p.H_kv * B;
   if (key_programs > 0 && a.dropout.seed) {

@@ -1,4 +1,5 @@
-// Persistent tile scheduler of the forward pass: the (batch, head, row block) tiles of each CTA.
+// Schedules of the CTAs: the persistent tile scheduler of the forward pass, whose CTAs process many
+// (batch, head, row block) tiles, and the key block of a CTA of the backward pass.
 #pragma once
 
 #include <algorithm>
@@ -49,6 +50,17 @@ struct TileScheduler {
     if (!taken) return n + ctas;
     const int drawn = threadIdx.x % kWarp == 0 ? atomicAdd(taken, 1) : 0;
     return ctas + __shfl_sync(~0u, drawn, 0);
+  }
+};
+
+// The key block of one CTA of the backward pass.
+struct KeyBlock {
+  int b, h_kv, n;  // n: index of the key block
+
+  // That of CTA `program`. Under a causal mask the first key blocks of a head, which most queries
+  // see, begin first.
+  TK_DEVICE_METHOD static KeyBlock of(int program, int blocks, int H_kv) {
+    return {program / blocks / H_kv, program / blocks % H_kv, program % blocks};
   }
 };
 

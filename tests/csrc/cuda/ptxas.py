@@ -13,7 +13,8 @@ _ENTRY = re.compile(
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
-_KERNEL = re.compile(r"tk4cuda(?:4sm90)?L?\d+(\w+?_kernel)")
+KERNEL = re.compile(r"tk4cuda(?:4sm90)?L?\d+(\w+?_kernel)")
+"""Name of a kernel in its mangled symbol."""
 _UNIT = re.compile(r"kernels-(relative-|linear-)?(\w+?)-(\d+)(?:-(\d+))?\.o\.ptxas")
 
 
@@ -54,7 +55,7 @@ def parse(
 ) -> Iterator[Resources]:
     """Resources of each kernel in the output of ptxas."""
     for entry in _ENTRY.finditer(report):
-        kernel = _KERNEL.search(entry["symbol"])
+        kernel = KERNEL.search(entry["symbol"])
         yield Resources(
             kernel=entry["symbol"] if kernel is None else kernel[1],
             architecture=entry["architecture"],

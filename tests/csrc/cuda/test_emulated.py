@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -262,6 +263,15 @@ def test_packed_sequences_are_bitwise_equal_under_every_thread_order(
             runs.append(varlen_by_backend(case, x, "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+
+
+@pytest.mark.usefixtures("deterministic", "poisoned")
+@pytest.mark.parametrize("chip", [80, 90])
+def test_deterministic_mode_without_queries(chip: int) -> None:
+    """The counter of CTAs is then not cleared, and must not be read."""
+    (case,) = (one for one in CASES if one.name == "no-queries")
+    with emulator.chip(chip):
+        assert_case(replace(case, D=64, D_v=64), torch.float16, "cuda")
 
 
 @pytest.mark.exhaustive

@@ -35,6 +35,10 @@ def _rows(
     return _mutant("sm90/backward_by_rows.cuh", name, old, new, cases, deterministic)
 
 
+def _preprocess(name: str, old: str, new: str = "", *, deterministic: bool = False) -> Mutant:
+    return _mutant("sm90/backward_preprocess.cuh", name, old, new, KEYS, deterministic)
+
+
 def _dropout(name: str, old: str, new: str) -> Mutant:
     return _mutant("sm90/dropout_mask.cuh", name, old, new, DROPOUT)
 
@@ -213,6 +217,20 @@ MUTANTS = (
         _DQ_COMPLETE,
         _DQ_COMPLETE.replace("fence_async();", ""),
         QUERIES,
+    ),
+    # What the preprocess kernel clears.
+    _preprocess(
+        "sums of dq are not cleared",
+        "Tile::template clear<kDqElements>(a.dq_sums + tile * kDqElements);",
+    ),
+    _preprocess(
+        "the dq semaphore of one consumer is not cleared",
+        "threadIdx.x < kConsumers && a.dq_semaphore",
+        "threadIdx.x < 1 && a.dq_semaphore",
+        deterministic=True,
+    ),
+    _preprocess(
+        "the counter of CTAs is not cleared", "*a.block_counter = 0;", ";", deterministic=True
     ),
     # The dq semaphore of deterministic mode.
     _rows(

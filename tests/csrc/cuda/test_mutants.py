@@ -69,6 +69,23 @@ MUTANTS = (
         "q and do have arrived; p, ds and the other stage have been read",
     ),
     _without("sm80/backward.cuh", BARRIER, BACKWARD, "p and ds are written"),
+    _without(
+        "sm80/backward.cuh",
+        "    Tile::template clear<kBlockM * kWidth>(a.dq_sums + tile * (kBlockM * kWidth));",
+        BACKWARD,
+    ),
+    _without(
+        "sm80/backward.cuh",
+        "    if (threadIdx.x == 0 && a.dq_semaphore) a.dq_semaphore[tile] = 0;",
+        BACKWARD,
+        deterministic=True,
+    ),
+    _without(
+        "sm80/backward.cuh",
+        "  if (program == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;",
+        BACKWARD,
+        deterministic=True,
+    ),
     _without("sm80/backward.cuh", WAIT, BACKWARD),
     _without("sm80/backward.cuh", BARRIER, BACKWARD, "q and do have been read", in_float32=True),
     _without(

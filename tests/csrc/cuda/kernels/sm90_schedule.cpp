@@ -1,4 +1,4 @@
-// The tile scheduler of the forward pass: its order, and a simulation of its schedule.
+// The tile scheduler of the forward pass, and simulations of the schedules of both passes.
 #include <functional>
 #include <queue>
 
@@ -22,23 +22,43 @@ void every_tile_once() {
   }
 }
 
-// Share of the time that the 132 multiprocessors of an H200 are busy, under a causal mask: each
-// takes the next tile as soon as it has finished one. A tile takes as long as its visible key
-// blocks, and two for its beginning and end.
-double busy_share(int width, int block_m, int block_n, int heads) {
-  constexpr int kLength = 16384, kMultiprocessors = 132;
-  tk::Problem p{};
-  p.H_q = p.H_kv = heads;
-  p.D = p.D_v = width;
-  const int blocks = ceil_divide(kLength, block_m);
-  const sm90::TileScheduler scheduler{heads, blocks, sm90::swizzle_heads_of(p, kLength, heads),
-                                      nullptr};
+constexpr int kLength = 16384, kMultiprocessors = 132;
+
+// True if some query i0 <= i < i1 sees some key j0 <= j < j1.
+using Visible = bool (*)(int i0, int i1, int j0, int j1);
+
+bool causal(int, int i1, int j0, int) { return j0 < i1; }
+bool window(int i0, int i1, int j0, int j1) { return j0 < i1 && j1 > i0 - kLength / 8; }
+
+// Time of a CTA or tile: its visible blocks, and two for its beginning and end.
+double time_of(int visible_blocks) { return visible_blocks + 2; }
+
+// Visible key blocks of the row blocks, and visible query blocks of the key blocks.
+struct VisibleBlocks {
+  std::vector<int> keys, queries;
+
+  VisibleBlocks(Visible visible, int block_m, int block_n)
+      : keys(static_cast<size_t>(ceil_divide(kLength, block_m))),
+        queries(static_cast<size_t>(ceil_divide(kLength, block_n))) {
+    for (size_t m = 0; m < keys.size(); ++m) {
+      for (size_t n = 0; n < queries.size(); ++n) {
+        const int i0 = static_cast<int>(m) * block_m, j0 = static_cast<int>(n) * block_n;
+        if (!visible(i0, min(i0 + block_m, kLength), j0, min(j0 + block_n, kLength))) continue;
+        ++keys[m];
+        ++queries[n];
+      }
+    }
+  }
+};
+
+// Share of the time that the multiprocessors of an H200 are busy, if each takes the next tile as
+// soon as it has finished one.
+double busy_share(const std::vector<double>& times) {
   std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
   for (int n = 0; n < kMultiprocessors; ++n) free_at.push(0.0);
   double work = 0.0, end = 0.0;
-  for (int n = 0; n < scheduler.count(); ++n) {
-    const int rows = min((scheduler.position(n).block + 1) * block_m, kLength);
-    const double time = ceil_divide(rows, block_n) + 2, finished = free_at.top() + time;
+  for (const double time : times) {
+    const double finished = free_at.top() + time;
     free_at.pop();
     free_at.push(finished);
     work += time;
@@ -47,23 +67,67 @@ double busy_share(int width, int block_m, int block_n, int heads) {
   return work / (end * kMultiprocessors);
 }
 
-void causal_tiles_are_balanced() {
+// Times of the tiles of the forward pass, in the order of its scheduler.
+std::vector<double> forward_times(Visible visible, int width, int heads) {
+  const HopperForwardTile tile = hopper_forward_tile(width);
+  const VisibleBlocks blocks(visible, tile.block_m(), tile.block_n);
+  tk::Problem p{};
+  p.H_q = p.H_kv = heads;
+  p.D = p.D_v = width;
+  const sm90::TileScheduler scheduler{heads, static_cast<int>(blocks.keys.size()),
+                                      sm90::swizzle_heads_of(p, kLength, heads), nullptr};
+  std::vector<double> times;
+  for (int n = 0; n < scheduler.count(); ++n) {
+    times.push_back(time_of(blocks.keys[static_cast<size_t>(scheduler.position(n).block)]));
+  }
+  return times;
+}
+
+// Times of the CTAs of the backward pass, in the order in which they start.
+std::vector<double> backward_times(Visible visible, int width, int heads) {
+  const HopperBackwardTile tile = hopper_backward_tile(width);
+  const VisibleBlocks blocks(visible, tile.block_m, tile.block_n);
+  const int count = static_cast<int>(blocks.queries.size());
+  std::vector<double> times;
+  for (int program = 0; program < count * heads; ++program) {
+    const int n = sm90::KeyBlock::of(program, count, heads).n;
+    times.push_back(time_of(blocks.queries[static_cast<size_t>(n)]));
+  }
+  return times;
+}
+
+using Times = std::vector<double> (*)(Visible visible, int width, int heads);
+
+// Least busy share with 8, 16, and more heads. With masks under which all tiles take the same time,
+// it does not depend on their order.
+struct Least {
+  double eight, sixteen, more;
+};
+
+void expect_busy(Times times_of, const char* mask, Visible visible, const Least& least) {
   for (const int heads : {8, 16, 32, 64}) {
     for (const int width : {64, 128, 256}) {
-      constexpr double kFew = 0.97, kMany = 0.98;
-      const HopperForwardTile tile = hopper_forward_tile(width);
-      const double share = busy_share(width, tile.block_m(), tile.block_n, heads);
-      expect(share >= (heads == 8 ? kFew : kMany), "width " + std::to_string(width) + ", heads " +
-                                                       std::to_string(heads) + ": busy " +
-                                                       std::to_string(share));
+      const double share = busy_share(times_of(visible, width, heads));
+      const double bound = heads == 8 ? least.eight : heads == 16 ? least.sixteen : least.more;
+      expect(share >= bound, std::string(mask) + ", width " + std::to_string(width) + ", heads " +
+                                 std::to_string(heads) + ": busy " + std::to_string(share));
     }
   }
 }
+
+void multiprocessors_are_busy(Times times_of) {
+  expect_busy(times_of, "causal", causal, {0.97, 0.98, 0.99});
+  expect_busy(times_of, "window", window, {0.94, 0.97, 0.98});
+}
+
+void forward_tiles_are_balanced() { multiprocessors_are_busy(forward_times); }
+void backward_ctas_are_balanced() { multiprocessors_are_busy(backward_times); }
 
 }  // namespace
 
 int main(int count, char** arguments) {
   return run_cases(count, arguments,
                    {{"every_tile_once", every_tile_once},
-                    {"causal_tiles_are_balanced", causal_tiles_are_balanced}});
+                    {"forward_tiles_are_balanced", forward_tiles_are_balanced},
+                    {"backward_ctas_are_balanced", backward_ctas_are_balanced}});
 }
