@@ -24,8 +24,8 @@ endif
 PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest fuzz oldest hub test-hub bench gpu lint build \
-  extension clean
+.PHONY: help demo test test-all test-rest fuzz oldest hub test-hub bench gpu gpu-grid gpu-tune \
+  lint build extension clean
 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
@@ -35,6 +35,9 @@ help:
 	@echo "make bench     the benchmarks"
 	@echo "make hub       kernels for HuggingFace's library \`kernels\`, in build/hub"
 	@echo "make gpu       on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
+	@echo "make gpu-grid  on a CUDA device: the benchmark suite gpu to its end, recorded"
+	@echo "make gpu-tune  on a CUDA device: variants of the kernels against the present ones, in turns;"
+	@echo "               ONLY=NAMES, OUT=DIR"
 	@echo "make lint      ruff, mypy, clang-format and lengths of functions"
 	@echo "make build     the environment and the compiled extension"
 	@echo "make clean     remove what was built; $(VENV) stays"
@@ -81,6 +84,13 @@ bench: $(call packages,test) build
 OUT ?=
 gpu: $(call packages,test)
 	@$(RUN) -m benchmarks.runner.gpu $(if $(OUT),--out "$(OUT)")
+
+gpu-grid: $(call packages,test) build
+	$(RUN) -m pytest benchmarks/test_gpu.py --record -W default --time-limit inf
+
+# See docs/hopper.md, section 8.
+gpu-tune: $(call packages,test) build
+	@$(RUN) -m benchmarks.runner.tune $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out "$(OUT)")
 
 lint: $(call packages,lint) build
 	$(RUN) -m ruff check

@@ -67,6 +67,16 @@ def toolchain(compiler: tuple[str, ...], torch: Torch, cuda: CudaBuild | None) -
     return Toolchain(compiler, COMMON_FLAGS, (*link_flags, *cuda.link_flags), cuda.nvcc(compiler))
 
 
+def build_folder() -> str:
+    """The folder of the extension's objects, relative to ROOT."""
+    return f"build/extension{sysconfig.get_config_var('EXT_SUFFIX').removesuffix('.so')}"
+
+
+def nvcc_jobs() -> int:
+    """Number of parallel processes of nvcc."""
+    return job_count(os.environ, available_cores(), memory_gib(), GIB_A_JOB["nvcc"])
+
+
 class BuildExtension(build_ext):
     """The build_ext command of setuptools, with ninja instead of its compiler driver."""
 
@@ -94,11 +104,10 @@ class BuildExtension(build_ext):
         found = _find_cuda(torch)
         cuda = found if isinstance(found, CudaBuild) else None
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        folder = f"build/extension{suffix.removesuffix('.so')}"
+        folder = build_folder()
         output = f"{folder}/_C{suffix}"
         objects = units(platform.machine(), torch, find_pybind11(), cuda)
-        jobs = job_count(os.environ, available_cores(), memory_gib(), GIB_A_JOB["nvcc"])
-        text = ninja_file(objects, toolchain(compiler, torch, cuda), folder, output, jobs)
+        text = ninja_file(objects, toolchain(compiler, torch, cuda), folder, output, nvcc_jobs())
         hint = f"\nwithout CUDA kernels: {ARCH_LIST}=none" if cuda else ""
         run_ninja(ROOT, folder, text, hint=hint)
 

@@ -62,18 +62,38 @@ def ninja_file(
     units: Sequence[Unit], tools: Toolchain, folder: str, output: str, nvcc_jobs: int = 1
 ) -> str:
     """The text of build.ninja. Headers are tracked by dependency files of the compilers."""
+    objects = {f"{folder}/{unit.object_name}": unit for unit in units}
+    return libraries_file({output: list(objects)}, objects, tools, folder, nvcc_jobs)
+
+
+def libraries_file(
+    libraries: Mapping[str, Sequence[str]],
+    units: Mapping[str, Unit],
+    tools: Toolchain,
+    folder: str,
+    nvcc_jobs: int = 1,
+) -> str:
+    """The text of build.ninja for several libraries.
+
+    Args:
+        libraries: Paths of the objects of each library, in link order, by its path. Those that are
+            not in `units` exist already.
+        units: Units by the paths of their objects.
+        tools: Commands of the compilers.
+        folder: Folder of ninja's own files.
+        nvcc_jobs: Number of processes of nvcc.
+    """
     lines = [f"builddir = {folder}", *_cxx_rules(tools)]
-    if any(unit.compiler == "nvcc" for unit in units):
+    if any(unit.compiler == "nvcc" for unit in units.values()):
         lines += _nvcc_rule(tools, nvcc_jobs)
-    objects = [f"{folder}/{unit.object_name}" for unit in units]
-    for unit, path in zip(units, objects, strict=True):
+    for path, unit in units.items():
         rule = "compile" if unit.compiler == "c++" else "compile_cuda"
         lines += [
             f"build {path}: {rule} {unit.source}",
             f"  flags = {_escape(shlex.join(unit.flags))}",
             f"  variant = {unit.variant}",
         ]
-    lines.append(f"build {output}: link {' '.join(objects)}")
+    lines += [f"build {output}: link {' '.join(paths)}" for output, paths in libraries.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -124,12 +124,12 @@ def find_sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=home / "bin")
 
 
-def impossible_reason() -> str | None:
-    """Returns the reason why the stages cannot run, or None if torch finds a CUDA device."""
+def impossible_reason(command: str = "make gpu") -> str | None:
+    """Returns the reason why the command cannot run, or None if torch finds a CUDA device."""
     if torch.cuda.is_available():
         return None
     built = "is built without CUDA" if torch.version.cuda is None else "finds none"
-    return f"make gpu needs a CUDA device, and torch {torch.__version__} {built}"
+    return f"{command} needs a CUDA device, and torch {torch.__version__} {built}"
 
 
 def summary(rows: Sequence[Row], outcomes: Iterable[Outcome], sanitizer: str | None) -> list[str]:

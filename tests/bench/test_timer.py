@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from transformer_kernels.bench import Budget, Interleaver
+from transformer_kernels.bench import Budget, Interleaver, Ratio
 from transformer_kernels.bench.workload import Prepare, Workload
 
 
@@ -72,6 +72,26 @@ def test_slow_workloads_run_in_the_first_rounds_only(clock: FakeClock) -> None:
         interleaver.round()
     assert "".join(clock.calls) == "a" + "ab" + "ba" + "a" + "a"
     assert [timing.rounds for timing in interleaver.timings().values()] == [4, 2]
+
+
+def test_ratios_compare_laps_of_the_same_round(clock: FakeClock) -> None:
+    """A machine that becomes slower changes the times, but not the ratios."""
+    slower = [1.0, 2.0, 4.0, 8.0]
+    laps = {"base": slower, "same": slower, "faster": [0.5 * x for x in slower]}
+    interleaver = Interleaver({name: clock.workload(name, seconds=x) for name, x in laps.items()})
+    for _ in slower:
+        interleaver.round()
+    ratios = interleaver.ratios("base")
+    assert ratios == {"base": Ratio(1, 1, 1), "same": Ratio(1, 1, 1), "faster": Ratio(2, 2, 2)}
+
+
+def test_ratios_have_quantiles_over_the_rounds(clock: FakeClock) -> None:
+    laps = {"base": [3.0, 1.0, 6.0, 2.0, 5.0, 4.0], "other": [1.0] * 6}
+    interleaver = Interleaver({name: clock.workload(name, seconds=x) for name, x in laps.items()})
+    for _ in range(6):
+        interleaver.round()
+    ratio = interleaver.ratios("base")["other"]
+    assert (ratio.median, ratio.p20, ratio.p80) == pytest.approx((3.5, 2.0, 5.0))
 
 
 @pytest.mark.parametrize(("round_seconds", "rounds"), [(0.1, 30), (10.0, 5), (1e-4, 50), (0.0, 50)])

@@ -123,8 +123,15 @@ def load(config: Emulation) -> str:
 
 def build(config: Emulation) -> Path:
     """Builds the library if it is outdated."""
-    found = find_torch()
-    link_flags = (f"-L{found.root / 'lib'}", *LINK_FLAGS, "-ldl")
-    tools = Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
-    output = f"build/emulator{config.suffix}/emulated.so"
-    return libraries.build(output, config.units(found, ROOT), tools, "the emulated CUDA kernels")
+    output, units = f"{folder(config)}/emulated.so", config.units(find_torch(), ROOT)
+    return libraries.build(output, units, toolchain(), "the emulated CUDA kernels")
+
+
+def folder(config: Emulation) -> str:
+    """The folder of the library and its objects, relative to ROOT."""
+    return f"build/emulator{config.suffix}"
+
+
+def toolchain() -> Toolchain:
+    link_flags = (f"-L{find_torch().root / 'lib'}", *LINK_FLAGS, "-ldl")
+    return Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)

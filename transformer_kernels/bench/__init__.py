@@ -6,7 +6,7 @@ from transformer_kernels.bench.clocks import Clock, clock_for
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.provenance import Provenance, device_slug
 from transformer_kernels.bench.rows import Row, append_rows, make_row, read_rows, write_rows
-from transformer_kernels.bench.timer import Budget, Interleaver, Timing
+from transformer_kernels.bench.timer import Budget, Interleaver, Ratio, Timing
 from transformer_kernels.bench.variants import VARIANTS, Variant, usable_variants
 from transformer_kernels.bench.workload import prepare_work
 
@@ -21,6 +21,7 @@ __all__ = [
     "Interleaver",
     "Outputs",
     "Provenance",
+    "Ratio",
     "Row",
     "Timing",
     "Variant",

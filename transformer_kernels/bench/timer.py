@@ -30,6 +30,15 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """Quantiles of a ratio over all rounds."""
+
+    median: float
+    p20: float
+    p80: float
+
+
+@dataclass(frozen=True)
 class Budget:
     """Number of rounds: as many as fit into `seconds`, but between `fewest` and `most`."""
 
@@ -98,6 +107,17 @@ class Interleaver:
         """Returns the timings so far; needs at least one round."""
         return {name: _timing(laps) for name, laps in self._laps.items()}
 
+    def ratios(self, base: str) -> dict[str, Ratio]:
+        """Time of the workload `base` over that of each workload, within the same round.
+
+        A slow round affects both, so that these quantiles are closer than those of the times.
+        """
+        return {
+            name: Ratio(*_quantiles([of_base / lap for of_base, lap in pairs], [0.5, 0.2, 0.8]))
+            for name, laps in self._laps.items()
+            if (pairs := list(zip(self._laps[base], laps, strict=False)))
+        }
+
     def _lap(self, prepare: Prepare) -> Seconds:
         """Measures one workload, without its set-up and without freeing its result."""
         workload = prepare()
@@ -111,6 +131,11 @@ class Interleaver:
 
 
 def _timing(laps: list[float]) -> Timing:
-    quantiles = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
-    low, median, high = (1e3 * torch.tensor(laps).double().quantile(quantiles)).tolist()
+    low, median, high = _quantiles([1e3 * lap for lap in laps], [0.2, 0.5, 0.8])
     return Timing(median, low, high, len(laps))
+
+
+def _quantiles(values: list[float], at: list[float]) -> list[float]:
+    samples, fractions = (torch.tensor(x, dtype=torch.float64) for x in (values, at))
+    quantiles: list[float] = samples.quantile(fractions).tolist()
+    return quantiles

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,12 +21,12 @@ from building.cuda import (
     linear_units,
 )
 from building.cuda_toolkit import NoCudaError, find_toolkit
-from building.extension import ROOT
+from building.extension import ROOT, build_folder
 from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS
 from tests.csrc.cuda.ptxas import Resources, diagnostics, parse, reports
 from transformer_kernels import _C
 
-FOLDER = ROOT / f"build/extension{sysconfig.get_config_var('EXT_SUFFIX').removesuffix('.so')}"
+FOLDER = ROOT / build_folder()
 ARCHITECTURES = _C.build_info()["cuda_architectures"]
 CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HOPPER_CODE]
 KERNELS = {"forward_kernel", "backward_kernel", "relative_gradient_kernel", "decode_kernel"}

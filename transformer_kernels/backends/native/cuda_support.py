@@ -29,6 +29,20 @@ LINEAR_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_LINEAR_WIDTHS if WIDTHS
 _NOT_BUILT = "the extension is built without CUDA kernels; `make build` prints the reason"
 
 _emulated_by: str | None = None
+_library: str = NAMESPACE
+
+
+def use_library(namespace: str) -> None:
+    """Runs the operators of another library, loaded into this process, from now on.
+
+    A backward pass runs those of the library in use when it starts. For comparisons of builds:
+    benchmarks/runner/tune.py.
+    """
+    global _emulated_by, _library
+    if _emulated_by is not None:
+        _emulated_by = namespace
+    else:
+        _library = namespace
 
 
 def emulate(namespace: str | None) -> None:
@@ -46,7 +60,7 @@ def operators(device: torch.device) -> Any:
     """Returns the operator namespace that runs on the device."""
     if device.type == "cpu" and _emulated_by is not None:
         return getattr(torch.ops, _emulated_by)
-    return getattr(torch.ops, NAMESPACE)
+    return getattr(torch.ops, _library)
 
 
 def unavailable_reason() -> str | None:
