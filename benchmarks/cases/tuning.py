@@ -2,8 +2,7 @@
 
 A variant is a change of sources, mostly of a row of tile_config.h, and the one kernel that it
 concerns. All of them compile, and ptxas serialises no product of the Hopper kernels (its advice
-C7510 to C7520). Tiles of more than 128 keys, or of other than a multiple of 64, also need an
-instruction and another order of dropout masks.
+C7510 to C7520). Tiles of keys that the present kernels do not have also need an instruction.
 """
 
 from __future__ import annotations
@@ -75,34 +74,14 @@ def _wgmma(columns: int) -> tuple[Edit, ...]:
     )
 
 
-_DROP_BY_PARTS = Edit(
-    "cuda/common/dropout.cuh",
-    """  const DropoutMask<kM, kN> kept(dropout, b, h, i0, j0);
-  for_each_element<kM, kN>([&](int m, int n, int e) {
-    if (!kept(m, n, e)) p.x[m][n][e] = 0.0f;
-  });
-""",
-    """  constexpr int kPart = kN % 8 == 0 ? 8 : kN % 4 == 0 ? 4 : 2;
-#pragma unroll
-  for (int part = 0; part < kN; part += kPart) {
-    const DropoutMask<kM, kPart> kept(dropout, b, h, i0, j0 + 8 * part);
-    for_each_element<kM, kPart>([&](int m, int n, int e) {
-      if (!kept(m, n, e)) p.x[m][part + n][e] = 0.0f;
-    });
-  }
-""",
-)
-"""A dropout mask has the bits of 16 tiles of 8 keys at most, in groups of 8 or all in one."""
-
-
 def _hopper_forward(D: int, change: str, old: str, new: str, *more: Edit) -> KernelVariant:
     group = Group("sm90", "fwd", D, D)
     return KernelVariant(group=group, change=change, edits=(Edit(TILES, old, new), *more))
 
 
-def _hopper_forward_64(change: str, row: str, *more: Edit) -> KernelVariant:
+def _hopper_forward_64(change: str, row: str) -> KernelVariant:
     old = "if (width <= 64) return {3, 128, 2, 2, 32, 160};   // 113 KiB"
-    return _hopper_forward(64, change, old, f"if (width <= 64) return {row}", *more)
+    return _hopper_forward(64, change, old, f"if (width <= 64) return {row}")
 
 
 def _hopper_forward_128(change: str, row: str, *more: Edit) -> KernelVariant:
@@ -113,15 +92,15 @@ def _hopper_forward_128(change: str, row: str, *more: Edit) -> KernelVariant:
 def _more_keys_128(keys: int, kib: int) -> KernelVariant:
     """One tile of q instead of two, and as many keys as registers or shared memory allow."""
     row = f"{{2, {keys}, 2, 1, 24, 240}};  // {kib} KiB"
-    return _hopper_forward_128(f"{keys}-keys", row, *_wgmma(keys), _DROP_BY_PARTS)
+    return _hopper_forward_128(f"{keys}-keys", row, *_wgmma(keys))
 
 
-def _sm80_forward(D: int, change: str, row: str, *more: Edit) -> KernelVariant:
+def _sm80_forward(D: int, change: str, row: str) -> KernelVariant:
     """A variant for widths of 64 or 128; the tiles of narrower and wider rows stay."""
     old = "if (width <= 128) return {128, 64, 4};  // at most 64 KiB: two CTAs per multiprocessor"
     new = f"if (width > {D // 2} && width <= {D}) return {row}\n  {old}"
     return KernelVariant(
-        group=Group("sm80", "fwd", D, D), change=change, edits=(Edit(TILES, old, new), *more)
+        group=Group("sm80", "fwd", D, D), change=change, edits=(Edit(TILES, old, new),)
     )
 
 
@@ -131,13 +110,12 @@ KERNEL_VARIANTS = (
     _more_keys_128(176, 209),
     _hopper_forward_128("3-stages", "{2, 128, 3, 1, 40, 232};  // 225 KiB"),
     _hopper_forward_64("2-consumers", "{2, 128, 2, 2, 40, 232};   // 97 KiB"),
-    _hopper_forward_64("192-keys", "{2, 192, 2, 2, 40, 232};   // 129 KiB", _DROP_BY_PARTS),
+    _hopper_forward_64("192-keys", "{2, 192, 2, 2, 40, 232};   // 129 KiB"),
     _hopper_forward(
         256, "80-keys",
         "return {2, 64, 2, 1, 40, 232};                     // 193 KiB",
         "return {2, 80, 2, 1, 24, 240};                     // 225 KiB",
         *_wgmma(80),
-        _DROP_BY_PARTS,
     ),
     KernelVariant(
         group=Group("sm80", "bwd", 64, 64), change="64-queries",
@@ -152,5 +130,5 @@ KERNEL_VARIANTS = (
     _sm80_forward(128, "128-keys", "{128, 128, 8};  // 96 KiB"),
     _sm80_forward(128, "8-warps", "{128, 64, 8};  // 64 KiB"),
     _sm80_forward(128, "64-queries", "{64, 64, 4};  // 48 KiB"),
-    _sm80_forward(64, "128-keys", "{128, 128, 4};  // 48 KiB", _DROP_BY_PARTS),
+    _sm80_forward(64, "128-keys", "{128, 128, 4};  // 48 KiB"),
 )  # fmt: skip

@@ -90,13 +90,15 @@ struct DropoutMask {
       const TileInfo info = shared.row_stats.tile_info(stats_state);
       release(shared.row_stats, stats_state);
       last = info.last;
+      DropoutNumbers numbers(a.dropout, key_block.b, info.h);
+      numbers.keep_keys();
       pipeline.wait_empty(state);
 #pragma unroll 1
       for (int n = static_cast<int>(threadIdx.x) - kWarp; n < Shape::kN / 8 * kM; n += kThreads) {
         const int r = n % 8, query = n / 8 % kM, key_group = n / 8 / kM;
         const int counter = (key_block.n * (Shape::kN / 64) + key_group) * 8 + r;
         *pipeline.tile(state).at(key_group, r, query) = static_cast<unsigned char>(
-            kept_of(a.dropout, counter, info.index * kM + query, info.h, key_block.b));
+            numbers.kept(numbers.words(counter, info.index * kM + query)));
       }
       mbarrier_arrive(pipeline.full(state));
       stats_state.next();

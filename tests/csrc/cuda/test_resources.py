@@ -54,9 +54,10 @@ MAX_GRADIENT_SPILLS = 240
 WIDTHS = {prefix: widths for prefix, (_, widths) in PRODUCTS.items()} | {"linear-": LINEAR_WIDTHS}
 """Prefixes of the names of units, with their widths."""
 
-MAX_HOPPER_SPILLS = {"backward_kernel": 36, "dropout_backward_kernel": 700}
-"""Bytes. Without dropout: up to three values. With dropout: most are in the producer warp, which
-has 40 registers (docs/hopper.md)."""
+MAX_HOPPER_SPILLS = {"forward_kernel": 64, "backward_kernel": 36, "dropout_backward_kernel": 700}
+"""Bytes. Forward: addresses that dropout and other rare branches load, at width 64. Backward: up to
+three values. With dropout most are in the producer warp, which has 40 registers
+(docs/hopper.md)."""
 
 EXAMPLE = """
 ptxas info    : 0 bytes gmem
