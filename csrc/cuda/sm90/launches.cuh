@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "cuda/common/clear.cuh"
 #include "cuda/common/launch_config.cuh"
 #include "cuda/common/workspace_layout.h"
 #include "cuda/sm90/backward.cuh"
@@ -44,6 +43,10 @@ inline bool has_uneven_tiles(const ForwardParams& p, const LaunchArgs& launch) {
 
 constexpr size_t kForwardWorkspaceBytes = sizeof(int);  // TileScheduler::taken
 
+static TK_KERNEL(kWarp, 1) clear_kernel(int* taken) {
+  if (threadIdx.x == 0) *taken = 0;
+}
+
 template <typename Element, int kWidth, int kVWidth>
 void launch_forward(const ForwardParams& p, const LaunchArgs& launch, void* workspace) {
   constexpr HopperForwardTile kTile = hopper_forward_tile(kWidth);
@@ -54,7 +57,7 @@ void launch_forward(const ForwardParams& p, const LaunchArgs& launch, void* work
                  ctas = std::min(tiles, static_cast<unsigned>(multiprocessors().count));
   int* const taken =
       tiles > ctas && has_uneven_tiles(p, launch) ? static_cast<int*>(workspace) : nullptr;
-  if (taken) clear(taken, kForwardWorkspaceBytes, launch.stream);
+  if (taken) TK_LAUNCH(clear_kernel, 1, kWarp, 0, launch.stream, taken);
   ForwardArguments a{
       {p, launch.varlen, dropout_of(p, launch), score_scale_of(p), static_cast<int>(blocks)},
       {static_cast<int>(heads), static_cast<int>(blocks),

@@ -33,7 +33,7 @@ STEPS = "steps"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one source of csrc/cuda, and test cases of which at least one must fail."""
+    """A change of one source of csrc/cuda, and test cases that must all fail."""
 
     name: str
     source: str
@@ -94,7 +94,7 @@ def assert_right(same: Mutant, folder: Path) -> None:
 
 
 def assert_noticed(mutant: Mutant, folder: Path) -> None:
-    """Asserts that the mutant fails at least one of its cases."""
+    """Asserts that the mutant fails all of its cases under every schedule."""
     lines = errors(mutant, build(mutant, folder))
     shutil.rmtree(folder)
     print(*lines, sep="\n")

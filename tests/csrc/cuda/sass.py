@@ -7,7 +7,6 @@ all matrix products. `main_loop` finds it in the graph of instructions that cuob
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tests.csrc.cuda.ptxas import KERNEL
+from transformer_kernels.backends.triton.compile_report import cuobjdump
 
 _ARCHITECTURE = re.compile(r"code for (sm_\w+)")
 _FUNCTION = re.compile(r"Function : (\w+)")
@@ -73,17 +73,9 @@ class LoopPath:
         return len(self.instructions)
 
 
-def disassemble(path: Path) -> str:
-    """The output of `cuobjdump --dump-sass`; Triton contains the program."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    command = [str(tool), "--dump-sass", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def main_loops(listing: str) -> dict[tuple[str, str], LoopPath]:
-    """The main loop of each kernel that has one, by kernel and architecture."""
+    """The main loop of each kernel that has one in the output of `cuobjdump -sass`, by kernel and
+    architecture."""
     found = {}
     for architecture, code in _split(_ARCHITECTURE, listing):
         for symbol, function in _split(_FUNCTION, code):
@@ -206,7 +198,7 @@ def _next(instructions: Sequence[Instruction], n: int) -> list[int]:
 
 def main(paths: Sequence[str]) -> None:
     for path in map(Path, paths):
-        for (kernel, architecture), loop in main_loops(disassemble(path)).items():
+        for (kernel, architecture), loop in main_loops(cuobjdump("-sass", str(path))).items():
             most = ", ".join(f"{count} {name}" for name, count in loop.counts.most_common(12))
             print(f"{path.stem}, {kernel}, {architecture}: {len(loop)} instructions: {most}")
 

@@ -218,7 +218,14 @@ MUTANTS = (
         _DQ_COMPLETE.replace("fence_async();", ""),
         QUERIES,
     ),
-    # What the preprocess kernel clears.
+    # Sums and counters that must be 0.
+    _mutant(
+        "sm90/launches.cuh",
+        "the counter of tiles is not cleared",
+        "if (taken) TK_LAUNCH(clear_kernel",
+        "if (false) TK_LAUNCH(clear_kernel",
+        (*VARLEN, *DEAD_KEYS),
+    ),
     _preprocess(
         "sums of dq are not cleared",
         "Tile::template clear<kDqElements>(a.dq_sums + tile * kDqElements);",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from building.chips import HOPPER_CODE
-from tests.csrc.cuda.sass import NoLoopError, disassemble, instructions_of, main_loop, main_loops
+from tests.csrc.cuda.sass import NoLoopError, instructions_of, main_loop, main_loops
 from tests.csrc.cuda.test_resources import ARCHITECTURES, FOLDER
+from transformer_kernels.backends.triton.compile_report import cuobjdump
 
 LISTING = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;
@@ -70,7 +71,7 @@ def test_main_loops_are_within_bounds(variant: str, architecture: str) -> None:
     if architecture not in ARCHITECTURES:
         pytest.skip(f"needs kernels for {architecture}, which the extension was built without")
     (unit,) = FOLDER.rglob(f"kernels-{variant}.o")
-    loops = main_loops(disassemble(unit))
+    loops = main_loops(cuobjdump("-sass", str(unit)))
     for kernel, bound in BOUNDS[variant, architecture].items():
         loop = loops[kernel, architecture]
         assert len(loop) <= bound, kernel

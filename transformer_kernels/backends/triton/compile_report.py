@@ -253,8 +253,8 @@ def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, int]:
     """Returns (registers, spills, spills inside innermost loops) of the assembled code."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(asm["cubin"])
-        usage = _cuobjdump("-res-usage", file.name)
-        listing = _cuobjdump("-sass", file.name)
+        usage = cuobjdump("-res-usage", file.name)
+        listing = cuobjdump("-sass", file.name)
     registers = re.search(r"REG:(\d+)", usage)
     assert registers is not None, usage
     code = [
@@ -279,7 +279,8 @@ def _innermost(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
     ]
 
 
-def _cuobjdump(*arguments: str) -> str:
+def cuobjdump(*arguments: str) -> str:
+    """Returns the output of the program, which Triton contains."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
