@@ -90,9 +90,9 @@ void run_registers(uint32_t, void* const* operands) {
   for (int lane = 0; lane < kWarp; ++lane) static_cast<Registers*>(operands[lane])->done = done;
 }
 
+// The same lane every time (PTX ISA, elect.sync); which one depends on the schedule.
 void run_elect(uint32_t, void* const* operands) {
-  const int elected =
-      machine.order() == Order::kRandom ? static_cast<int>(machine.random() % kWarp) : 0;
+  const uint64_t elected = machine.order() == Order::kRandom ? options().seed % kWarp : 0;
   *static_cast<bool*>(operands[elected]) = true;
 }
 

@@ -201,7 +201,7 @@ TK_DEVICE void wait_stores() {
 
 // ---- Warps and warpgroups.
 
-// True in exactly one lane of the warp. Called by all lanes.
+// True in exactly one lane of the warp, the same in every call. Called by all lanes.
 TK_DEVICE bool elect_one() {
   uint32_t elected;
   asm volatile(

@@ -275,7 +275,11 @@ TK_KERNEL(384, 1) register_kernel(const __grid_constant__ Output p) {
   } else {
     request_registers<232>();
   }
-  if (elect_one()) atomicAdd(p.y, 1.f);
+  const bool elected = elect_one();
+  if (elected) atomicAdd(p.y, 1.f);
+  for (int round = 0; round < 4; ++round) {
+    if (elect_one() != elected) atomicAdd(p.y, 1000.f);  // another lane than before
+  }
 }
 
 void registers_and_elect() {
