@@ -119,9 +119,9 @@ struct HopperForwardTile {
   constexpr int tile_bytes(int width, int v_width) const {
     return 2 * (q_stages * block_m() * width + stages * block_n * (width + v_width));
   }
-  // Swizzled tiles are aligned to 1024 bytes. Each has two barriers and a TileInfo: 40 bytes.
+  // Swizzled tiles are aligned to 1024 bytes. Each has two barriers and a TileInfo: 32 bytes.
   constexpr int bytes(int width, int v_width) const {
-    return 1024 + tile_bytes(width, v_width) + 40 * (q_stages + 2 * stages);
+    return 1024 + tile_bytes(width, v_width) + 32 * (q_stages + 2 * stages);
   }
 };
 
@@ -142,7 +142,7 @@ struct HopperBackwardTile {
   bool dq_in_shared;    // dq is staged in shared memory before it is added to its sums
   bool small_producer;  // consumers have 240 registers, so that few are left for the producer
 
-  static constexpr int kConsumers = 2;
+  static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
 
   // Registers per thread. With dropout the producer warpgroup generates the mask, and needs more.
   constexpr int producer_registers(bool dropout) const {
@@ -157,7 +157,7 @@ struct HopperBackwardTile {
            4 * block_m * ((dq_in_shared ? width : 0) + 2 * stages);
   }
   constexpr int bytes(int width, int v_width) const {
-    return 1024 + tile_bytes(width, v_width) + 40 * (2 + 3 * stages);
+    return 1024 + tile_bytes(width, v_width) + 32 * (2 + 3 * stages);
   }
 };
 

@@ -87,6 +87,8 @@ TK_DEVICE uint32_t pack(float low, float high, BFloat16) {
 
 TK_DEVICE float exp2_approx(float x) { return x < -126 ? 0 : exp2f(x); }
 
+TK_DEVICE float max_or_nan(float x, float y) { return isnan(x) ? x : isnan(y) ? y : fmaxf(x, y); }
+
 TK_DEVICE int opaque(int x) { return x; }
 TK_DEVICE uint64_t opaque(uint64_t x) { return x; }
 

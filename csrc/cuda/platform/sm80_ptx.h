@@ -121,6 +121,13 @@ TK_DEVICE float exp2_approx(float x) {
   return y;
 }
 
+// The larger one, or NaN if one is NaN.
+TK_DEVICE float max_or_nan(float x, float y) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
+  return larger;
+}
+
 // Returns x, hidden from the optimizer. Values computed from it are not hoisted out of a loop,
 // where they would occupy registers.
 TK_DEVICE int opaque(int x) {

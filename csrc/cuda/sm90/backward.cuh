@@ -29,12 +29,11 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   const auto key_block = KeyBlock::of(program, a.blocks, static_cast<int>(a.params.H_kv));
   if (key_block.n * Shape::kN >= sequence_of(a, key_block.b).N) return;
   if (threadIdx.x == 0) {
-    constexpr int kConsumerWarps = kTile.kConsumers * kWarpgroupWarps;
-    shared.k.init(kConsumerWarps);
-    shared.v.init(kConsumerWarps);
-    shared.q.init(kConsumerWarps);
-    shared.d_o.init(kConsumerWarps);
-    shared.row_stats.init(kConsumerWarps + DropoutMask::kRowStatsConsumers);
+    shared.k.init(kTile.kConsumerWarps);
+    shared.v.init(kTile.kConsumerWarps);
+    shared.q.init(kTile.kConsumerWarps);
+    shared.d_o.init(kTile.kConsumerWarps);
+    shared.row_stats.init(kTile.kConsumerWarps + DropoutMask::kRowStatsConsumers);
     dropout_mask.init();
     fence_mbarrier_init();
   }
@@ -82,7 +81,7 @@ dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   const Sequence seq = sequence_of(a, program / a.row_tiles / H_q);
   if (block * kM >= seq.M) return;
   const int consumer = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
-  const int64_t part = int64_t{tile_of<kM>(a, seq, h, block)} * Shape::kConsumers + consumer;
+  const int64_t part = int64_t{tile_of<kM>(a, seq, h, block)} * Shape::kDqParts + warp_index();
   const float* const sums = a.dq_sums + part * Shape::kDqElements;
   Accumulator<1, Shape::kDqColumns / 8> dq;
 #pragma unroll

@@ -19,12 +19,12 @@ template <typename Element, int kRowWidth, int kRowVWidth>
 struct ShapeByColumns : BackwardPipelines<Element, kRowWidth, kRowVWidth> {
   using Pipelines = BackwardPipelines<Element, kRowWidth, kRowVWidth>;
   using Pipelines::kM, Pipelines::kN, Pipelines::kConsumers, Pipelines::kTile, Pipelines::kWidth,
-      Pipelines::kVWidth;
+      Pipelines::kVWidth, Pipelines::kDqElements;
   static_assert(kM == 64 && kN == kWarpgroupRows);
 
   static constexpr int kColumns = kWidth / kConsumers,
                        kVColumns = kVWidth / kConsumers;  // per consumer
-  static constexpr int kDqColumns = kColumns, kDqElements = kM * kDqColumns;
+  static constexpr int kDqColumns = kColumns;
   TK_DEVICE_METHOD static int dq_row(int) { return 0; }
   TK_DEVICE_METHOD static int dq_column(int consumer) { return consumer * kDqColumns; }
 
@@ -52,24 +52,24 @@ struct ShapeByColumns : BackwardPipelines<Element, kRowWidth, kRowVWidth> {
   Element* first_;
 };
 
-// Accumulates a consumer's part of dq into dq_sums. Called by all of its threads.
+// Accumulates a warp's part of dq into dq_sums.
 template <typename Shape, int kN>
 TK_DEVICE void add_dq(const BackwardArguments& a, const TileInfo& info,
                       const Accumulator<1, kN>& dq) {
-  const int64_t part = int64_t{info.tile} * Shape::kConsumers + consumer_index();
+  const int64_t part = dq_part<Shape>(info);
   if (a.dq_semaphore) {
-    if (is_warpgroup_leader()) {
-      while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks) {
+    if (lane_index() == 0) {
+      while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks()) {
       }
     }
-    consumer_sync();
+    __syncwarp();
   }
   float* const sums = a.dq_sums + part * Shape::kDqElements;
   for_each_float4(dq, [&](int offset, const float4& x) { add_to(sums + offset, x); });
   if (a.dq_semaphore) {
     __threadfence();
-    consumer_sync();
-    if (is_warpgroup_leader()) add_release(a.dq_semaphore + part, 1);
+    __syncwarp();
+    if (lane_index() == 0) add_release(a.dq_semaphore + part, 1);
   }
 }
 
@@ -94,11 +94,11 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   dv.clear();
   shared.k.wait_full(kv_state);
   shared.v.wait_full(kv_state);
-  bool last = shared.k.tile_info(kv_state).last, second_buffer = false;
+  bool last = shared.k.tile_info(kv_state).last(), second_buffer = false;
   while (!last) {
     shared.row_stats.wait_full(state);
     const TileInfo info = shared.row_stats.tile_info(state);
-    last = info.last;
+    last = info.last();
     Accumulator<1, kQueries / 8> s, dp;
     shared.q.wait_full(state);
     start_gemm_nt(s, k, 0, shared.q.tile(state), query);

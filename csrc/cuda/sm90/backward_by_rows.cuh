@@ -5,7 +5,8 @@
 //   dv += p do, dk += ds q             p and ds from registers
 //   dq = ds^T k                        ds of both consumers, from shared memory; half of dq each
 //
-// dq is accumulated into global memory by TMA reduction.
+// dq is accumulated into global memory by TMA reduction, while s of the next tile is in flight: the
+// fence before it would otherwise delay the products.
 #pragma once
 
 #include "cuda/sm90/backward_parts.cuh"
@@ -15,19 +16,20 @@ namespace tk::cuda::sm90 {
 template <typename Element, int kWidth>
 struct ShapeByRows : BackwardPipelines<Element, kWidth, kWidth> {
   using Pipelines = BackwardPipelines<Element, kWidth, kWidth>;
-  using Pipelines::kM, Pipelines::kN, Pipelines::kConsumers, Pipelines::kTile;
+  using Pipelines::kM, Pipelines::kN, Pipelines::kConsumers, Pipelines::kTile,
+      Pipelines::kDqElements;
   static_assert(kN == kConsumers * kWarpgroupRows);
 
   // Each consumer computes a 64 x 64 part of dq: a half of its rows, or of its columns.
-  static constexpr int kDqColumns = 64, kDqElements = kWarpgroupRows * kDqColumns;  // per consumer
-  static_assert(kM * kWidth == kConsumers * kDqElements);
+  static constexpr int kDqColumns = 64;
+  static_assert(kM * kWidth == kConsumers * kWarpgroupRows * kDqColumns);
   TK_DEVICE_METHOD static int dq_row(int consumer) { return kM == 64 ? 0 : consumer * 64; }
   TK_DEVICE_METHOD static int dq_column(int consumer) { return kM == 64 ? consumer * 64 : 0; }
 
   using DsTile = SharedTile<Element, kN, kM>;
-  static constexpr int kDqBytes = kDqElements * sizeof(float);  // per consumer
+  static constexpr int kDqBytes = kDqElements * sizeof(float);  // per warp
   static constexpr int kTilesBytes =
-      Pipelines::kPipelineTileBytes + 2 * DsTile::kBytes + kConsumers * kDqBytes;
+      Pipelines::kPipelineTileBytes + 2 * DsTile::kBytes + Pipelines::kDqParts * kDqBytes;
   static constexpr int kBytes = kSwizzleAtomBytes + kTilesBytes + Pipelines::kSyncBytes;
   static_assert(kBytes == kTile.bytes(kWidth, kWidth));
 
@@ -50,12 +52,12 @@ struct ShapeByRows : BackwardPipelines<Element, kWidth, kWidth> {
   DsTile first_ds_;
 };
 
-// Accumulates a consumer's part of dq into dq_sums. Called by one thread.
+// Accumulates a warp's part of dq into dq_sums. Called by one lane.
 template <typename Shape>
 TK_DEVICE void add_dq(const BackwardArguments& a, const TileInfo& info, const float* from) {
-  const int64_t part = int64_t{info.tile} * Shape::kConsumers + consumer_index();
+  const int64_t part = dq_part<Shape>(info);
   if (a.dq_semaphore) {
-    while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks) {
+    while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks()) {
     }
     fence_async_global();
   }
@@ -82,22 +84,31 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   const typename Shape::KPipeline::State kv_state;
   typename Shape::QPipeline::State state;
   const auto k = shared.k.tile(kv_state), v = shared.v.tile(kv_state);
-  float* const dq_tile = shared.dq + consumer * Shape::kDqElements;
+  float* const own_dq = shared.dq + consumer_warp_index() * Shape::kDqElements;
 
   Accumulator<1, kWidth / 8> dk, dv;
   dk.clear();
   dv.clear();
   shared.k.wait_full(kv_state);
   shared.v.wait_full(kv_state);
-  bool last = shared.k.tile_info(kv_state).last, second_buffer = false;
+  TileInfo dq_info;  // of the tile whose dq is in shared memory
+  dq_info.tile = -1;
+  const auto add_previous_dq = [&] {
+    fence_async();
+    __syncwarp();  // all lanes have stored their dq
+    // The same lane waits for the copy below.
+    if (dq_info.tile >= 0 && elect_one()) add_dq<Shape>(a, dq_info, own_dq);
+  };
+  bool last = shared.k.tile_info(kv_state).last(), second_buffer = false;
   while (!last) {
     state.make_uniform();
     shared.row_stats.wait_full(state);
     const TileInfo info = uniform(shared.row_stats.tile_info(state));
-    last = info.last;
+    last = info.last();
     Accumulator<1, kM / 8> s, dp;
     shared.q.wait_full(state);
     start_gemm_nt(s, k, row, shared.q.tile(state));
+    add_previous_dq();  // while s is in flight
     shared.d_o.wait_full(state);
     start_gemm_nt(dp, v, row, shared.d_o.tile(state));
     const auto keep = dropout_mask.template next<kM / 8>(consumer, 0);
@@ -125,7 +136,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     const auto ds_tile = shared.ds(second_buffer);
     store_fragments<kM / 16>(ds_tile, warp_row, 0, [&](int m) { return ds[m]; });
     fence_async();
-    if (is_warpgroup_leader()) wait_stores_read<0>();
+    if (elect_one()) wait_stores_read<0>();
     named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete; previous dq was read
 
     Accumulator<1, Shape::kDqColumns / 8> dq;
@@ -135,20 +146,19 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     wgmma_hold(registers_of(dv));
     release(shared.d_o, state);
     for_each_float4(
-        dq, [&](int offset, const float4& x) { *reinterpret_cast<float4*>(dq_tile + offset) = x; });
-    fence_async();
-    consumer_sync();  // dq is complete
-    if (is_warpgroup_leader()) add_dq<Shape>(a, info, dq_tile);
+        dq, [&](int offset, const float4& x) { *reinterpret_cast<float4*>(own_dq + offset) = x; });
+    dq_info = info;
     wait_gemm<0>(dk);
     release(shared.q, state);
     state.next();
     second_buffer = !second_buffer;
   }
+  add_previous_dq();
   // The epilogue overwrites k, which the other consumer reads for its last dq.
   named_barrier_sync(kAllConsumersBarrier, kAll);
 
   epilogue(a, shared, key_block, dk, dv, row);
-  if (is_warpgroup_leader()) wait_stores_read<0>();  // including dq
+  wait_stores_read<0>();  // of dk, dv and dq
 }
 
 }  // namespace tk::cuda::sm90

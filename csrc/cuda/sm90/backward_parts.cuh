@@ -5,6 +5,7 @@
 #include "cuda/common/masks.cuh"
 #include "cuda/sm90/dropout_mask.cuh"
 #include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/exp2_polynomial.cuh"
 
 namespace tk::cuda::sm90 {
 
@@ -17,6 +18,7 @@ struct BackwardPipelines {
   static constexpr int kVWidth = hopper_backward_width(kRowVWidth);
   static constexpr HopperBackwardTile kTile = hopper_backward_tile(kWidth);
   static constexpr int kM = kTile.block_m, kN = kTile.block_n, kConsumers = kTile.kConsumers;
+  static constexpr int kDqParts = kTile.kConsumerWarps, kDqElements = kM * kWidth / kDqParts;
 
   using KPipeline = Pipeline<SharedTile<Element, kN, kWidth>, 1>;
   using VPipeline = Pipeline<SharedTile<Element, kN, kVWidth>, 1>;
@@ -49,6 +51,12 @@ struct BackwardPipelines {
 // Weight of a hidden pair. The sign distinguishes it from a visible weight that underflows to +0.
 constexpr float kHiddenWeight = -0.0f;
 TK_DEVICE bool is_hidden_weight(float weight) { return __float_as_uint(weight) == 1u << 31; }
+
+// Index of the calling warp's part of dq of a tile, in dq_sums and dq_semaphore.
+template <typename Shape>
+TK_DEVICE int64_t dq_part(const TileInfo& info) {
+  return int64_t{info.tile} * Shape::kDqParts + consumer_warp_index();
+}
 
 // Number of key blocks before block n that see part of a query tile. Warp-collective.
 template <typename Shape>
@@ -110,26 +118,29 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
 
   while (block.index >= 0) {
     const int i0 = block.index * kM;
-    TileInfo info{block.index, h, block.full, false, false, tile_of<kM>(a, seq, h, block.index)};
+    TileInfo info(block.index, h, block.full, false);
+    info.tile = tile_of<kM>(a, seq, h, block.index);
     if (a.dq_semaphore) {
-      info.preceding_blocks = preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n);
+      info.set_preceding_blocks(preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n));
     }
     const float* const row_stats = a.row_stats + int64_t{info.tile} * 4 * kM;
     block = advance();
-    info.last = block.index < 0;
+    if (block.index < 0) info.set_last();
     shared.row_stats.wait_empty(state);
-    info.natural_lse =
-        !a.score.plain || any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); });
+    if (!a.score.plain ||
+        any_row(i0, i0 + kM, [&](int i) { return is_large(row_stats[i - i0]); })) {
+      info.set_natural_lse();
+    }
     if (elect_one()) {
       shared.row_stats.tile_info(state) = info;
       mbarrier_arrive_expect(shared.row_stats.full(state), RowStats<kM>::kBytes);
-      const float* const from = info.natural_lse ? row_stats + 2 * kM : row_stats;
+      const float* const from = info.natural_lse() ? row_stats + 2 * kM : row_stats;
       load_bulk(shared.row_stats.tile(state).data, from, RowStats<kM>::kBytes,
                 shared.row_stats.full(state));
     }
     const auto is_live = [&](int i) { return i < seq.M && row_stats[i - i0] < INFINITY; };
     const bool zero_dead_rows =
-        !(info.full && i0 + kM <= seq.M) &&
+        !(info.full() && i0 + kM <= seq.M) &&
         has_dead_rows(is_live, i0, is_varlen ? i0 + kM : min(i0 + kM, seq.M));
     const auto load_rows = [&](auto& pipeline, const TensorMap& map, const Strided& x,
                                int64_t width) {
@@ -173,16 +184,18 @@ class ScoreGradients {
       subtract_delta(dp);
       return weights_of_scores(s, dp);
     }
-    if (!info_.full) {
+    if (!info_.full()) {
       apply_mask<RowsAre::kKeys>(s, p, sequence_of(a_, key_block_.b), info_.h, i0_, j0_);
     }
     const float scale = a_.score.scale, unit = scale * kLog2E;
-    if (info_.natural_lse) {
-      exponentiate<true>(s, [&](float x, float lse) { return minus_lse(x, scale, lse) * kLog2E; });
-    } else if (info_.full) {
-      exponentiate<false>(s, [&](float x, float lse) { return fmaf(x, unit, -lse); });
+    const auto fused = [&](float x, float lse) { return fmaf(x, unit, -lse); };
+    if (info_.natural_lse()) {
+      const auto natural = [&](float x, float lse) { return minus_lse(x, scale, lse) * kLog2E; };
+      exponentiate<true, false>(s, natural);
+    } else if (info_.full()) {
+      exponentiate<false, kHasPolynomials>(s, fused);
     } else {
-      exponentiate<true>(s, [&](float x, float lse) { return fmaf(x, unit, -lse); });
+      exponentiate<true, kHasPolynomials>(s, fused);
     }
   }
 
@@ -191,7 +204,7 @@ class ScoreGradients {
   TK_DEVICE_METHOD void gradients(const Accumulator<1, kN>& s, Accumulator<1, kN>& dp) const {
     wait_gemm<kPending>(dp);
     if (a_.score.plain) subtract_delta(dp);
-    if (info_.full) {
+    if (info_.full()) {
       for_each_element<1, kN>([&](int m, int n, int e) { dp.x[m][n][e] *= s.x[m][n][e]; });
       return;
     }
@@ -225,12 +238,18 @@ class ScoreGradients {
     }
   }
 
-  template <bool kSomeHidden, typename Exponent>
+  // At width 64 the exponentials take twice as much of the time of the products as at width 128, so
+  // that three of eight are computed by multiply-adds. Masked tiles have them, too: the bits of a
+  // result do not depend on how the mask is written.
+  static constexpr bool kHasPolynomials = Shape::kWidth <= 64;
+
+  template <bool kSomeHidden, bool kPolynomials, typename Exponent>
   TK_DEVICE_METHOD void exponentiate(Accumulator<1, kN>& s, const Exponent& exponent) const {
     for_each_query(lse_, [&](int n, int e, float lse) {
       float& x = s.x[0][n][e];
       const bool hidden = kSomeHidden && x == -INFINITY;
-      x = exp2_approx(exponent(x, lse));
+      x = exponent(x, lse);
+      x = kPolynomials && (4 * n + e) % 8 < 3 ? exp2_polynomial(x) : exp2_approx(x);
       if (hidden) x = kHiddenWeight;
     });
   }
@@ -287,10 +306,8 @@ TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const K
   store(dv, dv_rows, j0, shared.v.tile(kv_state), row, v_column);
 }
 
-// Offset of a thread's n-th float4 in a consumer's part of dq.
-TK_DEVICE int float4_offset(int n) {
-  return (n * kWarpgroupThreads + static_cast<int>(threadIdx.x) % kWarpgroupThreads) * 4;
-}
+// Offset of a lane's n-th float4 in a warp's part of dq.
+TK_DEVICE int float4_offset(int n) { return (n * kWarp + lane_index()) * 4; }
 
 // Calls visit(offset, float4) for every four accumulator elements of a thread.
 template <int kN, typename Visit>

@@ -12,8 +12,8 @@ namespace tk::cuda::sm90 {
 struct BackwardArguments : Arguments<BackwardParams> {
   float* row_stats;  // (tiles, 2, 2, block_m): lse in base 2, and delta = rowsum(do o) - dlse; lse,
                      // and delta. lse is +inf for fully masked and padding rows.
-  float* dq_sums;    // (tiles, consumers, elements / 4, 128, 4): in accumulator order
-  int* dq_semaphore;   // (tiles, consumers): key blocks already accumulated into dq; null in
+  float* dq_sums;    // (tiles, consumer warps, elements / 4, 32, 4): in accumulator order
+  int* dq_semaphore;   // (tiles, consumer warps): key blocks already accumulated into dq; null in
                        // non-deterministic mode
   int* block_counter;  // CTAs started so far, see program_of
   int row_tiles;       // of the longest sequence
@@ -48,7 +48,7 @@ template <typename Element, int kM, int kWidth, int kVWidth>
 TK_KERNEL((PreprocessTile<Element, kM, kVWidth>::kThreads), 1)
 backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Tile = PreprocessTile<Element, kM, kVWidth>;
-  constexpr int kConsumers = HopperBackwardTile::kConsumers, kDqElements = kM * kWidth;
+  constexpr int kDqParts = HopperBackwardTile::kConsumerWarps, kDqElements = kM * kWidth;
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
   const int h = program / a.row_tiles % H_q, block = program % a.row_tiles;
@@ -57,8 +57,8 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   if (block * kM >= seq.M) return;
   const int64_t tile = tile_of<kM>(a, seq, h, block);
   Tile::template clear<kDqElements>(a.dq_sums + tile * kDqElements);
-  if (threadIdx.x < kConsumers && a.dq_semaphore) {
-    a.dq_semaphore[tile * kConsumers + threadIdx.x] = 0;
+  if (threadIdx.x < kDqParts && a.dq_semaphore) {
+    a.dq_semaphore[tile * kDqParts + threadIdx.x] = 0;
   }
   float* const row_stats = a.row_stats + tile * 4 * kM;
   const auto store = [&](int row, float lse, float delta) {

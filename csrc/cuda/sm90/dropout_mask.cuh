@@ -84,12 +84,12 @@ struct DropoutMask {
     const typename Shape::KPipeline::State kv_state;
     typename Shape::RowStatsPipeline::State stats_state;
     shared.k.wait_full(kv_state);
-    bool last = shared.k.tile_info(kv_state).last;
+    bool last = shared.k.tile_info(kv_state).last();
     while (!last) {
       shared.row_stats.wait_full(stats_state);
       const TileInfo info = shared.row_stats.tile_info(stats_state);
       release(shared.row_stats, stats_state);
-      last = info.last;
+      last = info.last();
       DropoutNumbers numbers(a.dropout, key_block.b, info.h);
       numbers.keep_keys();
       pipeline.wait_empty(state);

@@ -171,7 +171,7 @@ TK_DEVICE void forward_mainloop(const ForwardArguments& a, const Shape& shared,
   const auto finish_scores = [&](const TileInfo& block) {
     const int j0 = block.index * kN;
     if (!plain) apply(s, a, sequence_of(a, tile.b), tile.h, i0, j0);
-    if (!block.full) apply_mask(s, p, sequence_of(a, tile.b), tile.h, i0, j0);
+    if (!block.full()) apply_mask(s, p, sequence_of(a, tile.b), tile.h, i0, j0);
     rescale[0] = rescale[1] = 1.0f;
     acc.softmax.template update_max<Element>(
         s, unit, [&](int, int half, float factor) { rescale[half] = factor; });
@@ -195,7 +195,7 @@ TK_DEVICE void forward_mainloop(const ForwardArguments& a, const Shape& shared,
   release(shared.k, state.k);
   finish_scores(block);
   round_weights();
-  while (!block.last) {
+  while (!block.last()) {
     shared.k.wait_full(state.k);
     block = shared.k.tile_info(state.k);
     ping_pong.wait();

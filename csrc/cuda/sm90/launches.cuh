@@ -86,8 +86,8 @@ struct BackwardSizes {
 // Partitions the workspace.
 template <typename Shape>
 void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
-  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kConsumers * Shape::kDqElements);
-  a.dq_semaphore = layout.take<int>(sizes.all_tiles * Shape::kConsumers);
+  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kDqParts * Shape::kDqElements);
+  a.dq_semaphore = layout.take<int>(sizes.all_tiles * Shape::kDqParts);
   a.block_counter = layout.take<int>(1);
   a.row_stats = layout.take<float>(sizes.all_tiles * 4 * Shape::kM);
 }

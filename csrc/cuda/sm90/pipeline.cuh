@@ -9,30 +9,45 @@
 namespace tk::cuda::sm90 {
 
 // Per-tile metadata, written by the producer and read by the consumers.
-struct TileInfo {
-  int index;                 // key block or query block
-  int h;                     // query head
-  bool full;                 // fully visible: no masking needed
-  bool last;                 // no block follows
-  bool natural_lse = false;  // query tiles only: lse is not in base 2, see RowStats
-  // Query tiles only: the tile of row_stats and dq_sums, and (deterministic mode) the key blocks
-  // that accumulate into its dq before this one.
-  int tile = 0, preceding_blocks = 0;
+struct alignas(16) TileInfo {
+  int index;     // key block or query block
+  int h;         // query head
+  int tile = 0;  // query tiles only: the tile of row_stats and dq_sums
+  int flags = 0;
+
+  TileInfo() = default;
+  TK_DEVICE_METHOD TileInfo(int index, int h, bool full, bool last)
+      : index(index), h(h), flags((full ? kFull : 0) | (last ? kLast : 0)) {}
+
+  TK_DEVICE_METHOD bool full() const { return flags & kFull; }  // fully visible: no masking needed
+  TK_DEVICE_METHOD bool last() const { return flags & kLast; }  // no block follows
+  // Query tiles only: see RowStats; (deterministic mode) the key blocks that accumulate into dq of
+  // this tile before this one.
+  TK_DEVICE_METHOD bool natural_lse() const { return flags & kNaturalLse; }
+  TK_DEVICE_METHOD int preceding_blocks() const { return flags >> kFlagBits; }
+
+  TK_DEVICE_METHOD void set_last() { flags |= kLast; }
+  TK_DEVICE_METHOD void set_natural_lse() { flags |= kNaturalLse; }
+  TK_DEVICE_METHOD void set_preceding_blocks(int count) { flags |= count << kFlagBits; }
+
+ private:
+  static constexpr int kFull = 1, kLast = 2, kNaturalLse = 4, kFlagBits = 3;
 };
 
-// The same, with what all lanes use broadcast, so that the compiler knows it to be warp-uniform.
+// A copy by one load, with what all lanes use broadcast, so that the compiler knows it to be
+// warp-uniform.
 TK_DEVICE TileInfo uniform(const TileInfo& info) {
   const auto broadcast = [](int x) { return __shfl_sync(~0u, x, 0); };
-  return {broadcast(info.index),
-          broadcast(info.h),
-          broadcast(info.full) != 0,
-          broadcast(info.last) != 0,
-          broadcast(info.natural_lse) != 0,
-          info.tile,
-          info.preceding_blocks};
+  const int4 loaded = *reinterpret_cast<const int4*>(&info);
+  TileInfo result;
+  result.index = broadcast(loaded.x);
+  result.h = broadcast(loaded.y);
+  result.tile = loaded.z;
+  result.flags = broadcast(loaded.w);
+  return result;
 }
 
-constexpr int kInfoBytes = 24;
+constexpr int kInfoBytes = 16;
 constexpr int kStageSyncBytes = 2 * sizeof(uint64_t) + kInfoBytes;  // two mbarriers
 
 // Stage and phase parity of one thread's position in a pipeline. Every thread keeps its own.
@@ -56,13 +71,13 @@ struct PipelineState {
 template <typename Tile_, int kStages, typename Info = TileInfo>
 class Pipeline {
  public:
-  static_assert(sizeof(Info) <= kInfoBytes && alignof(Info) <= 8);
+  static_assert(sizeof(Info) <= kInfoBytes && alignof(Info) <= kInfoBytes);
   using Tile = Tile_;
   using State = PipelineState<kStages>;
   static constexpr int kTileBytes = kStages * Tile::kBytes;
   static constexpr int kSyncBytes = kStages * kStageSyncBytes;
 
-  // Alignment: 1024 bytes for `tiles`, 8 bytes for `sync`.
+  // Alignment: 1024 bytes for `tiles`, 16 bytes for `sync`.
   TK_DEVICE_METHOD Pipeline(unsigned char* tiles, unsigned char* sync)
       : tiles_(tiles), barriers_(reinterpret_cast<uint64_t*>(sync)) {}
 

@@ -14,6 +14,8 @@ TK_DEVICE int consumer_index() { return static_cast<int>(threadIdx.x) / kWarpgro
 // The same index, broadcast by a shuffle so that the compiler knows it to be warp-uniform. Values
 // derived from it then need no per-lane registers. Called by whole warps.
 TK_DEVICE int uniform_consumer_index() { return __shfl_sync(~0u, consumer_index(), 0); }
+// Index of the calling warp among the warps of all consumers.
+TK_DEVICE int consumer_warp_index() { return warp_index() - kWarpgroupWarps; }
 TK_DEVICE int warp_in_warpgroup() { return warp_index() % kWarpgroupWarps; }
 TK_DEVICE bool is_warpgroup_leader() { return threadIdx.x % kWarpgroupThreads == 0; }
 

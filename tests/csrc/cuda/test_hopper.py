@@ -140,6 +140,21 @@ def test_float32_runs_the_sm80_kernel(case: Case) -> None:
     assert not runs_sm90(x.q, x.k, x.v)
 
 
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("query", [5, 6])
+def test_nan_in_a_query_reaches_the_gradients_of_all_keys(query: int, D: int) -> None:
+    """Also through weights that are computed by a polynomial: some of queries 0 to 5 of 8."""
+    q, k, v, d_o = (torch.randn(1, 1, 128, D, dtype=torch.bfloat16) for _ in range(4))
+    q[:, :, query, 0] = torch.nan
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    o = tk.attention(*inputs, backend="cuda")
+    dq, dk, dv = torch.autograd.grad(o, inputs, d_o)
+    rows = torch.arange(128) == query
+    for x, expected in ((o, rows), (dq, rows), (dk, rows | True), (dv, rows | True)):
+        assert torch.equal(x[0, 0].isnan().all(dim=1), expected)
+        assert torch.equal(x[0, 0].isnan().any(dim=1), expected)
+
+
 def with_nan_rows(x: Tensor, rows: int) -> Tensor:
     """x, followed by rows of NaN."""
     return torch.cat([x, x.new_full((*x.shape[:2], rows, x.shape[3]), torch.nan)], dim=2)

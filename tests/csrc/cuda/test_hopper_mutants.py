@@ -77,7 +77,7 @@ _STORE = "    commit_stores();\n    wait_stores_read<0>();\n"
 _PUBLISH = "fence_async();\n  consumer_sync();\n"
 _LIVE_ROWS = "  wait_copies<0>();\n  fence_async();\n  __syncwarp();\n"
 _DS_COMPLETE = "named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete"
-_DQ_COMPLETE = "fence_async();\n    consumer_sync();  // dq is complete"
+_DQ_STORED = "    fence_async();\n    __syncwarp();  // all lanes have stored their dq"
 _NO_MORE_TILES = "  shared.q.wait_empty(state.q);\n  if (elect_one()) {\n    shared"
 
 MUTANTS = (
@@ -196,15 +196,14 @@ MUTANTS = (
         "    return;",
         NO_KEYS,
     ),
-    _rows("ds is not visible to wgmma", "fence_async();\n    if (is", "if (is", QUERIES),
+    _rows("ds is not visible to wgmma", "fence_async();\n    if (elect", "if (elect", QUERIES),
     _rows("ds is incomplete", _DS_COMPLETE, "// ds is complete", QUERIES),
     _rows(
         "the previous dq has not been read",
-        "if (is_warpgroup_leader()) wait_stores_read<0>();\n    na",
+        "if (elect_one()) wait_stores_read<0>();\n    na",
         "na",
         QUERIES,
     ),
-    _rows("dq is incomplete", _DQ_COMPLETE, "fence_async();  //", QUERIES),
     _rows("ds is overwritten", "second_buffer = !second_buffer;", "", QUERIES),
     _rows(
         "k is overwritten while the other consumer reads it",
@@ -214,8 +213,15 @@ MUTANTS = (
     ),
     _rows(
         "dq is not visible to TMA",
-        _DQ_COMPLETE,
-        _DQ_COMPLETE.replace("fence_async();", ""),
+        _DQ_STORED,
+        _DQ_STORED.replace("    fence_async();\n", ""),
+        QUERIES,
+    ),
+    _rows("dq of the last tile is not added", "  add_previous_dq();\n  //", "  //", QUERIES),
+    _rows(
+        "dq is added to the sums of the next tile",
+        "while (!last) {\n",
+        "while (!last) {\n    if (dq_info.tile >= 0) ++dq_info.tile;\n",
         QUERIES,
     ),
     # Sums and counters that must be 0.
@@ -231,9 +237,9 @@ MUTANTS = (
         "Tile::template clear<kDqElements>(a.dq_sums + tile * kDqElements);",
     ),
     _preprocess(
-        "the dq semaphore of one consumer is not cleared",
-        "threadIdx.x < kConsumers && a.dq_semaphore",
-        "threadIdx.x < 1 && a.dq_semaphore",
+        "the dq semaphore of one warp is not cleared",
+        "threadIdx.x < kDqParts && a.dq_semaphore",
+        "threadIdx.x < kDqParts - 1 && a.dq_semaphore",
         deterministic=True,
     ),
     _preprocess(
@@ -242,7 +248,7 @@ MUTANTS = (
     # The dq semaphore of deterministic mode.
     _rows(
         "no wait for the dq semaphore",
-        "while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks) {\n    }",
+        "while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks()) {\n    }",
         "",
         KEYS,
         deterministic=True,
@@ -272,19 +278,19 @@ MUTANTS = (
     ),
     _columns(
         "no wait for the dq semaphore",
-        "while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks) {\n      }",
+        "while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks()) {\n      }",
         "",
         deterministic=True,
     ),
     _columns(
         "only one thread waits for the dq semaphore",
-        "      }\n    }\n    consumer_sync();",
+        "      }\n    }\n    __syncwarp();",
         "      }\n    }",
         deterministic=True,
     ),
     _columns(
         "the dq semaphore is released before dq is complete",
-        "__threadfence();\n    consumer_sync();",
+        "__threadfence();\n    __syncwarp();",
         "",
         deterministic=True,
     ),
@@ -311,8 +317,8 @@ MUTANTS = (
     _forward("every block is marked fully visible", "block.full, last}", "true, last}", CAUSAL),
     _parts(
         "every block is marked fully visible",
-        "{block.index, h, block.full,",
-        "{block.index, h, true,",
+        "info(block.index, h, block.full,",
+        "info(block.index, h, true,",
         CAUSAL,
     ),
     # Dead keys and fully masked queries, which may hold NaN.

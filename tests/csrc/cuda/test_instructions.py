@@ -58,9 +58,9 @@ def test_kernels_are_found_by_name_and_architecture() -> None:
 BOUNDS = {
     ("bfloat16-64", "sm_90"): {"forward_kernel": 600, "backward_kernel": 1200},
     ("bfloat16-128", "sm_90"): {"forward_kernel": 790, "backward_kernel": 1000},
-    ("bfloat16-64-64", HOPPER_CODE): {"forward_kernel": 460, "backward_kernel": 620},
+    ("bfloat16-64-64", HOPPER_CODE): {"forward_kernel": 460, "backward_kernel": 830},
     ("bfloat16-128-128", HOPPER_CODE): {"forward_kernel": 480, "backward_kernel": 500},
-    ("bfloat16-256-256", HOPPER_CODE): {"forward_kernel": 370, "backward_kernel": 580},
+    ("bfloat16-256-256", HOPPER_CODE): {"forward_kernel": 370, "backward_kernel": 670},
 }
 """Instructions per warp and tile that is not masked, by unit: some 5% above the counts in
 docs/cuda.md and docs/hopper.md. Mask tests or options on this path would exceed them."""

@@ -113,6 +113,7 @@ CASES = {
         "phases",
         "registers_and_elect",
         "matrix_stores",
+        "exponentials",
     ),
     "sm90_product": ("correct",),
 }

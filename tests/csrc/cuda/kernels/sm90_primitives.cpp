@@ -1,6 +1,7 @@
 // The instructions of sm_90 other than wgmma, against scalar computations.
 #include "cases.h"
 #include "cuda/platform/sm90_ptx.h"
+#include "cuda/sm90/exp2_polynomial.cuh"
 #include "swizzles.h"
 
 using namespace tk::cuda;
@@ -321,6 +322,31 @@ void matrix_stores() {
   }
 }
 
+struct Exponents {
+  float *x, *y;
+};
+
+TK_KERNEL(256, 1) exponential_kernel(const __grid_constant__ Exponents p) {
+  const auto n = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
+  p.y[n] = sm90::exp2_polynomial(p.x[n]);
+}
+
+void exponentials() {
+  constexpr int kCount = 4096;
+  Array<float> x(kCount), y(kCount);
+  for (int n = 0; n < kCount; ++n) x[n] = 4 - 130 * static_cast<float>(n) / kCount;
+  x[0] = NAN, x[1] = -INFINITY, x[2] = -126.75f, x[3] = -1e30f, x[4] = 0.5f, x[5] = -0.5f;
+  TK_LAUNCH(exponential_kernel, dim3(kCount / 256), 256, 0, nullptr,
+            Exponents{x.on_device(), y.on_device()});
+  finish();
+  expect_equal(std::isnan(y[0]), 1, "NaN");
+  for (int n = 1; n < 4; ++n) expect_equal(y[n], 0, "underflow");
+  for (int n = 4; n < kCount; ++n) {
+    const double exact = std::exp2(static_cast<double>(x[n]));
+    expect_near(y[n], exact, 8e-5 * exact, "2^x");
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -332,5 +358,6 @@ int main(int count, char** arguments) {
                     {"bulk_copies", bulk_copies},
                     {"phases", phases},
                     {"registers_and_elect", registers_and_elect},
-                    {"matrix_stores", matrix_stores}});
+                    {"matrix_stores", matrix_stores},
+                    {"exponentials", exponentials}});
 }
