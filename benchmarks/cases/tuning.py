@@ -97,8 +97,10 @@ def _more_keys_128(keys: int, kib: int) -> KernelVariant:
 
 def _sm80_forward(D: int, change: str, row: str) -> KernelVariant:
     """A variant for widths of 64 or 128; the tiles of narrower and wider rows stay."""
-    old = "if (width <= 128) return {128, 64, 4};  // at most 64 KiB: two CTAs per multiprocessor"
-    new = f"if (width > {D // 2} && width <= {D}) return {row}\n  {old}"
+    old = "if (width > 32 && width <= 64) return {128, 128, 4};  // 48 KiB"
+    new = f"if (width > {D // 2} && width <= {D}) return {row}"
+    if D == 128:
+        new = f"{old}\n  {new}"
     return KernelVariant(
         group=Group("sm80", "fwd", D, D), change=change, edits=(Edit(TILES, old, new),)
     )
@@ -130,5 +132,6 @@ KERNEL_VARIANTS = (
     _sm80_forward(128, "128-keys", "{128, 128, 8};  // 96 KiB"),
     _sm80_forward(128, "8-warps", "{128, 64, 8};  // 64 KiB"),
     _sm80_forward(128, "64-queries", "{64, 64, 4};  // 48 KiB"),
-    _sm80_forward(64, "128-keys", "{128, 128, 4};  // 48 KiB"),
+    _sm80_forward(64, "64-keys", "{128, 64, 4};  // 32 KiB"),
+    _sm80_forward(64, "96-keys", "{128, 96, 4};  // 40 KiB"),
 )  # fmt: skip

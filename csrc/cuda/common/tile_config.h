@@ -73,8 +73,8 @@ struct ForwardTile {
   }
 };
 
-// A warp owns block_m / warps rows of scores and of o, both in float32 registers. With 32 rows and
-// 64 keys a thread needs 64 registers for scores and `width` for o, of 255.
+// A warp owns block_m / warps rows of scores and of o, both in float32 registers. With 32 rows a
+// thread needs block_n registers for scores and `width` for o, of 255.
 constexpr ForwardTile forward_tile(int arch, int element_bytes, int width) {
   const bool large = arch == kLargeArch;
   if (element_bytes == 4) {
@@ -83,6 +83,7 @@ constexpr ForwardTile forward_tile(int arch, int element_bytes, int width) {
     if (width <= 192) return {64, 32, 4};
     return large ? ForwardTile{64, 32, 4} : ForwardTile{32, 32, 2};
   }
+  if (width > 32 && width <= 64) return {128, 128, 4};  // 48 KiB
   if (width <= 128) return {128, 64, 4};  // at most 64 KiB: two CTAs per multiprocessor
   if (large) return {128, 64, 8};         // o of 32 rows would need all registers
   return {64, 64, 4};                     // 96 KiB at width 256

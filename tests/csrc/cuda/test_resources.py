@@ -48,12 +48,14 @@ MAX_LINEAR_SPILLS = 400
 MAX_SPILLS = {64: 0, 128: 240}
 """Bytes, by common head width: of loop invariants, mostly addresses (docs/cuda.md, section 7)."""
 
-MAX_BACKWARD_SPILLS = {
+MAX_SPILLS_64 = {
+    "forward_kernel": 230,
     "backward_kernel": 40,
     "bias_gradient_kernel": 176,
     "relative_gradient_kernel": 176,
 }
-"""Bytes at width 64. Gradients of biases hold a tile of sums besides s and dp."""
+"""Bytes at width 64. The forward pass holds scores of 32 x 128 and o of 32 x 64 per warp, 192
+registers; gradients of biases hold a tile of sums besides s and dp."""
 
 WIDTHS = {prefix: widths for prefix, (_, widths) in PRODUCTS.items()} | {"linear-": LINEAR_WIDTHS}
 """Prefixes of the names of units, with their widths."""
@@ -189,7 +191,7 @@ def _max_spill(one: Resources) -> int:
         return MAX_LINEAR_SPILLS
     if one.products:
         return 0
-    return max(MAX_SPILLS[one.width], MAX_BACKWARD_SPILLS.get(one.kernel, 0))
+    return max(MAX_SPILLS[one.width], MAX_SPILLS_64.get(one.kernel, 0))
 
 
 EXTRA_UNITS = {
