@@ -96,14 +96,13 @@ def _more_keys_128(keys: int, kib: int) -> KernelVariant:
 
 
 def _sm80_forward(D: int, change: str, row: str) -> KernelVariant:
-    """A variant for widths of 64 or 128; the tiles of narrower and wider rows stay."""
-    old = "if (width > 32 && width <= 64) return {128, 128, 4};  // 48 KiB"
-    new = f"if (width > {D // 2} && width <= {D}) return {row}"
-    if D == 128:
-        new = f"{old}\n  {new}"
-    return KernelVariant(
-        group=Group("sm80", "fwd", D, D), change=change, edits=(Edit(TILES, old, new),)
-    )
+    """A variant for widths of 64 or 128."""
+    condition, tile = {
+        64: ("if (width > 32 && width <= 64)", "{128, 128, 4};"),
+        128: ("if (width <= 128)", "{128, 64, 4};"),
+    }[D]
+    edit = Edit(TILES, f"{condition} return {tile}", f"{condition} return {row}")
+    return KernelVariant(group=Group("sm80", "fwd", D, D), change=change, edits=(edit,))
 
 
 KERNEL_VARIANTS = (
@@ -129,9 +128,9 @@ KERNEL_VARIANTS = (
             ),
         ),
     ),
-    _sm80_forward(128, "128-keys", "{128, 128, 8};  // 96 KiB"),
-    _sm80_forward(128, "8-warps", "{128, 64, 8};  // 64 KiB"),
-    _sm80_forward(128, "64-queries", "{64, 64, 4};  // 48 KiB"),
-    _sm80_forward(64, "64-keys", "{128, 64, 4};  // 32 KiB"),
-    _sm80_forward(64, "96-keys", "{128, 96, 4};  // 40 KiB"),
+    _sm80_forward(128, "128-keys", "{128, 128, 8};"),
+    _sm80_forward(128, "8-warps", "{128, 64, 8};"),
+    _sm80_forward(128, "64-queries", "{64, 64, 4};"),
+    _sm80_forward(64, "64-keys", "{128, 64, 4};"),
+    _sm80_forward(64, "96-keys", "{128, 96, 4};"),
 )  # fmt: skip
