@@ -158,7 +158,6 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   named_barrier_sync(kAllConsumersBarrier, kAll);
 
   epilogue(a, shared, key_block, dk, dv, row);
-  wait_stores_read<0>();  // of dk, dv and dq
 }
 
 }  // namespace tk::cuda::sm90

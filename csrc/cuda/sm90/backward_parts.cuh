@@ -286,7 +286,7 @@ class ScoreGradients {
 };
 
 // Stores 64 rows of dk and dv from `row` on, columns from k_column and v_column on, staged through
-// the tiles of k and v. Called by a consumer.
+// the tiles of k and v. Called by a consumer, at the end.
 template <typename Shape, int kN, int kVN>
 TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const KeyBlock& key_block,
                         Accumulator<1, kN>& dk, Accumulator<1, kVN>& dv, int row, int k_column = 0,
@@ -304,6 +304,7 @@ TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const K
   const typename Shape::KPipeline::State kv_state;
   store(dk, dk_rows, j0, shared.k.tile(kv_state), row, k_column);
   store(dv, dv_rows, j0, shared.v.tile(kv_state), row, v_column);
+  wait_stores_read<0>();  // of dk, dv and dq
 }
 
 // Offset of a lane's n-th float4 in a warp's part of dq.

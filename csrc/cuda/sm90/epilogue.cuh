@@ -33,6 +33,7 @@ TK_DEVICE OutputTensor<Element> output_of(const Arguments<Params>& a, const Tens
 // `column` on (the first of a panel). Staged through rows [tile_row, tile_row + 64) of a tile that
 // is no longer read, then stored by TMA, which skips rows past the end of the tensor. With varlen
 // the rows past the end belong to the next sequence, so a partial block is stored from registers.
+// TMA reads the tile until the leader of the warpgroup has called wait_stores_read<0>.
 template <typename Element, int kN, typename Tile>
 TK_DEVICE void store(const Accumulator<1, kN>& x, const OutputTensor<Element>& output,
                      int output_row, const Tile& tile, int tile_row, int column = 0) {
@@ -61,7 +62,6 @@ TK_DEVICE void store(const Accumulator<1, kN>& x, const OutputTensor<Element>& o
                    {column + c, output.first + output_row, output.head, output.entry});
     }
     commit_stores();
-    wait_stores_read<0>();
   }
 }
 

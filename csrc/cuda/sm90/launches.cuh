@@ -60,8 +60,8 @@ void launch_forward(const ForwardParams& p, const LaunchArgs& launch, void* work
   if (taken) TK_LAUNCH(clear_kernel, 1, kWarp, 0, launch.stream, taken);
   ForwardArguments a{
       {p, launch.varlen, dropout_of(p, launch), score_scale_of(p), static_cast<int>(blocks)},
-      {static_cast<int>(heads), static_cast<int>(blocks),
-       swizzle_heads_of(p, launch.max_seqlen_k, heads), taken},
+      {heads, p.H_q, p.H_q / p.H_kv, blocks, swizzle_heads_of(p, launch.max_seqlen_k, heads),
+       taken},
       tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
       tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
       tensor_map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "cuda/common/divisor.h"
 #include "cuda/common/rows.cuh"
 
 namespace tk::cuda::sm90 {
@@ -25,32 +26,52 @@ struct WorkTile {
 // CTA n starts with tile n. If tiles differ in their visible keys, a CTA that has finished one
 // takes the next tile that no other has taken, by a counter in global memory. Otherwise it takes
 // every gridDim.x-th tile.
-struct TileScheduler {
-  int heads;          // over all sequences
-  int blocks;         // row blocks of the longest sequence
-  int swizzle_heads;  // heads per L2 swizzle group
-  int* taken;         // tiles taken after the first of each CTA, initially 0; null: no counter
+class TileScheduler {
+ public:
+  // Arguments: query heads over all sequences, and of one; query heads per key head; row blocks of
+  // the longest sequence; heads per L2 swizzle group; the tiles taken after the first of each CTA,
+  // initially 0 (null: no counter).
+  TileScheduler(int64_t heads, int64_t H_q, int64_t sharing, int64_t blocks, int64_t swizzle_heads,
+                int* taken)
+      : heads_(static_cast<int>(heads)),
+        blocks_(static_cast<int>(blocks)),
+        swizzle_heads_(static_cast<int>(swizzle_heads)),
+        taken_(taken),
+        by_H_q_(H_q),
+        by_sharing_(sharing),
+        by_group_tiles_(swizzle_heads * blocks),
+        by_group_heads_(swizzle_heads),
+        by_last_heads_((heads - 1) % swizzle_heads + 1) {}
 
-  TK_DEVICE_METHOD int count() const { return heads * blocks; }
+  TK_DEVICE_METHOD int count() const { return heads_ * blocks_; }
 
-  // Position of tile n: its head over all sequences, and its row block.
+  // Position of tile n.
   struct Position {
-    int head, block;
+    int b, h, block;  // sequence, query head, row block
   };
   TK_DEVICE_METHOD Position position(int n) const {
-    const int tiles_per_group = swizzle_heads * blocks;
-    const int first = n / tiles_per_group * swizzle_heads, within = n % tiles_per_group;
-    const int group_heads = min(swizzle_heads, heads - first);
-    return {first + within % group_heads, blocks - 1 - within / group_heads};
+    const auto [group, within] = by_group_tiles_.divide(n);
+    const int first = group * swizzle_heads_;
+    const bool last = heads_ - first < swizzle_heads_;
+    const auto [from_last, head] = (last ? by_last_heads_ : by_group_heads_).divide(within);
+    const auto [b, h] = by_H_q_.divide(first + head);
+    return {b, h, blocks_ - 1 - from_last};
   }
+
+  TK_DEVICE_METHOD int key_head(int h) const { return by_sharing_.divide(h).quotient; }
 
   // The tile that this CTA processes after tile n. Called by one warp.
   TK_DEVICE_METHOD int next(int n) const {
     const int ctas = static_cast<int>(gridDim.x);
-    if (!taken) return n + ctas;
-    const int drawn = threadIdx.x % kWarp == 0 ? atomicAdd(taken, 1) : 0;
+    if (!taken_) return n + ctas;
+    const int drawn = threadIdx.x % kWarp == 0 ? atomicAdd(taken_, 1) : 0;
     return ctas + __shfl_sync(~0u, drawn, 0);
   }
+
+ private:
+  int heads_, blocks_, swizzle_heads_;
+  int* taken_;
+  Divisor by_H_q_, by_sharing_, by_group_tiles_, by_group_heads_, by_last_heads_;
 };
 
 // The key block of one CTA of the backward pass.
@@ -79,11 +100,10 @@ inline int swizzle_heads_of(const Problem& p, int64_t keys, int64_t heads) {
 template <typename Params, typename Visit>
 TK_DEVICE void for_each_tile(const Arguments<Params>& a, const TileScheduler& scheduler,
                              int block_m, const Visit& visit) {
-  const int H_q = static_cast<int>(a.params.H_q);
   for (int n = static_cast<int>(blockIdx.x); n < scheduler.count(); n = scheduler.next(n)) {
-    const auto [head, block] = scheduler.position(n);
-    const WorkTile tile{head / H_q, head % H_q, block * block_m, false};
-    if (tile.i0 < sequence_of(a, tile.b).M) visit(tile);
+    const auto [b, h, block] = scheduler.position(n);
+    const WorkTile tile{b, h, block * block_m, false};
+    if (tile.i0 < sequence_of(a, b).M) visit(tile);
   }
 }
 

@@ -41,6 +41,8 @@ def _documents(case: Case) -> Mask:
 HOPPER_CASES = (
     Case(name="many-tiles", B=1, H_q=15, H_kv=5, M=70, N=140),
     Case(name="many-short-tiles", B=1, H_q=22, H_kv=11, M=5, N=60),
+    Case(name="many-tiles-128", B=1, H_q=16, H_kv=4, M=70, N=260, D=128, D_v=128,
+         mask=causal_bottom_right),
     Case(name="persistent", B=1, H_q=9, H_kv=3, M=200, N=330, D=64, D_v=64, dlse=True),
     Case(name="persistent-causal", B=1, H_q=6, H_kv=6, M=400, N=400, D=64, D_v=64, mask=causal),
     Case(name="persistent-128", B=1, H_q=4, H_kv=2, M=300, N=300, D=128, D_v=128,

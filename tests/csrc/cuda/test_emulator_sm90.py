@@ -20,7 +20,9 @@ PRIMITIVES = (
     ("sm90_primitives", "registers_and_elect"),
     ("sm90_primitives", "matrix_stores"),
     ("sm90_primitives", "exponentials"),
+    ("sm90_schedule", "divisions"),
     ("sm90_schedule", "every_tile_once"),
+    ("sm90_schedule", "query_heads_share_key_heads"),
     ("sm90_schedule", "forward_tiles_are_balanced"),
     ("sm90_schedule", "backward_ctas_are_balanced"),
 )

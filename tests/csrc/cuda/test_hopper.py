@@ -72,7 +72,14 @@ RACE_CASES = [
     case
     for case in HOPPER_CASES
     if case.name
-    in ("many-tiles", "many-short-tiles", "lengths-nan", "queries-256", "dropout-queries")
+    in (
+        "many-tiles",
+        "many-tiles-128",
+        "many-short-tiles",
+        "lengths-nan",
+        "queries-256",
+        "dropout-queries",
+    )
 ]
 FORWARD_KERNEL = "(sm90::forward_kernel<Element, kWidth, kVWidth>)"
 

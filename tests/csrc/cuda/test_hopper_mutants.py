@@ -18,11 +18,21 @@ if NOT_EMULATED is not None:
 KEYS, TILES, SHORT_TILES = ("many-keys",), ("many-tiles",), ("many-short-tiles",)
 CAUSAL, DEAD_KEYS, NO_KEYS = ("causal",), ("lengths-nan",), (f"{PACKED}without-keys",)
 QUERIES, VARLEN, WIDE = ("many-queries",), (f"{PACKED}plain",), ("queries-256",)
-DROPOUT = ("dropout-queries",)
+DROPOUT, WIDE_TILES = ("dropout-queries",), ("many-tiles-128",)
 
 
-def _forward(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
-    return _mutant("sm90/forward.cuh", name, old, new, cases)
+def _producer(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
+    return _mutant("sm90/forward_producer.cuh", name, old, new, cases)
+
+
+def _consumer(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
+    return _mutant("sm90/forward_consumer.cuh", name, old, new, cases)
+
+
+def _overlap(name: str, old: str, new: str) -> Mutant:
+    """A mutant at width 128, where the tiles of a consumer overlap."""
+    source = "sm90/forward_consumer.cuh"
+    return _mutant(source, name, old, new, WIDE_TILES, variant="half-128-128")
 
 
 def _parts(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
@@ -73,73 +83,96 @@ def _mutant(
     )
 
 
-_STORE = "    commit_stores();\n    wait_stores_read<0>();\n"
 _PUBLISH = "fence_async();\n  consumer_sync();\n"
 _LIVE_ROWS = "  wait_copies<0>();\n  fence_async();\n  __syncwarp();\n"
 _DS_COMPLETE = "named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete"
 _DQ_STORED = "    fence_async();\n    __syncwarp();  // all lanes have stored their dq"
-_NO_MORE_TILES = "  shared.q.wait_empty(state.q);\n  if (elect_one()) {\n    shared"
+_NEXT_K = "shared_.k.wait_full(state_.k);\n    ping_pong_"
 
 MUTANTS = (
     # Waits of the producer.
-    _forward("v is overwritten", "shared.v.wait_empty(state.v);", "", KEYS),
-    _forward(
+    _producer(
+        "v is overwritten",
+        "shared_.v.wait_empty(state_.v);\n    if (elect",
+        "if (elect",
+        KEYS,
+    ),
+    _producer(
         "q is overwritten",
-        "    shared.q.wait_empty(state.q);\n    if (elect_one()) {\n      shared",
-        "    if (elect_one()) {\n      shared",
+        "tile.any_keys = any_keys;\n    shared_.q.wait_empty(state_.q);",
+        "tile.any_keys = any_keys;",
         SHORT_TILES,
     ),
-    _forward(
+    _producer(
         "a tile is replaced by the end of the tiles",
-        _NO_MORE_TILES,
-        "  if (elect_one()) {\n    shared",
+        "load_pending_values();\n    shared_.q.wait_empty(state_.q);",
+        "load_pending_values();",
         SHORT_TILES,
     ),
-    _forward(
+    _producer(
         "the end of the tiles is not announced",
-        "    shared.q.tile_info(state.q) = WorkTile::none();",
+        "      shared_.q.tile_info(state_.q) = WorkTile::none();",
         "",
         SHORT_TILES,
+    ),
+    _producer(
+        "the last values of a tile are not loaded",
+        "    if (any_keys) load_k(block, next.index < 0);\n    load_pending_values();",
+        "    if (any_keys) load_k(block, next.index < 0);",
+        TILES,
+    ),
+    _producer(
+        "the last values of all tiles are not loaded",
+        "    load_pending_values();\n    shared_.q.wait_empty",
+        "    shared_.q.wait_empty",
+        TILES,
     ),
     _parts("q or do is overwritten", "pipeline.wait_empty(state);", "", QUERIES),
     _parts("row statistics are overwritten", "shared.row_stats.wait_empty(state);", "", QUERIES),
     # Waits of the consumers.
-    _forward(
+    _consumer(
         "no wait for the first k",
-        "shared.k.wait_full(state.k);\n  TileInfo block",
-        "TileInfo block",
+        "shared_.k.wait_full(state_.k);\n    start_scores();",
+        "start_scores();",
         TILES,
     ),
-    _forward(
+    _consumer(
         "no wait for the last v",
-        "shared.v.wait_full(state.v);\n  start_gemm_nn",
-        "start_gemm_nn",
+        "shared_.v.wait_full(state_.v);\n      if (kOverlapsTiles)",
+        "if (kOverlapsTiles)",
         TILES,
     ),
+    _overlap("no wait for the next q", "if (kOverlapsTiles) shared_.q.wait_full(state_.q);", ""),
+    _overlap("no wait for the first k of the next tile", _NEXT_K, "ping_pong_"),
     _rows("no wait for row statistics", "shared.row_stats.wait_full(state);", "", QUERIES),
     _rows("no wait for do", "shared.d_o.wait_full(state);", "", QUERIES),
     # Releases by the consumers.
-    _forward(
+    _consumer(
         "k is never released",
-        "release(shared.k, state.k);\n    finish",
-        "state.k.next();\n    finish",
+        "release_k();\n      finish",
+        "state_.k.next();\n      finish",
         KEYS,
     ),
-    _forward(
+    _consumer(
         "v is released before it is read",
-        "wait_gemm<0>(acc.o);\n    release(shared.v, state.v);",
-        "release(shared.v, state.v);\n    wait_gemm<0>(acc.o);",
+        "wait_gemm<0>(o_);\n      release_v();",
+        "release_v();\n      wait_gemm<0>(o_);",
         KEYS,
     ),
-    _forward(
-        "q is released before o is stored",
-        "epilogue(a, shared, state, tile, row, i0, acc);\n"
-        "      if (is_warpgroup_leader()) shared.q.release(state.q);",
-        "if (is_warpgroup_leader()) shared.q.release(state.q);\n"
-        "      epilogue(a, shared, state, tile, row, i0, acc);",
-        SHORT_TILES,
+    _overlap(
+        "the last v is never released",
+        "wait_gemm<1>(o_);\n    release_v();",
+        "wait_gemm<1>(o_);\n    state_.v.next();",
     ),
-    _forward(
+    _consumer("q is released while o is stored", "wait_stores_read<0>();", "", SHORT_TILES),
+    _consumer(
+        "the CTA ends while o is stored",
+        "    }\n    release_stored();",
+        "    }",
+        TILES,
+    ),
+    _consumer("q is never released", "shared_.q.release(stored_);", "", SHORT_TILES),
+    _pipeline(
         "k is released before all lanes have read its TileInfo",
         "__syncwarp();  // all lanes",
         "// all lanes",
@@ -153,8 +186,14 @@ MUTANTS = (
     ),
     _rows("q is never released", "release(shared.q, state);", "", QUERIES),
     # Matrix products in flight.
-    _forward("no wait for the scores", "wait_gemm<1>(s);", "", KEYS),
-    _forward("no wait for o", "wait_gemm<0>(acc.o);\n    release", "release", KEYS),
+    _consumer("no wait for the scores", "wait_gemm<1>(s_);", "", KEYS),
+    _consumer("no wait for o", "wait_gemm<0>(o_);\n      release", "release", KEYS),
+    _overlap("no wait for o of the last key block", "wait_gemm<1>(o_);", ""),
+    _overlap(
+        "no wait for the scores of the next tile",
+        "store_output(position);\n    wait_gemm<0>(s_);",
+        "store_output(position);",
+    ),
     _parts("no wait for the scores", "wait_gemm<1>(s);", "", QUERIES),
     _parts("no wait for do v", "wait_gemm<kPending>(dp);", "", QUERIES),
     _parts(
@@ -181,7 +220,7 @@ MUTANTS = (
         "fence_async();\n",
         TILES,
     ),
-    _mutant("sm90/epilogue.cuh", "no wait for stores", _STORE, "    commit_stores();\n", TILES),
+    _parts("the CTA ends while dk and dv are stored", "wait_stores_read<0>();", "", QUERIES),
     _mutant(
         "sm90/epilogue.cuh",
         "rows of the next varlen sequence are overwritten",
@@ -308,13 +347,13 @@ MUTANTS = (
     ),
     _dropout("bits are released by one warp", "Shape::kConsumers * kWarpgroupThreads", "kWarp"),
     # TileInfo.
-    _forward(
+    _producer(
         "the second key block is marked last",
         "load_k(next, after.index < 0)",
         "load_k(next, true)",
         KEYS,
     ),
-    _forward("every block is marked fully visible", "block.full, last}", "true, last}", CAUSAL),
+    _producer("every block is marked fully visible", "block.full, last}", "true, last}", CAUSAL),
     _parts(
         "every block is marked fully visible",
         "info(block.index, h, block.full,",
@@ -322,10 +361,10 @@ MUTANTS = (
         CAUSAL,
     ),
     # Dead keys and fully masked queries, which may hold NaN.
-    _forward(
+    _producer(
         "values of dead keys are loaded",
-        "!block.full && has_dead_rows(live_keys, j0, j1)",
-        "false",
+        "block.full || !has_dead_rows(live_keys, j0, j1)",
+        "true",
         DEAD_KEYS,
     ),
     _parts(
@@ -353,7 +392,13 @@ MUTANTS = (
         DEAD_KEYS,
     ),
     # Initialisation of the mbarriers.
-    _forward("mbarriers are not visible to TMA", "fence_mbarrier_init();", "", TILES),
+    _mutant(
+        "sm90/forward.cuh",
+        "mbarriers are not visible to TMA",
+        "fence_mbarrier_init();",
+        "",
+        TILES,
+    ),
     _mutant(
         "sm90/backward.cuh",
         "mbarriers are used before their initialisation",
@@ -361,7 +406,8 @@ MUTANTS = (
         "  }",
         QUERIES,
     ),
-    _forward(
+    _mutant(
+        "sm90/forward.cuh",
         "too few releases of k expected",
         "k.init(kTile.consumers * kWarpgroupWarps)",
         "k.init(kTile.consumers)",
@@ -369,15 +415,29 @@ MUTANTS = (
     ),
     _pipeline("the parity never flips", "if (stage == 0) parity ^= 1;", "", KEYS),
     # Ping-pong order affects speed only, but must not deadlock.
-    _forward("the next consumer is never signalled", "ping_pong.signal_next();", "", KEYS),
+    _consumer(
+        "the next consumer is never signalled",
+        "start_output();\n      ping_pong_.signal_next();",
+        "start_output();",
+        KEYS,
+    ),
+    _overlap(
+        "the next consumer is not signalled at the end of a tile",
+        "start_scores();\n    ping_pong_.signal_next();",
+        "start_scores();",
+    ),
 )
 
 
 def test_unmodified_kernels_pass(tmp_path: Path) -> None:
-    line = "shared.q.wait_full(state.q);"
+    line = "fence_mbarrier_init();"
     cases = (*KEYS, *TILES, *NO_KEYS, *DEAD_KEYS, *QUERIES, *VARLEN, *DROPOUT)
-    same = _forward("unchanged", line, line, cases)
+    same = _mutant("sm90/forward.cuh", "unchanged", line, line, cases)
     mutants.assert_right(same, tmp_path)
+
+
+def test_unmodified_kernels_with_overlapping_tiles_pass(tmp_path: Path) -> None:
+    mutants.assert_right(_overlap("unchanged", _NEXT_K, _NEXT_K), tmp_path)
 
 
 def test_unmodified_kernels_of_wide_rows_pass(tmp_path: Path) -> None:

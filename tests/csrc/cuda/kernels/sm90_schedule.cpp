@@ -1,5 +1,6 @@
 // The tile scheduler of the forward pass, and simulations of the schedules of both passes.
 #include <functional>
+#include <limits>
 #include <queue>
 
 #include "cases.h"
@@ -9,17 +10,42 @@ using namespace tk::cuda;
 
 namespace {
 
+void divisions() {
+  constexpr int kLargest = std::numeric_limits<int>::max();
+  for (const int divisor : {1, 2, 3, 5, 7, 10, 48, 641, 65537, (1 << 30) + 1, kLargest}) {
+    const Divisor by(divisor);
+    for (const int multiple : {0, 1, 2, 1000, kLargest / divisor - 1, kLargest / divisor}) {
+      for (const int64_t distance : {-1, 0, 1, divisor - 1}) {
+        const int64_t wide = int64_t{multiple} * divisor + distance;
+        if (wide < 0 || wide > kLargest) continue;
+        const int x = static_cast<int>(wide);
+        const auto [quotient, remainder] = by.divide(x);
+        expect_equal(quotient, x / divisor, "quotient");
+        expect_equal(remainder, x % divisor, "remainder");
+      }
+    }
+  }
+}
+
+// Two sequences of seven query heads, with five row blocks each.
 void every_tile_once() {
-  for (const int swizzle_heads : {1, 2, 3, 7}) {
-    const sm90::TileScheduler scheduler{7, 5, swizzle_heads, nullptr};
+  for (const int swizzle_heads : {1, 2, 3, 7, 14}) {
+    const sm90::TileScheduler scheduler(14, 7, 1, 5, swizzle_heads, nullptr);
     std::vector<int> times(static_cast<size_t>(scheduler.count()));
     for (int n = 0; n < scheduler.count(); ++n) {
-      const auto [head, block] = scheduler.position(n);
-      expect(head >= 0 && head < 7 && block >= 0 && block < 5, "a tile that does not exist");
-      ++times[static_cast<size_t>(head * 5 + block)];
+      const auto [b, h, block] = scheduler.position(n);
+      expect(b >= 0 && b < 2 && h >= 0 && h < 7 && block >= 0 && block < 5,
+             "a tile that does not exist");
+      ++times[static_cast<size_t>((b * 7 + h) * 5 + block)];
     }
+    expect_equal(static_cast<int>(times.size()), 70, "tiles");
     for (const int one : times) expect_equal(one, 1, "times that a tile is taken");
   }
+}
+
+void query_heads_share_key_heads() {
+  const sm90::TileScheduler scheduler(12, 12, 4, 1, 12, nullptr);
+  for (int h = 0; h < 12; ++h) expect_equal(scheduler.key_head(h), h / 4, "key head");
 }
 
 constexpr int kLength = 16384, kMultiprocessors = 132;
@@ -74,8 +100,8 @@ std::vector<double> forward_times(Visible visible, int width, int heads) {
   tk::Problem p{};
   p.H_q = p.H_kv = heads;
   p.D = p.D_v = width;
-  const sm90::TileScheduler scheduler{heads, static_cast<int>(blocks.keys.size()),
-                                      sm90::swizzle_heads_of(p, kLength, heads), nullptr};
+  const sm90::TileScheduler scheduler(heads, heads, 1, static_cast<int64_t>(blocks.keys.size()),
+                                      sm90::swizzle_heads_of(p, kLength, heads), nullptr);
   std::vector<double> times;
   for (int n = 0; n < scheduler.count(); ++n) {
     times.push_back(time_of(blocks.keys[static_cast<size_t>(scheduler.position(n).block)]));
@@ -127,7 +153,9 @@ void backward_ctas_are_balanced() { multiprocessors_are_busy(backward_times); }
 
 int main(int count, char** arguments) {
   return run_cases(count, arguments,
-                   {{"every_tile_once", every_tile_once},
+                   {{"divisions", divisions},
+                    {"every_tile_once", every_tile_once},
+                    {"query_heads_share_key_heads", query_heads_share_key_heads},
                     {"forward_tiles_are_balanced", forward_tiles_are_balanced},
                     {"backward_ctas_are_balanced", backward_ctas_are_balanced}});
 }
