@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from torch.autograd import forward_ad
 
 from building.extension import ROOT
 from transformer_kernels import torch_private
+from transformer_kernels.dispatch.autograd import FusedAttention
 
 PROGRAM = """
 import sys
@@ -69,6 +71,15 @@ def test_a_missing_symbol_of_one_kind_of_call_leaves_the_others(path: str) -> No
     fast_path, missing = run(path)  # enable() raises nothing
     assert fast_path == "None"
     assert f"torch.{path}_renamed in torch " in missing
+
+
+def test_missing_symbols_of_transforms_skip_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch_private.apply_of(FusedAttention) != FusedAttention.apply
+    assert not torch_private.forward_ad_is_active()
+    monkeypatch.setattr(torch_private, "_functorch_is_active", torch_private._MISSING)
+    monkeypatch.delattr(forward_ad, "_current_level")
+    assert torch_private.apply_of(FusedAttention) == FusedAttention.apply
+    assert torch_private.forward_ad_is_active()
 
 
 def test_installed_torch_has_all_symbols() -> None:

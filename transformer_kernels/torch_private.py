@@ -129,8 +129,18 @@ def functorch_is_active() -> bool:
     return _functorch_is_active is not _MISSING and bool(_functorch_is_active())
 
 
+def forward_ad_is_active() -> bool:
+    """True if tensors may have forward-mode tangents. True if torch lacks the symbol."""
+    return bool(getattr(forward_ad, "_current_level", 0) >= 0)
+
+
 def apply_of(function: type[torch.autograd.Function]) -> Any:
-    """Returns `function.apply` without its functorch handling, which costs 2 us per call."""
+    """Returns `function.apply` without its functorch handling, which costs 2 us per call.
+
+    With it if torch cannot tell whether a transform is active: inside one, it raises an error.
+    """
+    if _functorch_is_active is _MISSING:
+        return function.apply
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from transformer_kernels.masks.resolved import ALL_VISIBLE
+from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
 
 B, H_q, H_kv, M, N, D = 2, 4, 2, 3, 5, 8
 
@@ -211,3 +214,14 @@ def test_explain_raises_the_same_errors() -> None:
         tk.explain(x, x, x, softcap=0.0)
     with pytest.raises(ValueError, match="backend must be one of"):
         tk.explain(x, x, x, backend="gpu")
+
+
+def test_problems_without_options_share_the_defaults() -> None:
+    """Code that compares with the defaults by identity skips work for them."""
+    q, k = torch.randn(B, H_q, M, D), torch.randn(B, H_kv, N, D)
+    for problem in (dense_problem(q, k, k), dense_problem(q, k, k, softcap=None, dropout_p=0.0)):
+        assert problem.scores is PLAIN_SCORES
+        assert problem.mask is ALL_VISIBLE
+    assert dense_problem(q, k, k, scale=2).scores == ScoreOptions(scale=2.0)
+    slopes = tk.alibi(torch.ones(H_q), align="bottom_right")
+    assert dense_problem(q, k, k, bias=slopes).mask == ALL_VISIBLE._replace(bottom_right=True)

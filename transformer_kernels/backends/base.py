@@ -33,6 +33,8 @@ class Gradients(NamedTuple):
     @classmethod
     def of(cls, outputs: Sequence[Tensor], wanted: Collection[str]) -> Gradients:
         """The outputs of a backward operator; those that are not wanted become None."""
+        if not wanted:
+            return cls(*outputs[:3])
         options = zip(DIFFERENTIABLE, outputs[3:], strict=True)
         return cls(*outputs[:3], *(x if name in wanted else None for name, x in options))
 

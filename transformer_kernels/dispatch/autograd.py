@@ -7,7 +7,7 @@ slower and needs M x N memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from transformer_kernels.backends import Backend, FusedBackend, ReferenceBackend
 from transformer_kernels.backends.base import Gradients, Outputs
 from transformer_kernels.backends.reference import reference_attention
 from transformer_kernels.problem import Problem, Saved
-from transformer_kernels.scores.options import DIFFERENTIABLE
+from transformer_kernels.scores.options import DIFFERENTIABLE, PLAIN_SCORES
 
 _Names = tuple[str, ...]
 _Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
@@ -30,20 +30,28 @@ def attend(
     backend: Backend, problem: Problem, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns (o, lse), differentiable. Runs the reference under torch.func and forward-mode AD."""
-    options = [getattr(problem.scores, name) for name in DIFFERENTIABLE]
-    slopes = problem.scores.alibi_slopes
-    if isinstance(backend, ReferenceBackend) or is_transformed(q, k, v, slopes, *options):
+    scores = problem.scores
+    options: list[Tensor | None] = []
+    if scores is not PLAIN_SCORES:
+        options = [getattr(scores, name) for name in DIFFERENTIABLE]
+    if isinstance(backend, ReferenceBackend) or is_transformed(
+        q, k, v, scores.alibi_slopes, *options
+    ):
         return reference_attention(problem, savable(q), savable(k), savable(v))
-    needs_grad = any(x is not None and x.requires_grad for x in (q, k, v, *options))
-    if not (needs_grad and torch.is_grad_enabled()):
+    needs_grad = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or any(x is not None and x.requires_grad for x in options)
+    )
+    if not needs_grad:
         o, lse, _ = backend.forward(problem, q, k, v)
         return o, lse
-    o, lse = attach(FusedAttention.apply, backend, problem, None, q, k, v)
+    o, lse = attach(backend, problem, None, q, k, v)
     return o, lse
 
 
 def attach(
-    apply: Callable[..., Any],
     backend: FusedBackend,
     problem: Problem,
     computed: Outputs | None,
@@ -51,11 +59,12 @@ def attach(
     k: Tensor,
     v: Tensor,
 ) -> Any:
-    """Returns what `apply`, that of `FusedAttention`, returns: results with their backward pass."""
+    """Returns what `FusedAttention.apply` returns: results with their backward pass."""
     options = problem.tensors()
     tensors = [q, k, v, *options.values()]
+    apply = _apply
     if computed is None and torch.compiler.is_compiling():
-        tensors = distinct_objects(tensors)
+        apply, tensors = FusedAttention.apply, distinct_objects(tensors)
     elif any(map(Tensor.is_inference, tensors)):
         tensors = [savable(x) for x in tensors]
     if computed is None:
@@ -79,6 +88,8 @@ def is_transformed(*tensors: Tensor | None) -> bool:
         return False
     if torch_private.functorch_is_active():
         return True
+    if not torch_private.forward_ad_is_active():
+        return False
     return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
@@ -131,9 +142,15 @@ class FusedAttention(torch.autograd.Function):
             problem = problem if is_whole else _joined(problem, names, options)
             grads = backend.backward(problem, saved, do, dlse, wanted=wanted)
         dq, dk, dv, *computed = grads
+        if not names:
+            return None, None, None, None, dq, dk, dv
         of_options = dict(zip(DIFFERENTIABLE, computed, strict=True))
         option_grads = [of_options.get(name) for name in names]
         return None, None, None, None, dq, dk, dv, *option_grads
+
+
+_apply = torch_private.apply_of(FusedAttention)
+"""For calls outside torch.func transforms: `attend` runs the reference inside them."""
 
 
 class FusedAttentionBackward(torch.autograd.Function):

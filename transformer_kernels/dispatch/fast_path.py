@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from transformer_kernels import torch_private
 from transformer_kernels.backends import CpuBackend
 from transformer_kernels.backends.base import Outputs
 from transformer_kernels.backends.native import direct
-from transformer_kernels.dispatch.autograd import FusedAttention, attach
+from transformer_kernels.dispatch.autograd import attach
 from transformer_kernels.masks.constraints import KeyRange, Window
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
@@ -25,7 +24,6 @@ from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
 
 _CPU = CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
-_apply = torch_private.apply_of(FusedAttention)
 
 
 def attend(
@@ -36,11 +34,9 @@ def attend(
     A plain call has CPU tensors of no subclass, D = D_v and any mask. `grouped` is True if k and v
     may have fewer heads than q.
     """
-    if not direct.is_allowed():
-        return None
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
         return None
-    resolved = _resolve(mask, q, k) if q.is_cpu else None
+    resolved = _resolve(mask, q, k) if q.is_cpu and direct.is_allowed() else None
     if resolved is None:
         return None
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
@@ -58,7 +54,7 @@ def attend(
         return None
     if problem is None or lse is None:
         return o
-    result: Tensor = attach(_apply, _CPU, problem, Outputs(o, lse, block_mask), q, k, v)
+    result: Tensor = attach(_CPU, problem, Outputs(o, lse, block_mask), q, k, v)
     return result
 
 

@@ -139,9 +139,11 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
             align = "top_left"
     low, high = _intersection(windows, align, N - M)
     start, end = _intersected(ranges)
-    q_low = _stack([test.low for test in tests])
-    q_high = _stack([test.high for test in tests])
-    k_position = _stack([test.position for test in tests])
+    q_low = q_high = k_position = None
+    if tests:
+        q_low = _stack([test.low for test in tests])
+        q_high = _stack([test.high for test in tests])
+        k_position = _stack([test.position for test in tests])
     return ResolvedMask(
         low, high, align == "bottom_right", start, end,
         q_low, q_high, k_position, dense, layout, size,
@@ -204,10 +206,10 @@ def _check_memory(*tensors: Tensor) -> None:
     check_storage(("a tensor of the mask", x) for x in tensors)
 
 
-def _stack(tensors: list[Tensor]) -> Tensor | None:
+def _stack(tensors: list[Tensor]) -> Tensor:
     """Stacks tensors that broadcast to each other; a single one is not copied."""
-    if len(tensors) <= 1:
-        return tensors[0][None] if tensors else None
+    if len(tensors) == 1:
+        return tensors[0][None]
     return torch.stack(torch.broadcast_tensors(*tensors))
 
 

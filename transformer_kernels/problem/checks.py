@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,6 @@ from transformer_kernels.storage import check_storage
 
 DTYPES = FLOATS
 
-_Sizes = dict[str, int]
-
 
 def check_tensors(
     q: Tensor,
@@ -32,13 +32,13 @@ def check_tensors(
 ) -> None:
     """Raises TypeError or ValueError unless q, k and v have matching dimensions, dtype and device.
 
-    `key_dimensions` names the dimensions of k and v if they differ from q's. `names` are the
-    argument names for error messages.
+    The heads are dimension 1, and the width is the last one. `key_dimensions` names the dimensions
+    of k and v if they differ from q's. `names` are the argument names for error messages.
     """
     key_dimensions = dimensions if key_dimensions is None else key_dimensions
-    all_three = f"{names[0]}, {names[1]} and {names[2]}"
-    wanted = (dimensions, key_dimensions, key_dimensions)
-    for name, x, its_dimensions in zip(names, (q, k, v), wanted, strict=True):
+    named = ((names[0], q), (names[1], k), (names[2], v))
+    its_dimensions = dimensions
+    for name, x in named:
         check_tensor(name, x, DTYPES)
         if x.dim() != len(its_dimensions):
             raise ValueError(
@@ -46,46 +46,55 @@ def check_tensors(
             )
         if x.dtype != q.dtype:
             raise TypeError(
-                f"{all_three} must share a dtype, got {name} {x.dtype}, {names[0]} {q.dtype}"
+                f"{_listed(names)} must share a dtype, got {name} {x.dtype}, {names[0]} {q.dtype}"
             )
         if x.device != q.device:
             raise ValueError(
-                f"{all_three} must be on one device, got {name} on {x.device}, "
+                f"{_listed(names)} must be on one device, got {name} on {x.device}, "
                 f"{names[0]} on {q.device}"
             )
-    check_storage(zip(names, (q, k, v), strict=True))
-    q_sizes, k_sizes, v_sizes = (
-        dict(zip(its, x.shape, strict=True)) for its, x in zip(wanted, (q, k, v), strict=True)
-    )
-    rule = _broken_shape_rule(q_sizes, k_sizes, v_sizes, names)
+        its_dimensions = key_dimensions
+    check_storage(named)
+    rule = _broken_shape_rule(q.shape, k.shape, v.shape, key_dimensions, names)
     if rule is not None:
-        shapes = (f"{name} {tuple(x.shape)}" for name, x in zip(names, (q, k, v), strict=True))
+        shapes = (f"{name} {tuple(x.shape)}" for name, x in named)
         raise ValueError(f"{rule}, got {', '.join(shapes)}")
 
 
-def _broken_shape_rule(q: _Sizes, k: _Sizes, v: _Sizes, names: tuple[str, str, str]) -> str | None:
-    q_name, k_name, v_name = names
-    if "batch" in k and not q["batch"] == k["batch"] == v["batch"]:
-        return f"{q_name}, {k_name} and {v_name} must share the batch size"
-    shared = ["heads", *(name for name in k if name not in ("batch", "heads", "width"))]
-    if any(k[dimension] != v[dimension] for dimension in shared):
-        listed = f"{', '.join(shared[:-1])} and {shared[-1]}"
-        return f"{k_name} and {v_name} must share {listed}"
-    if q["width"] != k["width"]:
-        return f"{q_name} and {k_name} must share the width D"
-    if k["heads"] == 0 or q["heads"] % k["heads"] != 0 or q["heads"] == 0:
-        return f"{q_name}'s heads must be a positive multiple of {k_name}'s"
-    if q["width"] == 0 or v["width"] == 0:
+def _broken_shape_rule(
+    q: torch.Size,
+    k: torch.Size,
+    v: torch.Size,
+    key_dimensions: tuple[str, ...],
+    names: tuple[str, str, str],
+) -> str | None:
+    if key_dimensions[0] == "batch" and not q[0] == k[0] == v[0]:
+        return f"{_listed(names)} must share the batch size"
+    if k[:-1] != v[:-1]:
+        others = (name for name in key_dimensions if name not in ("batch", "heads", "width"))
+        return f"{names[1]} and {names[2]} must share {_listed(('heads', *others))}"
+    if q[-1] != k[-1]:
+        return f"{names[0]} and {names[1]} must share the width D"
+    if k[1] == 0 or q[1] % k[1] != 0 or q[1] == 0:
+        return f"{names[0]}'s heads must be a positive multiple of {names[1]}'s"
+    if q[-1] == 0 or v[-1] == 0:
         return "the widths D and D_v must be at least 1"
     return None
 
 
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def check_mask_tensors(mask: Mask, device: torch.device) -> None:
     """Raises ValueError unless the mask's tensors have memory and are on q's device."""
-    for name, tensor in mask.tensors():
+    tensors = mask.tensors()
+    if not tensors:
+        return
+    for name, tensor in tensors:
         if tensor.device != device:
             raise ValueError(f"the mask's {name} is on {tensor.device}, q is on {device}")
-    check_storage((f"the mask's {name}", tensor) for name, tensor in mask.tensors())
+    check_storage((f"the mask's {name}", tensor) for name, tensor in tensors)
 
 
 def private_copy(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import ResolvedMask, resolve
+from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
 from transformer_kernels.problem.checks import check_mask_tensors, check_tensors
 from transformer_kernels.problem.types import Problem, shape_of
 from transformer_kernels.scores.alibi import Alibi
@@ -41,7 +41,9 @@ def _resolve(
     mask: Mask | None, B: int, H: int, M: int, N: int, align: Align, device: torch.device
 ) -> ResolvedMask:
     if mask is None:
-        return ResolvedMask(bottom_right=align == "bottom_right")
+        # Compiled code would take the numbers of a global object as inputs, not as constants.
+        is_plain = align == "top_left" and not torch.compiler.is_compiling()
+        return ALL_VISIBLE if is_plain else ResolvedMask(bottom_right=align == "bottom_right")
     if not isinstance(mask, Mask):
         raise TypeError(
             f"mask must be a Mask or None, got {type(mask).__name__}; "

@@ -85,6 +85,10 @@ def check_scores(
         bottom_right: origin of the mask's diagonals, to which the ALiBi offset is relative.
         arguments: as given by the caller.
     """
+    # Compiled code would take numbers that are defaults as inputs, not as constants.
+    if _are_plain(arguments) and not torch.compiler.is_compiling():
+        scale = arguments.get("scale")
+        return PLAIN_SCORES if scale is None else ScoreOptions(_scale(scale))
     bias, relative = arguments.get("bias"), arguments.get("relative")
     _check_types(bias, relative, arguments.get("seed"))
     options = ScoreOptions(
@@ -110,6 +114,16 @@ def check_scores(
         options = options._replace(relative_bias=table if other is None else table + other)
     seed = _seed(arguments.get("seed"), options.dropout_p, q.device)
     return options if seed is None else options._replace(seed=seed)
+
+
+def _are_plain(arguments: ScoreArguments) -> bool:
+    """True if no option is given but a scale. The default of an option without a rule here, other
+    than None, counts as given."""
+    for name, x in arguments.items():
+        is_default = x is None or (name == "dropout_p" and type(x) is float and x == 0.0)
+        if not is_default and name != "scale":
+            return False
+    return True
 
 
 def _check_types(bias: object, relative: object, seed: object) -> None:

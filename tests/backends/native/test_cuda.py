@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,6 +16,7 @@ from transformer_kernels import _C, torch_private
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.cuda_support import (
+    _known_reason,
     _unsupported_gpu_reason,
     built_for,
     unsupported_device_reason,
@@ -63,8 +64,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True)
-def _clear_build_cache() -> None:
+def _clear_caches() -> Iterator[None]:
     built_for.cache_clear()
+    _known_reason.cache_clear()
+    yield
+    built_for.cache_clear()
+    _known_reason.cache_clear()
 
 
 def test_supported_problems_have_no_reasons(gpu: Callable[..., None]) -> None:
@@ -184,6 +189,28 @@ def test_no_gpu(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> No
     gpu()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert unsupported_device_reason(ON_GPU) == "no CUDA device is available"
+
+
+def test_every_device_is_asked_once(
+    gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPUs of a machine may differ. A device without an index is the current one: it is asked
+    at every call."""
+    gpu()
+    asked: list[int | None] = []
+
+    def capability(device: torch.device) -> tuple[int, int]:
+        asked.append(device.index)
+        return (7, 5) if device.index == 1 else H100
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    for _ in range(2):
+        assert unsupported_device_reason(torch.device("cuda", 0)) is None
+        assert "the GPU is sm_75" in str(unsupported_device_reason(torch.device("cuda", 1)))
+    assert asked == [0, 1]
+    for _ in range(2):
+        assert unsupported_device_reason(ON_GPU) is None
+    assert asked == [0, 1, None, None]
 
 
 def test_amd_gpu(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ class NativeBackend:
         wanted: Collection[str] = (),
     ) -> Gradients:
         operator = self.operators(do.device).attention_backward.default
-        flags = (name in wanted for name in DIFFERENTIABLE)
+        flags = [name in wanted for name in DIFFERENTIABLE]
         deterministic = torch.are_deterministic_algorithms_enabled()
         gradients = operator(do, dlse, *saved, *problem.pack(), *flags, deterministic)
         return Gradients.of(gradients, wanted)

@@ -96,6 +96,17 @@ def unsupported_device_reason(device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return f"the tensors are on {device}; the cuda backend needs CUDA tensors"
+    # A device without an index is the current one, which may change.
+    return _cuda_device_reason(device) if device.index is None else _known_reason(device)
+
+
+@functools.cache
+def _known_reason(device: torch.device) -> str | None:
+    """`_cuda_device_reason` of a device with an index. Every call of an operator asks for it."""
+    return _cuda_device_reason(device)
+
+
+def _cuda_device_reason(device: torch.device) -> str | None:
     version, architectures = built_for()
     if not architectures:
         return _NOT_BUILT
