@@ -1,5 +1,5 @@
-// Division by a number that the host knows, by a multiplication and a shift. An integer division
-// takes some 25 instructions.
+// Division by a number that the host knows, by a multiplication and a shift: a few instructions,
+// where a GPU has none for integer division.
 #pragma once
 
 #include <bit>

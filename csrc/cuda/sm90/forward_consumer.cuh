@@ -49,11 +49,9 @@ class ForwardConsumer {
   using Element = typename Shape::Element;
   using QueryState = typename Shape::QPipeline::State;
   static constexpr int kN = Shape::kN, kConsumers = Shape::kTile.consumers;
-  // q has a stage for the next tile. So the tile of q in which o is staged may be released late.
-  static constexpr bool kSpareQuery = Shape::kTile.q_stages > 1;
   // The first scores of the next tile are computed while this one ends. Three consumers hide the
   // ends of each other's tiles, and have too few registers: it is slower there.
-  static constexpr bool kOverlapsTiles = kSpareQuery && kConsumers == 2;
+  static constexpr bool kOverlapsTiles = Shape::kSpareQuery && kConsumers == 2;
 
   TK_DEVICE_METHOD const WorkTile& tile_at(const QueryState& position) const {
     return shared_.q.tile_info(position);
@@ -157,7 +155,7 @@ class ForwardConsumer {
     store(o_, rows, tile.i0 + row_, typename Shape::OTile{shared_.q.tile(position).data}, row_);
     stored_ = position;
     is_stored_ = true;
-    if (!kSpareQuery) release_stored();
+    if (!Shape::kSpareQuery) release_stored();  // else later, when TMA has read it
   }
 
   // Releases the stage of q from which o is being stored, if there is one.
@@ -230,7 +228,7 @@ class ForwardConsumer {
   int row_;
   PingPong<kConsumers> ping_pong_;
   ForwardPipelineStates<Shape> state_;
-  WorkTile tile_;  // a copy for the main loop
+  WorkTile tile_;  // for the main loop; its end reads shared memory, which saves registers
   Accumulator<1, kN / 8> s_;
   Fragment<Element> weights_[kN / 16];
   Accumulator<1, Shape::OTile::kWidth / 8> o_;

@@ -28,9 +28,9 @@ class ForwardProducer {
 
  private:
   static constexpr int kM = Shape::kM, kN = Shape::kN;
-  // With one stage, q can be loaded only after the consumers have finished the tile before, for
-  // which they need its last values.
-  static constexpr bool kSpareQuery = Shape::kTile.q_stages > 1;
+  // Without a spare stage, q can be loaded only after the consumers have finished the tile before,
+  // for which they need its last values.
+  static constexpr bool kSpareQuery = Shape::kSpareQuery;
 
   // Values that have not been loaded yet. row = -1: none.
   struct Values {

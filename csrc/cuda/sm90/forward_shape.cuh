@@ -16,7 +16,8 @@ struct ForwardShape {
   using Element = Element_;
   static constexpr HopperForwardTile kTile = hopper_forward_tile(kWidth);
   static constexpr int kM = kTile.block_m(), kN = kTile.block_n;
-  static_assert(kVWidth <= kWidth);  // o is staged in the tile of q
+  static constexpr bool kSpareQuery = kTile.q_stages > 1;  // q has a stage for the next tile
+  static_assert(kVWidth <= kWidth);                        // o is staged in the tile of q
 
   using QPipeline = Pipeline<SharedTile<Element, kM, kWidth>, kTile.q_stages, WorkTile>;
   using KPipeline = Pipeline<SharedTile<Element, kN, kWidth>, kTile.stages>;
