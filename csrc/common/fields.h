@@ -16,6 +16,9 @@
   NUMBER(std::optional<double>, "float?", scale, "dense varlen cache")                        \
   NUMBER(double, "float", softcap, "dense varlen cache")                                      \
   NUMBER(double, "float", dropout_p, "dense varlen")                                          \
+  NUMBER(int64_t, "SymInt", dropout_row, "dense")                                             \
+  NUMBER(int64_t, "SymInt", dropout_column, "dense")                                          \
+  NUMBER(int64_t, "SymInt", dropout_head, "dense")                                            \
   TENSOR(bias, kValues, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")                          \
   TENSOR(alibi_slopes, kStatistics, kContiguous, "(1|S, H_q)", "dense varlen cache")          \
   NUMBER(int64_t, "SymInt", alibi_offset, "dense varlen cache")                               \

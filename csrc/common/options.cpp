@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "common/mask.h"
+#include "common/philox.h"
 
 namespace tk {
 
@@ -284,6 +287,36 @@ void set_layout(LayoutParams& layout, const Problem& p, const Options& options) 
   }
 }
 
+Reason check_dropout(const LayoutParams& layout, const Options& options) {
+  if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
+    return "dropout_p must be between 0 and 1";
+  }
+  if (options.dropout_p > 0 && !options.seed) return "dropout needs a seed";
+  const std::pair<std::string, int64_t> offsets[] = {{"dropout_row", options.dropout_row},
+                                                     {"dropout_column", options.dropout_column},
+                                                     {"dropout_head", options.dropout_head}};
+  for (const auto& [name, offset] : offsets) {
+    if (offset < 0 || offset > INT32_MAX) {
+      return name + " must be between 0 and 2^31 - 1, got " + std::to_string(offset);
+    }
+    if (offset > 0 && layout.kind != LayoutKind::kDense) {
+      return name + " is not supported in a " + kLayouts[static_cast<size_t>(layout.kind)] +
+             " call";
+    }
+  }
+  if (options.dropout_column % kPhiloxColumns != 0) {
+    return "dropout_column must be a multiple of " + std::to_string(kPhiloxColumns) + ", got " +
+           std::to_string(options.dropout_column);
+  }
+  return {};
+}
+
+void set_dropout(DropoutParams& dropout, const Options& options) {
+  dropout.first_head = options.dropout_head;
+  dropout.first_row = options.dropout_row;
+  dropout.first_column = options.dropout_column;
+}
+
 bool has_element_mask(const Options& options) {
   return options.q_low || options.dense || options.layout;
 }
@@ -336,10 +369,7 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
   if (layout.kind == LayoutKind::kCache && p.N > INT32_MAX) {
     return "the cache capacity must be less than 2^31 positions per sequence";
   }
-  if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
-    return "dropout_p must be between 0 and 1";
-  }
-  if (options.dropout_p > 0 && !options.seed) return "dropout needs a seed";
+  if (Reason reason = check_dropout(layout, options); !reason.empty()) return reason;
   if (options.alibi_slopes && options.alibi_slopes.size[0] > INT32_MAX / p.H_q) {
     return "alibi_slopes must have fewer than 2^31 elements";
   }
@@ -348,6 +378,7 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
   set_mask(p.mask, p, options, shift);
   set_scores(p.score, p, options, shift);
   set_relative(p.score, p, layout, options);
+  set_dropout(p.dropout, options);
   set_layout(layout, p, options);
   return {};
 }

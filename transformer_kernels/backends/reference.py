@@ -219,10 +219,11 @@ def _add_bias(problem: Problem, s: Tensor) -> Tensor:
 
 
 def _drop(problem: Problem, p: Tensor, first_batch: int) -> Tensor:
-    dropout_p, seed = problem.scores.dropout_p, problem.scores.seed
+    scores, dropout_p = problem.scores, problem.scores.dropout_p
     if dropout_p == 1.0:
         return p * 0.0
-    assert seed is not None
+    assert scores.seed is not None
     B, H, M, N = p.shape
-    keep = philox.keep_mask(seed, B, H, M, N, dropout_p, first_batch)
+    first = (first_batch, scores.dropout_head, scores.dropout_row, scores.dropout_column)
+    keep = philox.keep_mask(scores.seed, B, H, M, N, dropout_p, first)
     return torch.where(keep, p * philox.keep_factor(dropout_p), 0.0)

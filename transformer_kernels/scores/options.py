@@ -30,6 +30,13 @@ class ScoreOptions(NamedTuple):
     softcap: float = 0.0
     """0: no softcap."""
     dropout_p: Annotated[float, "", "dense varlen"] = 0.0
+    dropout_row: Annotated[int, "", "dense"] = 0
+    """Row of query 0 in the dropout mask. Code that divides a call sets it and the next two for the
+    parts; public operators have no such arguments."""
+    dropout_column: Annotated[int, "", "dense"] = 0
+    """Column of key 0, a multiple of 64: 64 columns share counters."""
+    dropout_head: Annotated[int, "", "dense"] = 0
+    """Head of query head 0."""
     bias: Annotated[Tensor | None, "(1|B, 1|H_q, 1|M, 1|N)", "dense"] = None
     """q's dtype or float32."""
     alibi_slopes: Annotated[Tensor | None, "(1|S, H_q)", "dense varlen cache"] = None

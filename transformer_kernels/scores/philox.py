@@ -33,20 +33,29 @@ def keep_factor(dropout_p: float) -> float:
 
 
 def keep_mask(
-    seed: Tensor, B: int, H: int, M: int, N: int, dropout_p: float, first_batch: int = 0
+    seed: Tensor,
+    B: int,
+    H: int,
+    M: int,
+    N: int,
+    dropout_p: float,
+    first: tuple[int, int, int, int] = (0, 0, 0, 0),
 ) -> Tensor:
     """Returns the dropout mask, bool (B, H, M, N); True = kept.
 
-    `seed` is an int64 scalar tensor; batch indices count from `first_batch`.
+    `seed` is an int64 scalar tensor; `first` has the indices (b, h, i, j) of element (0, 0, 0, 0).
     """
     device = seed.device
-    j = torch.arange(N, device=device)
+    b, h, i, j = (
+        start + torch.arange(count, device=device)
+        for start, count in zip(first, (B, H, M, N), strict=True)
+    )
     shape = (B, H, M, N)
     counter = [
         ((j >> 6) * 8 + (j & 7)).expand(shape),
-        torch.arange(M, device=device)[:, None].expand(shape),
-        torch.arange(H, device=device)[:, None, None].expand(shape),
-        (first_batch + torch.arange(B, device=device))[:, None, None, None].expand(shape),
+        i[:, None].expand(shape),
+        h[:, None, None].expand(shape),
+        b[:, None, None, None].expand(shape),
     ]
     words = torch.stack(philox(seed, counter))
     chosen = words.gather(0, ((j >> 4) & 3).expand(shape)[None])[0]

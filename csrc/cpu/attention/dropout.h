@@ -146,12 +146,12 @@ TK_INLINE void lane_parts(const Problem& p, const Block& block,
     for (int64_t n = 0; n < kVectors; ++n) {
       const Words lane = (iota<uint64_t>() + static_cast<uint64_t>(n * kWords)) * kSets + set;
       Words h = broadcast(static_cast<uint64_t>(p.dropout.first_head + block.h));
-      Words i = lane + static_cast<uint64_t>(block.i0);
+      Words i = lane + static_cast<uint64_t>(p.dropout.first_row + block.i0);
       if (block.per_head < kQueries) {  // several heads in the tile
         for (int64_t c = 0; c < kWords; ++c) {
           const int64_t at = static_cast<int64_t>(lane[c]);
           h[c] = static_cast<uint64_t>(p.dropout.first_head + block.head(at));
-          i[c] = static_cast<uint64_t>(block.query(at));
+          i[c] = static_cast<uint64_t>(p.dropout.first_row + block.query(at));
         }
       }
       const PhiloxLanes part(keys, h, i);
@@ -180,7 +180,7 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
   Words lanes[3][kSets][kVectors];
   lane_parts(p, block, keys, lanes);
   for (int64_t counter = 0; counter < kPhiloxCounters; ++counter) {
-    const int64_t first = block.j0 / kBlock * kPhiloxCounters;
+    const int64_t first = (p.dropout.first_column + block.j0) / kBlock * kPhiloxCounters;
     const PhiloxCounter part(keys, static_cast<uint32_t>(first + counter),
                              static_cast<uint32_t>(p.dropout.first_batch + block.b));
     for (int64_t lane = 0; lane < kQueries; lane += W) {

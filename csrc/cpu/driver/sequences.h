@@ -80,7 +80,7 @@ Params slice_heads(const Params& all, int64_t head, int64_t count) {
   advance(p.score.relative_keys, q_head * p.score.relative_keys_stride * bytes_of(p.dtype));
   p.H_kv = count;
   p.H_q = count * q_per_kv;
-  p.dropout.first_head = q_head;
+  p.dropout.first_head += q_head;
   return p;
 }
 

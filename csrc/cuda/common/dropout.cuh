@@ -14,11 +14,22 @@ struct PhiloxWords {
   uint32_t x[4];
 };
 
+// Reads from it stay in the branch with dropout: hoisted out of it, values would occupy registers
+// of the main loop. Which offsets are read from it was found by trial; test_resources.py and
+// test_instructions.py bound what the kernels spill.
+TK_DEVICE const Dropout& in_memory(const Dropout& dropout) {
+  return *reinterpret_cast<const Dropout*>(opaque(reinterpret_cast<uint64_t>(&dropout)));
+}
+
 // Random numbers of the weights of one batch entry and head.
 class DropoutNumbers {
  public:
   TK_DEVICE_METHOD DropoutNumbers(const Dropout& dropout, int b, int h)
-      : threshold_(dropout.threshold), h_(static_cast<uint32_t>(h)), b_(static_cast<uint32_t>(b)) {
+      : threshold_(dropout.threshold),
+        first_row_(dropout.first_row),
+        first_counter_(in_memory(dropout).first_counter),
+        h_(in_memory(dropout).first_head + static_cast<uint32_t>(h)),
+        b_(static_cast<uint32_t>(b)) {
     philox_keys(static_cast<uint64_t>(*dropout.seed), keys_);
   }
 
@@ -33,7 +44,8 @@ class DropoutNumbers {
   }
 
   TK_DEVICE_METHOD PhiloxWords words(int counter, int i) const {
-    PhiloxWords w{{static_cast<uint32_t>(counter), static_cast<uint32_t>(i), h_, b_}};
+    PhiloxWords w{{first_counter_ + static_cast<uint32_t>(counter),
+                   first_row_ + static_cast<uint32_t>(i), h_, b_}};
 #pragma unroll
     for (int round = 0; round < kPhiloxRounds; ++round) {
       // One instruction each, for both halves of the product.
@@ -73,7 +85,7 @@ class DropoutNumbers {
   }
 
   PhiloxKey keys_[kPhiloxRounds];
-  uint32_t threshold_, h_, b_;
+  uint32_t threshold_, first_row_, first_counter_, h_, b_;
 };
 
 // Dropout mask of the elements that a lane holds of an accumulator. Element e of tile

@@ -21,6 +21,8 @@ struct Dropout {
   const int64_t* seed;  // null without dropout
   uint32_t threshold;   // a weight is kept if its 16-bit random number is at least this
   float factor;         // of kept weights; see keep_factor
+  // Of query 0, key 0 and head 0 in the problem that this one is a slice of.
+  uint32_t first_row, first_counter, first_head;
 };
 
 // The scale of the scores, evaluated on the host: float64 is slow on a GPU.

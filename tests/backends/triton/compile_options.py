@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,6 +71,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "layout": {"mask": LAYOUT},
     "ranges": {"mask": Mask.key_range(integers(B), integers(B))},
     "dropout": {"dropout_p": 0.1, "seed": integers()},
+    "dropout-part": {
+        "offsets": {"dropout_row": 37, "dropout_column": 64, "dropout_head": 1},
+        "dropout_p": 0.1,
+        "seed": integers(),
+    },
     "softcap": {"softcap": 3.0},
     "alibi": {"bias": alibi(empty(H, dtype=torch.float32))},
     "bias": {"bias": empty(B, H, S, S)},
@@ -95,9 +101,10 @@ OPTIONS["everything-keys"] = {
 }
 
 
-def run(q: Tensor, k: Tensor, **options: Any) -> None:
+def run(q: Tensor, k: Tensor, offsets: dict[str, Any] | None = None, **options: Any) -> None:
     """Launches a forward and a backward pass, with gradients of lse and of biases."""
     problem = dense_problem(q, k, k, **options)
+    problem = replace(problem, scores=problem.scores._replace(**(offsets or {})))
     call = launch.prepare(problem, q, k, k)
     o, lse, block_mask = launch.forward(call)
     saved = Saved(q, k, k, o, lse, block_mask if block_mask.numel() else None)

@@ -31,6 +31,7 @@ KERNELS = {
     "layout": ALWAYS | LISTS,
     "ranges": ALWAYS,
     "dropout": ALWAYS,
+    "dropout-part": ALWAYS,
     "softcap": ALWAYS,
     "alibi": ALWAYS,
     "bias": ALWAYS | {"tile_sums_kernel"},

@@ -177,7 +177,7 @@ class Valid(Call):
         """The factors of the weights (B, H, M, N); None without dropout."""
         if dropout_p == 0.0:
             return None
-        kept = keep_mask(torch.tensor(SEED), B, H, M, N, dropout_p, first_batch)
+        kept = keep_mask(torch.tensor(SEED), B, H, M, N, dropout_p, (first_batch, 0, 0, 0))
         return kept.double() * keep_factor(dropout_p)
 
 

@@ -22,13 +22,19 @@ class Dropout(NamedTuple):
     seed: Tensor | None
     threshold: int
     factor: float
+    first_row: int | None
+    """of query 0 in the larger call; None, like the next two, if the call is not part of one"""
+    first_column: int | None
+    first_head: int | None
 
 
 def dropout(options: ScoreOptions) -> Dropout:
     p = options.dropout_p
     if not p:
-        return Dropout(None, 0, 1.0)
-    return Dropout(options.seed, host.keep_threshold(p), host.keep_factor(p))
+        return Dropout(None, 0, 1.0, None, None, None)
+    first = (options.dropout_row, options.dropout_column, options.dropout_head)
+    offsets = first if any(first) else (None, None, None)
+    return Dropout(options.seed, host.keep_threshold(p), host.keep_factor(p), *offsets)
 
 
 @triton.jit
@@ -82,16 +88,19 @@ def keep_mask(dropout, coords, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     64 n + 16 word + 8 half + c uses counter 8 n + c. A block of 32 keys uses two words of each of
     its 8 counters, a block of 16 keys one.
     """
-    seed, j0 = tl.load(dropout.seed), coords.j0
+    seed = tl.load(dropout.seed)
+    i0, j0, h = coords.i0, coords.j0, coords.h
+    if dropout.first_row is not None:
+        i0, j0, h = i0 + dropout.first_row, j0 + dropout.first_column, h + dropout.first_head
     COUNTERS: tl.constexpr = max(BLOCK_N // 8, 8)
     zero = tl.zeros([BLOCK_M, COUNTERS], tl.uint32)
     counter = (j0 // 64 * 8 + tl.arange(0, COUNTERS)).to(tl.uint32)
-    row = (coords.i0 + tl.arange(0, BLOCK_M)).to(tl.uint32)
+    row = (i0 + tl.arange(0, BLOCK_M)).to(tl.uint32)
     w0, w1, w2, w3 = philox(
         seed,
         zero + counter[None, :],
         zero + row[:, None],
-        zero + tl.cast(coords.h, tl.uint32),
+        zero + tl.cast(h, tl.uint32),
         zero + tl.cast(coords.b, tl.uint32),
     )
     threshold = dropout.threshold
