@@ -25,6 +25,7 @@ LAYERS = (
     "bench",
     "info",
     "integrations",
+    "distributed",
     "functional",
     "linear",
     "dispatch",

@@ -1,0 +1,112 @@
+"""Rectangles of an undivided call, and the division of a sequence, in one process."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.divided import shard_mask
+from tests.support.cases import CASES, Case
+from transformer_kernels.distributed.rectangles import undivided_call
+from transformer_kernels.distributed.sequence import (
+    SequenceLayout,
+    in_order,
+    in_shards,
+    pieces_of,
+)
+from transformer_kernels.masks.mask import Mask
+
+LAYOUTS: tuple[SequenceLayout, ...] = ("zigzag", "contiguous")
+
+
+def shard(x: Tensor, dim: int, layout: SequenceLayout, rank: int, size: int) -> Tensor:
+    """The tokens of a rank, without a process group."""
+    pieces = pieces_of(layout, x.shape[dim], rank, size)
+    return torch.cat([x.narrow(dim, piece.start, piece.length) for piece in pieces], dim)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_shards_are_a_partition(layout: SequenceLayout, size: int) -> None:
+    sequence = torch.arange(60)
+    shards = torch.cat([shard(sequence, 0, layout, rank, size) for rank in range(size)])
+    assert torch.equal(shards.sort().values, sequence)
+    assert torch.equal(in_shards(sequence, 0, layout, size), shards)
+    assert torch.equal(in_order(shards, 0, layout, size), sequence)
+
+
+def test_zigzag_gives_all_ranks_the_same_causal_work() -> None:
+    for size in (2, 3, 8):
+        work = [
+            sum(i + 1 for i in shard(torch.arange(16 * size), 0, "zigzag", rank, size).tolist())
+            for rank in range(size)
+        ]
+        assert max(work) == min(work)
+
+
+def test_pieces_of_zigzag_are_chunks_from_both_ends() -> None:
+    assert pieces_of("zigzag", 24, 0, 3) == ((0, 0, 4), (20, 4, 4))
+    assert pieces_of("zigzag", 24, 1, 3) == ((4, 0, 4), (16, 4, 4))
+    assert pieces_of("zigzag", 24, 2, 3) == ((8, 0, 8),)
+    assert pieces_of("contiguous", 24, 2, 3) == ((16, 0, 8),)
+
+
+MASKS = [case for case in CASES if case.mask is not None and case.M and case.N and case.B]
+
+
+@pytest.mark.parametrize("case", MASKS, ids=str)
+def test_masks_of_rectangles_are_parts_of_the_mask(case: Case) -> None:
+    """And a rectangle that is not seen has no visible pair."""
+    size = 2
+    for layout in LAYOUTS:
+        M, N = (-(-length // 4) * 4 for length in (case.M, case.N))
+        whole = Case(**{**vars(case), "M": M, "N": N})
+        visible = whole.visible()
+        assert visible is not None
+        q = torch.zeros(case.B, case.H_q, M // size, 2)
+        k = torch.zeros(case.B, case.H_kv, N // size, 2)
+        for rank, source in itertools.product(range(size), repeat=2):
+            masks = [
+                shard_mask(
+                    whole.make_mask(), functools.partial(shard, layout=layout, rank=r, size=size)
+                )
+                for r in (rank, source)
+            ]
+            call = undivided_call(q, k, k, size, mask=masks[0])
+            k_position = undivided_call(q, k, k, size, mask=masks[1]).problem.mask.k_position
+            for rows in pieces_of(layout, M, rank, size):
+                for columns in pieces_of(layout, N, source, size):
+                    wanted = visible[:, :, rows.start : rows.end, columns.start : columns.end]
+                    assert call.sees(rows, columns) or not wanted.any()
+                    if call.sees(rows, columns):
+                        i, j = call.rows_seen(rows, columns), call.columns_seen(rows, columns)
+                        outside = wanted.clone()
+                        outside[
+                            :, :, i.start - rows.start : i.end - rows.start,
+                            j.start - columns.start : j.end - columns.start,
+                        ] = False  # fmt: skip
+                        assert not outside.any()
+                    part = call.rectangle(rows, columns, k_position).mask
+                    got = part.visible(rows.length, columns.length, q.device)
+                    got = torch.ones(()).bool() if got is None else got
+                    assert torch.equal(got.expand_as(wanted), wanted)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "seen"),
+    [
+        (None, 0, [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]),
+        (1, 0, [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]),
+        (0, 0, [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]),
+        (-5, 8, [[0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]),
+    ],
+)
+def test_windows_show_few_rectangles(left: int | None, right: int, seen: list[list[int]]) -> None:
+    q = torch.zeros(1, 1, 4, 2)
+    call = undivided_call(q, q, q, 4, mask=Mask.window(left, right))
+    pieces = [pieces_of("contiguous", 16, rank, 4)[0] for rank in range(4)]
+    assert [[int(call.sees(rows, columns)) for columns in pieces] for rows in pieces] == seen

@@ -1,0 +1,157 @@
+"""Arguments that the operators share, and the checks that all ranks pass the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from transformer_kernels.argument_checks import check_bool, values_are_readable
+from transformer_kernels.backends import BACKENDS
+from transformer_kernels.dispatch.choose import choose
+from transformer_kernels.distributed.agreement import check_agreement, digest
+from transformer_kernels.distributed.peers import Peers
+from transformer_kernels.distributed.rectangles import DROPOUT_COLUMNS, Undivided, undivided_call
+from transformer_kernels.distributed.sequence import SequenceLayout, check_length, pieces_of
+from transformer_kernels.masks.constraints import BlockSparse, KeyRange
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.relative import Relative
+from transformer_kernels.scores.sinks import check_sinks
+
+_SHOWN = 8
+"""Largest number of values that a description shows."""
+
+
+class Options(TypedDict, total=False):
+    """Options of the operators: those of `transformer_kernels.attention`, and `check`."""
+
+    mask: Mask | None
+    bias: Tensor | Alibi | None
+    relative: Relative | None
+    scale: float | None
+    softcap: float | None
+    dropout_p: float
+    seed: int | Tensor | None
+    sinks: Tensor | None
+    backend: str
+    check: bool
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The options, with their defaults."""
+
+    mask: Mask | None = None
+    bias: Tensor | Alibi | None = None
+    relative: Relative | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    dropout_p: float = 0.0
+    seed: int | Tensor | None = None
+    sinks: Tensor | None = None
+    backend: str = "auto"
+    check: bool = True
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Undivided:
+        """Validates the call of `ranks` shards; see `undivided_call`."""
+        return undivided_call(
+            q, k, v, ranks,
+            mask=self.mask, bias=self.bias, relative=self.relative, scale=self.scale,
+            softcap=self.softcap, dropout_p=self.dropout_p, seed=self.seed,
+        )  # fmt: skip
+
+
+def checked(
+    arguments: Arguments,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: SequenceLayout,
+    groups: Sequence[Peers],
+) -> Arguments:
+    """Returns the arguments with the same dropout seed on all ranks of the groups.
+
+    Raises before any rank sends keys: TypeError or ValueError for an argument, on all ranks if
+    `check` is on; ValueError on all ranks if they differ.
+    """
+    check_bool("check", arguments.check)
+    error: Exception | None = None
+    try:
+        _check(arguments, q, k, v, layout, groups)
+    except (TypeError, ValueError) as invalid:
+        error = invalid
+    if arguments.check:
+        call = _description(arguments, q, k, v, layout) if error is None else {"error": str(error)}
+        check_agreement(groups, call)
+    if error is not None:
+        raise error
+    if arguments.dropout_p == 0.0 or arguments.seed is not None:
+        return arguments
+    seed = torch.randint(1 << 62, (), dtype=torch.int64, device=q.device)
+    for peers in groups:
+        if peers.size > 1:
+            dist.broadcast(seed, group=peers.group, group_src=0)
+    return replace(arguments, seed=seed)
+
+
+def _check(
+    arguments: Arguments,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: SequenceLayout,
+    groups: Sequence[Peers],
+) -> None:
+    ranks = 1
+    for peers in groups:
+        ranks *= peers.size
+    without_draw = replace(arguments, seed=0 if arguments.seed is None else arguments.seed)
+    call = without_draw.call(q, k, v, ranks)
+    check_sinks(arguments.sinks, q)
+    size, heads = groups[0].size, ranks // groups[0].size
+    for name, length in (("the length of q", call.M), ("the length of k", call.N)):
+        check_length(name, length, layout, size, heads)
+    columns = pieces_of(layout, call.N, 0, size)
+    if arguments.dropout_p and size > 1 and columns[0].length % DROPOUT_COLUMNS:
+        raise ValueError(
+            f"with dropout, pieces of keys must have a multiple of {DROPOUT_COLUMNS} tokens, got "
+            f"{columns[0].length} for {call.N} keys on {size} ranks in the layout {layout!r}"
+        )
+    choose(call.problem, arguments.backend, BACKENDS)
+
+
+def _description(
+    arguments: Arguments, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout
+) -> dict[str, str]:
+    """Describes a valid call by what all ranks must share."""
+    given = {"layout": layout, "q": q, "k": k, "v": v} | vars(arguments)
+    defaults = vars(Arguments())
+    return {
+        name: _described(value)
+        for name, value in given.items()
+        if value is not defaults.get(name) and value is not None
+    }
+
+
+def _described(value: Any, *, by_value: bool = False) -> str:
+    """Describes tensors by shape and dtype; those that all ranks have alike by their values too, if
+    these are on the CPU."""
+    if isinstance(value, Tensor):
+        text = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        if value.requires_grad and torch.is_grad_enabled():
+            text += " with gradient"
+        if not (by_value or value.dim() == 0) or not values_are_readable(value):
+            return text
+        return f"{text} {value.tolist() if value.numel() <= _SHOWN else f'{digest(value):x}'}"
+    if isinstance(value, tuple):
+        return f"({', '.join(_described(one) for one in value)})"
+    if is_dataclass(value):
+        by_value = isinstance(value, KeyRange | BlockSparse)
+        parts = (f"{n}={_described(x, by_value=by_value)}" for n, x in vars(value).items())
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return repr(value)
