@@ -1,0 +1,37 @@
+"""The benchmarks of divided sequences, on two processes at toy sizes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+
+
+def output_of(*words: str) -> str:
+    done = subprocess.run(
+        [*LAUNCH, *words], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.exhaustive
+def test_context_parallel() -> None:
+    text = output_of(
+        "benchmarks.runner.context_parallel", "--seq", "256", "--window", "40", "--rounds", "1"
+    )
+    names = ("ring, zigzag", "ring, contiguous", "ring, contiguous, window 40", "all-to-all")
+    for name in names:
+        assert re.search(rf"^\| 256 \| {name} \| forward \| \d+ \| \d+ \| ", text, re.MULTILINE)
+
+
+@pytest.mark.exhaustive
+def test_long_sequence() -> None:
+    text = output_of("benchmarks.runner.long_sequence", "--tokens", "4096", "--heads", "2")
+    window, strided = text.splitlines()[-2:]
+    assert re.match(r"window of 16 +0\.390% .* MiB +\d\.\de-0\d$", window)
+    assert re.match(r"strided by 16 blocks of 4 +4\.\d+% .* MiB +\d\.\de-0\d$", strided)

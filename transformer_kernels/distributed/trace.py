@@ -1,0 +1,243 @@
+"""The work and the messages of one rank of a ring, recorded without running them.
+
+The plan and the sums of gradients run on tensors without data (device "meta"), with peers that
+write messages down. What is sent, what is seen and what overlaps is thus that of the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.distributed.gradients import GradientSums
+from transformer_kernels.distributed.peers import Exchange, Peers
+from transformer_kernels.distributed.plan import Plan
+from transformer_kernels.distributed.rectangles import Undivided
+from transformer_kernels.distributed.sequence import Piece, SequenceLayout
+
+
+class Start(NamedTuple):
+    """An exchange begins. Sizes in bytes."""
+
+    number: int
+    to: int
+    sent: int
+    source: int
+    received: int
+
+
+class Wait(NamedTuple):
+    """The rank waits for an exchange."""
+
+    number: int
+
+
+class Compute(NamedTuple):
+    """The rank computes with the keys of a step."""
+
+    rectangles: int
+    pairs: int
+    """visible pairs of a head and batch entry"""
+    passes: int
+    """bytes that elementwise operations read and write, to sum the results of rectangles"""
+    held: int
+    """bytes of the step's keys, and of their gradients"""
+
+
+Event = Start | Wait | Compute
+
+
+@dataclass(frozen=True)
+class RecordingPeers(Peers):
+    """Peers without processes: messages become events."""
+
+    events: list[Event] = field(default_factory=list)
+
+    @staticmethod
+    def at(rank: int, size: int) -> RecordingPeers:
+        return RecordingPeers(cast(Any, None), rank, size)  # no process group is read
+
+    def exchange(
+        self, *, to: int, sent: Iterable[Tensor], source: int, received: Iterable[Tensor]
+    ) -> Exchange:
+        number = len(self.events)
+        self.events.append(Start(number, to, _bytes(*sent), source, _bytes(*received)))
+        return _Recorded(self, to, source, [], [], self.events, number)
+
+
+@dataclass(frozen=True)
+class _Recorded(Exchange):
+    events: list[Event]
+    number: int
+
+    def wait(self) -> None:
+        self.events.append(Wait(self.number))
+
+
+def shards_of(call: Undivided) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns q, k, v of a rank, without data."""
+    shape = call.problem.shape
+    sizes = ((shape.H_q, shape.M), (shape.H_kv, shape.N), (shape.H_kv, shape.N))
+    q, k, v = (
+        torch.empty(shape.B, heads, length, shape.D, dtype=shape.dtype, device="meta")
+        for heads, length in sizes
+    )
+    return q, k, v
+
+
+def forward_events(call: Undivided, rank: int, size: int, layout: SequenceLayout) -> list[Event]:
+    """Returns what `ring.RingAttention.forward` does on a rank."""
+    peers = RecordingPeers.at(rank, size)
+    plan = Plan(call, peers, layout)
+    q, k, v = shards_of(call)
+    o_width = q.shape[0] * q.shape[1] * q.shape[3]
+    # `partial.add`: o is read and written, the part is read, after it is converted.
+    a_value = 12 if q.dtype == torch.float32 else 16 + q.element_size()
+    for _, keys in plan.keys(k, v):
+        shapes = [(rows, columns) for rows, columns, _ in plan.rectangles(keys)]
+        passes = sum(rows.length for rows, _ in shapes) * o_width * a_value
+        held = _bytes(keys.k, keys.v)
+        peers.events.append(Compute(len(shapes), _pairs(call, shapes), passes, held))
+    return peers.events
+
+
+def backward_events(call: Undivided, rank: int, size: int, layout: SequenceLayout) -> list[Event]:
+    """Returns what `ring.RingAttention.backward` does on a rank."""
+    peers = RecordingPeers.at(rank, size)
+    plan = Plan(call, peers, layout)
+    q, k, v = shards_of(call)
+    q_width, k_width = (x.shape[0] * x.shape[1] * x.shape[3] for x in (q, k))
+    e = q.element_size()
+    for keys, of_keys in GradientSums(plan, q, k, v, ()).keys(k, v):
+        shapes = [(rows, columns) for rows, columns, _ in plan.rectangles(keys)]
+        passes = sum(
+            (rows.length * q_width + 2 * columns.length * k_width) * (8 + e)
+            for rows, columns in shapes
+        )
+        # Sums of the keys' gradients: zeroed, converted, added by the rank of the keys.
+        passes += (keys.k.numel() + keys.v.numel()) * (4 + (4 + e) + (8 + e))
+        held = _bytes(keys.k, keys.v, *of_keys)
+        peers.events.append(Compute(len(shapes), _pairs(call, shapes), passes, held))
+    return peers.events
+
+
+def visible_pairs(call: Undivided, rows: Piece, columns: Piece) -> int:
+    """Returns the visible pairs of a rectangle of a call whose mask is a window."""
+    mask = call.rectangle(rows, columns, None).mask
+    below = _pairs_up_to(mask.diagonal_low - 1, rows.length, columns.length)
+    return max(0, _pairs_up_to(mask.diagonal_high, rows.length, columns.length) - below)
+
+
+def all_pairs(call: Undivided) -> int:
+    """Returns the visible pairs of the undivided call."""
+    return visible_pairs(call, Piece(0, 0, call.M), Piece(0, 0, call.N))
+
+
+def _pairs(call: Undivided, shapes: list[tuple[Piece, Piece]]) -> int:
+    return sum(visible_pairs(call, rows, columns) for rows, columns in shapes)
+
+
+def _pairs_up_to(diagonal: int, M: int, N: int) -> int:
+    """Pairs (i, j) of M x N with j - i <= diagonal: rows have diagonal + 1, diagonal + 2, ...
+    diagonal + M of them, but none less than 0 and none more than N."""
+
+    def total(last: int) -> int:
+        """Sum of min(t, N) for t from 1 to `last`."""
+        last = max(last, 0)
+        small = min(last, N)
+        return small * (small + 1) // 2 + (last - small) * N
+
+    return total(diagonal + M) - total(diagonal)
+
+
+def _bytes(*tensors: Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+class Rates(NamedTuple):
+    """Rates of a rank, per second."""
+
+    pairs: float
+    """visible pairs of a head and batch entry"""
+    passes: float
+    """bytes of elementwise operations"""
+    within: float
+    """bytes of a link within the node, in each direction"""
+    between: float
+    """the same, to another node"""
+    latency: float
+    """seconds of an exchange without bytes"""
+    launch: float
+    """seconds of a rectangle without pairs"""
+    overlap: bool
+    """False if messages take the processor that computes"""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Outcome of one rank."""
+
+    seconds: float = 0.0
+    busy: float = 0.0
+    """seconds in which the rank has a processor"""
+    sent_within: int = 0
+    sent_between: int = 0
+    pairs: int = 0
+    buffers: int = 0
+    """largest number of bytes of keys in use and of messages under way"""
+
+    def __add__(self, other: Timeline) -> Timeline:
+        return Timeline(
+            self.seconds + other.seconds,
+            self.busy + other.busy,
+            self.sent_within + other.sent_within,
+            self.sent_between + other.sent_between,
+            self.pairs + other.pairs,
+            max(self.buffers, other.buffers),
+        )
+
+
+def replay(events: Iterable[Event], rates: Rates, in_node: frozenset[int]) -> Timeline:
+    """Returns the time of the events on one rank, none of whose peers is late.
+
+    Exchanges take the link one after another, each as long as its slower direction. `in_node` has
+    the ranks of the ring on the same node.
+    """
+    now = busy = link = 0.0
+    done: dict[int, float] = {}
+    under_way: dict[int, int] = {}
+    line = Timeline()
+    for event in events:
+        match event:
+            case Start(number, to, sent, source, received):
+                seconds = max(
+                    _transfer(sent, to in in_node, rates),
+                    _transfer(received, source in in_node, rates),
+                )
+                seconds += rates.latency if sent or received else 0.0
+                packed = 2 * sent / rates.passes
+                now, busy = now + packed, busy + packed
+                if not rates.overlap:
+                    now, busy = now + seconds, busy + seconds
+                    seconds = 0.0
+                link = max(now, link) + seconds
+                done[number], under_way[number] = link, sent + received
+                near, far = (sent, 0) if to in in_node else (0, sent)
+                line += Timeline(sent_within=near, sent_between=far)
+            case Wait(number):
+                now = max(now, done[number])
+                del under_way[number]
+            case Compute(rectangles, pairs, passes, held):
+                seconds = rectangles * rates.launch + pairs / rates.pairs
+                seconds += passes / rates.passes
+                now, busy = now + seconds, busy + seconds
+                line += Timeline(pairs=pairs, buffers=held + sum(under_way.values()))
+    return replace(line, seconds=now, busy=busy)
+
+
+def _transfer(size: int, in_node: bool, rates: Rates) -> float:
+    return size / (rates.within if in_node else rates.between)
