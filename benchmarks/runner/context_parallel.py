@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if peers.rank == 0:
         report(cases, {S: median_machine(rows) for S, rows in machines.items()}, peers.size)
     dist.barrier()
+    time.sleep(0.2)  # as in training.distributed: destroying the group at once can deadlock in gloo
     dist.destroy_process_group()
 
 

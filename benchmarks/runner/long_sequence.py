@@ -142,6 +142,7 @@ def main() -> None:
     for pattern in (window_of(tokens, tokens // 256), strided(tokens, tokens // 1024, 16)):
         measure(pattern, tokens, options.heads, getattr(torch, options.dtype))
     dist.barrier()
+    time.sleep(0.2)  # as in training.distributed: destroying the group at once can deadlock in gloo
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -43,6 +44,7 @@ def main(function: str, timeout: str, *words: str) -> None:
     module, _, name = function.partition(":")
     getattr(importlib.import_module(module), name)(*words)
     dist.barrier()
+    time.sleep(0.2)  # as in training.distributed: destroying the group at once can deadlock in gloo
     dist.destroy_process_group()
 
 
