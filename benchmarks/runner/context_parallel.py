@@ -42,6 +42,7 @@ from transformer_kernels.distributed.prediction import (
     Pass,
     predict,
 )
+from transformer_kernels.training.distributed import end_process_group
 
 H, D = 8, 64
 PROCESSORS = len(os.sched_getaffinity(0))
@@ -109,9 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 case.baseline.append(baseline)
     if peers.rank == 0:
         report(cases, {S: median_machine(rows) for S, rows in machines.items()}, peers.size)
-    dist.barrier()
-    time.sleep(0.2)  # as in training.distributed: destroying the group at once can deadlock in gloo
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def cases_of(S: int, window: int, size: int) -> list[Case]:

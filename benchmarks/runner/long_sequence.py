@@ -25,6 +25,7 @@ from transformer_kernels.distributed import (
     unshard_sequence,
 )
 from transformer_kernels.masks import block_patterns
+from transformer_kernels.training.distributed import end_process_group
 
 _D = 64
 _ROWS = 8
@@ -141,9 +142,7 @@ def main() -> None:
         )
     for pattern in (window_of(tokens, tokens // 256), strided(tokens, tokens // 1024, 16)):
         measure(pattern, tokens, options.heads, getattr(torch, options.dtype))
-    dist.barrier()
-    time.sleep(0.2)  # as in training.distributed: destroying the group at once can deadlock in gloo
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":

@@ -292,16 +292,16 @@ Reason check_dropout(const LayoutParams& layout, const Options& options) {
     return "dropout_p must be between 0 and 1";
   }
   if (options.dropout_p > 0 && !options.seed) return "dropout needs a seed";
-  const std::pair<std::string, int64_t> offsets[] = {{"dropout_row", options.dropout_row},
+  const std::pair<const char*, int64_t> offsets[] = {{"dropout_row", options.dropout_row},
                                                      {"dropout_column", options.dropout_column},
                                                      {"dropout_head", options.dropout_head}};
   for (const auto& [name, offset] : offsets) {
     if (offset < 0 || offset > INT32_MAX) {
-      return name + " must be between 0 and 2^31 - 1, got " + std::to_string(offset);
+      return std::string(name) + " must be between 0 and 2^31 - 1, got " + std::to_string(offset);
     }
     if (offset > 0 && layout.kind != LayoutKind::kDense) {
-      return name + " is not supported in a " + kLayouts[static_cast<size_t>(layout.kind)] +
-             " call";
+      return std::string(name) + " is not supported in a " +
+             kLayouts[static_cast<size_t>(layout.kind)] + " call";
     }
   }
   if (options.dropout_column % kPhiloxColumns != 0) {

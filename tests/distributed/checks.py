@@ -124,11 +124,13 @@ def check_disagreement_on_a_grid() -> None:
     expect(ValueError, message, lambda: ring_attention(q, k, v, mask=mask, **groups))
 
 
-def check_one_rank_ends() -> None:
-    """The other ranks raise an error that names it."""
+def check_one_rank_ends(first: str) -> None:
+    """The other ranks raise an error that names it, if it ends before their call or in it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all processes
+    dist.barrier()
+    time.sleep(0.0 if dist.get_rank() == int(first) else 1.0)
     if dist.get_rank() == 1:
         os._exit(3)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends this process too
     q, k, v = inputs(12)
     expect(RuntimeError, "rank 0 waited for rank 1", lambda: ring_attention(q, k, v))
     print("rank 0 has named rank 1", flush=True)
@@ -249,12 +251,23 @@ def check_compile() -> None:
         torch.testing.assert_close(eager, compiled)
 
 
+def check_autocast() -> None:
+    """Under autocast q, k and v are cast, as in `attention`."""
+    q, k, v = inputs(8, requires_grad=True)
+    expected = ring_attention(*(x.bfloat16() for x in (q, k, v)))
+    with torch.autocast("cpu", torch.bfloat16):
+        o = ring_attention(q, k, v)
+    assert o.dtype == torch.bfloat16
+    assert torch.equal(o, expected)
+    assert torch.autograd.grad(o.float().sum(), q)[0].dtype == torch.float32
+
+
 def check_seed() -> None:
     """Without a seed, all ranks use that of the first one."""
     torch.manual_seed(dist.get_rank())
     q, k, v = inputs(128)
     peers = Peers.of(None)
-    arguments = checked(Arguments(dropout_p=0.4), q, k, v, "zigzag", (peers, peers.alone()))
+    arguments, _ = checked(Arguments(dropout_p=0.4), q, k, v, "zigzag", (peers, peers.alone()))
     assert isinstance(arguments.seed, Tensor)
     seeds = [torch.zeros_like(arguments.seed) for _ in range(dist.get_world_size())]
     dist.all_gather(seeds, arguments.seed)
@@ -276,5 +289,6 @@ def check_everything() -> None:
     check_disagreement()
     check_messages()
     check_seed()
+    check_autocast()
     check_compile()
     check_recomputation()

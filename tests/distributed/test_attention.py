@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.distributed.processes import assert_runs
+from tests.support.processes import assert_runs
 
 CHECK = "tests.distributed.divided:check_cases"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.distributed.processes import assert_runs, run_processes
+from tests.support.processes import assert_runs, run_processes
 from transformer_kernels.distributed import ring_attention, shard_sequence
 
 HERE = "tests.distributed.checks"
@@ -22,8 +22,9 @@ def test_messages_of_more_processes(count: int) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_rank_that_ends_is_named() -> None:
-    done = run_processes(2, f"{HERE}:check_one_rank_ends")
+@pytest.mark.parametrize("first", [0, 1], ids=["in-the-call", "before-the-call"])
+def test_a_rank_that_ends_is_named(first: int) -> None:
+    done = run_processes(2, f"{HERE}:check_one_rank_ends", first)
     assert "rank 0 has named rank 1" in done.stdout, done.stderr
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.processes import torchrun
 from transformer_kernels.nn import Stack
 from transformer_kernels.training import (
     CheckpointError,
@@ -164,16 +165,8 @@ def test_shards_cover_a_batch_that_does_not_divide() -> None:
     assert DistributedContext(1, 2).shard(batch)["tokens"].tolist() == [1, 3]
 
 
-def run_with_processes(count: int, *words: str) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    return subprocess.run(
-        [sys.executable, *launcher, *words],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-
-
 def train_with_processes(count: int, kind: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return run_with_processes(count, "-m", "transformer_kernels", "train", kind, *words)
+    return torchrun(count, "-m", "transformer_kernels", "train", kind, *words)
 
 
 STOP_AFTER_FOUR_STEPS = """
@@ -204,7 +197,7 @@ def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
         ("-m", "transformer_kernels", *options, str(whole)),
         (str(script), *options, str(stopped)),
     ):
-        done = run_with_processes(2, *words)
+        done = torchrun(2, *words)
         assert done.returncode == 0, done.stderr
     checkpoint = stopped / "checkpoint.pt"
     assert load_checkpoint(checkpoint)["steps_done"] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypedDict
@@ -73,45 +74,40 @@ def checked(
     v: Tensor,
     layout: SequenceLayout,
     groups: Sequence[Peers],
-) -> Arguments:
-    """Returns the arguments with the same dropout seed on all ranks of the groups.
+) -> tuple[Arguments, Undivided]:
+    """Returns the arguments, with the same dropout seed on all ranks of the groups, and the call.
 
     Raises before any rank sends keys: TypeError or ValueError for an argument, on all ranks if
     `check` is on; ValueError on all ranks if they differ.
     """
     check_bool("check", arguments.check)
-    error: Exception | None = None
     try:
-        _check(arguments, q, k, v, layout, groups)
-    except (TypeError, ValueError) as invalid:
-        error = invalid
+        call = _valid_call(arguments, q, k, v, layout, groups)
+    except (TypeError, ValueError) as error:
+        if arguments.check:
+            check_agreement(groups, {"error": str(error)})
+        raise
     if arguments.check:
-        call = _description(arguments, q, k, v, layout) if error is None else {"error": str(error)}
-        check_agreement(groups, call)
-    if error is not None:
-        raise error
-    if arguments.dropout_p == 0.0 or arguments.seed is not None:
-        return arguments
-    seed = torch.randint(1 << 62, (), dtype=torch.int64, device=q.device)
-    for peers in groups:
-        if peers.size > 1:
-            dist.broadcast(seed, group=peers.group, group_src=0)
-    return replace(arguments, seed=seed)
+        check_agreement(groups, _description(arguments, q, k, v, layout))
+    seed = call.problem.scores.seed
+    if seed is not None and arguments.seed is None:
+        for peers in groups:
+            if peers.size > 1:
+                dist.broadcast(seed, group=peers.group, group_src=0)
+        arguments = replace(arguments, seed=seed)
+    return arguments, call
 
 
-def _check(
+def _valid_call(
     arguments: Arguments,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     layout: SequenceLayout,
     groups: Sequence[Peers],
-) -> None:
-    ranks = 1
-    for peers in groups:
-        ranks *= peers.size
-    without_draw = replace(arguments, seed=0 if arguments.seed is None else arguments.seed)
-    call = without_draw.call(q, k, v, ranks)
+) -> Undivided:
+    ranks = math.prod(peers.size for peers in groups)
+    call = arguments.call(q, k, v, ranks)
     check_sinks(arguments.sinks, q)
     size, heads = groups[0].size, ranks // groups[0].size
     for name, length in (("the length of q", call.M), ("the length of k", call.N)):
@@ -123,6 +119,7 @@ def _check(
             f"{columns[0].length} for {call.N} keys on {size} ranks in the layout {layout!r}"
         )
     choose(call.problem, arguments.backend, BACKENDS)
+    return call
 
 
 def _description(

@@ -189,11 +189,12 @@ def _divided(
 ) -> tuple[Tensor, Tensor]:
     """Checks the call, and runs a ring over `peers` on the heads of this rank of `heads`."""
     q, k, v = cast_for_autocast(q, k, v)
-    arguments = checked(arguments, q, k, v, layout, (peers, heads))
+    arguments, call = checked(arguments, q, k, v, layout, (peers, heads))
     shards = HeadShards(heads, q.shape[1], k.shape[1], heads_layout)
-    arguments = shards.arguments(arguments)
-    q, k, v = shards.queries(q), shards.keys(k), shards.keys(v)
-    call = arguments.call(q, k, v, peers.size).from_head(shards.first)
+    if heads.size > 1:
+        arguments = shards.arguments(arguments)
+        q, k, v = shards.queries(q), shards.keys(k), shards.keys(v)
+        call = arguments.call(q, k, v, peers.size).from_head(shards.first)
     o, lse = _attend(call, q, k, v, peers, layout, arguments.backend)
     if arguments.sinks is not None:
         o, lse = join_sinks(o, lse, arguments.sinks)

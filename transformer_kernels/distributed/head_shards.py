@@ -74,8 +74,6 @@ class HeadShards:
 
     def arguments(self, arguments: Arguments) -> Arguments:
         """Returns the arguments of this rank's heads."""
-        if self.peers.size == 1:
-            return arguments
         mask, sinks = arguments.mask, arguments.sinks
         return replace(
             arguments,
@@ -116,7 +114,7 @@ class HeadShards:
 
     def _heads(self, x: Tensor, dim: int) -> Tensor:
         """Cuts a dimension of H_q, and leaves one of size 1."""
-        if x.shape[dim] != self.H_q or self.peers.size == 1:
+        if x.shape[dim] != self.H_q:
             return x
         return x.narrow(dim, self.first, self.H_q // self.peers.size)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,8 @@ class Peers:
 
         Both ranks list the same tensors in the same order. `sent` must be contiguous, and neither
         list may be written to before `Exchange.wait`.
+
+        Raises as `Exchange.wait`: a message to a rank that has ended fails at once.
         """
         operations = [
             dist.P2POp(dist.isend, x, group=self.group, group_peer=to) for x in sent if x.numel()
@@ -62,8 +65,21 @@ class Peers:
             for x in received
             if x.numel()
         ]
-        works = dist.batch_isend_irecv(operations) if operations else []
+        with self.naming_ranks(to, source):
+            works = dist.batch_isend_irecv(operations) if operations else []
         return Exchange(self, to, source, [*sent, *received], works)
+
+    @contextmanager
+    def naming_ranks(self, to: int, source: int) -> Iterator[None]:
+        """Names the ranks of an exchange in its errors."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self.name(self.rank)} waited for {self.name(source)}, which sends, and "
+                f"{self.name(to)}, which receives: one of them, or a rank that it waits for, has "
+                f"ended or did not answer in time ({error})"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -82,16 +98,9 @@ class Exchange:
         Raises RuntimeError with the names of the ranks if one of them ends, or does not answer
         within the time-out of the process group.
         """
-        for work in self.works:
-            try:
+        with self.peers.naming_ranks(self.to, self.source):
+            for work in self.works:
                 work.wait()
-            except RuntimeError as error:
-                peers = self.peers
-                raise RuntimeError(
-                    f"{peers.name(peers.rank)} waited for {peers.name(self.source)}, which sends, "
-                    f"and {peers.name(self.to)}, which receives: one of them, or a rank that it "
-                    f"waits for, has ended or did not answer in time ({error})"
-                ) from None
         self.works.clear()
         self.tensors.clear()
 

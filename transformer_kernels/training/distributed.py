@@ -81,9 +81,16 @@ def distributed_context() -> Iterator[DistributedContext]:
         torch.cuda.set_device(local_device("cuda"))
     distributed.init_process_group()
     yield DistributedContext(distributed.get_rank(), distributed.get_world_size())
-    # Deadlock in gloo: its thread needs the GIL to release the tensors of the last collective, and
-    # destroy_process_group joins that thread while holding the GIL. The delay lets the thread
-    # release them first. After an error torchrun ends all processes.
+    end_process_group()  # after an error torchrun ends all processes
+
+
+def end_process_group() -> None:
+    """Destroys the process group once all ranks have called this.
+
+    Deadlock in gloo: its thread needs the GIL to release the tensors of the last collective, and
+    destroy_process_group joins that thread while holding the GIL. A delay lets the thread release
+    them first.
+    """
     distributed.barrier()
     time.sleep(_SHUTDOWN_DELAY)
     distributed.destroy_process_group()

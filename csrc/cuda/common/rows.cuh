@@ -21,7 +21,7 @@ struct Dropout {
   const int64_t* seed;  // null without dropout
   uint32_t threshold;   // a weight is kept if its 16-bit random number is at least this
   float factor;         // of kept weights; see keep_factor
-  // Of query 0, key 0 and head 0 in the problem that this one is a slice of.
+  // Row of query 0, counter of key 0 and head of head 0 in the problem that this one is a slice of.
   uint32_t first_row, first_counter, first_head;
 };
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+from tests.support.processes import torchrun
 
 
 def output_of(*words: str) -> str:
-    done = subprocess.run(
-        [*LAUNCH, *words], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = torchrun(2, "-m", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

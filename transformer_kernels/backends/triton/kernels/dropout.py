@@ -23,7 +23,7 @@ class Dropout(NamedTuple):
     threshold: int
     factor: float
     first_row: int | None
-    """of query 0 in the larger call; None, like the next two, if the call is not part of one"""
+    """row of query 0 in the larger call; None, like the next two, if the call is no part of one"""
     first_column: int | None
     first_head: int | None
 

@@ -1,4 +1,4 @@
-"""Launch of several gloo processes that run one function of a module."""
+"""Several gloo processes, started by torchrun."""
 
 from __future__ import annotations
 
@@ -6,30 +6,39 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 from datetime import timedelta
 
 import torch
 from torch import distributed as dist
 
+from transformer_kernels.training.distributed import end_process_group
+
 LIMIT = 300
 """Seconds after which a launch fails."""
+
+
+def torchrun(count: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script or module, the words of a Python command line, in `count` processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    return subprocess.run(
+        [sys.executable, *launcher, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT,
+        env={"OMP_NUM_THREADS": "1"} | os.environ,
+    )
 
 
 def run_processes(
     count: int, function: str, *words: object, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs "module:function" in `count` processes of one thread, started by torchrun.
+    """Runs "module:function" in `count` processes of one thread and one process group.
 
     The words, as strings, are the function's arguments. `timeout` is that of the process group, in
     seconds.
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command = [sys.executable, *launcher, "-m", __name__, function, str(timeout), *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environment
-    )
+    return torchrun(count, "-m", __name__, function, str(timeout), *map(str, words))
 
 
 def assert_runs(count: int, function: str, *words: object) -> None:
@@ -43,9 +52,7 @@ def main(function: str, timeout: str, *words: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(timeout)))
     module, _, name = function.partition(":")
     getattr(importlib.import_module(module), name)(*words)
-    dist.barrier()
-    time.sleep(0.2)  # as in training.distributed: destroying the group at once can deadlock in gloo
-    dist.destroy_process_group()
+    end_process_group()
 
 
 if __name__ == "__main__":
