@@ -132,7 +132,12 @@ def check_one_rank_ends(first: str) -> None:
     if dist.get_rank() == 1:
         os._exit(3)
     q, k, v = inputs(12)
-    expect(RuntimeError, "rank 0 waited for rank 1", lambda: ring_attention(q, k, v))
+    for call in (
+        lambda: ring_attention(q, k, v),
+        lambda: all_to_all_attention(q, k, v, check=False),
+        lambda: unshard_sequence(q, dim=2),
+    ):
+        expect(RuntimeError, "rank 0 waited for rank 1", call)
     print("rank 0 has named rank 1", flush=True)
     os._exit(0)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -40,6 +41,18 @@ def check_agreement(groups: Sequence[Peers], call: Mapping[str, str]) -> None:
     for peers in groups:
         calls = _gather(peers, calls.flatten()).reshape(-1, _CHARACTERS)
     raise ValueError(f"all ranks must make the same call, got\n{_differences(calls)}")
+
+
+@contextmanager
+def errors_on_all_ranks(groups: Sequence[Peers], *, check: bool) -> Iterator[None]:
+    """Raises a TypeError or ValueError of an argument on all ranks of the groups, if `check`: the
+    other ranks see it in their own `check_agreement`."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if check:
+            check_agreement(groups, {"error": str(error)})
+        raise
 
 
 def _differences(calls: Tensor) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypedDict
 
@@ -14,7 +14,11 @@ from torch import distributed as dist
 from transformer_kernels.argument_checks import check_bool, values_are_readable
 from transformer_kernels.backends import BACKENDS
 from transformer_kernels.dispatch.choose import choose
-from transformer_kernels.distributed.agreement import check_agreement, digest
+from transformer_kernels.distributed.agreement import (
+    check_agreement,
+    digest,
+    errors_on_all_ranks,
+)
 from transformer_kernels.distributed.peers import Peers
 from transformer_kernels.distributed.rectangles import DROPOUT_COLUMNS, Undivided, undivided_call
 from transformer_kernels.distributed.sequence import SequenceLayout, check_length, pieces_of
@@ -74,26 +78,27 @@ def checked(
     v: Tensor,
     layout: SequenceLayout,
     groups: Sequence[Peers],
+    shared: Mapping[str, Tensor] | None = None,
 ) -> tuple[Arguments, Undivided]:
     """Returns the arguments, with the same dropout seed on all ranks of the groups, and the call.
+
+    `shared` has further tensors, by name, that must have the same values on all ranks.
 
     Raises before any rank sends keys: TypeError or ValueError for an argument, on all ranks if
     `check` is on; ValueError on all ranks if they differ.
     """
     check_bool("check", arguments.check)
-    try:
+    with errors_on_all_ranks(groups, check=arguments.check):
         call = _valid_call(arguments, q, k, v, layout, groups)
-    except (TypeError, ValueError) as error:
-        if arguments.check:
-            check_agreement(groups, {"error": str(error)})
-        raise
     if arguments.check:
-        check_agreement(groups, _description(arguments, q, k, v, layout))
+        values = {name: _described(x, by_value=True) for name, x in (shared or {}).items()}
+        check_agreement(groups, _description(arguments, q, k, v, layout) | values)
     seed = call.problem.scores.seed
     if seed is not None and arguments.seed is None:
         for peers in groups:
             if peers.size > 1:
-                dist.broadcast(seed, group=peers.group, group_src=0)
+                with peers.naming_group():
+                    dist.broadcast(seed, group=peers.group, group_src=0)
         arguments = replace(arguments, seed=seed)
     return arguments, call
 

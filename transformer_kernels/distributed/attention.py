@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Unpack, overload
 
 import torch
@@ -105,7 +106,7 @@ def ring_attention(
     check_bool("return_lse", return_lse)
     peers = Peers.of(group)
     heads = peers.alone() if heads_group is None else Peers.of(heads_group, "heads_group")
-    o, lse = _divided(Arguments(**options), q, k, v, peers, layout, heads, "contiguous")
+    o, lse = divided(Arguments(**options), q, k, v, peers, layout, heads, "contiguous")
     return (o, lse) if return_lse else o
 
 
@@ -172,12 +173,12 @@ def all_to_all_attention(
     check_layout(layout)
     check_bool("return_lse", return_lse)
     heads = Peers.of(group)
-    o, lse = _divided(Arguments(**options), q, k, v, heads.alone(), layout, heads, layout)
+    o, lse = divided(Arguments(**options), q, k, v, heads.alone(), layout, heads, layout)
     return (o, lse) if return_lse else o
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _divided(
+def divided(
     arguments: Arguments,
     q: Tensor,
     k: Tensor,
@@ -186,10 +187,14 @@ def _divided(
     layout: SequenceLayout,
     heads: Peers,
     heads_layout: SequenceLayout,
+    shared: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Checks the call, and runs a ring over `peers` on the heads of this rank of `heads`."""
+    """Checks the call, and runs a ring over `peers` on the heads of this rank of `heads`.
+
+    `shared`: see `checked`.
+    """
     q, k, v = cast_for_autocast(q, k, v)
-    arguments, call = checked(arguments, q, k, v, layout, (peers, heads))
+    arguments, call = checked(arguments, q, k, v, layout, (peers, heads), shared)
     shards = HeadShards(heads, q.shape[1], k.shape[1], heads_layout)
     if heads.size > 1:
         arguments = shards.arguments(arguments)

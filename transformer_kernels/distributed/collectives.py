@@ -31,7 +31,8 @@ class _AllToAll(torch.autograd.Function):
         ctx.peers = peers
         x = x.contiguous()
         received = torch.empty_like(x)
-        dist.all_to_all_single(received, x, group=peers.group)
+        with peers.naming_group():
+            dist.all_to_all_single(received, x, group=peers.group)
         return received
 
     @staticmethod
@@ -44,7 +45,8 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, peers: Peers, x: Tensor) -> Tensor:
         ctx.peers = peers
         gathered = x.new_empty(peers.size * x.shape[0], *x.shape[1:])
-        dist.all_gather(list(gathered.chunk(peers.size)), x.contiguous(), group=peers.group)
+        with peers.naming_group():
+            dist.all_gather(list(gathered.chunk(peers.size)), x.contiguous(), group=peers.group)
         return gathered
 
     @staticmethod

@@ -103,7 +103,9 @@ class HeadShards:
             case Window() | KeyRange():
                 return one
             case Segments():
-                return replace(one, q_ids=self._tokens(one.q_ids), k_ids=self._tokens(one.k_ids))
+                q_ids = self._tokens(one.q_ids)
+                k_ids = q_ids if one.k_ids is one.q_ids else self._tokens(one.k_ids)
+                return replace(one, q_ids=q_ids, k_ids=k_ids)
             case Positions():
                 q_pos, k_pos = (self._positions(x) for x in (one.q_pos, one.k_pos))
                 return replace(one, q_pos=q_pos, k_pos=k_pos)

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+_NAMED = 8
+"""Largest number of ranks that the error of a collective names."""
+
 Group = dist.ProcessGroup | None
 """A process group; None is the default group."""
 
@@ -79,6 +82,19 @@ class Peers:
                 f"{self.name(self.rank)} waited for {self.name(source)}, which sends, and "
                 f"{self.name(to)}, which receives: one of them, or a rank that it waits for, has "
                 f"ended or did not answer in time ({error})"
+            ) from None
+
+    @contextmanager
+    def naming_group(self) -> Iterator[None]:
+        """Names the ranks of a collective in its errors."""
+        try:
+            yield
+        except RuntimeError as error:
+            others = [self.name(n) for n in range(self.size) if n != self.rank]
+            names = ", ".join(others[:_NAMED]) + (", ..." if len(others) > _NAMED else "")
+            raise RuntimeError(
+                f"{self.name(self.rank)} waited for {names}: one of them has ended or did not "
+                f"answer in time ({error})"
             ) from None
 
 

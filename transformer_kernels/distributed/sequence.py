@@ -90,20 +90,20 @@ def shard_sequence(
         layout: "zigzag" or "contiguous"; see `SequenceLayout`.
 
     Returns:
-        x with the size of `dim` divided by the number of ranks; differentiable.
+        x with the size of `dim` divided by the number of ranks, contiguous; differentiable.
 
     Raises:
         TypeError: x is not a tensor.
         ValueError: the size of `dim` is no such multiple, or torch.distributed is not initialized.
     """
-    peers, heads, dim = _checked(x, dim, group, heads_group, layout)
+    peers, heads, dim = check_shard(x, dim, group, heads_group, layout)
     length = x.shape[dim]
     check_length(f"the size of dimension {dim}", length, layout, peers.size, heads.size)
     pieces = pieces_of(layout, length, peers.rank, peers.size)
     parts = [x.narrow(dim, piece.start, piece.length) for piece in pieces]
     shard = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
     own = shard.shape[dim] // heads.size
-    return shard.narrow(dim, heads.rank * own, own)
+    return shard.narrow(dim, heads.rank * own, own).contiguous()
 
 
 def unshard_sequence(
@@ -123,7 +123,7 @@ def unshard_sequence(
         TypeError: x is not a tensor.
         ValueError: the shard does not consist of chunks, or torch.distributed is not initialized.
     """
-    peers, heads, dim = _checked(x, dim, group, heads_group, layout)
+    peers, heads, dim = check_shard(x, dim, group, heads_group, layout)
     length = x.shape[dim] * peers.size * heads.size
     check_length(f"the undivided size of dimension {dim}", length, layout, peers.size, heads.size)
     x = x.transpose(0, dim)
@@ -157,9 +157,14 @@ def _places(length: int, size: int) -> Sequence[tuple[int, int]]:
     return [(offset, count) for _, offset, count in sorted(placed)]
 
 
-def _checked(
-    x: Tensor, dim: int, group: Group, heads_group: Group, layout: SequenceLayout
+def check_shard(
+    x: Tensor,
+    dim: int,
+    group: Group,
+    heads_group: Group = None,
+    layout: SequenceLayout = "contiguous",
 ) -> tuple[Peers, Peers, int]:
+    """Returns the processes of both groups, and the dimension counted from the first one."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     check_int("dim", dim, -x.dim(), x.dim() - 1)

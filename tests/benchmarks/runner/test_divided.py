@@ -31,3 +31,16 @@ def test_long_sequence() -> None:
     window, strided = text.splitlines()[-2:]
     assert re.match(r"window of 16 +0\.390% .* MiB +\d\.\de-0\d$", window)
     assert re.match(r"strided by 16 blocks of 4 +4\.\d+% .* MiB +\d\.\de-0\d$", strided)
+
+
+@pytest.mark.exhaustive
+def test_documents() -> None:
+    text = output_of("benchmarks.runner.documents", "100", "3", "1", "24")
+    assert "128 tokens, 4 documents" in text
+    row = r" +forward +\d+ ms \d\.\d\dx +both +\d+ ms \d\.\d\dx +balance "
+    for name, balance in (
+        ("one process", "1"),
+        ("ring_attention_varlen", "1.0"),
+        ("zigzag row", "1."),
+    ):
+        assert re.search(name + row + re.escape(balance), text)
