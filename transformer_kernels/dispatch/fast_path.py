@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from transformer_kernels.backends import CpuBackend
 from transformer_kernels.backends.base import Outputs
 from transformer_kernels.backends.native import direct
+from transformer_kernels.dispatch import division
 from transformer_kernels.dispatch.autograd import attach
 from transformer_kernels.masks.constraints import KeyRange, Window
 from transformer_kernels.masks.mask import Mask
@@ -35,6 +36,8 @@ def attend(
     may have fewer heads than q.
     """
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
+        return None
+    if division.current is not None:
         return None
     resolved = _resolve(mask, q, k) if q.is_cpu and direct.is_allowed() else None
     if resolved is None:
@@ -68,7 +71,7 @@ def decode(
     scale: float | None,
 ) -> Tensor | None:
     """Returns o of an `attention_decode` call; None if the call needs the general path."""
-    if not direct.is_allowed():
+    if division.current is not None or not direct.is_allowed():
         return None
     if not (
         type(q) in _PLAIN_TYPES

@@ -59,7 +59,10 @@ class RingAttention(torch.autograd.Function):
                     partial.add(total, rows.local, results)
                     block_masks.append(results.block_mask)
         o, lse = total.o.to(q.dtype), total.lse
-        ctx.save_for_backward(q, k, v, o, lse, *options, *block_masks)
+        # The first tensor tells this call from an undivided one: activation checkpointing, which
+        # compares shapes and dtypes, then refuses a recomputation outside of `context_parallel`.
+        mark = q.new_empty(0, dtype=torch.uint8)
+        ctx.save_for_backward(mark, q, k, v, o, lse, *options, *block_masks)
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -68,7 +71,7 @@ class RingAttention(torch.autograd.Function):
         gradients = _gradients(ctx, do, dlse)
         if not torch.is_grad_enabled():  # create_graph=False
             return gradients
-        of = [x for x in (*ctx.saved_tensors[:3], do, dlse) if x is not None]
+        of = [x for x in (*ctx.saved_tensors[1:4], do, dlse) if x is not None]
         return tuple(None if x is None else _once(x, *of) for x in gradients)
 
 
@@ -76,7 +79,7 @@ class RingAttention(torch.autograd.Function):
 def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """Returns the gradients of the inputs of `RingAttention`."""
     plan, backend, names = ctx.call
-    q, k, v, o, lse, *rest = ctx.saved_tensors
+    _, q, k, v, o, lse, *rest = ctx.saved_tensors
     options, block_masks = rest[: len(names)], iter(rest[len(names) :])
     plan = _with_tensors(plan, dict(zip(names, options, strict=True)))
     needed = zip(names, ctx.needs_input_grad[6:], strict=True)

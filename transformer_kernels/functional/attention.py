@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
-from transformer_kernels.dispatch import fast_path
+from transformer_kernels.dispatch import division, fast_path
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
@@ -123,10 +123,17 @@ def attention(
         if plain_o is not None:
             return plain_o
     check_bool("return_lse", return_lse)
-    q, k, v = cast_for_autocast(q, k, v)
-    problem = dense_problem(
-        q, k, v, mask=mask, sinks=sinks,
+    attend = _attend if division.current is None else division.current.attend
+    o, lse = attend(
+        q, k, v, mask=mask, sinks=sinks, backend=backend,
         bias=bias, relative=relative, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
     )  # fmt: skip
-    o, lse = run(problem, q, k, v, sinks=sinks, backend=backend)
     return (o, lse) if return_lse else o
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None, backend: str, **options: Any
+) -> tuple[Tensor, Tensor]:
+    q, k, v = cast_for_autocast(q, k, v)
+    problem = dense_problem(q, k, v, sinks=sinks, **options)
+    return run(problem, q, k, v, sinks=sinks, backend=backend)

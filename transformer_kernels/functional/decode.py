@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch import fast_path
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
@@ -132,6 +133,7 @@ def attention_decode(
         plain_o = fast_path.decode(q, k_cache, v_cache, cache_seqlens, block_table, mask, scale)
         if plain_o is not None:
             return plain_o
+    check_undivided("attention_decode")
     check_bool("return_lse", return_lse)
     if type(backend) is not str or backend != "reference":
         check_no_gradient(

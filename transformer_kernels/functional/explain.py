@@ -12,6 +12,7 @@ from transformer_kernels.argument_checks import check_bool, shown
 from transformer_kernels.backends import BACKENDS
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.choose import Explanation, explanation
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.functional.linear_attention import linear_attention
@@ -70,6 +71,7 @@ def explain(
             "operator must be attention, attention_varlen, attention_decode, linear_attention, "
             f"linear_attention_varlen or linear_attention_decode, got {shown(operator)}"
         )
+    check_undivided("explain")
     call = inspect.signature(operator).bind(q, k, v, *args, **arguments)
     call.apply_defaults()
     options = call.arguments

@@ -7,6 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.linear.checks import check_options, dense_problem, map_features
 from transformer_kernels.linear.feature_maps import FeatureMap
 from transformer_kernels.linear.run import run
@@ -105,6 +106,7 @@ def linear_attention(
 
     Source: docs/linear.md; Katharopoulos et al. 2020, arXiv:2006.16236.
     """
+    check_undivided("linear_attention")
     check_bool("return_state", return_state)
     options = check_options(feature_map, causal=causal, normalize=normalize, eps=eps)
     q, k, v = map_features(feature_map, q, k, v)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.linear.checks import check_options, decode_problem, map_features
 from transformer_kernels.linear.feature_maps import FeatureMap
 from transformer_kernels.linear.run import run_steps
@@ -52,6 +53,7 @@ def linear_attention_decode(
 
     Source: docs/linear.md.
     """
+    check_undivided("linear_attention_decode")
     options = check_options(feature_map, causal=True, normalize=normalize, eps=eps)
     q, k, v = map_features(feature_map, q, k, v)
     return run_steps(decode_problem(q, k, v, state, options, log_decay=log_decay), backend)

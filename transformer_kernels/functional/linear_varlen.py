@@ -7,6 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.linear.checks import PACKED, check_options, map_features, varlen_problem
 from transformer_kernels.linear.feature_maps import FeatureMap
 from transformer_kernels.linear.run import run
@@ -97,6 +98,7 @@ def linear_attention_varlen(
 
     Source: docs/linear.md.
     """
+    check_undivided("linear_attention_varlen")
     check_bool("return_state", return_state)
     options = check_options(feature_map, causal=causal, normalize=normalize, eps=eps)
     q, k, v = map_features(feature_map, q, k, v, PACKED)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch.autocast import cast_for_autocast
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.pages import packed_keys
@@ -138,6 +139,7 @@ def attention_varlen(
 
     Source: docs/attention.md, section 6.
     """
+    check_undivided("attention_varlen")
     check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
     if block_table is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 
 from transformer_kernels import torch_private
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.integrations import torch_devices
 from transformer_kernels.masks.mask import Mask
@@ -44,6 +45,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Signature of torch's `jagged_scaled_dot_product_attention`: (B, H, lengths, width)."""
+    check_undivided("attention of nested tensors")
     if not _supports(query, key, value, attn_mask, enable_gqa):
         return _torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))  # (B, lengths, H, D)

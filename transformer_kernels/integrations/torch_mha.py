@@ -18,6 +18,7 @@ from torch.backends.cuda import flash_sdp_enabled
 from torch.nn import functional
 
 from transformer_kernels import torch_private
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.integrations import torch_devices
 from transformer_kernels.problem.checks import DTYPES
@@ -66,6 +67,7 @@ def _multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Signature of torch's `_native_multi_head_attention`."""
     if need_weights or not _supports(query, mask) or query is not key or key is not value:
+        check_undivided("torch's own attention")
         o, weights = _MHA(
             query, key, value, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias,
             mask, need_weights, average_attn_weights, mask_type,
@@ -100,6 +102,7 @@ def _encoder_layer(
 ) -> Tensor:
     """Signature of torch's `_transformer_encoder_layer_fwd`."""
     if not _supports(src, mask):
+        check_undivided("torch's own attention")
         o: Tensor = _LAYER(
             src, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu,
             norm_first, eps, norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1,

@@ -15,6 +15,7 @@ from torch.backends.cuda import flash_sdp_enabled
 
 from transformer_kernels import torch_private
 from transformer_kernels.backends.native import extension
+from transformer_kernels.dispatch import division
 from transformer_kernels.integrations import torch_devices, torch_jagged, torch_mha, torch_varlen
 from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
 
@@ -49,9 +50,9 @@ def enable() -> None:
     there, for every caller: training, dropout, jagged nested tensors, `nn.MultiheadAttention`, code
     that imported the function earlier, and compiled functions, which are compiled again. A call
     that these kernels do not support runs torch's implementation, with a warning that gives the
-    reason; inside `torch.nn.attention.sdpa_kernel` without FLASH_ATTENTION, every call does. Calls
-    with DTensors run torch's too. `torch.nn.attention.varlen.varlen_attn`, which torch has on GPUs
-    only, runs on CPUs.
+    reason; inside `torch.nn.attention.sdpa_kernel` without FLASH_ATTENTION, every call does. Within
+    `distributed.context_parallel`, both are errors. Calls with DTensors run torch's too.
+    `torch.nn.attention.varlen.varlen_attn`, which torch has on GPUs only, runs on CPUs.
 
     `disable()` undoes the replacement. A second call has no effect. docs/drop-in.md has the
     details.
@@ -166,7 +167,10 @@ def _replacement(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             )
         except (TypeError, ValueError) as error:
+            if division.current is not None:
+                raise
             refusal = error
+    division.check_undivided("torch's own attention")
     o: Tensor = torch_private.call_composite(
         _SDPA,
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa,

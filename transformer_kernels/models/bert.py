@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from transformer_kernels.dispatch.division import check_undivided, token_positions
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.models.published import (
     Layout,
@@ -166,6 +167,7 @@ class Bert(nn.Module):
 
         Applies a linear layer and tanh to the first token, the class token.
         """
+        check_undivided("Bert.pooled")
         y: Tensor = self.pooler(x[:, 0])
         return y.tanh()
 
@@ -174,7 +176,7 @@ def _padding(lengths: Tensor, B: int, T: int) -> Tensor:
     """(B, T) bool: True at padding."""
     if lengths.shape != (B,):
         raise ValueError(f"lengths must be (batch,) = ({B},), got {tuple(lengths.shape)}")
-    return torch.arange(T, device=lengths.device) >= lengths[:, None]
+    return token_positions(T, lengths.device) >= lengths[:, None]
 
 
 class PreTrainingLogits(NamedTuple):

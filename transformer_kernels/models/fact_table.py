@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import attend
 from transformer_kernels.nn.options import AttnImplementation, check_choice, check_positive
@@ -88,6 +89,7 @@ class FactTable(nn.Module):
         Raises:
             ValueError: queries have another shape, or the mask does not match (M, rows).
         """
+        check_undivided("FactTable.soft")
         self._check(queries)
         batch = queries if queries.dim() == 3 else queries[None]
         B = batch.shape[0]

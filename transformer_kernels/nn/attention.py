@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.attention import attention as attention_operator
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.cache import LayerCache
@@ -62,6 +63,7 @@ def attend(
     """
     check_choice("attn_implementation", attn_implementation, AttnImplementation)
     if attn_implementation == "sdpa":
+        check_undivided("attn_implementation='sdpa'")
         if relative is not None:
             dense = relative.as_bias(q, k.shape[-2], scale)
             bias = dense if bias is None else bias + dense

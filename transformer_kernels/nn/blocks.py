@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from transformer_kernels.dispatch import division
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import HeadForm, MultiHeadAttention
 from transformer_kernels.nn.cache import KVCache, LayerCache
@@ -260,10 +263,18 @@ class Stack(nn.ModuleList):
         """Runs one block, checkpointed if `recompute` is set."""
         y: Tensor
         if self.recompute and self.training:
-            y = checkpoint(block, *inputs, use_reentrant=False, **options)
+            y = checkpoint(block, *inputs, use_reentrant=False, **_contexts(), **options)
         else:
             y = block(*inputs, **options)
         return y
+
+
+def _contexts() -> dict[str, Any]:
+    """Argument of `checkpoint`: recomputation under the division that is in effect now."""
+    if division.current is None or torch.compiler.is_compiling():
+        return {}
+    here = division.current
+    return {"context_fn": lambda: (nullcontext(), division.divided(here))}
 
 
 def recompute_blocks(model: nn.Module, wanted: bool = True) -> None:

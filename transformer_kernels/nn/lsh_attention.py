@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.argument_checks import INTEGERS, check_tensor
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import attend
@@ -66,6 +67,7 @@ def lsh_attention(
     Raises:
         TypeError, ValueError: a tensor is invalid for `attention`, or has other sizes.
     """
+    check_undivided("lsh_attention")
     _check(q, v, order, key_lengths)
     chunks = SortedChunks(order, chunk)
     T, D = q.shape[2:]

@@ -1,9 +1,14 @@
-"""Batches of sequences with trailing padding: checks of the lengths, masking and pooling."""
+"""Batches of sequences with trailing padding: checks of the lengths, masking and pooling.
+
+Under `distributed.context_parallel`, lengths are those of the undivided sequences.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from transformer_kernels.dispatch import division
 
 
 def check_lengths(name: str, lengths: Tensor | None, *, batch: int, max_length: int) -> None:
@@ -22,6 +27,8 @@ def check_lengths(name: str, lengths: Tensor | None, *, batch: int, max_length: 
         raise TypeError(f"{name} must be a tensor of int32 or int64, got {kind}")
     if lengths.shape != (batch,):
         raise ValueError(f"{name} must be (batch,) = ({batch},), got shape {tuple(lengths.shape)}")
+    if division.current is not None:
+        max_length *= division.current.ranks
     if lengths.device.type != "cpu" or torch.compiler.is_compiling():
         return
     for b, length in enumerate(lengths.tolist()):
@@ -39,7 +46,7 @@ def clear_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
     """
     if lengths is None:
         return x
-    position = torch.arange(x.shape[1], device=x.device)
+    position = division.token_positions(x.shape[1], x.device)
     return x.masked_fill((position >= lengths[:, None])[:, :, None], 0.0)
 
 
@@ -48,6 +55,7 @@ def masked_mean(x: Tensor, lengths: Tensor | None) -> Tensor:
 
     The mean of an empty sequence is 0.
     """
+    division.check_undivided("masked_mean")
     total = clear_padding(x, lengths).sum(dim=1)
     if lengths is None:
         return total / max(x.shape[1], 1)

@@ -1,10 +1,14 @@
-"""Position encodings: learned or sinusoidal vectors of positions or of distances."""
+"""Position encodings: learned or sinusoidal vectors of positions or of distances.
+
+Under `distributed.context_parallel`, tokens have their positions in the undivided sequence.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from transformer_kernels.dispatch import division
 from transformer_kernels.nn.initial import STD
 from transformer_kernels.nn.options import check_positive
 
@@ -52,7 +56,7 @@ class RowColumnPositions(nn.Module):
         `start` may be a tensor (B, 1) of integers, one for each text.
         """
         rows, columns = len(self.rows), len(self.columns)
-        position = torch.arange(x.shape[1], device=x.device) + start
+        position = division.token_positions(x.shape[1], x.device) + start
         return x + self.rows[position // columns % rows] + self.columns[position % columns]
 
 
@@ -125,9 +129,12 @@ def distance_sinusoids(
 
 
 def _encodings(table: Tensor, x: Tensor, start: int) -> Tensor:
-    end = start + x.shape[1]
+    count = x.shape[1]
+    end = start + count * (1 if division.current is None else division.current.ranks)
     if end > table.shape[0]:
         raise ValueError(
             f"x must be at most {table.shape[0]} positions long (the context), got {end}"
         )
-    return table[start:end]
+    if division.current is None:
+        return table[start:end]
+    return table[start + division.current.positions(count, x.device)]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.nn.attention import attend, merge_heads, split_heads
 from transformer_kernels.nn.blocks import FeedForward, Norm, ResidualBlock
@@ -94,6 +95,7 @@ class RelativeAttention(nn.Module):
         Returns:
             (B, M, width).
         """
+        check_undivided("RelativeAttention")
         source = torch.cat([memory, x], dim=1)
         q = split_heads(self.queries(x), self.heads)
         k = split_heads(self.keys(source), self.heads)

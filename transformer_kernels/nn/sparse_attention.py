@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.masks.mask import Mask
@@ -45,6 +46,7 @@ def sparse_attention(q: Tensor, k: Tensor, v: Tensor, pattern: SparsePattern) ->
         TypeError, ValueError: a tensor is invalid for `attention`, or has other sizes.
         ValueError: the pattern does not suit the number of heads.
     """
+    check_undivided("sparse_attention")
     if not (q.dim() == k.dim() == v.dim() == 4 and q.shape[:3] == k.shape[:3] == v.shape[:3]):
         raise ValueError(
             f"q, k and v must be (B, H, T, D) of one B, H and T, "

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels.functional.attention import attention
+from transformer_kernels.integrations.huggingface.divided import (
+    current_division,
+    divided_documents,
+)
 from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
 from transformer_kernels.integrations.huggingface.packing import mask_of_lengths, mask_of_positions
 from transformer_kernels.masks.mask import Mask
@@ -72,14 +76,13 @@ def attention_forward(
     B, M, N = query.shape[0], query.shape[2], key.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    mask, bias = _mask_and_bias(attention_mask, (B, 1, M, N), is_causal and M > 1)
-    if M == N > 1:
+    is_sequence = M > 1 or current_division() is not None
+    mask, bias = _mask_and_bias(attention_mask, (B, 1, M, N), is_causal and is_sequence)
+    if M == N and is_sequence:
         may_be_packed = attention_mask is None or getattr(attention_mask, "may_be_packed", False)
-        documents = None
-        if cu_seq_lens_q is not None:
-            documents = mask_of_lengths(cu_seq_lens_q, M)
-        elif position_ids is not None and position_ids.dim() == 2 and is_causal and may_be_packed:
-            documents = mask_of_positions(position_ids, B)
+        documents = _documents(
+            cu_seq_lens_q, position_ids if is_causal and may_be_packed else None, B, M
+        )
         if documents is not None:
             mask = documents if mask is None else mask & documents
     if position_bias is not None:
@@ -105,6 +108,23 @@ def _mask_and_bias(
     if attention_mask.dtype == torch.bool:
         return Mask.dense(attention_mask), None
     return None, attention_mask
+
+
+def _documents(
+    cu_seq_lens_q: Tensor | None, position_ids: Tensor | None, B: int, M: int
+) -> Mask | None:
+    """Returns the mask of packed documents, if there are any."""
+    here = current_division()
+    if cu_seq_lens_q is not None:
+        if here is not None:
+            raise ValueError("cu_seq_lens_q must be None on a divided sequence: pass position_ids")
+        return mask_of_lengths(cu_seq_lens_q, M)
+    if position_ids is None or position_ids.dim() != 2:
+        return None
+    if here is None:
+        return mask_of_positions(position_ids, B)
+    divided: Mask | None = divided_documents(here, position_ids, B)
+    return divided
 
 
 def _with_one_batch(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -25,10 +25,12 @@ class LazyMask(Tensor):
         mask: the visible pairs.
         may_be_packed: the model was called without a padding mask on complete sequences. They may
             be packed documents, which only the positions show.
+        is_divided: `mask` is that of a sequence, of which the tensor's M x N are those of a shard.
     """
 
     mask: Mask
     may_be_packed: bool
+    is_divided: bool
 
     @staticmethod
     def __new__(
@@ -37,6 +39,7 @@ class LazyMask(Tensor):
         size: tuple[int, int, int],
         device: torch.device,
         may_be_packed: bool,
+        is_divided: bool = False,
     ) -> LazyMask:
         """Creates the mask of B x M x N = size."""
         B, M, N = size
@@ -47,16 +50,27 @@ class LazyMask(Tensor):
         return self
 
     def __init__(
-        self, mask: Mask, size: tuple[int, int, int], device: torch.device, may_be_packed: bool
+        self,
+        mask: Mask,
+        size: tuple[int, int, int],
+        device: torch.device,
+        may_be_packed: bool,
+        is_divided: bool = False,
     ) -> None:
         self.mask = mask
         self.may_be_packed = may_be_packed
+        self.is_divided = is_divided
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LazyMask({self.mask}, size={tuple(self.shape)}, device={self.device})"
 
     def dense(self) -> Tensor:
-        """Returns the values, a bool tensor (B, 1, M, N)."""
+        """Returns the values, a bool tensor (B, 1, M, N).
+
+        Raises ValueError for a mask of a divided sequence.
+        """
+        if self.is_divided:
+            raise ValueError("the mask of a divided sequence (context_parallel) has no values")
         B, H, M, N = self.shape
         return self.mask.materialize(B, H, M, N, self.device)
 
@@ -78,4 +92,6 @@ class LazyMask(Tensor):
 
     def _on(self, device: torch.device) -> LazyMask:
         B, _, M, N = self.shape
-        return LazyMask(self.mask.to(device), (B, M, N), device, self.may_be_packed)
+        return LazyMask(
+            self.mask.to(device), (B, M, N), device, self.may_be_packed, self.is_divided
+        )

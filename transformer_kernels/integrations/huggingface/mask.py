@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from transformer_kernels.integrations.huggingface.divided import (
+    create_divided_mask,
+    current_division,
+)
 from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+from transformer_kernels.integrations.huggingface.padding import padding_mask
 from transformer_kernels.integrations.huggingface.structure import (
     Grid,
     MaskFunction,
@@ -38,7 +43,7 @@ def create_mask(
     None means as for "sdpa": causal in modules that are causal, if M > 1, and otherwise every key.
     The result is a `LazyMask` if the mask is an intersection of causal masks, windows, chunks,
     packed documents and padding. Otherwise, and while a graph is traced, it is the dense mask of
-    "sdpa".
+    "sdpa". Under `distributed.context_parallel` it is the mask of the undivided sequence.
 
     Args:
         batch_size: B.
@@ -62,6 +67,9 @@ def create_mask(
 
     function = causal_mask_function if mask_function is None else mask_function
     grid = Grid(batch_size, q_length, kv_length, q_offset, kv_offset, torch.device(device))
+    if (here := current_division()) is not None:
+        divided: Tensor = create_divided_mask(here, grid, function, attention_mask)
+        return divided
     structure = None
     if not is_tracing(attention_mask):
         grid = grid._replace(q_offset=_offset(grid, is_static=not allow_is_causal_skip))
@@ -104,17 +112,8 @@ def _offset(grid: Grid, *, is_static: bool) -> int | Tensor:
 
 
 def _padding(visible: Tensor, grid: Grid) -> Mask:
-    """The mask of a padding mask (B, length): a key range, and the positions if it has gaps."""
+    """The mask of a padding mask (B, length); keys past its end are hidden."""
     visible = visible[:, grid.kv_offset : grid.kv_offset + grid.N]
     if visible.shape[1] < grid.N:
         visible = functional.pad(visible, (0, grid.N - visible.shape[1]))
-    count = visible.sum(-1)
-    if bool((count == grid.N).all()) and not grid.is_static_step:
-        return Mask()
-    start = visible.byte().argmax(-1)
-    last = grid.N - visible.flip(-1).byte().argmax(-1)
-    end = torch.where(count > 0, last, start)
-    keys = Mask.key_range(start, end)
-    if bool((end - start == count).all()):
-        return keys
-    return keys & Mask.segments(visible.new_ones(grid.B, grid.M).byte(), visible.byte())
+    return padding_mask(visible, visible, grid.M, keep_full=grid.is_static_step)

@@ -47,12 +47,20 @@ def mask_of_lengths(cu_seqlens: Tensor, M: int) -> Mask:
 
 
 def _checked(position_ids: Tensor, B: int) -> Mask | None:
-    steps = position_ids[:, 1:] - position_ids[:, :-1]
-    return None if bool((steps == 1).all()) else _segments(position_ids, B)
+    return _segments(position_ids, B) if are_packed(position_ids) else None
 
 
 def _segments(position_ids: Tensor, B: int) -> Mask:
+    return Mask.segments(document_ids(position_ids).expand(B, -1))
+
+
+def are_packed(position_ids: Tensor) -> bool:
+    """Returns True if a row of positions (B, M) has more than one document."""
+    return bool((position_ids[:, 1:] - position_ids[:, :-1] != 1).any())
+
+
+def document_ids(position_ids: Tensor) -> Tensor:
+    """Returns the document of each token of positions (B, M), from 0 on."""
     first = torch.zeros_like(position_ids[:, :1])
     starts = position_ids[:, 1:] - position_ids[:, :-1] != 1
-    ids = torch.cat([first, starts.to(first.dtype).cumsum(-1)], dim=-1)
-    return Mask.segments(ids.expand(B, -1))
+    return torch.cat([first, starts.to(first.dtype).cumsum(-1)], dim=-1)

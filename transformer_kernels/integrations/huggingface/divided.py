@@ -1,0 +1,108 @@
+"""HuggingFace models on shards of sequences (`distributed.context_parallel`).
+
+A model describes the mask of its shard. Here it becomes that of the undivided sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from transformer_kernels.dispatch import division
+from transformer_kernels.dispatch.division import Division
+from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+from transformer_kernels.integrations.huggingface.packing import are_packed, document_ids
+from transformer_kernels.integrations.huggingface.padding import padding_mask
+from transformer_kernels.integrations.huggingface.structure import (
+    Grid,
+    MaskFunction,
+    structure_of,
+)
+from transformer_kernels.masks.constraints import Segments
+from transformer_kernels.masks.mask import Mask
+
+_seen = WeakTensorKeyDictionary()
+"""position_ids -> (version, B, division, mask or None): the layers of a model ask about the same
+tensor."""
+
+
+def current_division() -> Division | None:
+    """Returns the division that is in effect, unless it has a single rank."""
+    here = division.current
+    return None if here is None or here.ranks == 1 else here
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def create_divided_mask(
+    here: Division, grid: Grid, function: MaskFunction, attention_mask: Tensor | None
+) -> LazyMask:
+    """Returns the mask of the undivided sequence.
+
+    Args:
+        here: the division.
+        grid: sizes of the shard.
+        function: as in `create_mask`.
+        attention_mask: padding mask of the shard, bool (B, M); True = a token.
+
+    Raises:
+        ValueError: keys are cached, or the mask is none of causal, sliding windows, packed
+            documents and padding.
+    """
+    if not grid.is_square:
+        raise ValueError(
+            f"the keys of a divided sequence cannot be cached: got {grid.M} queries and {grid.N} "
+            f"keys from position {grid.q_offset} on"
+        )
+    whole = grid._replace(M=here.ranks * grid.M, N=here.ranks * grid.N)
+    structure = structure_of(function, whole)
+    if structure is None:
+        raise ValueError(f"the mask function {function} is not supported on a divided sequence")
+    mask = structure.mask
+    if structure.is_packed:  # the documents of a shard; those of the sequence follow by position
+        mask = Mask(tuple(one for one in mask.constraints if not isinstance(one, Segments)))
+    if mask.tensors():
+        raise ValueError(f"chunked attention is not supported on a divided sequence, got {mask}")
+    if attention_mask is not None:
+        visible = here.unshard(attention_mask.byte(), 1).bool()
+        mask = mask & padding_mask(visible, attention_mask, grid.M)
+    size = grid.B, grid.M, grid.N
+    return LazyMask(mask, size, grid.device, attention_mask is None, is_divided=True)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def divided_documents(here: Division, position_ids: Tensor, B: int) -> Mask | None:
+    """Returns the segments of packed documents; None if every row is one document.
+
+    A collective: all ranks call it.
+
+    Args:
+        here: the division.
+        position_ids: integers (B or 1, M), of this shard.
+        B: batch size.
+
+    Raises:
+        ValueError: the positions of all shards begin at 0.
+    """
+    if position_ids.is_inference():  # has no version
+        return _documents(here, position_ids, B)
+    key = position_ids._version, B, here
+    entry = _seen.get(position_ids)
+    if entry is None or entry[:3] != key:
+        entry = (*key, _documents(here, position_ids, B))
+        _seen[position_ids] = entry
+    mask: Mask | None = entry[3]
+    return mask
+
+
+def _documents(here: Division, position_ids: Tensor, B: int) -> Mask | None:
+    M = position_ids.shape[1]
+    whole = here.unshard(position_ids, 1)
+    if not are_packed(whole):
+        return None
+    if bool(((whole == 0).sum(1) == here.ranks).all() and (whole < M).all()):
+        raise ValueError(
+            "every shard has the positions from 0 on: pass the position_ids of its tokens to the "
+            "model, context.shard(torch.arange(length)[None], dim=1)"
+        )
+    return Mask.segments(here.shard(document_ids(whole), 1).expand(B, -1))
