@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tests.support.processes import torchrun
 from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
@@ -25,6 +26,7 @@ from transformer_kernels.training import (
     save_checkpoint,
     training_run,
 )
+from transformer_kernels.training.distributed import DistributedContext
 from transformer_kernels.training.output_files import FolderLock
 from transformer_kernels.training.tasks.generator import PRESETS as GENERATOR
 from transformer_kernels.training.trainer import Step
@@ -304,6 +306,61 @@ def test_edited_checkpoint_is_a_one_line_error(
     del state["optimizer"]
     torch.save(state, path)
     assert error_line(capsys, "--resume", path) == f"{path}: it lacks 'optimizer'"
+
+
+@pytest.mark.parametrize("option", ["--context-parallel 2", "--shard"])
+def test_division_needs_torchrun(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    line = error_line(capsys, TINY, option, "--data", text, "--out", tmp_path / "run")
+    assert "torchrun --nproc-per-node N -m transformer_kernels train" in line
+    assert line == error_line(capsys, option, "--resume", tmp_path / "run" / "checkpoint.pt")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("grid", "command"),
+    [
+        (DistributedContext(), "python -m transformer_kernels train x"),
+        (DistributedContext(0, 2), "torchrun --nproc-per-node 2 -m transformer_kernels train x"),
+        (
+            DistributedContext(0, 4, 2, sharded=True),
+            "torchrun --nproc-per-node 4 -m transformer_kernels train x --context-parallel 2 "
+            "--shard",
+        ),
+    ],
+)
+def test_printed_command_starts_the_same_processes(grid: DistributedContext, command: str) -> None:
+    assert train._launch(grid, "train x") == command
+
+
+@pytest.mark.exhaustive
+def test_processes_divide_a_run_resume_it_and_generate(text: Path, tmp_path: Path) -> None:
+    """Two processes by torchrun; every rank ends with one line where an option is invalid."""
+    out = tmp_path / "run"
+
+    def two(*words: object) -> subprocess.CompletedProcess[str]:
+        options = " ".join(map(str, words)).split()
+        return torchrun(2, "-m", "transformer_kernels", "train", "generator", *options)
+
+    done = two("--context-parallel 3 --data", text, "--out", out)
+    assert done.returncode != 0
+    assert done.stderr.count("error: the number of processes must be a multiple of context_p") == 2
+    done = two(TINY, "--heads 2 --context 14 --context-parallel 2 --data", text, "--out", out)
+    assert done.returncode != 0
+    assert done.stderr.count("error: context must be a multiple of 4 to be divided over 2") == 2
+    assert not out.exists()
+    done = two(TINY, "--context-parallel 2 --shard --data", text, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoint-6", "checkpoint.pt", "curve.csv", "curve.png",
+    ]  # fmt: skip
+    checkpoint = out / "checkpoint.pt"
+    done = two("--context-parallel 2 --threads 1 --resume", checkpoint)
+    assert done.returncode == 0, done.stderr
+    assert run("--threads 1 --resume", checkpoint) == 0
+    words = ["generate", "--checkpoint", str(checkpoint), "--length", "5"]
+    assert cli.main(words) == 0
 
 
 def test_divergence_suggests_a_lower_learning_rate(

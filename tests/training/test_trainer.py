@@ -218,10 +218,10 @@ def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
         ("reformer", "--hash-every 1 --chunk 12"),
     ],
 )
-def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(
+def test_two_processes_give_the_curve_of_one_and_resume(
     tmp_path: Path, kind: str, model: str
 ) -> None:
-    """The batch does not divide by processes and micro-batches. Resuming needs two processes."""
+    """The batch does not divide by processes and micro-batches. Lanes need the same processes."""
     text = tmp_path / "text.txt"
     text.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
     tiny = (
@@ -244,7 +244,8 @@ def test_two_processes_give_the_curve_of_one_and_resume_only_with_two(
     )  # fmt: skip
 
     checkpoint = tmp_path / "two" / "checkpoint.pt"
-    with pytest.raises(CheckpointError, match="trained by 2 processes, but this run has 1"):
-        resume(checkpoint)
+    if kind == "transformer-xl":
+        with pytest.raises(CheckpointError, match="trained by 2 processes, but this run has 1"):
+            resume(checkpoint)
     resumed = train_with_processes(2, kind, "--resume", str(checkpoint), "--threads", "1")
     assert resumed.returncode == 0, resumed.stderr

@@ -106,6 +106,19 @@ def _add_options(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
         "--threads", type=int, metavar="N", help="number of CPU threads (default: torch's)"
     )
     parser.add_argument(
+        "--context-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="under torchrun: divide each sequence over N processes (generator, gpt2)",
+    )
+    parser.add_argument(
+        "--shard",
+        action="store_true",
+        help="under torchrun: divide parameters, gradients and optimizer states over all processes "
+        "(generator, gpt2)",
+    )
+    parser.add_argument(
         "--deterministic", action="store_true", help="use only deterministic algorithms"
     )
 
@@ -114,7 +127,7 @@ def run_training(args: argparse.Namespace) -> int:
     import torch
 
     from transformer_kernels.optional_deps import require
-    from transformer_kernels.training.distributed import distributed_context
+    from transformer_kernels.training.distributed import check_processes, distributed_context
 
     with as_user_error(ImportError):
         require("rich", extra="train")
@@ -126,7 +139,9 @@ def run_training(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     if args.deterministic:
         torch.use_deterministic_algorithms(True)
-    with distributed_context() as distributed:
+    with as_user_error(ValueError):
+        check_processes(args.context_parallel, args.shard)
+    with distributed_context(args.context_parallel, args.shard) as distributed:
         with as_user_error(OSError, ValueError, ImportError), memory_as_user_error():
             run = (
                 _resumed_run(args, distributed)
@@ -243,6 +258,19 @@ def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
+def _launch(distributed: DistributedContext, words: str) -> str:
+    """Command line for the same number of processes on this machine and the same division."""
+    command = f"-m transformer_kernels {words}"
+    if distributed.world_size == 1 and not distributed.sharded:
+        return f"python {command}"
+    if distributed.context_parallel > 1:
+        command += f" --context-parallel {distributed.context_parallel}"
+    if distributed.sharded:
+        command += " --shard"
+    count = os.environ.get("LOCAL_WORLD_SIZE", distributed.world_size)
+    return f"torchrun --nproc-per-node {count} {command}"
+
+
 def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> int:
     from transformer_kernels.training import plot_curves
     from transformer_kernels.training.training_run import CHECKPOINT, CURVE, PICTURE
@@ -258,7 +286,7 @@ def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> 
     command = "python -m transformer_kernels"
     if not result.finished:
         print(f"stopped after step {result.rows[-1].step} of {result.config.steps}; resume with")
-        print(f"  {command} train {task.kind} --resume {checkpoint}")
+        print(f"  {_launch(run.trainer.distributed, f'train {task.kind} --resume {checkpoint}')}")
         return _INTERRUPTED
     print(
         f"{result.config.steps} steps in {result.seconds:.0f} s, "

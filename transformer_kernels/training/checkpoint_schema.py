@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_kernels.argument_checks import shown
-from transformer_kernels.training.checkpoint import CheckpointError
+from transformer_kernels.training.checkpoint_error import CheckpointError
 from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.curves import CurveRow
 from transformer_kernels.training.memory import check_model_fits
@@ -67,7 +67,7 @@ def check_model(state: State, task: Task) -> None:
         raise CheckpointError(str(error)) from None
     with torch.device("meta"):
         model = task.build("eager")
-    check_tensors("model", weights, model.state_dict())
+    check_tensors("model", weights, model.state_dict(), described="shards" in state)
 
 
 def check_progress(state: State, config: TrainConfig) -> None:
@@ -92,26 +92,47 @@ def check_state(
     state: State,
     *,
     config: TrainConfig,
-    model: nn.Module,
+    weights: Mapping[str, Tensor],
     optimizer: torch.optim.Optimizer,
+    parameters: Sequence[Tensor],
     scaler: Mapping[str, Any],
-    world_size: int,
 ) -> None:
-    """Checks the entries that a trainer restores against its own: weights, optimizer, scaler and
-    random states. `scaler` is the state of a new loss scaler."""
+    """Checks the entries that a trainer restores against its own.
+
+    Args:
+        state: the state; its tensors may be the shards of one rank.
+        config: settings of the run.
+        weights: the model's tensors, or this rank's shards of them.
+        optimizer: the trainer's optimizer.
+        parameters: the parameters of the optimizer in its order, or this rank's shards of them.
+        scaler: state of a new loss scaler.
+
+    Raises:
+        CheckpointError: an entry is absent or invalid.
+    """
     steps = _steps(state, config)
-    check_tensors("model", entry(state, "model", dict), model.state_dict())
+    check_tensors("model", entry(state, "model", dict), weights)
     _check_groups(entry(state, "optimizer.param_groups", list), optimizer)
     moments = entry(state, "optimizer.state", dict)
     if moments or not (scaler or steps == 0):  # float16 may have skipped all updates so far
-        _check_moments(moments, optimizer, steps)
+        _check_moments(moments, parameters, steps)
     _check_scaler(entry(state, "scaler", dict), scaler)
     _check_generator("batches", entry(state, "batches", Tensor))
+    _check_random(state)
+
+
+def _check_random(state: State) -> None:
+    """Checks the random states of all ranks, and the grid of processes that they belong to."""
     random = entry(state, "random", list)
-    if len(random) != world_size:
-        raise CheckpointError(
-            f"the checkpoint was trained by {len(random)} processes, but this run has {world_size}"
-        )
+    if not random:
+        raise CheckpointError("random must have the states of at least one process")
+    if "context_parallel" in state:
+        neighbours: int = entry(state, "context_parallel", int)
+        if neighbours < 1 or len(random) % neighbours:
+            raise CheckpointError(
+                f"context_parallel must divide the number of processes, {len(random)}, got "
+                f"{neighbours}"
+            )
     for rank, one in enumerate(random):
         name = f"random {rank}"
         _check_generator(f"{name}.cpu", entry({name: one}, f"{name}.cpu", Tensor))
@@ -149,12 +170,25 @@ def _steps(state: State, config: TrainConfig) -> int:
     return steps
 
 
-def check_tensors(name: str, found: Mapping[Any, Any], expected: Mapping[str, Tensor]) -> None:
-    """Checks that `found` has finite tensors with the keys, shapes and dtypes of `expected`."""
+def check_tensors(
+    name: str,
+    found: Mapping[Any, Any],
+    expected: Mapping[str, Tensor],
+    *,
+    described: bool = False,
+) -> None:
+    """Checks that `found` has finite tensors with the keys, shapes and dtypes of `expected`.
+
+    If `described`, they are meta tensors, whose values cannot be checked.
+    """
     _check_keys(name, found, expected)
     for key, tensor in expected.items():
-        _check_plain(f"{name}.{key}", found[key], tuple(tensor.shape), tensor.dtype)
-        _check_finite(f"{name}.{key}", found[key])
+        shape = tuple(tensor.shape)
+        if described:
+            _check_shape(f"{name}.{key}", found[key], shape, tensor.dtype)
+        else:
+            _check_plain(f"{name}.{key}", found[key], shape, tensor.dtype)
+            _check_finite(f"{name}.{key}", found[key])
 
 
 def _check_keys(name: str, found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
@@ -168,6 +202,13 @@ def _check_keys(name: str, found: Mapping[Any, Any], expected: Mapping[Any, Any]
 
 def _check_plain(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Checks that a value is a contiguous tensor, which is as large in the file as in memory."""
+    _check_shape(name, value, shape, dtype)
+    strided = value.layout == torch.strided and value.device.type == "cpu"
+    if not strided or not value.is_contiguous() or value.requires_grad:
+        raise CheckpointError(f"{name} must be a contiguous tensor on the CPU without gradient")
+
+
+def _check_shape(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if type(value) is not Tensor:
         raise CheckpointError(f"{name} must be a tensor, got {shown(value)}")
     if tuple(value.shape) != shape or value.dtype != dtype:
@@ -175,9 +216,6 @@ def _check_plain(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dty
             f"{name} must have shape {shape} and dtype {dtype}, "
             f"got {tuple(value.shape)} and {value.dtype}"
         )
-    strided = value.layout == torch.strided and value.device.type == "cpu"
-    if not strided or not value.is_contiguous() or value.requires_grad:
-        raise CheckpointError(f"{name} must be a contiguous tensor on the CPU without gradient")
 
 
 def _check_finite(name: str, value: Tensor) -> None:
@@ -194,8 +232,7 @@ def _check_groups(found: Sequence[Any], optimizer: torch.optim.Optimizer) -> Non
         raise CheckpointError("optimizer.param_groups must have the parameters of the model")
 
 
-def _check_moments(found: dict[Any, Any], optimizer: torch.optim.Optimizer, steps: int) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def _check_moments(found: dict[Any, Any], parameters: Sequence[Tensor], steps: int) -> None:
     trained = {n: p for n, p in enumerate(parameters) if p.requires_grad}
     _check_keys("optimizer.state", found, trained)
     for n, parameter in trained.items():

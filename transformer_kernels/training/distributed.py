@@ -1,19 +1,26 @@
-"""Data-parallel training: a single process, or the processes started by torchrun."""
+"""Training on several processes: a single process, or those started by torchrun.
+
+The processes form a grid. Each row, of `context_parallel` neighbours, shares the same examples and
+divides their sequences; the rows divide the examples of a batch.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from transformer_kernels.distributed.context import context_parallel as divide_sequences
+from transformer_kernels.nn.options import check_positive
 from transformer_kernels.training.data import Batch
+from transformer_kernels.training.sharding import shard_parameters
 
 _SHUTDOWN_DELAY = 0.2
 """Seconds between the last collective and the shutdown of the process group"""
@@ -21,10 +28,40 @@ _SHUTDOWN_DELAY = 0.2
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """Rank of this process among `world_size` processes, and their collectives."""
+    """Rank of this process among `world_size` processes, and their collectives.
+
+    Attributes:
+        rank: number of this process, from 0.
+        world_size: number of processes.
+        context_parallel: number of neighbouring ranks that each sequence is divided over; a divisor
+            of `world_size`.
+        sharded: parameters, gradients and optimizer states are divided over all ranks.
+        context_group: process group of these neighbours; None if each rank has whole sequences.
+    """
 
     rank: int = 0
     world_size: int = 1
+    context_parallel: int = 1
+    sharded: bool = False
+    context_group: distributed.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("context_parallel", self.context_parallel)
+        if self.world_size % self.context_parallel:
+            raise ValueError(
+                f"the number of processes must be a multiple of context_parallel, "
+                f"{self.context_parallel}, got {self.world_size}"
+            )
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of parts that the examples of a batch are divided into."""
+        return self.world_size // self.context_parallel
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """True if a rank cannot run the model without the others."""
+        return self.context_parallel > 1 or self.sharded
 
     @property
     def is_main(self) -> bool:
@@ -33,10 +70,26 @@ class DistributedContext:
 
     def shard(self, batch: Batch) -> Batch:
         """This rank's examples of a batch that is the same on all ranks."""
-        return {name: x[self.rank :: self.world_size] for name, x in batch.items()}
+        first = self.rank // self.context_parallel
+        return {name: x[first :: self.data_ranks] for name, x in batch.items()}
+
+    def divided(self) -> AbstractContextManager[object]:
+        """Context of forward and backward passes: it divides their sequences, if at all."""
+        if self.context_parallel == 1:
+            return nullcontext()
+        return divide_sequences(self.context_group)
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Wraps the model so that gradients are averaged over all ranks."""
+        """Moves the model to the device and makes backward passes average gradients over all ranks.
+
+        Returns:
+            the module to call in training: the model, whose parameters are divided in-place if
+            `sharded`, or a wrapper of it.
+        """
+        if self.sharded:
+            shard_parameters(model, device, self.world_size)
+            return model
+        model.to(device)
         if self.world_size == 1:
             return model
         devices = None if device.type == "cpu" else [device]
@@ -60,6 +113,21 @@ class DistributedContext:
         """True if `value` is true on any rank."""
         return any(self.all_gather(value))
 
+    @contextmanager
+    def on_all_ranks(self, kind: type[Exception]) -> Iterator[None]:
+        """Context that raises an error of this kind on all ranks if it occurs on any.
+
+        The ranks meet at its end: it is also a barrier. The error is that of the lowest such rank.
+        """
+        error = None
+        try:
+            yield
+        except kind as caught:
+            error = caught
+        errors = [one for one in self.all_gather(error) if one is not None]
+        if errors:
+            raise errors[0]
+
 
 SINGLE_PROCESS = DistributedContext()
 
@@ -71,17 +139,59 @@ def local_device(device: str) -> str:
     return device
 
 
+def under_torchrun() -> bool:
+    """True if torchrun, or a launcher with the same environment, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def check_processes(context_parallel: int = 1, sharded: bool = False) -> None:
+    """Checks options of `distributed_context` against the environment, alike on all ranks.
+
+    Raises:
+        ValueError: the number of processes is not a multiple of `context_parallel`, or torchrun has
+            not started them.
+    """
+    if not under_torchrun() and (context_parallel > 1 or sharded):
+        raise ValueError(
+            "sequences and parameters are divided over processes that torchrun has started: "
+            "torchrun --nproc-per-node N -m transformer_kernels train ..."
+        )
+    DistributedContext(0, int(os.environ.get("WORLD_SIZE", "1")), context_parallel)
+
+
 @contextmanager
-def distributed_context() -> Iterator[DistributedContext]:
-    """Joins the process group that torchrun defines; without torchrun, a single process."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+def distributed_context(
+    context_parallel: int = 1, sharded: bool = False
+) -> Iterator[DistributedContext]:
+    """Joins the process group that torchrun defines; without torchrun, a single process.
+
+    Args:
+        context_parallel: as in `DistributedContext`.
+        sharded: as in `DistributedContext`.
+
+    Raises:
+        ValueError: as `check_processes`.
+    """
+    check_processes(context_parallel, sharded)
+    if not under_torchrun():
         yield SINGLE_PROCESS
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(local_device("cuda"))
     distributed.init_process_group()
-    yield DistributedContext(distributed.get_rank(), distributed.get_world_size())
+    yield grid_of_processes(context_parallel, sharded)
     end_process_group()  # after an error torchrun ends all processes
+
+
+def grid_of_processes(context_parallel: int = 1, sharded: bool = False) -> DistributedContext:
+    """The processes of the default group as a grid. A collective; see `distributed_context`."""
+    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    grid = DistributedContext(rank, world_size, context_parallel, sharded)
+    if context_parallel == 1:
+        return grid
+    # A group of its own: gradients are summed over the default group at the same time.
+    group, _ = distributed.new_subgroups(context_parallel)
+    return replace(grid, context_group=group)
 
 
 def end_process_group() -> None:

@@ -29,13 +29,14 @@ def machine_bytes() -> float:
     return total
 
 
-def check_model_fits(task: Task, *, training: bool) -> None:
+def check_model_fits(task: Task, *, training: bool, shards: int = 1) -> None:
     """Raises ValueError if the model of a task needs more memory than the machine has.
 
-    `training` adds gradients and the optimizer's state, on the CPU.
+    `training` adds gradients and the optimizer's state, on the CPU. If parameters are divided over
+    `shards` processes, each of them has the whole model once, before it is divided.
     """
     try:
-        needed = _model_bytes(task, _TRAINING_COPIES if training else 1)
+        needed = _model_bytes(task, max(1.0, _TRAINING_COPIES / shards) if training else 1)
     except (RuntimeError, TypeError, OverflowError):  # a tensor of more than 2**63 bytes
         needed = float("inf")
     if needed >= machine_bytes():
@@ -55,7 +56,7 @@ def check_batch_fits(batch: int, data: Dataset) -> None:
         )
 
 
-def _model_bytes(task: Task, copies: int) -> float:
+def _model_bytes(task: Task, copies: float) -> float:
     """Bytes of a model that is not built: they grow linearly with the number of layers."""
     layers: int | None = getattr(task.model, "layers", None)
     if layers is None:
@@ -64,7 +65,7 @@ def _model_bytes(task: Task, copies: int) -> float:
     return one + (layers - 1) * (two - one)
 
 
-def _bytes(task: Task, copies: int) -> float:
+def _bytes(task: Task, copies: float) -> float:
     with torch.device("meta"):
         model = task.build("eager")
     weights = sum(x.numel() * x.element_size() for x in model.parameters())

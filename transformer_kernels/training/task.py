@@ -35,6 +35,10 @@ class Task(ABC):
     """Unit of `tokens`, in the plural"""
     score_name: ClassVar[str]
     """Display name of `score`"""
+    scales_out: ClassVar[bool] = False
+    """True if sequences and parameters may be divided over processes: every loss is a sum over
+    tokens, of this rank's alone under a division (`dispatch.division`), the score follows from the
+    loss, and the model runs by its forward pass only."""
 
     config_type: ClassVar[Callable[..., Any]]
     """Class of `model`"""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer_kernels.nn.blocks import recompute_blocks
 from transformer_kernels.nn.options import check_device
-from transformer_kernels.training.checkpoint import CheckpointError
+from transformer_kernels.training.checkpoint import CheckpointError, read_own_shards
 from transformer_kernels.training.checkpoint_schema import check_state, check_states, entry
 from transformer_kernels.training.config import Precision, TrainConfig
 from transformer_kernels.training.data import Batch, Dataset, LaneDataset
@@ -25,6 +27,9 @@ from transformer_kernels.training.distributed import (
     local_device,
 )
 from transformer_kernels.training.memory import check_batch_fits, check_model_fits
+from transformer_kernels.training.scale_out import check_scale_out
+from transformer_kernels.training.shard_files import ShardFiles
+from transformer_kernels.training.sharding import from_own_shard, from_whole, own_shard, whole
 from transformer_kernels.training.task import RecurrentTask, Shapes, State
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,18 +75,19 @@ class Trainer:
         Raises:
             TypeError: the task is a `RecurrentTask`, but the data cannot be read in lanes.
             ValueError: the device cannot be used, the batch is smaller than the number of
-                micro-batches over all processes, the machine lacks the memory, or the text is too
-                short for lanes.
+                micro-batches over all processes, the task, its context or its attention cannot be
+                divided over processes, the machine lacks the memory, or the text is too short for
+                lanes.
         """
         device = local_device(config.device)
         check_device(device)
-        if config.batch < config.accumulate * distributed.world_size:
-            raise ValueError(
-                f"batch must be at least accumulate times the number of processes, "
-                f"{config.accumulate} x {distributed.world_size}, got {config.batch}"
-            )
+        check_scale_out(config, distributed)
         config = replace(config, task=config.task.fitted(data))
-        check_model_fits(config.task, training=torch.device(device).type == "cpu")
+        check_model_fits(
+            config.task,
+            training=torch.device(device).type == "cpu",
+            shards=distributed.world_size if distributed.sharded else 1,
+        )
         check_batch_fits(config.batch, data)
         self._lanes = _lanes(config, data)
         self.config = config
@@ -92,11 +98,11 @@ class Trainer:
         self.states: list[State] = [()] * config.accumulate
         torch.manual_seed(config.seed)
         self.batches = torch.Generator().manual_seed(config.seed)
-        self.model = config.task.build(config.attn_implementation).to(self.device)
+        self.model = config.task.build(config.attn_implementation)
         recompute_blocks(self.model, config.recompute)
+        self._parallel = distributed.wrap(self.model, self.device)
         self.optimizer = _adamw(self.model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
-        self._parallel = distributed.wrap(self.model, self.device)
         if not distributed.is_main:
             torch.manual_seed(config.seed + distributed.rank)  # each rank draws its own dropout
 
@@ -116,7 +122,7 @@ class Trainer:
         loss, states = self._gradients(batch)
         self._check_finite("loss", loss)
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip).item()
+        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)).item()
         if not self.scaler.is_enabled() or self.scaler.get_scale() < MIN_LOSS_SCALE:
             self._check_finite("gradient's norm", norm)
         self.scaler.step(self.optimizer)
@@ -145,11 +151,11 @@ class Trainer:
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         states: list[State] = []
         for n, part in enumerate(parts):
-            with self._no_sync(n + 1 < len(parts)):
+            with self._no_sync(n + 1 < len(parts)), self.distributed.divided():
                 loss, state = self._loss(self._parallel, part, counts, self.states[n])
                 states.append(state)
                 total += loss.detach()
-                # DistributedDataParallel averages over ranks; the loss is a sum over ranks.
+                # Gradients are averaged over ranks; the loss is a sum over ranks.
                 self.scaler.scale(loss * self.distributed.world_size).backward()
         return self.distributed.all_reduce_sum(total), states
 
@@ -163,6 +169,9 @@ class Trainer:
     def validate(self) -> Validation:
         """Computes loss and score on held-out data, the same data each time.
 
+        Where forward passes are collectives, all ranks must call it; the ranks divide the data.
+        Otherwise any one rank may.
+
         With a `RecurrentTask`, it is the first `eval_batches` segments of as many held-out lanes as
         a batch has examples, in order, from an empty state. Draws no random numbers.
 
@@ -175,11 +184,15 @@ class Trainer:
         for batch in batches:
             counts.update(config.task.counts(batch))
         self.model.eval()
-        loss = 0.0
+        together = self.distributed.forward_is_collective
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
         state: State = ()
-        for batch in batches:
-            part, state = self._loss(self.model, batch, counts, state)
-            loss += part.item()
+        with self.distributed.divided():
+            for batch in batches:
+                mine = self.distributed.shard(batch) if together else batch
+                part, state = self._loss(self.model, mine, counts, state)
+                total += part
+        loss = self.distributed.all_reduce_sum(total) if together else total.item()
         self._check_finite("held-out loss", loss)
         on_device = (self._to_device(batch) for batch in batches)
         with self._autocast():
@@ -220,8 +233,11 @@ class Trainer:
             )
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on. A collective: all ranks must call it."""
-        random = {
+        """Everything that the next step depends on. A collective: all ranks must call it.
+
+        Weights and moments are divided over the ranks if the parameters are.
+        """
+        own_random = {
             "cpu": torch.get_rng_state(),
             "device": torch.cuda.get_rng_state(self.device) if self._on_gpu else None,
         }
@@ -234,50 +250,100 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "batches": self.batches.get_state(),
-            "random": self.distributed.all_gather(random),
+            "random": self.distributed.all_gather(own_random),
         }
+        if self.distributed.context_parallel > 1:
+            state["context_parallel"] = self.distributed.context_parallel
         if self._lanes is not None:
             states = [tuple(_own_copy(x) for x in part) for part in self.states]
             state["states"] = self.distributed.all_gather(states)
         return state
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores a state returned by `state`.
+    def restore(self, state: dict[str, Any], shards: ShardFiles | None = None) -> None:
+        """Restores a state returned by `state`, of any number of processes. A collective.
+
+        On another grid of processes, random numbers of dropout begin anew, from the seed, the rank
+        and the step. The lanes of a `RecurrentTask` need the same number of processes.
+
+        Args:
+            state: undivided tensors on the CPU; or, with `shards`, meta tensors in their places.
+            shards: files that each rank reads its shards from; only if parameters are divided.
 
         Raises:
-            CheckpointError: an entry is absent or invalid, or the data or the number of processes
-                differs. Nothing has been restored.
+            CheckpointError: an entry is absent or invalid, the data differ, or the number of
+                processes differs and there are lanes. Nothing has been restored.
         """
         if entry(state, "data.digest", str) != self.data.digest:
             raise CheckpointError(
                 f"the checkpoint was trained on other data: {entry(state, 'data.name', str)}, "
                 f"not {self.data.name}"
             )
-        check_state(
-            state,
-            config=self.config,
-            model=self.model,
-            optimizer=self.optimizer,
-            scaler=self.scaler.state_dict(),
-            world_size=self.distributed.world_size,
+        weights = self.model.state_dict()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if shards is not None:
+            read_own_shards(
+                state, shards,
+                weights=weights, parameters=parameters, distributed=self.distributed,
+            )  # fmt: skip
+        with self.distributed.on_all_ranks(CheckpointError):
+            self._check(state, weights, parameters, own_shard if shards else _same)
+        divided = from_whole if shards is None else from_own_shard
+        self.model.load_state_dict(
+            {name: divided(x, weights[name]) for name, x in state["model"].items()}
         )
-        if self._lanes is not None:
-            dtype = next(self.model.parameters()).dtype
-            check_states(state, self._state_shapes(state["steps_done"]), dtype)
-        self.model.load_state_dict(state["model"])
         groups = self.optimizer.state_dict()["param_groups"]  # settings are those of the config
-        moments = state["optimizer"]["state"]
+        moments = {
+            n: {key: divided(x, parameters[n]) if x.dim() else x for key, x in values.items()}
+            for n, values in state["optimizer"]["state"].items()
+        }
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.scaler.load_state_dict(state["scaler"])
         self.steps_done = state["steps_done"]
         self.batches.set_state(state["batches"])
-        random = state["random"][self.distributed.rank]
-        torch.set_rng_state(random["cpu"])
-        if self._on_gpu and random["device"] is not None:
-            torch.cuda.set_rng_state(random["device"], self.device)
+        self._restore_random(state)
         if self._lanes is not None:
             mine = state["states"][self.distributed.rank]
             self.states = [tuple(x.to(self.device) for x in part) for part in mine]
+
+    def _check(
+        self,
+        state: dict[str, Any],
+        weights: dict[str, Tensor],
+        parameters: list[Tensor],
+        part: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Checks a state whose tensors are parts of those of the trainer."""
+        check_state(
+            state,
+            config=self.config,
+            weights={name: part(x) for name, x in weights.items()},
+            optimizer=self.optimizer,
+            parameters=[part(x) for x in parameters],
+            scaler=self.scaler.state_dict(),
+        )
+        if self._lanes is None:
+            return
+        processes = len(state["random"])
+        if processes != self.distributed.world_size:
+            raise CheckpointError(
+                f"the checkpoint was trained by {processes} processes, but this run has "
+                f"{self.distributed.world_size}, and the lanes of the text belong to processes"
+            )
+        dtype = next(self.model.parameters()).dtype
+        check_states(state, self._state_shapes(state["steps_done"]), dtype)
+
+    def _restore_random(self, state: dict[str, Any]) -> None:
+        """Restores the generators of dropout on the same grid; seeds them on another."""
+        grid = self.distributed
+        saved = (len(state["random"]), state.get("context_parallel", 1))
+        if saved != (grid.world_size, grid.context_parallel):
+            text = f"{self.config.seed} {grid.rank} {self.steps_done}"
+            torch.manual_seed(random.Random(text).getrandbits(63))
+            return
+        own = state["random"][grid.rank]
+        torch.set_rng_state(own["cpu"])
+        if self._on_gpu and own["device"] is not None:
+            torch.cuda.set_rng_state(own["device"], self.device)
 
     def _state_shapes(self, steps: int) -> list[list[Shapes]]:
         """Shapes of the states after `steps` steps, by rank and micro-batch."""
@@ -332,3 +398,7 @@ def _adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         groups, lr=config.schedule.peak, betas=config.betas, eps=config.eps,
         weight_decay=config.weight_decay,
     )  # fmt: skip
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

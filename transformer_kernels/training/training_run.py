@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,6 +17,8 @@ from transformer_kernels.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_checkpoint,
+    save_sharded_checkpoint,
+    shards_of,
 )
 from transformer_kernels.training.checkpoint_schema import (
     check_model,
@@ -36,6 +38,7 @@ from transformer_kernels.training.curves import (
 from transformer_kernels.training.data import Dataset
 from transformer_kernels.training.distributed import SINGLE_PROCESS, DistributedContext
 from transformer_kernels.training.output_files import FolderLock, remove_temporary_files
+from transformer_kernels.training.shard_files import remove_shards, shard_folders
 from transformer_kernels.training.task import Extra, Task
 from transformer_kernels.training.trainer import Trainer
 
@@ -50,7 +53,10 @@ ShouldStop = Callable[[], bool]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Result of a run: the trained model and its learning curve, one row per step."""
+    """Result of a run: the trained model and its learning curve, one row per step.
+
+    The parameters of the model are DTensors if the run divides them over processes.
+    """
 
     config: TrainConfig
     model: nn.Module
@@ -92,6 +98,7 @@ class TrainingRun:
         rows: list[CurveRow],
         folder: Path | None,
         lock: FolderLock | None = None,
+        shards: Path | None = None,
     ) -> None:
         """Makes a run; see `start` and `resume`.
 
@@ -100,10 +107,13 @@ class TrainingRun:
             rows: the curve so far.
             folder: the output folder, or None for no files.
             lock: the lock of the folder; None makes one.
+            shards: the output folder on all ranks, for the files that each of them writes if
+                parameters are divided.
         """
         self.trainer = trainer
         self.rows = rows
         self.folder = folder
+        self._shards = shards
         self._lock = None if folder is None else lock or FolderLock(folder)
 
     @property
@@ -121,19 +131,23 @@ class TrainingRun:
     ) -> TrainingRun:
         """Sets up a new run; see `train`. Only the main process writes files."""
         trainer = Trainer(config, data, distributed)
-        if out is None or not distributed.is_main:
+        if out is None:
             return cls(trainer, rows=[], folder=None)
         folder = Path(out)
+        if not distributed.is_main:
+            return cls(trainer, rows=[], folder=None, shards=folder)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder) as lock:
-            for name in FILES:
-                if (folder / name).exists():
-                    raise FileExistsError(
-                        f"{folder} already holds a run ({name}): resume it, or choose another "
-                        "folder"
-                    )
+            present = [path.name for path in map(folder.joinpath, FILES) if path.exists()]
+            if distributed.sharded:
+                present += [path.name for path in shard_folders(folder)]
+            if present:
+                raise FileExistsError(
+                    f"{folder} already holds a run ({present[0]}): resume it, or choose another "
+                    "folder"
+                )
             start_curve(folder / CURVE)
-            return cls(trainer, rows=[], folder=folder, lock=lock)
+            return cls(trainer, rows=[], folder=folder, lock=lock, shards=folder)
 
     @classmethod
     def resume(
@@ -158,7 +172,9 @@ class TrainingRun:
         with _locked(path.parent) as lock:
             run = cls._restored(path, data, source, kind, distributed)
             rewrite_curve(path.parent / CURVE, run.rows)
-            return cls(run.trainer, rows=run.rows, folder=path.parent, lock=lock)
+            return cls(
+                run.trainer, rows=run.rows, folder=path.parent, lock=lock, shards=path.parent
+            )
 
     @classmethod
     def _restored(
@@ -170,7 +186,7 @@ class TrainingRun:
         distributed: DistributedContext,
     ) -> TrainingRun:
         """The state of a checkpoint, as a run without files; arguments as of `resume`."""
-        state = load_checkpoint(path, kind=kind)
+        state = load_checkpoint(path, kind=kind, described=distributed.sharded)
         with _naming_checkpoint(path):
             config = config_of(state)
             check_model(state, config.task)
@@ -181,8 +197,8 @@ class TrainingRun:
             data = config.task.data(source, state["extra"])
         trainer = Trainer(config, data, distributed)
         with _naming_checkpoint(path):
-            trainer.restore(state)
-        return cls(trainer, rows=rows_from_tensor(state["rows"]), folder=None)
+            trainer.restore(state, shards_of(state, path))
+        return cls(trainer, rows=rows_from_tensor(state["rows"]), folder=None, shards=path.parent)
 
     def train(
         self, *, on_row: OnRow | None = None, should_stop: ShouldStop | None = None
@@ -200,14 +216,21 @@ class TrainingRun:
             state = self.trainer.state() if stopped or self._is_due(row.step) else None
             if self.folder is not None:
                 append_to_curve(self.folder / CURVE, row)
-                if state is not None:
-                    rows = rows_to_tensor(self.rows)
-                    save_checkpoint(
-                        state | {"rows": rows}, self.folder / CHECKPOINT, kind=self.config.task.kind
-                    )
+            if state is not None:
+                self._save(state | {"rows": rows_to_tensor(self.rows)})
             if on_row is not None:
                 on_row(row)
         return TrainResult(self.config, self.trainer.model, self.rows)
+
+    def _save(self, state: dict[str, Any]) -> None:
+        """Writes a checkpoint: by the main process, or by all if parameters are divided."""
+        kind, distributed = self.config.task.kind, self.trainer.distributed
+        if distributed.sharded and self._shards is not None:
+            path = self._shards / CHECKPOINT
+            save_sharded_checkpoint(state, path, kind=kind, distributed=distributed)
+        elif self.folder is not None:
+            save_checkpoint(state, self.folder / CHECKPOINT, kind=kind)
+            remove_shards(self.folder)
 
     def _step(self) -> CurveRow:
         """Trains one step, and validates if a validation is due."""
@@ -217,7 +240,8 @@ class TrainingRun:
         elapsed = time.perf_counter() - start
         step = self.trainer.steps_done
         validated = None
-        if self._is_due(step) and self.trainer.distributed.is_main:
+        distributed = self.trainer.distributed
+        if self._is_due(step) and (distributed.is_main or distributed.forward_is_collective):
             validated = self.trainer.validate()
         return CurveRow(
             step=step,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from transformer_kernels.dispatch.division import own_tokens
 from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGenerator
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.config import TrainConfig
@@ -47,6 +48,7 @@ class GeneratorTask(NextByteTask):
     """Next-byte prediction on any text, by default the standard library's sources."""
 
     kind = "generator"
+    scales_out = True
     config_type = GeneratorConfig
 
     model: GeneratorConfig
@@ -56,8 +58,12 @@ class GeneratorTask(NextByteTask):
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Sum of the next-token cross entropies of tokens (B, T + 1), without the first, in nats."""
-    return cross_entropy_sum(model(tokens[:, :-1]), tokens[:, 1:])
+    """Sum of the next-token cross entropies of tokens (B, T + 1), without the first, in nats.
+
+    Under a division of sequences, the sum of this rank's share of them.
+    """
+    inputs, targets = (own_tokens(x, 1) for x in (tokens[:, :-1], tokens[:, 1:]))
+    return cross_entropy_sum(model(inputs), targets)
 
 
 PRESETS = {

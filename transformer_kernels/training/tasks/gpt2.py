@@ -34,6 +34,7 @@ class GPT2Task(Task):
     """
 
     kind = "gpt2"
+    scales_out = True
     unit = "tokens"
     score_name = "bits/byte"
     config_type = GPT2Config

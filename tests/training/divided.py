@@ -1,0 +1,147 @@
+"""Trainings on the processes of a group, compared with a training in a single process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from transformer_kernels.models import GeneratorConfig, GPT2Config
+from transformer_kernels.training import (
+    ByteWindows,
+    CheckpointError,
+    Dataset,
+    GeneratorTask,
+    Schedule,
+    Tokens,
+    TrainConfig,
+    Trainer,
+    TrainingRun,
+    corpus_from_bytes,
+    load_checkpoint,
+)
+from transformer_kernels.training.checkpoint import shards_of
+from transformer_kernels.training.data import TokenWindows
+from transformer_kernels.training.distributed import SINGLE_PROCESS, grid_of_processes
+from transformer_kernels.training.sharding import own_shard
+from transformer_kernels.training.tasks.gpt2 import GPT2Task
+from transformer_kernels.training.training_run import CHECKPOINT
+
+CONTEXT = 24
+CORPUS = corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 40, "a fox")
+LONG = corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 80, "a fox")
+SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": CONTEXT}
+
+GENERATOR = TrainConfig(
+    task=GeneratorTask(model=GeneratorConfig(**SIZES)),
+    steps=8,
+    batch=5,
+    schedule=Schedule(peak=1e-2, warmup=2),
+    eval_every=4,
+    eval_batches=3,
+)
+GPT2 = replace(GENERATOR, task=GPT2Task(model=GPT2Config(**SIZES, vocabulary=256, dropout=0.0)))
+RUN = replace(GPT2, batch=6)
+"""Stopped and resumed on other processes."""
+
+
+def data_of(config: TrainConfig) -> Dataset:
+    context = config.task.model.context
+    if config.task.kind == "gpt2":
+        return TokenWindows(LONG if context > CONTEXT else CORPUS, Tokens(), context)
+    return ByteWindows(CORPUS, context)
+
+
+def losses(trainer: Trainer, steps: int = 4) -> list[float]:
+    """Losses of some steps, the last loss on held-out data and the last gradient's norm."""
+    found = [trainer.step().loss for _ in range(steps)]
+    return [*found, trainer.validate().loss]
+
+
+def check_losses(**grid: Any) -> None:
+    """Losses on a grid of the processes are those of a single process, to rounding."""
+    for config in (
+        GENERATOR,
+        replace(GPT2, batch=9, accumulate=2, recompute=True),
+        # The last batch of a validation has no example for the last rank.
+        replace(GPT2, attn_implementation="eager", batch=dist.get_world_size(), eval_batches=4),
+        replace(GPT2, precision="bfloat16"),
+    ):
+        rtol = 1e-5 if config.precision == "float32" else 1e-3
+        expected = losses(Trainer(config, data_of(config), SINGLE_PROCESS))
+        found = losses(Trainer(config, data_of(config), grid_of_processes(**grid)))
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=rtol, atol=0.0)
+
+
+def check_context_parallel() -> None:
+    check_losses(context_parallel=2)
+    if dist.get_world_size() > 2:
+        check_losses(context_parallel=dist.get_world_size())
+
+
+def check_sharded() -> None:
+    check_losses(sharded=True)
+    check_losses(sharded=True, context_parallel=2)
+
+
+def start_or_resume(folder: Path, config: TrainConfig, **grid: Any) -> TrainingRun:
+    """A run in a folder: the rest of the one there, if any, or a new one. A collective."""
+    distributed = grid_of_processes(**grid)
+    path, data = folder / CHECKPOINT, data_of(config)
+    with distributed.on_all_ranks(OSError):  # no rank starts before another has looked
+        resumes = path.exists()
+    if resumes:
+        return TrainingRun.resume(path, data=data, distributed=distributed)
+    return TrainingRun.start(config, data, out=folder, distributed=distributed)
+
+
+def train_until(run: TrainingRun, step: int) -> list[float]:
+    """Trains up to a step; returns all losses so far, with those on held-out data."""
+    result = run.train(should_stop=lambda: run.trainer.steps_done == step)
+    return [x for row in result.rows for x in (row.train_loss, row.val_loss) if x is not None]
+
+
+def train_part(folder: str, stop: str, context_parallel: str, sharded: str) -> None:
+    """Trains `RUN` up to a step on a grid of these processes, from its checkpoint if any."""
+    grid = {"context_parallel": int(context_parallel), "sharded": bool(int(sharded))}
+    train_until(start_or_resume(Path(folder), RUN, **grid), int(stop))
+
+
+def check_sharded_checkpoints(folder: str) -> None:
+    """On the same grid a run resumes with the same bits; a damaged file is refused on all ranks."""
+    sizes = replace(GPT2.task.model, context=256, dropout=0.2)
+    config = replace(GPT2, task=GPT2Task(model=sizes), batch=3, steps=5, eval_every=5)
+    grids: tuple[dict[str, Any], ...] = ({}, {"context_parallel": 2})
+    for n, grid in enumerate({"sharded": True} | grid for grid in grids):
+        whole, stopped = Path(folder) / f"whole {n}", Path(folder) / f"stopped {n}"
+        expected = train_until(start_or_resume(whole, config, **grid), 0)
+        train_until(start_or_resume(stopped, config, **grid), 2)
+        check_damage(stopped, config, **grid)
+        assert train_until(start_or_resume(stopped, config, **grid), 0) == expected
+
+
+def check_damage(folder: Path, config: TrainConfig, **grid: Any) -> None:
+    """One changed bit in a file of the last rank: nothing is restored, on any rank."""
+    distributed = grid_of_processes(**grid)
+    file = sorted(folder.glob("checkpoint-2/*.safetensors"))[-1]
+    content = file.read_bytes()
+    trainer = Trainer(config, data_of(config), distributed)
+    before = {name: own_shard(x).clone() for name, x in trainer.model.state_dict().items()}
+    with distributed.on_all_ranks(OSError):
+        if distributed.is_main:
+            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path = folder / CHECKPOINT
+    state = load_checkpoint(path, described=True)
+    with pytest.raises(CheckpointError, match=f"checkpoint-2/{file.name} is damaged"):
+        trainer.restore(state, shards_of(state, path))
+    assert trainer.steps_done == 0
+    assert not trainer.optimizer.state
+    for name, x in trainer.model.state_dict().items():
+        assert torch.equal(own_shard(x), before[name]), name
+    with distributed.on_all_ranks(OSError):
+        if distributed.is_main:
+            file.write_bytes(content)

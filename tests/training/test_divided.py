@@ -1,0 +1,143 @@
+"""Trainings whose work is divided over processes, and the errors where that is impossible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.processes import assert_runs
+from tests.training.divided import GENERATOR, GPT2, RUN, data_of
+from transformer_kernels.training import (
+    PRESETS,
+    TASKS,
+    TrainConfig,
+    Trainer,
+    load_model,
+    read_curve,
+    resume,
+    train,
+)
+from transformer_kernels.training.distributed import (
+    DistributedContext,
+    check_processes,
+    distributed_context,
+)
+from transformer_kernels.training.scale_out import check_scale_out
+
+HERE = "tests.training.divided"
+
+
+def test_two_processes_that_share_sequences_have_the_losses_of_one() -> None:
+    assert_runs(2, f"{HERE}:check_context_parallel")
+
+
+@pytest.mark.exhaustive
+def test_four_processes_that_share_sequences_have_the_losses_of_one() -> None:
+    assert_runs(4, f"{HERE}:check_context_parallel")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_share_parameters_have_the_losses_of_one(count: int) -> None:
+    assert_runs(count, f"{HERE}:check_sharded")
+
+
+@pytest.mark.exhaustive
+def test_sharded_run_resumes_with_the_same_bits_or_names_the_damage(tmp_path: Path) -> None:
+    assert_runs(2, f"{HERE}:check_sharded_checkpoints", tmp_path)
+
+
+def assert_curve_of_one_process(folder: Path) -> None:
+    expected = train(RUN, data_of(RUN)).rows
+    found = read_curve(folder / "curve.csv")
+    losses = [[(row.train_loss, row.val_loss or 0.0) for row in rows] for rows in (found, expected)]
+    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.exhaustive
+def test_run_continues_on_any_grid_of_processes(tmp_path: Path) -> None:
+    """(processes, last step, context_parallel, sharded): every kind of checkpoint into every."""
+    for count, *words in ((2, 2, 1, 1), (4, 4, 2, 1), (3, 6, 1, 0), (2, 0, 2, 1)):
+        assert_runs(count, f"{HERE}:train_part", tmp_path, *words)
+        folders = [path.name for path in tmp_path.glob("checkpoint-*")]
+        assert folders == ([f"checkpoint-{words[0] or RUN.steps}"] if words[2] else [])
+    assert_curve_of_one_process(tmp_path)
+    assert load_model(tmp_path / "checkpoint.pt", "gpt2").task == RUN.task
+
+
+@pytest.mark.exhaustive
+def test_run_of_two_processes_continues_on_one(tmp_path: Path) -> None:
+    for name, words in {"sharded": (3, 1, 1), "not": (5, 2, 0)}.items():
+        assert_runs(2, f"{HERE}:train_part", tmp_path / name, *words)
+        resume(tmp_path / name / "checkpoint.pt", data=data_of(RUN))
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == [
+            "checkpoint.pt", "curve.csv",
+        ]  # fmt: skip
+        assert_curve_of_one_process(tmp_path / name)
+
+
+def test_neighbours_have_the_same_examples() -> None:
+    batch = {"tokens": torch.arange(5)}
+    shares = [DistributedContext(rank, 4, 2).shard(batch)["tokens"].tolist() for rank in range(4)]
+    assert shares == [[0, 2, 4], [0, 2, 4], [1, 3], [1, 3]]
+
+
+def with_model(config: TrainConfig, **sizes: Any) -> TrainConfig:
+    task = replace(config.task, model=replace(config.task.model, **sizes))
+    return replace(config, task=task)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (with_model(GPT2, context=26), "context must be a multiple of 4 .*over 2 proc.*, got 26"),
+        (with_model(GPT2, dropout=0.1), "context must be a multiple of 256 .*dropout, got 24"),
+        (replace(GENERATOR, attn_implementation="sdpa"), "must be 'fused' or 'eager' .* 'sdpa'"),
+        (replace(GPT2, batch=4, accumulate=3), "that do not share sequences, 3 x 2, got 4"),
+    ],
+)
+def test_settings_that_do_not_divide_are_refused(config: TrainConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Trainer(config, data_of(config), DistributedContext(0, 4, 2))
+
+
+def test_float16_is_refused_where_parameters_are_divided() -> None:
+    config = replace(GPT2, precision="float16")
+    check_scale_out(config, DistributedContext(0, 2, context_parallel=2))
+    with pytest.raises(ValueError, match="got float16: use bfloat16"):
+        check_scale_out(config, DistributedContext(0, 2, sharded=True))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, task in TASKS.items() if not task.scales_out])
+def test_other_tasks_are_refused(kind: str) -> None:
+    config = next(iter(PRESETS[kind].values()))
+    config = replace(config, batch=2)
+    check_scale_out(config, DistributedContext(0, 2))
+    with pytest.raises(ValueError, match=f"for the tasks generator, gpt2, got the task {kind}"):
+        check_scale_out(config, DistributedContext(0, 2, context_parallel=2))
+
+
+@pytest.mark.parametrize("ranks", [-1, 0, 3])
+def test_number_of_processes_is_a_multiple(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match=rf"context_parallel.*(, got {ranks}|3, got 4)"):
+        check_processes(ranks)
+
+
+@pytest.mark.parametrize("grid", [{"context_parallel": 2}, {"sharded": True}])
+def test_single_process_cannot_divide(
+    monkeypatch: pytest.MonkeyPatch, grid: dict[str, Any]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with distributed_context() as distributed:
+        assert distributed == DistributedContext()
+    with (
+        pytest.raises(ValueError, match="torchrun --nproc-per-node N"),
+        distributed_context(**grid),
+    ):
+        pass
