@@ -1,6 +1,6 @@
 """Offline compilation of the kernels: every option compiles, fits and is compiled only once.
 
-`make oldest` runs this file with the oldest supported Triton.
+`make oldest` runs this file with the oldest supported Triton, for NVIDIA's chips.
 """
 
 from __future__ import annotations
