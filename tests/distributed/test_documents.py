@@ -72,8 +72,8 @@ def test_ranks_have_every_token_once_in_order(name: str, trailing: int, size: in
 
 @pytest.mark.parametrize("size", SIZES)
 def test_ranks_have_chunks_from_both_ends(size: int) -> None:
-    """Of the 2 P chunks of a document, in order, chunk c and chunk 2 P - 1 - c have the same rank,
-    and lengths differ by at most one."""
+    """Chunks c and 2 P - 1 - c of a document have the same rank, and lengths of chunks differ by at
+    most one."""
     lengths = [2 * size, 3 * size + 1, 100, 333]
     shards = shards_of(lengths, size)
     for d, length in enumerate(lengths):

@@ -74,6 +74,11 @@ SHIFT = (
         )
         for operator in ("attention", "decode")
     ),
+    _after(
+        "transformer_kernels/distributed/arguments.py",
+        "    softcap: float | None = None",
+        "    shift: float = 0.0",
+    ),
     Edit(
         "transformer_kernels/backends/reference.py",
         "    s = _add_bias(problem, s)\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from transformer_kernels.distributed.sequence import SequenceLayout, check_lengt
 from transformer_kernels.masks.constraints import BlockSparse, KeyRange
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.options import ScoreArguments
 from transformer_kernels.scores.relative import Relative
 from transformer_kernels.scores.sinks import check_sinks
 
@@ -32,16 +33,10 @@ _SHOWN = 8
 """Largest number of values that a description shows."""
 
 
-class Options(TypedDict, total=False):
+class Options(ScoreArguments, total=False):
     """Options of the operators: those of `transformer_kernels.attention`, and `check`."""
 
     mask: Mask | None
-    bias: Tensor | Alibi | None
-    relative: Relative | None
-    scale: float | None
-    softcap: float | None
-    dropout_p: float
-    seed: int | Tensor | None
     sinks: Tensor | None
     backend: str
     check: bool
@@ -64,11 +59,8 @@ class Arguments:
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, ranks: int) -> Undivided:
         """Validates the call of `ranks` shards; see `undivided_call`."""
-        return undivided_call(
-            q, k, v, ranks,
-            mask=self.mask, bias=self.bias, relative=self.relative, scale=self.scale,
-            softcap=self.softcap, dropout_p=self.dropout_p, seed=self.seed,
-        )  # fmt: skip
+        scores: Any = {name: getattr(self, name) for name in ScoreArguments.__annotations__}
+        return undivided_call(q, k, v, ranks, mask=self.mask, **scores)
 
 
 def checked(

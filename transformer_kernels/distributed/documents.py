@@ -48,7 +48,7 @@ class DocumentShard:
         lengths = starts.diff(append=starts[-1:])  # the last one, 0, stands for padding
         pair = _pair(starts, lengths, rank, size)
         before, after = _tokens(lengths, pair, size), _tokens(lengths, pair + 1, size)
-        # Of the first n tokens of pairs, n // 2 are in heads, and the others in tails.
+        # Heads hold n // 2 of the first n tokens of pairs, tails the others.
         head, head_length = before // 2, after // 2 - before // 2
         tail = lengths - (after - after // 2)
         counts = after - before

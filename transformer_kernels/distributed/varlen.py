@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
+from transformer_kernels.dispatch import division
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.distributed.agreement import errors_on_all_ranks
 from transformer_kernels.distributed.arguments import Arguments
@@ -138,11 +139,12 @@ def _attend(
         cu_seqlens = check_documents(cu_seqlens, q, q.shape[0] * peers.size, "q of all ranks")
     window = _window(arguments.mask)
     if peers.size == 1:
-        return attention_varlen(
-            q, k, v, cu_seqlens, mask=Mask((window,)), scale=arguments.scale,
-            softcap=arguments.softcap, sinks=arguments.sinks, return_lse=True,
-            backend=arguments.backend,
-        )  # fmt: skip
+        with division.divided(None):
+            return attention_varlen(
+                q, k, v, cu_seqlens, mask=Mask((window,)), scale=arguments.scale,
+                softcap=arguments.softcap, sinks=arguments.sinks, return_lse=True,
+                backend=arguments.backend,
+            )  # fmt: skip
     shard = DocumentShard.of(cu_seqlens, q.shape[0], peers.rank, peers.size)
     arguments = replace(arguments, mask=_mask(shard, window))
     o, lse = divided(
