@@ -30,7 +30,7 @@ PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
 	@echo "make test      a sample of the tests with every backend and option, in a few minutes"
-	@echo "make test-all  all tests"
+	@echo "make test-all  all tests; SHARE=2/3: of those beyond make test, a third"
 	@echo "make fuzz      random calls; SECONDS=60 SEED=1 ONLY=cpu, SANITIZE=1"
 	@echo "make bench     the benchmarks"
 	@echo "make hub       kernels for HuggingFace's library \`kernels\`, in build/hub"
@@ -52,9 +52,11 @@ test: $(call packages,test) build
 
 test-all: test test-rest
 
-# Tests that `make test` skips.
+# Tests that `make test` skips. SHARE=2/3 runs a third of them: see tests/support/shares.py.
+SHARE ?=
+share = $(if $(SHARE),--share $(SHARE))
 test-rest: $(call packages,test-all) build oldest test-hub
-	$(PYTEST) tests -m exhaustive
+	$(PYTEST) tests -m exhaustive $(share)
 	$(MAKE) fuzz SEED=1
 
 # Random calls. SANITIZE=1 builds the extension with AddressSanitizer and UBSan, in build/sanitized.
@@ -66,7 +68,7 @@ fuzz: $(call packages,test) build
 # Compiles the Triton kernels with the oldest supported Triton, in a separate folder: many GPU
 # machines have older versions than the test environment. Chips of NVIDIA only, one for each core.
 oldest: $(call packages,test) build build/oldest
-	PYTHONPATH=build/oldest $(PYTEST) tests/backends/triton/test_compilation.py -k "not gfx9"
+	PYTHONPATH=build/oldest $(PYTEST) tests/backends/triton/test_compilation.py -k "not gfx9" $(share)
 
 # Kernels for HuggingFace's library `kernels`; see building/hub.py.
 hub: $(call packages,demo) build
@@ -75,7 +77,7 @@ hub: $(call packages,demo) build
 # Their tests, with the packages that load them in a separate folder: transformers accepts one minor
 # version of `kernels` only.
 test-hub: $(call packages,test-all) hub build/hub_packages
-	PYTHONPATH=build/hub_packages $(PYTEST) tests/hub
+	PYTHONPATH=build/hub_packages $(PYTEST) tests/hub $(share)
 
 bench: $(call packages,test) build
 	$(RUN) -m pytest benchmarks

@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 
 # Nothing here imports transformer_kernels before pytest_configure, which chooses the extension.
 from tests.support import emulated_amx
+from tests.support.shares import keep_share
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="instruction set of the CPU kernels: portable, avx2, avx512 or amx (default: the best "
         "that the CPU supports); AVX-512 emulates amx",
+    )
+    parser.addoption(
+        "--share", metavar="K/N", help="run share K of N of the tests (default: all of them)"
     )
 
 
@@ -52,8 +56,10 @@ def pytest_report_header() -> list[str]:
     return [f"CUDA kernels: {cuda}", *amx]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips the tests marked `gpu` if there is no CUDA device."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out other shares, and skips the tests marked `gpu` if there is no CUDA device."""
+    if (text := config.getoption("share")) is not None:
+        keep_share(text, config, items)
     if torch.cuda.is_available():
         return
     skipped = pytest.mark.skip(reason=f"needs a CUDA device; torch {torch.__version__} finds none")

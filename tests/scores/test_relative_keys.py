@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import transformer_kernels as tk
 from tests.support.backends import WITH_FLOAT64
 from tests.support.threads import threads
+from tests.support.tiers import in_turns
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.scores.relative import by_pair, distances, products_by_pair
 
@@ -69,9 +70,18 @@ def test_keys_of_all_distances_are_not_copied() -> None:
     assert expanded.data_ptr() == keys[:, 6:].data_ptr()
 
 
-@pytest.mark.parametrize("align", ALIGNS)
-@pytest.mark.parametrize(("D", "H_kv"), [(8, 2), (41, 1), (64, 4), (129, 2)])
-def test_equals_its_dense_form(align: Align, D: int, H_kv: int, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("D", "H_kv", "align"),
+    [
+        (8, 2, "top_left"),
+        (41, 1, "bottom_right"),
+        pytest.param(41, 1, "top_left", marks=pytest.mark.exhaustive),
+        pytest.param(64, 4, "bottom_right", marks=pytest.mark.exhaustive),
+        pytest.param(129, 2, "top_left", marks=pytest.mark.exhaustive),
+        pytest.param(129, 2, "bottom_right", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_equals_its_dense_form(D: int, H_kv: int, align: Align, backend: str) -> None:
     """With grouped heads and a table of the same distances, and all gradients."""
     q = torch.randn(2, 4, 67, D, requires_grad=True)
     k, v = (torch.randn(2, H_kv, 131, D, requires_grad=True) for _ in range(2))
@@ -83,7 +93,9 @@ def test_equals_its_dense_form(align: Align, D: int, H_kv: int, backend: str) ->
     assert_same(inside, outside, (q, k, v, keys, table))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2))]
+)
 def test_tiles_between_hidden_tiles(seed: int, backend: str) -> None:
     """Tiles of keys whose neighbours are hidden from all queries of a tile, on either side."""
     q = torch.randn(1, H, 193, 8, requires_grad=True)
@@ -167,8 +179,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("mask", "dtype"), in_turns(MASKS, [(torch.float32,), (torch.bfloat16,)]))
 def test_distances_that_the_diagonals_hide_may_be_nan(
     mask: str, dtype: torch.dtype, backend: str
 ) -> None:

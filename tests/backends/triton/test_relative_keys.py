@@ -32,7 +32,7 @@ def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     [
         ("top_left", None, 4, 300, 0),
         ("bottom_right", 30, 1, 40, 0),
-        ("bottom_right", None, 4, 9, 100),
+        pytest.param("bottom_right", None, 4, 9, 100, marks=pytest.mark.exhaustive),
     ],
 )
 def test_packed_sequences_match_the_reference(
@@ -92,7 +92,7 @@ def test_blocks_contain_every_visible_distance(diagonal: int, device: torch.devi
     torch.testing.assert_close([dq, dk, dkeys], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_splits_have_the_same_sum(
     shared: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
