@@ -8,12 +8,14 @@ and FlexAttention with the same scores.
 Queries and keys end at the same position; with keys by distance attention is causal, as in
 Transformer-XL. The forward pass is inference; forward + backward computes the gradients of the
 table or keys too. Results are compared with the dense bias first, then timed interleaved.
-FlexAttention is compiled; on a CPU it has no backward pass.
+FlexAttention is compiled; on a CPU it has no backward pass. With torch 2.13 and AVX2 its results at
+toy sizes depend on memory that it has not written: rows may be zero.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -31,6 +33,8 @@ from transformer_kernels.bench.memory import peak_extra_bytes
 Kind = Literal["table", "keys"]
 ENTRIES = 257
 """Entries of the tables: T5's distances, -128 to 128."""
+FLEX = "FlexAttention"
+TOLERANCE = 0.02
 
 
 class Shape(NamedTuple):
@@ -88,9 +92,7 @@ def _table(table: Tensor, shape: Shape, dtype: torch.dtype) -> dict[str, Variant
         "none": Variant(attention),
         "relative": Variant(lambda q, k, v: attention(q, k, v, relative=relative), (table,)),
         "dense bias": Variant(lambda q, k, v: attention(q, k, v, bias=bias), (bias,)),
-        "FlexAttention": Variant(
-            lambda q, k, v: compiled(q, k, v, score_mod=add), directions=("fwd",)
-        ),
+        FLEX: Variant(lambda q, k, v: compiled(q, k, v, score_mod=add), directions=("fwd",)),
     }
 
 
@@ -124,7 +126,7 @@ def _keys(keys: Tensor, shape: Shape) -> dict[str, Variant]:
             lambda q, k, v: attention(q, k, v, mask=mask, bias=causal_bias(q, relative, scale)),
             (keys,),
         ),
-        "FlexAttention": Variant(flex, directions=("fwd",)),
+        FLEX: Variant(flex, directions=("fwd",)),
     }
 
 
@@ -134,17 +136,21 @@ def _compiled_flex() -> Callable[..., Tensor]:
 
 
 def measure(shape: Shape, dtype: torch.dtype, kind: Kind, seconds: float) -> Iterator[Row]:
-    """Measures all variants of one shape.
+    """Measures all variants of one shape. FlexAttention is left out, with a line that says so, if
+    its result is wrong.
 
     Raises:
-        AssertionError: a result differs from that with the dense bias.
+        AssertionError: our result differs from that with the dense bias.
     """
     inputs, every = variants(shape, dtype, kind)
     with torch.no_grad():
         expected = every["dense bias"].attend(*inputs[:3])
-        for name in ("relative", "FlexAttention"):
-            o = every[name].attend(*inputs[:3])
-            torch.testing.assert_close(o, expected, atol=0.02, rtol=0.02)
+        o, of_flex = (every[name].attend(*inputs[:3]) for name in ("relative", FLEX))
+    torch.testing.assert_close(o, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    if not torch.allclose(of_flex, expected, atol=TOLERANCE, rtol=TOLERANCE):
+        worst = float((of_flex - expected).abs().max())
+        print(f"FlexAttention is left out: its result is off by {worst:.2g}", file=sys.stderr)
+        del every[FLEX]
     for direction in ("fwd", "fwd+bwd"):
         work = {
             name: prepare_work(one.attend, inputs, direction, one.learned)
