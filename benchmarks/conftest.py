@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from benchmarks.goals.check import MISSING, as_columns, check_goals
-from benchmarks.runner.measure import CheckedCase, check
 from benchmarks.runner.record import RECORDED, UNRECORDED, Recorder, as_text
 from transformer_kernels.bench import VARIANTS, Budget, Provenance, Variant, usable_variants
+from transformer_kernels.bench.contenders import CheckedCase, check
+from transformer_kernels.bench.trial import DeviceLostError
 
 _RECORDER = pytest.StashKey[Recorder]()
 
@@ -68,6 +69,12 @@ def _new_recorder(config: pytest.Config) -> Recorder:
     folder = RECORDED if keep else config.getoption("--rows")
     budget = Budget(config.getoption("--seconds"))
     return Recorder(provenance, budget, folder=folder, keep=keep)
+
+
+def pytest_exception_interact(call: pytest.CallInfo[None]) -> None:
+    """Ends the run after a fault of the CUDA device."""
+    if call.excinfo is not None and call.excinfo.errisinstance(DeviceLostError):
+        pytest.exit(str(call.excinfo.value), returncode=3)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -6,9 +6,10 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cases.attention import attention_cases, case_id
-from benchmarks.runner.measure import DIRECTIONS, CheckedCase, measure
+from benchmarks.runner.measure import DIRECTIONS, measure
 from benchmarks.runner.record import Recorder
 from transformer_kernels.bench import Direction
+from transformer_kernels.bench.contenders import CheckedCase
 
 
 @pytest.mark.parametrize("checked", attention_cases(), ids=case_id, indirect=True)

@@ -21,11 +21,12 @@ from benchmarks.cases.cpu import (
     short_cases,
 )
 from benchmarks.runner.caches import CacheContenders
-from benchmarks.runner.measure import CheckedCase, Contender, check, measure
+from benchmarks.runner.measure import measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.without_amx import process_without_amx, rows_without_amx, saved
 from transformer_kernels.backends.native import extension
-from transformer_kernels.bench import Budget, Case, Direction, Variant, usable_variants
+from transformer_kernels.bench import Budget, Case, Direction, Row, Variant, usable_variants
+from transformer_kernels.bench.contenders import CheckedCase, Contender, check
 from transformer_kernels.bench.workload import Workload
 
 pytestmark = pytest.mark.skipif(
@@ -88,15 +89,22 @@ def test_without_amx(
     worker: Executor,
 ) -> None:
     with saved(checked.expected) as expected:
-        measured = worker.submit(
-            rows_without_amx,
-            checked.case,
-            expected,
-            direction=direction,
-            provenance=recorder.provenance,
-            budget=budget,
+
+        def measure_once() -> list[Row]:
+            measured = worker.submit(
+                rows_without_amx,
+                checked.case,
+                expected,
+                direction=direction,
+                provenance=recorder.provenance,
+                budget=budget,
+            )
+            return measured.result()
+
+        label = f"{case_id(checked.case)}, without AMX, {direction}"
+        benchmark.pedantic(  # type: ignore[no-untyped-call]
+            recorder.add_steady, args=(label, measure_once)
         )
-        recorder.add(benchmark.pedantic(measured.result))  # type: ignore[no-untyped-call]
 
 
 def check_fused(case: Case) -> CheckedCase:

@@ -23,9 +23,8 @@ from benchmarks.cases.gpu import (
 )
 from benchmarks.runner.caches import CacheContenders
 from benchmarks.runner.compile_ahead import COMPILED, compile_ahead
-from benchmarks.runner.gpu_check import Trial, try_out
 from benchmarks.runner.gpu_linear import LinearContenders, fla, ours
-from benchmarks.runner.measure import Contender, measure
+from benchmarks.runner.measure import measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.smoke_test import failure_reasons
 from transformer_kernels.backends import CudaBackend
@@ -37,6 +36,8 @@ from transformer_kernels.bench import (
     Variant,
     usable_variants,
 )
+from transformer_kernels.bench.contenders import Contender
+from transformer_kernels.bench.trial import Trial, try_out
 from transformer_kernels.bench.workload import Workload
 
 pytestmark = pytest.mark.skipif(

@@ -6,9 +6,10 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cases.attention import case_id, mask_cases
-from benchmarks.runner.measure import CheckedCase, measure
+from benchmarks.runner.measure import measure
 from benchmarks.runner.record import Recorder
 from transformer_kernels.bench import Direction
+from transformer_kernels.bench.contenders import CheckedCase
 
 
 @pytest.mark.parametrize("checked", mask_cases(), ids=case_id, indirect=True)

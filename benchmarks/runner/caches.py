@@ -13,11 +13,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.runner.gpu_check import failure_reason
-from benchmarks.runner.measure import Contender
 from transformer_kernels import attention, attention_decode
 from transformer_kernels.bench import Attend, Case, Variant, prepare_work
+from transformer_kernels.bench.contenders import Contender
 from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.bench.trial import failure_reason
 from transformer_kernels.bench.variants import naive_attention
 
 PAGE_SIZES = (64, 16)

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from benchmarks.cases.gpu import grid_cases, masked_cases, name_of
-from benchmarks.runner.gpu_check import failure_reason
 from benchmarks.runner.record import ROOT
 from transformer_kernels.bench import VARIANTS, run_once
+from transformer_kernels.bench.trial import failure_reason
 
 COMPILED = ("triton", "flex")
 """Variants that are compiled for each case."""

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.gpu import LINEAR, LINEAR_SUMS, causal
-from benchmarks.runner.gpu_check import failure_reason
-from benchmarks.runner.measure import Contender
 from transformer_kernels import linear_attention
 from transformer_kernels.bench import (
     VARIANTS,
@@ -25,6 +23,8 @@ from transformer_kernels.bench import (
     prepare_work,
     run_once,
 )
+from transformer_kernels.bench.contenders import Contender
+from transformer_kernels.bench.trial import failure_reason
 
 CHECKED_TOKENS = 1024
 """Tokens that are checked; earlier results do not depend on later tokens."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
+
 from transformer_kernels.bench import Budget, Provenance, Row, append_rows, write_rows
-from transformer_kernels.bench.provenance import ROWS
+from transformer_kernels.bench.provenance import CPU, ROWS
+from transformer_kernels.bench.steadiness import Probe, Watch, measure_steadily
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / ROWS
@@ -30,8 +33,38 @@ class Recorder:
         self._folder = folder
         self._keep = keep
         self.rows: list[Row] = []
+        self._watches: dict[torch.device, Watch] = {}
         self.skipped: list[str] = []
         """cases and variants that were not measured, with reasons"""
+
+    def add_steady(
+        self, label: str, measure: Callable[[], list[Row]], device: torch.device = CPU
+    ) -> list[Row]:
+        """Measures and adds rows.
+
+        If rows are kept, the machine is watched: a measurement is repeated while another process
+        disturbs it, and left out after TRIES.
+
+        Args:
+            label: name of the measurement.
+            measure: measures once.
+            device: device of the tensors.
+
+        Returns:
+            The rows; none if they were left out.
+        """
+        if not self._keep:
+            rows = measure()
+        else:
+            watch = self._watches.setdefault(device, Watch(Probe(device)))
+            steady = measure_steadily([label], lambda _: measure(), watch)
+            rows = [row for _, result in steady.results for row in result]
+            self.skipped += [
+                f"{label}: the machine was {one.slower:.0%} slower than usual during the last try"
+                for one in steady.disturbed
+            ]
+        self.add(rows)
+        return rows
 
     def add(self, rows: Iterable[Row]) -> None:
         """Adds rows and writes them to the file of their suite."""

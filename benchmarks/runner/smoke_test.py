@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from benchmarks.cases.gpu import causal
-from benchmarks.runner.gpu_check import try_out
 from benchmarks.runner.record import ROOT
 from transformer_kernels.bench import VARIANTS
+from transformer_kernels.bench.trial import try_out
 
 SECONDS = 60.0
 """Time limit of all variants together, mostly compilation; a longer one is considered hanging."""

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pytest
 import torch
 from setuptools.errors import CompileError
 
@@ -33,7 +32,6 @@ from benchmarks.report.tune import (
     line,
 )
 from benchmarks.runner.gpu import impossible_reason
-from benchmarks.runner.gpu_check import Trial, try_out
 from benchmarks.runner.record import UNRECORDED, Recorder
 from building import edited
 from building.cuda_toolkit import NoCudaError
@@ -53,6 +51,7 @@ from transformer_kernels.bench import (
     make_row,
     prepare_work,
 )
+from transformer_kernels.bench.trial import DeviceLostError, Trial, try_out
 from transformer_kernels.bench.variants import ours
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.namespace import NAMESPACE
@@ -269,7 +268,7 @@ def main() -> int:
     results = compare(variants, lambda one: cases_for(one, args.S), budget, recorder, device)
     try:
         report(variants, results)
-    except pytest.exit.Exception as lost:
+    except DeviceLostError as lost:
         print(lost, file=sys.stderr)
         return 1
     finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.runner.measure import CheckedCase, Expected, check, measured_rows
 from transformer_kernels.bench import (
     Budget,
     Case,
@@ -31,6 +30,7 @@ from transformer_kernels.bench import (
     Row,
     usable_variants,
 )
+from transformer_kernels.bench.contenders import CheckedCase, Expected, check, measure_contenders
 
 ISA = "avx512"
 ENVIRONMENT = {
@@ -80,18 +80,13 @@ def rows_without_amx(
     `expected` is a file written by `saved`.
     """
     checked = _checked(case, expected)
-    return measured_rows(
+    measured = measure_contenders(
         checked.contenders(direction),
         provenance=provenance,
         suite="cpu",
         budget=budget,
-        repeat=_repeat,
     )
-
-
-def _repeat(round_: Callable[[], None], rounds: int) -> None:
-    for _ in range(rounds):
-        round_()
+    return [one.row for one in measured]
 
 
 def _checked(case: Case, expected: Path) -> CheckedCase:

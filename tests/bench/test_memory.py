@@ -6,6 +6,7 @@ import mmap
 import pytest
 import torch
 
+from transformer_kernels.bench import Case, memory
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.workload import Workload
 
@@ -89,3 +90,16 @@ def test_on_a_device_the_peak_of_the_allocator_counts(monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", reset)
     assert peak_extra_bytes(prepare, torch.device("cuda")) == 64
     assert log == ["set up", "work", "set up", "wait", "reset", "work", "wait"]
+
+
+@pytest.mark.parametrize(
+    ("available", "fits"), [(5 * 2**30, False), (6 * 2**30, True), (None, True)]
+)
+def test_naive_attention_larger_than_the_free_memory_has_a_reason(
+    available: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    reason = memory.too_large_reason(Case(name="causal", M=6144, N=6144))
+    assert (reason is None) == fits
+    if reason is not None:
+        assert "naive attention needs 5.6 GiB" in reason

@@ -10,19 +10,6 @@ def case(length: int) -> Case:
     return Case(name="causal", M=length, N=length)
 
 
-@pytest.mark.parametrize(
-    ("available", "fits"), [(5 * 2**30, False), (6 * 2**30, True), (None, True)]
-)
-def test_case_larger_than_the_free_memory_is_skipped(
-    available: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speed, "available_bytes", lambda: available)
-    reason = speed.too_large_reason(case(6144))
-    assert (reason is None) == fits
-    if reason is not None:
-        assert "naive attention needs 5.6 GiB" in reason
-
-
 def test_case_predicted_to_exceed_the_time_limit_is_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.cases.gpu import masked_cases
-from benchmarks.runner.gpu_check import try_out
 from transformer_kernels.bench import (
     VARIANTS,
     Case,
@@ -17,6 +16,7 @@ from transformer_kernels.bench import (
     clock_for,
     peak_extra_bytes,
 )
+from transformer_kernels.bench.trial import try_out
 from transformer_kernels.bench.workload import Workload
 from transformer_kernels.masks.mask import Mask
 

@@ -19,8 +19,12 @@ from pathlib import Path
 import torch
 
 from transformer_kernels.backends.native import extension
+from transformer_kernels.bench.cases import Case
 from transformer_kernels.bench.provenance import CPU
 from transformer_kernels.bench.workload import Prepare
+
+NAIVE_MATRICES = 5
+"""(M, N) score matrices that naive attention holds in a training step, with a margin"""
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -89,6 +93,16 @@ def available_bytes() -> int | None:
     except OSError:
         return None
     return _kibibytes(text, "MemAvailable") * 1024
+
+
+def too_large_reason(case: Case) -> str | None:
+    """Reason why naive attention exceeds the free memory of its device; None if it fits."""
+    needed = NAIVE_MATRICES * case.B * case.H_q * case.M * case.N * case.dtype.itemsize
+    on_cuda = case.device.type == "cuda"
+    available = torch.cuda.mem_get_info(case.device)[0] if on_cuda else available_bytes()
+    if available is None or needed < available:
+        return None
+    return f"naive attention needs {needed / 2**30:.1f} GiB, more than the free memory"
 
 
 def _reset_peak() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -124,24 +124,35 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 def read_rows(path: Path) -> list[Row]:
     """Reads a file written by `write_rows` or `append_rows`."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [_parse(record) for record in csv.DictReader(file)]
+        return [row_from(record) for record in csv.DictReader(file)]
 
 
-def _cells(row: Row) -> list[str]:
-    """Cells of a row; floats have four significant digits, the precision of the clock."""
-    cells = []
-    for value in vars(row).values():
+def row_values(row: Row) -> dict[str, str]:
+    """Returns the cells of a row by column; floats have four significant digits, the precision of
+    the clock."""
+    cells = {}
+    for name, value in vars(row).items():
         if isinstance(value, float):
-            cells.append(f"{value:.4g}")
+            cells[name] = f"{value:.4g}"
         else:
-            cells.append("" if value is None else str(value))
+            cells[name] = "" if value is None else str(value)
     return cells
 
 
-def _parse(record: dict[str, str]) -> Row:
+def _cells(row: Row) -> list[str]:
+    return list(row_values(row).values())
+
+
+def row_from(cells: Mapping[str, str]) -> Row:
+    """Returns the row of the cells by column.
+
+    Raises:
+        KeyError: a column is missing.
+        ValueError: a cell is not a number where the column needs one.
+    """
     values: dict[str, Any] = {}
     for name, kind in get_type_hints(Row).items():
-        text = record[name]
+        text = cells[name]
         if kind in (int, float):
             values[name] = kind(text)
         elif kind == float | None:

@@ -107,6 +107,10 @@ class Interleaver:
         """Returns the timings so far; needs at least one round."""
         return {name: _timing(laps) for name, laps in self._laps.items()}
 
+    def laps(self) -> dict[str, tuple[float, ...]]:
+        """Returns the times so far in milliseconds, a round after the other."""
+        return {name: tuple(1e3 * lap for lap in laps) for name, laps in self._laps.items()}
+
     def ratios(self, base: str) -> dict[str, Ratio]:
         """Time of the workload `base` over that of each workload, within the same round.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from transformer_kernels.backends import CudaBackend, TritonBackend
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
 from transformer_kernels.backends.native.cuda_support import runs_hopper
+from transformer_kernels.bench import peers
 from transformer_kernels.bench.cases import SEED, Attend, Case, check_no_options
 from transformer_kernels.bench.flex import flex
 from transformer_kernels.bench.provenance import CPU
@@ -192,6 +194,10 @@ VARIANTS = {
             )
         ),
         Variant("flex", "FlexAttention", flex, _cuda_reason, CUDA),
+        *(
+            Variant(name, name, attend_for, partial(peers.missing_reason, name), CUDA)
+            for name, attend_for in peers.PEERS.items()
+        ),
         Variant("cpu", "fused (cpu)", ours("cpu"), extension.unavailable_reason, is_peer=False),
         # Two kernel families of one backend; the GPU decides which of them runs.
         *(

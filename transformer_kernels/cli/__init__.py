@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from transformer_kernels.cli import (
+    bench,
     classify,
     demo,
     evaluate,
@@ -37,7 +38,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
-    *(info, demo),
+    *(info, demo, bench),
     *(train, evaluate, generate, classify, translate, lookup),
     *(tiles, tune),
 )

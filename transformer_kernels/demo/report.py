@@ -13,6 +13,7 @@ from torch import nn
 
 from transformer_kernels.backends.native import extension
 from transformer_kernels.bench import Provenance, Row, memory_can_be_measured, write_rows
+from transformer_kernels.bench.memory import too_large_reason
 from transformer_kernels.bench.pictures import plot_by_length
 from transformer_kernels.demo import speed
 from transformer_kernels.demo.learning import MeasuredRun, train_interleaved
@@ -70,7 +71,7 @@ def _show_speed(settings: DemoSettings, out: Path, console: Console) -> None:
         for rows, case in plan:
             name = f"{case.name}, {case.dtype_name}, length {case.N}"
             progress.update(task, now=name)
-            reason = speed.too_large_reason(case) or estimator.too_slow_reason(case)
+            reason = too_large_reason(case) or estimator.too_slow_reason(case)
             if reason is None:
                 with estimator.observe(case):
                     rows.extend(speed.measure(case, settings, provenance))

@@ -23,15 +23,11 @@ from transformer_kernels.bench import (
     run_once,
     usable_variants,
 )
-from transformer_kernels.bench.memory import available_bytes
 from transformer_kernels.demo.settings import DemoSettings
 from transformer_kernels.masks.mask import Mask
 
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 SUITE = "demo"
-
-_SCORE_MATRICES = 5
-"""(M, N) score matrices that naive attention holds in a training step, with a margin"""
 
 
 def length_cases(settings: DemoSettings) -> list[Case]:
@@ -56,15 +52,6 @@ def other_cases(settings: DemoSettings) -> list[Case]:
 def _case(settings: DemoSettings, name: str, length: int, **options: Any) -> Case:
     heads, width = settings.heads, settings.width
     return Case(name=name, H_q=heads, H_kv=heads, M=length, N=length, D=width, D_v=width, **options)
-
-
-def too_large_reason(case: Case) -> str | None:
-    """Reason why naive attention, the largest variant, exceeds the free memory; None if it fits."""
-    needed = _SCORE_MATRICES * case.B * case.H_q * case.M * case.N * case.dtype.itemsize
-    available = available_bytes()
-    if available is None or needed < available:
-        return None
-    return f"naive attention needs {needed / 2**30:.1f} GiB, more than the free memory"
 
 
 class TimeEstimator:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.runner import record
 from benchmarks.runner.record import Recorder, as_text, latest
 from tests.bench.example import PROVENANCE, row
-from transformer_kernels.bench import Budget, read_rows
+from transformer_kernels.bench import Budget, Row, read_rows
+from transformer_kernels.bench.steadiness import Speed
 
 
 @pytest.mark.parametrize(("keep", "after_two_runs"), [(True, 2), (False, 1)])
@@ -50,3 +52,51 @@ def test_text_has_a_title_per_case_and_a_line_per_row() -> None:
         "causal, float16, 4 x 4, D 64, bwd",
     ]
     assert sum("2.000 ms  (1.500 .. 2.500)" in line for line in lines) == 3
+
+
+def recorder_with(
+    speeds: list[float], folder: Path, monkeypatch: pytest.MonkeyPatch, *, keep: bool
+) -> Recorder:
+    """A recorder on a machine whose probes take these times, then 1."""
+    left = iter(speeds)
+    monkeypatch.setattr(record, "Probe", lambda _: lambda: Speed(next(left, 1.0), 1.0))
+    return Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "measurements"), [([], 1), ([1.0, 1.2], 2), ([1.0, 1.2, 1.0, 1.2], 3)]
+)
+def test_disturbed_measurements_are_repeated_before_they_are_recorded(
+    speeds: list[float], measurements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_with(speeds, tmp_path, monkeypatch, keep=True)
+    counts: list[int] = []
+
+    def measure() -> list[Row]:
+        counts.append(len(counts) + 1)
+        return [replace(row(), N=counts[-1])]
+
+    (one,) = recorder.add_steady("a case", measure)
+    assert one.N == measurements == len(counts)
+    assert recorder.rows == [one]
+    assert recorder.skipped == []
+
+
+def test_measurement_that_is_always_disturbed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's usual speed is that of the whole run."""
+    recorder = recorder_with([1.0] * 6 + [1.25] * 6, tmp_path, monkeypatch, keep=True)
+    for name in ("first", "second", "third"):
+        recorder.add_steady(name, lambda: [row()])
+    assert recorder.add_steady("fourth", lambda: [row()]) == []
+    assert len(recorder.rows) == 3
+    expected = "fourth: the machine was 25% slower than usual during the last try"
+    assert recorder.skipped == [expected]
+
+
+def test_rows_that_are_not_kept_are_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_with([1.0, 2.0, 3.0], tmp_path, monkeypatch, keep=False)
+    assert recorder.add_steady("a case", lambda: [row()]) == recorder.rows == [row()]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.runner.measure import Expected, check
 from benchmarks.runner.without_amx import ENVIRONMENT, process_without_amx, rows_without_amx, saved
 from tests.bench.example import PROVENANCE
 from tests.benchmarks.suite_run import run_suite
 from transformer_kernels import _C
 from transformer_kernels.bench import Budget, Case, Row, usable_variants
+from transformer_kernels.bench.contenders import Expected, check
 
 CASE = Case(name="full", H_q=2, H_kv=2, M=16, N=16, D=8, D_v=8, dtype=torch.bfloat16)
 

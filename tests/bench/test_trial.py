@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.runner.gpu_check import end_if_device_is_lost, failure_reason, try_out
 from transformer_kernels.bench import Attend, Case, Variant, usable_variants
+from transformer_kernels.bench.trial import DeviceLostError, check_device, failure_reason, try_out
 from transformer_kernels.masks.mask import Mask
 
 CASE = Case(
@@ -77,13 +78,13 @@ def test_a_failing_variant_of_ours_is_broken_and_others_are_measured(
     assert list(trial.broken) == ["wrong"]
 
 
-def test_a_lost_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def synchronize() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    with pytest.raises(pytest.exit.Exception, match=r"lost to this process: .* encountered$"):
-        end_if_device_is_lost()
+    with pytest.raises(DeviceLostError, match=r"lost to this process: .* encountered$"):
+        check_device()
 
 
 def test_a_reason_has_only_the_first_lines_that_matter() -> None:
@@ -101,3 +102,28 @@ def test_a_reason_has_only_the_first_lines_that_matter() -> None:
         == "No available kernel. Aborting execution.; It takes no attn_mask."
     )
     assert failure_reason(lambda: None) is None
+
+
+def test_heads_that_share_the_first_and_the_last_key_head_are_checked() -> None:
+    case = replace(CASE, H_q=6, H_kv=3)
+
+    def wrong_in(head: int) -> Variant:
+        def attend_for(case: Case) -> Attend:
+            (right,) = usable_variants(["sdpa"])
+            attend = right.attend_for(case)
+            error = torch.zeros(6, 1, 1)
+            error[head] = 0.5
+            return lambda q, k, v: attend(q, k, v) + error
+
+        return variant("wrong", attend_for, is_peer=True)
+
+    checked = [head for head in range(6) if try_out(case, [wrong_in(head)]).skipped]
+    assert checked == [0, 1, 4, 5]
+    (outputs,) = try_out(case, usable_variants(["cpu"])).checked.outputs.values()
+    assert (outputs.dq.shape[1], outputs.dk.shape[1]) == (4, 2)
+
+
+def test_single_key_head_is_checked_once() -> None:
+    case = replace(CASE, H_q=2, H_kv=1)
+    (outputs,) = try_out(case, usable_variants(["sdpa"])).checked.outputs.values()
+    assert (outputs.dq.shape[1], outputs.dk.shape[1]) == (2, 1)

@@ -1,4 +1,4 @@
-"""Correctness check of the variants of a GPU case, with the reasons of those not measured."""
+"""Trial of a case: every variant runs once, and those that fail or are wrong are excluded."""
 
 from __future__ import annotations
 
@@ -7,27 +7,21 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import pytest
 import torch
+from torch import Tensor
 
-from benchmarks.runner.measure import CheckedCase, Expected, assert_correct
-from transformer_kernels.bench import (
-    VARIANTS,
-    Attend,
-    Case,
-    Inputs,
-    Outputs,
-    Variant,
-    exact_outputs,
-    run_once,
-)
-
-CHECKED_HEADS = (0, -1)
-"""Heads that are checked. All have the same mask; float64 scores of all would not fit in memory."""
+from transformer_kernels.bench.accuracy import Outputs, exact_outputs, run_once
+from transformer_kernels.bench.cases import Attend, Case, Inputs
+from transformer_kernels.bench.contenders import CheckedCase, Expected, assert_correct
+from transformer_kernels.bench.variants import VARIANTS, Variant
 
 FAILURES = (RuntimeError, ValueError, AssertionError)
 """Exceptions that exclude a variant: torch's errors, such as out of memory; ValueError for options
 and masks that it is not measured with; AssertionError for an error beyond the tolerance."""
+
+
+class DeviceLostError(Exception):
+    """A kernel fault: every later CUDA call of the process fails."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +38,18 @@ class Trial:
 
 
 def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
-    """Runs every variant once on all heads, and compares CHECKED_HEADS with float64.
+    """Runs every variant once on all heads, and compares the first and the last with float64.
 
-    A variant that fails is not measured; the others still are.
+    All heads have the same mask, and float64 scores of all of them may not fit in memory. With
+    grouped queries, the heads that share the first and the last key head are compared. A variant
+    that fails is not measured; the others still are.
+
+    Raises:
+        DeviceLostError: a variant has caused a fault of the CUDA device.
     """
     inputs = case.inputs()
-    part = replace(case, H_q=len(CHECKED_HEADS), H_kv=len(CHECKED_HEADS))
-    part_inputs = Inputs(*map(_checked_heads, inputs))
+    heads = _CheckedHeads(case)
+    part, part_inputs = heads.case(), heads.inputs(inputs)
     naive = run_once(VARIANTS["naive"].attend_for(part), part_inputs)
     expected = Expected(exact_outputs(part, part_inputs), naive)
     attends: dict[str, Attend] = {}
@@ -62,7 +61,7 @@ def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
 
         def attempt(variant: Variant = variant) -> None:
             attend = variant.attend_for(case)
-            got = Outputs(*map(_checked_heads, run_once(attend, inputs)[:4]))
+            got = heads.outputs(run_once(attend, inputs))
             assert_correct(variant.name, case, got, expected)
             attends[variant.name], outputs[variant.name] = attend, got
 
@@ -74,13 +73,41 @@ def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
     return Trial(CheckedCase(case, inputs, attends, outputs, expected), skipped, broken, seconds)
 
 
-def _checked_heads(x: torch.Tensor | None) -> torch.Tensor:
-    assert x is not None
-    return x[:, list(CHECKED_HEADS)]
+class _CheckedHeads:
+    """The first and the last key head of a case, and the query heads that share them."""
+
+    def __init__(self, case: Case) -> None:
+        group = case.H_q // case.H_kv
+        self._case = case
+        self._keys = sorted({0, case.H_kv - 1})
+        self._queries = [h * group + i for h in self._keys for i in range(group)]
+
+    def case(self) -> Case:
+        return replace(self._case, H_q=len(self._queries), H_kv=len(self._keys))
+
+    def inputs(self, x: Inputs) -> Inputs:
+        q, k, v, do = x
+        return Inputs(self._of_queries(q), self._of_keys(k), self._of_keys(v), self._of_queries(do))
+
+    def outputs(self, x: Outputs) -> Outputs:
+        o, dq, dk, dv, _ = x
+        return Outputs(
+            self._of_queries(o), self._of_queries(dq), self._of_keys(dk), self._of_keys(dv)
+        )
+
+    def _of_queries(self, x: Tensor) -> Tensor:
+        return x[:, self._queries]
+
+    def _of_keys(self, x: Tensor) -> Tensor:
+        return x[:, self._keys]
 
 
 def failure_reason(attempt: Callable[[], None]) -> str | None:
-    """Returns the first line of the exception and of torch's warnings, or None if it succeeds."""
+    """Returns the first line of the exception and of torch's warnings, or None if it succeeds.
+
+    Raises:
+        DeviceLostError: the attempt has caused a fault of the CUDA device.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -90,17 +117,19 @@ def failure_reason(attempt: Callable[[], None]) -> str | None:
         else:
             return None
     if torch.cuda.is_available():
-        end_if_device_is_lost()
+        check_device()
         torch.cuda.empty_cache()  # after an out-of-memory error the cache is fragmented
     return "; ".join(dict.fromkeys(filter(None, map(_first_line, messages))))
 
 
-def end_if_device_is_lost() -> None:
-    """Ends the run after a kernel fault, since every later CUDA call of the process fails."""
+def check_device() -> None:
+    """Raises DeviceLostError after a kernel fault."""
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        pytest.exit(f"the device is lost to this process: {_first_line(str(error))}", returncode=3)
+        raise DeviceLostError(
+            f"the device is lost to this process: {_first_line(str(error))}"
+        ) from error
 
 
 def _first_line(text: str) -> str:

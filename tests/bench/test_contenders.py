@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.runner.measure import Contender, Expected, check, measured_rows
 from tests.bench.example import PROVENANCE
 from transformer_kernels.bench import Budget, Case, Variant, usable_variants
+from transformer_kernels.bench.contenders import Contender, Expected, check, measure_contenders
 from transformer_kernels.masks.mask import Mask
 
 CASE = Case(name="causal", H_q=2, H_kv=2, M=16, N=16, D=8, D_v=8, mask=Mask.causal())
@@ -75,7 +75,7 @@ def test_contenders_are_interleaved_and_each_has_its_row() -> None:
         for _ in range(rounds):
             round_()
 
-    rows = measured_rows(
+    measured = measure_contenders(
         [contender("cpu"), contender("one", threads=1), contender("naive", most_rounds=1)],
         provenance=PROVENANCE,
         suite="cpu",
@@ -83,6 +83,8 @@ def test_contenders_are_interleaved_and_each_has_its_row() -> None:
         repeat=repeat,
     )
     assert calls == ["cpu", "one", "naive", "one", "cpu"]
+    assert [len(one.laps) for one in measured] == [2, 2, 1]
+    rows = [one.row for one in measured]
     assert [(row.variant, row.threads, row.error, row.suite) for row in rows] == [
         ("cpu", 2, 0.5, "cpu"),
         ("one", 1, 0.5, "cpu"),

@@ -1,0 +1,58 @@
+"""A comparison for tests, with given times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from tests.bench.example import PROVENANCE, row
+from transformer_kernels.bench import Direction
+from transformer_kernels.bench.comparison.masks import MaskOption
+from transformer_kernels.bench.comparison.run import Call, CallResult, Comparison
+from transformer_kernels.bench.comparison.shapes import Shape
+from transformer_kernels.bench.contenders import Measured
+from transformer_kernels.bench.limits import Limits
+from transformer_kernels.bench.steadiness import Disturbed, Steady
+
+CALL = Call(
+    name="llama, prefill",
+    shape=Shape.parse("1,8,8,4,4,64"),
+    mask=MaskOption.parse("causal"),
+    dtype=torch.float16,
+    device=torch.device("cpu"),
+    directions=("fwd", "fwd+bwd"),
+)
+DISTURBED = replace(CALL, name="disturbed", mask=MaskOption.parse("window:2"))
+
+
+def measured(
+    variant: str, milliseconds: float, direction: Direction = "fwd", rounds: int = 9
+) -> Measured:
+    """Rounds around a median, 1% apart."""
+    laps = tuple(milliseconds * (1 + 0.01 * (n - rounds // 2)) for n in range(rounds))
+    one = replace(
+        row(), suite="bench", variant=variant, direction=direction, median_ms=milliseconds,
+        p20_ms=0.9 * milliseconds, p80_ms=1.2 * milliseconds, tflops=round(1.0 / milliseconds, 4),
+        gbytes_s=1.0,
+    )  # fmt: skip
+    return Measured(one, laps)
+
+
+def comparison(
+    times: Mapping[str, float], *, skipped: Mapping[str, str] | None = None
+) -> Comparison:
+    """Forward and both passes of a call in the given milliseconds; another one was disturbed."""
+    directions: dict[Direction, float] = {"fwd": 1.0, "fwd+bwd": 3.0}
+    found = [
+        measured(variant, ms * factor, direction)
+        for direction, factor in directions.items()
+        for variant, ms in times.items()
+    ]
+    result = CallResult(found, dict(skipped or {}), {}, 2)
+    return Comparison(
+        PROVENANCE,
+        Steady([(CALL, result)], [Disturbed(DISTURBED, CallResult([], {}, {}, 4), 0.125)]),
+        {"float16": Limits(tflops=2.0, gbytes_s=100.0)},
+    )

@@ -1,0 +1,1 @@
+"""Comparison of implementations on a user's own calls: the command `bench`."""

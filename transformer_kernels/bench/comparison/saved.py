@@ -1,0 +1,126 @@
+"""Saved runs, and what became slower or faster from one to the other.
+
+The machine's speed differs between two runs. Where both have torch's SDPA on a call, the times of
+every other variant are divided by SDPA's in the same round; otherwise times are compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.bench.contenders import Measured
+from transformer_kernels.bench.rows import Row, row_from, row_values
+
+FORMAT = "transformer_kernels.bench 1"
+CONTROL = "sdpa"
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+LEAST = 0.02
+"""Changes of less than 2% are not reported, however certain."""
+
+_IDENTITY = (
+    *("case", "dtype", "B", "H_q", "H_kv", "M", "N", "D", "D_v"),
+    *("mask", "direction", "variant", "threads", "device"),
+)
+_Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Ratio of the times of one variant, later over earlier."""
+
+    row: Row
+    ratio: float
+    low: float
+    high: float
+    """bounds of the confidence interval"""
+    by_control: bool
+    """True if times are relative to torch's SDPA"""
+
+    @property
+    def verdict(self) -> str:
+        """Returns "slower" or "faster" if the whole interval is beyond LEAST, else "same"."""
+        if self.low > 1.0 + LEAST:
+            return "slower"
+        return "faster" if self.high < 1.0 / (1.0 + LEAST) else "same"
+
+
+def save(path: Path, measured: list[Measured]) -> None:
+    """Writes a run, with the time of every round, as JSON.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    rows = [{"row": row_values(one.row), "laps": one.laps} for one in measured]
+    path.write_text(json.dumps({"format": FORMAT, "measured": rows}, indent=1), encoding="utf-8")
+
+
+def load(path: Path) -> list[Measured]:
+    """Reads a run.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a saved run.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}")
+        return [_measured(one) for one in content["measured"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a run saved by `bench --save`: {error}") from None
+
+
+def _measured(one: Mapping[str, Any]) -> Measured:
+    laps = tuple(map(float, one["laps"]))
+    if not laps:
+        raise ValueError("a measurement without rounds")
+    return Measured(row_from(one["row"]), laps)
+
+
+def changes(before: list[Measured], after: list[Measured]) -> list[Change]:
+    """Compares the measurements that both runs have; the largest slow-down comes first."""
+    return sorted(_changes(before, after), key=lambda change: change.ratio, reverse=True)
+
+
+def _changes(before: list[Measured], after: list[Measured]) -> Iterator[Change]:
+    earlier, later = ({_key(one.row): one for one in run} for run in (before, after))
+    generator = torch.Generator().manual_seed(0)
+    for key in later.keys() & earlier.keys():
+        row = later[key].row
+        control = _key(row, variant=CONTROL)
+        by_control = row.variant != CONTROL and control in earlier and control in later
+        samples = []
+        for run in (earlier, later):
+            times = torch.tensor(run[key].laps, dtype=torch.float64)
+            if by_control:
+                own = torch.tensor(run[control].laps, dtype=torch.float64)
+                rounds = min(len(times), len(own))
+                times = times[:rounds] / own[:rounds]
+            samples.append(times)
+        ratio, low, high = _ratio_of_medians(samples[1], samples[0], generator)
+        yield Change(row, ratio, low, high, by_control)
+
+
+def _key(row: Row, **other: object) -> _Key:
+    return tuple(other.get(name, getattr(row, name)) for name in _IDENTITY)
+
+
+def _ratio_of_medians(
+    over: Tensor, under: Tensor, generator: torch.Generator
+) -> tuple[float, float, float]:
+    """Ratio of the medians, and its percentile bootstrap interval (Efron 1979)."""
+    resampled = []
+    for x in (over, under):
+        index = torch.randint(len(x), (RESAMPLES, len(x)), generator=generator)
+        resampled.append(x[index].quantile(0.5, dim=1))
+    tails = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
+    low, high = (resampled[0] / resampled[1]).quantile(tails).tolist()
+    return float(over.quantile(0.5) / under.quantile(0.5)), low, high

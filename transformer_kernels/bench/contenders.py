@@ -1,0 +1,162 @@
+"""Contenders: checked variants of a case, and their measurement.
+
+A case is checked first; then peak memory is measured, then time, interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from transformer_kernels.bench.accuracy import Outputs, exact_outputs, run_once
+from transformer_kernels.bench.cases import Attend, Case, Direction, Inputs
+from transformer_kernels.bench.clocks import clock_for
+from transformer_kernels.bench.memory import peak_extra_bytes
+from transformer_kernels.bench.provenance import Provenance
+from transformer_kernels.bench.rows import Row, make_row
+from transformer_kernels.bench.timer import Budget, Interleaver, Timing
+from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.bench.variants import Variant
+from transformer_kernels.bench.workload import Prepare, prepare_work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A workload to time together with others, and the remaining columns of its row."""
+
+    case: Case
+    direction: Direction
+    variant: str
+    prepare: Prepare
+    error: float
+    threads: int | None = None
+    """number of threads; None: that of the run"""
+    most_rounds: int | None = None
+    """limit on the rounds of a slow workload; None: all rounds"""
+
+    @property
+    def label(self) -> str:
+        """Name that is unique among the workloads timed together."""
+        threads = "" if self.threads is None else f", {self.threads} threads"
+        return f"{self.case.name}, {self.variant}{threads}"
+
+    def row(self, provenance: Provenance, suite: str, timing: Timing, peak: int | None) -> Row:
+        """Returns the CSV row; `peak` is in bytes."""
+        return make_row(
+            replace(provenance, threads=self.threads or provenance.threads),
+            suite=suite,
+            case=self.case,
+            direction=self.direction,
+            variant=self.variant,
+            timing=timing,
+            peak_bytes=peak,
+            error=self.error,
+        )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Outputs in float64, and those of naive attention in the case's dtype."""
+
+    exact: Outputs
+    naive: Outputs
+
+
+@dataclass(frozen=True)
+class CheckedCase:
+    """A case whose variants have all passed the tolerance rule."""
+
+    case: Case
+    inputs: Inputs
+    attends: dict[str, Attend]
+    outputs: dict[str, Outputs]
+    expected: Expected
+
+    def contenders(
+        self, direction: Direction, variants: Iterable[str] | None = None
+    ) -> list[Contender]:
+        """Returns one contender for each of the variants; all by default."""
+        return [
+            Contender(
+                case=self.case,
+                direction=direction,
+                variant=name,
+                prepare=prepare_work(self.attends[name], self.inputs, direction, self.case.learned),
+                error=self.outputs[name].error(self.expected.exact, direction),
+            )
+            for name in (self.attends if variants is None else variants)
+        ]
+
+
+def check(case: Case, variants: list[Variant], expected: Expected | None = None) -> CheckedCase:
+    """Runs every variant once and checks its outputs.
+
+    Args:
+        case: the case.
+        variants: variants to run; they include "naive" unless `expected` is given.
+        expected: outputs to compare with, computed here by default.
+
+    Raises:
+        AssertionError: an error exceeds the tolerance rule.
+    """
+    inputs = case.inputs()
+    attends = {variant.name: variant.attend_for(case) for variant in variants}
+    outputs = {name: run_once(attend, inputs, case.learned) for name, attend in attends.items()}
+    if expected is None:
+        expected = Expected(exact_outputs(case, inputs), outputs["naive"])
+    for name, got in outputs.items():
+        assert_correct(name, case, got, expected)
+    return CheckedCase(case, inputs, attends, outputs, expected)
+
+
+def assert_correct(variant: str, case: Case, got: Outputs, expected: Expected) -> None:
+    """Raises AssertionError if an output exceeds the tolerance rule."""
+    exact, naive = expected.exact.tensors(), expected.naive.tensors()
+    for tensor, value in got.tensors().items():
+        assert_within_rule(f"{variant}, {case.name}: {tensor}", value, exact[tensor], naive[tensor])
+
+
+Repeat = Callable[[Callable[[], None], int], object]
+"""Calls the first argument as many times as the second specifies."""
+
+
+def call_repeatedly(round_: Callable[[], None], rounds: int) -> None:
+    for _ in range(rounds):
+        round_()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row and the times behind it."""
+
+    row: Row
+    laps: tuple[float, ...]
+    """time of each round in milliseconds; contenders that share a case share their rounds"""
+
+
+def measure_contenders(
+    contenders: Sequence[Contender],
+    *,
+    provenance: Provenance,
+    suite: str,
+    budget: Budget,
+    repeat: Repeat = call_repeatedly,
+) -> list[Measured]:
+    """Measures peak memory and time of the contenders, which share one device.
+
+    `repeat` runs the rounds; each round runs every contender once. Returns one item per contender.
+    """
+    by_label = {contender.label: contender for contender in contenders}
+    (device,) = {c.case.device for c in contenders}
+    peaks = {label: peak_extra_bytes(c.prepare, device) for label, c in by_label.items()}
+    timer = Interleaver(
+        {label: c.prepare for label, c in by_label.items()},
+        {label: c.most_rounds for label, c in by_label.items() if c.most_rounds is not None},
+        clock_for(device),
+    )
+    repeat(timer.round, budget.rounds(timer.warm_up()))
+    timings, laps = timer.timings(), timer.laps()
+    return [
+        Measured(c.row(provenance, suite, timings[label], peaks[label]), laps[label])
+        for label, c in by_label.items()
+    ]
