@@ -169,6 +169,7 @@ def _measure_and_report(args: argparse.Namespace, *earlier: list[Measured]) -> i
 
 
 def _measure(args: argparse.Namespace, console: Console) -> Comparison:
+    from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from transformer_kernels.bench import Budget
@@ -184,7 +185,7 @@ def _measure(args: argparse.Namespace, console: Console) -> Comparison:
         task = progress.add_task("limits of the machine", total=len(calls) + 1)
 
         def on_call(call: Call) -> None:
-            progress.update(task, description=str(call), advance=1)
+            progress.update(task, description=escape(str(call)), advance=1)
 
         with as_user_error(DeviceLostError):
             return compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_table_fits_a_terminal_and_has_every_figure() -> None:
     assert "Slower than a peer:" in text
     assert "Not measured:" in text
     assert "Disturbed:" in text
+
+
+def test_brackets_in_names_of_files_are_no_markup() -> None:
+    found = comparison(TIMES)
+    ((call, result),) = found.calls.results
+    named = replace(call, mask=replace(call.mask, text="padding:[red]lengths.txt"))
+    calls = replace(found.calls, results=[(named, result)])
+    console = Console(width=200, record=True, highlight=False)
+    print_results(replace(found, calls=calls), console)
+    assert "padding:[red]lengths.txt, float16, forward" in console.export_text()
 
 
 @pytest.mark.parametrize(

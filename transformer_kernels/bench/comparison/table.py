@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from transformer_kernels.bench.comparison.lines import (
@@ -52,10 +53,7 @@ def print_results(comparison: Comparison, console: Console) -> None:
 def print_changes(before: list[Measured], after: list[Measured], console: Console) -> None:
     """Prints what became slower or faster, with the confidence interval of each ratio."""
     found = changes(before, after)
-    table = Table(
-        title="\nTimes, later over earlier", title_justify="left", box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )  # fmt: skip
+    table = _empty_table("\nTimes, later over earlier")
     for header in ("call", "", "ratio", f"{CONFIDENCE:.0%} interval", ""):
         table.add_column(header, justify="right" if "r" in header else "left")
     for change in found:
@@ -63,7 +61,7 @@ def print_changes(before: list[Measured], after: list[Measured], console: Consol
             row = change.row
             call = f"{row.B},{row.H_q},{row.H_kv},{row.M},{row.N},{row.D} {row.mask} {row.dtype}"
             table.add_row(
-                f"{call}, {PASSES[row.direction]}",
+                escape(f"{call}, {PASSES[row.direction]}"),
                 VARIANTS[row.variant].label,
                 f"{change.ratio:.3f}",
                 f"{change.low:.3f} to {change.high:.3f}",
@@ -78,14 +76,20 @@ def print_changes(before: list[Measured], after: list[Measured], console: Consol
 
 
 def _table(block: Block) -> Table:
-    table = Table(
-        title=block.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = _empty_table(block.title)
     for header in ("", "ms", "", "x naive", "x SDPA", "MiB", "limit", "error"):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
     for line in block.lines:
         table.add_row(*_cells(line), style=None if line.variant.is_peer else "bold")
     return table
+
+
+def _empty_table(title: str) -> Table:
+    """A table without columns. Names of files in a title may have brackets, which rich would read
+    as markup."""
+    return Table(
+        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
 
 
 def _cells(line: Line) -> tuple[str, ...]:
