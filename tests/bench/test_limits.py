@@ -17,7 +17,6 @@ CALL = replace(
 
 def test_larger_of_both_limits_counts() -> None:
     assert LIMITS.share(CALL) == pytest.approx(0.5)
-    assert LIMITS.milliseconds(CALL) == pytest.approx(5.0)
     assert LIMITS.binding(CALL) == "products"
     reading = replace(CALL, gbytes_s=90.0)
     assert LIMITS.share(reading) == pytest.approx(0.9)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from transformer_kernels import cli
-from transformer_kernels.bench import read_rows
+from transformer_kernels.bench import VARIANTS, Attend, Case, read_rows
 
 SMALL = ["--shape", "1,2,1,8,8,16", "--seconds", "0.01", "--tolerance", "inf"]
 
@@ -91,6 +92,18 @@ def test_disturbed_calls_are_shown_and_named(
     printed = capsys.readouterr().out
     assert "slower than usual" in printed.partition("Disturbed:")[2]
     assert len(read_rows(tmp_path / "rows.csv")) == 6
+
+
+def test_failure_of_ours_is_an_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(case: Case) -> Attend:
+        right = VARIANTS["sdpa"].attend_for(case)
+        return lambda q, k, v: right(q, k, v) + 0.5
+
+    monkeypatch.setitem(VARIANTS, "cpu", replace(VARIANTS["cpu"], attend_for=wrong))
+    assert bench(tmp_path) == 1
+    assert "fused (cpu) FAILED: cpu, : o (torch.float32): error 0.5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

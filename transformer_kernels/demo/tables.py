@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rich import box
 from rich.table import Table
 
 from transformer_kernels.bench import VARIANTS, Row
+from transformer_kernels.bench.tables import UNKNOWN, empty_table, milliseconds
 from transformer_kernels.demo.learning import MeasuredRun
-
-UNKNOWN = "–"
 
 
 def speed_table(title: str, header: str, rows: Sequence[Row], label: Callable[[Row], str]) -> Table:
@@ -26,7 +24,7 @@ def speed_table(title: str, header: str, rows: Sequence[Row], label: Callable[[R
         label: returns the case name of a row, shown in the first column.
     """
     headers = (header, "variant", "fwd ms", "both ms", "x naive", "x SDPA", "MiB", "error")
-    table = _table(title, headers, text=("variant", header))
+    table = empty_table(title, headers, text=("variant", header))
     found = {(label(row), row.variant, row.direction): row for row in rows}
     for name in dict.fromkeys(map(label, rows)):
         naive, sdpa = (found[name, peer, "fwd+bwd"] for peer in ("naive", "sdpa"))
@@ -49,15 +47,10 @@ def speed_table(title: str, header: str, rows: Sequence[Row], label: Callable[[R
     return table
 
 
-def milliseconds(value: float) -> str:
-    """Formats with three significant digits and no exponent."""
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
 def learning_table(runs: Mapping[str, MeasuredRun], title: str) -> Table:
     """Table of the training runs, one line each."""
     headers = ("attention", "steps", "seconds", "ms/step", "MiB/step", "bits/byte, held out")
-    table = _table(title, headers, text=("attention",))
+    table = empty_table(title, headers, text=("attention",))
     for name, run in runs.items():
         result = run.result
         table.add_row(
@@ -68,12 +61,4 @@ def learning_table(runs: Mapping[str, MeasuredRun], title: str) -> Table:
             UNKNOWN if run.peak_bytes is None else f"{run.peak_bytes / 2**20:.0f}",
             UNKNOWN if result.score is None else f"{result.score:.3f}",
         )
-    return table
-
-
-def _table(title: str, headers: Sequence[str], *, text: Sequence[str]) -> Table:
-    """Empty table; columns named in `text` are left-aligned, the others right-aligned."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in headers:
-        table.add_column(header, justify="left" if header in text else "right", no_wrap=True)
     return table

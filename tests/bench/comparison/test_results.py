@@ -12,7 +12,8 @@ from rich.console import Console
 from tests.bench.comparison.example import CALL, comparison
 from transformer_kernels.bench.comparison.lines import blocks, disturbances, losses, omissions
 from transformer_kernels.bench.comparison.page import charts, write_page
-from transformer_kernels.bench.comparison.table import factor, milliseconds, print_results
+from transformer_kernels.bench.comparison.table import factor, print_results
+from transformer_kernels.bench.tables import milliseconds
 
 TIMES = {"naive": 8.0, "sdpa": 2.0, "cpu": 1.0}
 LOST = {"naive": 8.0, "sdpa": 1.0, "cpu": 1.25}
@@ -85,7 +86,7 @@ def test_three_digits(value: float, text: str) -> None:
 
 def test_factors() -> None:
     assert [factor(x) for x in (None, 0.123, 9.876, 23.45, 123.4)] == [
-        "-", "0.12", "9.88", "23.4", "123",
+        "–", "0.12", "9.88", "23.4", "123",
     ]  # fmt: skip
 
 

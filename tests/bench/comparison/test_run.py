@@ -133,11 +133,3 @@ def test_disturbed_calls_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert [call for call, _ in found.calls.results] == [SMALL, half]
     assert len(found.measured) == 4
     assert found.limits == {"float32": Limits(4, 1.0), "bfloat16": Limits(2, 1.0)}
-
-
-def test_masks_are_checked_before_any_measurement() -> None:
-    wrong = replace(SMALL, mask=MaskOption.parse("padding:3"))
-    log: list[Call] = []
-    with pytest.raises(ValueError, match="padding needs 2 lengths"):
-        compare([SMALL, wrong], [], budget=SHORT, tolerance=0.05, on_call=log.append)
-    assert log == []

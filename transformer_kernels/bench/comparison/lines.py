@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from transformer_kernels.bench.cases import Direction
 from transformer_kernels.bench.comparison.run import Call, CallResult, Comparison
 from transformer_kernels.bench.limits import Limits
+from transformer_kernels.bench.pictures import TITLES
 from transformer_kernels.bench.rows import Row
 from transformer_kernels.bench.variants import VARIANTS, Variant
-
-PASSES: dict[Direction, str] = {
-    "fwd": "forward",
-    "bwd": "backward",
-    "fwd+bwd": "forward + backward",
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Block:
     @property
     def title(self) -> str:
         name = f"{self.call.name}: " if self.call.name else ""
-        return f"{name}{self.call}, {PASSES[self.direction]}"
+        return f"{name}{self.call}, {TITLES[self.direction]}"
 
     @property
     def loss(self) -> float | None:

@@ -16,8 +16,9 @@ from transformer_kernels.bench.comparison.lines import (
     omissions,
 )
 from transformer_kernels.bench.comparison.run import Comparison
-from transformer_kernels.bench.comparison.table import factor, milliseconds
+from transformer_kernels.bench.comparison.table import factor
 from transformer_kernels.bench.pictures import COLOURS
+from transformer_kernels.bench.tables import milliseconds
 
 TEMPLATE = "page.html.jinja"
 _EXACT = 1e-17

@@ -34,6 +34,10 @@ SLOW_SCORES = 2**22
 times slower than the others."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """A call to measure."""
@@ -46,8 +50,7 @@ class Call:
     directions: tuple[Direction, ...]
 
     def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.shape}, {self.mask.text}, {dtype}"
+        return f"{self.shape}, {self.mask.text}, {dtype_name(self.dtype)}"
 
     def case(self) -> Case:
         """Raises ValueError if the mask does not fit the shape."""
@@ -111,7 +114,7 @@ def compare(
     """Measures all variants on all calls, which share one device.
 
     Args:
-        calls: what to measure.
+        calls: what to measure; `Call.case` has shown that the masks fit.
         variants: implementations.
         budget: time for each call and direction, for all variants together.
         tolerance: how much slower than usual the machine may be during a measurement, as a
@@ -119,12 +122,9 @@ def compare(
         on_call: called before each measurement.
 
     Raises:
-        ValueError: a mask does not fit its shape.
         DeviceLostError: a variant has caused a fault of the CUDA device.
     """
     (device,) = {call.device for call in calls}
-    for call in calls:
-        call.case()
     provenance = Provenance.now().on(device)
     watch = Watch(Probe(device))
 
@@ -133,7 +133,7 @@ def compare(
         return measure_call(call, variants, budget, provenance)
 
     limits = {
-        str(dtype).removeprefix("torch."): measure_limits(dtype, device)
+        dtype_name(dtype): measure_limits(dtype, device)
         for dtype in dict.fromkeys(call.dtype for call in calls)
     }
     return Comparison(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from transformer_kernels.bench.comparison.lines import (
-    PASSES,
     Block,
     Line,
     blocks,
@@ -19,9 +17,9 @@ from transformer_kernels.bench.comparison.lines import (
 from transformer_kernels.bench.comparison.run import Comparison
 from transformer_kernels.bench.comparison.saved import CONFIDENCE, changes
 from transformer_kernels.bench.contenders import Measured
+from transformer_kernels.bench.pictures import TITLES
+from transformer_kernels.bench.tables import UNKNOWN, empty_table, milliseconds
 from transformer_kernels.bench.variants import VARIANTS
-
-UNKNOWN = "-"
 
 LEGEND = (
     "ms: median of interleaved runs; half the distance of the quantiles 20% and 80%.\n"
@@ -53,15 +51,16 @@ def print_results(comparison: Comparison, console: Console) -> None:
 def print_changes(before: list[Measured], after: list[Measured], console: Console) -> None:
     """Prints what became slower or faster, with the confidence interval of each ratio."""
     found = changes(before, after)
-    table = _empty_table("\nTimes, later over earlier")
-    for header in ("call", "", "ratio", f"{CONFIDENCE:.0%} interval", ""):
-        table.add_column(header, justify="right" if "r" in header else "left")
+    headers = ("call", "", "ratio", f"{CONFIDENCE:.0%} interval", "change")
+    table = empty_table(
+        "\nTimes, later over earlier", headers, text=("call", "", "change"), wrapped=("call",)
+    )
     for change in found:
         if change.verdict != "same":
             row = change.row
             call = f"{row.B},{row.H_q},{row.H_kv},{row.M},{row.N},{row.D} {row.mask} {row.dtype}"
             table.add_row(
-                escape(f"{call}, {PASSES[row.direction]}"),
+                escape(f"{call}, {TITLES[row.direction]}"),
                 VARIANTS[row.variant].label,
                 f"{change.ratio:.3f}",
                 f"{change.low:.3f} to {change.high:.3f}",
@@ -76,20 +75,11 @@ def print_changes(before: list[Measured], after: list[Measured], console: Consol
 
 
 def _table(block: Block) -> Table:
-    table = _empty_table(block.title)
-    for header in ("", "ms", "", "x naive", "x SDPA", "MiB", "limit", "error"):
-        table.add_column(header, justify="right" if header else "left", no_wrap=True)
+    headers = ("", "ms", "", "x naive", "x SDPA", "MiB", "limit", "error")
+    table = empty_table(block.title, headers, text=("",))
     for line in block.lines:
         table.add_row(*_cells(line), style=None if line.variant.is_peer else "bold")
     return table
-
-
-def _empty_table(title: str) -> Table:
-    """A table without columns. Names of files in a title may have brackets, which rich would read
-    as markup."""
-    return Table(
-        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -104,11 +94,6 @@ def _cells(line: Line) -> tuple[str, ...]:
         f"{line.share:.0%} {line.binding[0].upper()}",
         f"{row.error:.0e}",
     )
-
-
-def milliseconds(value: float) -> str:
-    """Formats with three significant digits and no exponent."""
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def factor(value: float | None) -> str:
