@@ -25,7 +25,7 @@ PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s 
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-rest fuzz oldest hub test-hub bench gpu gpu-grid gpu-tune \
-  lint build extension clean
+  lint build extension wheel test-wheel clean
 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
@@ -38,6 +38,10 @@ help:
 	@echo "make gpu-grid  on a CUDA device: the benchmark suite gpu to its end, recorded"
 	@echo "make gpu-tune  on a CUDA device: variants of the kernels against the present ones, in turns;"
 	@echo "               ONLY=NAMES, OUT=DIR"
+	@echo "make wheel     wheels for python3.11 to 3.14, as far as they are on PATH, and the source"
+	@echo "               archive, in dist; PYTHONS=PROGRAMS for others"
+	@echo "make test-wheel  the tests of \`make test\` with the wheel for $(PYTHON), in a fresh"
+	@echo "               environment; TORCH=2.11.0 with that torch instead of the newest"
 	@echo "make lint      ruff, mypy, clang-format and lengths of functions"
 	@echo "make build     the environment and the compiled extension"
 	@echo "make clean     remove what was built; $(VENV) stays"
@@ -93,6 +97,16 @@ gpu-grid: $(call packages,test) build
 # See docs/hopper.md, section 8.
 gpu-tune: $(call packages,test) build
 	@$(RUN) -m benchmarks.runner.tune $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out "$(OUT)")
+
+# One wheel for each Python. CUDA kernels as TORCH_CUDA_ARCH_LIST says: docs/install.md.
+PYTHONS ?=
+wheel: $(call packages,wheel) build
+	@$(RUN) -m building.wheel $(PYTHONS:%=--python %)
+
+# Needs no environment: building/wheel_tests.py sets up its own, in build/wheel_tests.
+TORCH ?=
+test-wheel: wheel
+	$(PYTHON) -m building.wheel_tests --torch "$(TORCH)"
 
 lint: $(call packages,lint) build
 	$(RUN) -m ruff check

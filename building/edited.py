@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from building.cuda import LINEAR_OPERATORS, OPERATORS, cuda_units, find_cuda
-from building.extension import ROOT, build_folder, nvcc_jobs, toolchain
+from building.extension import OBJECTS, ROOT, nvcc_jobs, toolchain
 from building.host import operator_units
 from building.ninja import Toolchain, libraries_file, run_ninja
 from building.tools import find_compiler, find_torch
@@ -78,7 +78,7 @@ def extension() -> Original:
     cuda = find_cuda(os.environ, torch)
     units = (*operator_units(platform.machine(), torch), *cuda_units(torch, cuda.chips))
     tools = toolchain(compiler, torch, cuda)
-    return Original(units, build_folder(), "build/tune", tools, nvcc_jobs())
+    return Original(units, OBJECTS, "build/tune", tools, nvcc_jobs())
 
 
 def edited_headers(edits: Iterable[Edit]) -> Mapping[str, str]:

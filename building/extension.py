@@ -31,6 +31,10 @@ from building.unit import Unit
 
 ROOT = Path(__file__).resolve().parents[1]
 
+OBJECTS = f"build/objects-{sysconfig.get_platform()}"
+"""Folder of the objects, relative to ROOT. Extensions for several Pythons, with and without CUDA
+kernels, and the kernels of building/hub.py share most of them."""
+
 # Python loads the libraries of torch with RTLD_LOCAL, so _C must be linked to them. libtorch.so has
 # no code: it depends on libtorch_cpu and, in a CUDA build, libtorch_cuda. No rpath is needed,
 # because `import torch` loads them all before _C is imported.
@@ -67,11 +71,6 @@ def toolchain(compiler: tuple[str, ...], torch: Torch, cuda: CudaBuild | None) -
     return Toolchain(compiler, COMMON_FLAGS, (*link_flags, *cuda.link_flags), cuda.nvcc(compiler))
 
 
-def build_folder() -> str:
-    """The folder of the extension's objects, relative to ROOT."""
-    return f"build/extension{sysconfig.get_config_var('EXT_SUFFIX').removesuffix('.so')}"
-
-
 def nvcc_jobs() -> int:
     """Number of parallel processes of nvcc."""
     return job_count(os.environ, available_cores(), memory_gib(), GIB_A_JOB["nvcc"])
@@ -104,12 +103,11 @@ class BuildExtension(build_ext):
         found = _find_cuda(torch)
         cuda = found if isinstance(found, CudaBuild) else None
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        folder = build_folder()
-        output = f"{folder}/_C{suffix}"
+        output = f"{OBJECTS}/_C{suffix}"
         objects = units(platform.machine(), torch, find_pybind11(), cuda)
-        text = ninja_file(objects, toolchain(compiler, torch, cuda), folder, output, nvcc_jobs())
+        text = ninja_file(objects, toolchain(compiler, torch, cuda), OBJECTS, output, nvcc_jobs())
         hint = f"\nwithout CUDA kernels: {ARCH_LIST}=none" if cuda else ""
-        run_ninja(ROOT, folder, text, hint=hint)
+        run_ninja(ROOT, OBJECTS, text, hint=hint)
 
         target = self.get_ext_fullpath(extension.name)
         self.mkpath(str(Path(target).parent))

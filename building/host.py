@@ -74,6 +74,7 @@ def host_units(
     """All units except those of CUDA, in link order. `about_cuda`: definitions for build_info()."""
     minimum = ".".join(map(str, MINIMUM_TORCH))
     python = ("-isystem", sysconfig.get_path("include"))
+    abi = sysconfig.get_config_var("SOABI")  # other Pythons have objects of their own
     return (
         Unit(
             "csrc/bindings/module.cpp",
@@ -83,9 +84,10 @@ def host_units(
                 f'-DTK_MINIMUM_TORCH_VERSION="{minimum}"',
                 *about_cuda,
             ),
+            abi,
         ),
-        Unit("csrc/bindings/fast_path/functions.cpp", python),
-        Unit("csrc/bindings/fast_path/readers.cpp", python),
+        Unit("csrc/bindings/fast_path/functions.cpp", python, abi),
+        Unit("csrc/bindings/fast_path/readers.cpp", python, abi),
         *operator_units(machine, torch),
     )
 

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from building.extension import LINK_FLAGS, ROOT
+from building.extension import LINK_FLAGS, OBJECTS, ROOT
 from building.host import COMMON_FLAGS, isas_for, operator_units
 from building.ninja import Toolchain, ninja_file, run_ninja
 from building.tools import MINIMUM_TORCH, find_compiler, find_torch
@@ -37,7 +37,6 @@ PARTS = (
     *("integrations/hub", "integrations/paged_varlen.py"),
 )
 """Modules and folders of the package that the functions need."""
-OBJECTS = "build/hub_objects"
 OUT = ROOT / "build/hub"
 
 _IMPORT = re.compile(

@@ -72,8 +72,18 @@ def test_kernels_are_compiled_once_for_each_instruction_set() -> None:
     units = [(unit.variant, unit.source) for unit in host_units("x86_64", TORCH, "")]
     sources = [f"csrc/cpu/{folder}/kernels.cpp" for folder in ("attention", "linear")]
     isas = ["portable", "avx2", "avx512", "amx"]
-    assert [unit for unit in units if unit[0]] == [(isa, x) for isa in isas for x in sources]
+    kernels = [unit for unit in units if unit[1] in sources]
+    assert kernels == [(isa, x) for isa in isas for x in sources]
     assert [isa.name for isa in isas_for("aarch64")] == ["portable"]
+
+
+def test_only_units_with_pythons_headers_differ_between_pythons() -> None:
+    abi = sysconfig.get_config_var("SOABI")
+    with_python = {"csrc/bindings/module.cpp", "csrc/bindings/fast_path/functions.cpp"}
+    with_python.add("csrc/bindings/fast_path/readers.cpp")
+    headers = sysconfig.get_path("include")
+    for unit in host_units("x86_64", TORCH, ""):
+        assert (unit.source in with_python) == (unit.variant == abi) == (headers in unit.flags)
 
 
 def test_portable_objects_are_linked_first() -> None:
@@ -262,7 +272,8 @@ def test_requirement_lists_match_the_extras() -> None:
     build, torch = names_in(project["build-system"]["requires"]), {"torch"}
     assert listed("demo") == build | torch | extras["train"]
     assert listed("test") == listed("demo") | extras["test"] | extras["bench"]
-    assert listed("test-all") == listed("test") | extras["test-all"]
+    assert listed("wheel") == listed("demo") | extras["wheel"]
+    assert listed("test-all") == listed("test") | listed("wheel") | extras["test-all"]
     assert listed("lint") == listed("test-all") | extras["lint"]
 
 

@@ -41,6 +41,7 @@ def test_table_rows_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "fused (cpu)" in (out / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_peers_and_passes_are_chosen(tmp_path: Path) -> None:
     assert bench(tmp_path, "--against", "sdpa", "--pass", "backward", "--pass", "backward") == 0
     rows = read_rows(tmp_path / "rows.csv")
@@ -49,6 +50,7 @@ def test_peers_and_passes_are_chosen(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_shapes_of_a_model(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"n_head": 2, "n_embd": 32, "n_positions": 16}), encoding="utf-8")
@@ -62,6 +64,7 @@ def test_shapes_of_a_model(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_saved_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     assert bench(tmp_path, "--save", str(before)) == 0
@@ -79,6 +82,7 @@ def test_saved_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "of 6 figures that both runs have" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_disturbed_calls_are_shown_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +98,7 @@ def test_disturbed_calls_are_shown_and_named(
     assert len(read_rows(tmp_path / "rows.csv")) == 6
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_failure_of_ours_is_an_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

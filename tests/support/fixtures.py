@@ -27,3 +27,9 @@ def poisoned() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is not measured: that takes a second for each row in a large process."""
+    monkeypatch.setattr("transformer_kernels.bench.contenders.peak_extra_bytes", lambda *_: None)

@@ -77,6 +77,7 @@ def failing_at(length: int, *, is_peer: bool) -> Variant:
     return replace(usable_variants(["cpu"])[0], attend_for=attend_for, is_peer=is_peer)
 
 
+@pytest.mark.usefixtures("without_memory")
 @pytest.mark.parametrize("length", [4, 16])
 @pytest.mark.parametrize("is_peer", [True, False])
 def test_variant_that_fails_is_named(
@@ -92,6 +93,7 @@ def test_variant_that_fails_is_named(
     assert (result.skipped, result.broken) == ((named, {}) if is_peer else ({}, named))
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_naive_attention_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "too_large_reason", lambda _case: "too large")
     result = measure_call(SMALL, usable_variants(["naive", "sdpa"]), SHORT, PROVENANCE)
@@ -99,6 +101,7 @@ def test_naive_attention_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPa
     assert result.skipped == {"naive": "too large"}
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_naive_attention_runs_in_few_rounds_where_it_is_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,6 +113,7 @@ def test_naive_attention_runs_in_few_rounds_where_it_is_slow(
         assert [len(one.laps) for one in result.measured] == [rounds, 7, rounds, 7]
 
 
+@pytest.mark.usefixtures("without_memory")
 def test_naive_attention_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where everything else failed, however slow it is; and nothing at all is no error."""
     monkeypatch.setattr(run, "SLOW_SCORES", 1)

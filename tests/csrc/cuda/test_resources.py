@@ -21,12 +21,12 @@ from building.cuda import (
     linear_units,
 )
 from building.cuda_toolkit import NoCudaError, find_toolkit
-from building.extension import ROOT, build_folder
+from building.extension import OBJECTS, ROOT
 from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS
 from tests.csrc.cuda.ptxas import Resources, diagnostics, parse, reports
 from transformer_kernels import _C
 
-FOLDER = ROOT / build_folder()
+FOLDER = ROOT / OBJECTS
 ARCHITECTURES = _C.build_info()["cuda_architectures"]
 CHIPS = [name for name in ARCHITECTURES if name.startswith("sm_") and name != HOPPER_CODE]
 KERNELS = {"forward_kernel", "backward_kernel", "relative_gradient_kernel", "decode_kernel"}
