@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.goals.check import MISSING, as_columns, check_goals
+from benchmarks.report.device import write_report
 from benchmarks.runner.record import RECORDED, UNRECORDED, Recorder, as_text
 from transformer_kernels.bench import VARIANTS, Budget, Provenance, Variant, usable_variants
 from transformer_kernels.bench.contenders import CheckedCase, check
@@ -109,6 +110,16 @@ def pytest_terminal_summary(
         terminalreporter.write_line("")
     for path in recorder.paths:
         terminalreporter.write_line(f"rows: {os.path.relpath(path)}")
+    for folder in dict.fromkeys(path.parent for path in recorder.paths):
+        terminalreporter.write_line(f"report: {_report(folder)}")
+
+
+def _report(folder: Path) -> str:
+    """Writes the report of a folder; returns the names of its files, or the reason without one."""
+    try:
+        return ", ".join(map(os.path.relpath, write_report(folder)))
+    except ImportError as error:
+        return f"not written: {error}"
 
 
 @pytest.fixture(scope="session")

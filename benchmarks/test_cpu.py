@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -21,6 +20,7 @@ from benchmarks.cases.cpu import (
     short_cases,
 )
 from benchmarks.runner.caches import CacheContenders
+from benchmarks.runner.ceilings import gemm, reading
 from benchmarks.runner.measure import measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.without_amx import process_without_amx, rows_without_amx, saved
@@ -66,6 +66,7 @@ def test_against_sdpa(
         replace(c, most_rounds=NAIVE_ROUNDS) if c.variant == "naive" else c
         for c in checked.contenders(direction)
     ]
+    contenders.append(gemm(checked.case, direction))
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
 
 
@@ -157,20 +158,13 @@ def test_decode(
     variants: list[Variant],
     case: Case,
 ) -> None:
-    """Compares decoding with a float32 sum over the same bytes, which is bandwidth-bound.
-
-    torch vectorizes and threads this sum. Sums of int32 or of half precision are slower.
-    """
+    """Compares decoding with a float32 sum over the same bytes, which is bandwidth-bound."""
     checked = check(case, variants)
     keys_and_values = torch.stack(checked.inputs[1:3])
     k, v = keys_and_values
-    words = keys_and_values.flatten().view(torch.float32)
-    reading = Contender(
-        case=case, direction="fwd", variant="sum", prepare=lambda: words.sum, error=math.nan
-    )
     ready = replace(checked, inputs=checked.inputs._replace(k=k, v=v))
     fused = [variant.name for variant in variants if variant.name != "naive"]
-    contenders = [*ready.contenders("fwd", fused), reading]
+    contenders = [*ready.contenders("fwd", fused), reading(case, keys_and_values)]
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
 
 

@@ -1,4 +1,4 @@
-"""Compares recorded rows with the performance goals of the suites `cpu` and `gpu`.
+"""Compares recorded rows with the performance goals of the suites `cpu`, `models` and `gpu`.
 
     python -m benchmarks.goals.check [CSV ...] [--markdown]
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.goals.cpu import GOALS, Goal
+from benchmarks.goals.cpu import GOALS, MODEL_GOALS, Goal
 from benchmarks.goals.gpu import GPU_GOALS
 from benchmarks.runner.record import RECORDED, latest
 from transformer_kernels.bench import Row, read_rows
@@ -32,7 +32,11 @@ class Check(NamedTuple):
 TITLES = Check("goal", "bound", "measured", "status", "worst case")
 MISSING = "not measured"
 
-SUITES: Mapping[str, Sequence[Goal]] = {"cpu": GOALS, "gpu": GPU_GOALS}
+SUITES: Mapping[str, Sequence[Goal]] = {
+    "cpu": GOALS,
+    "models": MODEL_GOALS,
+    "gpu": GPU_GOALS,
+}
 
 
 def check_goals(rows: Iterable[Row], suites: Mapping[str, Sequence[Goal]] = SUITES) -> list[Check]:

@@ -1,4 +1,8 @@
-"""Performance goals of the CPU kernels, and their evaluation on recorded rows."""
+"""Performance goals of the CPU kernels, and their evaluation on recorded rows.
+
+Where torch is near the limit of the machine, a goal is a share of that limit: the rate of a matrix
+product (`gemm`), or the bandwidth of a sum (benchmarks/runner/ceilings.py).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Literal
 
+from benchmarks.runner.ceilings import GEMM, SUM
 from benchmarks.runner.without_amx import SUFFIX
-from transformer_kernels.bench import Row
+from transformer_kernels.bench import Direction, Row
 
 Columns = Mapping[str, object]
 """Required values of a row's columns; a tuple lists alternatives."""
@@ -154,11 +159,21 @@ def _speed(
     yield _over_sdpa(dtype, grid, least=worst)
 
 
+def _share(title: str, direction: Direction, *, least: float) -> Goal:
+    return Goal(
+        name=f"float32 {title}, S >= 2048: share of a matrix product's rate, worst",
+        over={"variant": GEMM},
+        under={"variant": "cpu"},
+        where={"dtype": "float32", "case": _GRID, "N": (2048, 4096), "direction": direction},
+        least=least,
+    )
+
+
 def _decode(name: str, N: int) -> Goal:
-    over, under = {"variant": "sum"}, {"variant": "cpu"}
+    over, under = {"variant": SUM}, {"variant": "cpu"}
     return Goal(
         name=f"decode, {name}: fraction of a sum's bandwidth",
-        over=over, under=under, where={"case": "decode", "N": N}, least=0.8,
+        over=over, under=under, where={"case": "decode", "N": N}, least=0.85,
     )  # fmt: skip
 
 
@@ -174,6 +189,8 @@ GOALS: tuple[Goal, ...] = (
     *_speed("bfloat16", fwd=2.4, both=4.0, worst=1.8, without_amx=1.0),
     *_speed("float16", fwd=3.2, both=3.0, worst=2.0, without_amx=1.0),
     *_speed("float32", fwd=1.4, both=1.5, worst=1.0, without_amx=1.1),
+    _share("forward", "fwd", least=0.9),
+    _share("forward + backward", "fwd+bwd", least=0.85),
     _mask("half padding"),
     _mask("window of S/8"),
     _mask("25% of blocks"),
@@ -191,3 +208,10 @@ GOALS: tuple[Goal, ...] = (
     _scaling("one head"),
 )
 """Means are geometric, over shapes and masks."""
+
+MODEL_GOALS: tuple[Goal, ...] = tuple(
+    _over_sdpa(f"{dtype}, {title}", {"dtype": dtype, "direction": direction}, least=1.0)
+    for dtype in ("float32", "bfloat16")
+    for direction, title in (("fwd", "forward"), ("fwd+bwd", "forward + backward"))
+)
+"""No model is slower than with torch's SDPA."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
 
+from benchmarks.runner.record import ROOT
 from tests.benchmarks.suite_run import run_suite
 from transformer_kernels.bench.rows import COLUMNS
 
@@ -22,6 +24,8 @@ def test_the_smallest_case_runs_and_its_rows_are_written(tmp_path: Path) -> None
         for variant in ("naive", "sdpa")
     ]
     assert all(row.median_ms > 0 and row.threads == 1 for row in rows)
+    assert f"report: {os.path.relpath(tmp_path / 'report.md', ROOT)}" in text
+    assert "torch SDPA" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.exhaustive
@@ -35,3 +39,15 @@ def test_the_suite_cpu_ends_with_a_table_of_goals(tmp_path: Path) -> None:
     goals = text.split(" goals ")[1]
     assert "short, (1, 1, 16, 64): SDPA / ours, worst" in goals
     assert "decode" not in goals
+
+
+@pytest.mark.exhaustive
+def test_the_suite_models_has_ceilings_and_goals(tmp_path: Path) -> None:
+    text, rows = run_suite("models", tmp_path, "-k", "GPT_of_four or one_token and bfloat16")
+    variants = {(row.case, row.dtype, row.direction, row.variant) for row in rows}
+    gpt, llama = ("GPT of four heads, two texts", "Llama 3 8B, one token")
+    for dtype in ("float32", "bfloat16"):
+        assert (gpt, dtype, "fwd+bwd", "gemm") in variants
+    assert (llama, "bfloat16", "fwd", "sum") in variants
+    assert (llama, "bfloat16", "fwd+bwd", "cpu") in variants
+    assert "float32, forward: SDPA / ours, worst" in text.split(" goals ")[1]

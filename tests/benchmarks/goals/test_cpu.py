@@ -15,7 +15,8 @@ from benchmarks.cases.cpu import (
     sdpa_cases,
     short_cases,
 )
-from benchmarks.goals.cpu import GOALS, Goal, SpeedGoal
+from benchmarks.cases.models import MODELS, model_calls
+from benchmarks.goals.cpu import GOALS, MODEL_GOALS, Goal, SpeedGoal
 from benchmarks.runner.caches import cache_attends
 from benchmarks.runner.without_amx import SUFFIX
 from tests.bench.example import row
@@ -95,6 +96,7 @@ def whole_suite() -> Iterator[Row]:
         for case in sdpa_cases():
             for name in (case.name, case.name + SUFFIX):
                 yield from rows_of(replace(case, name=name), ("naive", "sdpa", "cpu"), direction)
+            yield from rows_of(case, ("gemm",), direction)
         for dtype in DTYPES:
             for case in mask_cost_cases(dtype):
                 yield from rows_of(case, ("cpu",), direction)
@@ -115,4 +117,15 @@ def whole_suite() -> Iterator[Row]:
 def test_every_goal_finds_its_rows_in_the_suite() -> None:
     rows = list(whole_suite())
     found = [len(goal.figures(rows)) for goal in GOALS]
-    assert found == [6, 6, 6, 6, 12] * 3 + [6] * 4 + [1] * 3 + [3] * 2 + [6] * 4 + [4] * 2
+    against_sdpa, limits, masks, options = [6, 6, 6, 6, 12] * 3, [4] * 2, [6] * 4, [1] * 3
+    assert found == against_sdpa + limits + masks + options + [3] * 2 + [6] * 4 + [4] * 2
+
+
+def test_goals_of_models_find_every_call() -> None:
+    rows = [
+        one
+        for call in model_calls()
+        for direction in call.directions
+        for one in rows_of(call.checked_case(), ("sdpa", "cpu"), direction)
+    ]
+    assert [len(goal.figures(rows)) for goal in MODEL_GOALS] == [len(MODELS)] * 4

@@ -142,9 +142,24 @@ def compare(
 
 
 def measure_call(
-    call: Call, variants: Iterable[Variant], budget: Budget, provenance: Provenance
+    call: Call,
+    variants: Iterable[Variant],
+    budget: Budget,
+    provenance: Provenance,
+    *,
+    suite: str = SUITE,
+    besides: Callable[[Case, Direction], Sequence[Contender]] = lambda _case, _direction: (),
 ) -> CallResult:
-    """Measures one call once."""
+    """Measures one call once.
+
+    Args:
+        call: the call.
+        variants: implementations.
+        budget: time for each direction, for all variants together.
+        provenance: shared columns of the rows.
+        suite: name of the suite, a column of the rows.
+        besides: further workloads of a case, which run in the same rounds.
+    """
     case, part = call.case(), call.checked_case()
     fitting, skipped = _fitting(case, variants)
     trial = try_out(part, fitting)
@@ -167,8 +182,9 @@ def measure_call(
             )
             for name, attend in attends.items()
         ]
+        contenders += besides(case, direction)
         measured += measure_contenders(
-            contenders, provenance=provenance, suite=SUITE, budget=budget
+            contenders, provenance=provenance, suite=suite, budget=budget
         )
     peers = {variant.name for variant in fitting if variant.is_peer}
     skipped |= trial.skipped | {name: failures[name] for name in failures.keys() & peers}

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report.device import Entry, entries, report, write_report
+from tests.bench.example import row
+from transformer_kernels.bench import Row, write_rows
+
+TIMES = {"naive": 9.0, "sdpa": 3.0, "flash_attn": 2.5, "cpu": 2.0, "gemm": 1.5}
+
+
+def rows(suite: str = "models", **times: float) -> list[Row]:
+    """Rows of one call, with the times of `TIMES` or these."""
+    made = replace(row(), suite=suite, case="Whisper", M=6, N=8, H_q=4, H_kv=2)
+    return [
+        replace(made, variant=variant, median_ms=ms) for variant, ms in {**TIMES, **times}.items()
+    ]
+
+
+def only(of_call: list[Row]) -> Entry:
+    (entry,) = entries(of_call)
+    return entry
+
+
+def test_ours_is_compared_with_naive_the_fastest_peer_and_the_ceiling() -> None:
+    assert only(rows()).cells == [
+        "Whisper, float16, B 1, H 4/2, S 6 x 8, D 64", "forward",
+        "2", "4.50", "1.25", "flash_attn", "75%", "3.0", "1e-07",
+    ]  # fmt: skip
+
+
+def test_our_fastest_variant_counts() -> None:
+    entry = only([*rows(), replace(rows()[0], variant="triton", median_ms=1.0)])
+    assert (entry.ours.variant, entry.over_peer, entry.is_loss) == ("triton", 2.5, False)
+
+
+def test_what_was_not_measured_is_left_blank() -> None:
+    alone = [one for one in rows() if one.variant == "cpu"]
+    assert only([replace(alone[0], peak_mib=None)]).cells[3:8] == ["–"] * 5
+    assert not only(alone).is_loss
+    assert list(entries(one for one in rows() if one.variant != "cpu")) == []
+
+
+def test_losses_come_first_and_the_worst_of_them_first(tmp_path: Path) -> None:
+    write_rows(tmp_path / "models.csv", rows(sdpa=1.0))
+    write_rows(
+        tmp_path / "attention.csv",
+        [
+            *(replace(one, case="causal", mask="causal") for one in rows("attention", sdpa=0.5)),
+            *(replace(one, case="full") for one in rows("attention")),
+        ],
+    )
+    made = report(tmp_path)
+    assert [entry.ours.case for entry in made.losses] == ["causal", "Whisper"]
+    assert (len(made.losses), made.compared) == (2, 3)
+    assert [section.suite for section in made.sections] == ["models", "attention"]
+    assert [check.goal[:16] for check in made.goals if check.status == "FALL SHORT"] == []
+
+
+def test_report_is_written_beside_the_rows(tmp_path: Path) -> None:
+    write_rows(tmp_path / "attention.csv", rows("attention", sdpa=0.5))
+    write_rows(tmp_path / "models.csv", [replace(one, dtype="float32") for one in rows()])
+    markdown, html = write_report(tmp_path)
+    assert (markdown.name, html.name) == ("report.md", "report.html")
+    lines = markdown.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# Benchmarks on xeon-amx"
+    assert "1 of 2 calls that another implementation runs too." in lines
+    assert lines.index("## Slower than a peer") < lines.index("## Goals")
+    assert any(line.startswith("| float32, forward: SDPA / ours, worst | >= 1 |") for line in lines)
+    table = next(number for number, line in enumerate(lines) if line.startswith("| call |"))
+    assert lines[table + 2].count("|") == lines[table].count("|")
+    text = html.read_text(encoding="utf-8")
+    assert '<tr class="lost"><td>Whisper, float16' in text
+    assert "<svg" in text
+    assert "<h2>Suite models</h2>" in text
+
+
+def test_a_folder_without_rows_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="has no rows of the suites models, cpu"):
+        write_report(tmp_path)
