@@ -20,7 +20,7 @@ from benchmarks.cases.cpu import (
     short_cases,
 )
 from benchmarks.runner.caches import CacheContenders
-from benchmarks.runner.ceilings import gemm, reading
+from benchmarks.runner.ceilings import products, reading
 from benchmarks.runner.measure import measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.without_amx import process_without_amx, rows_without_amx, saved
@@ -66,7 +66,7 @@ def test_against_sdpa(
         replace(c, most_rounds=NAIVE_ROUNDS) if c.variant == "naive" else c
         for c in checked.contenders(direction)
     ]
-    contenders.append(gemm(checked.case, direction))
+    contenders += products(checked.case, direction)
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
 
 

@@ -15,13 +15,11 @@ from torch import Tensor
 
 from transformer_kernels.bench import Case, Direction
 from transformer_kernels.bench.contenders import Contender
+from transformer_kernels.bench.provenance import device_slug
 from transformer_kernels.bench.workload import Workload
 
 GEMM, SUM = "gemm", "sum"
 """Names of the variants."""
-
-HALF_ROUNDS = 3
-"""Rounds of products in half precision, which without AMX are many times slower than attention."""
 
 
 def gemm(case: Case, direction: Direction) -> Contender:
@@ -29,8 +27,7 @@ def gemm(case: Case, direction: Direction) -> Contender:
     side = round((case.operations(direction) / 2) ** (1 / 3))
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(side, side, generator=generator).to(case.dtype) for _ in range(2))
-    rounds = None if case.dtype == torch.float32 else HALF_ROUNDS
-    return _contender(case, direction, GEMM, partial(torch.mm, x, y), rounds)
+    return _contender(case, direction, GEMM, partial(torch.mm, x, y))
 
 
 def reading(case: Case, keys_and_values: Tensor) -> Contender:
@@ -45,23 +42,21 @@ def reading(case: Case, keys_and_values: Tensor) -> Contender:
     return _contender(case, "fwd", SUM, keys_and_values.flatten().view(torch.float32).sum)
 
 
+def products(case: Case, direction: Direction) -> Sequence[Contender]:
+    """The product of a case in a dtype in which torch's products are fast on this CPU. Without AMX,
+    those in half precision are many times slower than attention."""
+    is_fast = case.dtype == torch.float32 or device_slug().endswith("-amx")
+    return [gemm(case, direction)] if is_fast else []
+
+
 def ceilings(case: Case, direction: Direction) -> Sequence[Contender]:
     """The ceiling of a case on a CPU. A step of decoding with gradients has none."""
     if case.M > 1:
-        return [gemm(case, direction)]
-    if direction != "fwd":
-        return []
-    return [reading(case, torch.stack(case.inputs()[1:3]))]
+        return products(case, direction)
+    return [reading(case, torch.stack(case.inputs()[1:3]))] if direction == "fwd" else []
 
 
-def _contender(
-    case: Case, direction: Direction, variant: str, workload: Workload, rounds: int | None = None
-) -> Contender:
+def _contender(case: Case, direction: Direction, variant: str, workload: Workload) -> Contender:
     return Contender(
-        case=case,
-        direction=direction,
-        variant=variant,
-        prepare=lambda: workload,
-        error=math.nan,
-        most_rounds=rounds,
+        case=case, direction=direction, variant=variant, prepare=lambda: workload, error=math.nan
     )

@@ -114,6 +114,16 @@ def test_naive_attention_runs_in_few_rounds_where_it_is_slow(
 
 
 @pytest.mark.usefixtures("without_memory")
+def test_naive_attention_is_left_out_from_a_number_of_scores_on() -> None:
+    """SMALL has 2 x 4 x 6 x 9 scores."""
+    variants = usable_variants(["naive", "sdpa"])
+    for most, names in ((433, {"naive", "sdpa"}), (432, {"sdpa"})):
+        result = measure_call(SMALL, variants, SHORT, PROVENANCE, naive_scores=most)
+        assert {one.row.variant for one in result.measured} == names
+        assert ("fewer than 432 scores" in result.skipped.get("naive", "")) == (most == 432)
+
+
+@pytest.mark.usefixtures("without_memory")
 def test_naive_attention_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where everything else failed, however slow it is; and nothing at all is no error."""
     monkeypatch.setattr(run, "SLOW_SCORES", 1)

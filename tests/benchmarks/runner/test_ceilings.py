@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.runner.ceilings import GEMM, HALF_ROUNDS, SUM, ceilings, gemm, reading
+from benchmarks.runner import ceilings as runner
+from benchmarks.runner.ceilings import GEMM, SUM, ceilings, gemm, products, reading
 from transformer_kernels.bench import Case, Direction
 from transformer_kernels.masks.mask import Mask
 
@@ -19,7 +21,7 @@ CASE = Case(name="", B=2, H_q=4, H_kv=2, M=96, N=80, D=32, D_v=48)
 def test_the_product_has_as_many_operations_as_the_case(
     direction: Direction, mask: Mask | None
 ) -> None:
-    case = Case(**{**vars(CASE), "mask": mask})
+    case = replace(CASE, mask=mask)
     contender = gemm(case, direction)
     with FlopCounterMode(display=False) as counter:
         contender.prepare()()
@@ -28,10 +30,14 @@ def test_the_product_has_as_many_operations_as_the_case(
     assert math.isnan(contender.error)
 
 
-def test_products_in_half_precision_run_in_few_rounds() -> None:
-    half = Case(**{**vars(CASE), "dtype": torch.bfloat16})
-    assert gemm(half, "fwd").most_rounds == HALF_ROUNDS
-    assert gemm(CASE, "fwd").most_rounds is None
+@pytest.mark.parametrize(("device", "expected"), [("epyc-avx512", []), ("xeon-amx", [GEMM])])
+def test_products_in_half_precision_need_amx(
+    device: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "device_slug", lambda: device)
+    half = replace(CASE, dtype=torch.bfloat16)
+    assert [one.variant for one in products(half, "fwd")] == expected
+    assert [one.variant for one in products(CASE, "fwd")] == [GEMM]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -149,6 +150,7 @@ def measure_call(
     *,
     suite: str = SUITE,
     besides: Callable[[Case, Direction], Sequence[Contender]] = lambda _case, _direction: (),
+    naive_scores: float = math.inf,
 ) -> CallResult:
     """Measures one call once.
 
@@ -159,9 +161,10 @@ def measure_call(
         provenance: shared columns of the rows.
         suite: name of the suite, a column of the rows.
         besides: further workloads of a case, which run in the same rounds.
+        naive_scores: naive attention is measured for fewer scores, B H_q M N, than this.
     """
     case, part = call.case(), call.checked_case()
-    fitting, skipped = _fitting(case, variants)
+    fitting, skipped = _fitting(case, variants, naive_scores)
     trial = try_out(part, fitting)
     attends, inputs = trial.checked.attends, trial.checked.inputs
     failures: dict[str, str] = {}
@@ -192,16 +195,29 @@ def measure_call(
     return CallResult(measured, skipped, broken, part.N)
 
 
-def _fitting(case: Case, variants: Iterable[Variant]) -> tuple[list[Variant], dict[str, str]]:
-    """Returns the variants whose memory fits, and the reasons of the others."""
+def _fitting(
+    case: Case, variants: Iterable[Variant], naive_scores: float
+) -> tuple[list[Variant], dict[str, str]]:
+    """Returns the variants whose memory and time fit, and the reasons of the others."""
     fitting, reasons = [], {}
     for variant in variants:
-        reason = too_large_reason(case) if variant.name == "naive" else None
+        reason = _naive_reason(case, naive_scores) if variant.name == "naive" else None
         if reason is None:
             fitting.append(variant)
         else:
             reasons[variant.name] = reason
     return fitting, reasons
+
+
+def _naive_reason(case: Case, most: float) -> str | None:
+    """Why naive attention is not measured; None if it is."""
+    if _scores(case) >= most:
+        return f"naive attention is measured with fewer than {most:g} scores here"
+    return too_large_reason(case)
+
+
+def _scores(case: Case) -> int:
+    return case.B * case.H_q * case.M * case.N
 
 
 def _at_full_length(
@@ -224,5 +240,5 @@ def _run(attend: Attend, inputs: Inputs) -> None:
 
 
 def _most_rounds(variant: str, case: Case) -> int | None:
-    is_slow = variant == "naive" and case.B * case.H_q * case.M * case.N >= SLOW_SCORES
+    is_slow = variant == "naive" and _scores(case) >= SLOW_SCORES
     return NAIVE_ROUNDS if is_slow else None
