@@ -12,7 +12,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from building.tile_config import LARGE_SHARED, LINEAR_WIDTHS, RELATIVE_WIDTHS, WIDTHS
-from transformer_kernels import _C, torch_private
+from transformer_kernels import _C
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.cuda_support import (
@@ -56,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         version = driver // 1000, driver % 1000 // 10
-        monkeypatch.setattr(torch_private, "cuda_driver_version", lambda: version)
+        monkeypatch.setattr(cuda_support, "cuda_driver_version", lambda: version)
         monkeypatch.setattr(cuda_support, "runs_hopper", lambda device: hopper)
 
     monkeypatch.setattr(torch.version, "hip", None)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from transformer_kernels import torch_private
 from transformer_kernels.backends.native import extension
+from transformer_kernels.backends.native.cuda_driver import cuda_driver_version
 from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Shape
 
@@ -191,7 +191,7 @@ def _unsupported_gpu_reason(capability: Capability, architectures: tuple[str, ..
 def _unsupported_driver_reason(built: str, code: Code | None) -> str | None:
     """Binary code runs on drivers of the same CUDA major version, even if they are older. PTX is
     compiled by the driver, which must not be older than the toolkit."""
-    driver = torch_private.cuda_driver_version()
+    driver = cuda_driver_version()
     if driver is None:
         return None  # unknown; a launch raises CUDA's own error
     needed = tuple(map(int, built.split(".")))
