@@ -30,7 +30,7 @@ PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
 	@echo "make test      a sample of the tests with every backend and option, in a few minutes"
-	@echo "make test-all  all tests; SHARE=2/3: of those beyond make test, a third"
+	@echo "make test-all  all tests; SHARE=2/8: of those beyond make test, an eighth"
 	@echo "make fuzz      random calls; SECONDS=60 SEED=1 ONLY=cpu, SANITIZE=1"
 	@echo "make bench     the benchmarks"
 	@echo "make hub       kernels for HuggingFace's library \`kernels\`, in build/hub"
@@ -56,7 +56,7 @@ test: $(call packages,test) build
 
 test-all: test test-rest
 
-# Tests that `make test` skips. SHARE=2/3 runs a third of them: see tests/support/shares.py.
+# Tests that `make test` skips. SHARE=2/8 runs an eighth of them: see tests/support/shares.py.
 SHARE ?=
 share = $(if $(SHARE),--share $(SHARE))
 test-rest: $(call packages,test-all) build oldest test-hub
