@@ -27,6 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention as imported_before
 
 import transformer_kernels as tk
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
+from tests.support.torch_releases import needs_varlen, not_in_2_11
+from transformer_kernels import torch_private
 from transformer_kernels.integrations import torch_devices, torch_switch
 from transformer_kernels.integrations.torch_switch import FLASH_NAME
 
@@ -114,6 +116,7 @@ def test_inference_runs_the_operator(mode: Callable[[], Any]) -> None:
         assert operators_run_by(call_torchs)[FORWARD] == 1
 
 
+@needs_varlen
 def test_varlen_attn_runs_on_cpus_while_the_switch_is_on() -> None:
     cu_seqlens = torch.tensor([0, 2], dtype=torch.int32)
 
@@ -140,6 +143,13 @@ def test_torchs_registry_of_implementations() -> None:
     assert FORWARD not in operators_run_by(call_torchs)
 
 
+def forget_registration() -> None:
+    """Removes what `enable` keeps registered for other threads; here they call nothing."""
+    if (library := torch_switch._SWITCH.library) is not None:
+        torch_private.remove_library(library)
+        torch_switch._SWITCH.library = None
+
+
 def test_devices_whose_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/gpu/test_switch.py runs the replacement on a CUDA device."""
     replaced = {"cpu"}
@@ -152,14 +162,18 @@ def test_devices_whose_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     backend.unavailable_reason = lambda: None
     torch_devices.find()
     assert replaced == {"cpu", "cuda"}
-    monkeypatch.setattr(torch_switch, "_SWITCH", torch_switch._Switch())
-    with tk.enabled():
-        for key in ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA"):
-            assert torch._C._dispatch_has_kernel_for_dispatch_key(
-                "aten::scaled_dot_product_attention", key
-            )
+    forget_registration()
+    try:
+        with tk.enabled():
+            for key in ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA"):
+                assert torch._C._dispatch_has_kernel_for_dispatch_key(
+                    "aten::scaled_dot_product_attention", key
+                )
+    finally:
+        forget_registration()
 
 
+@not_in_2_11
 def test_distributed_tensors_pass_through() -> None:
     """torch has sharding rules for its own operators."""
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

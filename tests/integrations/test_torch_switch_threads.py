@@ -14,6 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 import transformer_kernels as tk
 from building.extension import ROOT
 from tests.support.operators import FORWARD, operators_run_by
+from tests.support.torch_releases import needs_varlen
 from transformer_kernels.integrations import torch_switch
 
 Q, K, V = (torch.randn(2, 3, length, 4) for length in (3, 5, 5))
@@ -45,6 +46,7 @@ def test_a_block_lasts_while_other_threads_end_theirs() -> None:
     assert FORWARD not in operators_run_by(attend)
 
 
+@needs_varlen
 def test_a_registration_kept_for_other_threads_runs_torchs_attention() -> None:
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait)
