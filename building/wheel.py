@@ -93,8 +93,8 @@ def cuda_label() -> str:
 
 def _environ() -> dict[str, str]:
     """Variables for another Python, which then finds this one's packages and its ninja."""
-    scripts, packages = sysconfig.get_path("scripts"), sysconfig.get_path("purelib")
-    path = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    packages = os.pathsep.join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
     return os.environ | {"PATH": path, "PYTHONPATH": packages, "PYTHONWARNINGS": "ignore"}
 
 
