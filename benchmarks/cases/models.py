@@ -1,4 +1,4 @@
-"""Calls of the suite `models`: the attention of well-known models, in the sizes that they have."""
+"""Calls of the suite `models`: the attention of a toy GPT and of well-known models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ MODELS = (
     ("Mistral 7B, an eighth of its heads", "1,4,1,8192,8192,128", "window:4096"),
     ("Gemma 3 4B, layer with a window", "1,8,4,2048,2048,256", "window:1024"),
 )
-"""Names, shapes and masks. The sizes are those of the models' published configurations."""
+"""Names, shapes and masks. Heads, widths and windows are those of the models; batches and contexts
+are chosen for a CPU."""
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -57,7 +57,6 @@ def test_losses_come_first_and_the_worst_of_them_first(tmp_path: Path) -> None:
     assert [entry.ours.case for entry in made.losses] == ["causal", "Whisper"]
     assert (len(made.losses), made.compared) == (2, 3)
     assert [section.suite for section in made.sections] == ["models", "attention"]
-    assert [check.goal[:16] for check in made.goals if check.status == "FALL SHORT"] == []
 
 
 def test_report_is_written_beside_the_rows(tmp_path: Path) -> None:
