@@ -31,6 +31,25 @@ void with_engine(const Problem& p, Run&& run) {
   TK_ISA::with_engine(p.dtype, is_short(p), run);
 }
 
+// Above this number of queries, half a block more or less matters little.
+constexpr int64_t kMaxNarrowQueries = 256;
+
+// True if the forward pass has blocks of 32 queries: half of its last block of 64 would be empty.
+bool is_narrow(const Problem& p) {
+  if (p.dtype == DType::kFloat64 || p.M > kMaxNarrowQueries) return false;
+  const bool is_fma = !Float32Engine::kSplits || (p.dtype == DType::kFloat32 && is_short(p));
+  return is_fma && (p.M - 1) % Fma<float>::kQueries < NarrowEngine::kQueries;
+}
+
+template <typename Run>
+void with_forward_engine(const Problem& p, Run&& run) {
+  if (is_narrow(p)) {
+    run(NarrowEngine{});
+  } else {
+    with_engine(p, run);
+  }
+}
+
 // Bytes of workspace.
 template <typename Count>
 size_t workspace(const Problem& p, Count&& count) {
@@ -38,16 +57,17 @@ size_t workspace(const Problem& p, Count&& count) {
 }
 
 size_t packed_workspace(const ForwardParams& p, const Workers& workers) {
-  return workspace(p, [&](auto engine) {
+  const auto count = [&](auto engine) {
     Arena arena;
     lay_out_forward<decltype(engine)>(p, workers.count, arena);
     return arena.used;
-  });
+  };
+  return is_narrow(p) ? count(NarrowEngine{}) : workspace(p, count);
 }
 
 void run_packed(const ForwardParams& p, const Workers& workers, void* memory,
                 const uint8_t* selected_heads = nullptr) {
-  with_engine(p, [&](auto engine) {
+  with_forward_engine(p, [&](auto engine) {
     return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)}, selected_heads);
   });
 }

@@ -21,6 +21,7 @@ using Float16Engine = Fma<float>;
 using BFloat16Engine = Fma<float>;
 using Float32Engine = Fma<float>;
 #endif
+using NarrowEngine = Fma<float, 32>;  // see is_narrow in attention/kernels.cpp
 
 // run(engine) with the engine of the dtype; for short float32 problems that is the multiply-add
 // engine. Engines that split numbers into parts return false if they meet an infinity or NaN; the

@@ -84,17 +84,18 @@ TK_INLINE void multiply_columns(int64_t rows, int64_t columns, FmaLeft<Real> a, 
   }
 }
 
-template <typename Number>
+// kForwardQueries: queries per block of the forward pass.
+template <typename Number, int64_t kForwardQueries = 64>
 struct Fma {
   using Real = Number;
   using Left = FmaLeft<Real>;
   using Right = FmaRight<Real>;
   using Product = Term<Left, Right>;
-  static constexpr int64_t kQueries = 64;  // queries per block of the forward pass
-  static constexpr int64_t kGroup = 8;     // query blocks that share a chunk of keys
-  static constexpr int kPending = 1;       // products per update of o
-  static constexpr int64_t kPass = 64;     // queries whose scores the backward pass holds
-  static constexpr int64_t kSquare = 1;    // blocks per side that share an update of dq, dk, dv
+  static constexpr int64_t kQueries = kForwardQueries;
+  static constexpr int64_t kGroup = 8;   // query blocks that share a chunk of keys
+  static constexpr int kPending = 1;     // products per update of o
+  static constexpr int64_t kPass = 64;   // queries whose scores the backward pass holds
+  static constexpr int64_t kSquare = 1;  // blocks per side that share an update of dq, dk, dv
   static constexpr int64_t kWidth = kLanes<Real>;
   static constexpr bool kStreamsLeft = false;  // no non-temporal loads of left operands
   static constexpr Precision kPrecision = Precision::kReal;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,13 @@ from transformer_kernels import _C
 
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+WIDE = [
+    replace(case, name=f"{case.name}-wide", M=case.M + 40)
+    for case in CASES
+    if 64 < case.M <= 256 and (case.M - 1) % 64 < 32
+]
+"""Cases whose last block of 64 queries is at least half full. Without AMX the others have blocks of
+32 in the forward pass."""
 NEEDED = {"portable": (), "avx2": AVX2, "avx512": AVX512, "amx": (*AVX512, "amx_bf16")}
 
 
@@ -38,7 +46,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     ("case", "isa", "dtype"),
-    sampled(CASES, itertools.product(_C.built_isas(), (torch.float32, torch.bfloat16))),
+    sampled([*CASES, *WIDE], itertools.product(_C.built_isas(), (torch.float32, torch.bfloat16))),
     indirect=["isa"],
 )
 def test_case(case: Case, dtype: torch.dtype, isa: str) -> None:
