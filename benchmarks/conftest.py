@@ -10,9 +10,11 @@ import torch
 
 from benchmarks.goals.check import MISSING, as_columns, check_goals
 from benchmarks.report.device import write_report
+from benchmarks.runner.checks import check_quickly
 from benchmarks.runner.record import RECORDED, UNRECORDED, Recorder, as_text
 from transformer_kernels.bench import VARIANTS, Budget, Provenance, Variant, usable_variants
-from transformer_kernels.bench.contenders import CheckedCase, check
+from transformer_kernels.bench.contenders import CheckedCase
+from transformer_kernels.bench.steadiness import TOLERANCE
 from transformer_kernels.bench.trial import DeviceLostError
 
 _RECORDER = pytest.StashKey[Recorder]()
@@ -31,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=UNRECORDED,
         metavar="DIR",
         help="without --record: folder of the rows, replacing earlier ones (default: %(default)s)",
+    )
+    group.addoption(
+        "--tolerance",
+        type=float,
+        default=100 * TOLERANCE,
+        metavar="PERCENT",
+        help="with --record: how much slower than usual the machine may be (default: %(default)g)",
     )
     group.addoption("--threads", type=int, help="CPU threads (default: torch's choice)")
     group.addoption(
@@ -69,7 +78,8 @@ def _new_recorder(config: pytest.Config) -> Recorder:
     keep = config.getoption("--record")
     folder = RECORDED if keep else config.getoption("--rows")
     budget = Budget(config.getoption("--seconds"))
-    return Recorder(provenance, budget, folder=folder, keep=keep)
+    tolerance = config.getoption("--tolerance") / 100
+    return Recorder(provenance, budget, folder=folder, keep=keep, tolerance=tolerance)
 
 
 def pytest_exception_interact(call: pytest.CallInfo[None]) -> None:
@@ -135,4 +145,4 @@ def variants(pytestconfig: pytest.Config) -> list[Variant]:
 @pytest.fixture(scope="module")
 def checked(request: pytest.FixtureRequest, variants: list[Variant]) -> CheckedCase:
     """The test's case, checked once for all directions."""
-    return check(request.param, variants)
+    return check_quickly(request.param, variants)

@@ -21,12 +21,14 @@ from benchmarks.cases.cpu import (
 )
 from benchmarks.runner.caches import CacheContenders
 from benchmarks.runner.ceilings import products, reading
+from benchmarks.runner.checks import check_at, check_quickly
 from benchmarks.runner.measure import measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.without_amx import process_without_amx, rows_without_amx, saved
 from transformer_kernels.backends.native import extension
 from transformer_kernels.bench import Budget, Case, Direction, Row, Variant, usable_variants
 from transformer_kernels.bench.contenders import CheckedCase, Contender, check
+from transformer_kernels.bench.provenance import device_slug
 from transformer_kernels.bench.workload import Workload
 
 pytestmark = pytest.mark.skipif(
@@ -72,6 +74,8 @@ def test_against_sdpa(
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Executor]:
+    if not device_slug().endswith("-amx"):
+        pytest.skip("this CPU has no AMX: test_against_sdpa measures without it")
     try:
         with process_without_amx(torch.get_num_threads()) as started:
             yield started
@@ -108,24 +112,13 @@ def test_without_amx(
         )
 
 
-def check_fused(case: Case) -> CheckedCase:
-    return check(case, usable_variants(["naive", "cpu"]))
-
-
-def check_shorter(case: Case) -> CheckedCase:
-    """Checks the case at CHECKED_LENGTH, and returns it ready to run at its own length."""
-    S = CHECKED_LENGTH
-    bias = None if case.bias is None else case.bias[..., :S, :S]
-    shorter = check_fused(replace(case, M=S, N=S, bias=bias))
-    (fused,) = usable_variants(["cpu"])
-    return replace(
-        shorter, case=case, inputs=case.inputs(), attends={"cpu": fused.attend_for(case)}
-    )
+def fused_and_naive() -> list[Variant]:
+    return usable_variants(["naive", "cpu"])
 
 
 @pytest.fixture(scope="module")
 def masked(request: pytest.FixtureRequest) -> list[CheckedCase]:
-    return [check_fused(case) for case in mask_cost_cases(request.param)]
+    return [check(case, fused_and_naive()) for case in mask_cost_cases(request.param)]
 
 
 @pytest.mark.parametrize("masked", DTYPES, ids=str, indirect=True)
@@ -145,7 +138,7 @@ def test_cost_of_masks(
 def test_cost_of_options(
     benchmark: BenchmarkFixture, recorder: Recorder, budget: Budget, dtype: torch.dtype
 ) -> None:
-    cases = [check_shorter(case) for case in option_cost_cases(dtype)]
+    cases = [check_at(CHECKED_LENGTH, case, fused_and_naive()) for case in option_cost_cases(dtype)]
     contenders = [c for checked in cases for c in checked.contenders("fwd+bwd", ["cpu"])]
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)
 
@@ -219,6 +212,6 @@ def test_scaling(
     case: Case,
     direction: Direction,
 ) -> None:
-    (contender,) = check_fused(case).contenders(direction, ["cpu"])
+    (contender,) = check_quickly(case, fused_and_naive()).contenders(direction, ["cpu"])
     contenders = [with_threads(contender, threads) for threads in (1, 2)]
     measure(benchmark, recorder, suite="cpu", contenders=contenders, budget=budget)

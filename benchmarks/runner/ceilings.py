@@ -42,11 +42,15 @@ def reading(case: Case, keys_and_values: Tensor) -> Contender:
     return _contender(case, "fwd", SUM, keys_and_values.flatten().view(torch.float32).sum)
 
 
+def has_fast_products(dtype: torch.dtype) -> bool:
+    """Whether torch's products in this dtype are fast on this CPU. Without AMX, those in half
+    precision are many times slower than attention."""
+    return dtype == torch.float32 or device_slug().endswith("-amx")
+
+
 def products(case: Case, direction: Direction) -> Sequence[Contender]:
-    """The product of a case in a dtype in which torch's products are fast on this CPU. Without AMX,
-    those in half precision are many times slower than attention."""
-    is_fast = case.dtype == torch.float32 or device_slug().endswith("-amx")
-    return [gemm(case, direction)] if is_fast else []
+    """The product of a case, in a dtype in which products are fast."""
+    return [gemm(case, direction)] if has_fast_products(case.dtype) else []
 
 
 def ceilings(case: Case, direction: Direction) -> Sequence[Contender]:

@@ -9,7 +9,7 @@ import torch
 
 from transformer_kernels.bench import Budget, Provenance, Row, append_rows, write_rows
 from transformer_kernels.bench.provenance import CPU, ROWS
-from transformer_kernels.bench.steadiness import Probe, Watch, measure_steadily
+from transformer_kernels.bench.steadiness import TOLERANCE, Probe, Watch, measure_steadily
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / ROWS
@@ -19,7 +19,15 @@ UNRECORDED = ROOT / "build" / "benchmarks"
 class Recorder:
     """Collects rows and writes them immediately, one file per suite: an aborted run loses none."""
 
-    def __init__(self, provenance: Provenance, budget: Budget, *, folder: Path, keep: bool) -> None:
+    def __init__(
+        self,
+        provenance: Provenance,
+        budget: Budget,
+        *,
+        folder: Path,
+        keep: bool,
+        tolerance: float = TOLERANCE,
+    ) -> None:
         """Creates a recorder.
 
         Args:
@@ -27,11 +35,14 @@ class Recorder:
             budget: default time budget of a case.
             folder: destination.
             keep: append to `folder/<device>/<suite>.csv`; otherwise replace `folder/<suite>.csv`.
+            tolerance: how much slower than usual the machine may be, as a fraction, if rows are
+                kept.
         """
         self.provenance = provenance
         self.budget = budget
         self._folder = folder
         self._keep = keep
+        self._tolerance = tolerance
         self.rows: list[Row] = []
         self._watches: dict[torch.device, Watch] = {}
         self.skipped: list[str] = []
@@ -57,7 +68,9 @@ class Recorder:
             rows = measure()
         else:
             watch = self._watches.setdefault(device, Watch(Probe(device)))
-            steady = measure_steadily([label], lambda _: measure(), watch)
+            steady = measure_steadily(
+                [label], lambda _: measure(), watch, tolerance=self._tolerance
+            )
             rows = [row for _, result in steady.results for row in result]
             self.skipped += [
                 f"{label}: the machine was {one.slower:.0%} slower than usual during the last try"

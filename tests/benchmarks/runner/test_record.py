@@ -55,12 +55,17 @@ def test_text_has_a_title_per_case_and_a_line_per_row() -> None:
 
 
 def recorder_with(
-    speeds: list[float], folder: Path, monkeypatch: pytest.MonkeyPatch, *, keep: bool
+    speeds: list[float],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    keep: bool,
+    tolerance: float = 0.05,
 ) -> Recorder:
     """A recorder on a machine whose probes take these times, then 1."""
     left = iter(speeds)
     monkeypatch.setattr(record, "Probe", lambda _: lambda: Speed(next(left, 1.0), 1.0))
-    return Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep)
+    return Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep, tolerance=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,21 @@ def test_disturbed_measurements_are_repeated_before_they_are_recorded(
     assert one.N == measurements == len(counts)
     assert recorder.rows == [one]
     assert recorder.skipped == []
+
+
+@pytest.mark.parametrize(("tolerance", "measurements"), [(0.19, 2), (0.21, 1)])
+def test_the_tolerance_decides_what_is_disturbed(
+    tolerance: float, measurements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recorder_with([1.0, 1.2], tmp_path, monkeypatch, keep=True, tolerance=tolerance)
+    calls: list[list[Row]] = []
+
+    def measure() -> list[Row]:
+        calls.append([row()])
+        return calls[-1]
+
+    recorder.add_steady("a case", measure)
+    assert len(calls) == measurements
 
 
 def test_measurement_that_is_always_disturbed_is_named(

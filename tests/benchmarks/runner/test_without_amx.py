@@ -14,6 +14,7 @@ from tests.benchmarks.suite_run import run_suite
 from transformer_kernels import _C
 from transformer_kernels.bench import Budget, Case, Row, usable_variants
 from transformer_kernels.bench.contenders import Expected, check
+from transformer_kernels.bench.provenance import device_slug
 
 CASE = Case(name="full", H_q=2, H_kv=2, M=16, N=16, D=8, D_v=8, dtype=torch.bfloat16)
 
@@ -64,6 +65,7 @@ def test_the_worker_checks_before_it_measures(worker: Executor) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.skipif(not device_slug().endswith("-amx"), reason="this CPU has no AMX")
 @pytest.mark.usefixtures("worker")
 def test_the_suite_records_rows_without_amx(tmp_path: Path) -> None:
     chosen = "without_amx and fwd-full-bfloat16-512"
