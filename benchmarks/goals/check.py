@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.goals.cpu import GOALS, MODEL_GOALS, Goal
+from benchmarks.goals.cpu import GOALS, GOALS_WITHOUT_AMX, MODEL_GOALS, Goal
 from benchmarks.goals.gpu import GPU_GOALS
 from benchmarks.runner.record import RECORDED, latest
 from transformer_kernels.bench import Row, read_rows
@@ -32,29 +32,36 @@ class Check(NamedTuple):
 TITLES = Check("goal", "bound", "measured", "status", "worst case")
 MISSING = "not measured"
 
-SUITES: Mapping[str, Sequence[Goal]] = {
-    "cpu": GOALS,
-    "models": MODEL_GOALS,
-    "gpu": GPU_GOALS,
-}
+SUITES = ("cpu", "models", "gpu")
 
 
-def check_goals(rows: Iterable[Row], suites: Mapping[str, Sequence[Goal]] = SUITES) -> list[Check]:
+def goals_of(suite: str, device: str) -> Sequence[Goal]:
+    """Goals of one of SUITES on a device."""
+    on_cpu = GOALS if device.endswith("-amx") else GOALS_WITHOUT_AMX
+    return {"cpu": on_cpu, "models": MODEL_GOALS, "gpu": GPU_GOALS}[suite]
+
+
+def check_goals(
+    rows: Iterable[Row], suites: Mapping[str, Sequence[Goal]] | None = None
+) -> list[Check]:
     """Checks the goals of every suite that has rows.
 
     Args:
         rows: recorded rows; those of one suite from one device, each case once.
-        suites: goals of each suite.
+        suites: goals of each suite; those of the rows' device by default.
 
     Returns:
         One line per goal.
     """
-    by_suite: dict[str, list[Row]] = {suite: [] for suite in suites}
+    by_suite: dict[str, list[Row]] = {suite: [] for suite in suites or SUITES}
     for row in rows:
         if row.suite in by_suite:
             by_suite[row.suite].append(row)
     return [
-        _check_goal(goal, own) for suite, own in by_suite.items() if own for goal in suites[suite]
+        _check_goal(goal, own)
+        for suite, own in by_suite.items()
+        if own
+        for goal in (suites[suite] if suites else goals_of(suite, own[0].device))
     ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.goals import cpu as goals
+from benchmarks.goals import cpu
 from benchmarks.goals.check import MISSING, as_columns, as_markdown, check_goals, main
 from benchmarks.goals.cpu import Goal
 from tests.bench.example import row
@@ -50,6 +50,14 @@ def test_rows_are_compared_with_the_goals_of_their_suite_only() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("device", "goals"), [("xeon-amx", cpu.GOALS), ("epyc-avx2", cpu.GOALS_WITHOUT_AMX)]
+)
+def test_the_goals_are_those_of_the_device(device: str, goals: tuple[Goal, ...]) -> None:
+    checks = check_goals([replace(one, device=device) for one in rows()])
+    assert [line.goal for line in checks] == [goal.name for goal in goals]
+
+
 def test_columns_are_aligned() -> None:
     title, *lines = as_columns(check_goals(rows(), GOALS))
     at = title.index("status")
@@ -82,4 +90,4 @@ def test_the_command_checks_the_last_run(
     assert text.startswith("xeon-amx, torch 2.13.0+cpu, commit abc1234, 2026-01-02\n")
     assert "float32, S = 4, D = 64, full, fwd: 2.4 ms / 2 ms" in text
     assert text.count(cell) == 1
-    assert text.endswith(f"1 of {len(goals.GOALS)} goals are reached.\n")
+    assert text.endswith(f"1 of {len(cpu.GOALS)} goals are reached.\n")
