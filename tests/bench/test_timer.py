@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from transformer_kernels.bench import Budget, Interleaver, Ratio
+from transformer_kernels.bench.timer import SLOW_ROUNDS
 from transformer_kernels.bench.workload import Prepare, Workload
 
 
@@ -72,6 +73,26 @@ def test_slow_workloads_run_in_the_first_rounds_only(clock: FakeClock) -> None:
         interleaver.round()
     assert "".join(clock.calls) == "a" + "ab" + "ba" + "a" + "a"
     assert [timing.rounds for timing in interleaver.timings().values()] == [4, 2]
+
+
+def test_workloads_that_are_slow_during_warm_up_run_in_few_rounds(clock: FakeClock) -> None:
+    laps = {"quick": [5.0] + [1.0] * 4, "slow": [5.1] + [6.0] * 2}
+    interleaver = Interleaver({name: clock.workload(name, seconds=of) for name, of in laps.items()})
+    assert interleaver.warm_up() == pytest.approx(5.0)
+    for _ in range(4):
+        interleaver.round()
+    assert {name: one.rounds for name, one in interleaver.timings().items()} == {
+        "quick": 4,
+        "slow": SLOW_ROUNDS,
+    }
+
+
+def test_workloads_that_are_all_slow_run_in_all_rounds(clock: FakeClock) -> None:
+    interleaver = Interleaver({name: clock.workload(name, seconds=[9.0] * 4) for name in "ab"})
+    assert interleaver.warm_up() == pytest.approx(18.0)
+    for _ in range(3):
+        interleaver.round()
+    assert [one.rounds for one in interleaver.timings().values()] == [3, 3]
 
 
 def test_ratios_compare_laps_of_the_same_round(clock: FakeClock) -> None:

@@ -51,6 +51,10 @@ class Budget:
         return min(max(fitting, self.fewest), self.most)
 
 
+SLOW_SECONDS, SLOW_ROUNDS = 5.0, 2
+"""Workloads that take so long a call run in few rounds: their medians are of few laps."""
+
+
 class Interleaver:
     """Measures named workloads in interleaved rounds."""
 
@@ -76,16 +80,25 @@ class Interleaver:
     def warm_up(self) -> float:
         """Runs one unrecorded round of the workloads that run in all rounds.
 
+        Those that take more than SLOW_SECONDS then run in SLOW_ROUNDS only, unless all do.
+
         Returns:
-            Its duration in seconds, including set-up.
+            The duration in seconds, including set-up, without the time of slow workloads.
         """
         self._clock.wait()
         start = time.perf_counter()
-        for name, prepare in self._workloads.items():
-            if name not in self._most:
-                self._lap(prepare)
+        laps = {
+            name: self._lap(prepare)
+            for name, prepare in self._workloads.items()
+            if name not in self._most
+        }
         self._clock.wait()
-        return time.perf_counter() - start
+        duration = time.perf_counter() - start
+        slow = {name: seconds for name, lap in laps.items() if (seconds := lap()) > SLOW_SECONDS}
+        if len(slow) == len(laps):
+            return duration
+        self._most |= dict.fromkeys(slow, SLOW_ROUNDS)
+        return duration - sum(slow.values())
 
     def round(self) -> None:
         """Runs one round and records its times."""
