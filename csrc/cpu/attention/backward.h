@@ -71,10 +71,11 @@ TileTerms<Engine> backward_tile(const BackwardParams& p, const BackwardWorkspace
                    weights.put(row, lane, weight);
                    gradient.put(row, lane, ds);
                  });
+  const int64_t depth = round_up(block.queries, Engine::kDepthUnit);
   return {block,
           {Engine::left_t(w.k, w.k_panel(slot, n), block.first), gradient.right(), block.keys},
-          {gradient.left(), Engine::right(w.q, w.q_panel(slot, m)), block.computed_queries()},
-          {weights.left(), Engine::right(w.d_o, w.do_panel(slot, m)), block.computed_queries()}};
+          {gradient.left(), Engine::right(w.q, w.q_panel(slot, m)), depth},
+          {weights.left(), Engine::right(w.d_o, w.do_panel(slot, m)), depth}};
 }
 
 // The visible tiles of one row or column of the square.
@@ -143,6 +144,8 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
     for (int64_t n = n0; n < n1; ++n) {
       Block block = make_block(p, head / p.H_kv, h, m % w.head_blocks * kBlock, kBlock, n * kBlock);
       block.next_i = kSquare * kBlock;
+      // The gradient of keys by distance reads groups of 32 queries.
+      if (!w.distances) block.query_unit = Engine::kQueryUnit;
       const int64_t tile = (n - n0) * kSquare + m - m0;
       if (block.visible != Visible::kEmpty) {
         const int64_t last_key = std::exchange(next_key[m - m0], block.key(block.keys));

@@ -36,7 +36,7 @@ TK_INLINE bool overlaps(KeyInterval range, int64_t n, int64_t count = 1) {
   return range.begin < (n + count) * kBlock && range.end > n * kBlock;
 }
 
-// Unit of computation within a block: keys, and queries in the backward pass.
+// Unit of computation within a block: keys, and largest unit of queries in the backward pass.
 constexpr int64_t kKeyGroup = 32;
 
 // Rows of each packed panel: a full block, or the sequence length rounded up to kKeyGroup.
@@ -52,6 +52,7 @@ struct Block {
   int64_t first, keys;  // multiples of kKeyGroup
   Visible visible;
   bool element_mask;               // position tests, dense or layout hide part of it
+  int64_t query_unit = kKeyGroup;  // of computed_queries
   int64_t next_i = 0, next_j = 0;  // offset of the tile that is likely to be next
   bool continues = false;          // the keys follow those of the last tile of these queries
 
@@ -59,7 +60,7 @@ struct Block {
   int64_t head(int64_t lane) const { return lane < per_head ? h : h + lane / per_head; }
   int64_t query(int64_t lane) const { return i0 + (lane < per_head ? lane : lane % per_head); }
   int64_t key(int64_t row) const { return j0 + first + row; }
-  int64_t computed_queries() const { return round_up(queries, kKeyGroup); }
+  int64_t computed_queries() const { return round_up(queries, query_unit); }
 };
 
 // Sets the visibility of the block, and clips its keys to the visible range.

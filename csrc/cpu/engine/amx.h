@@ -136,6 +136,7 @@ struct Amx {
   static constexpr int kPending = kParts == 1 ? 4 : kParts == 2 ? 2 : 1;
   static constexpr int64_t kPass = 32;
   static constexpr int64_t kSquare = 2;
+  static constexpr int64_t kQueryUnit = 32, kDepthUnit = 32;
   static constexpr int64_t kWidth = 32;
   // With three parts the left operand is read twice: the small products come first.
   static constexpr bool kStreamsLeft = kParts < 3;

@@ -96,6 +96,9 @@ struct Fma {
   static constexpr int kPending = 1;     // products per update of o
   static constexpr int64_t kPass = 64;   // queries whose scores the backward pass holds
   static constexpr int64_t kSquare = 1;  // blocks per side that share an update of dq, dk, dv
+  // The backward pass computes a whole number of units of queries, and sums over a number of them
+  // that is a multiple of kDepthUnit.
+  static constexpr int64_t kQueryUnit = 2 * kLanes<Real>, kDepthUnit = 1;
   static constexpr int64_t kWidth = kLanes<Real>;
   static constexpr bool kStreamsLeft = false;  // no non-temporal loads of left operands
   static constexpr Precision kPrecision = Precision::kReal;
