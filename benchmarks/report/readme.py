@@ -1,10 +1,10 @@
 """Writes recorded figures into README.md and docs/benchmarks.md.
 
-    python -m benchmarks.report.readme <device>
+    python -m benchmarks.report.readme <device> [--models <device>]
 
-The tables between the two marks of each file and the pictures under docs/images come from the last
-run of each case in benchmarks/results/<device>. README.md shows the longest sequence,
-docs/benchmarks.md every length.
+The tables between the marks of each file and the pictures under docs/images come from the last run
+of each case in benchmarks/results/<device>. README.md shows the longest sequence,
+docs/benchmarks.md every length, and the suite `models` of a device, which can be another one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.cases.models import MODELS
+from benchmarks.report.device import Entry, entries
 from benchmarks.runner.record import RECORDED, ROOT, latest
 from transformer_kernels.bench import Direction, Row, read_rows
 from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
 
-BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+FIGURES, OF_MODELS = "figures", "models"
+"""Names of the marks."""
 README, DETAILS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 DTYPES = ("float32", "bfloat16")
@@ -86,28 +89,77 @@ def _cells(rows: list[Row], length: int, direction: Direction) -> str:
     return " | ".join(cells)
 
 
+def models(rows: Sequence[Row]) -> str:
+    """Markdown for docs/benchmarks.md: the suite `models`, a line for each call and dtype."""
+    first = rows[0]
+    lines = [
+        f"{first.device}, {first.threads} threads, torch {first.torch}, {first.date[:10]}. "
+        'Forward / forward + backward; "–" was not measured.',
+        "",
+        "| attention of | (B, H, M, N, D) | dtype | ms | over naive | over SDPA | of the limit |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    by_call: dict[tuple[str, str], dict[str, Entry]] = {}
+    for entry in entries(rows):
+        row = entry.ours
+        by_call.setdefault((row.case, row.dtype), {})[row.direction] = entry
+    order = [name for name, _, _ in MODELS]
+    for (case, dtype), of_call in sorted(by_call.items(), key=lambda one: order.index(one[0][0])):
+        row = next(iter(of_call.values())).ours
+        heads = str(row.H_q) if row.H_q == row.H_kv else f"{row.H_q}/{row.H_kv}"
+        # Cells of Entry: milliseconds, over naive, over the fastest peer, its name, of the limit.
+        pairs = zip(*(of_call[d].cells[2:7] for d in DIRECTIONS if d in of_call), strict=True)
+        ms, naive, peer, _, limit = (" / ".join(pair) for pair in pairs)
+        lines.append(
+            f"| {case} | ({row.B}, {heads}, {row.M}, {row.N}, {row.D}) | {dtype} "
+            f"| {ms} | {naive} | {peer} | {limit} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def model_rows(device: str) -> list[Row]:
+    """The last recorded rows of the suite `models`."""
+    return latest(read_rows(RECORDED / device / "models.csv"))
+
+
 def contents(device: str) -> dict[Path, str]:
-    """The text between the marks of each file."""
-    tables = [causal_rows(device, dtype) for dtype in DTYPES]
+    """The text between the marks FIGURES of each file."""
+    tables = [rows for dtype in DTYPES if (rows := causal_rows(device, dtype))]
     return {README: summary(tables), DETAILS: "\n".join(map(details, tables))}
 
 
-def put_between_marks(text: str, content: str) -> str:
-    """The text with its part between the marks replaced. ValueError where a mark is missing."""
-    for mark in (BEGIN, END):
+def between_marks(text: str, name: str) -> tuple[str, str, str]:
+    """The parts before, between and after the marks `name`. ValueError where a mark is missing."""
+    rest, parts = text, []
+    for mark in (f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"):
         if text.count(mark) != 1:
             raise ValueError(f"the page must have one line {mark.strip()!r}")
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + content + END + rest.split(END)[1]
+        part, rest = rest.split(mark)
+        parts.append(part)
+    return parts[0], parts[1], rest
+
+
+def put_between_marks(text: str, content: str, name: str = FIGURES) -> str:
+    """The text with its part between the marks `name` replaced."""
+    before, _, after = between_marks(text, name)
+    return f"{before}<!-- {name}: begin -->\n{content}<!-- {name}: end -->\n{after}"
+
+
+def write(page: Path, content: str, name: str = FIGURES) -> None:
+    text = put_between_marks(page.read_text(encoding="utf-8"), content, name)
+    page.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report.readme", description=__doc__)
     parser.add_argument("device", help="a folder of benchmarks/results, such as xeon-amx")
-    device = parser.parse_args().device
+    parser.add_argument("--models", metavar="DEVICE", help="device of the suite `models`")
+    args = parser.parse_args()
+    device = args.device
     for page, content in contents(device).items():
-        text = put_between_marks(page.read_text(encoding="utf-8"), content)
-        page.write_text(text, encoding="utf-8")
+        write(page, content)
+    if args.models:
+        write(DETAILS, models(model_rows(args.models)), OF_MODELS)
     images = ROOT / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     by_length = [row for row in causal_rows(device, "float32") if row.direction in DIRECTIONS]

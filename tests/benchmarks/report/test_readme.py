@@ -4,11 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.report.readme import BEGIN, END, contents, details, put_between_marks, summary
+from benchmarks.report.readme import (
+    DETAILS,
+    FIGURES,
+    OF_MODELS,
+    between_marks,
+    contents,
+    details,
+    model_rows,
+    models,
+    put_between_marks,
+    summary,
+)
 from benchmarks.runner.record import RECORDED
 from tests.bench.example import row
 from transformer_kernels.bench import Row
 
+BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 MEASURED = "8.0 ms | 3.0 ms | 2.0 ms | 4.0x | 1.50x |"
 
 
@@ -47,10 +59,31 @@ def test_a_missing_or_doubled_mark_is_an_error(text: str) -> None:
         put_between_marks(text, "new\n")
 
 
+def test_models_have_a_line_for_each_call_and_dtype() -> None:
+    made = [replace(one, case="GPT-2", H_q=4, H_kv=2) for one in rows()]
+    only_forward = [replace(one, dtype="bfloat16") for one in made if one.direction == "fwd"]
+    later = [replace(one, case="GPT of four heads, two texts") for one in only_forward]
+    assert models([*made, *only_forward, *later]).splitlines()[4:] == [
+        "| GPT of four heads, two texts | (1, 4/2, 4, 4, 64) | bfloat16 | 2 | 4.00 | 1.50 | – |",
+        "| GPT-2 | (1, 4/2, 4, 4, 64) | float32 | 2 / 2 | 4.00 / 4.00 | 1.50 / 1.50 | – / – |",
+        "| GPT-2 | (1, 4/2, 4, 4, 64) | bfloat16 | 2 | 4.00 | 1.50 | – |",
+    ]
+
+
+def recorded(suite: str) -> list[str]:
+    """Devices that have rows of a suite."""
+    return [path.parent.name for path in RECORDED.glob(f"*/{suite}.csv")]
+
+
 def test_the_pages_show_recorded_rows() -> None:
     """Run `python -m benchmarks.report.readme <device>` after recording."""
-    devices = [path.parent.name for path in RECORDED.glob("*/attention.csv")]
-    recorded = [contents(device) for device in devices]
-    for page in recorded[0]:
-        between = page.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
-        assert between in [texts[page] for texts in recorded]
+    texts = [contents(device) for device in recorded("attention")]
+    for page in texts[0]:
+        _, between, _ = between_marks(page.read_text(encoding="utf-8"), FIGURES)
+        assert between in [of_device[page] for of_device in texts]
+
+
+def test_the_table_of_models_shows_recorded_rows() -> None:
+    """Run `python -m benchmarks.report.readme <device> --models <device>` after recording."""
+    _, between, _ = between_marks(DETAILS.read_text(encoding="utf-8"), OF_MODELS)
+    assert between in [models(model_rows(device)) for device in recorded("models")]
