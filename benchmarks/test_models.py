@@ -7,12 +7,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.cases.models import call_id, model_calls
 from benchmarks.runner.ceilings import ceilings
+from benchmarks.runner.checks import SLOW_SCORES
 from benchmarks.runner.record import Recorder
 from transformer_kernels.bench import Row, Variant
 from transformer_kernels.bench.comparison.run import Call, measure_call
-
-NAIVE_SCORES = 2**24
-"""With as many scores, naive attention takes a minute and more in half precision on some CPUs."""
 
 
 @pytest.mark.parametrize("call", model_calls(), ids=call_id)
@@ -27,7 +25,7 @@ def test_models(
             recorder.provenance,
             suite="models",
             besides=ceilings,
-            naive_scores=NAIVE_SCORES,
+            naive_scores=SLOW_SCORES,
         )
         assert not result.broken, result.broken
         return [one.row for one in result.measured]

@@ -103,8 +103,13 @@ def models(rows: Sequence[Row]) -> str:
     for entry in entries(rows):
         row = entry.ours
         by_call.setdefault((row.case, row.dtype), {})[row.direction] = entry
-    order = [name for name, _, _ in MODELS]
-    for (case, dtype), of_call in sorted(by_call.items(), key=lambda one: order.index(one[0][0])):
+    names = [name for name, _, _ in MODELS]
+
+    def place(key: tuple[str, str]) -> tuple[int, int]:
+        return names.index(key[0]), DTYPES.index(key[1])
+
+    for case, dtype in sorted(by_call, key=place):
+        of_call = by_call[case, dtype]
         row = next(iter(of_call.values())).ours
         heads = str(row.H_q) if row.H_q == row.H_kv else f"{row.H_q}/{row.H_kv}"
         # Cells of Entry: milliseconds, over naive, over the fastest peer, its name, of the limit.

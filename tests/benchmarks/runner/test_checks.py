@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -40,11 +42,11 @@ def test_large_cases_are_checked_at_a_shorter_length_where_products_are_slow(
 
 def test_the_case_runs_at_its_own_length_with_the_errors_of_the_shorter_one() -> None:
     bias = torch.randn(1, 2, 40, 40, dtype=torch.bfloat16)
-    case = Case(**{**vars(CASE), "bias": bias})
+    case = replace(CASE, bias=bias)
     variants = usable_variants(["naive", "cpu"])
     (contender,) = check_at(16, case, variants).contenders("fwd")
-    shorter = Case(**{**vars(CASE), "M": 16, "N": 16, "bias": bias[..., :16, :16]})
+    shorter = replace(case, M=16, N=16, bias=bias[..., :16, :16])
     expected = {one.variant: one.error for one in check(shorter, variants).contenders("fwd")}
     assert contender.error == expected["cpu"]
-    assert contender.case == case
+    assert contender.case is case
     contender.prepare()()
