@@ -26,6 +26,7 @@ class DropoutNumbers {
  public:
   TK_DEVICE_METHOD DropoutNumbers(const Dropout& dropout, int b, int h)
       : threshold_(dropout.threshold),
+        addend_((0x10000 - dropout.threshold) << 15),
         first_row_(dropout.first_row),
         first_counter_(in_memory(dropout).first_counter),
         h_(in_memory(dropout).first_head + static_cast<uint32_t>(h)),
@@ -33,13 +34,31 @@ class DropoutNumbers {
     philox_keys(static_cast<uint64_t>(*dropout.seed), keys_);
   }
 
-  // Keeps the keys in registers, for a loop over counters that is not unrolled: the compiler would
-  // derive them anew for each.
-  TK_DEVICE_METHOD void keep_keys() {
+  // The numbers of the head h heads further on.
+  TK_DEVICE_METHOD DropoutNumbers of_head(int h) const {
+    DropoutNumbers numbers = *this;
+    numbers.h_ += static_cast<uint32_t>(h);
+    return numbers;
+  }
+
+  // Keeps derived values in registers, for a loop over counters that is not unrolled: the compiler
+  // would derive them anew for each.
+  TK_DEVICE_METHOD void keep_derived() {
+    addend_ = static_cast<uint32_t>(opaque(static_cast<int>(addend_)));
 #pragma unroll
     for (int n = 0; n < 2 * kPhiloxRounds; ++n) {
       uint32_t& word = keys_[n / 2].word[n % 2];
       word = static_cast<uint32_t>(opaque(static_cast<int>(word)));
+    }
+  }
+
+  // Likewise, for a converged warp: the compiler needs fewer instructions with broadcast keys than
+  // with opaque ones.
+  TK_DEVICE_METHOD void broadcast_keys() {
+#pragma unroll
+    for (int n = 0; n < 2 * kPhiloxRounds; ++n) {
+      uint32_t& word = keys_[n / 2].word[n % 2];
+      word = __shfl_sync(~0u, word, 0);
     }
   }
 
@@ -80,12 +99,12 @@ class DropoutNumbers {
   // if the weight is kept: after a shift by 15 the sign, which a funnel shift appends. The lower
   // half of `word` cannot carry into it.
   TK_DEVICE_METHOD void append(uint32_t& bits, uint32_t word) const {
-    const uint32_t sum = (word >> 1) + ((0x10000 - threshold_) << 15);
+    const uint32_t sum = (word >> 1) + addend_;
     bits = bits << 1 | sum >> 31;
   }
 
   PhiloxKey keys_[kPhiloxRounds];
-  uint32_t threshold_, first_row_, first_counter_, h_, b_;
+  uint32_t threshold_, addend_, first_row_, first_counter_, h_, b_;
 };
 
 // Dropout mask of the elements that a lane holds of an accumulator. Element e of tile
@@ -101,7 +120,7 @@ struct DropoutMask {
   TK_DEVICE_METHOD explicit DropoutMask(uint64_t all) : bits(all) {}
   TK_DEVICE_METHOD DropoutMask(const Dropout& dropout, int b, int h, int i0, int j0) {
     DropoutNumbers numbers(dropout, b, h);
-    numbers.keep_keys();
+    numbers.keep_derived();
     const int row = i0 + lane_index() / 4, first_tile = j0 / 8 % 8;
 #pragma unroll 1
     for (int n = 0; n < kM * kGroups * 4; ++n) {

@@ -142,14 +142,15 @@ struct HopperBackwardTile {
   int block_m, block_n, stages, square_tiles;
   bool dq_in_shared;    // dq is staged in shared memory before it is added to its sums
   bool small_producer;  // consumers have 240 registers, so that few are left for the producer
+  int mask_registers;   // of the producer warpgroup with dropout, where it generates the mask
 
   static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
 
-  // Registers per thread. With dropout the producer warpgroup generates the mask, and needs more.
+  // Registers per thread: 3 x 168 for the three warpgroups.
   constexpr int producer_registers(bool dropout) const {
-    return small_producer && !dropout ? 24 : 40;
+    return dropout ? mask_registers : small_producer ? 24 : 40;
   }
-  constexpr int registers(bool dropout) const { return small_producer && !dropout ? 240 : 232; }
+  constexpr int registers(bool dropout) const { return (504 - producer_registers(dropout)) / 2; }
   constexpr int threads() const { return 128 * (1 + kConsumers); }
   // k and v, q and do; p and ds; in float32: dq, and lse and delta of the rows
   constexpr int tile_bytes(int width, int v_width) const {
@@ -162,19 +163,15 @@ struct HopperBackwardTile {
   }
 };
 
-// For a width of at most 128 each warpgroup owns 64 keys: a thread holds `width` elements of dk and
-// dv, block_m of s and dp, and 32 of dq. For wider rows dk and dv of 64 keys would need all
-// registers. The warpgroups then share 64 keys, and each owns half of the columns.
+// For a width of at most 192 each warpgroup owns 64 keys: a thread holds half of their columns of
+// dk and dv, block_m of s and dp, at width 192 half as many, and 32 of dq. At width 256 dk and dv
+// of 64 keys would need all registers. The warpgroups then share 64 keys, and each owns half of the
+// columns.
 constexpr HopperBackwardTile hopper_backward_tile(int width) {
-  if (width <= 64) return {128, 128, 2, 2, true, true};  // 195 KiB
-  if (width <= 128) return {64, 128, 2, 2, true, true};  // 194 KiB
-  return {64, 64, 2, 4, false, false};                   // 226 KiB, with v of 128 178
-}
-
-// Padded width of q, k or v. Beyond 128 the columns are split between two warpgroups, in panels of
-// 64 columns.
-constexpr int hopper_backward_width(int width) {
-  return width <= 128 ? width : (width + 127) / 128 * 128;
+  if (width <= 64) return {128, 128, 2, 2, true, true, 56};   // 195 KiB
+  if (width <= 128) return {64, 128, 2, 2, true, true, 56};   // 194 KiB
+  if (width <= 192) return {64, 128, 2, 2, false, true, 40};  // 194 KiB, with v of 128
+  return {64, 64, 2, 4, false, false, 56};                    // 226 KiB
 }
 
 // Preprocess kernels of the backward pass: adjacent lanes share a row and load 16 bytes of it each.

@@ -52,27 +52,6 @@ struct ShapeByColumns : BackwardPipelines<Element, kRowWidth, kRowVWidth> {
   Element* first_;
 };
 
-// Accumulates a warp's part of dq into dq_sums.
-template <typename Shape, int kN>
-TK_DEVICE void add_dq(const BackwardArguments& a, const TileInfo& info,
-                      const Accumulator<1, kN>& dq) {
-  const int64_t part = dq_part<Shape>(info);
-  if (a.dq_semaphore) {
-    if (lane_index() == 0) {
-      while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks()) {
-      }
-    }
-    __syncwarp();
-  }
-  float* const sums = a.dq_sums + part * Shape::kDqElements;
-  for_each_float4(dq, [&](int offset, const float4& x) { add_to(sums + offset, x); });
-  if (a.dq_semaphore) {
-    __threadfence();
-    __syncwarp();
-    if (lane_index() == 0) add_release(a.dq_semaphore + part, 1);
-  }
-}
-
 template <typename Element, int kRowWidth, int kRowVWidth, typename DropoutMask>
 TK_DEVICE void backward_mainloop(const BackwardArguments& a,
                                  const ShapeByColumns<Element, kRowWidth, kRowVWidth>& shared,
@@ -125,15 +104,15 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     named_barrier_sync(kAllConsumersBarrier, kAll);  // p and ds are complete
 
     Accumulator<1, Shape::kDqColumns / 8> dq;
-    start_gemm_nn(dv, p_tile, shared.d_o.tile(state), v_column);
-    start_gemm_nn(dk, ds_tile, shared.q.tile(state), k_column);
-    start_gemm_tn(dq, ds_tile, 0, k, k_column);
+    start_gemm_nn(dv, p_tile, 0, shared.d_o.tile(state), v_column);
+    start_gemm_nn(dk, ds_tile, 0, shared.q.tile(state), k_column);
+    start_gemm_tn<Shape::kN>(dq, ds_tile, 0, k, k_column);
     wait_gemm<0>(dv);
     wgmma_hold(registers_of(dk));
     wgmma_hold(registers_of(dq));
     release(shared.q, state);
     release(shared.d_o, state);
-    add_dq<Shape>(a, info, dq);
+    add_dq<Shape>(a, info, consumer_warp_index(), info.preceding_blocks(), dq);
     state.next();
     second_buffer = !second_buffer;
   }

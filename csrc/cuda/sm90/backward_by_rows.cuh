@@ -55,7 +55,7 @@ struct ShapeByRows : BackwardPipelines<Element, kWidth, kWidth> {
 // Accumulates a warp's part of dq into dq_sums. Called by one lane.
 template <typename Shape>
 TK_DEVICE void add_dq(const BackwardArguments& a, const TileInfo& info, const float* from) {
-  const int64_t part = dq_part<Shape>(info);
+  const int64_t part = dq_part<Shape>(info, consumer_warp_index());
   if (a.dq_semaphore) {
     while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks()) {
     }
@@ -140,13 +140,13 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete; previous dq was read
 
     Accumulator<1, Shape::kDqColumns / 8> dq;
-    start_gemm_tn(dq, ds_tile, Shape::dq_row(consumer), k, Shape::dq_column(consumer));
+    start_gemm_tn<Shape::kN>(dq, ds_tile, Shape::dq_row(consumer), k, Shape::dq_column(consumer));
     start_gemm_nn(dk, ds, shared.q.tile(state));
     wait_gemm<1>(dq);
     wgmma_hold(registers_of(dv));
     release(shared.d_o, state);
-    for_each_float4(
-        dq, [&](int offset, const float4& x) { *reinterpret_cast<float4*>(own_dq + offset) = x; });
+    for_each_float4(dq, own_dq,
+                    [](float* to, const float4& x) { *reinterpret_cast<float4*>(to) = x; });
     dq_info = info;
     wait_gemm<0>(dk);
     release(shared.q, state);

@@ -14,8 +14,7 @@ namespace tk::cuda::sm90 {
 template <typename Element_, int kRowWidth, int kRowVWidth>
 struct BackwardPipelines {
   using Element = Element_;
-  static constexpr int kWidth = hopper_backward_width(kRowWidth);
-  static constexpr int kVWidth = hopper_backward_width(kRowVWidth);
+  static constexpr int kWidth = kRowWidth, kVWidth = kRowVWidth;
   static constexpr HopperBackwardTile kTile = hopper_backward_tile(kWidth);
   static constexpr int kM = kTile.block_m, kN = kTile.block_n, kConsumers = kTile.kConsumers;
   static constexpr int kDqParts = kTile.kConsumerWarps, kDqElements = kM * kWidth / kDqParts;
@@ -52,10 +51,10 @@ struct BackwardPipelines {
 constexpr float kHiddenWeight = -0.0f;
 TK_DEVICE bool is_hidden_weight(float weight) { return __float_as_uint(weight) == 1u << 31; }
 
-// Index of the calling warp's part of dq of a tile, in dq_sums and dq_semaphore.
+// Index of a part of dq of a tile, in dq_sums and dq_semaphore.
 template <typename Shape>
-TK_DEVICE int64_t dq_part(const TileInfo& info) {
-  return int64_t{info.tile} * Shape::kDqParts + consumer_warp_index();
+TK_DEVICE int64_t dq_part(const TileInfo& info, int part) {
+  return int64_t{info.tile} * Shape::kDqParts + part;
 }
 
 // Number of key blocks before block n that see part of a query tile. Warp-collective.
@@ -225,7 +224,7 @@ class ScoreGradients {
   }
 
  private:
-  static constexpr bool kHasDropout = std::is_same_v<Keep, DropoutBits<kN>>;
+  static constexpr bool kHasDropout = Keep::kDropsWeights;
 
   // Calls visit(n, e, statistic) for every element, with a statistic of its query.
   template <typename Visit>
@@ -307,16 +306,45 @@ TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const K
   wait_stores_read<0>();  // of dk, dv and dq
 }
 
-// Offset of a lane's n-th float4 in a warp's part of dq.
-TK_DEVICE int float4_offset(int n) { return (n * kWarp + lane_index()) * 4; }
+// A lane's first float4 in a warp's part of dq. The others follow at multiples of kFloat4Step,
+// which are immediate operands.
+template <typename Float>
+TK_DEVICE Float* first_float4(Float* part) {
+  return part + 4 * lane_index();
+}
+constexpr int kFloat4Step = 4 * kWarp;
 
-// Calls visit(offset, float4) for every four accumulator elements of a thread.
+// Calls visit(to, float4) for every four accumulator elements of a thread, with their place in a
+// part of dq.
 template <int kN, typename Visit>
-TK_DEVICE void for_each_float4(const Accumulator<1, kN>& dq, const Visit& visit) {
+TK_DEVICE void for_each_float4(const Accumulator<1, kN>& dq, float* part, const Visit& visit) {
+  float* const first = first_float4(part);
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
     const float (&x)[4] = dq.x[0][n];
-    visit(float4_offset(n), make_float4(x[0], x[1], x[2], x[3]));
+    visit(first + n * kFloat4Step, make_float4(x[0], x[1], x[2], x[3]));
+  }
+}
+
+// Accumulates a part of dq into dq_sums, from the registers of a warp. `turn` is the number of
+// additions to this part before it, in deterministic mode.
+template <typename Shape, int kN>
+TK_DEVICE void add_dq(const BackwardArguments& a, const TileInfo& info, int part_in_tile, int turn,
+                      const Accumulator<1, kN>& dq) {
+  const int64_t part = dq_part<Shape>(info, part_in_tile);
+  if (a.dq_semaphore) {
+    if (lane_index() == 0) {
+      while (load_acquire(a.dq_semaphore + part) != turn) {
+      }
+    }
+    __syncwarp();
+  }
+  for_each_float4(dq, a.dq_sums + part * Shape::kDqElements,
+                  [](float* to, const float4& x) { add_to(to, x); });
+  if (a.dq_semaphore) {
+    __threadfence();
+    __syncwarp();
+    if (lane_index() == 0) add_release(a.dq_semaphore + part, 1);
   }
 }
 

@@ -12,9 +12,9 @@ namespace tk::cuda::sm90 {
 struct BackwardArguments : Arguments<BackwardParams> {
   float* row_stats;  // (tiles, 2, 2, block_m): lse in base 2, and delta = rowsum(do o) - dlse; lse,
                      // and delta. lse is +inf for fully masked and padding rows.
-  float* dq_sums;    // (tiles, consumer warps, elements / 4, 32, 4): in accumulator order
-  int* dq_semaphore;   // (tiles, consumer warps): key blocks already accumulated into dq; null in
-                       // non-deterministic mode
+  float* dq_sums;    // (tiles, parts, elements / 4, 32, 4): in accumulator order of a warp
+  int* dq_semaphore;   // (tiles, parts): additions of key blocks so far; null in non-deterministic
+                       // mode
   int* block_counter;  // CTAs started so far, see program_of
   int row_tiles;       // of the longest sequence
   TensorMap q, k, v, d_o, dk, dv;
@@ -42,13 +42,12 @@ struct RowStats {
 };
 
 // Writes the row statistics of one query tile of one head, padding rows of the last tile included,
-// and clears what the backward pass adds to: the sums of dq of this tile, and the counters. kWidth
-// is the width of dq_sums, and kVWidth bounds that of o and do.
-template <typename Element, int kM, int kWidth, int kVWidth>
+// and clears what the backward pass adds to: the sums of dq of this tile, in kDqParts parts, and
+// the counters. kVWidth bounds the width of o and do.
+template <typename Element, int kM, int kDqParts, int kDqElements, int kVWidth>
 TK_KERNEL((PreprocessTile<Element, kM, kVWidth>::kThreads), 1)
 backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Tile = PreprocessTile<Element, kM, kVWidth>;
-  constexpr int kDqParts = HopperBackwardTile::kConsumerWarps, kDqElements = kM * kWidth;
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
   const int h = program / a.row_tiles % H_q, block = program % a.row_tiles;
@@ -56,7 +55,7 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   if (program == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;
   if (block * kM >= seq.M) return;
   const int64_t tile = tile_of<kM>(a, seq, h, block);
-  Tile::template clear<kDqElements>(a.dq_sums + tile * kDqElements);
+  Tile::template clear<kDqParts * kDqElements>(a.dq_sums + tile * kDqParts * kDqElements);
   if (threadIdx.x < kDqParts && a.dq_semaphore) {
     a.dq_semaphore[tile * kDqParts + threadIdx.x] = 0;
   }

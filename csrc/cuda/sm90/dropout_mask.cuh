@@ -12,29 +12,40 @@ namespace tk::cuda::sm90 {
 
 constexpr int kDropoutWarps = kWarpgroupWarps - 1;
 
-// Mask bits of kN keys x kM queries. One byte covers one query and the keys 8 t + r of a group of
-// 64, for one r and t = 0 .. 7. Bytes are ordered by key group, r and query, with the queries in
-// the order in which the lanes of an accumulator hold them.
+// Mask bits of kN keys x kM queries. One byte covers one query and the 8 keys of one counter: keys
+// 8 t + counter % 8, t = 0 .. 7, of a group of 64. Bytes are ordered by counter and query, with the
+// queries in the order in which the lanes of an accumulator hold them: pairs are adjacent.
 template <int kN, int kM>
 struct DropoutBitsTile {
-  static constexpr int kBytes = kN * kM / 8;
+  static constexpr int kBytes = kN * kM / 8, kCounters = kN / 8;
   unsigned char* data;
 
-  TK_DEVICE_METHOD unsigned char* at(int key_group, int r, int query) const {
-    const int lane = query % 8 / 2;
-    return data + (key_group * 8 + r) * kM + lane * (kM / 4) + query / 8 * 2 + query % 2;
+  TK_DEVICE_METHOD unsigned char* at(int counter, int query) const {
+    const unsigned n = static_cast<unsigned>(query), lane = n % 8 / 2;
+    return data + counter * kM + lane * (kM / 4) + n / 8 * 2 + n % 2;
   }
 };
 
 // Mask bits of one lane's elements of a warp's accumulator, 16 keys x 8 kN queries.
 template <int kN>
 struct DropoutBits {
+  static constexpr bool kDropsWeights = true;
   uint32_t bits[(kN + 7) / 8] = {};
 
   TK_DEVICE_METHOD bool operator()(int n, int e) const {
     const int byte = 2 * n + e % 2, word = byte / 4;
     return (bits[word / 4] >> (byte % 4 * 8 + word % 4 * 2 + e / 2) & 1) != 0;
   }
+
+  // Those of the elements from 8-query tile `first` on.
+  struct Tail {
+    static constexpr bool kDropsWeights = true;
+    const DropoutBits& all;
+    const int first;
+
+    TK_DEVICE_METHOD bool operator()(int n, int e) const { return all(first + n, e); }
+  };
+  TK_DEVICE_METHOD Tail from(int first) const { return {*this, first}; }
 };
 
 // Dropout mask policy: `generate` is the producer side, `next` the consumer side. Every lane
@@ -66,7 +77,7 @@ struct DropoutMask {
     pipeline.wait_full(state);
     const int lane = lane_index();
     const auto* const from = reinterpret_cast<const uint32_t*>(
-        pipeline.tile(state).at(key_group, lane / 4, query + lane % 4 * 2));
+        pipeline.tile(state).at(key_group * 8 + lane / 4, query + lane % 4 * 2));
     DropoutBits<kN> keep;
 #pragma unroll
     for (int word = 0; word < kN / 2; ++word) {
@@ -77,12 +88,17 @@ struct DropoutMask {
     return keep;
   }
 
-  // Called by warps 1 to 3 of the CTA.
+  // Called by warps 1 to 3 of the CTA. A lane generates the bits of two queries at a time, so that
+  // the instructions of one do not wait for those of the other.
   TK_DEVICE_METHOD void generate(const BackwardArguments& a, const Shape& shared,
                                  const KeyBlock& key_block) {
-    constexpr int kM = Shape::kM, kThreads = kDropoutWarps * kWarp;
+    using Tile = typename BitsPipeline::Tile;
+    constexpr int kM = Shape::kM, kSteps = kM / (2 * kWarp);  // per counter
+    static_assert(kM % (2 * kWarp) == 0);
     const typename Shape::KPipeline::State kv_state;
     typename Shape::RowStatsPipeline::State stats_state;
+    DropoutNumbers of_heads(a.dropout, key_block.b, 0);
+    of_heads.broadcast_keys();
     shared.k.wait_full(kv_state);
     bool last = shared.k.tile_info(kv_state).last();
     while (!last) {
@@ -90,15 +106,20 @@ struct DropoutMask {
       const TileInfo info = shared.row_stats.tile_info(stats_state);
       release(shared.row_stats, stats_state);
       last = info.last();
-      DropoutNumbers numbers(a.dropout, key_block.b, info.h);
-      numbers.keep_keys();
+      const DropoutNumbers numbers = of_heads.of_head(info.h);
       pipeline.wait_empty(state);
 #pragma unroll 1
-      for (int n = static_cast<int>(threadIdx.x) - kWarp; n < Shape::kN / 8 * kM; n += kThreads) {
-        const int r = n % 8, query = n / 8 % kM, key_group = n / 8 / kM;
-        const int counter = (key_block.n * (Shape::kN / 64) + key_group) * 8 + r;
-        *pipeline.tile(state).at(key_group, r, query) = static_cast<unsigned char>(
-            numbers.kept(numbers.words(counter, info.index * kM + query)));
+      for (int n = warp_index() - 1; n < Tile::kCounters * kSteps; n += kDropoutWarps) {
+        const int counter = static_cast<int>(static_cast<unsigned>(n) / kSteps);
+        const int query = (n - counter * kSteps) * 2 * kWarp + 2 * lane_index();
+        uint32_t bits[2];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          bits[m] = numbers.kept(
+              numbers.words(key_block.n * Tile::kCounters + counter, info.index * kM + query + m));
+        }
+        *reinterpret_cast<uint16_t*>(pipeline.tile(state).at(counter, query)) =
+            static_cast<uint16_t>(bits[0] | bits[1] << 8);
       }
       mbarrier_arrive(pipeline.full(state));
       stats_state.next();
@@ -115,7 +136,10 @@ struct NoDropoutMask {
                        kRegisters = Shape::kTile.registers(kHasWarps);
   static constexpr int kBytes = 0, kRowStatsConsumers = 0;
 
-  struct All {};
+  struct All {
+    static constexpr bool kDropsWeights = false;
+    TK_DEVICE_METHOD All from(int) const { return {}; }
+  };
 
   TK_DEVICE_METHOD explicit NoDropoutMask(unsigned char*) {}
   TK_DEVICE_METHOD void init() const {}

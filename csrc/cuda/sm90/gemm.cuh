@@ -69,12 +69,12 @@ TK_DEVICE void start_gemm_nt(Accumulator<1, kN>& c, const TileA& a_tile, int row
   wgmma_commit();
 }
 
-// c += a b with a in registers: 16 columns per fragment.
+// c += a b with a in registers, 16 columns per fragment, and as many rows of b from b_row on.
 template <typename Element, int kSteps, typename TileB, int kN>
 TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const Fragment<Element> (&a)[kSteps],
-                             const TileB& b_tile) {
-  static_assert(TileB::kRows == 16 * kSteps && TileB::kWidth == 8 * kN);
-  const uint64_t b = mn_major_descriptor(b_tile, 0);
+                             const TileB& b_tile, int b_row = 0) {
+  static_assert(TileB::kRows % (16 * kSteps) == 0 && TileB::kWidth == 8 * kN);
+  const uint64_t b = advance(mn_major_descriptor(b_tile, 0), mn_major_step<TileB>(b_row));
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
@@ -84,13 +84,14 @@ TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const Fragment<Element> (&a)
   wgmma_commit();
 }
 
-// c += a b with a, 64 rows, in shared memory, and 8 kN columns of b from `column` on.
+// c += a b with 64 rows of a from `row` on, in shared memory, and 8 kN columns of b from `column`
+// on.
 template <typename TileA, typename TileB, int kN>
-TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const TileA& a_tile, const TileB& b_tile,
-                             int column) {
+TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const TileA& a_tile, int row,
+                             const TileB& b_tile, int column) {
   using Element = ElementOf<TileA>;
-  static_assert(TileA::kRows == 64 && TileA::kWidth == TileB::kRows);
-  const uint64_t a = k_major_descriptor(a_tile, 0), b = mn_major_descriptor(b_tile, column);
+  static_assert(TileA::kWidth == TileB::kRows);
+  const uint64_t a = k_major_descriptor(a_tile, row), b = mn_major_descriptor(b_tile, column);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < TileA::kWidth; k += 16) {
@@ -100,16 +101,18 @@ TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const TileA& a_tile, const T
   wgmma_commit();
 }
 
-// c = a^T b with 64 columns of a from `row` on and 8 kN columns of b from `column` on.
-template <typename TileA, typename TileB, int kN>
+// c = a^T b with 64 columns of a from `row` on, 8 kN columns of b from `column` on, and kRows rows
+// of both from `first` on.
+template <int kRows, typename TileA, typename TileB, int kN>
 TK_DEVICE void start_gemm_tn(Accumulator<1, kN>& c, const TileA& a_tile, int row,
-                             const TileB& b_tile, int column) {
+                             const TileB& b_tile, int column, int first = 0) {
   using Element = ElementOf<TileA>;
-  static_assert(TileA::kRows == TileB::kRows);
-  const uint64_t a = mn_major_descriptor(a_tile, row), b = mn_major_descriptor(b_tile, column);
+  static_assert(TileA::kRows == TileB::kRows && TileA::kRows % kRows == 0);
+  const uint64_t a = advance(mn_major_descriptor(a_tile, row), mn_major_step<TileA>(first)),
+                 b = advance(mn_major_descriptor(b_tile, column), mn_major_step<TileB>(first));
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < TileA::kRows; k += 16) {
+  for (int k = 0; k < kRows; k += 16) {
     wgmma<Major::kMN, Major::kMN>(registers_of(c), advance(a, mn_major_step<TileA>(k)),
                                   advance(b, mn_major_step<TileB>(k)), Element{}, k > 0);
   }

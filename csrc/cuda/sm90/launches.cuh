@@ -127,7 +127,8 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
 
   const int64_t row_programs = sizes.row_tiles * p.H_q * B;
   if (row_programs > 0) {
-    TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM, Shape::kWidth, kVWidth>),
+    TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM, Shape::kDqParts, Shape::kDqElements,
+                                                kVWidth>),
               grid(row_programs), preprocess_threads(kM, 2 * kVWidth), 0, launch.stream, a);
   }
   const int64_t key_programs = sizes.key_blocks * p.H_kv * B;
@@ -140,7 +141,7 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   }
   if (row_programs > 0) {
     TK_LAUNCH((sm90::dq_postprocess_kernel<Element, kWidth, kVWidth>), grid(row_programs),
-              Shape::kConsumers * kWarpgroupThreads, 0, launch.stream, a);
+              Shape::kDqParts * kWarp, 0, launch.stream, a);
   }
 }
 

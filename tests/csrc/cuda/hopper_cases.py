@@ -55,6 +55,7 @@ HOPPER_CASES = (
     Case(name="rows-of-64", B=1, H_q=1, H_kv=1, M=192, N=128, D=64, D_v=64),
     Case(name="wide-keys-192", M=71, N=200, D=192, D_v=104),
     Case(name="wide-keys-256", M=71, N=131, D=200, D_v=136),
+    Case(name="queries-192", B=1, H_q=2, H_kv=1, M=140, N=190, D=192, D_v=128, dlse=True),
     Case(name="queries-256", B=1, H_q=2, H_kv=1, M=140, N=70, D=256, D_v=256, dlse=True),
     Case(name="wide-values-128", M=71, N=131, D=40, D_v=120),
     Case(name="wide-values-256", M=71, N=131, D=64, D_v=256),

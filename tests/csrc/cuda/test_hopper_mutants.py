@@ -58,6 +58,15 @@ def _columns(name: str, old: str, new: str, deterministic: bool = False) -> Muta
     return _mutant(source, name, old, new, WIDE, deterministic, "half-256-256")
 
 
+def _halves(name: str, old: str, new: str, *, deterministic: bool = False) -> Mutant:
+    source, cases = "sm90/backward_by_halves.cuh", ("queries-192",)
+    return _mutant(source, name, old, new, cases, deterministic, "half-192-128")
+
+
+def _adding(name: str, old: str, new: str) -> Mutant:
+    return _mutant("sm90/backward_parts.cuh", name, old, new, WIDE, True, "half-256-256")
+
+
 def _pipeline(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
     return _mutant("sm90/pipeline.cuh", name, old, new, cases)
 
@@ -207,8 +216,8 @@ MUTANTS = (
     _mutant(
         "sm90/gemm.cuh",
         "a product starts while registers change",
-        "b = mn_major_descriptor(b_tile, 0);\n  wgmma_fence();",
-        "b = mn_major_descriptor(b_tile, 0);",
+        "mn_major_step<TileB>(b_row));\n  wgmma_fence();",
+        "mn_major_step<TileB>(b_row));",
         KEYS,
     ),
     # o, dk and dv staged in shared memory; ds and dq in theirs.
@@ -273,7 +282,7 @@ MUTANTS = (
     ),
     _preprocess(
         "sums of dq are not cleared",
-        "Tile::template clear<kDqElements>(a.dq_sums + tile * kDqElements);",
+        "Tile::template clear<kDqParts * kDqElements>(a.dq_sums + tile * kDqParts * kDqElements);",
     ),
     _preprocess(
         "the dq semaphore of one warp is not cleared",
@@ -315,22 +324,63 @@ MUTANTS = (
         "wait_gemm<0>(dv);",
         "release(shared.q, state);\n    wait_gemm<0>(dv);",
     ),
-    _columns(
+    # Additions to dq from registers, at widths above 128.
+    _adding(
         "no wait for the dq semaphore",
-        "while (load_acquire(a.dq_semaphore + part) != info.preceding_blocks()) {\n      }",
+        "while (load_acquire(a.dq_semaphore + part) != turn) {\n      }",
         "",
-        deterministic=True,
     ),
-    _columns(
+    _adding(
         "only one thread waits for the dq semaphore",
         "      }\n    }\n    __syncwarp();",
         "      }\n    }",
-        deterministic=True,
     ),
-    _columns(
+    _adding(
         "the dq semaphore is released before dq is complete",
         "__threadfence();\n    __syncwarp();",
         "",
+    ),
+    # Width 192: scores in halves, dq by panels.
+    _halves("no wait for q", "shared.q.wait_full(state);", ""),
+    _halves("no wait for do", "shared.d_o.wait_full(state);", ""),
+    _halves("no wait for v", "shared.v.wait_full(kv_state);", ""),
+    _halves("no wait for row statistics", "shared.row_stats.wait_full(state);", ""),
+    _halves("ds is not visible to wgmma", "    fence_async();\n", ""),
+    _halves("ds is incomplete", _DS_COMPLETE, "// ds is complete"),
+    _halves("ds is overwritten", "second_buffer = !second_buffer;", ""),
+    _halves("no wait for dq", "wait_gemm<1>(dq);", ""),
+    _halves("no wait for dk and the last panel of dq", "wait_gemm<0>(dq);", ""),
+    _halves("do is never released", "release(shared.d_o, state);", ""),
+    _halves("q is never released", "release(shared.q, state);", ""),
+    _halves(
+        "q is released before dk has read it",
+        "wait_gemm<0>(dq);",
+        "release(shared.q, state);\n    wait_gemm<0>(dq);",
+    ),
+    _halves(
+        "both halves have the same statistics",
+        "shared.row_stats.tile(state), query, j0",
+        "shared.row_stats.tile(state), 0, j0",
+    ),
+    _halves(
+        "dv has the first half of do twice",
+        "start_gemm_nn(dv, weights, d_o, query);",
+        "start_gemm_nn(dv, weights, d_o, 0);",
+    ),
+    _halves(
+        "the last panel of dq has the keys of the first consumer twice",
+        "kDqColumns, row);",
+        "kDqColumns, 0);",
+    ),
+    _halves(
+        "k is overwritten while the other consumer reads it",
+        "  named_barrier_sync(kAllConsumersBarrier, kAll);\n  epilogue",
+        "  epilogue",
+    ),
+    _halves(
+        "both consumers add to the last panel in the same turn",
+        "info.preceding_blocks() * Shape::kConsumers + consumer",
+        "info.preceding_blocks() * Shape::kConsumers",
         deterministic=True,
     ),
     # Warps that generate the dropout mask.

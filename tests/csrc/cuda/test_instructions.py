@@ -60,10 +60,14 @@ BOUNDS = {
     ("bfloat16-128", "sm_90"): {"forward_kernel": 790, "backward_kernel": 1000},
     ("bfloat16-64-64", HOPPER_CODE): {"forward_kernel": 460, "backward_kernel": 830},
     ("bfloat16-128-128", HOPPER_CODE): {"forward_kernel": 480, "backward_kernel": 500},
-    ("bfloat16-256-256", HOPPER_CODE): {"forward_kernel": 370, "backward_kernel": 670},
+    ("bfloat16-192-128", HOPPER_CODE): {"forward_kernel": 500, "backward_kernel": 760},
+    ("bfloat16-256-256", HOPPER_CODE): {"forward_kernel": 370, "backward_kernel": 590},
 }
 """Instructions per warp and tile that is not masked, by unit: some 5% above the counts in
 docs/cuda.md and docs/hopper.md. Mask tests or options on this path would exceed them."""
+
+SPILLED_LOADS = {("bfloat16-192-128", "backward_kernel"): 1}
+"""Loads of spilled values on this path of Hopper's kernels; the others have none."""
 
 
 @pytest.mark.parametrize(("variant", "architecture"), BOUNDS)
@@ -76,4 +80,5 @@ def test_main_loops_are_within_bounds(variant: str, architecture: str) -> None:
         loop = loops[kernel, architecture]
         assert len(loop) <= bound, kernel
         if architecture == HOPPER_CODE:
-            assert (loop.counts["LDL"], loop.counts["STL"]) == (0, 0), f"{kernel} spills"
+            loads = SPILLED_LOADS.get((variant, kernel), 0)
+            assert (loop.counts["LDL"], loop.counts["STL"]) == (loads, 0), f"{kernel} spills"
