@@ -16,6 +16,23 @@ _LARGEST_OFFSET = 1 << 44
 """Bytes; no offset in a storage is larger. 64-bit systems map memory mostly at addresses above."""
 
 
+def are_plainly_stored(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """True for strided tensors of no subclass, of one dtype on one device, whose memory exists and
+    is aligned. False if more than a look at their addresses is necessary to tell."""
+    try:
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    except RuntimeError:  # sparse
+        return False
+    elements = q.element_size() - 1
+    return (
+        q.dtype is k.dtype is v.dtype
+        and q.device == k.device == v.device
+        and min(addresses) > _LARGEST_OFFSET
+        and (addresses[0] | addresses[1] | addresses[2]) & elements == 0
+        and not (q.is_nested or k.is_nested or v.is_nested)
+    )
+
+
 def check_storage(tensors: Iterable[tuple[str, object]]) -> None:
     """Raises ValueError if the storage of a tensor, given with its name, is freed or misaligned.
 

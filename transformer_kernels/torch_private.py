@@ -98,17 +98,28 @@ MISSING = (
 def calls_are_observed() -> bool:
     """True if a mode, transform, tracer or profiler may intercept operator calls.
 
-    The fast path must not be used then. Requires an empty MISSING_FOR_FAST_PATH.
+    Direct calls must not be used then. Requires an empty MISSING_FOR_FAST_PATH.
+    """
+    return calls_are_transformed() or _autocast_is_enabled() or _profiler_is_enabled()
+
+
+def autocast_is_enabled() -> bool:
+    """True if autocast is enabled for any device. Requires an empty MISSING_FOR_FAST_PATH."""
+    return bool(_autocast_is_enabled())
+
+
+def calls_are_transformed() -> bool:
+    """True if a mode, transform or tracer may replace tensors or torch functions.
+
+    The fast paths must not be used then. Requires an empty MISSING_FOR_FAST_PATH.
     """
     return (
         torch.compiler.is_compiling()
         or _functorch_is_active()
         or _dispatch_modes() > 0
         or _function_modes() > 0
-        or _autocast_is_enabled()
         or forward_ad._current_level >= 0
         or _tracing_state() is not None
-        or _profiler_is_enabled()
     )
 
 

@@ -14,8 +14,10 @@ def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
     """Casts floating-point tensors other than float64 to the autocast dtype, if autocast is on."""
     if not (isinstance(q, Tensor) and _is_on(q.device.type)):
         return q, k, v
-    check_storage((("q", q), ("k", k), ("v", v)))
     target = torch.get_autocast_dtype(q.device.type)
+    if type(q) is type(k) is type(v) is Tensor and q.dtype is k.dtype is v.dtype is target:
+        return q, k, v
+    check_storage((("q", q), ("k", k), ("v", v)))
     return _cast(q, target), _cast(k, target), _cast(v, target)
 
 

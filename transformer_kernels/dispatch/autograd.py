@@ -59,7 +59,8 @@ def attach(
     k: Tensor,
     v: Tensor,
 ) -> Any:
-    """Returns what `FusedAttention.apply` returns: results with their backward pass."""
+    """Returns what `FusedAttention.apply` returns: results with their backward pass. o alone if it
+    is `computed`."""
     options = problem.tensors()
     tensors = [q, k, v, *options.values()]
     apply = _apply
@@ -67,9 +68,10 @@ def attach(
         apply, tensors = FusedAttention.apply, distinct_objects(tensors)
     elif any(map(Tensor.is_inference, tensors)):
         tensors = [savable(x) for x in tensors]
-    if computed is None:
+    is_whole = computed is not None
+    if not is_whole:
         problem = problem.with_tensors(dict.fromkeys(options))
-    return apply(backend, problem, tuple(options), computed, *tensors)
+    return apply(backend, problem, is_whole, tuple(options), computed, *tensors)
 
 
 def distinct_objects(tensors: Sequence[_Tensor]) -> list[_Tensor]:
@@ -95,10 +97,11 @@ def is_transformed(*tensors: Tensor | None) -> bool:
 
 class FusedAttention(torch.autograd.Function):
     """Forward kernel: (o, lse), differentiable in q, k, v and the options `DIFFERENTIABLE`; o alone
-    if it is `computed`.
+    in a call of a fast path.
 
     Autograd must see the tensors among the options: they are arguments, and `names` are theirs.
-    `problem` lacks them, except after a direct call, where taking them out would cost time.
+    `problem` lacks them, except if it `is_whole`, in a fast path: taking them out costs time.
+    `computed` are the outputs of a direct call.
     """
 
     @staticmethod
@@ -106,6 +109,7 @@ class FusedAttention(torch.autograd.Function):
         ctx: Any,
         backend: FusedBackend,
         problem: Problem,
+        is_whole: bool,
         names: _Names,
         computed: Outputs | None,
         q: Tensor,
@@ -115,11 +119,12 @@ class FusedAttention(torch.autograd.Function):
     ) -> Tensor | tuple[Tensor, Tensor]:
         outputs = computed
         if outputs is None:
-            outputs = backend.forward(_joined(problem, names, options), q, k, v)
+            whole = problem if is_whole else _joined(problem, names, options)
+            outputs = backend.forward(whole, q, k, v)
         o, lse, block_mask = outputs
         ctx.save_for_backward(q, k, v, o, lse, block_mask, *options)
-        ctx.call = backend, problem, names, computed is not None
-        if computed is not None:
+        ctx.call = backend, problem, names, is_whole
+        if is_whole:
             return o
         ctx.set_materialize_grads(False)
         return o, lse
@@ -142,15 +147,30 @@ class FusedAttention(torch.autograd.Function):
             problem = problem if is_whole else _joined(problem, names, options)
             grads = backend.backward(problem, saved, do, dlse, wanted=wanted)
         dq, dk, dv, *computed = grads
-        if not names:
-            return None, None, None, None, dq, dk, dv
+        if not wanted:
+            return None, None, None, None, None, dq, dk, dv, *(None,) * len(names)
         of_options = dict(zip(DIFFERENTIABLE, computed, strict=True))
         option_grads = [of_options.get(name) for name in names]
-        return None, None, None, None, dq, dk, dv, *option_grads
+        return None, None, None, None, None, dq, dk, dv, *option_grads
 
 
 _apply = torch_private.apply_of(FusedAttention)
 """For calls outside torch.func transforms: `attend` runs the reference inside them."""
+
+
+def attach_plain(
+    backend: FusedBackend,
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    names: _Names,
+    *options: Tensor,
+) -> Tensor:
+    """Runs the forward kernel; returns o with its backward pass. For the fast path: no transform,
+    no inference tensors, and `options` are all tensors of the problem, by `names`."""
+    o: Tensor = _apply(backend, problem, True, names, None, q, k, v, *options)
+    return o
 
 
 class FusedAttentionBackward(torch.autograd.Function):
@@ -194,7 +214,9 @@ class FusedAttentionBackward(torch.autograd.Function):
 
 def _wanted(names: _Names, needs_input_grad: Sequence[bool]) -> _Names:
     """Names of the options, the last inputs, whose gradients kernels compute and autograd wants."""
-    needed = zip(names, needs_input_grad[-len(names) :], strict=True) if names else ()
+    if not names or not any(needs_input_grad[-len(names) :]):
+        return ()
+    needed = zip(names, needs_input_grad[-len(names) :], strict=True)
     return tuple(name for name, needs in needed if needs and name in DIFFERENTIABLE)
 
 

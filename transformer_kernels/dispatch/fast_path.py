@@ -1,4 +1,5 @@
-"""CPU fast path of a plain call: no checks, no objects, no torch dispatcher.
+"""Fast path of a plain call. On the CPU: no checks, no objects, no torch dispatcher. On a GPU:
+`cuda_path`.
 
 They cost more than the kernel of a short attention. A call that is not plainly valid is declined;
 the general path then runs it or raises its error.
@@ -12,8 +13,8 @@ from torch.nn import Parameter
 
 from transformer_kernels.backends import CpuBackend
 from transformer_kernels.backends.base import Outputs
-from transformer_kernels.backends.native import direct
-from transformer_kernels.dispatch import division
+from transformer_kernels.backends.native import cuda_support, direct
+from transformer_kernels.dispatch import cuda_path, division
 from transformer_kernels.dispatch.autograd import attach
 from transformer_kernels.masks.constraints import KeyRange, Window
 from transformer_kernels.masks.mask import Mask
@@ -28,16 +29,27 @@ _PLAIN_TYPES = frozenset((Tensor, Parameter))
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, grouped: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    grouped: bool = True,
+    dropout_p: float = 0.0,
+    backend: str = "auto",
 ) -> Tensor | None:
     """Returns o, differentiable to any order; None if the call needs the general path.
 
-    A plain call has CPU tensors of no subclass, D = D_v and any mask. `grouped` is True if k and v
-    may have fewer heads than q.
+    A plain call has tensors of no subclass and any mask; on a CPU D = D_v and no dropout. `grouped`
+    is True if k and v may have fewer heads than q.
     """
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
         return None
     if division.current is not None:
+        return None
+    if backend != "cpu" and (q.is_cuda or (backend == "cuda" and cuda_support.emulated_by())):
+        return cuda_path.attend(q, k, v, mask, scale, grouped, dropout_p)
+    if backend == "cuda" or dropout_p != 0.0:
         return None
     resolved = _resolve(mask, q, k) if q.is_cpu and direct.is_allowed() else None
     if resolved is None:

@@ -114,12 +114,11 @@ def attention(
         and seed is None
         and sinks is None
         and type(dropout_p) is float
-        and dropout_p == 0.0
         and return_lse is False
         and type(backend) is str
-        and backend in ("auto", "cpu")
+        and backend in ("auto", "cpu", "cuda")
     ):
-        plain_o = fast_path.attend(q, k, v, mask, scale)
+        plain_o = fast_path.attend(q, k, v, mask, scale, True, dropout_p, backend)
         if plain_o is not None:
             return plain_o
     check_bool("return_lse", return_lse)

@@ -80,12 +80,7 @@ def _fast_path(
     enable_gqa: bool,
 ) -> Tensor | None:
     """Returns the result of a plain call by the fast path; None for any other call."""
-    if (
-        type(dropout_p) is not float
-        or dropout_p != 0.0
-        or type(is_causal) is not bool
-        or type(enable_gqa) is not bool
-    ):
+    if type(dropout_p) is not float or type(is_causal) is not bool or type(enable_gqa) is not bool:
         return None
     mask = _CAUSAL if is_causal else None
     if attn_mask is not None:
@@ -95,7 +90,7 @@ def _fast_path(
             return None
         dense = Mask.dense(attn_mask)
         mask = dense & _CAUSAL if is_causal else dense
-    return fast_path.attend(query, key, value, mask, scale, enable_gqa)
+    return fast_path.attend(query, key, value, mask, scale, enable_gqa, dropout_p)
 
 
 def _general_path(

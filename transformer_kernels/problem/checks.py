@@ -55,19 +55,20 @@ def check_tensors(
             )
         its_dimensions = key_dimensions
     check_storage(named)
-    rule = _broken_shape_rule(q.shape, k.shape, v.shape, key_dimensions, names)
+    rule = broken_shape_rule(q.shape, k.shape, v.shape, key_dimensions, names)
     if rule is not None:
         shapes = (f"{name} {tuple(x.shape)}" for name, x in named)
         raise ValueError(f"{rule}, got {', '.join(shapes)}")
 
 
-def _broken_shape_rule(
+def broken_shape_rule(
     q: torch.Size,
     k: torch.Size,
     v: torch.Size,
     key_dimensions: tuple[str, ...],
     names: tuple[str, str, str],
 ) -> str | None:
+    """Returns the rule that the shapes break, for an error message; None if they fit."""
     if key_dimensions[0] == "batch" and not q[0] == k[0] == v[0]:
         return f"{_listed(names)} must share the batch size"
     if k[:-1] != v[:-1]:

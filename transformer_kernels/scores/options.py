@@ -123,6 +123,11 @@ def check_scores(
     return options if seed is None else options._replace(seed=seed)
 
 
+def drawn_seed(device: torch.device) -> Tensor:
+    """Draws a dropout seed from torch's generator of the device, without synchronising."""
+    return torch.randint(1 << 62, (), dtype=torch.int64, device=device)
+
+
 def _are_plain(arguments: ScoreArguments) -> bool:
     """True if no option is given but a scale. The default of an option without a rule here, other
     than None, counts as given."""
@@ -245,7 +250,7 @@ def _seed(seed: int | Tensor | None, dropout_p: float, device: torch.device) -> 
     if dropout_p == 0.0:
         return None
     if seed is None:
-        return torch.randint(1 << 62, (), dtype=torch.int64, device=device)
+        return drawn_seed(device)
     if isinstance(seed, Tensor):
         return seed
     # torch.tensor would synchronise, and a CUDA graph cannot capture its copy.
