@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.storage import freed, freed_view
-from transformer_kernels.storage import check_storage
+from transformer_kernels.storage import are_plainly_stored, check_storage
 
 
 @pytest.mark.parametrize("free", [freed, freed_view])
@@ -45,3 +46,19 @@ def test_is_silent_under_transforms_and_compilers() -> None:
     x = torch.ones(2, 3)
     assert torch.equal(torch.func.vmap(call)(x), x * 2)
     assert torch.equal(torch.compile(call, fullgraph=True, backend="eager")(x), x * 2)
+
+
+class OnAnotherDevice:
+    """Attributes of a valid tensor on a GPU."""
+
+    device, dtype, is_nested = torch.device("cuda", 1), torch.float32, False
+
+    def data_ptr(self) -> int:
+        return 1 << 45
+
+
+def test_tensors_on_different_devices_are_not_plain() -> None:
+    x, y = torch.ones(2), cast(Tensor, OnAnotherDevice())
+    assert are_plainly_stored(x, x, x)
+    assert not are_plainly_stored(x, y, x)
+    assert not are_plainly_stored(x, x, y)
