@@ -51,21 +51,22 @@ def name_of(case: Case) -> str:
     return f"{case_id(case)}-D{case.D}"
 
 
-def causal(S: int, D: int, dtype: torch.dtype = torch.bfloat16) -> Case:
-    return gpu_case("causal", S, D, mask=Mask.causal(), mask_name="causal", dtype=dtype)
+def causal(S: int, D: int, D_v: int | None = None, *, dtype: torch.dtype = torch.bfloat16) -> Case:
+    mask = Mask.causal()
+    return gpu_case("causal", S, D, D_v=D_v, mask=mask, mask_name="causal", dtype=dtype)
 
 
 def grid_cases() -> list[Case]:
     """Cases of the goals, then wide heads, the head sizes of latent attention, and other dtypes."""
     grid = [case(S, D) for S in LENGTHS for D in (128, 64) for case in (causal, _full)]
     wide = [case(S, 256) for S in (4096, 16384) for case in (causal, _full)]
-    latent = gpu_case("causal", 4096, 192, D_v=128, mask=Mask.causal(), mask_name="causal")
-    others = [causal(4096, 128, dtype) for dtype in (torch.float16, torch.float32)]
-    return [*grid, *wide, latent, *others]
+    latent = [case(S, 192, 128) for S in (4096, 16384) for case in (causal, _full)]
+    others = [causal(4096, 128, dtype=dtype) for dtype in (torch.float16, torch.float32)]
+    return [*grid, *wide, *latent, *others]
 
 
-def _full(S: int, D: int) -> Case:
-    return gpu_case("full", S, D)
+def _full(S: int, D: int, D_v: int | None = None) -> Case:
+    return gpu_case("full", S, D, D_v=D_v)
 
 
 def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:

@@ -110,7 +110,16 @@ def _sanitize(sanitizer: str, tool: str, targets: Sequence[str], out: Path) -> S
     options = ["--report-api-errors", "no"] if tool == "memcheck" else []
     return Stage(
         name=tool,
-        command=lambda _: [sanitizer, "--tool", tool, *options, "--error-exitcode", "9", *targets],
+        command=lambda _: [
+            sanitizer,
+            "--tool",
+            tool,
+            *options,
+            "--error-exitcode",
+            "9",
+            *targets,
+            tool,
+        ],
         log=out / "sanitizer.log",
         least=SANITIZERS[tool],
         # One allocation per tensor, so that accesses beyond its end are detected.

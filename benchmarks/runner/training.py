@@ -161,6 +161,9 @@ def main() -> None:
     parser.add_argument("--preset", help="default: the first preset of the kind")
     parser.add_argument("--contexts", type=int, nargs="+", help="default: that of the preset")
     parser.add_argument("--tokens", type=int, help="batch * context; default: the preset's batch")
+    parser.add_argument(
+        "--attention", choices=VARIANTS.values(), nargs="+", help="implementations; default: all"
+    )
     parser.add_argument("--precision", choices=get_args(Precision), default="float32")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--device", default="cpu")
@@ -170,6 +173,9 @@ def main() -> None:
     named = PRESETS[args.kind]
     preset = args.preset or next(iter(named))
     provenance = Provenance.now()
+    wanted = [
+        one for one in IMPLEMENTATIONS if VARIANTS[one] in (args.attention or VARIANTS.values())
+    ]
     rows: list[StepRow] = []
     given = named[preset]
     for context in args.contexts or [given.task.model.context]:
@@ -184,7 +190,7 @@ def main() -> None:
             device=args.device,
         )
         model = f"{args.kind} {preset}"
-        new, skipped = steps_of(config, model, provenance, Budget(args.seconds))
+        new, skipped = steps_of(config, model, provenance, Budget(args.seconds), wanted)
         rows += new
         for path, reason in skipped.items():
             print(f"context {context}: {path} is skipped: {reason}")

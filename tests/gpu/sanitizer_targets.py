@@ -1,12 +1,15 @@
 """Small calls on a CUDA device to run under compute-sanitizer. Results are not checked here.
 
-compute-sanitizer python -m tests.gpu.sanitizer_targets
+compute-sanitizer --tool memcheck python -m tests.gpu.sanitizer_targets memcheck
 """
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES
 from tests.support.cases import CASES, inputs
 from tests.support.decode_cases import DECODE_CASES, by_decoding, decode_inputs
 from tests.support.evaluate import by_backend
@@ -27,6 +30,9 @@ ATTENTION_TARGETS = (
     "keys-window",
 )
 """Names of cases that together cover every kind of memory access: masks, bias, dropout, strides."""
+HOPPER_TARGETS = ("persistent-192", "queries-192", "dropout-128", "dropout-192", "dropout-256")
+"""Likewise, other widths and several tiles per CTA of the Hopper kernels, for memcheck. racecheck
+takes the second use of a pipeline stage for a race (docs/reliability.md)."""
 DECODE_TARGETS = ("long", "pages-of-24", "pages-group-8-queries-17", "relative-everything")
 """Likewise, names of decoding cases."""
 LINEAR_TARGETS = ("gqa", "range", "all-lengths", "not-normalized")
@@ -38,8 +44,9 @@ def main() -> None:
         if backend == "cuda" and (reason := not_built_reason()) is not None:
             print(f"not run by {backend}: {reason}")
             continue
-        for case in CASES:
-            if case.name in ATTENTION_TARGETS:
+        hopper = HOPPER_TARGETS if backend == "cuda" and "memcheck" in sys.argv[1:] else ()
+        for case in (*CASES, *HOPPER_CASES):
+            if case.name in ATTENTION_TARGETS + hopper:
                 by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran {case.name}", flush=True)

@@ -16,6 +16,7 @@ from benchmarks.runner import gpu
 from benchmarks.runner.record import ROOT
 from benchmarks.runner.stages import GRACE, Outcome
 from tests.bench.example import row
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES
 from tests.gpu import sanitizer_targets
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
@@ -120,6 +121,7 @@ def test_a_summary_has_stages_ceilings_and_goals() -> None:
 
 def test_sanitizer_targets_are_names_of_cases() -> None:
     assert set(sanitizer_targets.ATTENTION_TARGETS) <= {case.name for case in CASES}
+    assert set(sanitizer_targets.HOPPER_TARGETS) <= {case.name for case in HOPPER_CASES}
     assert set(sanitizer_targets.DECODE_TARGETS) <= {case.name for case in DECODE_CASES}
 
 
