@@ -111,14 +111,8 @@ def _sanitize(sanitizer: str, tool: str, targets: Sequence[str], out: Path) -> S
     return Stage(
         name=tool,
         command=lambda _: [
-            sanitizer,
-            "--tool",
-            tool,
-            *options,
-            "--error-exitcode",
-            "9",
-            *targets,
-            tool,
+            *(sanitizer, "--tool", tool, *options, "--error-exitcode", "9"),
+            *(*targets, tool),
         ],
         log=out / "sanitizer.log",
         least=SANITIZERS[tool],

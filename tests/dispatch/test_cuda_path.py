@@ -126,7 +126,7 @@ def test_sizes_and_dtypes(given: dict[str, Any], calls: list[bool]) -> None:
 
 
 def test_sizes_scales_and_windows_are_distinguished(calls: list[bool]) -> None:
-    """What is remembered of one call is not used for another one."""
+    """The cached problem of one call is not that of another one."""
     q, k, v = (x.detach() for x in qkv())
     for scale in (None, 0.3, 0.2):
         for right in (0, 1):

@@ -1,8 +1,8 @@
-"""Fast path of a plain call. On the CPU: no checks, no objects, no torch dispatcher. On a GPU:
-`cuda_path`.
+"""Fast path of a plain call. GPUs have their own, `cuda_path`.
 
-They cost more than the kernel of a short attention. A call that is not plainly valid is declined;
-the general path then runs it or raises its error.
+On a CPU it has no checks, no objects and no torch dispatcher, which cost more than the kernel of a
+short attention. A call that is not plainly valid is declined; the general path then runs it or
+raises its error.
 """
 
 from __future__ import annotations

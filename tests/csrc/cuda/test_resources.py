@@ -66,7 +66,7 @@ MAX_HOPPER_SPILLS = {
     "forward_kernel": {64: 64},
 }
 """Bytes, by width. Without dropout: a few values, in the forward pass addresses that only rare
-branches load. With dropout: most are in the producer warp, which has few registers."""
+branches load. With dropout the consumers have fewer registers (docs/hopper.md)."""
 
 EXAMPLE = """
 ptxas info    : 0 bytes gmem
