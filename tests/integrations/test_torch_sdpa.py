@@ -116,6 +116,7 @@ def test_dropout_applies_in_every_mode() -> None:
 
 Q, K, V = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 6)
 META, SPARSE = Q.to("meta"), Q.to_sparse()
+MASK = torch.ones(3, 5, dtype=torch.bool)
 NESTED = torch.nested.nested_tensor([Q[0], Q[0, :, :2]])
 INVALID: dict[str, tuple[Qkv, dict[str, Any]]] = {
     "heads-without-gqa": ((torch.randn(2, 4, 3, 4), K, V), {}),
@@ -131,6 +132,7 @@ INVALID: dict[str, tuple[Qkv, dict[str, Any]]] = {
     "complex": ((Q.to(torch.cfloat), K.to(torch.cfloat), V.to(torch.cfloat)), {}),
     "device": ((META, K, V), {}),
     "list": (([1.0], K, V), {}),  # type: ignore[dict-item]
+    "list-with-mask": (([1.0], K, V), {"attn_mask": MASK}),  # type: ignore[dict-item]
     "sparse": ((SPARSE, K.to_sparse(), V.to_sparse()), {}),
     "sparse-query": ((SPARSE, K, V), {}),
     "nested-query": ((NESTED, K, V), {}),
