@@ -70,6 +70,8 @@ SCORES = (
     *("mask", "bias", "relative", "scale", "softcap", "dropout_p", "seed", "sinks"),
     "return_lse",
 )
+NOT_FAST = tuple(name for name in SCORES if name not in ("mask", "scale"))
+"""Options that the fast path of CPUs does not support."""
 
 
 def scores(variant: Variant, bias: object, mask: Mask) -> Arguments:
@@ -166,7 +168,7 @@ def drop_in(variant: Variant, backend: str) -> Arguments:
     return {
         **dict(names),
         "attn_mask": torch.ones(variant.M, variant.N, dtype=torch.bool),
-        "dropout_p": 0.25,
+        "dropout_p": 0.0 if variant.needs_grad else 0.25,
         "is_causal": True,
         "scale": 0.3,
         "enable_gqa": True,
@@ -179,6 +181,7 @@ def paged(make: Callable[..., Arguments]) -> Callable[[Variant, str], Arguments]
 
 FUNCTIONS = {
     "attention": Function(tk.attention, attention, SCORES),
+    "attention, mask": Function(tk.attention, attention, NOT_FAST),
     "attention, keys": Function(tk.attention, with_keys(attention), SCORES),
     "attention_varlen, keys": Function(
         tk.attention_varlen, with_keys(attention_varlen), (*SCORES, "max_seqlen_q", "max_seqlen_k")
@@ -191,6 +194,7 @@ FUNCTIONS = {
         tk.attention_varlen, paged_varlen, (*SCORES, "max_seqlen_q", "max_seqlen_k")
     ),
     "attention_decode": Function(tk.attention_decode, attention_decode, SCORES),
+    "attention_decode, mask": Function(tk.attention_decode, attention_decode, NOT_FAST),
     "attention_decode, paged": Function(tk.attention_decode, paged(attention_decode), SCORES),
     "append_to_cache": Function(tk.append_to_cache, append_to_cache),
     "append_to_cache, paged": Function(tk.append_to_cache, paged(append_to_cache)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from tests.fuzz.hostile.arguments import VARIANTS
-from tests.fuzz.hostile.calls import FUNCTIONS, Hostile, arguments_of, hostile_calls, values_of
+from tests.fuzz.hostile.calls import (
+    FUNCTIONS,
+    Hostile,
+    arguments_of,
+    backends_of,
+    hostile_calls,
+    values_of,
+)
 from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 
 VALID = {
@@ -56,6 +64,15 @@ CALLS = (
 @pytest.mark.parametrize("call", CALLS, ids=repr)
 def test_calls_pass(call: Hostile) -> None:
     call.check()
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_no_argument_can_be_an_object(function: str) -> None:
+    (backend,) = backends_of(function, ["auto"])
+    for name, variant in itertools.product(arguments_of(function), range(len(VARIANTS))):
+        Hostile(
+            function=function, argument=name, value="object", backend=backend, variant=variant
+        ).check()
 
 
 @given(hostile_calls(["auto", "reference"]))
