@@ -2,8 +2,8 @@
 
     python -m benchmarks.goals.check [CSV ...] [--markdown]
 
-The goals are in benchmarks/goals/cpu.py and gpu.py. The last row of each variant of a case counts.
-The table shows the worst case of each goal.
+The goals are in benchmarks/goals/cpu.py and gpu.py. Ratios are those of one run, the last that
+measured both variants. The table shows the worst case of each goal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.goals.cpu import GOALS, GOALS_WITHOUT_AMX, MODEL_GOALS, Goal
 from benchmarks.goals.gpu import GPU_GOALS
-from benchmarks.runner.record import RECORDED, latest
+from benchmarks.runner.record import RECORDED
 from transformer_kernels.bench import Row, read_rows
 
 
@@ -47,7 +47,7 @@ def check_goals(
     """Checks the goals of every suite that has rows.
 
     Args:
-        rows: recorded rows; those of one suite from one device, each case once.
+        rows: recorded rows of any runs; those of one suite from one device.
         suites: goals of each suite; those of the rows' device by default.
 
     Returns:
@@ -108,8 +108,10 @@ def main() -> None:
     args = parser.parse_args()
     recorded = sorted(path for suite in SUITES for path in RECORDED.glob(f"*/{suite}.csv"))
     for path in args.csv or recorded:
-        rows = latest(read_rows(path))
+        rows = read_rows(path)
         checks = check_goals(rows)
+        if not checks:
+            parser.error(f"{path} has no rows of the suites {', '.join(SUITES)}")
         print(provenance(rows), end="\n\n")
         print(*(as_markdown if args.markdown else as_columns)(checks), sep="\n")
         passed = sum(check.status == "pass" for check in checks)

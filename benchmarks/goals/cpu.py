@@ -13,14 +13,12 @@ from statistics import geometric_mean
 from typing import Literal
 
 from benchmarks.runner.ceilings import GEMM, SUM
+from benchmarks.runner.record import call_of, latest, runs_of
 from benchmarks.runner.without_amx import SUFFIX
 from transformer_kernels.bench import Direction, Row
 
 Columns = Mapping[str, object]
 """Required values of a row's columns; a tuple lists alternatives."""
-
-_PAIRED = ("case", "dtype", "B", "N", "D", "direction", "variant", "threads")
-"""Columns that identify a measurement within a suite."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +69,19 @@ class Goal:
     """compare the geometric mean of all ratios with the bound, or the worst ratio"""
 
     def figures(self, rows: Iterable[Row]) -> list[Figure]:
-        """Returns the rows that match `over`, each with its partner; worst first."""
-        found = {tuple(getattr(row, name) for name in _PAIRED): row for row in rows}
-        figures = []
-        for row in found.values():
-            partner = {name: getattr(row, name) for name in _PAIRED} | dict(self.under)
-            under = found.get(tuple(partner.values()))
-            if under is not None and _has(row, {**self.where, **self.over}):
-                figures.append(Figure(row, under))
-        return sorted(figures, key=lambda figure: figure.ratio, reverse=self.most < math.inf)
+        """Returns the rows that match `over`, each with its partner of the same run; worst first.
+
+        The last run of each pair counts.
+        """
+        paired: dict[tuple[object, ...], Figure] = {}
+        for run in reversed(runs_of(rows)):
+            found = {tuple(_columns(row).values()): row for row in run}
+            for key, row in found.items():
+                under = found.get(tuple((_columns(row) | dict(self.under)).values()))
+                if under is not None and _has(row, {**self.where, **self.over}):
+                    paired[key] = Figure(row, under)
+        worst_first = self.most < math.inf
+        return sorted(paired.values(), key=lambda figure: figure.ratio, reverse=worst_first)
 
     def measured(self, figures: Sequence[Figure]) -> float:
         """Returns the value to compare with the bound; `figures` must not be empty."""
@@ -102,8 +104,13 @@ class SpeedGoal(Goal):
     under: Columns = field(default_factory=dict)
 
     def figures(self, rows: Iterable[Row]) -> list[Figure]:
-        found = [Throughput(row, row) for row in rows if _has(row, {**self.where, **self.over})]
+        wanted = {**self.where, **self.over}
+        found = [Throughput(row, row) for row in latest(rows) if _has(row, wanted)]
         return sorted(found, key=lambda figure: figure.ratio)
+
+
+def _columns(row: Row) -> dict[str, object]:
+    return {**call_of(row), "variant": row.variant}
 
 
 def _has(row: Row, columns: Columns) -> bool:

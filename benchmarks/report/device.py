@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.goals.check import MISSING, Check, check_goals
+from benchmarks.goals.cpu import Figure
 from benchmarks.report.plot import DRAWN, pictures
 from benchmarks.runner.ceilings import GEMM, SUM
-from benchmarks.runner.record import UNRECORDED, latest
+from benchmarks.runner.record import UNRECORDED, call_of, latest, runs_of
 from transformer_kernels.bench import VARIANTS, Row, read_rows
 from transformer_kernels.bench.comparison.shapes import Shape
 from transformer_kernels.bench.pictures import TITLES
@@ -37,13 +38,13 @@ CEILINGS = (GEMM, SUM, "copy")
 
 @dataclass(frozen=True)
 class Entry:
-    """A call in one direction: our fastest variant, and the others."""
+    """A call in one direction: our fastest variant, and others, each in the last run of both."""
 
     ours: Row
-    naive: Row | None
-    peer: Row | None
+    naive: Figure | None
+    peer: Figure | None
     """the fastest peer that is not naive"""
-    ceiling: Row | None
+    ceiling: Figure | None
 
     @property
     def call(self) -> str:
@@ -55,7 +56,7 @@ class Entry:
     @property
     def over_peer(self) -> float | None:
         """How many times as fast as the fastest peer."""
-        return None if self.peer is None else self.peer.median_ms / self.ours.median_ms
+        return None if self.peer is None else self.peer.ratio
 
     @property
     def is_loss(self) -> bool:
@@ -68,12 +69,10 @@ class Entry:
             self.call,
             TITLES[self.ours.direction],
             milliseconds(self.ours.median_ms),
-            _times(self.naive, self.ours),
-            _times(self.peer, self.ours),
-            UNKNOWN if self.peer is None else _label(self.peer),
-            UNKNOWN
-            if self.ceiling is None
-            else f"{self.ceiling.median_ms / self.ours.median_ms:.0%}",
+            UNKNOWN if self.naive is None else f"{self.naive.ratio:.2f}",
+            UNKNOWN if self.peer is None else f"{self.peer.ratio:.2f}",
+            UNKNOWN if self.peer is None else _label(self.peer.over),
+            UNKNOWN if self.ceiling is None else f"{self.ceiling.ratio:.0%}",
             UNKNOWN if self.ours.peak_mib is None else f"{self.ours.peak_mib:.1f}",
             f"{self.ours.error:.0e}",
         ]
@@ -95,7 +94,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows of a folder."""
+    """The last rows of a folder."""
 
     rows: list[Row]
     sections: list[Section]
@@ -126,10 +125,6 @@ class Report:
         return sum(entry.peer is not None for one in self.sections for entry in one.entries)
 
 
-def _times(slower: Row | None, ours: Row) -> str:
-    return UNKNOWN if slower is None else f"{slower.median_ms / ours.median_ms:.2f}"
-
-
 def _label(row: Row) -> str:
     return VARIANTS[row.variant].label if row.variant in VARIANTS else row.variant
 
@@ -137,9 +132,7 @@ def _label(row: Row) -> str:
 def report(folder: Path) -> Report:
     """Reads the rows of a folder. Raises FileNotFoundError if it has none of a suite."""
     by_suite = {
-        suite: latest(read_rows(path))
-        for suite in SUITES
-        if (path := folder / f"{suite}.csv").is_file()
+        suite: read_rows(path) for suite in SUITES if (path := folder / f"{suite}.csv").is_file()
     }
     rows = [row for of_suite in by_suite.values() for row in of_suite]
     if not rows:
@@ -149,27 +142,31 @@ def report(folder: Path) -> Report:
         for suite, of_suite in by_suite.items()
     ]
     goals = [check for check in check_goals(rows) if check.status != MISSING]
-    return Report(rows, sections, goals)
+    return Report(latest(rows), sections, goals)
 
 
 def entries(rows: Iterable[Row]) -> Iterator[Entry]:
     """Yields the calls that a variant of ours has run, in the order of the rows."""
     calls: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        key = (
-            *(row.case, row.dtype, row.B, row.H_q, row.H_kv, row.M, row.N, row.D, row.D_v),
-            *(row.direction, row.threads),
-        )
-        calls.setdefault(key, []).append(row)
+        calls.setdefault(tuple(call_of(row).values()), []).append(row)
     for of_call in calls.values():
-        if ours := [row for row in of_call if _is_ours(row)]:
-            peers = [row for row in of_call if _is_peer(row)]
-            yield Entry(
-                ours=_fastest(ours),
-                naive=next((row for row in of_call if row.variant == "naive"), None),
-                peer=_fastest(peers) if peers else None,
-                ceiling=next((row for row in of_call if row.variant in CEILINGS), None),
-            )
+        if ours := [row for row in latest(of_call) if _is_ours(row)]:
+            yield _entry(min(ours, key=lambda row: row.median_ms), of_call)
+
+
+def _entry(ours: Row, of_call: Iterable[Row]) -> Entry:
+    others: dict[str, Figure] = {}
+    for run in reversed(runs_of(of_call)):
+        for under in (row for row in run if row.variant == ours.variant):
+            others |= {row.variant: Figure(row, under) for row in run}
+    peers = [figure for figure in others.values() if _is_peer(figure.over)]
+    return Entry(
+        ours=ours,
+        naive=others.get("naive"),
+        peer=min(peers, key=lambda figure: figure.ratio, default=None),
+        ceiling=next((others[name] for name in CEILINGS if name in others), None),
+    )
 
 
 def _is_ours(row: Row) -> bool:
@@ -178,10 +175,6 @@ def _is_ours(row: Row) -> bool:
 
 def _is_peer(row: Row) -> bool:
     return row.variant not in ("naive", *CEILINGS) and not _is_ours(row)
-
-
-def _fastest(rows: Sequence[Row]) -> Row:
-    return min(rows, key=lambda row: row.median_ms)
 
 
 def write_report(folder: Path) -> list[Path]:

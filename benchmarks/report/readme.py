@@ -2,7 +2,7 @@
 
     python -m benchmarks.report.readme <device> [--models <device>]
 
-The tables between the marks of each file and the pictures under docs/images come from the last run
+The tables between the marks of each file and the pictures under docs/images come from the last runs
 of each case in benchmarks/results/<device>. README.md shows the longest sequence,
 docs/benchmarks.md every length, and the suite `models` of a device, which can be another one.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.cases.models import MODELS
 from benchmarks.report.device import Entry, entries
-from benchmarks.runner.record import RECORDED, ROOT, latest
+from benchmarks.runner.record import RECORDED, ROOT, latest, runs_of
 from transformer_kernels.bench import Direction, Row, read_rows
 from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
 
@@ -29,14 +29,14 @@ HEADER = "naive bmm | torch SDPA | fused | over naive | over SDPA | peak MiB: na
 
 
 def causal_rows(device: str, dtype: str) -> list[Row]:
-    """The last recorded rows of causal attention in one dtype."""
-    rows = latest(read_rows(RECORDED / device / "attention.csv"))
+    """The recorded rows of causal attention in one dtype."""
+    rows = read_rows(RECORDED / device / "attention.csv")
     return [row for row in rows if (row.case, row.dtype) == ("causal", dtype)]
 
 
 def summary(tables: Sequence[list[Row]]) -> str:
     """Markdown for README.md: the longest sequence, a line for each dtype and direction."""
-    first = tables[0][0]
+    first = latest(tables[0])[0]
     length = max(row.N for row in tables[0])
     lines = [
         f"Causal attention, (B, H, S, D) = ({first.B}, {first.H_q}, {length}, {first.D}), on "
@@ -55,7 +55,7 @@ def summary(tables: Sequence[list[Row]]) -> str:
 
 def details(rows: list[Row]) -> str:
     """Markdown for docs/benchmarks.md: one dtype, a line for each length and direction."""
-    first = rows[0]
+    first = latest(rows)[0]
     lines = [
         f"Causal, **{first.dtype}**, (B, H, S, D) = ({first.B}, {first.H_q}, S, {first.D}); "
         f"{first.device}, {first.threads} threads, torch {first.torch}, {first.date[:10]}.",
@@ -72,9 +72,12 @@ def details(rows: list[Row]) -> str:
 
 
 def _three(rows: list[Row], length: int, direction: Direction) -> list[Row]:
-    """The rows of naive attention, SDPA and the CPU kernels."""
-    found = {(row.N, row.direction, row.variant): row for row in rows}
-    return [found[length, direction, variant] for variant in ("naive", "sdpa", "cpu")]
+    """The rows of naive attention, SDPA and the CPU kernels, of the last run with all of them."""
+    variants = ("naive", "sdpa", "cpu")
+    runs = runs_of(row for row in rows if (row.N, row.direction) == (length, direction))
+    by_variant = ({row.variant: row for row in run} for run in runs)
+    found = next(run for run in by_variant if run.keys() >= set(variants))
+    return [found[variant] for variant in variants]
 
 
 def _cells(rows: list[Row], length: int, direction: Direction) -> str:
@@ -91,7 +94,7 @@ def _cells(rows: list[Row], length: int, direction: Direction) -> str:
 
 def models(rows: Sequence[Row]) -> str:
     """Markdown for docs/benchmarks.md: the suite `models`, a line for each call and dtype."""
-    first = rows[0]
+    first = latest(rows)[0]
     lines = [
         f"{first.device}, {first.threads} threads, torch {first.torch}, {first.date[:10]}. "
         'Forward / forward + backward; "–" was not measured.',
@@ -123,8 +126,8 @@ def models(rows: Sequence[Row]) -> str:
 
 
 def model_rows(device: str) -> list[Row]:
-    """The last recorded rows of the suite `models`."""
-    return latest(read_rows(RECORDED / device / "models.csv"))
+    """The recorded rows of the suite `models`."""
+    return read_rows(RECORDED / device / "models.csv")
 
 
 def contents(device: str) -> dict[Path, str]:
@@ -168,7 +171,7 @@ def main() -> None:
     images = ROOT / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     by_length = [row for row in causal_rows(device, "float32") if row.direction in DIRECTIONS]
-    plot_by_length(by_length, images / "attention.svg")
+    plot_by_length(latest(by_length), images / "attention.svg")
     masks = latest(read_rows(RECORDED / device / "masks.csv"))
     plot_by_visible(masks, images / "masks.svg")
 

@@ -15,6 +15,10 @@ ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / ROWS
 UNRECORDED = ROOT / "build" / "benchmarks"
 
+_CALL = (
+    *("suite", "case", "dtype", "B", "H_q", "H_kv", "M", "N", "D", "D_v", "direction", "threads"),
+)
+
 
 class Recorder:
     """Collects rows and writes them immediately, one file per suite: an aborted run loses none."""
@@ -103,17 +107,31 @@ class Recorder:
         return by_path
 
 
+def call_of(row: Row) -> dict[str, object]:
+    """Returns the columns that identify a call: the same in every run, for every variant."""
+    columns = {name: getattr(row, name) for name in _CALL}
+    if row.suite == "gpu":
+        del columns["threads"]  # those of the host differ between machines with the same GPU
+    return columns
+
+
 def latest(rows: Iterable[Row]) -> list[Row]:
-    """Returns the last row of every case, direction, variant and number of threads."""
+    """Returns the last row of every call and variant. They can come from different runs."""
     last: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        key = (
-            *(row.suite, row.case, row.dtype, row.B, row.H_q, row.M, row.N, row.D),
-            *(row.direction, row.variant, row.threads),
-        )
+        key = (*call_of(row).values(), row.variant)
         if key not in last or row.date >= last[key].date:
             last[key] = row
     return list(last.values())
+
+
+def runs_of(rows: Iterable[Row]) -> list[list[Row]]:
+    """Returns the rows of each run, the last run first. Only rows of one run are comparable: they
+    were measured in turns, on one machine."""
+    by_date: dict[str, list[Row]] = {}
+    for row in rows:
+        by_date.setdefault(row.date, []).append(row)
+    return [by_date[date] for date in sorted(by_date, reverse=True)]
 
 
 def as_text(rows: Iterable[Row]) -> list[str]:

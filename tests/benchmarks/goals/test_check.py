@@ -91,3 +91,13 @@ def test_the_command_checks_the_last_run(
     assert "float32, S = 4, D = 64, full, fwd: 2.4 ms / 2 ms" in text
     assert text.count(cell) == 1
     assert text.endswith(f"1 of {len(cpu.GOALS)} goals are reached.\n")
+
+
+def test_rows_of_suites_without_goals_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path / "masks.csv", [replace(one, suite="masks") for one in rows()])
+    monkeypatch.setattr(sys, "argv", ["check", str(tmp_path / "masks.csv")])
+    with pytest.raises(SystemExit):
+        main()
+    assert "has no rows of the suites cpu, models, gpu" in capsys.readouterr().err

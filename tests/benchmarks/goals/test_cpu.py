@@ -43,6 +43,28 @@ def test_only_matching_rows_are_compared_and_the_worst_comes_first() -> None:
     assert "3 ms / 1 ms" in str(figures[0])
 
 
+def run(day: int, *rows: Row) -> list[Row]:
+    return [replace(one, date=f"2026-02-0{day}T00:00:00Z") for one in rows]
+
+
+def test_rows_of_different_runs_are_not_compared() -> None:
+    alone = run(2, timed(8.0))
+    assert OVER_SDPA.figures([*run(1, timed(4.0, variant="sdpa")), *alone]) == []
+    (figure,) = OVER_SDPA.figures([*alone, *run(1, *pair(4.0))])
+    assert figure.ratio == 4.0
+
+
+def test_the_last_run_of_each_pair_counts() -> None:
+    runs = [*run(3, *pair(3.0, N=1)), *run(1, *pair(2.0, N=1), *pair(5.0, N=2))]
+    assert [figure.ratio for figure in OVER_SDPA.figures(runs)] == [3.0, 5.0]
+
+
+def test_the_last_speed_counts() -> None:
+    goal = SpeedGoal(name="", over={"variant": "cpu"}, least=700)
+    rows = [*run(2, timed(1.0, tflops=720.0)), *run(1, timed(1.0, tflops=690.0))]
+    assert [figure.ratio for figure in goal.figures(rows)] == [720.0]
+
+
 def test_the_worst_ratio_or_the_geometric_mean_is_compared() -> None:
     figures = OVER_SDPA.figures([*pair(1.0, N=1), *pair(4.0, N=2)])
     assert OVER_SDPA.measured(figures) == 1.0

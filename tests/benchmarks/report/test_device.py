@@ -37,6 +37,22 @@ def test_our_fastest_variant_counts() -> None:
     assert (entry.ours.variant, entry.over_peer, entry.is_loss) == ("triton", 2.5, False)
 
 
+def test_each_peer_is_compared_in_its_last_run_with_ours() -> None:
+    """The machine was half as fast on the second day. On the third, ours did not run."""
+    second = {"cpu": 4.0, "sdpa": 7.0, "naive": 12.0}
+    third = {"sdpa": 8.0}
+    later = [
+        replace(one, date=f"2026-02-0{day}T00:00:00Z", median_ms=times[one.variant])
+        for day, times in ((2, second), (3, third))
+        for one in rows()
+        if one.variant in times
+    ]
+    entry = only([*later, *rows()])
+    assert entry.cells[2:7] == ["4", "3.00", "1.25", "flash_attn", "75%"]
+    entry = only([one for one in [*rows(), *later] if one.variant != "flash_attn"])
+    assert entry.cells[2:7] == ["4", "3.00", "1.75", "torch SDPA", "75%"]
+
+
 def test_what_was_not_measured_is_left_blank() -> None:
     alone = [one for one in rows() if one.variant == "cpu"]
     assert only([replace(alone[0], peak_mib=None)]).cells[3:8] == ["–"] * 5

@@ -38,6 +38,16 @@ def test_gains_are_ratios_of_medians() -> None:
     assert line.startswith(f"| 4 | forward + backward | {MEASURED}")
 
 
+def test_the_last_run_with_all_three_counts() -> None:
+    earlier, later = (
+        [replace(one, date=date, median_ms=speed * one.median_ms) for one in rows()]
+        for date, speed in (("2026-01-01T00:00:00Z", 9.0), ("2026-02-01T00:00:00Z", 5.0))
+    )
+    alone = [one for one in later if one.variant == "cpu"]
+    line = details([*earlier, *rows(), *alone]).splitlines()[-1]
+    assert line.startswith(f"| 4 | forward + backward | {MEASURED}")
+
+
 def test_the_summary_has_the_longest_sequence_of_each_dtype() -> None:
     text = summary([[*rows(), *rows(8)], [*rows(8, "bfloat16")]])
     assert ", 8, " in text.splitlines()[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.runner import record
-from benchmarks.runner.record import Recorder, as_text, latest
+from benchmarks.runner.record import Recorder, as_text, call_of, latest, runs_of
 from tests.bench.example import PROVENANCE, row
 from transformer_kernels.bench import Budget, Row, read_rows
 from transformer_kernels.bench.steadiness import Speed
@@ -43,6 +43,19 @@ def test_latest_keeps_the_last_row_of_each_case_and_variant() -> None:
     new = replace(row(), date="2026-02-01T00:00:00Z")
     for order in ([*old, new], [new, *old]):
         assert sorted(map(repr, latest(order))) == sorted(map(repr, [new, *others]))
+
+
+def test_threads_of_the_host_do_not_identify_a_call_on_a_gpu() -> None:
+    for suite, calls in (("gpu", 1), ("cpu", 2)):
+        rows = [replace(row(), suite=suite, threads=threads) for threads in (1, 16)]
+        assert len({tuple(call_of(one).values()) for one in rows}) == calls
+        assert len(latest(rows)) == calls
+
+
+def test_runs_are_separated_and_the_last_comes_first() -> None:
+    first, second = (replace(row(), date=f"2026-02-0{day}T00:00:00Z") for day in (1, 2))
+    naive = replace(first, variant="naive")
+    assert runs_of([first, second, naive]) == [[second], [first, naive]]
 
 
 def test_text_has_a_title_per_case_and_a_line_per_row() -> None:
