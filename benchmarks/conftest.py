@@ -11,8 +11,18 @@ import torch
 from benchmarks.goals.check import MISSING, as_columns, check_goals
 from benchmarks.report.device import write_report
 from benchmarks.runner.checks import check_quickly
+from benchmarks.runner.order import longest_ago_first
 from benchmarks.runner.record import RECORDED, UNRECORDED, Recorder, as_text
-from transformer_kernels.bench import VARIANTS, Budget, Provenance, Variant, usable_variants
+from transformer_kernels.bench import (
+    VARIANTS,
+    Budget,
+    Case,
+    Provenance,
+    Variant,
+    device_slug,
+    read_rows,
+    usable_variants,
+)
 from transformer_kernels.bench.contenders import CheckedCase
 from transformer_kernels.bench.steadiness import TOLERANCE
 from transformer_kernels.bench.trial import DeviceLostError
@@ -59,7 +69,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="the suite gpu starts no further case after this time (default: %(default)s)",
+        help="the suite gpu starts no further case after this time; with --record, the next run "
+        "continues with cases without rows, then those measured longest ago (default: %(default)s)",
     )
 
 
@@ -80,6 +91,22 @@ def _new_recorder(config: pytest.Config) -> Recorder:
     budget = Budget(config.getoption("--seconds"))
     tolerance = config.getoption("--tolerance") / 100
     return Recorder(provenance, budget, folder=folder, keep=keep, tolerance=tolerance)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Continues the grid of the suite gpu where the last recorded run ended."""
+    if not (config.getoption("--record") and torch.cuda.is_available()):
+        return
+    path = RECORDED / device_slug(torch.device("cuda")) / "gpu.csv"
+    if path.is_file():
+        variants = config.getoption("--variants")
+        items[:] = longest_ago_first(items, _case_on_grid, read_rows(path), variants)
+
+
+def _case_on_grid(item: pytest.Item) -> Case | None:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("on_grid")
 
 
 def pytest_exception_interact(call: pytest.CallInfo[None]) -> None:

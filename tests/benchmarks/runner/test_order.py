@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.cases.gpu import causal
+from benchmarks.runner.order import longest_ago_first
+from tests.bench.example import row
+from transformer_kernels.bench import Case, Row
+
+LENGTHS = (8192, 1024, 4096, 2048)
+CASES = {f"S{S}": causal(S, 64) for S in LENGTHS}
+CASES["D128"] = causal(8192, 128)
+VARIANTS = ("cuda_sm90", "sdpa_cudnn")
+
+
+def rows(names: str, day: int, variant: str = "cuda_sm90") -> list[Row]:
+    cases = [
+        replace(CASES[name], mask=None) for name in names.split()
+    ]  # whose visible part is slow
+    date = f"2026-02-0{day}T00:00:00Z"
+    return [replace(row(case=case), variant=variant, date=date) for case in cases]
+
+
+def order(measured: list[Row], items: str = " ".join(CASES)) -> str:
+    def case_of(item: str) -> Case | None:
+        return CASES.get(item)
+
+    return " ".join(longest_ago_first(items.split(), case_of, measured, VARIANTS))
+
+
+def test_the_order_stays_without_rows_and_after_a_complete_run() -> None:
+    given = "S8192 S1024 S4096 S2048 D128"
+    assert order([]) == order(rows(given, 1)) == given
+
+
+def test_a_run_that_ended_early_is_continued() -> None:
+    assert order(rows("S8192 S1024", 1)) == "S4096 S2048 D128 S8192 S1024"
+    measured = [*rows("S4096 S2048 D128 S8192", 2), *rows("S8192 S1024", 1)]
+    assert order(measured) == "S1024 S8192 S4096 S2048 D128"
+
+
+def test_rows_of_other_variants_do_not_count() -> None:
+    measured = rows("S8192", 1, "naive")
+    assert order(measured) == order([])
+    measured += rows("S1024", 1, "sdpa_cudnn")
+    assert order(measured) == "S8192 S4096 S2048 D128 S1024"
+
+
+def test_other_dtypes_are_other_cases() -> None:
+    measured = [replace(one, dtype="float16") for one in rows("S8192", 1)]
+    assert order(measured) == order([])
+
+
+def test_other_tests_and_both_directions_of_a_case_stay_in_their_places() -> None:
+    items = "ceiling S8192 S8192 masks S1024 S1024 decode"
+    assert order(rows("S8192", 1), items) == "ceiling S1024 S1024 masks S8192 S8192 decode"
