@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.goals.cpu import GOALS, GOALS_WITHOUT_AMX, MODEL_GOALS, Goal
+from benchmarks.goals.cpu import GOALS, GOALS_WITHOUT_AMX, MODEL_GOALS
+from benchmarks.goals.goal import Goal
 from benchmarks.goals.gpu import GPU_GOALS
 from benchmarks.runner.record import RECORDED
 from transformer_kernels.bench import Row, read_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.cases.gpu import LINEAR_SUMS
-from benchmarks.goals.cpu import Columns, Goal, SpeedGoal
+from benchmarks.goals.goal import Columns, Goal, SpeedGoal
 from transformer_kernels.bench import Direction
 
 OURS = {"triton": 1.15, "cuda_sm80": 1.15, "cuda_sm90": 1.10}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.goals.check import MISSING, Check, check_goals
-from benchmarks.goals.cpu import Figure
+from benchmarks.goals.goal import Figure
 from benchmarks.report.plot import DRAWN, pictures
 from benchmarks.runner.ceilings import GEMM, SUM
 from benchmarks.runner.record import UNRECORDED, call_of, latest, runs_of
