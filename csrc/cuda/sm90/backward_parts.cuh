@@ -1,4 +1,4 @@
-// Backward pass, shared parts of the two main loops: producer, score gradients, epilogue of dk and
+// Backward pass, shared parts of the main loops: producer, score gradients, epilogue of dk and
 // dv.
 #pragma once
 

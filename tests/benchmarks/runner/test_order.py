@@ -14,9 +14,8 @@ VARIANTS = ("cuda_sm90", "sdpa_cudnn")
 
 
 def rows(names: str, day: int, variant: str = "cuda_sm90") -> list[Row]:
-    cases = [
-        replace(CASES[name], mask=None) for name in names.split()
-    ]  # whose visible part is slow
+    """Rows of cases. Without their mask, whose visible fraction takes seconds to compute."""
+    cases = [replace(CASES[name], mask=None) for name in names.split()]
     date = f"2026-02-0{day}T00:00:00Z"
     return [replace(row(case=case), variant=variant, date=date) for case in cases]
 
