@@ -74,8 +74,8 @@ class Goal:
                 under = found.get(tuple((_columns(row) | dict(self.under)).values()))
                 if under is not None and _has(row, {**self.where, **self.over}):
                     paired[key] = Figure(row, under)
-        worst_first = self.most < math.inf
-        return sorted(paired.values(), key=lambda figure: figure.ratio, reverse=worst_first)
+        is_cost = self.most < math.inf
+        return sorted(paired.values(), key=lambda figure: figure.ratio, reverse=is_cost)
 
     def measured(self, figures: Sequence[Figure]) -> float:
         """Returns the value to compare with the bound; `figures` must not be empty."""
