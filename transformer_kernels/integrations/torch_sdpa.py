@@ -86,7 +86,7 @@ def _fast_path(
     if attn_mask is not None:
         if type(attn_mask) is not Tensor or attn_mask.dtype is not torch.bool:
             return None
-        if not isinstance(query, Tensor) or query.dim() != 4 or attn_mask.dim() > 4:
+        if attn_mask.dim() > 4:
             return None
         dense = Mask.dense(attn_mask)
         mask = dense & _CAUSAL if is_causal else dense
