@@ -15,6 +15,12 @@ DATA = TokenWindows(corpus_from_bytes(TEXT, "a line"), Tokens(), 32)
 CONFIG = replace(QUICK.training, steps=5)
 
 
+@pytest.fixture(autouse=True)
+def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measuring takes a second in a large process."""
+    monkeypatch.setattr("transformer_kernels.demo.learning.peak_extra_bytes", lambda *_: None)
+
+
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Fake clock: a list of one number, which advances by a millisecond per call."""
