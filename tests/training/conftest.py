@@ -18,8 +18,9 @@ from transformer_kernels.training import (
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
+    """For fixtures of a module too: the bits of a result may depend on the number of threads."""
     with one_thread():
         yield
 
