@@ -1,4 +1,4 @@
-"""The tolerance rule accepts errors that rounding explains, and no others."""
+"""The tolerance rules accept errors that rounding explains, and no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 
-from transformer_kernels.bench.tolerance import assert_within_rule, rounding_band
+from transformer_kernels.bench.tolerance import (
+    assert_same_function,
+    assert_within_rule,
+    rounding_band,
+)
 
 EXACT = torch.tensor([[1.0, -8.0], [0.5, 0.0]], dtype=torch.float64)
 
@@ -72,9 +76,84 @@ def test_a_large_spread_of_the_terms_widens_the_band() -> None:
     assert rounding_band(EXACT, torch.float32, spread=50.0) == pytest.approx(plain + 18 * ulp)
 
 
+def test_stored_operands_widen_the_band_of_half_precision() -> None:
+    plain, eps = rounding_band(EXACT, torch.bfloat16), torch.finfo(torch.bfloat16).eps
+    assert rounding_band(EXACT, torch.bfloat16, stored=3.0) == pytest.approx(plain + 3 * eps)
+    assert rounding_band(EXACT, torch.float32, stored=3.0) == rounding_band(EXACT, torch.float32)
+
+
 def test_terms_widen_the_band_only_if_the_result_cancels() -> None:
     ulp, zero = torch.finfo(torch.float32).eps, torch.zeros(2, dtype=torch.float64)
     assert rounding_band(zero, torch.float32, terms=200.0) == pytest.approx(100 * ulp)
     assert rounding_band(zero, torch.float32, terms=2.0) == rounding_band(zero, torch.float32)
     plain = rounding_band(EXACT, torch.float32)
     assert rounding_band(EXACT, torch.float32, terms=200.0) == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_two_algorithms_differ_by_at_most_six_bands(dtype: torch.dtype) -> None:
+    """Both signs, at an element that is not the largest."""
+    other = EXACT.to(dtype)
+    allowed = 6 * rounding_band(other, dtype)
+    wide = other.double()  # bfloat16 cannot represent a value just beyond the bound
+    for sign in (1, -1):
+        inside, beyond = wide.clone(), wide.clone()
+        inside[0, 0] += 0.99 * sign * allowed
+        beyond[0, 0] += 1.01 * sign * allowed
+        assert_same_function(inside, other, dtype=dtype)
+        with pytest.raises(AssertionError, match=r"differ by .* at \(0, 0\): got .* the other 1\."):
+            assert_same_function(beyond, other, dtype=dtype)
+
+
+def test_the_narrowest_dtype_sets_the_bound_of_two_algorithms() -> None:
+    other = EXACT.float()
+    got = other + 2 * torch.finfo(torch.bfloat16).eps * 8.0
+    assert_same_function(got, other, dtype=torch.bfloat16)
+    assert_same_function(got.bfloat16(), other, dtype=torch.bfloat16)
+    with pytest.raises(AssertionError, match=r"result \(torch.float32\): .* 6 rounding bands"):
+        assert_same_function(got, other)
+    with pytest.raises(AssertionError, match=r"torch.bfloat16, expected torch.float32"):
+        assert_same_function(got.bfloat16(), other)
+
+
+def test_each_tensor_of_a_structure_is_compared_with_its_own_band() -> None:
+    small, large = EXACT.float(), 1e4 * EXACT.float()
+    other = {"o": small, "gradients": (large, [small])}
+    assert_same_function({"gradients": [large, (small,)], "o": small}, other)
+    wrong = {"o": small, "gradients": (large, [small + 1e-3])}
+    with pytest.raises(AssertionError, match=r"result\['gradients'\]\[1\]\[0\] .* differ by 0.001"):
+        assert_same_function(wrong, other)
+
+
+def test_structures_shapes_and_dtypes_of_two_algorithms_must_agree() -> None:
+    x = EXACT.float()
+    for got, other, message in (
+        ([x], [x, x], "result: 1 elements, expected 2"),
+        ({"o": x}, {"lse": x}, r"result: keys \['o'\], expected \['lse'\]"),
+        ([x], x, "result: list, expected Tensor"),
+        ([x[:1]], [x], r"result\[0\]: shape \(1, 2\), expected \(2, 2\)"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            assert_same_function(got, other)
+    assert_same_function(x[:0], x[:0])
+    assert_same_function(x[0, 0], x[0, 0])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_inf_of_two_algorithms_must_be_at_the_same_positions(value: float) -> None:
+    with_value = EXACT.index_put((torch.tensor(1), torch.tensor(0)), torch.tensor(value).double())
+    assert_same_function(with_value, with_value)
+    for got, other in ((with_value, EXACT), (EXACT, with_value)):
+        with pytest.raises(AssertionError, match=r"misplaced at 1 positions, first \(1, 0\)"):
+            assert_same_function(got, other)
+    beyond = with_value.clone()
+    beyond[0, 1] += 1e-9
+    with pytest.raises(AssertionError, match=r"at \(0, 1\)"):
+        assert_same_function(beyond, with_value)
+
+
+def test_overflow_of_one_of_two_algorithms_is_accepted() -> None:
+    other = torch.tensor([1e5, 1.0])
+    assert_same_function(other.half(), other, dtype=torch.float16)
+    with pytest.raises(AssertionError, match=r"at \(1,\)"):
+        assert_same_function(other.half() + 0.1, other, dtype=torch.float16)

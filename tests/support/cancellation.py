@@ -58,7 +58,7 @@ def gradient_terms(
     Returns:
         Values for "dq" and "dk", for "dbias" if the bias is a tensor or "dslopes" if it is ALiBi,
         and for "dtable" and "dkeys" with tables by distance. "dtable_spread" is the largest root of
-        the sum of the squares of the terms of "dtable".
+        the sum of the squares of the terms of "dtable", "dtable_stored" that of p do o.
     """
     q, k, v, o, do = (x.double() for x in (q, k, v, o, do))
     group = q.shape[1] // k.shape[1]
@@ -85,6 +85,8 @@ def gradient_terms(
         terms["dtable"] = summed_by_distance(ds, relative).sum_to_size(shape)
         squares = summed_by_distance(ds.square(), relative).sum_to_size(shape)
         terms["dtable_spread"] = squares.sqrt()
+        stored = p.square() * (do * o).square().sum(dim=-1, keepdim=True)
+        terms["dtable_stored"] = summed_by_distance(stored, relative).sum_to_size(shape).sqrt()
     if isinstance(relative, RelativeKeys):
         by_entry = products_by_distance(scale * ds, q.abs(), relative)
         terms["dkeys"] = by_entry.sum_to_size(relative.keys.shape)

@@ -167,7 +167,7 @@ def one_by_one(case: VarlenCase, x: Inputs) -> Outputs:
 def _terms(case: VarlenCase, x: Inputs, o: Tensor) -> dict[str, float]:
     """Largest `gradient_terms` of the rows of all sequences; those that share a sum are added."""
     rows, shared = {"dq": 0.0, "dk": 0.0}, {"dslopes": 0.0, "dtable": 0.0, "dkeys": 0.0}
-    shared["dtable_spread"] = 0.0
+    shared |= {"dtable_spread": 0.0, "dtable_stored": 0.0}
     for _, queries, keys, options in _sequences(case, x):
         q, o_b, do = (_entry(part, queries) for part in (x.q, o, x.do))
         k, v = (_entry(part, keys) for part in (x.k, x.v))

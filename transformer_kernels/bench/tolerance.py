@@ -1,6 +1,9 @@
-"""Tolerance rule of all tests: the error against float64, relative to that of plain torch."""
+"""Tolerance rules of all tests: an error against float64, and a difference of two algorithms."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ def rounding_band(
     lse: float = 0.0,
     terms: float = 0.0,
     spread: float = 0.0,
+    stored: float = 0.0,
 ) -> float:
     """Returns the error of a tensor that rounding alone explains.
 
@@ -39,7 +43,11 @@ def rounding_band(
     - The gradient of a table sums ds = p (dp - delta) over all pairs at a distance, of both signs.
       Each term has errors of half an ulp of its size, independent of the others, so that the sum
       errs by half an ulp of the root of the sum of their squares; twice that is allowed (Higham and
-      Mary 2019, A New Approach to Probabilistic Rounding Error Analysis).
+      Mary 2019, A New Approach to Probabilistic Rounding Error Analysis). In half precision delta
+      has a larger error, because it is computed from o as it is stored: half an ulp of `dtype` in
+      each product do o. The same bound applies to the root of the sum of the squares of p do o.
+      The error of plain torch is no bound here: a table has few elements, and the same sum of
+      random errors may be near zero.
 
     The float64 oracle rounds like a float64 result under test: sums of several hundred terms in
     another order differ by more than two ulp. The band for float64 is therefore 8 times as wide.
@@ -52,6 +60,7 @@ def rounding_band(
         terms: largest sum of magnitudes of the terms of one element, from `gradient_terms`; 0 for
             results that do not cancel.
         spread: largest root of the sum of squares of such terms, for the gradient of a table.
+        stored: largest root of the sum of squares of p do o, for the gradient of a table.
 
     Returns:
         The allowed absolute error.
@@ -61,7 +70,8 @@ def rounding_band(
     ulp = torch.finfo(accumulation).eps
     cancelled = terms / 2 if largest < terms / 2 * ulp else 0.0
     ulps = max(32.0, 2.0 * lse * largest, cancelled, spread)
-    band = 2 * torch.finfo(dtype).eps * largest + ulps * ulp
+    storage = 2 * largest + (stored if dtype != accumulation else 0.0)
+    band = storage * torch.finfo(dtype).eps + ulps * ulp
     return 8 * band if dtype == torch.float64 else band
 
 
@@ -74,6 +84,7 @@ def assert_within_rule(
     lse: float = 0.0,
     terms: float = 0.0,
     spread: float = 0.0,
+    stored: float = 0.0,
 ) -> None:
     """Asserts max |got - exact| <= 2 max |plain - exact| + rounding band.
 
@@ -87,6 +98,7 @@ def assert_within_rule(
         lse: as for `rounding_band`.
         terms: as for `rounding_band`.
         spread: as for `rounding_band`.
+        stored: as for `rounding_band`.
 
     Raises:
         AssertionError: the shape, the positions of inf or nan, or the error are wrong.
@@ -95,17 +107,74 @@ def assert_within_rule(
         raise AssertionError(f"{name}: shape {tuple(got.shape)}, expected {tuple(exact.shape)}")
     _assert_same_positions(name, got, exact.to(got.dtype))
     finite = got.isfinite()
-    error = _largest((got.double() - exact).masked_fill(~finite, 0.0))
-    plain_error = _largest((plain.double() - exact).masked_fill(~(finite & plain.isfinite()), 0.0))
-    band = rounding_band(exact, got.dtype, lse=lse, terms=terms, spread=spread)
+    error, where = _largest_difference(got, exact, finite)
+    plain_error, _ = _largest_difference(plain, exact, finite & plain.isfinite())
+    band = rounding_band(exact, got.dtype, lse=lse, terms=terms, spread=spread, stored=stored)
     if error > 2 * plain_error + band:
-        worst = (got.double() - exact).masked_fill(~finite, 0.0).abs().flatten().argmax()
-        where = tuple(int(i) for i in torch.unravel_index(worst, got.shape))
         raise AssertionError(
             f"{name} ({got.dtype}): error {error:.3g} at {where}: got {got[where]:.9g}, expected "
             f"{exact[where]:.9g} (float64). The error of plain torch is {plain_error:.3g}; allowed "
             f"is 2 x that + {band:.3g} for rounding"
         )
+
+
+def assert_same_function(
+    got: Any, other: Any, *, dtype: torch.dtype | None = None, lse: float = 0.0
+) -> None:
+    """Asserts max |got - other| <= 6 rounding bands: two algorithms computed the same function.
+
+    The bound follows from the tolerance rule.
+
+    - Each algorithm satisfies the rule: |x - exact| <= 2 |plain - exact| + band.
+    - The error of plain torch is rounding, too: |plain - exact| <= band.
+    - Each result is therefore within 3 bands of the exact one. The two differ by at most 6 bands.
+
+    The band is `rounding_band(other, dtype)`. inf and nan must be at the positions where `other`,
+    rounded to got's dtype, has them.
+
+    Args:
+        got: the result of one algorithm: a tensor, or nested sequences and mappings of tensors.
+        other: the result of the other one, with the same structure and shapes.
+        dtype: the narrowest dtype in which either algorithm computed. It must be given if the
+            dtypes of the results differ or do not tell, as after autocast; default: their dtype.
+        lse: as for `rounding_band`.
+
+    Raises:
+        AssertionError: the structure, a shape or dtype, the positions of inf or nan, or the
+            difference are wrong.
+    """
+    for name, x, y in _pairs("result", got, other):
+        if x.shape != y.shape:
+            raise AssertionError(f"{name}: shape {tuple(x.shape)}, expected {tuple(y.shape)}")
+        if dtype is None and x.dtype != y.dtype:
+            raise AssertionError(f"{name}: {x.dtype}, expected {y.dtype} (or dtype must be given)")
+        _assert_same_positions(name, x, y.to(x.dtype))
+        finite = x.isfinite()
+        difference, where = _largest_difference(x, y, finite)
+        allowed = 6 * rounding_band(y.masked_fill(~finite, 0.0), dtype or y.dtype, lse=lse)
+        if difference > allowed:
+            raise AssertionError(
+                f"{name} ({dtype or y.dtype}): the two algorithms differ by {difference:.3g} at "
+                f"{where}: got {x[where]:.9g}, the other {y[where]:.9g}. Allowed is {allowed:.3g}, "
+                f"6 rounding bands"
+            )
+
+
+def _pairs(name: str, got: Any, other: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    if isinstance(got, Tensor) and isinstance(other, Tensor):
+        yield name, got.detach(), other.detach()
+    elif isinstance(got, Mapping) and isinstance(other, Mapping):
+        if got.keys() != other.keys():
+            raise AssertionError(f"{name}: keys {list(got)}, expected {list(other)}")
+        for key, x in got.items():
+            yield from _pairs(f"{name}[{key!r}]", x, other[key])
+    elif isinstance(got, Sequence) and isinstance(other, Sequence):
+        if len(got) != len(other):
+            raise AssertionError(f"{name}: {len(got)} elements, expected {len(other)}")
+        for i, x in enumerate(got):
+            yield from _pairs(f"{name}[{i}]", x, other[i])
+    else:
+        raise AssertionError(f"{name}: {type(got).__name__}, expected {type(other).__name__}")
 
 
 def _assert_same_positions(name: str, got: Tensor, exact: Tensor) -> None:
@@ -116,8 +185,17 @@ def _assert_same_positions(name: str, got: Tensor, exact: Tensor) -> None:
             raise AssertionError(
                 f"{name}: {value} is misplaced at {len(differ)} positions, first "
                 f"{tuple(differ[0].tolist())}: got {got[tuple(differ[0])]}, "
-                f"expected {exact[tuple(differ[0])]} (float64)"
+                f"expected {exact[tuple(differ[0])]}"
             )
+
+
+def _largest_difference(x: Tensor, y: Tensor, where: Tensor) -> tuple[float, tuple[int, ...]]:
+    """Returns the largest |x - y| among the elements marked in `where`, and its position."""
+    if x.numel() == 0:
+        return 0.0, ()
+    difference = (x.double() - y.double()).masked_fill(~where, 0.0).abs().detach()
+    worst = torch.unravel_index(difference.argmax(), difference.shape)
+    return float(difference.max()), tuple(int(i) for i in worst)
 
 
 def _largest(x: Tensor) -> float:
