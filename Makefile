@@ -21,16 +21,17 @@ else
 endif
 
 # One process per core if pytest-xdist is installed.
-PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s %s' -n auto)
+PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s ' -n auto --dist worksteal)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-rest fuzz oldest hub test-hub bench gpu gpu-grid gpu-tune \
-  lint build extension wheel test-wheel clean
+.PHONY: help demo test test-all test-rest durations fuzz oldest hub test-hub bench gpu gpu-grid gpu-tune \
+  lint build extension emulator wheel test-wheel clean
 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
 	@echo "make test      a sample of the tests with every backend and option, in a few minutes"
 	@echo "make test-all  all tests; SHARE=2/8: of those beyond make test, an eighth"
+	@echo "make durations  tests/durations.json, which holds make test to its budget"
 	@echo "make fuzz      random calls; SECONDS=60 SEED=1 ONLY=cpu, SANITIZE=1"
 	@echo "make bench     the benchmarks"
 	@echo "make hub       kernels for HuggingFace's library \`kernels\`, in build/hub"
@@ -51,17 +52,25 @@ help:
 demo: build
 	$(RUN) -m transformer_kernels demo --out build/demo
 
-test: $(call packages,test) build
-	$(PYTEST) tests -m "not exhaustive"
+# The quick tier: see tests/support/tiers.py. HOLD=1 also fails where it takes longer than tests/budget.toml
+# allows.
+HOLD ?=
+test: $(call packages,test) build emulator
+	$(PYTEST) tests --tier quick $(if $(HOLD),--hold-elapsed)
 
 test-all: test test-rest
 
-# Tests that `make test` skips. SHARE=2/8 runs an eighth of them: see tests/support/shares.py.
+# The tests that `make test` leaves out. SHARE=2/8 runs an eighth of them: see tests/support/shares.py.
 SHARE ?=
 share = $(if $(SHARE),--share $(SHARE))
-test-rest: $(call packages,test-all) build oldest test-hub
-	$(PYTEST) tests -m exhaustive $(share)
+test-rest: $(call packages,test-all) build emulator oldest test-hub
+	$(PYTEST) tests --tier rest $(share)
 	$(MAKE) fuzz SEED=1
+
+# Writes tests/durations.json: of the quick tier and new tests, or with TIER=rest of all others.
+TIER ?= new
+durations: $(call packages,test) build emulator
+	$(PYTEST) tests --tier $(TIER) --record-durations
 
 # Random calls. SANITIZE=1 builds the extension with AddressSanitizer and UBSan, in build/sanitized.
 SECONDS ?= 60
@@ -121,6 +130,10 @@ build: extension $(COMMAND)
 extension: $(call packages,demo)
 	@echo "== the compiled extension"
 	@$(RUN) setup.py --quiet build_ext --inplace
+
+# The CUDA kernels for the CPU: see docs/emulator.md.
+emulator: extension
+	@$(RUN) -m tests.support.emulator
 
 # pip compiles bytecode in one process; compileall uses all cores. Errors are ignored, because some
 # packages contain templates that do not compile.

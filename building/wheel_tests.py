@@ -77,7 +77,7 @@ def run(wheel: Path, torch: str, pytest_arguments: Sequence[str]) -> int:
     requirement = f"torch=={torch}" if torch else "torch"
     program = environment(WORK / name / "environment", wheel.resolve(), requirement)
     root = tree(WORK / name / "source", source_archive(wheel), program)
-    tests = pytest_arguments or ("tests", "-m", "not exhaustive", "-n", "auto")
+    tests = pytest_arguments or ("tests", "--tier", "quick", "--allow-skips", "-n", "auto")
     path = os.pathsep.join([str(program.parent), os.environ.get("PATH", "")])
     return subprocess.run(
         [program, "-m", "pytest", *tests], cwd=root, env=os.environ | {"PATH": path}, check=False

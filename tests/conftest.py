@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Callable, Generator
+from typing import TypeVar
 
 import pytest
+from _pytest.skipping import evaluate_skip_marks
 
 # With spinning OpenMP threads the tests take ten times as long on a busy machine. The variable is
 # read when torch loads OpenMP.
@@ -17,7 +19,10 @@ if not torch.cuda.is_available():
 
 # Nothing here imports transformer_kernels before pytest_configure, which chooses the extension.
 from tests.support import emulated_amx
-from tests.support.shares import keep_share
+from tests.support.budget import Clock, Costs, OverBudget
+from tests.support.shares import Share
+
+R = TypeVar("R", pytest.TestReport, pytest.CollectReport)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,27 +30,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--isa",
         metavar="NAME",
         help="instruction set of the CPU kernels: portable, avx2, avx512 or amx (default: the best "
-        "that the CPU supports); AVX-512 emulates amx",
+        "that the CPU supports); AVX-512 emulates amx where it is missing, and emulated-amx always",
+    )
+    parser.addoption(
+        "--tier",
+        choices=("quick", "new", "rest"),
+        help="quick: what `make test` runs; new: also tests without a record of their duration; "
+        "rest: all but quick (default: all tests)",
     )
     parser.addoption(
         "--share", metavar="K/N", help="run share K of N of the tests (default: all of them)"
     )
+    parser.addoption(
+        "--allow-skips", action="store_true", help="a skip in the quick tier is no error"
+    )
+    parser.addoption(
+        "--hold-elapsed", action="store_true", help="fail if the tier exceeds its elapsed time"
+    )
+    parser.addoption(
+        "--record-durations", action="store_true", help="write those of the tier to durations.json"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    name = config.getoption("isa")
-    if name == "amx" and emulated_amx.unavailable_reason() is None:
-        if "transformer_kernels" in sys.modules:  # by the conftest.py of a subfolder
-            raise pytest.UsageError("--isa amx, emulated: name the folder tests, choose with -k")
-        emulated_amx.install()
-    if name:
-        from transformer_kernels import _C
-
-        try:
-            _C.force_isa(name)
-        except ValueError as reason:
-            raise pytest.UsageError(f"--isa {name}: {reason}") from None
+    emulated_amx.choose(config.getoption("isa"))
     config.pluginmanager.import_plugin("tests.support.fixtures")
+    # A worker of pytest-xdist does not report.
+    if config.getoption("tier") is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Clock(config))
 
 
 def pytest_report_header() -> list[str]:
@@ -53,16 +65,70 @@ def pytest_report_header() -> list[str]:
 
     cuda = "emulated" if NOT_EMULATED is None else f"not run: {NOT_EMULATED}"
     amx = ["AMX: emulated by AVX-512"] if emulated_amx.installed() else []
-    return [f"CUDA kernels: {cuda}", *amx]
+    gpu = [] if torch.cuda.is_available() else ["tests marked gpu: deselected, no CUDA device"]
+    return [f"CUDA kernels: {cuda}", *amx, *gpu]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out other shares, and skips the tests marked `gpu` if there is no CUDA device."""
-    if (text := config.getoption("share")) is not None:
-        keep_share(text, config, items)
-    if torch.cuda.is_available():
-        return
-    skipped = pytest.mark.skip(reason=f"needs a CUDA device; torch {torch.__version__} finds none")
-    for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(skipped)
+    """Keeps the tests that can run here, of the chosen tier and share."""
+    from tests.support.tiers import dearest_first, quick_items
+
+    tier, share, costs = config.getoption("tier"), config.getoption("share"), Costs.read()
+    if not torch.cuda.is_available():
+        _keep(config, items, lambda item: item.get_closest_marker("gpu") is None)
+    if tier == "quick":
+        _keep(config, items, lambda item: evaluate_skip_marks(item) is None)
+    if tier is not None:
+        quick = set(quick_items(items, costs, new=tier == "new"))
+        _keep(config, items, lambda item: (item.nodeid in quick) == (tier != "rest"))
+    if tier == "quick":
+        try:
+            costs.check(item.nodeid for item in items)
+        except pytest.UsageError as error:
+            if not hasattr(config, "workerinput"):
+                raise
+            over = OverBudget.from_parent(items[0].session, name="budget", message=str(error))
+            items[:] = [over]
+            return
+    if share is not None:
+        try:
+            own = Share.parse(share).of([item.nodeid for item in items], costs.records.rest)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        _keep(config, items, lambda item: item.nodeid in own)
+    if tier is not None:
+        dearest_first(items, costs.records.rest if tier == "rest" else costs.records.quick)
+
+
+def _keep(
+    config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]
+) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _without_skip(item.config, (yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _without_skip(collector.config, (yield))
+
+
+def _without_skip(config: pytest.Config, report: R) -> R:
+    """Turns a skip in the quick tier into a failure."""
+    if (
+        report.skipped
+        and config.getoption("tier") == "quick"
+        and not config.getoption("allow_skips")
+    ):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid}: {reason}. The quick tier has no skips: deselect it"
+    return report

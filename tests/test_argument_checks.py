@@ -15,7 +15,9 @@ from torch import Tensor
 import transformer_kernels as tk
 from tests.support.backends import operators_of
 from tests.support.operators import operator_arguments
+from tests.support.tiers import each
 from transformer_kernels.argument_checks import check_int, check_number, shown
+from transformer_kernels.bench.tolerance import assert_same_function
 
 B, H, M, N, D = 2, 4, 5, 7, 8
 STARTS, LENGTHS, TABLE = (
@@ -160,7 +162,7 @@ NUMBERS: list[tuple[str, Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), [pytest.param(*row, id=n) for n, *row in NUMBERS])
+@each(("call", "message"), [pytest.param(*row, id=n) for n, *row in NUMBERS])
 def test_value_out_of_range_raises_value_error(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
@@ -173,7 +175,7 @@ def test_return_lse_must_be_a_bool(value: Any) -> None:
             call(return_lse=value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("device", "error"),
     [(b"\xff", TypeError), (Tensor, TypeError), (True, TypeError), (-1, ValueError),
      (HUGE, ValueError), ("xla", ValueError), ("cuda:999", ValueError), (999, ValueError)],
@@ -204,7 +206,7 @@ def test_result_too_large_to_allocate() -> None:
                 operators_of("cpu").attention_forward(**arguments)
 
 
-@pytest.mark.parametrize("constraints", [3, "ab", [1], (Mask.causal(),), torch.ones(2)])
+@each("constraints", [3, "ab", [1], (Mask.causal(),), torch.ones(2)])
 def test_mask_of_other_objects_raises(constraints: Any) -> None:
     with pytest.raises(TypeError, match="constraints must"):
         Mask(constraints)
@@ -233,7 +235,7 @@ def test_windows_of_any_64_bit_extent_are_exact(left: int, align: Any) -> None:
     for backend in ("cpu", "reference"):
         o = tk.attention(q, k, v, mask=mask, backend=backend)
         want = tk.attention(q, k, v, backend=backend) if left > 0 else torch.zeros_like(q)
-        torch.testing.assert_close(o, want)
+        assert_same_function(o, want)
 
 
 @pytest.mark.parametrize("block_size", [16, 10**12, (1 << 63) - 1])

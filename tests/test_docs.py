@@ -6,9 +6,8 @@ import re
 from fnmatch import fnmatch
 from pathlib import Path
 
-import pytest
-
 from building.extension import ROOT
+from tests.support.tiers import each
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("transformer_kernels", "csrc", "tests", "benchmarks", "building", "docs", "requirements")
@@ -22,7 +21,7 @@ NAMED = re.compile(r"(?<![\w./-])((?:[\w-]+/)*[\w*-]+\.(?:cuh|cu|cpp|h|py|pyi|md
 WRITTEN_BY_USERS = {"summary.txt", "my.txt"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_named_files_exist(page: Path) -> None:
     names = set(NAMED.findall(page.read_text(encoding="utf-8"))) - WRITTEN_BY_USERS
     missing = [
@@ -33,7 +32,7 @@ def test_named_files_exist(page: Path) -> None:
     assert sorted(missing) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_pages_and_headings(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):

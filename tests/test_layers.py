@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from building.extension import ROOT
+from tests.support.tiers import each
 
 PACKAGE = ROOT / "transformer_kernels"
 CSRC = ROOT / "csrc"
@@ -113,7 +114,7 @@ def test_every_module_has_a_layer() -> None:
     assert names - {"__init__", "__main__", "__pycache__"} == set(LAYERS)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_imports_only_descend(name: str) -> None:
     for imported in imported_by(MODULES[name]):
         package, _, rest = imported.partition(".")
@@ -122,7 +123,7 @@ def test_imports_only_descend(name: str) -> None:
             assert layer(imported) >= layer(name), f"{name} imports {imported}, which is above it"
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if ".backends." in name])
+@each("name", [name for name in MODULES if ".backends." in name])
 def test_backends_do_not_import_each_other(name: str) -> None:
     backends = {"native", "triton", "reference"}
     own = name.split(".")[2]
@@ -160,7 +161,7 @@ def c_layer(folder: str) -> int:
     return next(n for n, folders in enumerate(C_LAYERS) if folder in folders)
 
 
-@pytest.mark.parametrize(
+@each(
     "path", [path for path in sorted(CSRC.rglob("*")) if path.is_file()], ids=lambda path: path.name
 )
 def test_includes_only_descend(path: Path) -> None:

@@ -59,6 +59,7 @@ def test_given_expected_outputs_are_compared_with() -> None:
         check(CASE, sdpa, other)
 
 
+@pytest.mark.quick
 def test_contenders_are_interleaved_and_each_has_its_row() -> None:
     calls = []
 

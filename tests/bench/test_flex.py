@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.tiers import each
 from transformer_kernels.bench import Case
 from transformer_kernels.bench.flex import flex, mask_mod
 from transformer_kernels.masks.mask import Mask
@@ -25,7 +26,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@each("mask", MASKS.values(), ids=MASKS)
 def test_a_mask_mod_equals_the_mask(mask: Mask) -> None:
     case = Case(name="any", B=B, M=M, N=N, mask=mask)
     b, i, j = (torch.arange(size) for size in (B, M, N))

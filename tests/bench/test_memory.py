@@ -41,6 +41,7 @@ def test_the_peak_of_sequential_allocations_is_the_largest_one() -> None:
     assert 48 * MIB - NOISE < peak_of(work) < 48 * MIB + NOISE
 
 
+@pytest.mark.quick
 @linux
 def test_memory_from_outside_torch_counts() -> None:
     def work() -> None:

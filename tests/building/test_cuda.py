@@ -34,6 +34,7 @@ from building.host import host_units
 from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS, RELATIVE_WIDTHS, WIDTHS
 from building.tools import Torch, visible_gpus
 from building.unit import Unit
+from tests.support.tiers import each
 
 TORCH = Torch("2.13.0", Path("torch"))
 CODES = frozenset({"sm_75", "sm_80", "sm_86", "sm_87", "sm_90", "compute_80", "compute_86"})
@@ -196,7 +197,7 @@ def test_torch_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPat
         visible_gpus()
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "capabilities", "ptx"),
     [
         ("8.0", ((8, 0),), False),
@@ -210,7 +211,7 @@ def test_arch_list(text: str, capabilities: tuple[tuple[int, int], ...], ptx: bo
     assert parse_arch_list(text) == (capabilities, ptx)
 
 
-@pytest.mark.parametrize("item", ["Hopper", "90", "sm_90", "9.0x", "8.0,9.0", "9.0+ptx"])
+@each("item", ["Hopper", "90", "sm_90", "9.0x", "8.0,9.0", "9.0+ptx"])
 def test_malformed_capability_is_an_error(item: str) -> None:
     with pytest.raises(PlatformError, match=rf"ARCH_LIST has '{re.escape(item)}'; expected comp"):
         parse_arch_list(f"8.0 {item}")
@@ -317,6 +318,7 @@ def test_every_hopper_width_has_a_unit() -> None:
     assert len(variants) == len(HOPPER_WIDTHS) * len(HOPPER_ELEMENTS)
 
 
+@pytest.mark.exhaustive
 def test_every_default_chip_compiles(tmp_path: Path) -> None:
     """The installed nvcc accepts the flags."""
     try:

@@ -23,6 +23,7 @@ from building.extension import ROOT
 from building.host import host_units, isas_for
 from building.ninja import Toolchain, job_count, ninja_file
 from building.unit import Unit
+from tests.support.tiers import each
 
 TORCH = tools.Torch("2.13.0", Path("torch"))
 TORCH_INCLUDE = re.compile(r'#include\s*[<"](torch|ATen|c10|caffe2)/')
@@ -162,7 +163,7 @@ def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         tools.find_torch()
 
 
-@pytest.mark.parametrize(
+@each(
     ("environ", "cores", "memory_gib", "gib_a_job", "expected"),
     [
         ({}, 8, 31.2, 1, 8),
@@ -220,6 +221,7 @@ def test_compiler_failure_is_an_error_with_its_output(tree: Path, tmp_path: Path
     assert not shared_object(tree).exists()
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(not tools.find_compiler(os.environ), reason=NO_COMPILER)
 def test_rebuild_compiles_only_dependents_of_a_changed_header(tree: Path) -> None:
     first = build(tree)
@@ -237,6 +239,7 @@ def test_rebuild_compiles_only_dependents_of_a_changed_header(tree: Path) -> Non
     assert "compile csrc/bindings/cpu_operators.cpp" not in again
 
 
+@pytest.mark.quick
 def test_source_archive_contains_the_build_inputs(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
     command += ["sdist", "--dist-dir", str(tmp_path)]

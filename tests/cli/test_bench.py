@@ -25,6 +25,8 @@ def bench(out: Path, *words: str) -> int:
     return cli.main(["bench", *SMALL, "--out", str(out), *words])
 
 
+@pytest.mark.quick
+@pytest.mark.usefixtures("without_memory")
 def test_table_rows_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "folder"
     assert bench(out, "--mask", "full", "--mask", "window:3", "--dtype", "bfloat16") == 0

@@ -158,6 +158,7 @@ def test_sparse_transformer_reads_segments_longer_than_its_context_and_generates
     assert lines[1].endswith("segments of 50")
 
 
+@pytest.mark.quick
 def test_reformer_is_evaluated_with_other_rounds_and_generates(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n    {command} " in text
 
 
+@pytest.mark.quick
 def test_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "transformer_kernels", "--version"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.threads import one_thread
+from tests.support.tiers import each
 from transformer_kernels import cli
 from transformer_kernels.cli import train
 from transformer_kernels.cli.recipes import RECIPES, Recipe
@@ -57,7 +58,7 @@ def test_recipes_match_tasks_and_presets() -> None:
         assert {name for name, *_ in recipe.task_options} <= {f.name for f in fields(task)}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
+@each("recipe", RECIPES, ids=lambda recipe: recipe.kind)
 def test_options_override_the_preset(recipe: Recipe) -> None:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
@@ -201,6 +202,7 @@ def test_bert_trains_and_validates(checkpoint: Callable[[str, str], Path], text:
     assert [row.score is not None for row in rows] == [False, True, False, True]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("command", ["classify", "translate x", "lookup x", "generate", "evaluate"])
 def test_checkpoint_of_another_kind_is_refused(
     checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str],
@@ -214,6 +216,7 @@ def test_checkpoint_of_another_kind_is_refused(
     assert "is a checkpoint of a bert, not of a " in said
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "message"),
     [

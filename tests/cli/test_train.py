@@ -111,6 +111,7 @@ def test_help_lists_every_preset_and_attention_implementation(
     assert f"--attn-implementation {{{','.join(get_args(AttnImplementation))}}}" in printed
 
 
+@pytest.mark.quick
 def test_interrupted_run_resumes_with_identical_losses(
     text: Path,
     tmp_path: Path,

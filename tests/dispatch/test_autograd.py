@@ -13,6 +13,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import transformer_kernels as tk
 from tests.support.backends import WITH_FLOAT64
 from tests.support.plain import plain_attention
+from transformer_kernels.bench.tolerance import assert_same_function
 
 B, H_q, H_kv, M, N, D, D_v = 1, 2, 1, 3, 4, 3, 2
 Options = dict[str, Any]
@@ -55,6 +56,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradcheck(options: Options, backend: str) -> None:
     assert gradcheck(attend(backend, **options), qkv(), check_forward_ad=True)
@@ -140,7 +142,7 @@ def test_gradient_of_some_inputs(selected: tuple[int, ...], backend: str) -> Non
     cotangent = torch.randn(B, H_q, M, D_v, dtype=torch.float64)
     got = torch.autograd.grad(tk.attention(*tensors, backend=backend), some, cotangent)
     exact = torch.autograd.grad(plain_attention(*tensors)[0], some, cotangent)
-    torch.testing.assert_close(got, exact)
+    assert_same_function(got, exact)
 
 
 @pytest.mark.parametrize("output", [0, 1], ids=["o", "lse"])
@@ -153,7 +155,7 @@ def test_gradient_of_one_output(output: int, backend: str) -> None:
     exact = torch.autograd.grad(plain, tensors, cotangent, allow_unused=True)
     zeros = [torch.zeros_like(x) for x in tensors]
     for one, other, zero in zip(got, exact, zeros, strict=True):
-        torch.testing.assert_close(zero if one is None else one, zero if other is None else other)
+        assert_same_function(zero if one is None else one, zero if other is None else other)
 
 
 def test_gradient_of_bias_alone(backend: str) -> None:
@@ -161,7 +163,7 @@ def test_gradient_of_bias_alone(backend: str) -> None:
     bias = torch.randn(1, H_q, 1, N, dtype=torch.float64, requires_grad=True)
     got = torch.autograd.grad(tk.attention(q, k, v, bias=bias, backend=backend).sum(), bias)
     exact = torch.autograd.grad(plain_attention(q, k, v, bias=bias)[0].sum(), bias)
-    torch.testing.assert_close(got, exact)
+    assert_same_function(got, exact)
 
 
 def test_same_tensor_as_query_key_and_value(backend: str) -> None:
@@ -188,7 +190,7 @@ def test_same_tensor_as_all_inputs_to_third_order(backend: str) -> None:
     assert gradgradcheck(gradient, (x,))
     (without,) = torch.autograd.grad(gradient(x).sin().sum(), x)
     (with_graph,) = torch.autograd.grad(gradient(x).sin().sum(), x, create_graph=True)
-    torch.testing.assert_close(with_graph, without)
+    assert_same_function(with_graph, without)
 
 
 def test_alibi_slopes_are_differentiable(backend: str) -> None:
@@ -212,7 +214,7 @@ def test_overwritten_inputs_raise_or_have_no_effect(backend: str) -> None:
         got = torch.autograd.grad(loss, (q, k, v))
     except RuntimeError:  # autograd detects the in-place change
         return
-    torch.testing.assert_close(got, exact)
+    assert_same_function(got, exact)
 
 
 def test_backward_twice(backend: str) -> None:
@@ -229,7 +231,7 @@ def test_without_grad(mode: Callable[[], Any], backend: str) -> None:
     with mode():
         o = tk.attention(*tensors, backend=backend)
     assert not o.requires_grad
-    torch.testing.assert_close(o.clone(), plain_attention(*tensors)[0].detach())
+    assert_same_function(o.clone(), plain_attention(*tensors)[0].detach())
 
 
 def _loss(attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -265,7 +267,7 @@ def test_torch_func(transform: Callable[[Any], Any], backend: str) -> None:
 
     got = transform(lambda *x: _loss(ours, *x))(*tensors)
     exact = transform(lambda *x: _loss(plain_attention, *x))(*tensors)
-    torch.testing.assert_close(got, exact)
+    assert_same_function(got, exact)
 
 
 def test_vmap_over_bias(backend: str) -> None:
@@ -273,7 +275,7 @@ def test_vmap_over_bias(backend: str) -> None:
     biases = torch.randn(5, M, N, dtype=torch.float64)
     got = torch.func.vmap(lambda b: tk.attention(q, k, v, bias=b, backend=backend))(biases)
     exact = torch.stack([plain_attention(q, k, v, bias=b)[0] for b in biases])
-    torch.testing.assert_close(got, exact)
+    assert_same_function(got, exact)
 
 
 def test_forward_mode_over_slopes(backend: str) -> None:

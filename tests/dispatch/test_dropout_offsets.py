@@ -11,9 +11,8 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.support.backends import COMPILED_BACKENDS, dtypes_of, operators_of
 from tests.support.dropout_parts import HOPPER, PARTS, P, Part, assert_part, assert_undivided_bits
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.operators import operator_arguments
-from transformer_kernels import _C
 
 
 def sampled(parts: Sequence[Part], *names: str) -> list[ParameterSet]:
@@ -24,6 +23,7 @@ def sampled(parts: Sequence[Part], *names: str) -> list[ParameterSet]:
     ]
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("part", sampled(PARTS, "all"))
 def test_part(part: Part, backend: str) -> None:
@@ -31,7 +31,7 @@ def test_part(part: Part, backend: str) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("isa", _C.built_isas())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("part", sampled(PARTS[3:], "heads-in-a-tile"))
 def test_part_with_each_instruction_set(part: Part, isa: str) -> None:
     with forced_isa(isa):

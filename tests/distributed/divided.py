@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.support.cases import CASES, Case, Inputs, inputs, plant
 from tests.support.evaluate import SEED, Outputs, biases, by_backend, expected, with_gradients
 from tests.support.poison import poisoned_memory
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.distributed import (
     SequenceLayout,
     all_to_all_attention,
@@ -23,9 +24,6 @@ from transformer_kernels.distributed import (
 )
 from transformer_kernels.masks.constraints import Constraint, Dense, Positions, Segments
 from transformer_kernels.masks.mask import Mask
-
-BOUND = 1e-12
-"""Largest error in float64, relative to the largest value."""
 
 
 @dataclass(frozen=True)
@@ -108,26 +106,9 @@ def _check_case(case: Case, division: Division, dtype: torch.dtype, backend: str
     x = plant(case, inputs(case, dtype))
     got = _divided(case, x, division, backend)
     if dtype == torch.float64:
-        assert_equal(got, by_backend(case, x, "cpu"))
+        assert_same_function(got, by_backend(case, x, "cpu"))
     else:
         expected(case, dtype).check(got)
-
-
-def assert_equal(got: Outputs, wanted: Outputs) -> None:
-    """Asserts that float64 results are equal to `BOUND`."""
-    for name, value in wanted.items():
-        assert got[name].shape == value.shape, name
-        try:
-            bound = BOUND * max(1.0, _largest(value))
-            torch.testing.assert_close(got[name], value, rtol=0.0, atol=bound)
-        except AssertionError as error:
-            error.add_note(name)
-            raise
-
-
-def _largest(x: Tensor) -> float:
-    finite = x[x.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _divided(case: Case, x: Inputs, division: Division, backend: str) -> Outputs:

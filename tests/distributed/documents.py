@@ -12,12 +12,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from tests.distributed.checks import expect
-from tests.distributed.divided import assert_equal
 from tests.support.cases import Inputs
 from tests.support.evaluate import Outputs, with_gradients
 from tests.support.poison import poisoned_memory
 from tests.support.varlen_cases import VarlenCase, varlen_by_backend, varlen_inputs
 from transformer_kernels import distributed
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.masks.mask import Mask
 
 # Without types: some calls have invalid arguments.
@@ -75,7 +75,7 @@ def _check_case(case: VarlenCase, group: dist.ProcessGroup | None) -> None:
     for name in ("o", "dq", "dk", "dv"):
         wanted[name] = wanted[name][:end]
     wanted["lse"] = wanted["lse"][:, :end]
-    assert_equal(got, wanted)
+    assert_same_function(got, wanted)
 
 
 def _divided(
@@ -279,7 +279,7 @@ def check_compile() -> None:
         o = run(x)
         results.append([o, *torch.autograd.grad(o.square().sum(), x)])
     for eager, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(eager, compiled)
+        assert_same_function(eager, compiled)
 
 
 def check_sample() -> None:

@@ -11,11 +11,6 @@ MODELS = "tests.distributed.context_checks"
 HUGGINGFACE = "tests.distributed.huggingface_checks"
 
 
-def test_a_model_equals_the_undivided_one() -> None:
-    assert_runs(2, f"{MODELS}:check_switch")
-
-
-@pytest.mark.exhaustive
 def test_models_modules_and_wrappers_of_torch() -> None:
     assert_runs(2, f"{MODELS}:check_everything")
 

@@ -9,17 +9,13 @@ import pytest
 import torch
 
 from tests.support.processes import assert_runs
+from tests.support.tiers import each
 from transformer_kernels.distributed import ring_attention_varlen, shard_documents
 from transformer_kernels.distributed.documents import DocumentShard
 
 HERE = "tests.distributed.documents"
 
 
-def test_a_sample_equals_the_undivided_call() -> None:
-    assert_runs(2, f"{HERE}:check_sample")
-
-
-@pytest.mark.exhaustive
 def test_two_processes() -> None:
     assert_runs(2, f"{HERE}:check_everything")
 
@@ -70,7 +66,7 @@ def test_ranks_have_every_token_once_in_order(name: str, trailing: int, size: in
     assert index[index >= 0].sort().values.tolist() == list(range(sum(lengths)))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@each("size", SIZES)
 def test_ranks_have_chunks_from_both_ends(size: int) -> None:
     """Chunks c and 2 P - 1 - c of a document have the same rank, and lengths of chunks differ by at
     most one."""
@@ -90,7 +86,7 @@ def test_ranks_have_chunks_from_both_ends(size: int) -> None:
         assert max(chunks) - min(chunks) <= 1
 
 
-@pytest.mark.parametrize("size", SIZES)
+@each("size", SIZES)
 def test_ranks_have_the_same_causal_work(size: int) -> None:
     """Visible pairs differ by less than 3% if documents are long against the chunks."""
     generator = random.Random(size)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.tiers import each
 from transformer_kernels import Mask
 from transformer_kernels.distributed.model import count, main, shown
 from transformer_kernels.distributed.plan import Plan
@@ -226,7 +227,7 @@ def test_memory_does_not_grow_with_ranks_at_a_constant_shard() -> None:
     assert small.both.memory == large.both.memory > small.forward.memory
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"S": 0}, "S must be at least 1, got 0"),
@@ -242,7 +243,7 @@ def test_invalid_calls(options: dict[str, Any], message: str) -> None:
         of(**({"S": 32, "ring": 2} | options))
 
 
-@pytest.mark.parametrize("name", ["within", "forward", "latency", "ranks_per_node", "processors"])
+@each("name", ["within", "forward", "latency", "ranks_per_node", "processors"])
 def test_invalid_machines(name: str) -> None:
     invalid: dict[str, Any] = {name: -1}
     with pytest.raises(ValueError, match=f"{name} must be"):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.distributed.divided import shard_mask
 from tests.support.cases import CASES, Case
+from tests.support.tiers import each
 from transformer_kernels.distributed.rectangles import undivided_call
 from transformer_kernels.distributed.sequence import (
     SequenceLayout,
@@ -58,7 +59,7 @@ def test_pieces_of_zigzag_are_chunks_from_both_ends() -> None:
 MASKS = [case for case in CASES if case.mask is not None and case.M and case.N and case.B]
 
 
-@pytest.mark.parametrize("case", MASKS, ids=str)
+@each("case", MASKS, ids=str)
 def test_masks_of_rectangles_are_parts_of_the_mask(case: Case) -> None:
     """And a rectangle that is not seen has no visible pair."""
     size = 2

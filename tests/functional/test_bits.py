@@ -13,14 +13,13 @@ import transformer_kernels as tk
 from tests.fuzz.valid.bits import CHANGES, Bits, Kind, Others, promised, promised_others
 from tests.support import emulator
 from tests.support.backends import NAMES
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.threads import threads
-from transformer_kernels import _C
 
 SMALL: dict[str, Any] = {"B": 2, "H_kv": 2, "group": 2, "D": 16, "D_v": 8}
-ISAS = tuple(_C.built_isas())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("change", "backend"), [(c, n) for n in NAMES for c in promised(n)])
 def test_promise(change: str, backend: str) -> None:
     M, N = (5, 19) if backend == "triton" else (35, 69)

@@ -36,10 +36,10 @@ from tests.support.decode_cases import (
     decode_inputs,
     reasons_against,
 )
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.operators import FORWARD, operators_run_by
-from tests.support.tiers import in_turns, sampled
-from transformer_kernels import _C
+from tests.support.tiers import crossed
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.problem.cache import cache_problem
 from transformer_kernels.problem.fields import FIELDS
 
@@ -76,7 +76,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=_C.built_isas())
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Forces each compiled instruction set in turn."""
     with forced_isa(request.param):
@@ -89,8 +89,9 @@ def decoder(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "decoder", "dtype"), sampled(DECODE_CASES, DECODING_AND_DTYPES))
+@pytest.mark.parametrize(("case", "decoder", "dtype"), crossed(DECODE_CASES, DECODING_AND_DTYPES))
 def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype) -> None:
     assert_decode_case(case, dtype, decoder)
 
@@ -105,10 +106,11 @@ def test_only_relative_keys_are_left_out() -> None:
         assert all("relative_keys" in reason for reason in reasons)
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned", "isa")
 @pytest.mark.parametrize(
     ("case", "isa", "dtype"),
-    sampled(DECODE_CASES, itertools.product(_C.built_isas(), DTYPES[1:])),
+    crossed(DECODE_CASES, itertools.product(ISAS, DTYPES[1:])),
     indirect=["isa"],
 )
 def test_every_instruction_set(case: DecodeCase, dtype: torch.dtype) -> None:
@@ -170,8 +172,8 @@ def test_equals_attention_of_each_sequence(options: Options, M: int, decoder: st
     for b in range(B):
         one = q[b : b + 1], gathered(k, table, b), gathered(v, table, b)
         expected_o, expected_lse = tk.attention(*one, **alone, backend=decoder)
-        torch.testing.assert_close(o[b : b + 1], expected_o)
-        torch.testing.assert_close(lse[b : b + 1], expected_lse)
+        assert_same_function(o[b : b + 1], expected_o)
+        assert_same_function(lse[b : b + 1], expected_lse)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -223,7 +225,7 @@ def test_sequences_may_share_pages(decoder: str) -> None:
     for b in range(B):
         one = table[b : b + 1].clone(), cache_seqlens[b : b + 1]
         alone = tk.attention_decode(q[b : b + 1], k, v, one[1], one[0], backend=decoder)
-        torch.testing.assert_close(o[b : b + 1], alone)
+        assert_same_function(o[b : b + 1], alone)
 
 
 def test_dtypes_and_strides_of_lengths_and_tables(decoder: str) -> None:
@@ -252,7 +254,7 @@ def test_contiguous_cache_equals_paged_cache(decoder: str) -> None:
     for b in range(B):
         k_cache[b, :, : int(cache_seqlens[b])] = gathered(k, table, b)[0]
         v_cache[b, :, : int(cache_seqlens[b])] = gathered(v, table, b)[0]
-    torch.testing.assert_close(
+    assert_same_function(
         tk.attention_decode(q, k_cache, v_cache, cache_seqlens, backend=decoder),
         tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder),
     )
@@ -309,7 +311,7 @@ def test_one_operator_and_no_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "dynamic"), in_turns(DECODING, ((dynamic,) for dynamic in (False, True)))
+    ("backend", "dynamic"), crossed(DECODING, ((dynamic,) for dynamic in (False, True)))
 )
 def test_fullgraph(backend: str, dynamic: bool) -> None:
     """One graph serves all values of cache_seqlens and block_table."""
@@ -325,7 +327,7 @@ def test_fullgraph(backend: str, dynamic: bool) -> None:
     fast = torch.compile(call, fullgraph=True, backend=graphs, dynamic=dynamic)
     q, k, v, cache_seqlens, table = paged(2)
     for one in (cache_seqlens, torch.tensor([3, 16, 0])):
-        torch.testing.assert_close(fast(q, k, v, one, table), call(q, k, v, one, table))
+        assert_same_function(fast(q, k, v, one, table), call(q, k, v, one, table))
     assert graphs.frame_count == 1
 
 
@@ -409,8 +411,8 @@ def test_cuda_operator_tolerates_out_of_range_values(name: str, wrong: Tensor) -
     }
     o, lse, _ = operators_of("cuda").attention_forward(**arguments)
     expected_o, expected_lse, _ = torch.ops.transformer_kernels.attention_forward(**right)
-    torch.testing.assert_close(o, expected_o)
-    torch.testing.assert_close(lse, expected_lse)
+    assert_same_function(o, expected_o)
+    assert_same_function(lse, expected_lse)
     assert torch.equal(k, there)
 
 
@@ -424,7 +426,7 @@ def test_reference_is_differentiable() -> None:
 
     assert gradcheck(call, tensors, fast_mode=True)
     with torch.no_grad():
-        torch.testing.assert_close(
+        assert_same_function(
             call(*tensors),
             tk.attention_decode(q, k, v, cache_seqlens, table, sinks=sinks, backend="cpu"),
         )
@@ -454,7 +456,7 @@ def test_transforms(decoder: str) -> None:
         return tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder)
 
     o = torch.func.vmap(call)(torch.stack([q, -q]))
-    torch.testing.assert_close(o[1], call(-q))
+    assert_same_function(o[1], call(-q))
     tangent = torch.randn_like(q)
     with forward_ad.dual_level():
         found = forward_ad.unpack_dual(call(forward_ad.make_dual(q, tangent))).tangent

@@ -11,11 +11,12 @@ import transformer_kernels as tk
 from tests.support.backends import BACKENDS_AND_DTYPES, DECODING
 from tests.support.cases import Case
 from tests.support.hidden_cases import HIDDEN_CASES, assert_hidden_nan_changes_nothing
-from tests.support.tiers import in_turns
+from tests.support.tiers import crossed
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "backend", "dtype"), in_turns(HIDDEN_CASES, BACKENDS_AND_DTYPES))
+@pytest.mark.parametrize(("case", "backend", "dtype"), crossed(HIDDEN_CASES, BACKENDS_AND_DTYPES))
 def test_hidden_nan_changes_nothing(case: Case, backend: str, dtype: torch.dtype) -> None:
     assert_hidden_nan_changes_nothing(case, dtype, backend)
 

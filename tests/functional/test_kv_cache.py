@@ -11,6 +11,8 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import DECODING
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 
 B, H, D, D_v, PAGE = 3, 2, 8, 5, 4
 
@@ -66,9 +68,7 @@ def test_stepwise_decoding_equals_causal_attention(page_size: int, backend: str)
             )
         )
         begin += M
-    torch.testing.assert_close(
-        torch.cat(parts, dim=2), tk.attention(q, k, v, mask=tk.Mask.causal())
-    )
+    assert_same_function(torch.cat(parts, dim=2), tk.attention(q, k, v, mask=tk.Mask.causal()))
 
 
 def test_compiled() -> None:
@@ -83,7 +83,7 @@ def test_compiled() -> None:
     fast = torch.compile(step, fullgraph=True, backend="aot_eager")
     for length in (1, 2, 7):
         rows, cache_seqlens = new(1), torch.tensor([length] * B)
-        torch.testing.assert_close(
+        assert_same_function(
             fast(*caches, *rows, cache_seqlens), step(*copies, *rows, cache_seqlens)
         )
     torch.testing.assert_close(caches, copies)
@@ -110,7 +110,7 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)
+@each(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)
 def test_invalid_arguments(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     k, v = new(2)
     caches = torch.zeros(B, H, 9, D), torch.zeros(B, H, 9, D_v)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import DTYPES
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.linear import (
     LINEAR_CASES,
     LINEAR_NAMES,
@@ -25,11 +25,11 @@ from tests.support.linear import (
 )
 from tests.support.operators import operators_run_by
 from tests.support.threads import threads
-from tests.support.tiers import sampled
-from transformer_kernels import _C
+from tests.support.tiers import crossed, each
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
+from transformer_kernels.bench.tolerance import assert_same_function
 
-ISAS_AND_DTYPES = tuple((isa, dtype) for isa in _C.built_isas() for dtype in DTYPES)
+ISAS_AND_DTYPES = tuple((isa, dtype) for isa in ISAS for dtype in DTYPES)
 SEGMENTED = [case for case in LINEAR_CASES if case.name.startswith("segments")]
 ZEROS = torch.zeros(2, 2, 8)
 every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
@@ -40,14 +40,16 @@ def qkv(N: int = 70, H_kv: int = 2, **options: Any) -> tuple[Tensor, Tensor, Ten
     return q, k, v
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "backend", "dtype"), sampled(LINEAR_CASES, LINEAR_WAYS))
+@pytest.mark.parametrize(("case", "backend", "dtype"), crossed(LINEAR_CASES, LINEAR_WAYS))
 def test_case(case: LinearCase, backend: str, dtype: torch.dtype) -> None:
     assert_linear_case(case, dtype, backend)
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "isa", "dtype"), sampled(LINEAR_CASES, ISAS_AND_DTYPES))
+@pytest.mark.parametrize(("case", "isa", "dtype"), crossed(LINEAR_CASES, ISAS_AND_DTYPES))
 def test_instruction_sets(case: LinearCase, isa: str, dtype: torch.dtype) -> None:
     with forced_isa(isa):
         assert_linear_case(case, dtype, "cpu")
@@ -82,10 +84,10 @@ def test_a_callable_feature_map_runs_before_the_kernels(backend: str) -> None:
     expected = tk.linear_attention(
         widen(q), widen(k), v, feature_map="identity", backend="reference"
     )
-    torch.testing.assert_close(o, expected)
+    assert_same_function(o, expected)
     grads = torch.autograd.grad(o.square().sum(), (q, k, v))
     wanted = torch.autograd.grad(expected.square().sum(), (q, k, v))
-    torch.testing.assert_close(grads, wanted, rtol=1e-4, atol=1e-5)
+    assert_same_function(grads, wanted)
 
 
 @every_backend
@@ -102,10 +104,11 @@ def test_a_state_continues_a_sequence(cut: int, backend: str) -> None:
             initial_state=state, return_state=True, backend=backend,
         )  # fmt: skip
         parts.append(o)
-    torch.testing.assert_close(torch.cat(parts, dim=2), whole)
-    torch.testing.assert_close(state, end)
+    assert_same_function(torch.cat(parts, dim=2), whole)
+    assert_same_function(state, end)
 
 
+@pytest.mark.quick
 @every_backend
 def test_gradients_flow_through_the_state(backend: str) -> None:
     q, k, v = qkv(100, dtype=widest(backend), requires_grad=True)
@@ -118,7 +121,7 @@ def test_gradients_flow_through_the_state(backend: str) -> None:
 
     do = torch.randn(2, 2, 100, 8, dtype=q.dtype)
     whole = tk.linear_attention(q, k, v, backend=backend)
-    torch.testing.assert_close(
+    assert_same_function(
         torch.autograd.grad(in_two_parts(), (q, k, v), do),
         torch.autograd.grad(whole, (q, k, v), do),
     )
@@ -131,7 +134,7 @@ def test_later_nan_does_not_reach_earlier_chunks(backend: str) -> None:
     for x in (q, k, v):
         x[:, :, 128:] = math.nan
     after = tk.linear_attention(q, k, v, backend=backend)
-    torch.testing.assert_close(before[:, :, :128], after[:, :, :128])
+    assert_same_function(before[:, :, :128], after[:, :, :128])
     assert after[:, :, 128:].isnan().all()
 
 
@@ -196,9 +199,9 @@ def test_growth_and_extreme_decay(backend: str) -> None:
         if step < -1e3:  # each token sees itself alone
             phi = torch.nn.functional.elu(q[:, 1]) + 1, torch.nn.functional.elu(k[:, 1]) + 1
             weight = (phi[0] * phi[1]).sum(-1, keepdim=True)
-            torch.testing.assert_close(o[:, 1], v[:, 1] * weight / (weight + 1e-6))
+            assert_same_function(o[:, 1], v[:, 1] * weight / (weight + 1e-6))
         expected = tk.linear_attention(q, k, v, log_decay=decay, backend="reference")
-        torch.testing.assert_close(o, expected)
+        assert_same_function(o, expected)
 
 
 @every_backend
@@ -226,7 +229,7 @@ def test_half_precision_state_is_float32(backend: str) -> None:
     assert torch.equal(o, x)
 
 
-@pytest.mark.parametrize("case", LINEAR_CASES, ids=str)
+@each("case", LINEAR_CASES, ids=str)
 def test_results_are_bit_identical_across_runs(case: LinearCase) -> None:
     x = linear_inputs(case, torch.float32)
     first, second = (linear_by_backend(case, x, "cpu") for _ in range(2))
@@ -252,7 +255,7 @@ def test_memory_does_not_grow_with_the_state_of_every_token() -> None:
     assert extra < 40 << 20
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"feature_map": "gelu"}, "feature_map must be 'elu', 'relu', 'identity' or a callable"),
@@ -332,7 +335,7 @@ def test_freed_and_misaligned_memory_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({1: torch.zeros(2, 2, 71, 8)}, "v has the wrong shape"),

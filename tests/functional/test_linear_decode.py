@@ -10,10 +10,9 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import DTYPES
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS
-from tests.support.tiers import in_turns
-from transformer_kernels import _C
+from tests.support.tiers import crossed, each
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 from transformer_kernels.problem.types import accumulate_dtype
@@ -91,14 +90,14 @@ def _of_rounded_operands(x: list[Tensor], rest: dict[str, Any]) -> Tensor:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("size", [1, 32, 33])
-@pytest.mark.parametrize(("options", "backend", "dtype"), in_turns(OPTIONS, LINEAR_WAYS))
+@pytest.mark.parametrize(("options", "backend", "dtype"), crossed(OPTIONS, LINEAR_WAYS))
 def test_continues_a_sequence(options: str, backend: str, dtype: torch.dtype, size: int) -> None:
     assert_continues(backend, dtype, OPTIONS[options], size)
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("isa", _C.built_isas())
+@pytest.mark.parametrize("isa", ISAS)
 def test_instruction_sets(isa: str, dtype: torch.dtype) -> None:
     with forced_isa(isa):
         assert_continues("cpu", dtype, OPTIONS["head"], 2)
@@ -115,7 +114,7 @@ def test_no_tokens_and_no_batch(backend: str) -> None:
     assert decode(q, k, v, empty, backend=backend).shape == (0, H_kv, 1, D_v)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"state": None}, "state must be a LinearState"),

@@ -12,7 +12,8 @@ from torch import Tensor
 import transformer_kernels as tk
 from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, widest
 from tests.support.threads import threads
-from tests.support.tiers import in_turns
+from tests.support.tiers import crossed, each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.problem.types import accumulate_dtype
 
 attend: Any = tk.linear_attention
@@ -75,8 +76,9 @@ def gradients(x: dict[str, Tensor], outputs: tuple[Tensor, ...]) -> tuple[Tensor
     return torch.autograd.grad(outputs, list(x.values()), cotangents, materialize_grads=True)
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("options", "backend", "dtype"), in_turns(OPTIONS, LINEAR_WAYS))
+@pytest.mark.parametrize(("options", "backend", "dtype"), crossed(OPTIONS, LINEAR_WAYS))
 def test_equals_each_sequence_alone(options: str, backend: str, dtype: torch.dtype) -> None:
     rest = dict(OPTIONS[options])
     x = packed(dtype, rest.pop("decay", ""), state=rest.pop("state", False))
@@ -86,13 +88,9 @@ def test_equals_each_sequence_alone(options: str, backend: str, dtype: torch.dty
         return_state=True, backend=backend, **rest,
     )  # fmt: skip
     expected = one_by_one(x, backend, **rest)
-    tolerance: Any = {"rtol": 1e-2, "atol": 1e-2} if dtype.itemsize == 2 else {}
-    torch.testing.assert_close((o, *end), expected, **tolerance)
+    assert_same_function((o, *end), expected, dtype=dtype)
     assert not o[sum(LENGTHS) :].any()
-    got, wanted = gradients(x, (o, *end)), gradients(x, expected)
-    for g, w in zip(got, wanted, strict=True):
-        scale = max(1.0, float(w.abs().max()))
-        torch.testing.assert_close(g / scale, w / scale, **tolerance)
+    assert_same_function(gradients(x, (o, *end)), gradients(x, expected), dtype=dtype)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -107,9 +105,10 @@ def test_few_long_sequences_are_cut_into_segments(backend: str, count: int) -> N
         for name in (backend, "reference"):
             o = attend_varlen(*x, cu_seqlens, log_decay=decay, backend=name)
             results.append((o, *torch.autograd.grad(o.sin().sum(), [*x, decay])))
-    torch.testing.assert_close(results[0], results[1])
+    assert_same_function(results[0], results[1])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("backend", LINEAR_NAMES)
 def test_padding_may_hold_nan(backend: str) -> None:
     x = packed(torch.float32, "", state=False)
@@ -133,7 +132,7 @@ def test_without_sequences(backend: str) -> None:
     assert state.S.shape == (0, H_kv, D, D_v)
 
 
-@pytest.mark.parametrize(
+@each(
     ("cu_seqlens", "message"),
     [
         ([1, 5], "cu_seqlens must start at 0, got 1"),

@@ -14,7 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import transformer_kernels as tk
 from tests.support.backends import BACKENDS_AND_DTYPES
 from tests.support.decode_cases import block_table, in_pages
-from tests.support.tiers import in_turns
+from tests.support.tiers import crossed, each
+from transformer_kernels.bench.tolerance import assert_same_function
 
 LENGTHS_Q, LENGTHS_K = (3, 0, 20, 1), (70, 5, 33, 0)
 H_q, H_kv, D, D_v = 4, 2, 16, 24
@@ -69,7 +70,7 @@ class Paged:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
-    ("options", "backend", "dtype"), in_turns(OPTIONS, BACKENDS_AND_DTYPES), ids=str
+    ("options", "backend", "dtype"), crossed(OPTIONS, BACKENDS_AND_DTYPES), ids=str
 )
 def test_equals_packed_keys(options: str, backend: str, dtype: torch.dtype) -> None:
     x = Paged(16, dtype)
@@ -96,11 +97,11 @@ def test_gradients(backend: str) -> None:
     dq, *pages = torch.autograd.grad([o, lse], leaves, [do, dlse])
     packed = [x.q, x.k.requires_grad_(), x.v.requires_grad_()]
     expected = torch.autograd.grad(x.attend_packed(backend=backend), packed, [do, dlse])
-    torch.testing.assert_close(dq, expected[0])
+    assert_same_function(dq, expected[0])
     for got, wanted in zip(pages, expected[1:], strict=True):
         rows = torch.nn.utils.rnn.pad_sequence(wanted.split(LENGTHS_K), batch_first=True)
         in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, 16, 0.0)
-        torch.testing.assert_close(got, in_place)
+        assert_same_function(got, in_place)
 
 
 def test_sequences_may_share_pages() -> None:
@@ -138,7 +139,7 @@ def test_fullgraph() -> None:
     x = Paged(16)
     for ends in (starts(LENGTHS_K), starts((70, 1, 20, 0))):
         arguments = x.q, *x.pages, ends, x.table
-        torch.testing.assert_close(fast(*arguments), call(*arguments))
+        assert_same_function(fast(*arguments), call(*arguments))
     assert graphs.frame_count == 1
 
 
@@ -157,7 +158,7 @@ def test_compiled_code_tolerates_missing_pages() -> None:
     table = x.table.clone()
     table[0] = torch.tensor([-1, 99, -(1 << 31), 7, (1 << 31) - 1])
     o = torch.compile(call, backend="aot_eager")(table)
-    torch.testing.assert_close(o[3:], call(x.table)[3:])
+    assert_same_function(o[3:], call(x.table)[3:])
     k, v = k[:0], v[:0]
     assert torch.equal(torch.compile(call, backend="aot_eager")(table), torch.zeros_like(o))
 
@@ -228,7 +229,7 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("message", INVALID)
+@each("message", INVALID)
 def test_invalid_arguments(message: str) -> None:
     x = Paged(16)
     valid: dict[str, Any] = {

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.support.plain import plain_attention
+from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
 
 CAUSAL = tk.Mask.causal()
 
@@ -36,7 +38,7 @@ def test_weights_of_a_query_sum_to_one(backend: str) -> None:
 def test_scores_are_scaled_by_the_width_not_the_length(backend: str) -> None:
     x = torch.randn(1, 1, 9, 4)
     expected = (x @ x.mT / 2.0).softmax(dim=-1) @ x
-    torch.testing.assert_close(tk.attention(x, x, x, backend=backend), expected)
+    assert_same_function(tk.attention(x, x, x, backend=backend), expected)
 
 
 def test_zero_times_infinity(backend: str) -> None:
@@ -55,8 +57,8 @@ def test_the_visible_past_is_not_the_hidden_future(backend: str) -> None:
     """True means visible: the first query sees the first key, and the last sees every key."""
     x = torch.randn(1, 1, 5, 4)
     o, lse = tk.attention(x, x, x, mask=CAUSAL, return_lse=True, backend=backend)
-    torch.testing.assert_close(o[:, :, 0], x[:, :, 0])
-    torch.testing.assert_close(lse[0, 0, 4], (x[0, 0] @ x[0, 0, 4] / 2.0).logsumexp(0))
+    assert_same_function(o[:, :, 0], x[:, :, 0])
+    assert_same_function(lse[0, 0, 4], (x[0, 0] @ x[0, 0, 4] / 2.0).logsumexp(0))
 
 
 def test_a_mask_longer_than_the_sequence_is_refused(backend: str) -> None:
@@ -89,7 +91,8 @@ def test_minus_1e9_overflows_in_half_precision(backend: str) -> None:
     mask = tk.Mask.causal() & tk.Mask.padding(torch.tensor([66]))
     o = tk.attention(x, x, x, mask=mask, backend=backend)
     exact = tk.attention(x.double(), x.double(), x.double(), mask=mask, backend="reference")
-    torch.testing.assert_close(o.double(), exact, rtol=2e-3, atol=2e-3)
+    plain, _ = plain_attention(x, x, x, visible=mask.materialize(1, 1, 70, 70))
+    assert_within_rule("o", o, exact, plain)
 
 
 def test_scores_beyond_half_precision(backend: str) -> None:
@@ -102,8 +105,8 @@ def test_scores_beyond_half_precision(backend: str) -> None:
     one_way = tk.attention(x, x, x, backend=backend)
     other_way = tk.attention(x / root, x / root, x, scale=1.0, backend=backend)
     exact = tk.attention(x.double(), x.double(), x.double(), backend="reference")
-    torch.testing.assert_close(one_way.double(), exact, rtol=1e-3, atol=1e-2)
-    torch.testing.assert_close(other_way.double(), exact, rtol=1e-3, atol=1e-2)
+    for o in (one_way, other_way):
+        assert_within_rule("o", o, exact, exact.half())
 
 
 def test_padding_is_not_attended_to(backend: str) -> None:
@@ -112,13 +115,11 @@ def test_padding_is_not_attended_to(backend: str) -> None:
     lengths = tk.Mask.padding(torch.tensor([9, 6]))
     padded = tk.attention(x, x, x, mask=lengths, backend=backend)
     alone = x[1:, :, :6]
-    torch.testing.assert_close(
-        padded[1:, :, :6], tk.attention(alone, alone, alone, backend=backend)
-    )
+    assert_same_function(padded[1:, :, :6], tk.attention(alone, alone, alone, backend=backend))
 
 
 def test_narrow_heads_scale_by_their_own_width(backend: str) -> None:
     x = torch.randn(1, 3, 64)
     heads = x.unflatten(-1, (8, 8)).transpose(1, 2)
     expected = (heads @ heads.mT / 8**0.5).softmax(-1) @ heads
-    torch.testing.assert_close(tk.attention(heads, heads, heads, backend=backend), expected)
+    assert_same_function(tk.attention(heads, heads, heads, backend=backend), expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
@@ -12,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import transformer_kernels as tk
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 
 Shape = tuple[int, ...]
 Qkv = tuple[Tensor, Tensor, Tensor]
@@ -52,14 +53,12 @@ def assert_same(tensors: Qkv, bias: Tensor | None = None, **options: Any) -> Non
         options["attn_mask"] = bias
     ours = tk.scaled_dot_product_attention(*tensors, **options)
     torchs = functional.scaled_dot_product_attention(*tensors, **options)
-    eps = torch.finfo(torchs.dtype).eps
-    close = functools.partial(torch.testing.assert_close, rtol=16 * eps, atol=16 * eps)
-    close(ours, torchs)
+    assert_same_function(ours, torchs)
     cotangent = torch.randn_like(torchs)
     wanted = [*tensors] if bias is None else [*tensors, bias]
     got = torch.autograd.grad(ours, wanted, cotangent)
     expected = torch.autograd.grad(torchs, wanted, cotangent, materialize_grads=True)
-    close(got, expected)
+    assert_same_function(got, expected)
 
 
 @pytest.mark.parametrize("mask", ["none", "bool", "float", "causal"])
@@ -85,7 +84,7 @@ def test_float32_mask_with_half_inputs() -> None:
     assert_same(leaves(dtype=torch.bfloat16), attn_mask=torch.randn(7, 5))
 
 
-@pytest.mark.parametrize("scale", [None, 0.3, 1, 0.0, -1.0])
+@each("scale", [None, 0.3, 1, 0.0, -1.0])
 def test_scale(scale: float | None) -> None:
     assert_same(leaves(), scale=scale)
 
@@ -160,7 +159,7 @@ INVALID: dict[str, tuple[Qkv, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("tensors", "options"), INVALID.values(), ids=INVALID)
+@each(("tensors", "options"), INVALID.values(), ids=INVALID)
 def test_invalid_calls_raise_what_torch_raises(tensors: Qkv, options: dict[str, Any]) -> None:
     with pytest.raises((TypeError, RuntimeError)) as torchs:
         functional.scaled_dot_product_attention(*tensors, **options)
@@ -182,15 +181,15 @@ def test_mask_and_causal_both_apply(shape: Shape, as_float: bool) -> None:
     both = mask.masked_fill(~causal, float("-inf")) if as_float else mask & causal
     ours = tk.scaled_dot_product_attention(*tensors, attn_mask=mask, is_causal=True)
     expected = functional.scaled_dot_product_attention(*tensors, attn_mask=both)
-    torch.testing.assert_close(ours, expected)
+    assert_same_function(ours, expected)
     cotangent = torch.randn_like(expected)
-    torch.testing.assert_close(
+    assert_same_function(
         torch.autograd.grad(ours, tensors, cotangent),
         torch.autograd.grad(expected, tensors, cotangent),
     )
     with tk.enabled():
         got = functional.scaled_dot_product_attention(*tensors, attn_mask=mask, is_causal=True)
-    torch.testing.assert_close(got, expected)
+    assert_same_function(got, expected)
 
 
 def test_mismatched_heads_suggest_enable_gqa() -> None:

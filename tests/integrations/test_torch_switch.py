@@ -27,8 +27,10 @@ from torch.nn.functional import scaled_dot_product_attention as imported_before
 
 import transformer_kernels as tk
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
+from tests.support.tiers import each
 from tests.support.torch_releases import needs_varlen, not_in_2_11
 from transformer_kernels import torch_private
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.integrations import torch_devices, torch_switch
 from transformer_kernels.integrations.torch_switch import FLASH_NAME
 
@@ -272,7 +274,7 @@ def test_inside_torchs_modules(make: Callable[[], nn.Module], masked: bool, trai
             got = run_module(module, *inputs, **options)
     assert ran[FORWARD] == 1
     visible = ~options.get("src_key_padding_mask", torch.zeros(2, 9, dtype=torch.bool))
-    torch.testing.assert_close(got[visible], expected[visible])
+    assert_same_function(got[visible], expected[visible])
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,7 @@ def test_compiled_functions_follow_the_switch(compiler: str) -> None:
     expected = compiled(Q, K, V)
     assert forward_calls() == 0
     with tk.enabled():
-        torch.testing.assert_close(compiled(Q, K, V), expected)
+        assert_same_function(compiled(Q, K, V), expected)
         assert forward_calls() == 1
     assert forward_calls() == 0
 
@@ -319,7 +321,7 @@ UNSUPPORTED: dict[str, tuple[Qkv, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("reason", UNSUPPORTED)
+@each("reason", UNSUPPORTED)
 def test_unsupported_calls_fall_back_to_torch_with_a_warning(reason: str) -> None:
     tensors, options = UNSUPPORTED[reason]
     expected = functional.scaled_dot_product_attention(*tensors, **options)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 from transformer_kernels import torch_private
-from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
 
 if torch_private.MISSING_FOR_VARLEN:
     pytest.skip("torch has no varlen_attn_out", allow_module_level=True)
@@ -109,7 +110,7 @@ def test_the_causal_flag_of_the_operators() -> None:
     got = with_gradients(by_flag, tensors, do)
     causal = partial(by_sequence, window_size=(-1, 0), scale=None)
     for name, value in with_gradients(causal, tensors, do).items():
-        torch.testing.assert_close(got[name], value)
+        assert_same_function(got[name], value)
 
 
 def test_log_sum_exp() -> None:
@@ -176,8 +177,8 @@ def test_pages(page_size: int, lengths_q: tuple[int, ...], window_size: tuple[in
         q, k, v, cumulative(lengths_q), cumulative(lengths_k),
         mask=tk.Mask.window(left, 0, align="bottom_right"), return_lse=True,
     )  # fmt: skip
-    torch.testing.assert_close(o, expected)
-    torch.testing.assert_close(lse, expected_lse)
+    assert_same_function(o, expected)
+    assert_same_function(lse, expected_lse)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@each("message", REFUSED)
 def test_invalid_calls_of_the_operator(message: str) -> None:
     q, k, v = packed()
     valid: dict[str, Any] = {

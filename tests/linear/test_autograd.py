@@ -13,6 +13,7 @@ from torch.autograd.functional import hvp
 
 import transformer_kernels as tk
 from tests.support.linear import LINEAR_FLOAT64, LINEAR_NAMES, widest
+from transformer_kernels.bench.tolerance import assert_same_function
 
 every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
 with_float64 = pytest.mark.parametrize("backend", LINEAR_FLOAT64)
@@ -57,6 +58,7 @@ def test_gradcheck(options: dict[str, Any], backend: str) -> None:
     assert gradcheck(call(backend, options), inputs(options), check_forward_ad=True)
 
 
+@pytest.mark.quick
 @with_float64
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradgradcheck(options: dict[str, Any], backend: str) -> None:
@@ -68,6 +70,7 @@ def test_gradcheck_over_chunks(backend: str) -> None:
     assert gradcheck(call(backend, {}), tensors(67), fast_mode=True)
 
 
+@pytest.mark.quick
 @every_backend
 def test_same_tensor_as_query_key_and_value(backend: str) -> None:
     x = torch.randn(1, 2, 70, 4, dtype=widest(backend), requires_grad=True)
@@ -78,7 +81,7 @@ def test_same_tensor_as_query_key_and_value(backend: str) -> None:
     apart = torch.autograd.grad(
         tk.linear_attention(*separate, backend=backend).sin().sum(), separate
     )
-    torch.testing.assert_close(together, sum(apart))
+    assert_same_function(together, sum(apart))
     (second,) = torch.autograd.grad(together.sum(), x)
     assert second.isfinite().all()
 
@@ -94,7 +97,7 @@ def test_gradient_of_one_output(output: int, backend: str) -> None:
     expected = torch.autograd.grad(
         call("reference", {})(*x)[output].cos().sum(), x, allow_unused=True, materialize_grads=True
     )
-    torch.testing.assert_close(got, expected)
+    assert_same_function(got, expected)
 
 
 @every_backend
@@ -105,7 +108,7 @@ def test_gradient_of_one_input(only: int, backend: str) -> None:
     (got,) = torch.autograd.grad(o.cos().sum(), x[only])
     o, *_ = call("reference", {})(*x)
     (expected,) = torch.autograd.grad(o.cos().sum(), x[only])
-    torch.testing.assert_close(got, expected)
+    assert_same_function(got, expected)
 
 
 def test_a_decay_without_gradient_stores_no_states() -> None:
@@ -155,7 +158,7 @@ def test_hessian_vector_product(backend: str) -> None:
 
     _, got = hvp(loss_of(backend), (q, k, v), vectors)
     _, expected = hvp(loss_of("reference"), (q, k, v), vectors)
-    torch.testing.assert_close(got, expected)
+    assert_same_function(got, expected)
 
 
 @every_backend
@@ -167,11 +170,11 @@ def test_torch_func(backend: str) -> None:
 
     mapped = torch.func.vmap(attend)(q, k, v)
     looped = torch.stack([attend(*one) for one in zip(q, k, v, strict=True)])
-    torch.testing.assert_close(mapped, looped)
+    assert_same_function(mapped, looped)
     grad = torch.func.grad(lambda x: attend(x, k[0], v[0]).sin().sum())(q[0])
     x = q[0].clone().requires_grad_()
     attend(x, k[0], v[0]).sin().sum().backward()
-    torch.testing.assert_close(grad, x.grad)
+    assert_same_function(grad, x.grad)
 
 
 @every_backend

@@ -16,7 +16,7 @@ from tests.support.linear import (
     assert_linear_case,
     linear_case,
 )
-from tests.support.tiers import in_turns
+from tests.support.tiers import crossed
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.cpu import CpuLinear
@@ -33,7 +33,7 @@ SEGMENTED = [
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "programs"), in_turns(SEGMENTED, [(1,), (12,)]))
+@pytest.mark.parametrize(("case", "programs"), crossed(SEGMENTED, [(1,), (12,)]))
 def test_segments_of_several_chunks(
     case: LinearCase, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 from transformer_kernels.masks.constraints import Align
 
 B, H = 2, 3
@@ -27,12 +28,12 @@ def assert_visible(mask: tk.Mask, M: int, N: int, is_visible: Visible) -> None:
         assert bool(full[b, h, i, j]) == is_visible(b, h, i, j), (b, h, i, j)
 
 
-@pytest.mark.parametrize(("M", "N"), SIZES)
+@each(("M", "N"), SIZES)
 def test_empty_mask_hides_nothing(M: int, N: int) -> None:
     assert_visible(tk.Mask(), M, N, lambda b, h, i, j: True)
 
 
-@pytest.mark.parametrize(("M", "N"), SIZES)
+@each(("M", "N"), SIZES)
 def test_causal(M: int, N: int) -> None:
     assert_visible(tk.Mask.causal(), M, N, lambda b, h, i, j: j <= i)
     assert_visible(tk.Mask.causal(align="bottom_right"), M, N, lambda b, h, i, j: j <= i + N - M)
@@ -102,9 +103,7 @@ def test_positions_are_causal_by_default() -> None:
     assert_visible(mask, 7, 7, lambda b, h, i, j: bool(positions[0, j] <= positions[0, i]))
 
 
-@pytest.mark.parametrize(
-    "shape", [(B, H, 4, 5), (B, 1, 4, 5), (1, H, 4, 1), (H, 1, 5), (4, 5), (5,), ()], ids=str
-)
+@each("shape", [(B, H, 4, 5), (B, 1, 4, 5), (1, H, 4, 1), (H, 1, 5), (4, 5), (5,), ()], ids=str)
 def test_dense(shape: tuple[int, ...]) -> None:
     attn_mask = torch.rand(shape) < 0.5
     full = attn_mask.expand(B, H, 4, 5)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.models import huggingface
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     BERT_SIZES,
     Bert,
@@ -151,8 +153,8 @@ def test_implementations_agree_in_logits_and_gradients() -> None:
         loss = loss_of(logits, not_padding(LENGTHS))
         visible = (logits.tokens[not_padding(LENGTHS)], logits.next_sentence)
         results.append((visible, torch.autograd.grad(loss, list(model.parameters()))))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-12)
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -184,7 +186,7 @@ def test_padded_rows_match_unpadded_rows(implementation: AttnImplementation) -> 
                 (logits.tokens[row, :length], alone.tokens[0]),
                 (logits.next_sentence[row], alone.next_sentence[0]),
             ):
-                torch.testing.assert_close(together, expected, rtol=1e-9, atol=1e-11)
+                assert_same_function(together, expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -208,7 +210,7 @@ def test_nan_in_padding_reaches_no_result_and_no_gradient(
 def test_without_lengths_every_token_is_visible() -> None:
     model, text = bert(), tokens()
     full = model(text, lengths=torch.full((3,), 12))
-    torch.testing.assert_close(model(text), full, rtol=1e-10, atol=1e-12)
+    assert_same_function(model(text), full)
     changed = text.clone()
     changed[:, -1] = text[:, -1] % 30 + 1
     assert not torch.isclose(model(changed)[:, 0], full[:, 0]).all(dim=-1).any()
@@ -244,7 +246,7 @@ def test_embedding_and_projection_share_one_parameter() -> None:
         loss_of(PreTrainingLogits(logits, next_sentence), visible), (weight, projection)
     )
     assert all(gradient.abs().max() > 1e-3 for gradient in apart)
-    torch.testing.assert_close(together, apart[0] + apart[1], rtol=1e-9, atol=1e-12)
+    assert_same_function(together, apart[0] + apart[1])
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_invalid_inputs_raise_value_error(arguments: dict[str, Any], message: st
         bert()(**{"tokens": tokens()} | arguments)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import CLASSIFIER_SIZES, Classifier, ClassifierConfig
 from transformer_kernels.nn import (
     AttnImplementation,
@@ -50,11 +52,6 @@ def gradients(classifier: Classifier, log_p: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss, list(classifier.parameters()))
 
 
-def assert_same(actual: object, expected: object) -> None:
-    """Equal up to float64 rounding."""
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "padded"])
 @pytest.mark.parametrize("form", get_args(HeadForm))
 @pytest.mark.parametrize("order", get_args(Norm))
@@ -67,13 +64,13 @@ def test_implementations_agree_in_results_and_gradients(
         log_p = classifier(tokens(), lengths)
         results.append((log_p, *gradients(classifier, log_p)))
     assert results[0][0].shape == (3, 3)
-    assert_same(results[1], results[0])
-    assert_same(results[2], results[0])
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 def test_results_are_log_probabilities() -> None:
     log_p = model()(tokens(), LENGTHS)
-    assert_same(log_p.exp().sum(dim=-1), torch.ones(3, dtype=torch.float64))
+    assert_same_function(log_p.exp().sum(dim=-1), torch.ones(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
@@ -87,8 +84,8 @@ def test_padding_is_neither_attended_to_nor_pooled(
     alone = torch.cat(
         [classifier(tokens()[b : b + 1, :length]) for b, length in enumerate(LENGTHS.tolist())]
     )
-    assert_same(padded, alone)
-    assert_same(gradients(classifier, padded), gradients(classifier, alone))
+    assert_same_function(padded, alone)
+    assert_same_function(gradients(classifier, padded), gradients(classifier, alone))
     other = tokens().where(torch.arange(7) < LENGTHS[:, None], 5)
     assert torch.equal(classifier(other, LENGTHS), padded)
     assert not torch.isclose(classifier(tokens())[1:], padded[1:]).any()
@@ -100,7 +97,7 @@ def test_padding_is_not_pooled_without_attention() -> None:
     text = tokens()[2:, :4]
     x = classifier.embedding(text) + classifier.positions.table[:4]
     expected = classifier.classes(x.mean(dim=1)).log_softmax(dim=-1)
-    assert_same(classifier(tokens(), LENGTHS)[2:], expected)
+    assert_same_function(classifier(tokens(), LENGTHS)[2:], expected)
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
@@ -114,7 +111,7 @@ def test_nan_in_padding_reaches_no_result_and_no_gradient(
     with torch.no_grad():
         classifier.embedding.weight[PAD] = math.nan
     poisoned = classifier(tokens(), LENGTHS)
-    assert_same((poisoned, *gradients(classifier, poisoned)), expected)
+    assert_same_function((poisoned, *gradients(classifier, poisoned)), expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -125,9 +122,9 @@ def test_text_of_length_0_gives_the_prediction_of_the_bias(
     lengths = torch.tensor([0, 7, 0])
     log_p = classifier(tokens(), lengths)
     expected = classifier.classes.bias.log_softmax(dim=-1)
-    assert_same(log_p[[0, 2]], torch.stack([expected, expected]))
+    assert_same_function(log_p[[0, 2]], torch.stack([expected, expected]))
     assert all(gradient.isfinite().all() for gradient in gradients(classifier, log_p))
-    assert_same(classifier(tokens()[:2, :0]), torch.stack([expected, expected]))
+    assert_same_function(classifier(tokens()[:2, :0]), torch.stack([expected, expected]))
 
 
 def test_word_order_matters() -> None:
@@ -149,8 +146,8 @@ def test_classifier_matches_its_layers_applied_in_sequence(order: Norm, form: He
         x = plain(x)
     x = classifier.last_norm(x)
     expected = classifier.classes(x.mean(dim=1)).log_softmax(dim=-1)
-    assert_same(classifier(text), expected)
-    assert_same(classifier(text, torch.tensor([7])), expected)
+    assert_same_function(classifier(text), expected)
+    assert_same_function(classifier(text, torch.tensor([7])), expected)
 
 
 def test_positions_are_on_the_device_of_the_tokens() -> None:
@@ -222,7 +219,7 @@ def test_weights_work_with_any_implementation() -> None:
         Classifier(TINY, attn_implementation="fused").double(),
     )
     other.load_state_dict(trained.state_dict())
-    assert_same(other(tokens(), LENGTHS), trained(tokens(), LENGTHS))
+    assert_same_function(other(tokens(), LENGTHS), trained(tokens(), LENGTHS))
 
 
 def test_text_longer_than_the_context_raises_value_error() -> None:
@@ -239,7 +236,7 @@ def test_invalid_lengths_raise() -> None:
         model()(tokens(), LENGTHS.double())
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"vocabulary": 0}, "vocabulary must be a whole number of at least 1, got 0"),

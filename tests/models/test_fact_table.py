@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
 from transformer_kernels import Mask
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import FactTable, FactTableConfig, fact_table
 from transformer_kernels.nn import AttnImplementation
 
@@ -46,11 +48,6 @@ def by_hand(facts: FactTable, queries: Tensor, mask: Tensor | None) -> Tensor:
     return p @ facts.values
 
 
-def assert_same(actual: object, expected: object) -> None:
-    """Equal up to float64 rounding."""
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
-
-
 WIDTHS = [(1, 1, 1), (7, 5, 3), (6, 4, 6), (8, 8, 8), (3, 2, 9), (13, 600, 2), (2, 3, 601)]
 
 
@@ -68,11 +65,11 @@ def test_soft_lookup_is_a_weighted_mean(
         o = facts.soft(queries, None if mask is None else Mask.dense(mask))
         dense = mask[:, 0] if mask is not None and mask.dim() == 4 else mask
         expected = by_hand(facts, queries, dense)
-        assert_same(o, expected)
+        assert_same_function(o, expected)
         inputs = [queries, facts.keys, facts.values]
         gradients = torch.autograd.grad(o, inputs, do)
-        assert_same(gradients, torch.autograd.grad(expected, inputs, do))
-        assert_same(facts(queries, None if mask is None else Mask.dense(mask)), o)
+        assert_same_function(gradients, torch.autograd.grad(expected, inputs, do))
+        assert_same_function(facts(queries, None if mask is None else Mask.dense(mask)), o)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -90,7 +87,7 @@ def test_soft_lookup_uses_the_selected_implementation(
     assert implementations == [implementation]
 
 
-@pytest.mark.parametrize(("rows", "width", "value_width"), WIDTHS)
+@each(("rows", "width", "value_width"), WIDTHS)
 def test_hard_lookup_returns_the_value_of_the_most_similar_key(
     rows: int, width: int, value_width: int
 ) -> None:
@@ -101,14 +98,14 @@ def test_hard_lookup_returns_the_value_of_the_most_similar_key(
         for i in range(4):
             similarities = [(key @ queries[b, i]).item() for key in facts.keys]
             row = similarities.index(max(similarities))
-            assert_same(values[b, i], facts.values[row])
+            assert_same_function(values[b, i], facts.values[row])
 
 
 def test_hard_lookup_resolves_ties_to_the_first_key() -> None:
     facts = table()
     with torch.no_grad():
         facts.keys[:] = facts.keys[0].clone()
-    assert_same(facts.hard(randn(4, 5)), facts.values[:1].expand(4, 3))
+    assert_same_function(facts.hard(randn(4, 5)), facts.values[:1].expand(4, 3))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -124,7 +121,7 @@ def test_keys_get_gradients_from_soft_but_not_from_hard_lookup(
     hard = torch.autograd.grad(facts.hard(queries).sum(), inputs, allow_unused=True)
     assert [gradient is None for gradient in hard] == [True, True, False]
     row = (queries @ facts.keys.T).argmax(dim=-1)
-    assert_same(hard[2], torch.bincount(row, minlength=7).double()[:, None].expand(7, 3))
+    assert_same_function(hard[2], torch.bincount(row, minlength=7).double()[:, None].expand(7, 3))
 
 
 def test_keys_and_values_are_parameters() -> None:
@@ -147,7 +144,7 @@ def test_values_as_wide_as_the_table_has_rows(
     weights = (facts.keys @ query[0]).softmax(dim=0)
     wrong = (facts.values * weights).sum(dim=0)
     assert wrong.shape == (7,)
-    assert_same(facts.soft(query)[0], (facts.values * weights[:, None]).sum(dim=0))
+    assert_same_function(facts.soft(query)[0], (facts.values * weights[:, None]).sum(dim=0))
     assert not torch.isclose(facts.soft(query)[0], wrong).any()
 
 
@@ -163,7 +160,7 @@ def test_hidden_pair_affects_one_query_only(implementation: AttnImplementation) 
         facts.keys[7] += 1.0
         facts.values[7] += 1.0
     after = facts.soft(queries, Mask.dense(pairs))
-    assert_same(after[4], before[4])
+    assert_same_function(after[4], before[4])
     others = [0, 1, 2, 3, 5]
     assert (after[others] != before[others]).all()
 
@@ -195,8 +192,8 @@ def test_soft_lookup_converges_to_hard_lookup_as_queries_grow(
 def test_unbatched_and_empty_queries(implementation: AttnImplementation) -> None:
     facts = table(attn_implementation=implementation)
     queries = randn(3, 4, 5)
-    assert_same(facts.soft(queries[1]), facts.soft(queries)[1])
-    assert_same(facts.hard(queries[1]), facts.hard(queries)[1])
+    assert_same_function(facts.soft(queries[1]), facts.soft(queries)[1])
+    assert_same_function(facts.hard(queries[1]), facts.hard(queries)[1])
     assert facts.soft(queries[:, :0]).shape == (3, 0, 3)
     assert facts.hard(queries[:0]).shape == (0, 4, 3)
 

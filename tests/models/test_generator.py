@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import SIZES, GeneratorConfig, TextGenerator
 from transformer_kernels.nn import AttnImplementation, HeadForm, MultiHeadAttention, Norm
 
@@ -39,8 +41,8 @@ def test_implementations_agree_in_logits_and_gradients(order: Norm, form: HeadFo
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens().flatten())
         results.append((logits, torch.autograd.grad(loss, list(generator.parameters()))))
     assert results[0][0].shape == (2, 12, 256)
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-12)
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -52,7 +54,7 @@ def test_later_bytes_do_not_change_earlier_predictions(
     changed = text.clone()
     changed[:, 7:] = 255 - changed[:, 7:]
     before, after = generator(text), generator(changed)
-    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-10, atol=1e-12)
+    assert_same_function(before[:, :7], after[:, :7])
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
@@ -104,7 +106,7 @@ def test_weights_work_with_any_implementation() -> None:
         TextGenerator(TINY, attn_implementation="fused").double(),
     )
     other.load_state_dict(trained.state_dict())
-    torch.testing.assert_close(other(tokens()), trained(tokens()), rtol=1e-10, atol=1e-12)
+    assert_same_function(other(tokens()), trained(tokens()))
 
 
 def test_text_longer_than_the_context_raises_value_error() -> None:
@@ -188,7 +190,7 @@ def test_invalid_arguments_raise_before_the_first_byte(
         model().stream(prompt, length, temperature=temperature)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.models import huggingface
+from tests.support.tiers import each
 from transformer_kernels import Mask
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import GPT2, GPT2_SIZES, GPT2Config
 from transformer_kernels.models.generation import generate
 from transformer_kernels.nn import AttnImplementation, MultiHeadAttention, Stack, TransformerBlock
@@ -67,7 +69,7 @@ def test_other_head_sizes_match_huggingface(tmp_path: Path) -> None:
     theirs, text = huggingface.gpt2(n_embd=48, n_head=3), tokens(1, 9, 61)
     with huggingface.default_dtype(torch.float64):
         ours = GPT2.from_safetensors(huggingface.saved(theirs, tmp_path), heads=3)
-    torch.testing.assert_close(ours(text), theirs(text).logits, rtol=0, atol=1e-10)
+    assert_same_function(ours(text), theirs(text).logits)
 
 
 def test_implementations_agree_in_logits_and_gradients() -> None:
@@ -78,8 +80,8 @@ def test_implementations_agree_in_logits_and_gradients() -> None:
         gradients = torch.autograd.grad(loss_of(logits, tokens()), list(gpt2.parameters()))
         results.append((logits, gradients))
     assert results[0][0].shape == (2, 12, 31)
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-12)
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -121,7 +123,7 @@ def test_embedding_and_projection_share_one_parameter() -> None:
     logits = gpt2.last_norm(x) @ projection.T
     apart = torch.autograd.grad(loss_of(logits, text), (embedding, projection))
     assert all(gradient.abs().max() > 1e-3 for gradient in apart)
-    torch.testing.assert_close(together, apart[0] + apart[1], rtol=1e-9, atol=1e-12)
+    assert_same_function(together, apart[0] + apart[1])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -133,7 +135,7 @@ def test_later_tokens_do_not_change_earlier_predictions(
     changed[:, 7:] = 30 - changed[:, 7:]
     changed[:, 7] = (text[:, 7] + 1) % 31
     before, after = gpt2(text), gpt2(changed)
-    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-10, atol=1e-12)
+    assert_same_function(before[:, :7], after[:, :7])
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
@@ -142,7 +144,7 @@ def test_cache_does_not_change_logits_or_tokens(implementation: AttnImplementati
     gpt2, text = model(attn_implementation=implementation), tokens()
     cache = gpt2.new_cache(2)
     parts = [gpt2(part, cache=cache) for part in text.split([5, 1, 4, 2], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), gpt2(text), rtol=1e-9, atol=1e-11)
+    assert_same_function(torch.cat(parts, dim=1), gpt2(text))
 
     prompt = text[0, :5].tolist()
     cached, plain = (
@@ -210,7 +212,7 @@ def test_text_longer_than_the_context_raises_value_error() -> None:
         model()(tokens(1, 13))
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

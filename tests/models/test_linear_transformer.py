@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import LinearTransformer, LinearTransformerConfig
 from transformer_kernels.models.generation import State, generate, sample
 from transformer_kernels.nn import LinearImplementation, recompute_blocks
@@ -69,7 +71,7 @@ def test_implementations_agree_in_logits_and_gradients(
         for implementation in IMPLEMENTATIONS
     )
     assert eager[0].shape == (2, length, 17)
-    torch.testing.assert_close(fused, eager, rtol=1e-9, atol=1e-11)
+    assert_same_function(fused, eager)
 
 
 @every_config
@@ -83,7 +85,7 @@ def test_later_tokens_do_not_change_earlier_logits(
         changed = text.clone()
         changed[:, t:] = (changed[:, t:] + 1) % TINY.vocabulary
         after = transformer(changed)
-        torch.testing.assert_close(before[:, :t], after[:, :t], rtol=1e-12, atol=1e-12)
+        assert_same_function(before[:, :t], after[:, :t])
         assert not torch.isclose(before[:, t:], after[:, t:]).all(dim=-1).any()
 
 
@@ -95,7 +97,7 @@ def test_parts_of_a_text_have_the_logits_of_the_whole(
 ) -> None:
     transformer = model(config, implementation)
     logits, _ = by_parts(transformer, tokens(101), length)
-    torch.testing.assert_close(logits, transformer(tokens(101)), rtol=1e-10, atol=1e-11)
+    assert_same_function(logits, transformer(tokens(101)))
 
 
 @every_config
@@ -129,7 +131,7 @@ def test_texts_of_different_lengths_continue_in_one_batch(config: LinearTransfor
     logits, _ = transformer(torch.stack([text[0, 9:14], text[1, 2:7]]), joined)
     whole = transformer(text)
     expected = torch.stack([whole[0, 9:14], whole[1, 2:7]])
-    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-11)
+    assert_same_function(logits, expected)
 
 
 @every_config
@@ -196,7 +198,7 @@ def test_a_decay_makes_positions_relative() -> None:
     text, others = tokens(5), torch.zeros(2, 8000, dtype=torch.int64)
     once = transformer(torch.cat([others, text], dim=1))[:, -5:]
     twice = transformer(torch.cat([others, text, others, text], dim=1))[:, -5:]
-    torch.testing.assert_close(once, twice, rtol=1e-9, atol=1e-10)
+    assert_same_function(once, twice)
     near = transformer(torch.cat([text, text], dim=1))[:, -5:]
     assert not torch.isclose(once, near).all(dim=-1).any()
 
@@ -255,7 +257,7 @@ def test_state_is_float32_for_narrower_weights_and_follows_the_model() -> None:
         assert [part.dtype for part in state] == [torch.int64, *[expected] * 4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import REFORMER_SIZES, Reformer, ReformerConfig
 from transformer_kernels.models.generation import generate
 from transformer_kernels.nn import (
@@ -61,17 +63,15 @@ def test_implementations_agree_in_logits_and_gradients(config: ReformerConfig, l
         for implementation in IMPLEMENTATIONS
     ]
     assert results[0][0].shape == (2, length, 17)
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-11)
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 def test_reversible_layers_have_the_gradients_of_plain_ones() -> None:
     reformer = model(replace(MIXED, dropout=0.3))
     found = logits_and_gradients(reformer, tokens(14))
     reformer.blocks.reversible = False
-    torch.testing.assert_close(
-        found, logits_and_gradients(reformer, tokens(14)), rtol=1e-9, atol=1e-11
-    )
+    assert_same_function(found, logits_and_gradients(reformer, tokens(14)))
 
 
 @every_implementation
@@ -82,7 +82,7 @@ def test_later_tokens_do_not_change_earlier_logits(implementation: AttnImplement
     changed = text.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % TINY.vocabulary
     before, after = reformer(text), reformer(changed)
-    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-10, atol=1e-12)
+    assert_same_function(before[:, :7], after[:, :7])
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
@@ -97,7 +97,7 @@ def test_with_a_given_order_later_tokens_do_not_change_earlier_results(
     changed = x.clone()
     changed[:, 7:] += 1.0
     after, _ = layer(changed, order, rounds=2)
-    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-11, atol=1e-12)
+    assert_same_function(before[:, :7], after[:, :7])
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
@@ -115,7 +115,7 @@ def test_layer_is_attention_by_hashing_of_its_projections(
     buckets = hash_buckets(q, rounds=2, buckets=(2, 4), generator=generator)
     assert torch.equal(order, sorted_by_bucket(buckets))
     o = lsh_attention(q, v, order, chunk=4, causal=causal, scale=scale)
-    torch.testing.assert_close(y, layer.out_proj(o.transpose(1, 2).flatten(2)))
+    assert_same_function(y, layer.out_proj(o.transpose(1, 2).flatten(2)))
 
 
 def test_layer_ignores_padding() -> None:
@@ -130,8 +130,8 @@ def test_layer_ignores_padding() -> None:
         changed, rounds=2, generator=torch.Generator().manual_seed(1), key_lengths=lengths
     )
     assert torch.equal(order[1, :, :, :6], again[1, :, :, :6])
-    torch.testing.assert_close(y[0], other[0], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(y[1, :6], other[1, :6], rtol=1e-12, atol=1e-12)
+    assert_same_function(y[0], other[0])
+    assert_same_function(y[1, :6], other[1, :6])
 
 
 def test_hashes_are_random_in_training_and_fixed_in_evaluation() -> None:
@@ -220,7 +220,7 @@ def test_sizes_are_those_of_the_paper() -> None:
     assert reformer.positions.rows.shape == (256, 1024)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

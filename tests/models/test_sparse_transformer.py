@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     SPARSE_TRANSFORMER_SIZES,
     SparseTransformer,
@@ -60,8 +62,8 @@ def test_implementations_agree_in_logits_and_gradients(
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens(length).flatten())
         results.append((logits, torch.autograd.grad(loss, list(transformer.parameters()))))
     assert results[0][0].shape == (2, length, 17)
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-11)
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 @every_pattern
@@ -74,7 +76,7 @@ def test_later_tokens_do_not_change_earlier_logits(
     changed = text.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % TINY.vocabulary
     before, after = transformer(text), transformer(changed)
-    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-12, atol=1e-12)
+    assert_same_function(before[:, :7], after[:, :7])
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
@@ -101,7 +103,7 @@ def test_logits_with_a_cache_equal_those_of_the_whole_text(
     cache = transformer.new_cache(2)
     logits = [transformer(each, cache=cache) for each in text.split(counts, dim=1)]
     assert cache.length == len(text[0])
-    torch.testing.assert_close(torch.cat(logits, 1), transformer(text), rtol=1e-10, atol=1e-12)
+    assert_same_function(torch.cat(logits, 1), transformer(text))
 
 
 @every_pattern
@@ -165,7 +167,7 @@ def test_sizes_are_those_of_the_paper() -> None:
     assert (pattern.stride, pattern.summaries) == (128, 32)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

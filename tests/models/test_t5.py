@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from tests.models import huggingface
 from tests.models.t5_by_formula import T5ByFormula, random_tensors
+from tests.support.tiers import each
 from transformer_kernels import attention_decode
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import T5, T5_SIZES, T5Config
 from transformer_kernels.nn import (
     AttnImplementation,
@@ -69,11 +71,6 @@ def gradients(t5: T5, logits: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss(logits), list(t5.parameters()))
 
 
-def assert_same(actual: object, expected: object) -> None:
-    """Equal up to float64 rounding."""
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-
-
 # Agreement
 
 
@@ -92,7 +89,7 @@ def test_loaded_model_matches_the_formulas(
     logits = t5(SOURCE, TARGET, LENGTHS)
     formula = T5ByFormula(tensors, config)
     for b, length in enumerate(LENGTHS.tolist()):
-        assert_same(logits[b], formula.logits(SOURCE[b, :length], TARGET[b]))
+        assert_same_function(logits[b], formula.logits(SOURCE[b, :length], TARGET[b]))
 
 
 @CONFIGS
@@ -106,8 +103,8 @@ def test_implementations_agree_in_logits_and_gradients(
         logits = t5(SOURCE, TARGET, lengths)
         results.append((logits, *gradients(t5, logits)))
     assert results[0][0].shape == (3, 11, 31)
-    assert_same(results[1], results[0])
-    assert_same(results[2], results[0])
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
     names = [name for name, _ in model(config).named_parameters()]
     for stack in ("encoder", "decoder"):
         assert results[0][1 + names.index(f"{stack}.positions.table")].abs().max() > 1e-4
@@ -204,7 +201,7 @@ def test_later_target_tokens_do_not_change_earlier_rows(
     changed = TARGET.clone()
     changed[:, 7:] = (TARGET[:, 7:] + 1) % 31
     before, after = (t5(SOURCE, target, LENGTHS) for target in (TARGET, changed))
-    assert_same(before[:, :7], after[:, :7])
+    assert_same_function(before[:, :7], after[:, :7])
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
@@ -228,8 +225,8 @@ def test_source_padding_is_not_attended_to(implementation: AttnImplementation) -
             for b, length in enumerate(LENGTHS.tolist())
         ]
     )
-    assert_same(padded, alone)
-    assert_same(gradients(t5, padded), gradients(t5, alone))
+    assert_same_function(padded, alone)
+    assert_same_function(gradients(t5, padded), gradients(t5, alone))
     other = SOURCE.where(torch.arange(9) < LENGTHS[:, None], 7)
     assert torch.equal(t5(other, TARGET, LENGTHS), padded)
 
@@ -245,7 +242,7 @@ def test_nan_in_source_padding_reaches_no_result_and_no_gradient(
     with torch.no_grad():
         t5.embedding.weight[0] = math.nan
     poisoned = t5(SOURCE, target, LENGTHS)
-    assert_same((poisoned, *gradients(t5, poisoned)), expected)
+    assert_same_function((poisoned, *gradients(t5, poisoned)), expected)
 
 
 @EACH
@@ -254,12 +251,13 @@ def test_source_of_length_0_gives_finite_results(implementation: AttnImplementat
     logits = t5(SOURCE, TARGET, torch.tensor([5, 0, 3]))
     assert logits.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients(t5, logits))
-    assert_same(t5(SOURCE[1:2, :0], TARGET[1:2]), logits[1:2])
+    assert_same_function(t5(SOURCE[1:2, :0], TARGET[1:2]), logits[1:2])
 
 
 # Generation
 
 
+@pytest.mark.quick
 @EACH
 @CONFIGS
 def test_cache_changes_neither_logits_nor_tokens(
@@ -272,7 +270,7 @@ def test_cache_changes_neither_logits_nor_tokens(
         cache = t5.new_cache(3, 12)
         parts = [t5.decode(part, memory, cache=cache) for part in TARGET.split([4, 1, 6], dim=1)]
     assert cache.capacity == 12
-    assert_same(torch.cat(parts, dim=1), t5(SOURCE, TARGET, LENGTHS))
+    assert_same_function(torch.cat(parts, dim=1), t5(SOURCE, TARGET, LENGTHS))
 
     for end in (1, 8):
         expected = [by_hand(t5, SOURCE[b, :n], end) for b, n in enumerate(LENGTHS.tolist())]
@@ -349,13 +347,13 @@ def test_tied_embedding_is_one_parameter() -> None:
     scaled = weights["embedding.weight"] / math.sqrt(10)
     apart.load_state_dict(weights | {"projection.weight": scaled})
     logits = [t5(SOURCE, TARGET, LENGTHS) for t5 in (tied, apart)]
-    assert_same(logits[0], logits[1])
+    assert_same_function(logits[0], logits[1])
     loss(logits[0]).backward()
     loss(logits[1]).backward()
     assert apart.embedding.weight.grad is not None
     assert apart.projection.weight.grad is not None
     total = apart.embedding.weight.grad + apart.projection.weight.grad / math.sqrt(10)
-    assert_same(tied.embedding.weight.grad, total)
+    assert_same_function(tied.embedding.weight.grad, total)
 
 
 def test_each_stack_has_one_table_of_buckets() -> None:
@@ -365,7 +363,7 @@ def test_each_stack_has_one_table_of_buckets() -> None:
     assert (encoder.lowest, decoder.lowest) == (-5, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "count"),
     [
         ("t5-small", 60_506_624),
@@ -430,7 +428,7 @@ def test_new_model_has_logits_of_unit_size() -> None:
         assert table.std().item() == pytest.approx(128**-0.5, rel=0.4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

@@ -20,7 +20,9 @@ from tests.models.transformer_xl import (
     plain_logits,
     tokens,
 )
+from tests.support.tiers import each
 from transformer_kernels import RelativeKeys
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     TRANSFORMER_XL_SIZES,
     TransformerXL,
@@ -40,9 +42,7 @@ from transformer_kernels.nn import (
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
-@pytest.mark.parametrize(
-    ("memory", "length"), [(0, 7), (3, 7), (7, 7), (16, 7), (5, 1)], ids=lambda x: str(x)
-)
+@each(("memory", "length"), [(0, 7), (3, 7), (7, 7), (16, 7), (5, 1)], ids=lambda x: str(x))
 def test_implementations_agree_in_logits_and_gradients(memory: int, length: int) -> None:
     config = changed(memory=memory, head_size=41)
     results = []
@@ -51,8 +51,8 @@ def test_implementations_agree_in_logits_and_gradients(memory: int, length: int)
         logits = by_segments(transformer, tokens(3 * length), length)
         results.append((logits.detach(), loss_gradients(transformer, logits)))
     assert results[0][0].shape == (2, 3 * length, 17)
-    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(results[2], results[0], rtol=1e-9, atol=1e-11)
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 @pytest.mark.parametrize("norm", get_args(Norm))
@@ -72,9 +72,9 @@ def test_model_equals_the_definition(options: dict[str, Any], tied: bool, norm: 
     transformer = model(changed(norm=norm, tied_biases=tied, **options))
     text = tokens(13, batch=1)
     logits, expected = by_segments(transformer, text, 5), plain_logits(transformer, text, 5)
-    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-11)
+    assert_same_function(logits, expected)
     gradients = loss_gradients(transformer, logits), loss_gradients(transformer, expected)
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+    assert_same_function(*gradients)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -84,7 +84,7 @@ def test_later_tokens_do_not_change_earlier_logits(implementation: AttnImplement
     other = text.clone()
     other[:, 7:] = (other[:, 7:] + 1) % TINY.vocabulary
     before, after = by_segments(transformer, text, 5), by_segments(transformer, other, 5)
-    torch.testing.assert_close(before[:, :7], after[:, :7], rtol=1e-12, atol=1e-12)
+    assert_same_function(before[:, :7], after[:, :7])
     assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
@@ -93,9 +93,7 @@ def test_later_tokens_do_not_change_earlier_logits(implementation: AttnImplement
 def test_segments_with_a_sufficient_memory_equal_the_whole_text(length: int, norm: Norm) -> None:
     transformer = model(changed(memory=15, norm=norm))
     whole, _ = transformer(tokens(15))
-    torch.testing.assert_close(
-        by_segments(transformer, tokens(15), length), whole, rtol=1e-11, atol=1e-11
-    )
+    assert_same_function(by_segments(transformer, tokens(15), length), whole)
 
 
 def test_only_a_memory_shows_the_previous_segment() -> None:
@@ -280,7 +278,7 @@ def test_published_sizes_have_the_published_number_of_parameters(name: str, mill
     assert count / 1e6 == pytest.approx(millions, abs=1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
 from transformer_kernels import Mask
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import TRANSLATOR_SIZES, Translator, TranslatorConfig
 from transformer_kernels.nn import (
     AttnImplementation,
@@ -73,11 +75,6 @@ def gradients(translator: Translator, logits: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(loss(logits), list(translator.parameters()))
 
 
-def assert_same(actual: object, expected: object) -> None:
-    """Equal up to float64 rounding."""
-    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "padded"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "apart"])
 @pytest.mark.parametrize("order", get_args(Norm))
@@ -90,8 +87,8 @@ def test_implementations_agree_in_logits_and_gradients(
         logits = translator(SOURCE, TARGET[:, :-1], lengths)
         results.append((logits, *gradients(translator, logits)))
     assert results[0][0].shape == (3, 6, 17)
-    assert_same(results[1], results[0])
-    assert_same(results[2], results[0])
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 # Visibility and padding
@@ -105,7 +102,7 @@ def test_later_target_tokens_do_not_change_earlier_rows(
     changed = TARGET.clone()
     changed[:, 4:] = 16 - changed[:, 4:]
     before, after = (translator(SOURCE, target, LENGTHS) for target in (TARGET, changed))
-    assert_same(before[:, :4], after[:, :4])
+    assert_same_function(before[:, :4], after[:, :4])
     assert not torch.isclose(before[:, 4:], after[:, 4:]).all(dim=-1).any()
 
 
@@ -132,8 +129,8 @@ def test_source_padding_is_not_attended_to(implementation: AttnImplementation, o
             for b, length in enumerate(LENGTHS.tolist())
         ]
     )
-    assert_same(padded, alone)
-    assert_same(gradients(translator, padded), gradients(translator, alone))
+    assert_same_function(padded, alone)
+    assert_same_function(gradients(translator, padded), gradients(translator, alone))
     other = SOURCE.where(torch.arange(5) < LENGTHS[:, None], 7)
     assert torch.equal(translator(other, TARGET[:, :-1], LENGTHS), padded)
     assert not torch.isclose(translator(SOURCE, TARGET[:, :-1])[1:], padded[1:]).any()
@@ -166,7 +163,7 @@ def test_nan_in_source_padding_reaches_no_result_and_no_gradient(
     with torch.no_grad():
         translator.source_embedding.weight[PAD] = math.nan
     poisoned = translator(SOURCE, TARGET[:, :-1], LENGTHS)
-    assert_same((poisoned, *gradients(translator, poisoned)), expected)
+    assert_same_function((poisoned, *gradients(translator, poisoned)), expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -181,7 +178,7 @@ def test_target_padding_changes_neither_loss_nor_gradients(
         logits = translator(SOURCE, target_in, LENGTHS)
         results.append((loss(logits), *gradients(translator, logits)))
     assert not torch.equal(inputs, other)
-    assert_same(results[1], results[0])
+    assert_same_function(results[1], results[0])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -190,7 +187,7 @@ def test_source_of_length_0_gives_finite_results(implementation: AttnImplementat
     logits = translator(SOURCE, TARGET[:, :-1], torch.tensor([5, 0, 3]))
     assert logits.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients(translator, logits))
-    assert_same(translator(SOURCE[1:2, :0], TARGET[1:2, :-1]), logits[1:2])
+    assert_same_function(translator(SOURCE[1:2, :0], TARGET[1:2, :-1]), logits[1:2])
 
 
 # Embeddings and the last projection
@@ -210,7 +207,7 @@ def test_shared_embeddings_are_one_parameter() -> None:
         }
     )
     logits = [translator(SOURCE, TARGET[:, :-1], LENGTHS) for translator in (shared, apart)]
-    assert_same(logits[0], logits[1])
+    assert_same_function(logits[0], logits[1])
     loss(logits[0]).backward()
     loss(logits[1]).backward()
     uses = [
@@ -219,7 +216,7 @@ def test_shared_embeddings_are_one_parameter() -> None:
         apart.projection.weight.grad,
     ]
     assert all(use is not None and use.any() for use in uses)
-    assert_same(shared.embedding.weight.grad, sum(use for use in uses if use is not None))
+    assert_same_function(shared.embedding.weight.grad, sum(use for use in uses if use is not None))
 
     for translator in (copy.deepcopy(shared), shared.float(), shared.to("meta")):
         of_vocabulary = [p for p in translator.parameters() if p.shape == (17, 12)]
@@ -245,8 +242,8 @@ def test_translator_matches_its_layers_applied_in_sequence(order: Norm) -> None:
         decoder = DecoderBlock(12, 2, norm=order, hidden=20).double()
         decoder.load_state_dict(block.state_dict())
         x = decoder(x, decoder.memory_attention.keys_and_values(encoded), mask=Mask.causal())
-    assert_same(translator.encode(SOURCE), encoded)
-    assert_same(translator(SOURCE, TARGET), translator.decoder_norm(x) @ weight.T)
+    assert_same_function(translator.encode(SOURCE), encoded)
+    assert_same_function(translator(SOURCE, TARGET), translator.decoder_norm(x) @ weight.T)
 
 
 def test_dropout_applies_to_embeddings_and_every_block_in_training_only() -> None:
@@ -295,7 +292,7 @@ def test_pre_norm_stacks_end_in_a_normalisation() -> None:
     assert isinstance(translator.decoder_norm, nn.LayerNorm)
     x = translator.encode(SOURCE)
     before = translator.encoder(translator._embed(SOURCE, translator.embedding))
-    assert_same(x, translator.encoder_norm(before))
+    assert_same_function(x, translator.encoder_norm(before))
     assert not torch.allclose(x, before)
 
 
@@ -325,7 +322,7 @@ def test_weights_work_with_any_implementation() -> None:
         Translator(TINY, attn_implementation="fused").double(),
     )
     other.load_state_dict(trained.state_dict())
-    assert_same(other(SOURCE, TARGET, LENGTHS), trained(SOURCE, TARGET, LENGTHS))
+    assert_same_function(other(SOURCE, TARGET, LENGTHS), trained(SOURCE, TARGET, LENGTHS))
 
 
 def test_recomputed_blocks_match_plain_blocks_and_save_less() -> None:
@@ -364,7 +361,7 @@ def test_invalid_texts_raise_value_error() -> None:
         translator(SOURCE, TARGET, torch.tensor([6, 1, 1]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "message"),
     [
         ({"source_vocabulary": 0}, "source_vocabulary must be a whole number of at least 1, got 0"),

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.tiers import each
 from transformer_kernels import Mask, relative_bias
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.nn import (
     AttnImplementation,
@@ -23,11 +25,6 @@ from transformer_kernels.nn import (
 )
 
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
-
-
-def assert_same(actual: object, expected: object) -> None:
-    """Equal up to float64 rounding."""
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -66,8 +63,10 @@ def test_every_implementation_matches_the_formula(
     expected = by_formula(q, k, v, visible, 1 / math.sqrt(D))
     o = attend(q, k, v, mask=mask, attn_implementation=implementation)
 
-    assert_same(o, expected)
-    assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
+    assert_same_function(o, expected)
+    assert_same_function(
+        torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do)
+    )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -88,8 +87,10 @@ def test_every_implementation_adds_the_bias(
         q, k, v, mask=mask, bias=inputs[3], scale=0.5, attn_implementation=implementation
     )  # fmt: skip
 
-    assert_same(o, expected)
-    assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
+    assert_same_function(o, expected)
+    assert_same_function(
+        torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do)
+    )
 
 
 @pytest.mark.parametrize("align", get_args(Align))
@@ -116,8 +117,10 @@ def test_relative_bias_is_added_to_the_scaled_scores(
         attn_implementation=implementation,
     )  # fmt: skip
 
-    assert_same(o, expected)
-    assert_same(torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do))
+    assert_same_function(o, expected)
+    assert_same_function(
+        torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do)
+    )
 
 
 def test_sdpa_materializes_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +144,7 @@ def test_eager_and_fused_drop_the_same_weights() -> None:
     for implementation in ("eager", "fused"):
         torch.manual_seed(5)
         results.append(attend(q, k, v, dropout_p=0.5, attn_implementation=implementation))
-    assert_same(results[0], results[1])
+    assert_same_function(results[0], results[1])
     assert not torch.allclose(results[0], attend(q, k, v))
 
 
@@ -160,7 +163,9 @@ def test_unknown_attn_implementation_raises_value_error() -> None:
 def test_basic_self_attention_has_no_scale(implementation: AttnImplementation) -> None:
     x = randn(2, 6, 5)
     weights = torch.bmm(x, x.transpose(1, 2)).softmax(dim=2)
-    assert_same(basic_self_attention(x, attn_implementation=implementation), torch.bmm(weights, x))
+    assert_same_function(
+        basic_self_attention(x, attn_implementation=implementation), torch.bmm(weights, x)
+    )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -169,7 +174,7 @@ def test_basic_self_attention_is_permutation_equivariant(
 ) -> None:
     x = randn(2, 7, 5)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
-    assert_same(
+    assert_same_function(
         basic_self_attention(x[:, order], attn_implementation=implementation),
         basic_self_attention(x, attn_implementation=implementation)[:, order],
     )
@@ -193,7 +198,7 @@ def test_scalings_of_scores_and_of_inputs_agree(implementation: AttnImplementati
             12, 3, scaling=scaling, attn_implementation=implementation
         ).double()
         results.append(module(x, mask=Mask.causal()))
-    assert_same(results[0], results[1])
+    assert_same_function(results[0], results[1])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -244,7 +249,7 @@ def test_narrow_heads_match_torch(implementation: AttnImplementation) -> None:
         torchs.out_proj.bias.copy_(ours.out_proj.bias)
     x = randn(2, 7, width)
     expected, _ = torchs(x, x, x, need_weights=False)
-    assert_same(ours(x), expected)
+    assert_same_function(ours(x), expected)
 
 
 @pytest.mark.parametrize("form", get_args(HeadForm))
@@ -259,19 +264,19 @@ def test_scores_are_scaled_by_the_head_size(form: HeadForm) -> None:
         rows = slice(head * size, (head + 1) * size)
         q, k, v = (x @ weight[rows].T for weight in weights_of(module))
         outputs.append(by_formula(q, k, v, visible, size**-0.5))
-    assert_same(module(x), module.out_proj(torch.cat(outputs, dim=-1)))
+    assert_same_function(module(x), module.out_proj(torch.cat(outputs, dim=-1)))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_wide_heads_of_256_train(implementation: AttnImplementation) -> None:
     results = []
-    for each in ("eager", implementation):
+    for name in ("eager", implementation):
         torch.manual_seed(0)
-        module = MultiHeadAttention(256, 2, form="wide", attn_implementation=each).double()
+        module = MultiHeadAttention(256, 2, form="wide", attn_implementation=name).double()
         loss = module(randn(1, 3, 256), mask=Mask.causal()).square().sum()
         results.append(torch.autograd.grad(loss, list(module.parameters())))
     assert module.head_size == 256
-    assert_same(results[0], results[1])
+    assert_same_function(results[0], results[1])
 
 
 @pytest.mark.parametrize("form", get_args(HeadForm))
@@ -295,7 +300,7 @@ def test_cross_attention_reads_keys_and_values_from_the_source() -> None:
     y = module(x, source)
     assert y.shape == (2, 3, 8)
     padded = torch.cat([source, torch.full((2, 2, 5), math.nan, dtype=torch.float64)], dim=1)
-    assert_same(module(x, padded, mask=Mask.padding(torch.tensor([6, 6]))), y)
+    assert_same_function(module(x, padded, mask=Mask.padding(torch.tensor([6, 6]))), y)
 
 
 def test_only_the_width_of_narrow_heads_must_be_a_multiple_of_heads() -> None:
@@ -319,7 +324,7 @@ def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> 
     assert strides == [(5 * 12, 4, 12, 1)] * 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ({"width": 0}, "width must be a whole number of at least 1, got 0"),
@@ -350,7 +355,7 @@ def test_later_tokens_do_not_change_earlier_outputs(implementation: AttnImplemen
     changed = x.clone()
     changed[:, 4:] += 1.0
     before, after = (module(each, mask=Mask.causal()) for each in (x, changed))
-    assert_same(before[:, :4], after[:, :4])
+    assert_same_function(before[:, :4], after[:, :4])
     assert not torch.isclose(before[:, 4:], after[:, 4:]).any()
 
 
@@ -358,7 +363,9 @@ def test_later_tokens_do_not_change_earlier_outputs(implementation: AttnImplemen
 def test_weights_of_a_query_sum_to_one(implementation: AttnImplementation) -> None:
     q, k = randn(1, 2, 5, 4, seed=1), randn(1, 2, 5, 4, seed=2)
     ones = torch.ones(1, 2, 5, 3, dtype=torch.float64)
-    assert_same(attend(q, k, ones, mask=Mask.causal(), attn_implementation=implementation), ones)
+    assert_same_function(
+        attend(q, k, ones, mask=Mask.causal(), attn_implementation=implementation), ones
+    )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -367,7 +374,7 @@ def test_the_scale_does_not_depend_on_the_number_of_tokens(
 ) -> None:
     q, k, v = (randn(1, 1, 3, 4, seed=seed) for seed in (1, 2, 3))
     more = [torch.cat([x, randn(1, 1, 5, 4, seed=9)], dim=2) for x in (q, k, v)]
-    assert_same(
+    assert_same_function(
         attend(*more, mask=Mask.causal(), attn_implementation=implementation)[:, :, :3],
         attend(q, k, v, mask=Mask.causal(), attn_implementation=implementation),
     )
@@ -377,7 +384,7 @@ def test_the_scale_does_not_depend_on_the_number_of_tokens(
 def test_first_query_sees_only_itself(implementation: AttnImplementation) -> None:
     q, k, v = (randn(1, 1, 4, 3, seed=seed) for seed in (1, 2, 3))
     o = attend(q, k, v, mask=Mask.causal(), attn_implementation=implementation)
-    assert_same(o[:, :, 0], v[:, :, 0])
+    assert_same_function(o[:, :, 0], v[:, :, 0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_kernels import Mask
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import (
     AttnImplementation,
     DecoderBlock,
@@ -20,11 +21,6 @@ from transformer_kernels.nn import (
     TransformerBlock,
     recompute_blocks,
 )
-
-
-def assert_same(actual: object, expected: object) -> None:
-    """Equal up to float64 rounding."""
-    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 def x(T: int = 5, width: int = 12) -> Tensor:
@@ -53,7 +49,7 @@ def test_the_post_norm_block_normalises_after_the_sum() -> None:
     perturb(block)
     attended = norm(block.attention_norm, x() + block.attention(x()))
     expected = norm(block.feed_forward_norm, attended + block.feed_forward(attended))
-    assert_same(block(x()), expected)
+    assert_same_function(block(x()), expected)
 
 
 def test_the_pre_norm_block_normalises_before_each_layer() -> None:
@@ -61,7 +57,7 @@ def test_the_pre_norm_block_normalises_before_each_layer() -> None:
     perturb(block)
     attended = x() + block.attention(norm(block.attention_norm, x()))
     expected = attended + block.feed_forward(norm(block.feed_forward_norm, attended))
-    assert_same(block(x()), expected)
+    assert_same_function(block(x()), expected)
 
 
 def test_blocks_use_the_layer_norm_of_torch() -> None:
@@ -112,7 +108,7 @@ def test_block_of_a_given_attention_passes_its_options_on(order: Norm) -> None:
     else:
         attended = norm(block.attention_norm, 4.0 * x())
         expected = norm(block.feed_forward_norm, attended + block.feed_forward(attended))
-    assert_same(block(x(), by=3.0), expected)
+    assert_same_function(block(x(), by=3.0), expected)
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
@@ -139,7 +135,7 @@ def test_feed_forward_is_four_times_as_wide_by_default(
     hidden = x() @ layer.up_proj.weight.T + layer.up_proj.bias
     assert hidden.shape[-1] == 48
     expected = function(hidden) @ layer.down_proj.weight.T + layer.down_proj.bias
-    assert_same(layer(x()), expected)
+    assert_same_function(layer(x()), expected)
 
 
 def test_feed_forward_drops_the_activations_in_training() -> None:
@@ -150,7 +146,7 @@ def test_feed_forward_drops_the_activations_in_training() -> None:
     layer.eval()(x())
     dropped, kept = seen[0] == 0, seen[1]
     assert 0.6 < dropped.double().mean() < 0.9  # half is zero before the dropout
-    assert_same(seen[0], 2 * kept.masked_fill(dropped, 0.0))
+    assert_same_function(seen[0], 2 * kept.masked_fill(dropped, 0.0))
     assert 0.3 < (kept == 0).double().mean() < 0.7
 
 
@@ -193,7 +189,7 @@ def test_decoder_block_matches_its_three_layers(order: Norm) -> None:
         else:
             expected = normalise(expected + layer(expected))
     y = block(x(), memory, mask=mask, memory_mask=padding)
-    assert_same(y, expected)
+    assert_same_function(y, expected)
     assert block.feed_forward.up_proj.out_features == 20
 
 

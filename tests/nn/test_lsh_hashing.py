@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.tiers import each
 from transformer_kernels.nn import default_buckets, hash_buckets, sorted_by_bucket
 
 
@@ -91,7 +92,7 @@ def test_positions_are_sorted_by_bucket_and_then_by_position() -> None:
     assert (keys.diff(dim=-1) > 0).all()
 
 
-@pytest.mark.parametrize(
+@each(
     ("length", "chunk", "expected"),
     [
         (0, 4, (2,)),

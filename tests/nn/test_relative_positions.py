@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support.buckets import bucket_by_integers
+from tests.support.tiers import each
 from transformer_kernels.nn import BucketedBias, distance_buckets
 
 CONFIGS = [(32, 128), (10, 12), (4, 3), (31, 100), (64, 1000), (33, 17)]
@@ -101,7 +102,7 @@ def test_buckets_match_transformers(bidirectional: bool) -> None:
         assert torch.equal(buckets_of(distance, buckets, max_distance, bidirectional), expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ({"heads": 0}, "heads must be a whole number of at least 1, got 0"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 
 B, H, D, PAGE = 2, 2, 8, 4
 Options = dict[str, Any]
@@ -210,7 +211,7 @@ def good() -> Options:
     }
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)
+@each(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)
 def test_arguments(changes: Options, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         tk.attention_decode(**good() | changes)

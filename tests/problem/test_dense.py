@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 from transformer_kernels.masks.resolved import ALL_VISIBLE
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
@@ -146,7 +147,7 @@ MASKS: dict[str, tuple[Any, type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "error", "message"),
     [
         pytest.param(*row, id=name)
@@ -158,7 +159,7 @@ def test_arguments(changes: dict[str, Any], error: type[Exception], message: str
         call(**changes)
 
 
-@pytest.mark.parametrize(("mask", "error", "message"), MASKS.values(), ids=MASKS)
+@each(("mask", "error", "message"), MASKS.values(), ids=MASKS)
 def test_masks_of_wrong_sizes_raise(mask: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(mask=mask)
@@ -200,7 +201,7 @@ MAKERS: list[tuple[Callable[[], object], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "message"), MAKERS)
+@each(("make", "error", "message"), MAKERS)
 def test_invalid_mask_and_bias_constructors_raise(
     make: Callable[[], object], error: type[Exception], message: str
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 
 LENGTHS = (5, 0, 70, 33)
 STARTS = torch.tensor([0, 5, 5, 75, 108])
@@ -127,7 +128,7 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)
+@each(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)
 def test_arguments(changes: Options, error: type[Exception], message: str) -> None:
     good: Options = {
         "q": torch.randn(TOTAL, H, D),

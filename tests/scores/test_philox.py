@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 from transformer_kernels.scores.philox import keep_factor, keep_mask, keep_threshold, philox
 
 Words = tuple[int, int, int, int]
@@ -70,6 +71,7 @@ def test_dropout_bits_of_every_backend(seed: int, backend: str) -> None:
             assert bool(kept[b, h, i, j]) == (half >= round(p * 2**16))
 
 
+@pytest.mark.quick
 def test_backends_agree_with_keep_mask(backend: str) -> None:
     sizes = (2, 3, 67, 197)
     expected = keep_mask(torch.tensor(99), *sizes, 0.5)
@@ -109,13 +111,14 @@ def test_thresholds() -> None:
     assert keep_threshold(1.0) == 0xFFFF
 
 
-@pytest.mark.parametrize("p", [0.0, 1e-6, 1e-5, 0.1, 0.5, 0.999, 0.9999, 0.99999, 0.9999999])
+@each("p", [0.0, 1e-6, 1e-5, 0.1, 0.5, 0.999, 0.9999, 0.99999, 0.9999999])
 def test_the_mean_dropout_factor_is_1(p: float) -> None:
     """The factor belongs to the rounded probability: it is exact for every one of 2^16 numbers."""
     kept = 2**16 - keep_threshold(p)
     assert keep_factor(p) * kept / 2**16 == 1.0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("p", [1e-5, 0.9999, 0.99999])
 def test_the_dropout_factor_belongs_to_the_rounded_probability(p: float, backend: str) -> None:
     """With equal scores, o is the number of kept keys times the factor / N; dv is the same sum."""

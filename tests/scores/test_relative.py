@@ -10,6 +10,8 @@ import torch
 
 import transformer_kernels as tk
 from tests.support.threads import threads
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.scores.relative import by_pair, distances
 
@@ -60,7 +62,7 @@ def test_equals_its_dense_form(align: Align, backend: str) -> None:
     relative = tk.relative_bias(torch.randn(4, 33), lowest=-20, align=align)
     inside = tk.attention(q, k, v, relative=relative, backend=backend)
     outside = tk.attention(q, k, v, bias=relative.dense(67, 131), backend=backend)
-    torch.testing.assert_close(inside, outside)
+    assert_same_function(inside, outside)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -83,7 +85,7 @@ def test_alibi_as_a_table(backend: str) -> None:
     q, k, v = qkv()
     slopes = tk.alibi_slopes(H)
     table = -slopes[:, None] * torch.arange(-N, M + 1).abs()
-    torch.testing.assert_close(
+    assert_same_function(
         tk.attention(q, k, v, relative=tk.relative_bias(table, lowest=-N), backend=backend),
         tk.attention(q, k, v, bias=tk.alibi(slopes), backend=backend),
     )
@@ -98,7 +100,7 @@ def test_gradient_of_the_table_alone(backend: str) -> None:
     (inside,) = torch.autograd.grad(o.square().sum(), table)
     o = tk.attention(q, k, v, bias=relative.dense(M, N), backend="reference")
     (outside,) = torch.autograd.grad(o.square().sum(), table)
-    torch.testing.assert_close(inside, outside)
+    assert_same_function(inside, outside)
     assert inside.abs().min() > 0
 
 
@@ -176,7 +178,7 @@ INVALID: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", INVALID)
+@each("name", INVALID)
 def test_invalid_tables_raise(name: str) -> None:
     make, error, message = INVALID[name]
     with pytest.raises(error, match=message):
@@ -224,7 +226,7 @@ ARGUMENTS: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@each("name", ARGUMENTS)
 def test_invalid_arguments_raise(name: str) -> None:
     relative, error, message = ARGUMENTS[name]
     starts, lengths = torch.tensor([0, M]), torch.tensor([N])
@@ -281,4 +283,4 @@ def test_gradient_on_several_threads(count: int) -> None:
             relative = tk.relative_bias(table, lowest=-300)
             o = tk.attention(q, k, v, relative=relative, backend=backend)
             gradients += torch.autograd.grad(o.square().sum(), table)
-    torch.testing.assert_close(*gradients)
+    assert_same_function(*gradients)

@@ -10,7 +10,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import transformer_kernels as tk
 from tests.support.backends import WITH_FLOAT64
 from tests.support.threads import threads
-from tests.support.tiers import in_turns
+from tests.support.tiers import crossed, each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.scores.relative import by_pair, distances, products_by_pair
 
@@ -26,13 +27,11 @@ def qkv(H_kv: int = H, width: int = D) -> tuple[Tensor, Tensor, Tensor]:
 
 def assert_same(inside: Tensor, outside: Tensor, leaves: tuple[Tensor, ...]) -> None:
     """Asserts that two outputs agree, and their gradients by `leaves`."""
-    torch.testing.assert_close(inside, outside, rtol=1e-4, atol=1e-4)
-    for got, expected in zip(
+    assert_same_function(inside, outside)
+    assert_same_function(
         torch.autograd.grad(inside.square().sum(), leaves),
         torch.autograd.grad(outside.square().sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    )
 
 
 @pytest.mark.parametrize("align", ALIGNS)
@@ -50,10 +49,10 @@ def test_products_of_every_pair(M: int, N: int, align: Align, heads: int) -> Non
         distance = torch.arange(M)[:, None] + d - torch.arange(N)
         gathered = keys[:, (distance - lowest).clamp(0, entries - 1)]
         expected = 0.3 * torch.einsum("bhmd,hmnd->bhmn", q, gathered.expand(2, -1, -1, -1))
-        torch.testing.assert_close(bias, expected)
+        assert_same_function(bias, expected)
 
 
-@pytest.mark.parametrize(("M", "N"), SIZES)
+@each(("M", "N"), SIZES)
 def test_skew(M: int, N: int) -> None:
     """Products with the unit vectors of the distances are by_pair of q's elements."""
     _, count = distances(M, N, "top_left")
@@ -129,7 +128,7 @@ def test_gradient_of_clamped_ends(entries: int, lowest: int, shared: bool, backe
     bias = torch.einsum("bhmd,hmnd->bhmn", q, gathered) * D**-0.5
     o = tk.attention(q, k, v, bias=bias, backend="reference")
     (outside,) = torch.autograd.grad(o.square().sum(), keys)
-    torch.testing.assert_close(inside, outside)
+    assert_same_function(inside, outside)
     read = torch.zeros(entries, dtype=torch.bool)
     read[distance.clamp(0, entries - 1).flatten()] = True
     assert not inside[:, ~read].any()
@@ -150,7 +149,8 @@ def test_dtypes(dtype: torch.dtype, of_keys: torch.dtype, backend: str) -> None:
     (gradient,) = torch.autograd.grad(o.square().sum(), keys)
     (expected_gradient,) = torch.autograd.grad(expected.square().sum(), same)
     assert gradient.dtype == of_keys
-    torch.testing.assert_close(gradient, expected_gradient.to(of_keys), rtol=2e-2, atol=2e-2)
+    narrower = max(dtype, of_keys, key=lambda dtype: torch.finfo(dtype).eps)
+    assert_same_function(gradient, expected_gradient.to(of_keys), dtype=narrower)
     assert gradient.any()
 
 
@@ -179,7 +179,8 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize(("mask", "dtype"), in_turns(MASKS, [(torch.float32,), (torch.bfloat16,)]))
+@pytest.mark.quick
+@pytest.mark.parametrize(("mask", "dtype"), crossed(MASKS, [(torch.float32,), (torch.bfloat16,)]))
 def test_distances_that_the_diagonals_hide_may_be_nan(
     mask: str, dtype: torch.dtype, backend: str
 ) -> None:
@@ -254,7 +255,7 @@ def test_gradient_on_several_threads(count: int, causal: bool) -> None:
     with threads(count):
         first, *others = (gradient("cpu") for _ in range(4))
     assert all(torch.equal(first, other) for other in others)
-    torch.testing.assert_close(first, gradient("reference"), rtol=1e-4, atol=1e-5)
+    assert_same_function(first, gradient("reference"))
 
 
 @pytest.mark.parametrize(("M", "N"), [(0, 3), (3, 0), (0, 0), (1, 1), (1, 70), (70, 1)])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
+from tests.support.tiers import each
 from transformer_kernels.scores.sinks import join_sinks
 
 
-@pytest.mark.parametrize("sink", [-60.0, -12.0, 0.0, 12.0, 60.0])
+@each("sink", [-60.0, -12.0, 0.0, 12.0, 60.0])
 def test_gradients_are_accurate_for_sinks_of_any_weight(sink: float) -> None:
     """1 - sigmoid(x) would lose all digits of a sink's small weight."""
     o, do = torch.rand(1, 2, 5, 8), torch.rand(1, 2, 5, 8)

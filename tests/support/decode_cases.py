@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pytest
 import torch
 from torch import Tensor
 
 from tests.support.cases import Layout, Relative, lay_out
-from tests.support.evaluate import Expected, Outputs
+from tests.support.evaluate import Expected, Outputs, assert_refused
 from tests.support.plain import plain_attention
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.functional.explain import explain
@@ -290,11 +289,13 @@ def assert_decode_case(
 ) -> None:
     """Asserts the tolerance rule for o and lse, with NaN in rows that must not be read.
 
-    Skips a case that the backend does not support, with its reasons.
+    A case that the backend does not support must be refused with its reasons.
     """
+    x = decode_inputs(case, dtype, math.nan, device)
     if reasons := reasons_against(case, backend, device):
-        pytest.skip("; ".join(reasons))
-    got = by_decoding(case, decode_inputs(case, dtype, math.nan, device), backend)
+        assert_refused(reasons, lambda: by_decoding(case, x, backend))
+        return
+    got = by_decoding(case, x, backend)
     _expected(case, dtype).check(got)
 
 

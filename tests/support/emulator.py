@@ -135,3 +135,7 @@ def folder(config: Emulation) -> str:
 def toolchain() -> Toolchain:
     link_flags = (f"-L{find_torch().root / 'lib'}", *LINK_FLAGS, "-ldl")
     return Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
+
+
+if __name__ == "__main__":
+    build(Emulation())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -94,6 +97,7 @@ class Expected(NamedTuple):
                 name, value.cpu(), self.exact[name], self.plain[name],
                 lse=0.0 if name == "lse" else largest, terms=self.terms.get(name, 0.0),
                 spread=self.terms.get(f"{name}_spread", 0.0),
+                stored=self.terms.get(f"{name}_stored", 0.0),
             )  # fmt: skip
 
 
@@ -116,11 +120,22 @@ def assert_case(
 ) -> None:
     """Asserts the tolerance rule for o, lse and gradients, with `case.hidden` in dead rows.
 
-    The reference values are computed on the CPU, also if the backend runs on another device.
+    The reference values are computed on the CPU, also if the backend runs on another device. A case
+    that the backend does not support must be refused with its reasons.
     """
-    got = by_backend(case, plant(case, inputs(case, dtype, device)), backend)
+    x = plant(case, inputs(case, dtype, device))
+    if reasons := reasons_against(case, backend, device):
+        assert_refused(reasons, lambda: by_backend(case, x, backend))
+        return
+    got = by_backend(case, x, backend)
     assert all(value.device.type == torch.device(device).type for value in got.values())
     expected(case, dtype).check(got)
+
+
+def assert_refused(reasons: Sequence[str], call: Callable[[], object]) -> None:
+    """Asserts that the call raises ValueError with these reasons."""
+    with pytest.raises(ValueError, match=re.escape("; ".join(reasons))):
+        call()
 
 
 def biases(case: Case, x: Inputs) -> dict[str, Any]:

@@ -1,20 +1,29 @@
-"""Shares of the tests: `pytest --share 2/8` runs an eighth of them.
+"""Shares of the tests: `pytest --share 2/8` runs an eighth of them, in about an eighth of the time.
 
-Tests are dealt out by a checksum of their names, so that the parameters of a test, which often take
-equally long, are in all shares, and a test is in the same share on every machine. The tests of a
-file that compiles kernels of its own stay together, so that one share only waits for the compiler.
+What takes longest is dealt out first, each time to the share with the least recorded seconds; all
+other tests by a checksum of their names, which are in the same share whatever else is added. The
+tests of a file that compiles kernels of its own stay together, so that one share only waits for the
+compiler. Those that need a build with CUDA kernels are in the last share.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import pytest
+from tests.support.budget import function_of
 
 COMPILING = ("tests/csrc/cuda/", "tests/fuzz/", "tests/support/")
 """Folders of tests that compile variants of the kernels, each file its own."""
+WITH_CUDA = ("tests/csrc/cuda/test_resources.py", "tests/csrc/cuda/test_instructions.py")
+"""Tests of an extension that has CUDA kernels. CI builds them for the last share."""
+BUILD = 400.0
+"""Core-seconds of that build."""
+LONG = 2.0
+"""Recorded seconds from which a unit is dealt out by its duration."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +45,30 @@ class Share:
             raise ValueError(f"--share must be K/N with 1 <= K <= N, such as 2/8, got {text!r}")
         return Share(int(words[1]), int(words[2]))
 
-    def has(self, name: str) -> bool:
-        """Returns whether the test with this name (node id) is in the share."""
-        key = name.partition("::")[0] if name.startswith(COMPILING) else name
-        return zlib.crc32(key.encode()) % self.count == self.number - 1
+    def of(self, names: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
+        """Returns the names in the share.
+
+        Args:
+            names: names (node ids) of all tests that the shares divide.
+            seconds: recorded seconds of an item, by function.
+        """
+        units = defaultdict[str, float](float)
+        unit_of = {name: _unit(name) for name in names}
+        for name, unit in unit_of.items():
+            units[unit] += seconds.get(function_of(name), 0.0)
+        share_of = {unit: zlib.crc32(unit.encode()) % self.count for unit in units}
+        share_of |= dict.fromkeys(WITH_CUDA, self.count - 1)
+        load = [0.0] * (self.count - 1) + [BUILD]
+        for unit, total in units.items():
+            if total < LONG or unit in WITH_CUDA:
+                load[share_of[unit]] += total
+        for unit in sorted(units, key=lambda unit: (-units[unit], unit)):
+            if units[unit] >= LONG and unit not in WITH_CUDA:
+                share_of[unit] = load.index(min(load))
+                load[share_of[unit]] += units[unit]
+        return {name for name, unit in unit_of.items() if share_of[unit] == self.number - 1}
 
 
-def keep_share(text: str, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the collected tests of other shares.
-
-    Raises:
-        pytest.UsageError: the text is not the name of a share.
-    """
-    try:
-        share = Share.parse(text)
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from None
-    others = [item for item in items if not share.has(item.nodeid)]
-    items[:] = [item for item in items if share.has(item.nodeid)]
-    config.hook.pytest_deselected(items=others)
+def _unit(name: str) -> str:
+    """Returns what stays together: the file of a test that compiles, else the item."""
+    return name.partition("::")[0] if name.startswith(COMPILING) else name

@@ -8,10 +8,9 @@ import torch
 from tests.support.cancellation import gradient_terms
 from tests.support.cases import Case, inputs
 from tests.support.evaluate import Outputs, by_backend, expected
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.varlen_cases import VARLEN_CASES, varlen_by_backend, varlen_inputs
 from tests.support.varlen_cases import expected as varlen_expected
-from transformer_kernels import _C
 from transformer_kernels.masks.mask import Mask
 
 STEEP = Case(name="decode-steep", H_q=4, H_kv=2, M=2, N=1201, scale=1.0)
@@ -37,7 +36,7 @@ def test_terms_exceed_the_gradients() -> None:
     assert all(exact[name].abs().max() < bound < 1e4 for name, bound in terms.items())
 
 
-FLOAT32_ISAS = [name for name in _C.built_isas() if name != "amx"]
+FLOAT32_ISAS = [name for name in ISAS if name != "amx"]
 """Without AMX, which multiplies float32 as bfloat16 parts."""
 
 

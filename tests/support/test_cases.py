@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tests.support.cases import CASES, Case, inputs, plant
+from tests.support.tiers import each
 
 META = torch.device("meta")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES, ids=str)
 def test_inputs_have_the_same_layout_on_every_device(case: Case) -> None:
     on_cpu, on_meta = (vars(inputs(case, torch.bfloat16, device)) for device in ("cpu", META))
     assert on_cpu.keys() == on_meta.keys()
@@ -24,7 +24,7 @@ def test_inputs_have_the_same_layout_on_every_device(case: Case) -> None:
         assert (y.stride(), y.storage_offset()) == (x.stride(), x.storage_offset())
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.mask], ids=str)
+@each("case", [case for case in CASES if case.mask], ids=str)
 def test_masks_are_on_the_device(case: Case) -> None:
     mask, visible = case.make_mask(META), case.visible(META)
     assert mask is not None
@@ -33,7 +33,7 @@ def test_masks_are_on_the_device(case: Case) -> None:
     assert visible.device == META
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.hidden], ids=str)
+@each("case", [case for case in CASES if case.hidden], ids=str)
 def test_planted_inputs_are_on_the_device(case: Case) -> None:
     planted = plant(case, inputs(case, torch.float32, META))
     assert {x.device for x in planted.differentiable().values()} == {META}

@@ -1,58 +1,157 @@
-"""The sample of `make test` covers every option, size, backend and dtype."""
+"""The sample of `make test` covers every option, size, backend and dtype, within its budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Hashable, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
+from tests.support import budget
+from tests.support.budget import UNMEASURED, Budget, Clock, Costs, Records
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES
 from tests.support.mask_makers import both, causal, padding
-from tests.support.tiers import features, in_turns, sample, sampled
+from tests.support.tiers import cover, crossed, features, quick_items
 from tests.support.varlen_cases import VARLEN_CASES
 
-WAYS = (("cpu", "float32"), ("cpu", "float16"), ("cuda", "float32"), ("cuda", "float16"))
+VALUES: tuple[object, ...] = ([], {})
+BACKENDS, DTYPES = ("reference", "cpu", "cuda", "triton"), ("float32", "float16")
+COSTS = Costs(
+    Budget(calibration=2.0, elapsed=10.0, folders={"a": 3.0, "a/b": 1.0}),
+    Records("a machine", 1.0, quick={"tests/a/t.py::cheap": 0.1, "tests/a/t.py::dear": 0.9}),
+)
 
 
-def in_sample(parameters: Sequence[ParameterSet]) -> list[tuple[Any, ...]]:
-    return [tuple(one.values) for one in parameters if not one.marks]
+def table(cases: Sequence[Any]) -> list[dict[str, Any]]:
+    ways = itertools.product(cases, BACKENDS, DTYPES)
+    return [{"case": case, "backend": backend, "dtype": dtype} for case, backend, dtype in ways]
+
+
+def kinds(found: Set[tuple[str, Hashable]]) -> set[tuple[str, Hashable]]:
+    """The kinds of masks, and the options without their values."""
+    return {(name, value if name == "mask" else None) for name, value in found}
+
+
+def item(name: str, *marks: str, **parameters: Any) -> Any:
+    def closest(mark: str) -> str | None:
+        return mark if mark in marks else None
+
+    return Mock(nodeid=name, callspec=Mock(params=parameters), get_closest_marker=closest)
 
 
 def test_features_are_sizes_options_and_kinds_of_masks() -> None:
     plain, other = Case(name="plain"), Case(name="other", M=7, mask=both(causal, padding))
     assert features(plain) == frozenset()
-    sizes, kinds = {("M", "7")}, {("window", "top_left", None, False), "KeyRange"}
-    assert features(other) == sizes | {frozenset(kinds)}
+    window = "Window top_left unbounded False"
+    kinds = {("mask", window), ("mask", "KeyRange"), ("masks", ("KeyRange", window))}
+    assert features(other) == {("M", 7), *kinds}
 
 
 @pytest.mark.parametrize("cases", [CASES, VARLEN_CASES, DECODE_CASES], ids=lambda x: x[0].name)
-def test_every_backend_has_every_feature_and_every_dtype(cases: Sequence[Any]) -> None:
+def test_every_backend_has_every_option_and_every_value_is_tested(cases: Sequence[Any]) -> None:
+    parameters = table(cases)
+    chosen = [parameters[index] for index in cover(parameters)]
     everything = frozenset[Any]().union(*map(features, cases))
-    chosen = in_sample(sampled(cases, WAYS))
-    for backend in ("cpu", "cuda"):
-        own = [(case, dtype) for case, name, dtype in chosen if name == backend]
-        assert frozenset[Any]().union(*(features(case) for case, _ in own)) == everything
-        assert {dtype for _, dtype in own} == {"float32", "float16"}
-        assert len({case.name for case, _ in own}) == len(own) < len(cases)
+    assert frozenset[Any]().union(*(features(one["case"]) for one in chosen)) == everything
+    options = kinds({one for one in everything if one[0] != "masks" and type(one[1]) is not int})
+    for backend in BACKENDS:
+        own = [one for one in chosen if one["backend"] == backend]
+        found = frozenset[Any]().union(*(features(one["case"]) for one in own))
+        assert kinds(found) >= options
+        assert {one["dtype"] for one in own} == {*DTYPES}
+    assert len(chosen) < len(parameters) / 4
 
 
-def test_every_chosen_case_adds_a_feature() -> None:
-    seen: frozenset[Any] = frozenset()
-    for case in sample(CASES):
-        assert features(case) - seen
-        seen |= features(case)
+def test_every_value_of_every_parameter_is_in_the_sample() -> None:
+    """Values without a hash, too."""
+    parameters = [{"a": a, "b": b, "c": c} for a in range(5) for b in "xyz" for c in VALUES]
+    chosen = [parameters[index] for index in cover(parameters)]
+    assert len(chosen) == 5
+    for name in "abc":
+        assert {str(one[name]) for one in chosen} == {str(one[name]) for one in parameters}
+    assert cover([{}]) == [0]
 
 
-def test_all_cases_are_in_the_exhaustive_tier() -> None:
-    parameters = sampled(CASES, WAYS)
-    assert len(parameters) == len(CASES) * len(WAYS)
-    assert len({one.id for one in parameters}) == len(parameters)
+def test_large_cases_are_left_out_where_small_ones_have_the_same_aspects() -> None:
+    small = Case(name="small", M=7, softcap=2.0)
+    large = replace(small, name="large", B=4, N=1000)
+    assert [*cover([{"case": replace(large, N=small.N)}, {"case": small}])] != [0]
 
 
-def test_items_in_turns_run_once_each_in_the_sample() -> None:
-    ways = (("cpu",), ("cuda",))
-    assert in_sample(in_turns("abc", ways)) == [("a", "cpu"), ("b", "cuda"), ("c", "cpu")]
-    assert len(in_turns("abc", ways)) == 6
+def test_combinations_are_named_by_case_and_way() -> None:
+    (one, other) = crossed(["case"], [("cpu", 1), ("cuda", 2)])
+    assert (one.id, other.id) == ("case-cpu-1", "case-cuda-2")
+    assert tuple(one.values) == ("case", "cpu", 1)
+
+
+def test_the_quick_tier_is_what_is_marked_or_recorded_as_cheap() -> None:
+    cheap, dear = "tests/a/t.py::cheap", "tests/a/t.py::dear"
+    names = [f"{cheap}[{n}]" for n in range(3)]
+    items = [item(name, n=n // 2) for n, name in enumerate(names)]
+    items += [item(dear), item("tests/a/t.py::new"), item("tests/a/t.py::marked", "quick")]
+    assert quick_items(items, COSTS) == [names[0], names[2], "tests/a/t.py::marked"]
+    assert quick_items(items, COSTS, new=True)[2] == "tests/a/t.py::new"
+    assert quick_items([item(cheap, "exhaustive")], COSTS) == []
+    assert quick_items([item(dear, "quick")], COSTS) == [dear]
+
+
+def test_costs_are_seconds_of_the_reference_machine() -> None:
+    assert COSTS.of("tests/a/t.py::cheap", 3) == pytest.approx(0.6)
+    assert COSTS.of("tests/a/t.py::new", 3) == UNMEASURED
+
+
+def test_a_folder_beyond_its_budget_is_refused_with_its_dearest_tests() -> None:
+    COSTS.check(["tests/a/t.py::dear", "tests/a/t.py::new", "tests/a/b/t.py::new"])
+    with pytest.raises(pytest.UsageError) as error:
+        COSTS.check(["tests/a/t.py::dear", "tests/a/t.py::new[0]", "tests/a/t.py::slow"])
+    message = str(error.value)
+    assert "tests/a: 3.8 s of 3, 0.8 too many" in message
+    assert message.index("1.8  tests/a/t.py::dear") < message.index("1.0  tests/a/t.py::slow")
+    with pytest.raises(pytest.UsageError, match=r"tests/a/b: 2\.0 s of 1"):
+        COSTS.check(["tests/a/b/t.py::new", "tests/a/b/t.py::slow"])
+
+
+def test_a_folder_without_a_budget_is_refused() -> None:
+    with pytest.raises(pytest.UsageError, match="has no budget for its folder"):
+        COSTS.check(["tests/c/t.py::new"])
+
+
+@pytest.fixture
+def _durations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of durations, on a machine where the fixed loop takes a second."""
+    monkeypatch.setattr(budget, "DURATIONS", tmp_path / "durations.json")
+    monkeypatch.setattr(budget, "calibrate", lambda: 1.0)
+
+
+@pytest.mark.usefixtures("_durations")
+def test_durations_are_recorded_in_seconds_of_the_first_machine() -> None:
+    """An item has several phases; the record is the mean of the items. Tests that are gone have no
+    record."""
+    here = "tests/support/test_tiers.py::"
+    known, other = here + "test_costs_are_seconds_of_the_reference_machine", here + "table"
+    Records("a slow one", 2.0, {known: 9.0, other: 3.0, "tests/gone.py::test": 1.0}).write()
+    options = {"tier": "new", "record_durations": True, "hold_elapsed": False}
+    clock = Clock(Mock(getoption=options.get))
+    for name, seconds in ((f"{known}[0]", 0.5), (f"{known}[0]", 0.25), (f"{known}[1]", 0.25)):
+        clock.pytest_runtest_logreport(Mock(nodeid=name, duration=seconds))
+    clock.pytest_sessionfinish(Mock(exitstatus=0))
+    assert Records.read() == Records("a slow one", 2.0, {known: 1.0, other: 3.0})
+
+
+@pytest.mark.parametrize("calibration", [1e3, 1e-3])
+def test_a_tier_that_takes_too_long_fails(
+    calibration: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "calibrate", lambda: 1.0)
+    options = {"tier": "quick", "record_durations": False, "hold_elapsed": True}
+    clock, session = Clock(Mock(getoption=options.get)), Mock(exitstatus=0)
+    monkeypatch.setattr(Budget, "read", lambda: Budget(calibration, 0.01, {}))
+    time.sleep(0.01)
+    clock.pytest_sessionfinish(session)
+    assert session.exitstatus == (calibration > 1)

@@ -1,106 +1,211 @@
-"""Sampling of test cases: `make test` runs a sample, `make test-all` everything.
+"""The quick tier: what `make test` runs.
 
-Tests outside the sample are marked `exhaustive`. The sampled cases of a table together cover every
-option and every size in it. Each runs once per backend (or instruction set), in one dtype; dtypes
-alternate from case to case.
+A test function is in it if it is marked `quick`, or if its recorded cost is small (budget.py); a
+new one is not. Items marked `exhaustive` never are.
+
+A test with parameters runs in the quick tier with few of its parameter sets, which together have
+every *aspect*: each value of each parameter, and for a case in a table each option and kind of mask
+with each backend or instruction set. A test that runs a table with every backend also has each
+value of each field of the table, such as a size. The sets left out run in `make test-rest`. The
+items keep their names in both tiers, so that any of them runs alone.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import fields
-from typing import Any, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from _pytest.mark.structures import ParameterSet
 
+from tests.support.budget import Costs, function_of
 from transformer_kernels.masks.constraints import Window
 from transformer_kernels.masks.mask import Mask
 
-C = TypeVar("C", bound=Any)
-"""A case: a frozen dataclass with a name; its other fields are sizes and options."""
-
-Ways = Iterable[tuple[Any, ...]]
-"""Further arguments of a test: a backend or an instruction set, then one that alternates, such as a
-dtype."""
-
-
-def sampled(cases: Iterable[C], ways: Ways = ((),)) -> list[ParameterSet]:
-    """Returns test parameters for all cases and ways; those outside the sample are `exhaustive`."""
-    cases = list(cases)
-    indices = {case.name: index for index, case in enumerate(sample(cases))}
-    return _parameters([(case, indices.get(case.name)) for case in cases], ways)
+RUNNERS = ("backend", "decoder", "isa")
+"""Parameters that choose an implementation: every option is combined with each of their values."""
+BACKENDS = ("backend", "decoder")
+"""Parameters of the tests that have each value of each field."""
+SLOW = {"triton": 4.0, "cuda": 2.0}
+"""Cost of the implementations that are interpreted or emulated, against the others."""
 
 
-def in_turns(items: Iterable[Any], ways: Ways) -> list[ParameterSet]:
-    """Returns test parameters like `sampled`, with every item in the sample."""
-    return _parameters([(item, index) for index, item in enumerate(items)], ways)
+def quick_items(items: Iterable[pytest.Item], costs: Costs, *, new: bool = False) -> list[str]:
+    """Returns the names (node ids) of the items in the quick tier.
 
-
-def _parameters(items: Iterable[tuple[Any, int | None]], ways: Ways) -> list[ParameterSet]:
-    """Groups the ways by all but their last element. In the sample, an item with an index runs in
-    one way per group, and an item without one does not run."""
-    groups = defaultdict[tuple[Any, ...], list[tuple[Any, ...]]](list)
-    for way in ways:
-        groups[way[:-1]].append(way)
-    return [
-        pytest.param(
-            item,
-            *way,
-            id="-".join(map(str, (item, *way))),
-            marks=() if index is not None and index % len(group) == n else pytest.mark.exhaustive,
-        )
-        for item, index in items
-        for group in groups.values()
-        for n, way in enumerate(group)
-    ]
-
-
-def sample(cases: Iterable[C]) -> list[C]:
-    """Returns few cases that together have every feature: a greedy set cover.
-
-    The next case is the one with the most missing features; ties are broken by cost.
+    Args:
+        items: the collected items.
+        costs: the recorded costs of the functions.
+        new: True to add the samples of functions without a record, so that they get one.
     """
-    left = {case.name: (case, features(case)) for case in cases}
-    missing = frozenset[Hashable]().union(*(found for _, found in left.values()))
+    functions = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("exhaustive") is None:
+            functions[function_of(item.nodeid)].append(item)
     chosen = []
-    while missing:
-        name = max(left, key=lambda name: (len(left[name][1] & missing), -_cost(left[name][0])))
-        case, found = left.pop(name)
-        chosen.append(case)
-        missing -= found
+    for function, own in functions.items():
+        sample = [own[index].nodeid for index in cover([_parameters(item) for item in own])]
+        if (
+            any(item.get_closest_marker("quick") for item in own)
+            or costs.is_cheap(function, len(sample))
+            or (new and function not in costs.records.quick)
+        ):
+            chosen += sample
     return chosen
 
 
-def features(case: Any) -> frozenset[Hashable]:
-    """Returns the sizes and options of a case that differ from the default.
+def crossed(cases: Iterable[Any], ways: Iterable[tuple[Any, ...]] = ((),)) -> list[ParameterSet]:
+    """Returns test parameters for every case in every way, such as a backend and a dtype."""
+    ways = tuple(ways)
+    sets = [(case, *way) for case in cases for way in ways]
+    return [pytest.param(*one, id="-".join(map(str, one))) for one in sets]
 
-    Masks are distinguished by the kinds of their constraints, and windows by the signs of their
-    sides.
+
+def each(
+    names: str | tuple[str, ...], values: Iterable[Any], ids: Any = None
+) -> Callable[[Callable[..., None]], Callable[[pytest.Subtests], None]]:
+    """Decorator like `parametrize`, for tests of milliseconds without fixtures: makes one item with
+    a subtest for each value."""
+    keys = (names,) if isinstance(names, str) else names
+    sets = [_arguments(keys, value) for value in values]
+    if callable(ids):
+        ids = ["-".join(str(ids(one)) for one in arguments.values()) for arguments in sets]
+    labels = sets if ids is None else list(ids)
+
+    def decorate(test: Callable[..., None]) -> Callable[[pytest.Subtests], None]:
+        def run(subtests: pytest.Subtests) -> None:
+            for label, arguments in zip(labels, sets, strict=True):
+                torch.manual_seed(0)
+                with subtests.test(str(label)):
+                    test(**arguments)
+
+        # Not functools.wraps: pytest would follow __wrapped__ to the arguments of the test.
+        run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+        vars(run).update(vars(test))  # markers
+        return run
+
+    return decorate
+
+
+def _arguments(names: tuple[str, ...], value: Any) -> dict[str, Any]:
+    if not isinstance(value, ParameterSet):
+        value = ParameterSet.param(*value) if len(names) > 1 else ParameterSet.param(value)
+    return dict(zip(names, value.values, strict=True))
+
+
+def dearest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> None:
+    """Sorts the items by the recorded seconds of their files, so that no long test is left to the
+    end. Files stay together, because their tests share fixtures."""
+    total = defaultdict[Path, float](float)
+    for item in items:
+        total[item.path] += seconds.get(function_of(item.nodeid), 0.0)
+    items.sort(key=lambda item: -total[item.path])
+
+
+def _parameters(item: pytest.Item) -> Mapping[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return {} if callspec is None else callspec.params
+
+
+def cover(parameters: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Returns the indices of few parameter sets that together have every aspect.
+
+    A greedy set cover: the next set is the one with the most missing aspects for its cost. Ties go
+    to the set whose values were chosen least often, so that backends and dtypes take turns.
+    """
+    left = {index: aspects(one) for index, one in enumerate(parameters)}
+    costs = [_cost(one) for one in parameters]
+    missing = frozenset[Hashable]().union(*left.values())
+    used = Counter[Hashable]()
+    chosen: list[int] = []
+    while missing or not chosen:
+        gain = {index: len(found & missing) / costs[index] for index, found in left.items()}
+        best = max(gain.values())
+        index = min(
+            (index for index, value in gain.items() if value == best),
+            key=lambda index: sum(used[aspect] for aspect in left[index]),
+        )
+        used.update(found := left.pop(index))
+        missing -= found
+        chosen.append(index)
+    return sorted(chosen)
+
+
+def aspects(parameters: Mapping[str, Any]) -> frozenset[Hashable]:
+    """Returns what a parameter set tests."""
+    return frozenset(_aspects(parameters))
+
+
+def _aspects(parameters: Mapping[str, Any]) -> Iterator[Hashable]:
+    runner = tuple(parameters[name] for name in RUNNERS if name in parameters)
+    has_values = any(name in parameters for name in BACKENDS)
+    for name, value in parameters.items():
+        if _is_case(value):
+            for field, found in features(value):
+                if has_values:
+                    yield field, found
+                if field != "masks" and type(found) is not int:
+                    yield field, found if field == "mask" else None, runner
+        else:
+            yield name, _hashable(value)
+
+
+def features(case: Any) -> frozenset[tuple[str, Hashable]]:
+    """Returns the fields of a case that differ from the default: sizes and options.
+
+    A mask is described by the kinds of its constraints ("mask") and their combination ("masks");
+    windows are distinguished by the signs of their sides.
     """
     return frozenset(_features(case))
 
 
-def _features(case: Any) -> Iterator[Hashable]:
+def _features(case: Any) -> Iterator[tuple[str, Hashable]]:
     for field in fields(case):
         value = getattr(case, field.name)
         if field.name == "name" or value == field.default:
             continue
         if field.name == "mask":
             mask = value if isinstance(value, Mask) else value(case)
-            yield frozenset(map(_kind, mask.constraints))
+            kinds = sorted(map(_kind, mask.constraints))
+            yield from (("mask", kind) for kind in kinds)
+            yield "masks", tuple(kinds)
         else:
-            yield field.name, str(value)  # NaN equals itself as text
+            yield field.name, value if type(value) is int else str(value)  # NaN equals its text
 
 
-def _kind(constraint: object) -> Hashable:
+def _kind(constraint: object) -> str:
     if isinstance(constraint, Window):
-        sides = (constraint.left, constraint.right)
-        return "window", constraint.align, *(None if x is None else x < 0 for x in sides)
+        sides = ("unbounded" if x is None else x < 0 for x in (constraint.left, constraint.right))
+        return " ".join(map(str, ("Window", constraint.align, *sides)))
     return type(constraint).__name__
 
 
-def _cost(case: Any) -> int:
-    """Number of query-key pairs; sizes that the case lacks count as 1."""
-    return int(getattr(case, "M", 1) * getattr(case, "N", 1))
+def _is_case(value: object) -> bool:
+    return is_dataclass(value) and not isinstance(value, type) and hasattr(value, "name")
+
+
+def _hashable(value: object) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def _cost(parameters: Mapping[str, Any]) -> float:
+    """Cost of a parameter set: that of the implementation, times 1, and another 1 for every 64 x 64
+    query-key pairs of its case."""
+    pairs = sum(_pairs(value) for value in parameters.values() if _is_case(value))
+    slow = max(SLOW.get(str(parameters.get(name)), 1.0) for name in RUNNERS)
+    return slow * (1 + pairs / 64**2)
+
+
+def _pairs(case: Any) -> int:
+    """Query-key pairs of a case; sizes that it lacks count as 1."""
+    lengths = getattr(case, "lengths", [(getattr(case, "M", 1), getattr(case, "N", 1))])
+    heads = getattr(case, "B", 1) * getattr(case, "H_q", 1)
+    return int(heads * sum(M * N for M, N in lengths))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.tiers import each
 from transformer_kernels.training import (
     PRESETS,
     CheckpointError,
@@ -173,7 +174,7 @@ def test_only_float16_may_have_no_moments(
     assert resume_error(state, data, tmp_path) == "optimizer.state lacks 0"
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "extra"),
     [
         ("gpt2", {}),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.tiers import each
 from transformer_kernels.models import SIZES
 from transformer_kernels.training import PRESETS, Dataset, TrainConfig, Trainer
 from transformer_kernels.training.tasks import config_from_dict
@@ -28,9 +29,7 @@ def test_seed_preset_has_the_batch_and_steps_of_its_source() -> None:
     assert (GENERATOR["seed"].batch, GENERATOR["seed"].steps) == (32, 170_000)
 
 
-@pytest.mark.parametrize(
-    "preset", [preset for named in PRESETS.values() for preset in named.values()]
-)
+@each("preset", [preset for named in PRESETS.values() for preset in named.values()])
 def test_config_round_trips_through_a_dict(preset: TrainConfig) -> None:
     assert config_from_dict(preset.to_dict()) == preset
 

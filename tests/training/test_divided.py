@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from tests.support.processes import assert_runs
+from tests.support.tiers import each
 from tests.training.divided import GENERATOR, GPT2, RUN, data_of
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.training import (
     PRESETS,
     TASKS,
@@ -55,7 +57,7 @@ def assert_curve_of_one_process(folder: Path) -> None:
     expected = train(RUN, data_of(RUN)).rows
     found = read_curve(folder / "curve.csv")
     losses = [[(row.train_loss, row.val_loss or 0.0) for row in rows] for rows in (found, expected)]
-    torch.testing.assert_close(*map(torch.tensor, losses), rtol=1e-5, atol=0.0)
+    assert_same_function(*map(torch.tensor, losses))
 
 
 @pytest.mark.exhaustive
@@ -112,7 +114,7 @@ def test_float16_is_refused_where_parameters_are_divided() -> None:
         check_scale_out(config, DistributedContext(0, 2, sharded=True))
 
 
-@pytest.mark.parametrize("kind", [kind for kind, task in TASKS.items() if not task.scales_out])
+@each("kind", [kind for kind, task in TASKS.items() if not task.scales_out])
 def test_other_tasks_are_refused(kind: str) -> None:
     config = next(iter(PRESETS[kind].values()))
     config = replace(config, batch=2)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.support.tiers import each
 from transformer_kernels.training import Schedule
 from transformer_kernels.training.schedule import Decay
 
@@ -50,7 +51,7 @@ def test_step_outside_the_run_is_named(step: int) -> None:
         Schedule().learning_rate(step, 10)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"peak": 0.0}, "peak must be above 0 and finite, got 0.0"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.support.processes import torchrun
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import Stack
 from transformer_kernels.training import (
     CheckpointError,
@@ -57,7 +58,7 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(
     whole = Trainer(config, data)
     accumulated = Trainer(replace(config, accumulate=parts), data)
     for _ in range(3):
-        torch.testing.assert_close(gradients(accumulated), gradients(whole), rtol=1e-10, atol=1e-14)
+        assert_same_function(gradients(accumulated), gradients(whole))
 
 
 @pytest.mark.usefixtures("float64")
@@ -238,10 +239,7 @@ def test_two_processes_give_the_curve_of_one_and_resume(
     one, two = (read_curve(tmp_path / name / "curve.csv") for name in ("one", "two"))
     assert [row.tokens for row in two] == [row.tokens for row in one]
     losses = [[(row.train_loss, row.val_loss) for row in rows] for rows in (one, two)]
-    torch.testing.assert_close(
-        *(torch.tensor([[x, y or 0.0] for x, y in pairs]) for pairs in losses),
-        rtol=1e-5, atol=0.0,
-    )  # fmt: skip
+    assert_same_function(*(torch.tensor([[x, y or 0.0] for x, y in rows]) for rows in losses))
 
     checkpoint = tmp_path / "two" / "checkpoint.pt"
     if kind == "transformer-xl":

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from building.tile_config import LARGE_SHARED, LINEAR_WIDTHS, RELATIVE_WIDTHS, WIDTHS
+from tests.support.tiers import each
 from transformer_kernels import _C
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.backends.native import cuda_support, extension
@@ -243,7 +244,7 @@ def test_older_drivers_and_ptx(driver: int, runs: bool, gpu: Callable[..., None]
     assert unsupported_device_reason(ON_GPU) == (None if runs else reason)
 
 
-@pytest.mark.parametrize(
+@each(
     ("capability", "architectures", "runs"),
     [
         ((8, 0), BUILT, True),

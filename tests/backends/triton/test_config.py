@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 from transformer_kernels.backends import TritonBackend
 from transformer_kernels.backends.triton import config, target
 from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
@@ -80,7 +81,7 @@ def test_position_tests_take_stages_that_no_longer_fit() -> None:
     assert config.tile("forward", sm90, 2, 64, key_bytes=16) == config.tile("forward", sm90, 2, 64)
 
 
-@pytest.mark.parametrize(
+@each(
     ("D", "D_v", "widths"),
     [
         (16, 16, (16, 16)), (24, 16, (32, 32)), (40, 8, (64, 64)), (8, 72, (64, 128)),
@@ -98,14 +99,12 @@ def test_a_width_uses_the_next_larger_width_of_the_table() -> None:
         assert config.tile("forward", sm90, 2, columns) == config.tile("forward", sm90, 2, limit)
 
 
-@pytest.mark.parametrize(
-    ("columns", "width"), [(1, 16), (16, 16), (17, 32), (80, 128), (128, 128), (500, 512)]
-)
+@each(("columns", "width"), [(1, 16), (16, 16), (17, 32), (80, 128), (128, 128), (500, 512)])
 def test_widths_are_powers_of_two(columns: int, width: int) -> None:
     assert config.width(columns) == width
 
 
-@pytest.mark.parametrize(
+@each(
     ("capability", "name"),
     [((8, 0), "sm80"), ((8, 6), "sm86"), ((8, 9), "sm86"), ((9, 0), "sm90"), ((10, 0), "sm100"),
      ((10, 3), "sm100"), ((12, 0), "sm86")],

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.tiers import each
 from transformer_kernels.bench.comparison.masks import MaskOption
 from transformer_kernels.bench.comparison.shapes import Shape
 from transformer_kernels.masks.mask import Mask
@@ -67,7 +68,7 @@ def test_lengths_are_cut_for_the_check() -> None:
     assert torch.equal(visible("padding:3,8", shorter, cut=True), visible("padding:3", shorter))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("document:3,4", "documents need M = N tokens, .* M = 8, N = 8 and a sum of 7"),
@@ -82,9 +83,7 @@ def test_lengths_must_fit_the_shape(text: str, message: str) -> None:
         MaskOption.parse(text).mask(SQUARE)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "casual", "causal:3", "window", "window:0", "window:-3", "padding:", "full+"]
-)
+@each("text", ["", "casual", "causal:3", "window", "window:0", "window:-3", "padding:", "full+"])
 def test_other_texts_are_errors(text: str) -> None:
     with pytest.raises(ValueError, match="expected full, causal, window:W"):
         MaskOption.parse(text)

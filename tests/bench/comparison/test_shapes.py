@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tiers import each
 from transformer_kernels.bench.comparison.shapes import Shape
 
 
@@ -22,7 +23,7 @@ def test_equal_sizes_are_shown_once(text: str, shown: str) -> None:
     assert str(Shape.parse(text)) == shown
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("", "expected B,H_q,H_kv"),

@@ -13,6 +13,7 @@ from benchmarks.cases.cpu import (
     sdpa_cases,
     short_cases,
 )
+from tests.support.tiers import each
 from transformer_kernels.bench import Case
 
 
@@ -25,7 +26,7 @@ def cpu_cases() -> list[Case]:
 SUITES = {"attention": attention_cases(), "masks": mask_cases(), "cpu": cpu_cases()}
 
 
-@pytest.mark.parametrize("case", [*mask_cases(), *mask_cost_cases(torch.float32)], ids=case_id)
+@each("case", [*mask_cases(), *mask_cost_cases(torch.float32)], ids=case_id)
 def test_every_query_sees_a_key(case: Case) -> None:
     """Otherwise naive attention gives NaN, which cannot be compared."""
     if case.mask is not None:

@@ -18,13 +18,14 @@ from benchmarks.cases.gpu import (
 from benchmarks.goals.gpu import GPU_GOALS
 from benchmarks.runner.caches import cache_attends
 from tests.bench.example import row
+from tests.support.tiers import each
 from transformer_kernels.bench import Case, Direction, Row
 
 SMALL = 1024
 """A length at which masks can be materialized."""
 
 
-@pytest.mark.parametrize("case", [*grid_cases(), *masked_cases()], ids=case_id)
+@each("case", [*grid_cases(), *masked_cases()], ids=case_id)
 def test_every_case_has_the_same_tokens_and_width(case: Case) -> None:
     assert case.B * case.M == TOKENS
     assert case.M == case.N

@@ -30,6 +30,7 @@ def measured(config: TrainConfig = TINY) -> tuple[list[StepRow], dict[str, str]]
     return steps_of(config, "generator demo", Provenance.now(), BUDGET)
 
 
+@pytest.mark.quick
 def test_every_implementation_has_a_row(tmp_path: Path) -> None:
     rows, skipped = measured()
     assert skipped == {}

@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[str, Tensor]] = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("backend", COMPILED_BACKENDS)
 def test_wrong_tensors_are_refused(name: str, backend: str) -> None:

@@ -17,7 +17,7 @@ import transformer_kernels as tk
 from tests.support.backends import DTYPES
 from tests.support.cases import Case, inputs
 from tests.support.evaluate import assert_case, by_backend
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.mask_makers import (
     blocks,
     both,
@@ -30,8 +30,7 @@ from tests.support.mask_makers import (
     transposed_dense,
     window,
 )
-from tests.support.tiers import sampled
-from transformer_kernels import _C
+from tests.support.tiers import crossed
 
 ROOT = Path(tk.__file__).parents[1]
 
@@ -133,17 +132,18 @@ def _options() -> list[Case]:
 CASES = (*_sizes(), *_masks(), *_options())
 
 
-@pytest.fixture(params=_C.built_isas())
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Forces one instruction set for the test."""
     with forced_isa(request.param):
         yield request.param
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned", "isa")
 @pytest.mark.parametrize(
     ("case", "isa", "dtype"),
-    sampled(CASES, itertools.product(_C.built_isas(), DTYPES)),
+    crossed(CASES, itertools.product(ISAS, DTYPES)),
     indirect=["isa"],
 )
 def test_case(case: Case, dtype: torch.dtype) -> None:

@@ -14,9 +14,9 @@ import transformer_kernels as tk
 from tests.support.backends import DTYPES
 from tests.support.cases import CASES, Case
 from tests.support.evaluate import assert_case
-from tests.support.isas import forced_isa
+from tests.support.isas import ISAS, forced_isa
 from tests.support.threads import one_thread
-from tests.support.tiers import in_turns, sampled
+from tests.support.tiers import crossed
 from transformer_kernels import _C
 
 AVX2 = ("avx2", "fma", "f16c")
@@ -36,17 +36,18 @@ def runs_here(name: str) -> bool:
     return all(features.get(feature, False) for feature in NEEDED[name])
 
 
-@pytest.fixture(params=_C.built_isas())
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Forces one instruction set and one thread, which then processes whole heads."""
     with forced_isa(request.param), one_thread():
         yield request.param
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     ("case", "isa", "dtype"),
-    sampled([*CASES, *WIDE], itertools.product(_C.built_isas(), (torch.float32, torch.bfloat16))),
+    crossed([*CASES, *WIDE], itertools.product(ISAS, (torch.float32, torch.bfloat16))),
     indirect=["isa"],
 )
 def test_case(case: Case, dtype: torch.dtype, isa: str) -> None:
@@ -64,10 +65,11 @@ def test_other_dtypes(case: Case, dtype: torch.dtype, isa: str) -> None:
     assert_case(case, dtype, "cpu")
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
     ("dtype", "isa", "bias"),
-    in_turns(DTYPES[1:], itertools.product(_C.built_isas(), ("1hmn", "11mn"))),
+    crossed(DTYPES[1:], itertools.product(ISAS, ("1hmn", "11mn"))),
     indirect=["isa"],
 )
 def test_bias_gradient_larger_than_the_caches(dtype: torch.dtype, isa: str, bias: str) -> None:
@@ -140,7 +142,8 @@ def test_built_isas_ascend_and_the_best_one_runs(pytestconfig: pytest.Config) ->
     assert built[0] == "portable"
     assert built == [name for name in NEEDED if name in built]
     best = [name for name in built if runs_here(name)][-1]
-    assert _C.isa() == (pytestconfig.getoption("isa") or best)
+    forced = pytestconfig.getoption("isa") or best
+    assert _C.isa() == forced.removeprefix("emulated-")
 
 
 def test_unknown_isa_raises_value_error() -> None:

@@ -31,6 +31,7 @@ from tests.support.evaluate import assert_case, by_backend
 from tests.support.mask_makers import causal_bottom_right
 from tests.support.operators import operator_arguments
 from tests.support.poison import poisoned_memory
+from tests.support.tiers import each
 from tests.support.varlen_cases import (
     VARLEN_CASES,
     VarlenCase,
@@ -80,7 +81,7 @@ def test_every_watched_case_exists() -> None:
     assert {case.name for case in WATCHED_CASES} == set(ATTENTION_TARGETS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES, ids=str)
 def test_auto_never_chooses_the_emulated_backend_on_a_cpu(case: Case) -> None:
     x = inputs(case, torch.float32)
     assert tk.explain(x.q, x.k, x.v, mask=case.make_mask(), bias=x.bias).chosen == "cpu"
@@ -315,7 +316,7 @@ def test_outputs_and_workspaces_are_poisoned() -> None:
         assert step() > outputs + dq_sums
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "decodes"),
     [
         ({}, True),

@@ -22,7 +22,8 @@ from tests.support.cases import CASES, Case, inputs
 from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
 from tests.support.hidden_cases import HIDDEN_CASES, assert_hidden_nan_changes_nothing
-from tests.support.tiers import sampled
+from tests.support.plain import plain_attention
+from tests.support.tiers import crossed, each
 from tests.support.varlen_cases import (
     VARLEN_CASES,
     VarlenCase,
@@ -32,6 +33,7 @@ from tests.support.varlen_cases import (
 )
 from transformer_kernels import _C
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
+from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.functional.explain import explain
 
 if NOT_EMULATED is not None:
@@ -90,12 +92,14 @@ def _hopper() -> Iterator[None]:
         yield
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", sampled(SUPPORTED))
+@pytest.mark.parametrize("case", crossed(SUPPORTED))
 def test_case(case: Case) -> None:
     assert_case(case, torch.bfloat16, "cuda")
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", HIDDEN_CASES, ids=str)
 def test_hidden_nan_changes_nothing(case: Case) -> None:
@@ -109,8 +113,9 @@ def test_case_in_float16(case: Case) -> None:
     assert_case(case, torch.float16, "cuda")
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", sampled([*VARLEN_CASES, *HOPPER_VARLEN]))
+@pytest.mark.parametrize("case", crossed([*VARLEN_CASES, *HOPPER_VARLEN]))
 def test_varlen(case: VarlenCase) -> None:
     assert_varlen_case(case, torch.bfloat16, "cuda")
 
@@ -141,7 +146,7 @@ def test_explain_names_the_kernel_that_runs() -> None:
         assert runs_sm90(x.q, x.k, x.v) == (multiples_of_8 and not unsupported), case.name
 
 
-@pytest.mark.parametrize("case", SAMPLED, ids=str)
+@each("case", SAMPLED, ids=str)
 def test_float32_runs_the_sm80_kernel(case: Case) -> None:
     x = inputs(case, torch.float32)
     assert not runs_sm90(x.q, x.k, x.v)
@@ -199,8 +204,9 @@ def test_memory_layouts(name: str, which: str) -> None:
         x |= {other: x[other][..., :narrow] for other in "qk"}
     assert runs_sm90(**x) == is_supported
     exact = tk.attention(*(one.double() for one in x.values()), backend="reference")
+    plain, _ = plain_attention(x["q"], x["k"], x["v"])
     o = tk.attention(x["q"], x["k"], x["v"], backend="cuda")
-    torch.testing.assert_close(o.double(), exact, atol=0.02, rtol=0.02)
+    assert_within_rule("o", o, exact, plain)
 
 
 def test_unaligned_width_in_aligned_rows() -> None:
@@ -210,11 +216,12 @@ def test_unaligned_width_in_aligned_rows() -> None:
     assert runs_sm90(q, q, v)
     assert not runs_sm90(q, q, q)  # the rows of o have 60 bytes
     exact = tk.attention(q.double(), q.double(), v.double(), backend="reference")
+    plain, _ = plain_attention(q, q, v)
     o = tk.attention(q, q, v, backend="cuda")
-    torch.testing.assert_close(o.double(), exact, atol=0.02, rtol=0.02)
+    assert_within_rule("o", o, exact, plain)
 
 
-@pytest.mark.parametrize(
+@each(
     ("D", "D_v", "widths"),
     [
         (8, 8, "64/64"),

@@ -7,6 +7,7 @@ import pytest
 from building.chips import HOPPER_CODE
 from tests.csrc.cuda.sass import NoLoopError, instructions_of, main_loop, main_loops
 from tests.csrc.cuda.test_resources import ARCHITECTURES, FOLDER
+from tests.support.tiers import each
 from transformer_kernels.backends.triton.compile_report import cuobjdump
 
 LISTING = """
@@ -70,7 +71,8 @@ SPILLED_LOADS = {("bfloat16-192-128", "backward_kernel"): 1}
 """Loads of spilled values on this path of Hopper's kernels; the others have none."""
 
 
-@pytest.mark.parametrize(("variant", "architecture"), BOUNDS)
+@pytest.mark.exhaustive
+@each(("variant", "architecture"), BOUNDS)
 def test_main_loops_are_within_bounds(variant: str, architecture: str) -> None:
     if architecture not in ARCHITECTURES:
         pytest.skip(f"needs kernels for {architecture}, which the extension was built without")

@@ -42,6 +42,7 @@ def test_segments_of_several_chunks(case: LinearCase, ctas: int) -> None:
         assert_linear_case(case, torch.float32, "cuda")
 
 
+@pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", LINEAR_WIDTHS)

@@ -125,6 +125,7 @@ def built() -> list[Resources]:
     return reports(FOLDER)
 
 
+@pytest.mark.exhaustive
 def test_every_architecture_has_every_kernel(built: list[Resources]) -> None:
     everywhere = [one for one in built if not one.v_width]
     units = {(one.products, one.element, one.width) for one in everywhere} - {("", "", 0)}
@@ -148,6 +149,7 @@ def hopper(built: list[Resources]) -> list[Resources]:
     return [one for one in built if one.v_width]
 
 
+@pytest.mark.exhaustive
 def test_hopper_has_every_sm90_kernel(hopper: list[Resources]) -> None:
     assert {one.architecture for one in hopper} == {HOPPER_CODE}
     assert {(one.kernel, one.element, one.width, one.v_width) for one in hopper} >= {
@@ -158,6 +160,7 @@ def test_hopper_has_every_sm90_kernel(hopper: list[Resources]) -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_spills_on_hopper_are_within_bounds(hopper: list[Resources]) -> None:
     assert [str(one) for one in hopper if one.spilled > _max_hopper_spill(one)] == []
 
@@ -166,12 +169,14 @@ def _max_hopper_spill(one: Resources) -> int:
     return MAX_HOPPER_SPILLS.get(one.kernel, {}).get(one.width, 0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("hopper")
 def test_wgmma_products_are_not_serialized() -> None:
     """ptxas reports where it serializes wgmma or inserts a missing fence."""
     assert diagnostics(FOLDER) == []
 
 
+@pytest.mark.exhaustive
 def test_spills_of_common_widths_are_within_bounds(built: list[Resources]) -> None:
     halves = [one for one in built if one.element in ("half", "bfloat16") and not one.v_width]
     common = [one for one in halves if one.width in MAX_SPILLS and one.architecture in CHIPS]

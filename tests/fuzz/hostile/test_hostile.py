@@ -20,6 +20,7 @@ from tests.fuzz.hostile.calls import (
     values_of,
 )
 from tests.fuzz.hostile.values import NEVER_VALID, VALUES
+from tests.support.tiers import each
 
 VALID = {
     "float": torch.randn(2, 4, 5, 8),
@@ -33,7 +34,7 @@ VALID = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("valid", VALID.values(), ids=VALID)
+@each("valid", VALID.values(), ids=VALID)
 def test_every_value_can_be_made(valid: Tensor) -> None:
     for make in VALUES.values():
         make(valid)
@@ -61,12 +62,13 @@ CALLS = (
 )
 
 
-@pytest.mark.parametrize("call", CALLS, ids=repr)
+@each("call", CALLS, ids=repr)
 def test_calls_pass(call: Hostile) -> None:
     call.check()
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.quick
+@each("function", FUNCTIONS)
 def test_no_argument_can_be_an_object(function: str) -> None:
     (backend,) = backends_of(function, ["auto"])
     for name, variant in itertools.product(arguments_of(function), range(len(VARIANTS))):

@@ -16,7 +16,7 @@ from tests.fuzz.valid.masks import (
     Segments,
     Window,
 )
-from transformer_kernels import _C
+from tests.support.isas import ISAS
 from transformer_kernels.masks.constraints import Align
 
 Draw = st.DrawFn
@@ -83,7 +83,7 @@ def shared(draw: Draw, backend: str) -> dict[str, Any]:
         "threads": draw(st.sampled_from([1, 2, 3])),
     }
     if backend == "cpu":
-        fields["isa"] = draw(st.sampled_from(_isas()))
+        fields["isa"] = draw(st.sampled_from(ISAS[::-1]))
     if backend == "cuda":
         fields["chip"] = draw(st.sampled_from([80, 90]))
         fields["schedule"] = draw(st.integers(0, 99))
@@ -98,19 +98,6 @@ _DEVIATIONS = {
     "bfloat16": (10.0, 1e2, 1e3),
     "float16": (10.0, 1e2),
 }
-
-
-def _isas() -> list[str]:
-    """Instruction sets of this CPU, the best one first."""
-    before, usable = _C.isa(), []
-    for name in _C.built_isas():
-        try:
-            _C.force_isa(name)
-        except ValueError:
-            continue
-        usable.append(name)
-    _C.force_isa(before)
-    return usable[::-1]
 
 
 def constraints(draw: Draw, length: int) -> tuple[Constraint, ...]:

@@ -18,6 +18,7 @@ from tests.fuzz.valid.masks import Blocks, Dense, KeyRange, Segments, Sizes, Win
 from tests.fuzz.valid.relative import Relative
 from tests.fuzz.valid.sdpa import Sdpa, sdpa_calls
 from tests.fuzz.valid.varlen import Varlen, varlen_calls
+from tests.support.tiers import each
 
 EVERY_MASK = (
     Window(left=-2, right=3, align="bottom_right"),
@@ -63,7 +64,7 @@ CALLS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
+@each("call", CALLS, ids=lambda call: type(call).__name__)
 def test_calls_pass(call: Valid) -> None:
     call.check()
 

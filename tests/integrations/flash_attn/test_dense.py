@@ -13,6 +13,7 @@ from torch import Tensor
 import transformer_kernels as tk
 from tests.integrations.flash_attn.plain import OPTIONS, PACKED_OPTIONS, assert_agrees, attend
 from tests.support.operators import FORWARD, operators_run_by
+from tests.support.tiers import each
 from transformer_kernels.integrations import flash_attn
 from transformer_kernels.integrations.flash_attn import (
     flash_attn_func,
@@ -74,7 +75,7 @@ def test_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
         assert_agrees(partial(flash_attn_func, **options), expected, drawn(dtype, M, N))
 
 
-@pytest.mark.parametrize("options", PACKED_OPTIONS.values(), ids=PACKED_OPTIONS)
+@each("options", PACKED_OPTIONS.values(), ids=PACKED_OPTIONS)
 def test_packed_forms(options: dict[str, Any]) -> None:
     q, k, v = drawn(torch.float32, 35, 35, 4)
     o = flash_attn_func(q, k, v, **options)
@@ -159,7 +160,7 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("message", INVALID)
+@each("message", INVALID)
 def test_invalid_arguments(message: str) -> None:
     wrong, error = INVALID[message]
     flash_attn_func(X, X, X)

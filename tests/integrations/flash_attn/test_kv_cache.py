@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.integrations.flash_attn.plain import OPTIONS, attend
-from transformer_kernels.bench.tolerance import assert_within_rule
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
 from transformer_kernels.integrations.flash_attn import flash_attn_with_kvcache
 
 B, H, H_kv, D, CAPACITY = 3, 4, 2, 24, 80
@@ -106,7 +107,7 @@ def test_new_keys_are_appended(tokens: tuple[int, int], causal: bool, kind: str)
     got = flash_attn_with_kvcache(
         q, cache.k, cache.v, *new, **cache.options, causal=causal, return_softmax_lse=True
     )
-    torch.testing.assert_close(got, expected(cache, q, new, causal=causal))
+    assert_same_function(got, expected(cache, q, new, causal=causal))
     for x, wanted in zip((cache.k, cache.v), written, strict=True):
         torch.testing.assert_close(x, wanted, atol=0, rtol=0, equal_nan=True)
 
@@ -142,8 +143,8 @@ def test_rotary(options: dict[str, Any], rotary_dim: int, interleaved: bool) -> 
 
     k = turned(k)
     q = turned(q) if options else torch.cat([turned(one) for one in q.split(1, dim=1)], dim=1)
-    torch.testing.assert_close(got, expected(cache, q, (k, v), **options))
-    torch.testing.assert_close(cache.k[cache.at(0, 70)], k[0, 0])
+    assert_same_function(got, expected(cache, q, (k, v), **options))
+    assert_same_function(cache.k[cache.at(0, 70)], k[0, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,18 +161,18 @@ def test_left_padding(options: dict[str, Any], kind: str) -> None:
         q, cache.k, cache.v, cache_leftpad=torch.tensor(firsts, dtype=torch.int32),
         **cache.options, **options, return_softmax_lse=True,
     )  # fmt: skip
-    torch.testing.assert_close(got, expected(cache, q, None, firsts=firsts, **options))
+    assert_same_function(got, expected(cache, q, None, firsts=firsts, **options))
 
 
 def test_lengths_may_be_an_int_or_missing() -> None:
     q, k, v = torch.randn(2, 1, H, D), torch.randn(2, 9, H_kv, D), torch.randn(2, 9, H_kv, D)
     o = flash_attn_with_kvcache(q, k, v, cache_seqlens=7)
-    torch.testing.assert_close(o, attend(q, k[:, :7], v[:, :7])[0])
-    torch.testing.assert_close(flash_attn_with_kvcache(q, k, v), attend(q, k, v)[0])
+    assert_same_function(o, attend(q, k[:, :7], v[:, :7])[0])
+    assert_same_function(flash_attn_with_kvcache(q, k, v), attend(q, k, v)[0])
     table = torch.tensor([[1, 0], [0, 1]])
     o = flash_attn_with_kvcache(q, k, v, block_table=table)
     together = [torch.cat([x[[1, 0]], x[[0, 1]]], dim=1) for x in (k, v)]
-    torch.testing.assert_close(o, attend(q, *together)[0])
+    assert_same_function(o, attend(q, *together)[0])
 
 
 def test_number_of_splits_changes_nothing() -> None:
@@ -196,7 +197,7 @@ def test_compiled() -> None:
     options = once.options | {"causal": True, "cache_leftpad": torch.tensor([9, 0, 33])}
     o = flash_attn_with_kvcache(q, once.k, once.v, k, v, *tables, **options)
     other = compiled(q, again.k, again.v, k, v, *tables, **options)
-    torch.testing.assert_close(other, o)
+    assert_same_function(other, o)
     torch.testing.assert_close(again.k, once.k, equal_nan=True)
 
 
@@ -257,7 +258,7 @@ INVALID: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("message", INVALID)
+@each("message", INVALID)
 def test_invalid_arguments(message: str) -> None:
     """The cache is as before."""
     wrong, error = INVALID[message]
@@ -270,7 +271,7 @@ def test_invalid_arguments(message: str) -> None:
     torch.testing.assert_close(cache.k, before, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "k_cache", "s_aux"])
+@each("name", ["q", "k", "v", "k_cache", "s_aux"])
 def test_tensors_that_require_grad_raise_before_the_cache_is_written(name: str) -> None:
     cache = Cache("plain")
     tensors: dict[str, Any] = {"q": torch.randn(B, 2, H, D), "k_cache": cache.k, "v_cache": cache.v}

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.integrations.flash_attn.plain import OPTIONS, PACKED_OPTIONS, assert_agrees, attend
+from tests.support.tiers import each
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.integrations.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -60,7 +62,7 @@ def test_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
     assert_agrees(call, partial(by_sequence, **options), packed(dtype, LENGTHS_Q, LENGTHS_K))
 
 
-@pytest.mark.parametrize("options", PACKED_OPTIONS.values(), ids=PACKED_OPTIONS)
+@each("options", PACKED_OPTIONS.values(), ids=PACKED_OPTIONS)
 def test_packed_forms(options: dict[str, Any]) -> None:
     cu_seqlens, longest = starts(LENGTHS_K), torch.tensor(40)
     q, k, v = packed(torch.float32, LENGTHS_K, LENGTHS_K, 4)
@@ -103,17 +105,17 @@ def test_pages(options: dict[str, Any], lengths_q: tuple[int, ...], page_size: i
         q, k_pages, v_pages, starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40,
         block_table=table, **options,
     )  # fmt: skip
-    torch.testing.assert_close(o, by_sequence(q, k, v, lengths_q, **options))
+    assert_same_function(o, by_sequence(q, k, v, lengths_q, **options))
     leaf = q.clone().requires_grad_()  # pages are copied
     o = flash_attn_varlen_func(
         leaf, k_pages, v_pages, starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40,
         block_table=table, **options,
     )  # fmt: skip
-    torch.testing.assert_close(o, by_sequence(q, k, v, lengths_q, **options))
+    assert_same_function(o, by_sequence(q, k, v, lengths_q, **options))
     (dq,) = torch.autograd.grad(o.sum(), leaf)
     other = q.clone().requires_grad_()
     expected = by_sequence(other, k, v, lengths_q, **options)
-    torch.testing.assert_close(dq, torch.autograd.grad(expected.sum(), other)[0])
+    assert_same_function(dq, torch.autograd.grad(expected.sum(), other)[0])
 
 
 def test_pages_with_dropout() -> None:
@@ -138,7 +140,7 @@ def test_pages_with_trailing_queries(lengths_q: tuple[int, ...]) -> None:
     k_pages, v_pages = (in_pages(x, (9, 16), 16, table) for x in (k, v))
     cu_seqlens = starts(lengths_q), starts((9, 16))
     o = flash_attn_varlen_func(longer, k_pages, v_pages, *cu_seqlens, 3, 16, block_table=table)
-    torch.testing.assert_close(o[:4], by_sequence(q, k, v, lengths_q, (9, 16)))
+    assert_same_function(o[:4], by_sequence(q, k, v, lengths_q, (9, 16)))
     assert torch.equal(o[4:], torch.zeros(2, 4, 24))
 
 
@@ -152,7 +154,7 @@ def test_compiled_pages() -> None:
         valid = (q, pages, pages, starts(lengths_q), starts((33, 17)), 5, 40)
         expected = flash_attn_varlen_func(*valid, causal=True, block_table=table)
         o = compiled(*valid, causal=True, block_table=table)
-        torch.testing.assert_close(o, expected)
+        assert_same_function(o, expected)
 
 
 def test_compiled_training() -> None:

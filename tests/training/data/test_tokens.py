@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.tiers import each
 from transformer_kernels.training.data import (
     BEGIN,
     CLASS,
@@ -29,6 +30,7 @@ TOKENS = train_tokens(TEXT, 600, special=True)
 PLAIN = train_tokens(TEXT, 400)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("tokens", [TOKENS, PLAIN, Tokens(), Tokens(special=True)])
 def test_round_trip_of_arbitrary_bytes(tokens: Tokens) -> None:
     @settings(max_examples=60, deadline=None)
@@ -110,7 +112,7 @@ def test_json_round_trip(tokens: Tokens) -> None:
     assert torch.equal(again.encode(TEXT[:5000]), tokens.encode(TEXT[:5000]))
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tiers import each
 from transformer_kernels.training.data import (
     date_to_words,
     number_to_words,
@@ -31,7 +32,7 @@ def test_small_numbers_round_trip_and_are_distinct() -> None:
     assert [words_to_number(text) for text in words] == list(range(12_000))
 
 
-@pytest.mark.parametrize(
+@each(
     ("number", "words"),
     [
         (0, "zero"),
@@ -61,7 +62,7 @@ def test_numbers_in_words(number: int, words: str) -> None:
     assert words_to_number(words) == number
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "",
@@ -117,7 +118,7 @@ def test_all_days_and_years_are_distinct() -> None:
     assert len({year_to_words(year) for year in range(1000, 10_000)}) == 9000
 
 
-@pytest.mark.parametrize(
+@each(
     ("date", "words"),
     [
         ("2024-02-29", "the twenty-ninth of February, twenty twenty-four"),
@@ -139,7 +140,7 @@ def test_dates_in_words(date: str, words: str) -> None:
     assert words_to_date(words).isoformat() == date
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         "",
