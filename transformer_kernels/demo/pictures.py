@@ -53,7 +53,7 @@ def plot_learning(runs: Mapping[str, MeasuredRun], bits_per_nat: float, path: Pa
     save(figure, path)
 
 
-def _averages(values: list[float], size: int = 20) -> list[float]:
+def _averages(values: list[float], size: int = 5) -> list[float]:
     """Means of consecutive groups of `size` values."""
     parts = (values[start : start + size] for start in range(0, len(values), size))
     return [sum(part) / len(part) for part in parts]
