@@ -73,9 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keeps the tests that can run here, of the chosen tier and share."""
     from tests.support.tiers import dearest_first, quick_items
 
-    tier, share, costs = config.getoption("tier"), config.getoption("share"), Costs.read()
     if not torch.cuda.is_available():
         _keep(config, items, lambda item: item.get_closest_marker("gpu") is None)
+    tier, share = config.getoption("tier"), config.getoption("share")
+    if tier is None and share is None:
+        return
+    costs = Costs.read()
     if tier == "quick":
         _keep(config, items, lambda item: evaluate_skip_marks(item) is None)
     if tier is not None:

@@ -116,6 +116,14 @@ def test_the_narrowest_dtype_sets_the_bound_of_two_algorithms() -> None:
         assert_same_function(got.bfloat16(), other)
 
 
+def test_a_large_lse_widens_the_bound_of_two_algorithms() -> None:
+    other = EXACT.float()
+    got = other.double() + 5.9 * rounding_band(other, torch.float32, lse=100.0)
+    assert_same_function(got, other, dtype=torch.float32, lse=100.0)
+    with pytest.raises(AssertionError, match="differ by"):
+        assert_same_function(got, other, dtype=torch.float32)
+
+
 def test_each_tensor_of_a_structure_is_compared_with_its_own_band() -> None:
     small, large = EXACT.float(), 1e4 * EXACT.float()
     other = {"o": small, "gradients": (large, [small])}

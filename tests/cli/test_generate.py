@@ -38,6 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TextGenerat
     return out / "checkpoint.pt", result.model
 
 
+@pytest.mark.quick
 def test_prompt_is_continued(
     trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ class Failing:
         raise self.error
 
 
+@pytest.mark.quick
 def test_info_prints_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info"]) == 0
     assert capsys.readouterr().out == f"{tk.info()}\n"

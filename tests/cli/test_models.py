@@ -96,6 +96,7 @@ def test_gpt2_generates_the_same_text_with_every_attention_implementation(
     assert len(only) > len("row your\n")
 
 
+@pytest.mark.quick
 def test_classify_prints_a_class_for_each_file(
     checkpoint: Callable[[str, str], Path],
     tmp_path: Path,
@@ -123,6 +124,7 @@ def test_classify_prints_a_class_for_each_file(
     assert capsys.readouterr().out.startswith("standard input: positive (")
 
 
+@pytest.mark.quick
 def test_translate_prints_a_translation_for_each_line(
     checkpoint: Callable[[str, str], Path],
     tmp_path: Path,
@@ -150,6 +152,7 @@ def test_translate_prints_a_translation_for_each_line(
     assert "at most 16 positions long" in capsys.readouterr().err
 
 
+@pytest.mark.quick
 def test_lookup_answers_a_question(
     checkpoint: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

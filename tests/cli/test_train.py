@@ -63,6 +63,7 @@ def error_line(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return err.removeprefix("error: ").strip()
 
 
+@pytest.mark.quick
 def test_run_writes_checkpoint_curve_and_picture(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The lid on `make test`: recorded durations of the tests, and what their folders may cost.
+"""The lid on `make test`: recorded durations of the tests, and the budgets of their folders.
 
 tests/durations.json has the mean seconds of an item of each test function, in the sample of the
 quick tier ("quick") and beyond it ("rest"). `make durations` writes it. tests/budget.toml has the
@@ -9,13 +9,11 @@ of other machines are converted by the time of a fixed loop (`calibrate`), which
 from __future__ import annotations
 
 import json
-import re
 import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -54,7 +52,7 @@ def _loop() -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the quick tier may cost, in seconds of the reference machine."""
+    """Limits of the quick tier, in seconds of the reference machine."""
 
     calibration: float
     """Seconds that `calibrate` takes there"""
@@ -79,8 +77,8 @@ class Budget:
 class Records:
     """The recorded durations: seconds of the machine that measured them."""
 
-    machine: str = ""
-    calibration: float = 1.0
+    machine: str
+    calibration: float
     quick: Mapping[str, float] = field(default_factory=dict)
     rest: Mapping[str, float] = field(default_factory=dict)
 
@@ -216,7 +214,7 @@ class Clock:
             )
 
     def _write(self) -> None:
-        records = Records.read() if DURATIONS.exists() else Records(_machine(), self._calibration)
+        records = Records.read()
         rest = self._tier == "rest"
         old = records.rest if rest else records.quick
         scale = records.calibration / self._calibration
@@ -238,8 +236,3 @@ def _exists(function: str) -> bool:
     file, _, name = function.rpartition("::")
     path = ROOT / file.partition("::")[0]
     return path.exists() and f"def {name}(" in path.read_text(encoding="utf-8")
-
-
-def _machine() -> str:
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return f"{found[1] if found else 'unknown CPU'}, {torch.get_num_threads()} threads"

@@ -1,7 +1,7 @@
 """Shares of the tests: `pytest --share 2/8` runs an eighth of them, in about an eighth of the time.
 
-What takes longest is dealt out first, each time to the share with the least recorded seconds; all
-other tests by a checksum of their names, which are in the same share whatever else is added. The
+Long tests are dealt out first, each to the share with the least recorded seconds. All others are
+dealt out by a checksum of their names, and stay in their share whatever else is added. The
 tests of a file that compiles kernels of its own stay together, so that one share only waits for the
 compiler. Those that need a build with CUDA kernels are in the last share.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Hashable, Sequence, Set
@@ -17,7 +18,7 @@ from tests.support.budget import UNMEASURED, Budget, Clock, Costs, Records
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES
 from tests.support.mask_makers import both, causal, padding
-from tests.support.tiers import cover, crossed, features, quick_items
+from tests.support.tiers import cover, crossed, each, features, quick_items
 from tests.support.varlen_cases import VARLEN_CASES
 
 VALUES: tuple[object, ...] = ([], {})
@@ -80,14 +81,36 @@ def test_every_value_of_every_parameter_is_in_the_sample() -> None:
 
 def test_large_cases_are_left_out_where_small_ones_have_the_same_aspects() -> None:
     small = Case(name="small", M=7, softcap=2.0)
-    large = replace(small, name="large", B=4, N=1000)
-    assert [*cover([{"case": replace(large, N=small.N)}, {"case": small}])] != [0]
+    large = replace(small, name="large", N=1000)
+    assert cover([{"case": large}, {"case": small}]) == [1]
 
 
 def test_combinations_are_named_by_case_and_way() -> None:
     (one, other) = crossed(["case"], [("cpu", 1), ("cuda", 2)])
     assert (one.id, other.id) == ("case-cpu-1", "case-cuda-2")
     assert tuple(one.values) == ("case", "cpu", 1)
+
+
+def test_one_item_runs_each_value_as_a_subtest() -> None:
+    """A failing one does not end the others: the pytest fixture records it."""
+    found: list[tuple[int, str]] = []
+    labels: list[str] = []
+
+    @pytest.mark.quick
+    @each(("number", "text"), [(1, "a"), pytest.param(2, "b")], ids=["one", "two"])
+    def test(number: int, text: str) -> None:
+        """Documented."""
+        found.append((number, text))
+        raise RuntimeError
+
+    def subtest(label: str) -> contextlib.AbstractContextManager[None]:
+        labels.append(label)
+        return contextlib.suppress(RuntimeError)
+
+    test(Mock(test=subtest))
+    assert (found, labels) == ([(1, "a"), (2, "b")], ["one", "two"])
+    assert (test.__name__, test.__doc__) == ("test", "Documented.")
+    assert [mark.name for mark in vars(test)["pytestmark"]] == ["quick"]
 
 
 def test_the_quick_tier_is_what_is_marked_or_recorded_as_cheap() -> None:
