@@ -105,11 +105,15 @@ def as_device(device: torch.device | str | int) -> torch.device:
 
 
 def values_are_readable(x: Tensor) -> bool:
-    """True if reading the values of x neither synchronises, breaks a graph nor fails."""
+    """True if reading the values of x neither synchronises, breaks a graph nor fails.
+
+    Inside `vmap`, a batch of tensors has no values of its own.
+    """
     return (
         x.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and not torch_private.is_fake(x)
+        and not torch_private.is_batched(x)
     )
 
 

@@ -6,12 +6,14 @@ A torch release may rename any of them. If one is missing, the feature that need
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
 import torch._functorch.config
+import torch._functorch.pyfunctorch
+import torch._functorch.utils
 from torch.autograd import forward_ad
 
 with suppress(ImportError):
@@ -45,6 +47,24 @@ _FAST_PATH = (
     _tracing_state,
     _profiler_is_enabled,
 ) = map(_find, _FAST_PATH[:-1])  # _current_level changes: it is read at each call
+_OPERATORS = (
+    "_C._AutoDispatchBelowAutograd",
+    "_C._any_requires_grad",
+    "_C._functorch.is_functorch_wrapped_tensor",
+    "_C._functorch.is_batchedtensor",
+    "_C._functorch.get_unwrapped",
+    "_functorch.pyfunctorch.retrieve_all_functorch_interpreters",
+    "_functorch.utils.enable_single_level_autograd_function",
+)
+(
+    _below_autograd,
+    _any_requires_grad,
+    _is_wrapped,
+    _is_batched,
+    _unwrapped,
+    _interpreters,
+    _single_level,
+) = map(_find, _OPERATORS)
 _SDPA = (
     "_C.DispatchKey.CompositeImplicitAutograd",
     "_functorch.config.enable_autograd_cache",
@@ -80,6 +100,9 @@ def _missing(paths: Sequence[str]) -> tuple[str, ...]:
 
 MISSING_FOR_FAST_PATH = _missing(_FAST_PATH)
 """Symbols required by the fast path that this torch release lacks."""
+MISSING_FOR_OPERATORS = _missing(_OPERATORS)
+"""Symbols required for derivatives and vmap of operators that this torch release lacks. Compiled
+code and torch.func then run the reference."""
 MISSING_FOR_SDPA = _missing(_SDPA)
 """Symbols required by `enable()` that this torch release lacks."""
 MISSING_FOR_JAGGED = _missing(_JAGGED)
@@ -88,6 +111,7 @@ MISSING_FOR_VARLEN = _missing(_VARLEN)
 """Symbols required for `varlen_attn` on CPUs that this torch release lacks."""
 MISSING = (
     *MISSING_FOR_FAST_PATH,
+    *MISSING_FOR_OPERATORS,
     *MISSING_FOR_SDPA,
     *MISSING_FOR_JAGGED,
     *MISSING_FOR_VARLEN,
@@ -137,9 +161,60 @@ def functorch_is_active() -> bool:
     return _functorch_is_active is not _MISSING and bool(_functorch_is_active())
 
 
+def transforms() -> tuple[str, ...]:
+    """Names of the torch.func transforms around the call, such as ("Vmap", "Grad"), outermost
+    first. Compiled code is guarded by them. Requires an empty MISSING_FOR_OPERATORS."""
+    if torch.compiler.is_compiling() or functorch_is_active():
+        names: tuple[str, ...] = _transforms()
+        return names
+    return ()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _transforms() -> tuple[str, ...]:
+    return tuple(level.key().name for level in _interpreters())
+
+
+def is_batched(x: torch.Tensor) -> bool:
+    """True if x is a batch of tensors inside `vmap`. False in compiled code."""
+    if MISSING_FOR_OPERATORS or torch.compiler.is_compiling():
+        return False
+    while _is_wrapped(x) and not _is_batched(x):
+        x = _unwrapped(x)
+    return bool(_is_batched(x))
+
+
 def forward_ad_is_active() -> bool:
     """True if tensors may have forward-mode tangents. True if torch lacks the symbol."""
     return bool(getattr(forward_ad, "_current_level", 0) >= 0)
+
+
+def have_tangents(tensors: Iterable[object]) -> bool:
+    """True if a tensor has a forward-mode tangent."""
+    if not forward_ad_is_active():
+        return False
+    return any(
+        isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
+        for x in tensors
+    )
+
+
+def below_autograd() -> AbstractContextManager[object]:
+    """Inside it, an operator runs its kernel without its derivative."""
+    context: AbstractContextManager[object] = _below_autograd()
+    return context
+
+
+def at_one_level() -> AbstractContextManager[object]:
+    """Inside it, an autograd.Function serves the torch.func transform that runs the Autograd kernel
+    of an operator."""
+    context: AbstractContextManager[object] = _single_level()
+    return context
+
+
+def any_requires_grad(arguments: Sequence[object]) -> bool:
+    """True in grad mode if a tensor among an operator's arguments requires grad."""
+    return torch.is_grad_enabled() and bool(_any_requires_grad(*arguments))
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Any:

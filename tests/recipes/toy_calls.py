@@ -22,12 +22,13 @@ from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support, direct
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.dispatch import fast_path
+from transformer_kernels.dispatch.operators import register_attention
 from transformer_kernels.problem.dense import dense_problem
 
 tk: Any = transformer_kernels  # a type checker of the project does not know the toys
 LIBRARY = Emulation().library
 torch.ops.load_library(ROOT / toy_tree.EMULATED)
-schema.register_fakes(LIBRARY)
+register_attention(LIBRARY)
 cuda_support.emulate(LIBRARY)
 
 B, H_Q, H_KV, M, N, D = 2, 4, 2, 70, 83, 21

@@ -21,9 +21,9 @@ from building.host import COMMON_FLAGS
 from building.ninja import Toolchain
 from building.tools import find_compiler, find_torch
 from tests.support import libraries
-from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support, extension
-from transformer_kernels.linear.operators import register_fakes
+from transformer_kernels.dispatch.operators import register_attention
+from transformer_kernels.linear.derivatives import register_linear
 
 
 def unavailable_reason() -> str | None:
@@ -115,8 +115,8 @@ _loaded: list[str] = []
 def load(config: Emulation) -> str:
     """Builds the library and registers its operators. Returns their namespace."""
     torch.ops.load_library(build(config))
-    schema.register_fakes(config.library)
-    register_fakes(config.library)
+    register_attention(config.library)
+    register_linear(config.library)
     _loaded.append(config.library)
     return config.library
 

@@ -39,11 +39,42 @@ class Gradients(NamedTuple):
         return cls(*outputs[:3], *(x if name in wanted else None for name, x in options))
 
 
-class FusedBackend(Protocol):
+class Kernels(Protocol):
+    """Forward and backward kernels. `dispatch.autograd` makes them differentiable."""
+
+    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
+        """Runs the kernel for a problem of any layout; the outputs have no derivative."""
+
+    def backward(
+        self,
+        problem: Problem,
+        saved: Saved,
+        do: Tensor,
+        dlse: Tensor | None,
+        *,
+        wanted: Collection[str] = (),
+    ) -> Gradients:
+        """Returns the gradients; `wanted` are names of `DIFFERENTIABLE` options."""
+
+    def differentiable_forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
+        """Calls the operator, which torch differentiates: for compiled code and torch.func."""
+
+    def differentiable_backward(
+        self,
+        problem: Problem,
+        saved: Saved,
+        do: Tensor,
+        dlse: Tensor | None,
+        *,
+        wanted: Collection[str] = (),
+    ) -> Gradients:
+        """Like `backward`, by the operator, which torch differentiates."""
+
+
+class FusedBackend(Kernels, Protocol):
     """Forward and backward kernels for one kind of device.
 
     The package `problem` validates calls; a backend declares which of them its kernels support.
-    `dispatch.autograd` makes the kernels differentiable.
     """
 
     @property
@@ -57,17 +88,3 @@ class FusedBackend(Protocol):
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         """Describes the kernel that would run, which may depend on strides; for `explain`."""
-
-    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
-        """Runs a problem of any layout."""
-
-    def backward(
-        self,
-        problem: Problem,
-        saved: Saved,
-        do: Tensor,
-        dlse: Tensor | None,
-        *,
-        wanted: Collection[str] = (),
-    ) -> Gradients:
-        """Returns the gradients; `wanted` are names of `DIFFERENTIABLE` options."""

@@ -8,17 +8,16 @@ computed in float32.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from transformer_kernels.masks.constraints import KeyRange
 from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import Problem
 from transformer_kernels.problem.layout import DENSE
 from transformer_kernels.scores import philox
-from transformer_kernels.scores.options import ScoreOptions
 from transformer_kernels.scores.relative import by_pair, products_by_pair
 
 
@@ -51,75 +50,88 @@ def reference_attention(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tu
 
 
 def _varlen(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs the sequences one by one. Trailing padding is one more sequence, without keys."""
-    layout = problem.layout
+    """Pads the sequences to one length. Trailing padding is one more sequence, without keys."""
+    shape, layout = problem.shape, problem.layout
     assert layout.cu_seqlens_q is not None
     assert layout.cu_seqlens_k is not None
-    q_starts, k_starts = layout.cu_seqlens_q.tolist(), layout.cu_seqlens_k.tolist()
-    q_rows = [*pairwise(q_starts), (q_starts[-1], q.shape[2])]
-    k_rows = [*pairwise(k_starts), (k_starts[-1], k_starts[-1])]
-    parts = []
-    for b, ((i0, i1), (j0, j1)) in enumerate(zip(q_rows, k_rows, strict=True)):
-        shape = problem.shape._replace(B=1, M=i1 - i0, N=j1 - j0)
-        scores = _of_sequence(problem, b, shape.M, shape.N)
-        sequence = replace(problem, shape=shape, scores=scores, layout=DENSE)
-        parts.append(_dense(sequence, q[:, :, i0:i1], k[:, :, j0:j1], v[:, :, j0:j1], b))
-    o, lse = zip(*parts, strict=True)
-    return torch.cat(o, dim=2), torch.cat(lse, dim=2)
+    q_starts, k_starts = layout.cu_seqlens_q.long(), layout.cu_seqlens_k.long()
+    q_lengths, k_lengths = (pad(starts.diff(), (0, 1)) for starts in (q_starts, k_starts))
+    M = min(max(shape.M, 1), q.shape[2])
+    N = min(shape.N, k.shape[2])
+    padded = (_padded(q, q_starts, M), _padded(k, k_starts, N), _padded(v, k_starts, N))
+    d = k_lengths - q_lengths if problem.mask.bottom_right else torch.zeros_like(q_lengths)
+    slopes = problem.scores.alibi_slopes
+    if slopes is not None and slopes.shape[0] != 1:
+        slopes = pad(slopes, (0, 0, 0, 1))
+    o, lse = _by_lengths(problem, *padded, q_lengths, k_lengths, d, slopes)
+    row = torch.arange(q.shape[2], device=q.device)
+    sequence = (row[:, None] >= q_starts[1:]).sum(1)
+    i = torch.where(sequence < shape.B, row - q_starts[sequence], 0)
+    return o[sequence, :, i].transpose(0, 1)[None], lse[sequence, :, i].T[None]
 
 
-def _of_sequence(problem: Problem, b: int, M: int, N: int) -> ScoreOptions:
-    """The score options of sequence b: its slopes, and tables of the distances of its M queries and
-    N keys."""
-    scores, bounds = problem.scores, problem.shape
-    if scores.alibi_slopes is not None and scores.alibi_slopes.shape[0] != 1:
-        slopes = scores.alibi_slopes[b : b + 1]
-        scores = scores._replace(alibi_slopes=slopes if slopes.shape[0] else None)
-    first = bounds.M - M if problem.mask.bottom_right else bounds.N - N
-    part = slice(first, first + max(M + N - 1, 0))
-    if scores.relative_bias is not None:
-        scores = scores._replace(relative_bias=scores.relative_bias[:, part])
-    if scores.relative_keys is not None:
-        scores = scores._replace(relative_keys=scores.relative_keys[:, part])
-    return scores
+def _padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
+    """Returns (S + 1, H, length, width) of packed sequences; rows in excess hold any values."""
+    rows = starts[:, None] + torch.arange(length, device=x.device)
+    return x[0, :, rows.clamp(max=x.shape[2] - 1)].transpose(0, 1)
 
 
 def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Gathers the keys first. Masks and ALiBi are dense, without device synchronisation."""
-    shape, mask, slopes = problem.shape, problem.mask, problem.scores.alibi_slopes
-    table, keys = problem.scores.relative_bias, problem.scores.relative_keys
+    """Gathers the keys first."""
     assert problem.layout.cache_seqlens is not None
-    cache_seqlens = problem.layout.cache_seqlens[:, None, None]
-    i = torch.arange(shape.M, device=shape.device)[:, None]
-    j = torch.arange(shape.N, device=shape.device)
-    distance = j - (i + cache_seqlens - shape.M)
-    attn_mask = (
-        (j < cache_seqlens) & (distance >= mask.diagonal_low) & (distance <= mask.diagonal_high)
-    )
+    k, v = _gather_pages(problem, k), _gather_pages(problem, v)
+    k_lengths = problem.layout.cache_seqlens
+    q_lengths = torch.full_like(k_lengths, problem.shape.M)
+    d = k_lengths - problem.shape.M
+    return _by_lengths(problem, q, k, v, q_lengths, k_lengths, d, problem.scores.alibi_slopes)
+
+
+def _by_lengths(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_lengths: Tensor,
+    k_lengths: Tensor,
+    d: Tensor,
+    slopes: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Runs batch entries of different lengths, whose diagonals have the origins d.
+
+    Masks and biases are dense: no length is read on the host.
+    """
+    shape, mask, scores = problem.shape, problem.mask, problem.scores
+    (B, _, M, _), N = q.shape, k.shape[2]
+    i = torch.arange(M, device=shape.device)[:, None]
+    j = torch.arange(N, device=shape.device)
+    distance = j - i - d[:, None, None]
+    attn_mask = (i < q_lengths[:, None, None]) & (j < k_lengths[:, None, None])
+    attn_mask = attn_mask & (distance >= mask.diagonal_low) & (distance <= mask.diagonal_high)
     if mask.key_end is not None:
         key_range = KeyRange(mask.key_start, mask.key_end)
-        attn_mask = attn_mask & key_range.visible(shape.M, shape.N, shape.device)[:, 0]
+        attn_mask = attn_mask & key_range.visible(M, N, shape.device)[:, 0]
     bias = None if slopes is None else -slopes[:, :, None, None] * distance.abs()[:, None]
-    # Keys beyond cache_seqlens have no distance.
-    entry = (shape.M - 1 - distance).clamp_(0, max(shape.M + shape.N - 2, 0))
-    if table is not None:
-        biases = table[:, entry].transpose(0, 1)
+    # Pairs beyond the lengths have no distance.
+    last = max(shape.M + shape.N - 2, 0)
+    entry = ((shape.M if mask.bottom_right else shape.N) - 1 - distance).clamp(0, last)
+    if scores.relative_bias is not None:
+        biases = scores.relative_bias[:, entry].transpose(0, 1)
         bias = biases if bias is None else bias + biases
     products: Tensor | None = None
-    if keys is not None:
+    if scores.relative_keys is not None:
         live = q.masked_fill(~attn_mask.any(dim=2)[:, None, :, None], 0.0)
         by_distance = live.to(shape.accumulate_dtype) @ _live_distances(problem).mT
         products = by_distance.gather(3, entry[:, None].expand(-1, shape.H_q, -1, -1))
-    gathered = replace(
+    dense = replace(
         problem,
+        shape=shape._replace(B=B, M=M, N=N),
         mask=ResolvedMask(dense=attn_mask[:, None]),
-        scores=problem.scores._replace(
+        scores=scores._replace(
             alibi_slopes=None, relative_bias=None, relative_keys=None, bias=bias
         ),
         layout=DENSE,
     )
-    k, v = _gather_pages(problem, k), _gather_pages(problem, v)
-    return _dense(gathered, q, k, v, products=products)
+    return _dense(dense, q, k, v, products)
 
 
 def _gather_pages(problem: Problem, x: Tensor) -> Tensor:
@@ -142,7 +154,6 @@ def _dense(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    first_batch: int = 0,
     products: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`products` (B, H_q, M, N) of queries and relative keys take the place of the problem's."""
@@ -175,7 +186,7 @@ def _dense(
     lse = torch.logsumexp(s, dim=-1)
     p = torch.softmax(s, dim=-1)
     if scores.dropout_p:
-        p = _drop(problem, p, first_batch)
+        p = _drop(problem, p)
     o = torch.matmul(p, v)
     if empty is not None:
         o, lse = o.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
@@ -218,12 +229,12 @@ def _add_bias(problem: Problem, s: Tensor) -> Tensor:
     return s
 
 
-def _drop(problem: Problem, p: Tensor, first_batch: int) -> Tensor:
+def _drop(problem: Problem, p: Tensor) -> Tensor:
     scores, dropout_p = problem.scores, problem.scores.dropout_p
     if dropout_p == 1.0:
         return p * 0.0
     assert scores.seed is not None
     B, H, M, N = p.shape
-    first = (first_batch, scores.dropout_head, scores.dropout_row, scores.dropout_column)
+    first = (0, scores.dropout_head, scores.dropout_row, scores.dropout_column)
     keep = philox.keep_mask(scores.seed, B, H, M, N, dropout_p, first)
     return torch.where(keep, p * philox.keep_factor(dropout_p), 0.0)

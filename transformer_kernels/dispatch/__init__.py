@@ -1,1 +1,3 @@
-"""Dispatch: the choice of a backend, autograd, autocast, and the CPU fast path."""
+"""Choice of a backend for a validated call, autograd, and fast paths."""
+
+from transformer_kernels.dispatch import operators  # noqa: F401 - torch then differentiates them

@@ -1,13 +1,16 @@
-"""Autocast as in torch's attention: q, k and v are cast to the autocast dtype."""
+"""Autocast as in torch's attention: q, k, v and a bias are cast to the autocast dtype."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from transformer_kernels.storage import check_storage
+
+_Bias = TypeVar("_Bias")
 
 
 def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,6 +22,13 @@ def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
         return q, k, v
     check_storage((("q", q), ("k", k), ("v", v)))
     return _cast(q, target), _cast(k, target), _cast(v, target)
+
+
+def cast_bias(bias: _Bias, q: Tensor) -> _Bias | Tensor:
+    """Casts a half-precision bias to q's dtype, if autocast is on. Float32 stays: it loses less."""
+    if not (isinstance(bias, Tensor) and isinstance(q, Tensor) and _is_on(q.device.type)):
+        return bias
+    return bias.to(q.dtype) if bias.dtype in (torch.float16, torch.bfloat16) else bias
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:

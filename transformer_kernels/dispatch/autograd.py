@@ -1,43 +1,42 @@
 """Autograd functions that make the fused kernels differentiable, to any order.
 
-First derivatives use the backend's backward kernel. Higher derivatives, forward-mode AD and
-torch.func transforms use the reference implementation, which plain torch differentiates. It is
-slower and needs M x N memory.
+First derivatives use the backend's backward kernel. Higher derivatives and forward-mode AD use the
+reference implementation, which plain torch differentiates. It is slower and needs M x N memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from transformer_kernels import torch_private
 from transformer_kernels.argument_checks import savable
-from transformer_kernels.backends import Backend, FusedBackend, ReferenceBackend
-from transformer_kernels.backends.base import Gradients, Outputs
+from transformer_kernels.backends import Backend, ReferenceBackend
+from transformer_kernels.backends.base import Gradients, Kernels, Outputs
 from transformer_kernels.backends.reference import reference_attention
 from transformer_kernels.problem import Problem, Saved
 from transformer_kernels.scores.options import DIFFERENTIABLE, PLAIN_SCORES
 
 _Names = tuple[str, ...]
-_Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
 
 
 def attend(
     backend: Backend, problem: Problem, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse), differentiable. Runs the reference under torch.func and forward-mode AD."""
+    """Returns (o, lse), differentiable."""
     scores = problem.scores
     options: list[Tensor | None] = []
     if scores is not PLAIN_SCORES:
         options = [getattr(scores, name) for name in DIFFERENTIABLE]
-    if isinstance(backend, ReferenceBackend) or is_transformed(
-        q, k, v, scores.alibi_slopes, *options
-    ):
+    tensors = (q, k, v, scores.alibi_slopes, *options)
+    if isinstance(backend, ReferenceBackend) or needs_reference(tensors):
         return reference_attention(problem, savable(q), savable(k), savable(v))
+    if torch.compiler.is_compiling() or torch_private.functorch_is_active():
+        o, lse, _ = backend.differentiable_forward(problem, q, k, v)
+        return o, lse
     needs_grad = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -47,12 +46,12 @@ def attend(
     if not needs_grad:
         o, lse, _ = backend.forward(problem, q, k, v)
         return o, lse
-    o, lse = attach(backend, problem, None, q, k, v)
+    o, lse, _ = attach(backend, problem, None, q, k, v)
     return o, lse
 
 
 def attach(
-    backend: FusedBackend,
+    backend: Kernels,
     problem: Problem,
     computed: Outputs | None,
     q: Tensor,
@@ -63,41 +62,31 @@ def attach(
     is `computed`."""
     options = problem.tensors()
     tensors = [q, k, v, *options.values()]
-    apply = _apply
-    if computed is None and torch.compiler.is_compiling():
-        apply, tensors = FusedAttention.apply, distinct_objects(tensors)
-    elif any(map(Tensor.is_inference, tensors)):
+    if any(map(Tensor.is_inference, tensors)):
         tensors = [savable(x) for x in tensors]
     is_whole = computed is not None
     if not is_whole:
         problem = problem.with_tensors(dict.fromkeys(options))
-    return apply(backend, problem, is_whole, tuple(options), computed, *tensors)
+    return _apply(backend, problem, is_whole, tuple(options), computed, *tensors)
 
 
-def distinct_objects(tensors: Sequence[_Tensor]) -> list[_Tensor]:
-    """Views a tensor that occurs again: torch.compile rejects an autograd.Function with the same
-    tensor in two arguments."""
-    distinct: list[_Tensor] = []
-    for x in tensors:
-        occurs = any(x is other for other in distinct)
-        distinct.append(x.view_as(x) if x is not None and occurs else x)
-    return distinct
-
-
-def is_transformed(*tensors: Tensor | None) -> bool:
-    """True inside a torch.func transform, or if a tensor has a forward-mode tangent."""
-    if torch.compiler.is_compiling():
-        return False
-    if torch_private.functorch_is_active():
+def needs_reference(tensors: Iterable[Tensor | None] = ()) -> bool:
+    """True if a call needs derivatives that the kernels lack: in forward mode, or of higher order
+    in torch.func. Operators in compiled code find forward-mode tangents themselves."""
+    is_compiling = torch.compiler.is_compiling()
+    if not (is_compiling or torch_private.functorch_is_active()):
+        return torch_private.have_tangents(tensors)
+    if torch_private.MISSING_FOR_OPERATORS:
         return True
-    if not torch_private.forward_ad_is_active():
-        return False
-    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    transforms = torch_private.transforms()
+    if "Jvp" in transforms or transforms.count("Grad") > 1:
+        return True
+    return not is_compiling and torch_private.forward_ad_is_active()
 
 
 class FusedAttention(torch.autograd.Function):
-    """Forward kernel: (o, lse), differentiable in q, k, v and the options `DIFFERENTIABLE`; o alone
-    in a call of a fast path.
+    """Forward kernel: `Outputs`, differentiable in q, k, v and the options `DIFFERENTIABLE`; o
+    alone in a call of a fast path.
 
     Autograd must see the tensors among the options: they are arguments, and `names` are theirs.
     `problem` lacks them, except if it `is_whole`, in a fast path: taking them out costs time.
@@ -107,7 +96,7 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        backend: FusedBackend,
+        backend: Kernels,
         problem: Problem,
         is_whole: bool,
         names: _Names,
@@ -116,7 +105,7 @@ class FusedAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         *options: Tensor,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | Outputs:
         outputs = computed
         if outputs is None:
             whole = problem if is_whole else _joined(problem, names, options)
@@ -127,11 +116,11 @@ class FusedAttention(torch.autograd.Function):
         if is_whole:
             return o
         ctx.set_materialize_grads(False)
-        return o, lse
+        return outputs
 
     @staticmethod
     def backward(
-        ctx: Any, do: Tensor | None, dlse: Tensor | None = None
+        ctx: Any, do: Tensor | None, dlse: Tensor | None = None, _: None = None
     ) -> tuple[Tensor | None, ...]:
         if do is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
@@ -140,12 +129,11 @@ class FusedAttention(torch.autograd.Function):
         do = torch.zeros_like(o) if do is None else do
         backend, problem, names, is_whole = ctx.call
         wanted = _wanted(names, ctx.needs_input_grad)
-        if torch.is_grad_enabled():  # create_graph=True
-            call = backend, problem, names, wanted
-            grads = FusedAttentionBackward.apply(*call, do, dlse, *saved, *options)  # type: ignore[no-untyped-call]
-        else:
-            problem = problem if is_whole else _joined(problem, names, options)
-            grads = backend.backward(problem, saved, do, dlse, wanted=wanted)
+        problem = problem if is_whole else _joined(problem, names, options)
+        run = backend.backward
+        if torch.is_grad_enabled() or torch_private.functorch_is_active():
+            run = backend.differentiable_backward  # create_graph=True, or is_grads_batched=True
+        grads = run(problem, saved, do, dlse, wanted=wanted)
         dq, dk, dv, *computed = grads
         if not wanted:
             return None, None, None, None, None, dq, dk, dv, *(None,) * len(names)
@@ -155,11 +143,11 @@ class FusedAttention(torch.autograd.Function):
 
 
 _apply = torch_private.apply_of(FusedAttention)
-"""For calls outside torch.func transforms: `attend` runs the reference inside them."""
+"""For calls outside torch.func transforms, and for the Autograd kernels of operators."""
 
 
 def attach_plain(
-    backend: FusedBackend,
+    backend: Kernels,
     problem: Problem,
     q: Tensor,
     k: Tensor,
@@ -173,13 +161,28 @@ def attach_plain(
     return o
 
 
+def attach_backward(
+    backend: Kernels,
+    problem: Problem,
+    saved: Saved,
+    do: Tensor,
+    dlse: Tensor | None,
+    wanted: _Names,
+) -> Gradients:
+    """Runs the backward kernel; returns the gradients with their derivative."""
+    options = {name: savable(x) for name, x in problem.tensors().items()}
+    problem = problem.with_tensors(dict.fromkeys(options))
+    call = backend, problem, tuple(options), wanted
+    return Gradients(*_apply_backward(*call, do, dlse, *saved, *options.values()))
+
+
 class FusedAttentionBackward(torch.autograd.Function):
     """Backward kernel: `Gradients`, differentiable through the reference."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        backend: FusedBackend,
+        backend: Kernels,
         problem: Problem,
         names: _Names,
         wanted: _Names,
@@ -212,6 +215,9 @@ class FusedAttentionBackward(torch.autograd.Function):
         )  # fmt: skip
 
 
+_apply_backward = torch_private.apply_of(FusedAttentionBackward)
+
+
 def _wanted(names: _Names, needs_input_grad: Sequence[bool]) -> _Names:
     """Names of the options, the last inputs, whose gradients kernels compute and autograd wants."""
     if not names or not any(needs_input_grad[-len(names) :]):
@@ -234,37 +240,62 @@ def _second_order(
     wanted: _Names,
     output_grads: Sequence[Tensor | None],
 ) -> dict[str, Tensor | None]:
-    """Gradients of <gradients, output_grads>, by the names of the inputs.
+    """Gradients of <gradients, output_grads>, by the names of the inputs."""
+    options = {name: getattr(problem.scores, name) for name in DIFFERENTIABLE}
 
-    o and lse depend on q, k, v and the options, so the reference rebuilds the first-order graph.
-    In grad mode (`create_graph=True`) the result is differentiable again.
+    def function(q: Tensor, k: Tensor, v: Tensor, *options: Tensor | None) -> tuple[Tensor, ...]:
+        named = dict(zip(DIFFERENTIABLE, options, strict=True))
+        return reference_attention(problem.with_tensors(named), q, k, v)
+
+    of_options = [
+        grad if name in wanted else None
+        for name, grad in zip(DIFFERENTIABLE, output_grads[3:], strict=True)
+    ]
+    primals = (q, k, v, *options.values())
+    grads = second_order(function, primals, (do, dlse), (*output_grads[:3], *of_options))
+    return dict(zip(("q", "k", "v", *DIFFERENTIABLE, "do", "dlse"), grads, strict=True))
+
+
+def second_order(
+    function: Callable[..., Sequence[Tensor]],
+    primals: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
+    output_grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """Gradients of <gradients of the primals, output_grads> in the primals and cotangents.
+
+    The first-order graph is rebuilt from `function`, which plain torch differentiates, because its
+    results depend on the primals too. In grad mode (`create_graph=True`) the result is
+    differentiable again. A cotangent that is None is zero, as is an output_grad.
     """
     create_graph = torch.is_grad_enabled()
-    options = {name: getattr(problem.scores, name) for name in DIFFERENTIABLE}
-    inputs = ("q", "k", "v", *wanted)
-    given = {"do": do, "dlse": dlse, "q": q, "k": k, "v": v, **options}
     with torch.enable_grad():
-        x = {n: _distinct(t, create_graph) for n, t in given.items() if t is not None}
-        rebuilt = problem.with_tensors({name: x.get(name) for name in options})
-        outputs = reference_attention(rebuilt, x["q"], x["k"], x["v"])
-        first = torch.autograd.grad(
-            outputs if "dlse" in x else outputs[:1],
-            [x[name] for name in inputs],
-            [x[name] for name in ("do", "dlse") if name in x],
-            create_graph=True,
-            materialize_grads=True,
+        x = [None if t is None else _distinct(t, create_graph) for t in (*primals, *cotangents)]
+        inputs, given = x[: len(primals)], x[len(primals) :]
+        values, of_values = _with_gradients(function(*inputs), given)
+        wanted, of_wanted = _with_gradients(inputs, output_grads)
+        if not wanted:
+            return [None] * len(x)
+        grads = torch.autograd.grad(
+            values, wanted, of_values, create_graph=True, materialize_grads=True
         )
-        given_grads = dict(zip(("q", "k", "v", *DIFFERENTIABLE), output_grads, strict=True))
-        cotangents = [given_grads[name] for name in inputs]
-        pairs = [(g, c) for g, c in zip(first, cotangents, strict=True) if c is not None]
-        second = torch.autograd.grad(
-            [g for g, _ in pairs],
-            list(x.values()),
-            [c for _, c in pairs],
-            create_graph=create_graph,
-            allow_unused=True,
+        first = [g if g.requires_grad else None for g in grads]  # else it does not depend on x
+        values, of_values = _with_gradients(first, of_wanted)
+        present = [t for t in x if t is not None]
+        second = iter(
+            torch.autograd.grad(
+                values, present, of_values, create_graph=create_graph, allow_unused=True
+            )
         )
-    return dict(zip(x, second, strict=True))
+    return [None if t is None else next(second) for t in x]
+
+
+def _with_gradients(
+    x: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Returns the tensors that have a gradient, and their gradients."""
+    pairs = [(t, g) for t, g in zip(x, grads, strict=True) if t is not None and g is not None]
+    return [t for t, _ in pairs], [g for _, g in pairs]
 
 
 def _distinct(x: Tensor, keep_graph: bool) -> Tensor:

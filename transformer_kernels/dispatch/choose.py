@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from transformer_kernels.argument_checks import shown
+from transformer_kernels.backends import ReferenceBackend
+from transformer_kernels.dispatch.autograd import needs_reference
 from transformer_kernels.problem import Shape
 
 
@@ -33,6 +35,8 @@ class Candidate(Protocol):
 
     def kernel(self, problem: Any, q: Tensor, k: Tensor, v: Tensor) -> str: ...
 
+
+_ONLY_REFERENCE = "derivatives in forward mode or of higher order: they use the reference"
 
 Chosen = TypeVar("Chosen", bound=Candidate)
 
@@ -101,9 +105,18 @@ class Explanation:
 def explanation(
     problem: Call, name: str, q: Tensor, k: Tensor, v: Tensor, backends: Sequence[Candidate]
 ) -> Explanation:
-    """Explains the choice of `choose`, with the reasons of every backend."""
-    reasons = _reasons(problem, backends)
-    chosen = next((b for b in _candidates(name, backends) if not reasons[b.name]), None)
+    """Explains the choice of `choose`, with the reasons of every backend.
+
+    Inside a transform whose derivatives the kernels lack, the reference runs whatever the name is.
+    """
+    candidates, reasons = _candidates(name, backends), _reasons(problem, backends)
+    if needs_reference((q, k, v)):
+        candidates = backends
+        reasons = {
+            x: why if x == ReferenceBackend.name else (*why, _ONLY_REFERENCE)
+            for x, why in reasons.items()
+        }
+    chosen = next((b for b in candidates if not reasons[b.name]), None)
     return Explanation(
         problem,
         None if chosen is None else chosen.name,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch import division, fast_path
-from transformer_kernels.dispatch.autocast import cast_for_autocast
+from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.dense import dense_problem
@@ -134,5 +134,6 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None, backend: str, **options: Any
 ) -> tuple[Tensor, Tensor]:
     q, k, v = cast_for_autocast(q, k, v)
+    options["bias"] = cast_bias(options["bias"], q)
     problem = dense_problem(q, k, v, sinks=sinks, **options)
     return run(problem, q, k, v, sinks=sinks, backend=backend)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool, shown
 from transformer_kernels.backends import BACKENDS
-from transformer_kernels.dispatch.autocast import cast_for_autocast
+from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
 from transformer_kernels.dispatch.choose import Explanation, explanation
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.attention import attention
@@ -85,7 +85,7 @@ def explain(
             check_no_gradient({name: options[name] for name in names})
         return explanation(cache_problem(**options), backend, q, k, v, BACKENDS)
     q, k, v = cast_for_autocast(q, k, v)
-    options.update(q=q, k=k, v=v)
+    options.update(q=q, k=k, v=v, bias=cast_bias(options["bias"], q))
     if options["seed"] is None:
         options["seed"] = 0  # drawing a seed would advance torch's generator
     if operator is attention:

@@ -9,6 +9,7 @@ from transformer_kernels.argument_checks import check_tensor, is_inference, valu
 from transformer_kernels.problem.cache import check_cache
 from transformer_kernels.problem.checks import DTYPES
 from transformer_kernels.storage import check_storage
+from transformer_kernels.torch_private import is_batched
 
 _NAMES = ("k", "k_cache", "v_cache")
 
@@ -37,8 +38,8 @@ def append_to_cache(
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, device or value. On a GPU and in compiled code
-            the values of cache_seqlens and block_table are not checked.
+        ValueError: an argument has the wrong shape, device or value. On a GPU, in compiled code
+            and inside `vmap` the values of cache_seqlens and block_table are not checked.
 
     Source: docs/attention.md, section 6.
     """
@@ -58,8 +59,14 @@ def append_to_cache(
     B, _, M, _ = k.shape
     if v.device != k.device:
         raise ValueError(f"v is on {v.device}, k is on {k.device}")
+    given = [k, v, cache_seqlens] if block_table is None else [k, v, cache_seqlens, block_table]
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         _check_writable(name, cache)
+        if any(map(is_batched, given)) and not is_batched(cache):
+            raise ValueError(
+                f"{name} must be batched inside vmap, like the other arguments, because it is "
+                "written in-place"
+            )
     if values_are_readable(cache_seqlens):
         for b, length in enumerate(cache_seqlens.tolist()):
             if length < M:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import check_bool
 from transformer_kernels.dispatch import fast_path
-from transformer_kernels.dispatch.autocast import cast_for_autocast
+from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.checks import check_tensors
@@ -150,7 +150,7 @@ def _check_by_torchs_names(
         return
     if attn_mask.device != q.device:
         raise ValueError(f"attn_mask is on {attn_mask.device}, query is on {q.device}")
-    if attn_mask.dtype not in (torch.bool, torch.float32, q.dtype):
+    if cast_bias(attn_mask, q).dtype not in (torch.bool, torch.float32, q.dtype):
         raise TypeError(
             f"attn_mask must be torch.bool, torch.float32 or {q.dtype} (as query), "
             f"got {attn_mask.dtype}"

@@ -131,6 +131,9 @@ def _register() -> None:
         for device in torch_devices.REPLACED:
             for key in _KEYS[device]:
                 library.impl("scaled_dot_product_attention", _replacement, key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch has a kernel for vmap, and says so
+            library.impl("scaled_dot_product_attention", _replacement, "FuncTorchVmapMode")
         torch_varlen.register(library, is_on=lambda: _SWITCH.on)
         _SWITCH.library = library
         torch_private.forget_kernel(_SDPA)
@@ -161,7 +164,12 @@ def _replacement(
     enable_gqa: bool = False,
 ) -> Tensor:
     refusal: Exception | None = None
-    if _SWITCH.on and flash_sdp_enabled() and not _is_distributed(query):
+    if (
+        _SWITCH.on
+        and query.device.type in torch_devices.REPLACED
+        and flash_sdp_enabled()
+        and not _is_distributed(query)
+    ):
         try:
             return scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa

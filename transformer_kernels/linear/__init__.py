@@ -11,6 +11,7 @@ cuda.py          the cuda backend
 triton/          the triton backend
 backends.py      the reference backend, and all backends in order
 autograd.py      gradients
+derivatives.py   derivatives and vmap of the operators
 run.py           choice of the backend
 
 docs/linear.md specifies the operator.

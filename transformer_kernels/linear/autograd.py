@@ -1,26 +1,30 @@
-"""Autograd function that makes the kernels of linear attention differentiable, to any order.
+"""Autograd functions that make the kernels of linear attention differentiable, to any order.
 
-First derivatives use the backend's backward kernel. `create_graph=True`, forward-mode AD and
-torch.func transforms use the reference, which plain torch differentiates.
+First derivatives use the backend's backward kernel. Higher derivatives and forward-mode AD use the
+reference, which plain torch differentiates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from transformer_kernels import torch_private
 from transformer_kernels.argument_checks import savable
-from transformer_kernels.dispatch.autograd import distinct_objects, is_transformed
+from transformer_kernels.dispatch.autograd import needs_reference, second_order
 from transformer_kernels.linear.backends import Backend, ReferenceLinear
-from transformer_kernels.linear.base import LinearBackend
+from transformer_kernels.linear.base import LinearKernels
 from transformer_kernels.linear.reference import reference_linear_attention
 from transformer_kernels.linear.types import (
     DIFFERENTIABLE,
+    Gradients,
     Inputs,
     LinearState,
     Options,
+    Results,
     Saved,
 )
 
@@ -28,16 +32,20 @@ from transformer_kernels.linear.types import (
 def attend(backend: Backend, x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
     """Returns o and the final state, differentiable in the first six tensors of `Inputs`."""
     differentiable = x[:DIFFERENTIABLE]
-    if isinstance(backend, ReferenceLinear) or is_transformed(*differentiable):
+    if isinstance(backend, ReferenceLinear) or needs_reference(differentiable):
         return reference_linear_attention(_savable(x), options)
-    needs_grad = any(t is not None and t.requires_grad for t in differentiable)
-    if not (needs_grad and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or torch_private.functorch_is_active():
+        results = backend.differentiable_forward(x, options)
+    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable):
+        results = attach(backend, x, options)
+    else:
         results = backend.forward(x, options)
-        return results.o, LinearState(results.S, results.z)
-    if torch.compiler.is_compiling():
-        x = Inputs._make(distinct_objects(x))
-    o, S, z = LinearAttention.apply(backend, options, *_savable(x))  # type: ignore[no-untyped-call]
-    return o, LinearState(S, z)
+    return results.o, LinearState(results.S, results.z)
+
+
+def attach(backend: LinearKernels, x: Inputs, options: Options) -> Results:
+    """Runs the forward kernel; returns its results with their backward pass."""
+    return Results(*_apply(backend, options, *_savable(x)))
 
 
 def _savable(x: Inputs) -> Inputs:
@@ -45,51 +53,92 @@ def _savable(x: Inputs) -> Inputs:
 
 
 class LinearAttention(torch.autograd.Function):
-    """Forward kernel: o and the final state."""
+    """Forward kernel: `Results`."""
 
     @staticmethod
     def forward(
-        ctx: Any, backend: LinearBackend, options: Options, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, backend: LinearKernels, options: Options, *tensors: Tensor | None
+    ) -> Results:
         results = backend.forward(Inputs._make(tensors), options)
         ctx.save_for_backward(*tensors, results.o, results.normalizer)
         ctx.call = backend, options
+        ctx.mark_non_differentiable(results.normalizer)
         ctx.set_materialize_grads(False)
-        return results.o, results.S, results.z
+        return results
 
     @staticmethod
     def backward(
-        ctx: Any, do: Tensor | None, dS: Tensor | None, dz: Tensor | None
+        ctx: Any, do: Tensor | None, _: None, dS: Tensor | None, dz: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         backend, options = ctx.call
         count = len(Inputs._fields)
         tensors = ctx.saved_tensors  # once: activation checkpointing refuses to unpack twice
         x, saved = Inputs._make(tensors[:count]), Saved(*tensors[count:])
-        no_gradient = (None,) * (count - DIFFERENTIABLE)
         if do is None and dS is None and dz is None:
             return (None, None, *(None,) * count)
-        if torch.is_grad_enabled():  # create_graph=True
-            return (None, None, *_by_reference(x, options, (do, dS, dz)), *no_gradient)
+        run = backend.backward
+        if torch.is_grad_enabled() or torch_private.functorch_is_active():
+            run = backend.differentiable_backward  # create_graph=True, or is_grads_batched=True
         do = torch.zeros_like(saved.o) if do is None else do
         wanted = ctx.needs_input_grad[2 + Inputs._fields.index("log_decay")]
-        gradients = backend.backward(x, options, saved, do, (dS, dz), log_decay_needs_grad=wanted)
-        return (None, None, *gradients, *no_gradient)
+        gradients = run(x, options, saved, do, (dS, dz), log_decay_needs_grad=wanted)
+        return (None, None, *gradients, *(None,) * (count - DIFFERENTIABLE))
 
 
-def _by_reference(
-    x: Inputs, options: Options, output_grads: tuple[Tensor | None, ...]
-) -> list[Tensor | None]:
-    """Gradients with a graph of their own: that of the reference.
+_apply = torch_private.apply_of(LinearAttention)
 
-    Each input is viewed, so that a tensor that is both q and k has two gradients.
-    """
-    views = [None if t is None else t.view_as(t) for t in x[:DIFFERENTIABLE]]
-    needed = [n for n, t in enumerate(views) if t is not None and t.requires_grad]
-    o, state = reference_linear_attention(Inputs(*views, *x[DIFFERENTIABLE:]), options)  # type: ignore[arg-type]
-    pairs = [(y, g) for y, g in zip((o, *state), output_grads, strict=True) if g is not None]
-    inputs = [t for t in views if t is not None and t.requires_grad]
-    grads = torch.autograd.grad(
-        [y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True
-    )
-    found = dict(zip(needed, grads, strict=True))
-    return [found.get(n) for n in range(DIFFERENTIABLE)]
+
+class LinearAttentionBackward(torch.autograd.Function):
+    """Backward kernel: `Gradients`, differentiable through the reference."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backend: LinearKernels,
+        options: Options,
+        log_decay_needs_grad: bool,
+        do: Tensor,
+        dS: Tensor | None,
+        dz: Tensor | None,
+        o: Tensor,
+        normalizer: Tensor,
+        *tensors: Tensor | None,
+    ) -> Gradients:
+        ctx.save_for_backward(do, dS, dz, *tensors)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return backend.backward(
+            Inputs._make(tensors), options, Saved(o, normalizer), do, (dS, dz),
+            log_decay_needs_grad=log_decay_needs_grad,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        do, dS, dz, *tensors = ctx.saved_tensors
+        rest = tensors[DIFFERENTIABLE:]
+
+        def function(*primals: Tensor) -> Sequence[Tensor]:
+            o, state = reference_linear_attention(Inputs(*primals, *rest), ctx.options)
+            return o, *state
+
+        grads = second_order(function, tensors[:DIFFERENTIABLE], (do, dS, dz), output_grads)
+        of_inputs, of_cotangents = grads[:DIFFERENTIABLE], grads[DIFFERENTIABLE:]
+        return None, None, None, *of_cotangents, None, None, *of_inputs, *(None,) * len(rest)
+
+
+_apply_backward = torch_private.apply_of(LinearAttentionBackward)
+
+
+def attach_backward(
+    backend: LinearKernels,
+    x: Inputs,
+    options: Options,
+    saved: Saved,
+    cotangents: Sequence[Tensor | None],
+    *,
+    log_decay_needs_grad: bool,
+) -> Gradients:
+    """Runs the backward kernel; returns the gradients with their derivative. `cotangents` are those
+    of o, S and z."""
+    call = backend, options, log_decay_needs_grad
+    return Gradients(*_apply_backward(*call, *cotangents, *saved, *x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from transformer_kernels.linear.types import (
     Results,
     Saved,
 )
+from transformer_kernels.torch_private import below_autograd, transforms
 
 StateGradient = tuple[Tensor | None, Tensor | None]
 """Gradients of the final state; None is zero."""
@@ -39,7 +41,59 @@ class LinearOperators(NamedTuple):
         )
 
 
-class LinearBackend(ABC):
+class LinearKernels(ABC):
+    """Calls of the operators of linear attention.
+
+    torch differentiates and batches the operators by `linear.derivatives`. `forward` and `backward`
+    run the kernels alone.
+    """
+
+    @abstractmethod
+    def operators(self, device: torch.device) -> LinearOperators:
+        """Returns the operators for tensors on the device."""
+
+    def forward(self, x: Inputs, options: Options) -> Results:
+        """Runs the kernel; the results have no derivative."""
+        with below_autograd():
+            return self.differentiable_forward(x, options)
+
+    def differentiable_forward(self, x: Inputs, options: Options) -> Results:
+        """Calls the operator, which torch differentiates: for compiled code and torch.func."""
+        return Results(*self.operators(x.q.device).forward(*x, *options.pack()))
+
+    def backward(
+        self,
+        x: Inputs,
+        options: Options,
+        saved: Saved,
+        do: Tensor,
+        state: StateGradient,
+        *,
+        log_decay_needs_grad: bool,
+    ) -> Gradients:
+        """Returns the gradients; `saved` are results of `forward`."""
+        with below_autograd():
+            return self.differentiable_backward(
+                x, options, saved, do, state, log_decay_needs_grad=log_decay_needs_grad
+            )
+
+    def differentiable_backward(
+        self,
+        x: Inputs,
+        options: Options,
+        saved: Saved,
+        do: Tensor,
+        state: StateGradient,
+        *,
+        log_decay_needs_grad: bool,
+    ) -> Gradients:
+        """Like `backward`, by the operator, which torch differentiates."""
+        operator = self.operators(x.q.device).backward
+        outputs = operator(do, *state, *saved, *x, *options.pack(), log_decay_needs_grad)
+        return Gradients.of(outputs, x, log_decay_needs_grad=log_decay_needs_grad)
+
+
+class LinearBackend(LinearKernels):
     """Kernels of linear attention for one kind of device, as torch operators."""
 
     name: str
@@ -54,35 +108,15 @@ class LinearBackend(ABC):
     def kernel(self, problem: LinearProblem, q: Tensor, k: Tensor, v: Tensor) -> str:
         """Describes the kernel that would run, for `explain`."""
 
-    @abstractmethod
-    def operators(self, device: torch.device) -> LinearOperators:
-        """Returns the operators for tensors on the device."""
-
-    def forward(self, x: Inputs, options: Options) -> Results:
-        return Results(*self.operators(x.q.device).forward(*x, *options.pack()))
-
-    def backward(
-        self,
-        x: Inputs,
-        options: Options,
-        saved: Saved,
-        do: Tensor,
-        state: StateGradient,
-        *,
-        log_decay_needs_grad: bool,
-    ) -> Gradients:
-        """Returns the gradients; `saved` are results of `forward`."""
-        operator = self.operators(x.q.device).backward
-        outputs = operator(do, *state, *saved, *x, *options.pack(), log_decay_needs_grad)
-        return Gradients.of(outputs, x, log_decay_needs_grad=log_decay_needs_grad)
-
     def steps(self, x: Inputs, options: Options) -> Tensor:
         """Returns o, one token after another; overwrites the state x.S, x.z by the final one."""
-        if x.q.shape[2] > self.most_steps:
-            results = self.forward(x, options)
+        if x.q.shape[2] > self.most_steps or transforms():
+            results = self.differentiable_forward(x, options)
             return overwrite_state(x, results.o, LinearState(results.S, results.z))
         feature_map, _, normalize, eps = options.pack()
-        o: Tensor = self.operators(x.q.device).steps(*x[:6], feature_map, normalize, eps)
+        operator = self.operators(x.q.device).steps
+        with nullcontext() if torch.compiler.is_compiling() else below_autograd():
+            o: Tensor = operator(*x[:6], feature_map, normalize, eps)
         return o
 
 

@@ -7,13 +7,11 @@ from torch import Tensor
 
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cpu import reasons_against
-from transformer_kernels.linear import operators
 from transformer_kernels.linear.base import LinearBackend, LinearOperators
 from transformer_kernels.linear.types import LinearProblem
 from transformer_kernels.namespace import NAMESPACE
 
 if extension.unavailable_reason() is None:
-    operators.register_fakes(NAMESPACE)
     OPERATORS = LinearOperators.of(getattr(torch.ops, NAMESPACE))
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from transformer_kernels.argument_checks import values_are_readable
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 from transformer_kernels.linear.types import CHUNK, Inputs, LinearState, Options
 from transformer_kernels.problem.types import accumulate_dtype
@@ -25,6 +26,8 @@ def reference_linear_attention(x: Inputs, options: Options) -> tuple[Tensor, Lin
     """Returns o and the final state by the formulas of docs/linear.md."""
     if x.cu_seqlens is None:
         return _dense(x, options)
+    if not values_are_readable(x.cu_seqlens):
+        return _together(x, x.cu_seqlens, options)
     starts = x.cu_seqlens.tolist()
     outputs, states = [], []
     for b, (first, end) in enumerate(pairwise(starts)):
@@ -41,6 +44,19 @@ def reference_linear_attention(x: Inputs, options: Options) -> tuple[Tensor, Lin
         return padding, initial_state(x, batch=0)
     S, z = (torch.cat(parts) for parts in zip(*states, strict=True))
     return torch.cat([*outputs, padding], dim=2), LinearState(S, z)
+
+
+def _together(x: Inputs, cu_seqlens: Tensor, options: Options) -> tuple[Tensor, LinearState]:
+    """Runs every sequence over the rows of all, in S times the memory: no length is read."""
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    row = torch.arange(x.q.shape[2], device=x.q.device)
+    inside = (row >= starts[:, None]) & (row < ends[:, None])  # (S, total)
+    q = x.q.masked_fill(~inside[:, None, :, None], 0)
+    k, v, decay = (None if t is None else t.expand(len(q), *t.shape[1:]) for t in x[1:4])
+    assert k is not None
+    assert v is not None
+    o, state = _dense(Inputs(q, k, v, decay, x.S, x.z, None, starts, ends), options)
+    return o.masked_fill(~inside[:, None, :, None], 0).sum(0, keepdim=True), state
 
 
 def initial_state(x: Inputs, batch: int) -> LinearState:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from transformer_kernels.dispatch.autocast import without_autocast
 from transformer_kernels.dispatch.choose import choose
+from transformer_kernels.linear import derivatives  # noqa: F401 - torch then differentiates them
 from transformer_kernels.linear.autograd import attend
 from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from transformer_kernels.linear.types import LinearProblem, LinearState
@@ -25,5 +25,5 @@ def run(problem: LinearProblem, backend: str) -> tuple[Tensor, LinearState]:
 def run_steps(problem: LinearProblem, backend: str) -> Tensor:
     """Returns o and overwrites the state in `problem.inputs` by the final one."""
     chosen = choose(problem, backend, STEP_BACKENDS)
-    with torch.no_grad(), without_autocast(problem.shape.device.type):
+    with without_autocast(problem.shape.device.type):
         return chosen.steps(problem.inputs, problem.options)

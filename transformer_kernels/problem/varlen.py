@@ -140,7 +140,11 @@ def longest(side: str, cu_seqlens: Tensor, total: int, max_seqlen: int | None) -
         check_int(f"max_seqlen_{side}", max_seqlen, 0, (1 << 31) - 1, "an int or None")
         if not values_are_readable(cu_seqlens):
             return max_seqlen
-    elif cu_seqlens.is_meta or torch_private.is_fake(cu_seqlens):
+    elif (
+        cu_seqlens.is_meta
+        or torch_private.is_fake(cu_seqlens)
+        or torch_private.is_batched(cu_seqlens)
+    ):
         raise ValueError(
             f"max_seqlen_{side} must be an int, got None, and cu_seqlens_{side} has no values"
         )

@@ -19,9 +19,9 @@ from tests.support.linear import (
     assert_steps_continue,
 )
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
-from transformer_kernels.backends import schema
 from transformer_kernels.backends.native import cuda_support
-from transformer_kernels.linear.operators import register_fakes
+from transformer_kernels.dispatch.operators import register_attention
+from transformer_kernels.linear.derivatives import register_linear
 
 AnyCase = Case | DecodeCase | VarlenCase | LinearCase | None
 SCHEDULES = (0, 1, 2)
@@ -30,8 +30,8 @@ SCHEDULES = (0, 1, 2)
 def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     """Sends one line for each case and schedule: "ok", or an error message."""
     torch.ops.load_library(library)
-    schema.register_fakes(RACE_CHECKED.library)
-    register_fakes(RACE_CHECKED.library)
+    register_attention(RACE_CHECKED.library)
+    register_linear(RACE_CHECKED.library)
     cuda_support.emulate(RACE_CHECKED.library)
     operators = getattr(torch.ops, RACE_CHECKED.library)
     operators.report_races(True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_kernels.backends.base import Gradients
 from transformer_kernels.backends.native import direct, extension
-from transformer_kernels.backends.native.base import NativeBackend
+from transformer_kernels.backends.operator_backend import OperatorBackend
 from transformer_kernels.problem import Problem, Saved
 
 
@@ -24,7 +24,7 @@ def reasons_against(device: torch.device) -> list[str]:
     return reasons
 
 
-class CpuBackend(NativeBackend):
+class CpuBackend(OperatorBackend):
     """All four dtypes on any CPU. The instruction set is selected at run time."""
 
     name = "cpu"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from transformer_kernels.backends import schema
-from transformer_kernels.namespace import NAMESPACE
-
 try:
     from transformer_kernels import _C as compiled  # noqa: N811
 except ImportError as error:
@@ -12,7 +9,6 @@ except ImportError as error:
         f"the compiled extension transformer_kernels._C is not available ({error})"
     )
 else:
-    schema.register_fakes(NAMESPACE)
     _UNAVAILABLE = None
 
 __all__ = ["compiled", "release_workspace", "unavailable_reason", "want_poison"]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.base import Gradients, Outputs
+from transformer_kernels.backends.operator_backend import OperatorBackend
 from transformer_kernels.backends.triton import config, interpreter, operators, target
-from transformer_kernels.problem import Problem, Saved
-from transformer_kernels.scores.options import DIFFERENTIABLE
+from transformer_kernels.problem import Problem
 
 
-class TritonBackend:
+class TritonBackend(OperatorBackend):
     """float16, bfloat16 and float32 on any GPU that Triton supports, or interpreted on the CPU."""
 
     name = "triton"
+    forward_name, backward_name = operators.NAMES
     is_interpreted = interpreter.is_on()
     """True if kernels are interpreted: much slower than plain torch, so "auto" skips them."""
 
@@ -55,20 +53,3 @@ class TritonBackend:
         tile, _ = launch.tiling("forward", problem)
         how = "interpreted by numpy" if self.is_interpreted else target.chip(q.device).name
         return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
-
-    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
-        o, lse, block_mask = operators.forward(q, k, v, *problem.pack())
-        return Outputs(o, lse, block_mask if problem.mask.has_element_mask else None)
-
-    def backward(
-        self,
-        problem: Problem,
-        saved: Saved,
-        do: Tensor,
-        dlse: Tensor | None,
-        *,
-        wanted: Collection[str] = (),
-    ) -> Gradients:
-        flags = (name in wanted for name in DIFFERENTIABLE)
-        gradients = operators.backward(do, dlse, *saved, *problem.pack(), *flags, True)
-        return Gradients.of(gradients, wanted)

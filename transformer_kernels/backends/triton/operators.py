@@ -67,5 +67,6 @@ def register(name: str, schema: str, run: Callable[..., Any], fake: Callable[...
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
-forward = register("triton_forward", schema.FORWARD, _forward, schema.forward_fake)
-backward = register("triton_backward", schema.BACKWARD, _backward, schema.backward_fake)
+NAMES = "triton_forward", "triton_backward"
+forward = register(NAMES[0], schema.FORWARD, _forward, schema.forward_fake)
+backward = register(NAMES[1], schema.BACKWARD, _backward, schema.backward_fake)

@@ -1,0 +1,131 @@
+"""Derivatives and vmap of the operators of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_kernels.backends import schema
+from transformer_kernels.backends.native import extension
+from transformer_kernels.backends.operator_backend import OperatorBackend
+from transformer_kernels.backends.reference import reference_attention
+from transformer_kernels.backends.triton import TritonBackend
+from transformer_kernels.dispatch.autograd import attach, attach_backward
+from transformer_kernels.dispatch.operator_rules import (
+    ENTRIES,
+    Batch,
+    check_no_tangents,
+    register_derivative,
+    register_vmap,
+)
+from transformer_kernels.namespace import NAMESPACE
+from transformer_kernels.problem import Problem, Saved, unpack
+from transformer_kernels.problem.fields import FIELDS, Field
+from transformer_kernels.scores.options import DIFFERENTIABLE
+from transformer_kernels.torch_private import MISSING_FOR_OPERATORS, have_tangents
+
+_OPTIONS = tuple(field.name for field in FIELDS)
+_NUMBER = Batch(None)
+_BLOCK_MASK = Batch(0, broadcasts=True)
+
+
+class _Registered(OperatorBackend):
+    """The kernels of two operators in a namespace."""
+
+    def __init__(self, namespace: str, names: tuple[str, str]) -> None:
+        self.namespace = namespace
+        self.forward_name, self.backward_name = names
+
+    def operators(self, device: torch.device) -> Any:
+        return getattr(torch.ops, self.namespace)
+
+    def with_derivative(
+        self, q: Tensor, k: Tensor, v: Tensor, *options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        problem, block_mask = unpack(q, k, v, options), None
+        slopes = problem.scores.alibi_slopes  # the kernels have no gradient of them
+        if have_tangents((q, k, v, *options)) or (slopes is not None and slopes.requires_grad):
+            o, lse = reference_attention(problem, q, k, v)
+        else:
+            _check_has_backward(problem)
+            o, lse, block_mask = attach(self, problem, None, q, k, v)
+        if block_mask is None:
+            shape = problem.mask.block_mask_shape(problem.shape.M, problem.shape.N)
+            block_mask = q.new_zeros(shape, dtype=torch.uint8)
+        return o, lse, block_mask
+
+    def backward_with_derivative(
+        self, do: Tensor, dlse: Tensor | None, *arguments: Any
+    ) -> tuple[Tensor, ...]:
+        check_no_tangents((do, dlse, *arguments))
+        saved = Saved(*arguments[: len(Saved._fields)])
+        options, wanted = schema.unpack_backward(arguments[len(saved) :])
+        problem = unpack(saved.q, saved.k, saved.v, options)
+        gradients = attach_backward(self, problem, saved, do, dlse, tuple(wanted))
+        return tuple(do.new_empty(0) if x is None else x for x in gradients)
+
+
+def register_attention(namespace: str) -> None:
+    """Tells torch all that it needs to know of the compiled operators in a namespace."""
+    schema.register_fakes(namespace)
+    _register(namespace, (OperatorBackend.forward_name, OperatorBackend.backward_name))
+
+
+def _register(namespace: str, names: tuple[str, str]) -> None:
+    """Makes a forward and a backward operator differentiable, and defines their vmap."""
+    if MISSING_FOR_OPERATORS:
+        return
+    forward, backward = names
+    operators = _Registered(namespace, names)
+    register_derivative(namespace, forward, operators.with_derivative)
+    register_derivative(namespace, backward, operators.backward_with_derivative)
+    qkv, options = [ENTRIES] * 3, [_batch(field) for field in FIELDS]
+    saved = [*qkv, ENTRIES, ENTRIES, _BLOCK_MASK]
+    register_vmap(
+        namespace, forward, qkv + options, [ENTRIES, ENTRIES, _BLOCK_MASK], _is_one_by_one
+    )
+    of_options = [_NUMBER] * len(DIFFERENTIABLE)
+    register_vmap(
+        namespace,
+        backward,
+        [ENTRIES, ENTRIES, *saved, *options, *of_options, _NUMBER],
+        [*qkv, *of_options],
+        _is_backward_one_by_one,
+    )
+
+
+def _batch(field: Field) -> Batch:
+    """Where an option of a call has its batch entries, by its shape in the table of fields."""
+    for place, dimension in enumerate(field.shape.strip("()").split(", ")):
+        if dimension in ("B", "1|B", "1|S"):
+            return Batch(place, broadcasts=dimension != "B")
+    return _NUMBER
+
+
+def _is_one_by_one(arguments: Sequence[Any]) -> bool:
+    """True if examples cannot share a batch: dropout would differ, or q has no batch entries."""
+    options = dict(zip(_OPTIONS, arguments[3:], strict=True))
+    is_packed = options["cu_seqlens_q"] is not None or options["block_table"] is not None
+    return is_packed or options["dropout_p"] != 0.0
+
+
+def _is_backward_one_by_one(arguments: Sequence[Any]) -> bool:
+    """True also if an option needs a gradient, which the kernels sum over the batch."""
+    options, wanted = schema.unpack_backward(arguments[2 + len(Saved._fields) :])
+    return bool(wanted) or _is_one_by_one([*arguments[2:5], *options])
+
+
+def _check_has_backward(problem: Problem) -> None:
+    if problem.layout.kind == "cache":
+        raise NotImplementedError(
+            "attention with a cache has no derivative: call it under torch.no_grad(), "
+            "use attention(), or pass backend='reference'"
+        )
+
+
+if extension.unavailable_reason() is None:
+    register_attention(NAMESPACE)
+_register(NAMESPACE, (TritonBackend.forward_name, TritonBackend.backward_name))
