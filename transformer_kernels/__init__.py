@@ -18,6 +18,7 @@ from transformer_kernels.functional.linear_decode import linear_attention_decode
 from transformer_kernels.functional.linear_varlen import linear_attention_varlen
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.info import info
+from transformer_kernels.integrations.torch_operators import forward_operators
 from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
 from transformer_kernels.integrations.torch_switch import disable, enable, enabled
 from transformer_kernels.linear.types import LinearState
@@ -49,6 +50,7 @@ __all__ = [
     "enable",
     "enabled",
     "explain",
+    "forward_operators",
     "info",
     "linear_attention",
     "linear_attention_decode",

@@ -12,6 +12,10 @@ import torch
 from benchmarks.cases.attention import case_id
 from transformer_kernels.bench import Case, Direction
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem.operations import (
+    linear_backward_operations,
+    linear_forward_operations,
+)
 
 TOKENS = 16384
 """B * S of every case."""
@@ -100,10 +104,9 @@ class LinearCase(Case):
     """A case whose operations are those of the recurrence."""
 
     def operations(self, direction: Direction) -> float:
-        """Forward: update and product of the state. Backward: the state again, and dS; do S^T, v
-        dS^T and phi(k) dS."""
-        products = {"fwd": 2, "bwd": 5, "fwd+bwd": 7}[direction]
-        return 2.0 * products * self.B * self.H_q * self.N * self.D * self.D_v
+        sizes = self.B * self.H_q * self.M, self.B * self.H_kv * self.N, self.D, self.D_v
+        forward, backward = linear_forward_operations(*sizes), linear_backward_operations(*sizes)
+        return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[direction]
 
 
 def linear_cases() -> list[Case]:

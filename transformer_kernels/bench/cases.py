@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transformer_kernels.bench.provenance import CPU
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem.operations import backward_operations, forward_operations
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 
@@ -90,13 +91,11 @@ class Case:
         return Inputs(*(x.to(self.dtype) for x in numbers))
 
     def operations(self, direction: Direction) -> float:
-        """Number of floating-point operations of the matrix products, over visible pairs only.
-
-        Forward: q kᵀ and p v. Backward: q kᵀ again, do vᵀ, pᵀ do, ds k, dsᵀ q.
-        """
-        pairs = 2.0 * self.B * self.H_q * self.M * self.N * self.visible
-        forward, backward = self.D + self.D_v, 3 * self.D + 2 * self.D_v
-        return pairs * _sum_over(direction, forward, backward)
+        """Number of floating-point operations of the matrix products, over visible pairs only."""
+        pairs = self.B * self.H_q * self.M * self.N * self.visible
+        forward = forward_operations(pairs, self.D, self.D_v)
+        backward = backward_operations(pairs, self.D, self.D_v)
+        return _sum_over(direction, forward, backward)
 
     def traffic(self, direction: Direction) -> float:
         """Number of bytes if every input is read once and every output written once."""
@@ -113,5 +112,5 @@ def check_no_options(variant: str, case: Case) -> None:
         raise ValueError(f"{variant} is not measured with bias or dropout, got case {case.name!r}")
 
 
-def _sum_over(direction: Direction, forward: int, backward: int) -> int:
+def _sum_over(direction: Direction, forward: float, backward: float) -> float:
     return {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[direction]

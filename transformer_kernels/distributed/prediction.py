@@ -24,10 +24,11 @@ from transformer_kernels.distributed.trace import (
     replay,
 )
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem.operations import backward_operations, forward_operations
 
-FORWARD_FLOPS = 4
+FORWARD_FLOPS = forward_operations(1, D=1, D_v=1)
 """FLOPs of the forward pass for a visible pair and value of D: two products."""
-BACKWARD_FLOPS = 10
+BACKWARD_FLOPS = backward_operations(1, D=1, D_v=1)
 """The same of the backward pass: five products."""
 SIMULATED = 64
 """Largest ring of which every rank is simulated."""

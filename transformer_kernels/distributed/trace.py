@@ -18,6 +18,7 @@ from transformer_kernels.distributed.peers import Exchange, Peers
 from transformer_kernels.distributed.plan import Plan
 from transformer_kernels.distributed.rectangles import Undivided
 from transformer_kernels.distributed.sequence import Piece, SequenceLayout
+from transformer_kernels.masks.pairs import window_pairs
 
 
 class Start(NamedTuple):
@@ -128,8 +129,7 @@ def backward_events(call: Undivided, rank: int, size: int, layout: SequenceLayou
 def visible_pairs(call: Undivided, rows: Piece, columns: Piece) -> int:
     """Returns the visible pairs of a rectangle of a call whose mask is a window."""
     mask = call.rectangle(rows, columns, None).mask
-    below = _pairs_up_to(mask.diagonal_low - 1, rows.length, columns.length)
-    return max(0, _pairs_up_to(mask.diagonal_high, rows.length, columns.length) - below)
+    return window_pairs(mask.diagonal_low, mask.diagonal_high, rows.length, columns.length)
 
 
 def all_pairs(call: Undivided) -> int:
@@ -139,19 +139,6 @@ def all_pairs(call: Undivided) -> int:
 
 def _pairs(call: Undivided, shapes: list[tuple[Piece, Piece]]) -> int:
     return sum(visible_pairs(call, rows, columns) for rows, columns in shapes)
-
-
-def _pairs_up_to(diagonal: int, M: int, N: int) -> int:
-    """Pairs (i, j) of M x N with j - i <= diagonal: rows have diagonal + 1, diagonal + 2, ...
-    diagonal + M of them, but none less than 0 and none more than N."""
-
-    def total(last: int) -> int:
-        """Sum of min(t, N) for t from 1 to `last`."""
-        last = max(last, 0)
-        small = min(last, N)
-        return small * (small + 1) // 2 + (last - small) * N
-
-    return total(diagonal + M) - total(diagonal)
 
 
 def _bytes(*tensors: Tensor) -> int:

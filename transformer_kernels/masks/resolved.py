@@ -84,6 +84,21 @@ class ResolvedMask(NamedTuple):
             visible = one if visible is None else visible & one
         return None if visible is None else visible.expand(-1, -1, M, N)
 
+    def rows(self, first: int, end: int) -> ResolvedMask:
+        """Returns the top-left aligned mask of some rows. `first` is a multiple of block_size."""
+        at = slice(first, end)
+        part = self._replace(
+            diagonal_low=self.diagonal_low + first, diagonal_high=self.diagonal_high + first
+        )
+        if self.q_low is not None and self.q_high is not None:
+            part = part._replace(q_low=self.q_low[..., at], q_high=self.q_high[..., at])
+        if self.dense is not None and self.dense.shape[2] != 1:
+            part = part._replace(dense=self.dense[:, :, at])
+        if self.layout is not None:
+            blocks = slice(first // self.block_size, -(-end // self.block_size))
+            part = part._replace(layout=self.layout[:, blocks])
+        return part
+
     def _constraints(self) -> Iterator[Constraint]:
         if self.diagonal_low != -UNBOUNDED or self.diagonal_high != UNBOUNDED:
             align: Align = "bottom_right" if self.bottom_right else "top_left"
