@@ -1,8 +1,9 @@
-"""torch's flop counter knows the operators."""
+"""torch's flop counter and selective checkpointing know the operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 import transformer_kernels as tk
@@ -96,3 +102,28 @@ def test_flops_without_values() -> None:
         mask = tk.Mask.padding(torch.tensor([3])) & tk.Mask.causal()
         counted = flops(lambda: tk.attention(q, k, v, mask=mask))
     assert counted["attention_forward"] == 2 * 2 * 28 * 16
+
+
+@pytest.mark.parametrize("backend", [name for name in NAMES if name in OPERATORS])
+def test_selective_checkpointing_runs_a_saved_kernel_once(backend: str) -> None:
+    leaves = inputs(1, 2, 2, 7, 13, 8, 16)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return tk.attention(q.sin(), k, v, dropout_p=0.25, backend=backend).cos()
+
+    def step(run: Callable[..., Tensor]) -> tuple[int, tuple[Tensor, ...]]:
+        """Returns the FLOPs of forward kernels, and the gradients."""
+        torch.manual_seed(1)
+        with FlopCounterMode(display=False) as counter:
+            grads = torch.autograd.grad(run(*leaves).sum(), leaves)
+        counts = counter.get_flop_counts()["Global"]
+        forward = {operator.overloadpacket for operator in tk.forward_operators()}
+        return sum(n for operator, n in counts.items() if operator in forward), grads
+
+    saving = partial(create_selective_checkpoint_contexts, list(tk.forward_operators()))
+    once, expected = step(layer)
+    for context_fn, runs in ((saving, 1), (noop_context_fn, 2)):
+        run = partial(checkpoint, layer, use_reentrant=False, context_fn=context_fn)
+        flops, grads = step(run)
+        assert flops == runs * once
+        assert all(map(torch.equal, grads, expected))
