@@ -31,7 +31,8 @@ VERSION = 1
 """Version of these functions' interface, which users of the hub select."""
 PACKAGE = ROOT / "transformer_kernels"
 PARTS = (
-    *("argument_checks.py", "namespace.py", "optional_deps.py", "storage.py", "torch_private.py"),
+    *("argument_checks.py", "namespace.py", "optional_deps.py", "overrides.py"),
+    *("storage.py", "torch_private.py"),
     *("version.py", "backends", "dispatch", "functional", "linear", "masks", "problem", "scores"),
     *("integrations/__init__.py", "integrations/flash_attn", "integrations/huggingface"),
     *("integrations/hub", "integrations/paged_varlen.py"),

@@ -37,6 +37,7 @@ LAYERS = (
     "argument_checks",
     "storage",
     "optional_deps",
+    "overrides",
     "namespace",
     "torch_private",
     "version",

@@ -65,7 +65,11 @@ SHIFT = (
         for operator in ("attention", "varlen", "decode")
     ),
     *(
-        Edit(f"{_OPERATORS}/{operator}.py", "softcap=softcap,", "softcap=softcap, shift=shift,")
+        Edit(
+            f"{_OPERATORS}/{operator}.py",
+            '"softcap": softcap,',
+            '"softcap": softcap, "shift": shift,',
+        )
         for operator in ("attention", "varlen", "decode")
     ),
     *(

@@ -11,8 +11,10 @@ from transformer_kernels.dispatch import division, fast_path
 from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.overrides import is_overridden, overridden
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.options import ScoreArguments
 from transformer_kernels.scores.relative import Relative
 
 
@@ -121,12 +123,16 @@ def attention(
         plain_o = fast_path.attend(q, k, v, mask, scale, True, dropout_p, backend)
         if plain_o is not None:
             return plain_o
+    scores: ScoreArguments = {
+        "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+        "dropout_p": dropout_p, "seed": seed,
+    }  # fmt: skip
+    if is_overridden(q, k, v, bias, relative, seed, sinks):
+        options = {"mask": mask, "sinks": sinks, "return_lse": return_lse, "backend": backend}
+        return overridden(attention, q, k, v, **scores, **options)
     check_bool("return_lse", return_lse)
     attend = _attend if division.current is None else division.current.attend
-    o, lse = attend(
-        q, k, v, mask=mask, sinks=sinks, backend=backend,
-        bias=bias, relative=relative, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
-    )  # fmt: skip
+    o, lse = attend(q, k, v, mask=mask, sinks=sinks, backend=backend, **scores)
     return (o, lse) if return_lse else o
 
 

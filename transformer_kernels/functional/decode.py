@@ -11,8 +11,10 @@ from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.overrides import is_overridden, overridden
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.options import ScoreArguments
 from transformer_kernels.scores.relative import Relative
 
 
@@ -133,6 +135,14 @@ def attention_decode(
         plain_o = fast_path.decode(q, k_cache, v_cache, cache_seqlens, block_table, mask, scale)
         if plain_o is not None:
             return plain_o
+    scores: ScoreArguments = {
+        "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+    }  # fmt: skip
+    if is_overridden(q, k_cache, v_cache, cache_seqlens, block_table, bias, relative, sinks):
+        return overridden(
+            attention_decode, q, k_cache, v_cache, cache_seqlens, block_table=block_table,
+            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, **scores,
+        )  # fmt: skip
     check_undivided("attention_decode")
     check_bool("return_lse", return_lse)
     if type(backend) is not str or backend != "reference":
@@ -141,8 +151,7 @@ def attention_decode(
             | {"bias": bias, "relative": relative, "sinks": sinks}
         )
     problem = cache_problem(
-        q, k_cache, v_cache, cache_seqlens, block_table,
-        mask=mask, sinks=sinks, bias=bias, relative=relative, scale=scale, softcap=softcap,
-    )  # fmt: skip
+        q, k_cache, v_cache, cache_seqlens, block_table, mask=mask, sinks=sinks, **scores
+    )
     o, lse = run(problem, q, k_cache, v_cache, sinks=sinks, backend=backend)
     return (o, lse) if return_lse else o

@@ -13,6 +13,7 @@ from transformer_kernels.linear.feature_maps import FeatureMap
 from transformer_kernels.linear.run import run
 from transformer_kernels.linear.types import LinearState
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.overrides import is_overridden, overridden
 
 
 @overload
@@ -106,6 +107,12 @@ def linear_attention(
 
     Source: docs/linear.md; Katharopoulos et al. 2020, arXiv:2006.16236.
     """
+    if is_overridden(q, k, v, log_decay):
+        return overridden(
+            linear_attention, q, k, v, feature_map=feature_map, causal=causal, mask=mask, eps=eps,
+            normalize=normalize, log_decay=log_decay, initial_state=initial_state,
+            return_state=return_state, backend=backend,
+        )  # fmt: skip
     check_undivided("linear_attention")
     check_bool("return_state", return_state)
     options = check_options(feature_map, causal=causal, normalize=normalize, eps=eps)

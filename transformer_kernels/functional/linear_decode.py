@@ -9,6 +9,7 @@ from transformer_kernels.linear.checks import check_options, decode_problem, map
 from transformer_kernels.linear.feature_maps import FeatureMap
 from transformer_kernels.linear.run import run_steps
 from transformer_kernels.linear.types import LinearState
+from transformer_kernels.overrides import is_overridden, overridden
 
 
 def linear_attention_decode(
@@ -53,6 +54,11 @@ def linear_attention_decode(
 
     Source: docs/linear.md.
     """
+    if is_overridden(q, k, v, log_decay):
+        return overridden(
+            linear_attention_decode, q, k, v, state, feature_map=feature_map, eps=eps,
+            normalize=normalize, log_decay=log_decay, backend=backend,
+        )  # fmt: skip
     check_undivided("linear_attention_decode")
     options = check_options(feature_map, causal=True, normalize=normalize, eps=eps)
     q, k, v = map_features(feature_map, q, k, v)

@@ -12,6 +12,7 @@ from transformer_kernels.linear.checks import PACKED, check_options, map_feature
 from transformer_kernels.linear.feature_maps import FeatureMap
 from transformer_kernels.linear.run import run
 from transformer_kernels.linear.types import LinearState
+from transformer_kernels.overrides import is_overridden, overridden
 
 
 @overload
@@ -98,6 +99,12 @@ def linear_attention_varlen(
 
     Source: docs/linear.md.
     """
+    if is_overridden(q, k, v, cu_seqlens, log_decay):
+        return overridden(
+            linear_attention_varlen, q, k, v, cu_seqlens, feature_map=feature_map, causal=causal,
+            eps=eps, normalize=normalize, log_decay=log_decay, initial_state=initial_state,
+            return_state=return_state, backend=backend,
+        )  # fmt: skip
     check_undivided("linear_attention_varlen")
     check_bool("return_state", return_state)
     options = check_options(feature_map, causal=causal, normalize=normalize, eps=eps)

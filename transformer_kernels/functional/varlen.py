@@ -11,9 +11,11 @@ from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.overrides import is_overridden, overridden
 from transformer_kernels.problem.pages import packed_keys
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.alibi import Alibi
+from transformer_kernels.scores.options import ScoreArguments
 from transformer_kernels.scores.relative import Relative
 
 
@@ -139,6 +141,16 @@ def attention_varlen(
 
     Source: docs/attention.md, section 6.
     """
+    scores: ScoreArguments = {
+        "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+        "dropout_p": dropout_p, "seed": seed,
+    }  # fmt: skip
+    if is_overridden(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, bias, relative, seed, sinks):
+        return overridden(
+            attention_varlen, q, k, v, cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, block_table=block_table,
+            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, **scores,
+        )  # fmt: skip
     check_undivided("attention_varlen")
     check_bool("return_lse", return_lse)
     q, k, v = cast_for_autocast(q, k, v)
@@ -146,8 +158,7 @@ def attention_varlen(
         k, v = packed_keys(q, k, v, cu_seqlens_k, block_table, max_seqlen_k)
     problem = varlen_problem(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        mask=mask, sinks=sinks,
-        bias=bias, relative=relative, scale=scale, softcap=softcap, dropout_p=dropout_p, seed=seed,
+        mask=mask, sinks=sinks, **scores,
     )  # fmt: skip
     o, lse = run(problem, *map(one_entry, (q, k, v)), sinks=sinks, backend=backend)
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)

@@ -10,6 +10,7 @@ from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.overrides import is_overridden, overridden
 from transformer_kernels.problem.checks import check_tensors
 from transformer_kernels.storage import check_storage
 
@@ -54,6 +55,11 @@ def scaled_dot_product_attention(
         fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if fast_o is not None:
             return fast_o
+        if is_overridden(query, key, value, attn_mask):
+            return overridden(
+                scaled_dot_product_attention, query, key, value, attn_mask=attn_mask,
+                dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa,
+            )  # fmt: skip
         return _general_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except TypeError as error:
         raise ArgumentTypeError(str(error)) from error

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import FLOATS, check_int, check_tensor
 from transformer_kernels.masks.constraints import Align, check_align
+from transformer_kernels.overrides import is_overridden, overridden
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,8 @@ def alibi(slopes: Tensor, *, align: Align = "top_left") -> Alibi:
 
     Source: Press et al. 2022, arXiv:2108.12409.
     """
+    if is_overridden(slopes):
+        return overridden(alibi, slopes, align=align)
     return Alibi(slopes, align)
 
 

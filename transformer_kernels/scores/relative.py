@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transformer_kernels.argument_checks import FLOATS, check_int, check_tensor
 from transformer_kernels.masks.constraints import Align, check_align
+from transformer_kernels.overrides import is_overridden, overridden
 
 _LARGEST = (1 << 31) - 1
 
@@ -137,6 +138,8 @@ def relative_bias(table: Tensor, *, lowest: int, align: Align = "top_left") -> R
 
     Source: Shaw et al. 2018, arXiv:1803.02155; Raffel et al. 2020, arXiv:1910.10683.
     """
+    if is_overridden(table):
+        return overridden(relative_bias, table, lowest=lowest, align=align)
     return RelativeBias(table, lowest, align)
 
 
@@ -171,6 +174,8 @@ def relative_keys(
 
     Source: Shaw et al. 2018, arXiv:1803.02155; Dai et al. 2019, arXiv:1901.02860.
     """
+    if is_overridden(keys, table):
+        return overridden(relative_keys, keys, table=table, lowest=lowest, align=align)
     return RelativeKeys(keys, table, lowest, align)
 
 
