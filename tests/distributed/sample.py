@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.distributed import checks, context_checks, divided, documents
+from tests.distributed import checks, context_checks, divided, documents, dtensor_checks
 
 
 def check_sample() -> None:
@@ -10,6 +10,7 @@ def check_sample() -> None:
     divided.check_cases("contiguous", "2", "float64", "auto", "5", "22")
     documents.check_sample()
     context_checks.check_switch()
+    dtensor_checks.check_sample()
     checks.check_errors()
     checks.check_disagreement()
     checks.check_messages()

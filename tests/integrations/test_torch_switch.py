@@ -176,14 +176,16 @@ def test_devices_whose_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @not_in_2_11
-def test_distributed_tensors_pass_through() -> None:
-    """torch has sharding rules for its own operators."""
+def test_distributed_tensors_run_the_operators() -> None:
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         x = distribute_tensor(Q, init_device_mesh("cpu", (1,)), [Shard(1)])
         expected = functional.scaled_dot_product_attention(x, x, x)
         with tk.enabled():
             o = functional.scaled_dot_product_attention(x, x, x)
+            assert operators_run_by(lambda: functional.scaled_dot_product_attention(x, x, x))[
+                FORWARD
+            ]
             parameter = nn.Parameter(Q)
             assert operators_run_by(
                 lambda: functional.scaled_dot_product_attention(parameter, K, V)
@@ -191,7 +193,7 @@ def test_distributed_tensors_pass_through() -> None:
     finally:
         distributed.destroy_process_group()
     assert isinstance(o, DTensor)
-    assert torch.equal(o.full_tensor(), expected.full_tensor())  # type: ignore[attr-defined]
+    assert_same_function(o.full_tensor(), expected.full_tensor())  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("switched")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import BACKENDS
+from transformer_kernels.dispatch import sharded
 from transformer_kernels.dispatch.autocast import without_autocast
 from transformer_kernels.dispatch.autograd import attend
 from transformer_kernels.dispatch.choose import choose
@@ -16,10 +17,12 @@ from transformer_kernels.scores.sinks import join_sinks
 def run(
     problem: Problem, q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse), differentiable.
+    """Returns (o, lse), differentiable. DTensors give DTensors.
 
     Raises ValueError if the named backend does not support the problem.
     """
+    if sharded.are_distributed(q, k, v):
+        return _run_sharded(problem, q, k, v, sinks=sinks, backend=backend)
     chosen = choose(problem, backend, BACKENDS)
     with without_autocast(q.device.type):
         o, lse = attend(chosen, problem, q, k, v)
@@ -30,3 +33,14 @@ def run(
         row = torch.arange(q.shape[2], device=q.device)  # trailing padding has no sink
         lse = lse.masked_fill(row >= problem.layout.cu_seqlens_q[-1], float("-inf"))
     return o, lse
+
+
+def _run_sharded(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor]:
+    sharding = sharded.sharding_of(problem, q, k, v)
+    if sinks is not None:
+        sinks = sharding.part(sinks, (None, 0))
+    o, lse = run(*sharded.own_part(problem, sharding, q, k, v), sinks=sinks, backend=backend)
+    rows = q.shape[:3]
+    return sharding.whole(o, (*rows, v.shape[3])), sharding.whole(lse, rows)

@@ -51,7 +51,7 @@ def enable() -> None:
     that imported the function earlier, and compiled functions, which are compiled again. A call
     that these kernels do not support runs torch's implementation, with a warning that gives the
     reason; inside `torch.nn.attention.sdpa_kernel` without FLASH_ATTENTION, every call does. Within
-    `distributed.context_parallel`, both are errors. Calls with DTensors run torch's too.
+    `distributed.context_parallel`, both are errors.
     `torch.nn.attention.varlen.varlen_attn`, which torch has on GPUs only, runs on CPUs.
 
     `disable()` undoes the replacement. A second call has no effect. docs/drop-in.md has the
@@ -164,12 +164,8 @@ def _replacement(
     enable_gqa: bool = False,
 ) -> Tensor:
     refusal: Exception | None = None
-    if (
-        _SWITCH.on
-        and query.device.type in torch_devices.REPLACED
-        and flash_sdp_enabled()
-        and not _is_distributed(query)
-    ):
+    is_ours = _SWITCH.on and query.device.type in torch_devices.REPLACED
+    if is_ours and flash_sdp_enabled():
         try:
             return scaled_dot_product_attention(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
@@ -186,14 +182,6 @@ def _replacement(
     if refusal is not None:
         warnings.warn(f"falling back to torch's own attention: {refusal}", stacklevel=2)
     return o
-
-
-def _is_distributed(x: Tensor) -> bool:
-    """True for a DTensor: torch has sharding rules for its own operators only."""
-    if type(x) is Tensor:
-        return False
-    dtensor = sys.modules.get("torch.distributed.tensor")  # importing it takes half a second
-    return dtensor is not None and isinstance(x, dtensor.DTensor)
 
 
 class _Activation:
