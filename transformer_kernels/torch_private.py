@@ -6,9 +6,9 @@ A torch release may rename any of them. If one is missing, the feature that need
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch._functorch.config
@@ -20,6 +20,7 @@ with suppress(ImportError):
     import torch.nested._internal.ops
 
 _MISSING = object()
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def _find(path: str) -> Any:
@@ -119,6 +120,16 @@ MISSING = (
 )
 
 
+def constant_in_compiled_code(function: _Function) -> _Function:
+    """Decorator: compiled code has the function's result as a constant.
+
+    `torch.compiler.assume_constant_result` does the same, and imports torch.compile, which takes
+    more than a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def calls_are_observed() -> bool:
     """True if a mode, transform, tracer or profiler may intercept operator calls.
 
@@ -170,7 +181,7 @@ def transforms() -> tuple[str, ...]:
     return ()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_compiled_code
 def _transforms() -> tuple[str, ...]:
     return tuple(level.key().name for level in _interpreters())
 

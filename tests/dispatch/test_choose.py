@@ -192,12 +192,12 @@ def test_explain_has_no_side_effects() -> None:
 
 
 @pytest.mark.quick
-def test_importing_the_root_imports_no_application() -> None:
+def test_importing_the_root_imports_no_application_and_no_compiler() -> None:
     code = (
         "import sys, transformer_kernels\n"
         "heavy = ('nn', 'models', 'training', 'bench', 'demo', 'cli')\n"
         "found = [n for n in heavy if 'transformer_kernels.' + n in sys.modules]\n"
-        "found += [n for n in ('matplotlib', 'rich') if n in sys.modules]\n"
+        "found += [n for n in ('matplotlib', 'rich', 'torch._dynamo') if n in sys.modules]\n"
         "sys.exit(str(found) if found else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -23,7 +23,7 @@ from transformer_kernels.dispatch.operator_rules import (
 )
 from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Problem, Saved, unpack
-from transformer_kernels.problem.fields import FIELDS, Field
+from transformer_kernels.problem.fields import FIELDS
 from transformer_kernels.scores.options import DIFFERENTIABLE
 from transformer_kernels.torch_private import MISSING_FOR_OPERATORS, have_tangents
 
@@ -82,7 +82,7 @@ def _register(namespace: str, names: tuple[str, str]) -> None:
     operators = _Registered(namespace, names)
     register_derivative(namespace, forward, operators.with_derivative)
     register_derivative(namespace, backward, operators.backward_with_derivative)
-    qkv, options = [ENTRIES] * 3, [_batch(field) for field in FIELDS]
+    qkv, options = [ENTRIES] * 3, [Batch(*(field.dimension("B") or (None,))) for field in FIELDS]
     saved = [*qkv, ENTRIES, ENTRIES, _BLOCK_MASK]
     register_vmap(
         namespace, forward, qkv + options, [ENTRIES, ENTRIES, _BLOCK_MASK], _is_one_by_one
@@ -95,14 +95,6 @@ def _register(namespace: str, names: tuple[str, str]) -> None:
         [*qkv, *of_options],
         _is_backward_one_by_one,
     )
-
-
-def _batch(field: Field) -> Batch:
-    """Where an option of a call has its batch entries, by its shape in the table of fields."""
-    for place, dimension in enumerate(field.shape.strip("()").split(", ")):
-        if dimension in ("B", "1|B", "1|S"):
-            return Batch(place, broadcasts=dimension != "B")
-    return _NUMBER
 
 
 def _is_one_by_one(arguments: Sequence[Any]) -> bool:

@@ -20,7 +20,7 @@ from transformer_kernels.problem.fields import FIELDS
 
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
 _BATCH, _HEADS = 0, 1
-_SHAPES = {field.name: field.shape for field in FIELDS}
+_FIELDS = {field.name: field for field in FIELDS}
 
 
 def are_distributed(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -136,9 +136,11 @@ def _sharded_dim(name: str, x: Any, n: int, allowed: Mapping[int, str]) -> int |
 def _dims_of(name: str, x: Tensor) -> tuple[int | None, int | None]:
     """Returns an option's dimensions for batch and heads; None where it has none, or size 1 that
     broadcasts."""
-    dims: dict[str, int] = {}
-    for dim, size in enumerate(_SHAPES[name].strip("()").split(", ")):
-        optional, _, symbol = size.rpartition("|")
-        if not (optional and x.shape[dim] == 1):
-            dims[symbol] = dim
-    return dims.get("B", dims.get("S")), dims.get("H_q")
+    batch, heads = (_FIELDS[name].dimension(symbol) for symbol in ("B", "H_q"))
+    return _unless_broadcast(batch, x), _unless_broadcast(heads, x)
+
+
+def _unless_broadcast(dimension: tuple[int, bool] | None, x: Tensor) -> int | None:
+    if dimension is None or (dimension[1] and x.shape[dimension[0]] == 1):
+        return None
+    return dimension[0]

@@ -39,6 +39,17 @@ class Field(NamedTuple):
     """Layouts that have the option, separated by spaces."""
     default: Any
 
+    def dimension(self, symbol: str) -> tuple[int, bool] | None:
+        """Returns the index of dimension B or H_q, and True if its size may be 1 instead.
+
+        None if the option has no such dimension. S, the number of sequences, counts as B.
+        """
+        for index, size in enumerate(self.shape.strip("()").split(", ")):
+            optional, _, name = size.rpartition("|")
+            if symbol == ("B" if name == "S" else name):
+                return index, optional == "1"
+        return None
+
 
 def _fields(group: Any) -> Iterator[Field]:
     types, annotated = get_type_hints(group), get_type_hints(group, include_extras=True)

@@ -11,6 +11,7 @@ from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cuda_driver import cuda_driver_version
 from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Shape
+from transformer_kernels.torch_private import constant_in_compiled_code
 
 Capability = tuple[int, int]
 Code = Literal["binary", "PTX"]
@@ -87,7 +88,7 @@ def runs_hopper(device: torch.device) -> bool:
     return bool(operators(device).runs_hopper(index))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_compiled_code
 def unsupported_device_reason(device: torch.device) -> str | None:
     """Returns the reason why no kernel can run on the device; None if one can."""
     if (unavailable := extension.unavailable_reason()) is not None:

@@ -11,11 +11,12 @@ import torch
 
 from transformer_kernels.backends.triton import interpreter
 from transformer_kernels.backends.triton.config import CHIPS, Chip, chip_of
+from transformer_kernels.torch_private import constant_in_compiled_code
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_compiled_code
 def reason_against(device: torch.device) -> str | None:
     """Returns the reason why Triton cannot run on the device, or None if it can."""
     if not INSTALLED:
@@ -53,7 +54,7 @@ def chip(device: torch.device) -> Chip:
     return found
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_compiled_code
 @functools.cache
 def _chip(device: torch.device) -> Chip:
     if device.type != "cuda":
