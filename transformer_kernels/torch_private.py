@@ -7,7 +7,7 @@ A torch release may rename any of them. If one is missing, the feature that need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -93,6 +93,12 @@ jagged_attention, jagged_view = map(_find, _JAGGED[:2])
 varlen_operators = tuple(map(_find, _VARLEN))
 _FAKE = ("_subclasses.fake_tensor.FakeTensor",)
 _fake_tensor = _find(_FAKE[0])
+
+
+below_autograd: Callable[[], AbstractContextManager[object]] = (
+    nullcontext if _below_autograd is _MISSING else _below_autograd
+)
+"""Inside `with below_autograd()`, an operator runs its kernel without its derivative."""
 
 
 def _missing(paths: Sequence[str]) -> tuple[str, ...]:
@@ -208,12 +214,6 @@ def have_tangents(tensors: Iterable[object]) -> bool:
         isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
         for x in tensors
     )
-
-
-def below_autograd() -> AbstractContextManager[object]:
-    """Inside it, an operator runs its kernel without its derivative."""
-    context: AbstractContextManager[object] = _below_autograd()
-    return context
 
 
 def at_one_level() -> AbstractContextManager[object]:
