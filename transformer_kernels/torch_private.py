@@ -6,6 +6,7 @@ A torch release may rename any of them. If one is missing, the feature that need
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ import torch
 import torch._functorch.config
 import torch._functorch.pyfunctorch
 import torch._functorch.utils
+import torch._guards
 from torch.autograd import forward_ad
 
 with suppress(ImportError):
@@ -69,6 +71,7 @@ _OPERATORS = (
 _SDPA = (
     "_C.DispatchKey.CompositeImplicitAutograd",
     "_functorch.config.enable_autograd_cache",
+    "_guards.TracingContext.try_get",
     "ops.aten.scaled_dot_product_attention.default._op_dk",
     "ops.aten.scaled_dot_product_attention.default._dispatch_cache",
     "library.Library._destroy",
@@ -86,6 +89,7 @@ _VARLEN = (
     "ops.aten._flash_attention_forward_no_dropout_inplace.default",
     "ops.aten._flash_attention_backward.default",
 )
+_tracing_context = _find("_guards.TracingContext.try_get")
 _composite_key = _find("_C.DispatchKey.CompositeImplicitAutograd")
 native_multi_head_attention = _find("_native_multi_head_attention")
 transformer_encoder_layer = _find("_transformer_encoder_layer_fwd")
@@ -239,8 +243,48 @@ def apply_of(function: type[torch.autograd.Function]) -> Any:
     return getattr(super(torch.autograd.Function, function), "apply", function.apply)
 
 
+def is_being_compiled(x: torch.Tensor) -> bool:
+    """True if torch.compile traces an operator whose argument is x.
+
+    It traces each operator, with fake tensors, before it looks into its caches.
+    """
+    is_plain = type(x) is torch.Tensor and not functorch_is_active()
+    return not is_plain and _tracing_context() is not None
+
+
+def guard_compiled_code(path: str) -> bool:
+    """Makes the code that is being compiled valid only for the present value of a bool.
+
+    Args:
+        path: "package.module.attribute" of the bool.
+
+    Returns:
+        False if torch lacks a symbol for it.
+    """
+    try:
+        from torch._dynamo.guards import GuardBuilder, install_guard
+        from torch._dynamo.source import AttrSource, ImportSource
+    except ImportError:
+        return False
+    package, *names = path.split(".")
+    source: Any = ImportSource(package)
+    for name in names:
+        source = AttrSource(source, name)
+    install_guard(source.make_guard(GuardBuilder.BOOL_MATCH))
+    return True
+
+
+def compile_lock() -> AbstractContextManager[object]:
+    """Returns the lock that torch.compile holds while it traces, if it has been imported."""
+    module = sys.modules.get("torch._dynamo.convert_frame")
+    return getattr(module, "compile_lock", nullcontext())
+
+
 def set_graph_cache(enabled: bool) -> bool:
-    """Sets torch.compile's on-disk autograd graph cache on or off; returns the previous setting."""
+    """Sets torch.compile's on-disk autograd graph cache on or off, in this thread.
+
+    Returns the previous setting.
+    """
     config: Any = torch._functorch.config
     before: bool = config.enable_autograd_cache
     config.enable_autograd_cache = enabled

@@ -37,10 +37,31 @@ class _Switch:
     blocks: int = 0
     """`enabled()` blocks that are open, in all threads."""
     library: torch.library.Library | None = None
-    graph_cache: bool = True
+    guarded: bool = False
+    """Compiled code has guards on `on`, which it has only while the library is registered."""
+    unguarded: bool = False
+    """Compiled code should have such guards, but torch lacks the symbols."""
+
+
+class _GraphCache(threading.local):
+    """torch.compile's on-disk graph cache, which each thread turns on or off for itself.
+
+    It is keyed by the names of operators: it would return torch's graphs instead of ours.
+    """
+
+    before: bool | None = None
+    """The setting before the replacement turned it off."""
+
+    def follow_switch(self) -> None:
+        if _SWITCH.on and self.before is None:
+            self.before = torch_private.set_graph_cache(False)
+        elif not _SWITCH.on and self.before is not None:
+            torch_private.set_graph_cache(self.before)
+            self.before = None
 
 
 _SWITCH = _Switch()
+_GRAPH_CACHE = _GraphCache()
 
 
 def enable() -> None:
@@ -48,8 +69,8 @@ def enable() -> None:
 
     It replaces `scaled_dot_product_attention` on CPUs, and on CUDA devices if these kernels can run
     there, for every caller: training, dropout, jagged nested tensors, `nn.MultiheadAttention`, code
-    that imported the function earlier, and compiled functions, which are compiled again. A call
-    that these kernels do not support runs torch's implementation, with a warning that gives the
+    that imported the function earlier, and compiled functions, once for each state. A call that
+    these kernels do not support runs torch's implementation, with a warning that gives the
     reason; inside `torch.nn.attention.sdpa_kernel` without FLASH_ATTENTION, every call does. Within
     `distributed.context_parallel`, both are errors.
     `torch.nn.attention.varlen.varlen_attn`, which torch has on GPUs only, runs on CPUs.
@@ -107,21 +128,19 @@ def _update() -> None:
     wanted = _SWITCH.by_enable or _SWITCH.blocks > 0
     if wanted == _SWITCH.on:
         return
-    if wanted:
-        _register()
-        # The on-disk graph cache is keyed by operator names: it would return torch's graphs.
-        _SWITCH.graph_cache = torch_private.set_graph_cache(False)
-        torch_mha.replace()
-        torch_jagged.replace()
-        _SWITCH.on = True
-    else:
-        _SWITCH.on = False
-        torch_jagged.restore()
-        torch_mha.restore()
-        torch_private.set_graph_cache(_SWITCH.graph_cache)
-        _unregister_if_alone()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # compiled code inlines the implementation
+    with torch_private.compile_lock():  # what is being compiled has guards on the present state
+        if wanted:
+            _register()
+            torch_mha.replace()
+            torch_jagged.replace()
+        else:
+            torch_jagged.restore()
+            torch_mha.restore()
+            _unregister_if_unused()
+        _SWITCH.on = wanted
+        _GRAPH_CACHE.follow_switch()
+        if _SWITCH.unguarded:
+            _forget_compiled_code()
 
 
 def _register() -> None:
@@ -137,16 +156,25 @@ def _register() -> None:
         torch_varlen.register(library, is_on=lambda: _SWITCH.on)
         _SWITCH.library = library
         torch_private.forget_kernel(_SDPA)
+        _forget_compiled_code()  # it has no guards
 
 
-def _unregister_if_alone() -> None:
-    """Unregisters the replacement if this is the only thread.
+def _forget_compiled_code() -> None:
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    _SWITCH.guarded = _SWITCH.unguarded = False
+
+
+def _unregister_if_unused() -> None:
+    """Unregisters the replacement if this is the only thread, and no compiled code has guards.
 
     Calls of another thread may be inside torch's dispatcher, without the GIL: unregistering would
-    free the kernel that they are about to call. The replacement then stays, and calls torch's
-    implementation.
+    free the kernel that they are about to call. Code compiled without the replacement would have no
+    guards. The replacement then stays, and calls torch's implementation.
     """
-    if _SWITCH.library is not None and len(sys._current_frames()) == 1:
+    if _SWITCH.library is None or _SWITCH.guarded:
+        return
+    if len(sys._current_frames()) == 1:
         torch_private.remove_library(_SWITCH.library)
         _SWITCH.library = None
         torch_private.forget_kernel(_SDPA)
@@ -163,6 +191,8 @@ def _replacement(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if torch_private.is_being_compiled(query):
+        _guard_compiled_code()
     refusal: Exception | None = None
     is_ours = _SWITCH.on and query.device.type in torch_devices.REPLACED
     if is_ours and flash_sdp_enabled():
@@ -182,6 +212,15 @@ def _replacement(
     if refusal is not None:
         warnings.warn(f"falling back to torch's own attention: {refusal}", stacklevel=2)
     return o
+
+
+def _guard_compiled_code() -> None:
+    """Makes the code that is being compiled valid for the present state of the switch only."""
+    if torch_private.guard_compiled_code(f"{__name__}._SWITCH.on"):
+        _SWITCH.guarded = True
+    else:
+        _SWITCH.unguarded = True
+    _GRAPH_CACHE.follow_switch()
 
 
 class _Activation:
