@@ -60,7 +60,7 @@ TENSORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 NUMBERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "scale-string": ({"scale": "1"}, TypeError, "scale must be a number, got '1'"),
-    "scale-tensor": ({"scale": torch.tensor(1.0)}, TypeError, "scale must be a number"),
+    "scale-list": ({"scale": [1.0]}, TypeError, "scale must be a number"),
     "scale-nan": ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
     "softcap-zero": ({"softcap": 0.0}, ValueError, "softcap must be positive, got 0.0"),
     "softcap-negative": ({"softcap": -1}, ValueError, "softcap must be positive, got -1"),

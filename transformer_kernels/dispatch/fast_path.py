@@ -7,6 +7,8 @@ raises its error.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -33,7 +35,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     mask: Mask | None,
-    scale: float | None,
+    scale: Any,
     grouped: bool = True,
     dropout_p: float = 0.0,
     backend: str = "auto",
@@ -41,7 +43,8 @@ def attend(
     """Returns o, differentiable to any order; None if the call needs the general path.
 
     A plain call has tensors of no subclass and any mask; on a CPU D = D_v and no dropout. `grouped`
-    is True if k and v may have fewer heads than q.
+    is True if k and v may have fewer heads than q. A scale that is neither a float nor None, such
+    as a tensor, is declined.
     """
     if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
         return None
@@ -80,7 +83,7 @@ def decode(
     cache_seqlens: Tensor,
     block_table: Tensor | None,
     mask: Mask | None,
-    scale: float | None,
+    scale: Any,
 ) -> Tensor | None:
     """Returns o of an `attention_decode` call; None if the call needs the general path."""
     if division.current is not None or not direct.is_allowed():

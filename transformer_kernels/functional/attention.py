@@ -13,6 +13,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.overrides import is_overridden, overridden
 from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.problem.learned_scale import scaled_queries
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments
 from transformer_kernels.scores.relative import Relative
@@ -27,7 +28,7 @@ def attention(
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -46,7 +47,7 @@ def attention(
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -64,7 +65,7 @@ def attention(
     mask: Mask | None = None,
     bias: Tensor | Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -87,7 +88,8 @@ def attention(
             float32, broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
         relative: `relative_bias(table, lowest=...)`, a bias by distance, added like `bias`; or
             `relative_keys(keys, lowest=...)`, keys by distance, added to k in the scores.
-        scale: factor of q k^T. Default: 1/sqrt(D).
+        scale: factor of q k^T. Default: 1/sqrt(D). A tensor with one element, in q's dtype or
+            float32, is multiplied into q, with a rounding in q's dtype; it has a gradient.
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         dropout_p: dropout probability of the attention weights, from 0 to 1.
         seed: dropout seed, an int or an int64 scalar tensor. Default: drawn from torch's generator.
@@ -124,13 +126,14 @@ def attention(
         if plain_o is not None:
             return plain_o
     scores: ScoreArguments = {
-        "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+        "bias": bias, "relative": relative, "softcap": softcap,
         "dropout_p": dropout_p, "seed": seed,
     }  # fmt: skip
-    if is_overridden(q, k, v, bias, relative, seed, sinks):
+    if is_overridden(q, k, v, bias, relative, scale, seed, sinks):
         options = {"mask": mask, "sinks": sinks, "return_lse": return_lse, "backend": backend}
-        return overridden(attention, q, k, v, **scores, **options)
+        return overridden(attention, q, k, v, scale=scale, **scores, **options)
     check_bool("return_lse", return_lse)
+    q, scores["scale"] = scaled_queries(q, scale)
     attend = _attend if division.current is None else division.current.attend
     o, lse = attend(q, k, v, mask=mask, sinks=sinks, backend=backend, **scores)
     return (o, lse) if return_lse else o

@@ -13,6 +13,7 @@ from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.overrides import is_overridden, overridden
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
+from transformer_kernels.problem.learned_scale import scaled_queries
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments
 from transformer_kernels.scores.relative import Relative
@@ -29,7 +30,7 @@ def attention_decode(
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     return_lse: Literal[False] = False,
@@ -48,7 +49,7 @@ def attention_decode(
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     return_lse: Literal[True],
@@ -66,7 +67,7 @@ def attention_decode(
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     return_lse: bool = False,
@@ -100,7 +101,7 @@ def attention_decode(
         bias: `alibi(slopes, align="bottom_right")`, added after scale and softcap.
         relative: `relative_bias` with align="bottom_right", as in `attention`, or `relative_keys`,
             which the backends "cpu" and "reference" support here.
-        scale: factor of q k^T. Default: 1/sqrt(D).
+        scale: factor of q k^T, a number or a tensor with one element. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator.
         return_lse: also returns the log-sum-exp of the scores.
@@ -136,20 +137,22 @@ def attention_decode(
         if plain_o is not None:
             return plain_o
     scores: ScoreArguments = {
-        "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+        "bias": bias, "relative": relative, "softcap": softcap,
     }  # fmt: skip
-    if is_overridden(q, k_cache, v_cache, cache_seqlens, block_table, bias, relative, sinks):
+    if is_overridden(q, k_cache, v_cache, cache_seqlens, block_table, bias, relative, scale, sinks):
         return overridden(
             attention_decode, q, k_cache, v_cache, cache_seqlens, block_table=block_table,
-            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, **scores,
+            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, scale=scale,
+            **scores,
         )  # fmt: skip
     check_undivided("attention_decode")
     check_bool("return_lse", return_lse)
     if type(backend) is not str or backend != "reference":
         check_no_gradient(
             {"q": q, "k_cache": k_cache, "v_cache": v_cache}
-            | {"bias": bias, "relative": relative, "sinks": sinks}
+            | {"bias": bias, "relative": relative, "scale": scale, "sinks": sinks}
         )
+    q, scores["scale"] = scaled_queries(q, scale)
     problem = cache_problem(
         q, k_cache, v_cache, cache_seqlens, block_table, mask=mask, sinks=sinks, **scores
     )

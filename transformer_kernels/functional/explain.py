@@ -25,6 +25,7 @@ from transformer_kernels.linear.checks import DENSE, PACKED, check_options, map_
 from transformer_kernels.linear.types import LinearProblem
 from transformer_kernels.problem.cache import cache_problem, check_no_gradient
 from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.problem.learned_scale import check_learned_scale
 from transformer_kernels.problem.pages import places_of_keys
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 
@@ -79,10 +80,14 @@ def explain(
     if operator in _LINEAR:
         return _explain_linear(operator, backend, options)
     check_bool("return_lse", options.pop("return_lse"))
-    if operator is attention_decode:
-        if type(backend) is not str or backend != "reference":
-            names = ("q", "k_cache", "v_cache", "bias", "relative", "sinks")
-            check_no_gradient({name: options[name] for name in names})
+    decodes = operator is attention_decode
+    if decodes and (type(backend) is not str or backend != "reference"):
+        names = ("q", "k_cache", "v_cache", "bias", "relative", "scale", "sinks")
+        check_no_gradient({name: options[name] for name in names})
+    if isinstance(options["scale"], Tensor):
+        check_learned_scale(q, options["scale"])
+        options["scale"] = 1.0
+    if decodes:
         return explanation(cache_problem(**options), backend, q, k, v, BACKENDS)
     q, k, v = cast_for_autocast(q, k, v)
     options.update(q=q, k=k, v=v, bias=cast_bias(options["bias"], q))

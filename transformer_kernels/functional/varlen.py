@@ -12,6 +12,7 @@ from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.overrides import is_overridden, overridden
+from transformer_kernels.problem.learned_scale import scaled_queries
 from transformer_kernels.problem.pages import packed_keys
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.alibi import Alibi
@@ -33,7 +34,7 @@ def attention_varlen(
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -57,7 +58,7 @@ def attention_varlen(
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -80,7 +81,7 @@ def attention_varlen(
     mask: Mask | None = None,
     bias: Alibi | None = None,
     relative: Relative | None = None,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
@@ -118,7 +119,8 @@ def attention_varlen(
         bias: `alibi(slopes)` with the mask's `align`, added after scale and softcap; slopes
             (B, H_q) differ between sequences.
         relative: `relative_bias` or `relative_keys` with the mask's `align`, as in `attention`.
-        scale: factor of q k^T. Default: 1/sqrt(D).
+        scale: factor of q k^T, a number or a tensor with one element, as in `attention`. Default:
+            1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         dropout_p: dropout probability of the attention weights, from 0 to 1.
         seed: dropout seed, an int or an int64 scalar tensor. Default: drawn from torch's generator.
@@ -142,17 +144,20 @@ def attention_varlen(
     Source: docs/attention.md, section 6.
     """
     scores: ScoreArguments = {
-        "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+        "bias": bias, "relative": relative, "softcap": softcap,
         "dropout_p": dropout_p, "seed": seed,
     }  # fmt: skip
-    if is_overridden(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, bias, relative, seed, sinks):
+    tensors = q, k, v, cu_seqlens_q, cu_seqlens_k, block_table
+    if is_overridden(*tensors, bias, relative, scale, seed, sinks):
         return overridden(
             attention_varlen, q, k, v, cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, block_table=block_table,
-            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, **scores,
+            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, scale=scale,
+            **scores,
         )  # fmt: skip
     check_undivided("attention_varlen")
     check_bool("return_lse", return_lse)
+    q, scores["scale"] = scaled_queries(q, scale)
     q, k, v = cast_for_autocast(q, k, v)
     if block_table is not None:
         k, v = packed_keys(q, k, v, cu_seqlens_k, block_table, max_seqlen_k)
