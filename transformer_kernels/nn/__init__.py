@@ -23,6 +23,7 @@ from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
 from transformer_kernels.nn.linear_attention import LinearImplementation, LinearSelfAttention
 from transformer_kernels.nn.lsh_attention import lsh_attention
 from transformer_kernels.nn.lsh_hashing import default_buckets, hash_buckets, sorted_by_bucket
+from transformer_kernels.nn.mask_buffer import MaskBuffer
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.nn.positions import (
     LearnedPositions,
@@ -58,6 +59,7 @@ __all__ = [
     "LinearImplementation",
     "LinearSelfAttention",
     "LocalBlock",
+    "MaskBuffer",
     "MultiHeadAttention",
     "Norm",
     "PatternKind",
