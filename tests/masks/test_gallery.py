@@ -14,7 +14,7 @@ from transformer_kernels.masks.mask import Mask
 PAGE = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
 IMPORTS, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 EXAMPLES = re.findall(r"```python\n([^`]*)```\n\n```text\n([^`]*)```", PAGE)
-NOT_KINDS = {"materialize", "check", "to", "device", "tensors", "show", "plot"}
+NOT_KINDS = {"materialize", "check", "to", "device", "sliced", "tensors", "show", "plot"}
 
 
 @pytest.mark.parametrize(("code", "picture"), EXAMPLES, ids=[code for code, _ in EXAMPLES])

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from transformer_kernels.distributed.sequence import Piece
@@ -17,6 +16,7 @@ from transformer_kernels.masks.constraints import (
     Dense,
     Positions,
     Segments,
+    layout_part,
 )
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
@@ -224,12 +224,8 @@ def _mask_of(
 def _layout_of(mask: ResolvedMask, rows: Piece, columns: Piece) -> tuple[Tensor, int]:
     """Returns the layout of a rectangle, in blocks that divide its first row and column."""
     assert mask.layout is not None
-    size = math.gcd(mask.block_size, rows.start, columns.start)
-    layout = mask.layout
-    for dim, piece in ((1, rows), (2, columns)):
-        block = torch.arange(-(-piece.length // size), device=layout.device)
-        layout = layout.index_select(dim, (block * size + piece.start) // mask.block_size)
-    return layout, size
+    spans = (range(piece.start, piece.end) for piece in (rows, columns))
+    return layout_part(mask.layout, mask.block_size, *spans)
 
 
 def _between(piece: Piece, first: int, end: int, unit: int) -> Piece:

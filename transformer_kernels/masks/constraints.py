@@ -2,11 +2,13 @@
 
 The interface of a constraint: `visible` returns a bool tensor broadcastable to (B, H, M, N),
 `extent` returns its sizes in the dimensions B and H, `check` raises ValueError if its tensors do
-not fit the sizes, `tensors` returns them by field name.
+not fit the sizes, `tensors` returns them by field name, and `part` returns the constraint on a
+range of the M queries and a range of the N keys, counted from the first of each.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -61,6 +63,13 @@ class Window:
             visible = visible & (offset <= high)
         return visible[None, None]
 
+    def part(self, rows: range, columns: range, M: int, N: int) -> Window:
+        d = self.offset(M, N) - self.offset(len(rows), len(columns))
+        low, high = self.diagonals(d + rows.start - columns.start)
+        left = None if low is None else min(max(-low, -UNBOUNDED), UNBOUNDED)
+        right = None if high is None else min(max(high, -UNBOUNDED), UNBOUNDED)
+        return Window(left, right, self.align)
+
     def extent(self) -> tuple[int, int]:
         return 1, 1
 
@@ -85,6 +94,15 @@ class KeyRange:
         if self.start is not None:
             visible = visible & (j >= self.start.long()[:, None])
         return visible[:, None, None, :]
+
+    def part(self, rows: range, columns: range, M: int, N: int) -> KeyRange:
+        first = columns.start
+        start, end = (
+            None if bound is None else bound.long().clamp(min=first) - first
+            for bound in (self.start, self.end)
+        )
+        assert end is not None
+        return KeyRange(start, end)
 
     def extent(self) -> tuple[int, int]:
         return self.end.shape[0], 1
@@ -111,6 +129,9 @@ class Segments:
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         equal = self.q_ids.long()[:, :, None] == self.k_ids.long()[:, None, :]
         return (equal if self.equal else ~equal)[:, None]
+
+    def part(self, rows: range, columns: range, M: int, N: int) -> Segments:
+        return Segments(_within(self.q_ids, rows), _within(self.k_ids, columns), self.equal)
 
     def intervals(self) -> Intervals:
         low = high = self.q_ids.long()[:, None]
@@ -155,6 +176,10 @@ class Positions:
         if self.right is not None:
             visible = visible & (k_pos <= q_pos + self.right)
         return visible
+
+    def part(self, rows: range, columns: range, M: int, N: int) -> Positions:
+        q_pos, k_pos = _within(self.q_pos, rows), _within(self.k_pos, columns)
+        return Positions(q_pos, k_pos, self.left, self.right)
 
     def intervals(self) -> Intervals:
         q_pos = _clamped(self.q_pos)
@@ -210,6 +235,11 @@ class Dense:
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         return self.attn_mask
 
+    def part(self, rows: range, columns: range, M: int, N: int) -> Dense:
+        x = self.attn_mask
+        x = x if x.shape[3] == 1 else _within(x, columns)
+        return Dense(x if x.shape[2] == 1 else _within(x.mT, rows).mT)
+
     def extent(self) -> tuple[int, int]:
         return self.attn_mask.shape[0], self.attn_mask.shape[1]
 
@@ -240,6 +270,9 @@ class BlockSparse:
         )
         return self.layout.index_select(1, rows).index_select(2, columns)[None]
 
+    def part(self, rows: range, columns: range, M: int, N: int) -> BlockSparse:
+        return BlockSparse(*layout_part(self.layout, self.block_size, rows, columns))
+
     def extent(self) -> tuple[int, int]:
         return 1, self.layout.shape[0]
 
@@ -253,6 +286,23 @@ class BlockSparse:
 
 
 Constraint = Window | KeyRange | Segments | Positions | Dense | BlockSparse
+
+
+def layout_part(layout: Tensor, block_size: int, rows: range, columns: range) -> tuple[Tensor, int]:
+    """Returns the layout of a range of queries and keys, and the size of its blocks.
+
+    They are smaller than those of the layout unless both ranges start at a multiple of these.
+    """
+    size = math.gcd(block_size, rows.start, columns.start)
+    for dim, tokens in ((1, rows), (2, columns)):
+        block = torch.arange(-(-len(tokens) // size), device=layout.device)
+        layout = layout.index_select(dim, (block * size + tokens.start) // block_size)
+    return layout, size
+
+
+def _within(x: Tensor, tokens: range) -> Tensor:
+    """Returns the tokens of x (..., length)."""
+    return x[..., tokens.start : tokens.stop]
 
 
 def _sizes(positions: Tensor) -> tuple[int, int, int]:

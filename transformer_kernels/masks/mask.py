@@ -240,6 +240,30 @@ class Mask:
             visible = visible & constraint.visible(M, N, target)
         return visible
 
+    def sliced(
+        self, rows: slice = slice(None), columns: slice = slice(None), *, M: int, N: int
+    ) -> Mask:
+        """Returns the mask of some of M queries and some of N keys, counted from the first of each.
+
+        `mask.sliced(rows, columns, M=M, N=N).materialize(B, H, m, n)` equals
+        `mask.materialize(B, H, M, N)[..., rows, columns]`, for m queries and n keys. Nothing of
+        that size is made; tensors by token are views.
+
+        Args:
+            rows: the queries, a slice with step 1. Default: all.
+            columns: the keys, a slice with step 1. Default: all.
+            M: queries of this mask.
+            N: keys of this mask.
+
+        Raises:
+            TypeError: rows or columns is not a slice, or a size is not an int.
+            ValueError: a step is not 1, a size is negative, or a tensor of the mask does not fit
+                the sizes.
+        """
+        self.check(*self._extents(), M, N)
+        parts = _range("rows", rows, M), _range("columns", columns, N)
+        return Mask(tuple(one.part(*parts, M, N) for one in self.constraints))
+
     def check(self, B: int, H: int, M: int, N: int) -> None:
         """Raises ValueError if a tensor of the mask does not fit these sizes, or has no memory."""
         for name, size in (("B", B), ("H", H), ("M", M), ("N", N)):
@@ -289,12 +313,24 @@ class Mask:
         """The (M, N) slice of one batch entry and head, on the CPU."""
         check_int("batch", batch, 0)
         check_int("head", head, 0)
-        extents = [constraint.extent() for constraint in self.constraints]
-        B = max([b for b, _ in extents], default=1)
-        H = max([h for _, h in extents], default=1)
+        B, H = self._extents()
         if B == 0 or H == 0:
             raise ValueError(f"the mask must have a batch entry and a head, got B = {B}, H = {H}")
         return self.materialize(B, H, M, N, "cpu")[min(batch, B - 1), min(head, H - 1)]
+
+    def _extents(self) -> tuple[int, int]:
+        """The largest sizes of the mask's tensors in the dimensions B and H."""
+        extents = [constraint.extent() for constraint in self.constraints]
+        return max([b for b, _ in extents], default=1), max([h for _, h in extents], default=1)
+
+
+def _range(name: str, part: slice, length: int) -> range:
+    if not isinstance(part, slice):
+        raise TypeError(f"{name} must be a slice, got {shown(part)}")
+    if part.step not in (None, 1):
+        raise ValueError(f"{name} must have step 1, got {part.step}")
+    start, end, _ = part.indices(length)
+    return range(start, max(start, end))
 
 
 def _to_device(constraint: Constraint, device: torch.device) -> Constraint:
