@@ -17,6 +17,7 @@ from transformer_kernels.functional.linear_attention import linear_attention
 from transformer_kernels.functional.linear_decode import linear_attention_decode
 from transformer_kernels.functional.linear_varlen import linear_attention_varlen
 from transformer_kernels.functional.varlen import attention_varlen
+from transformer_kernels.functional.weights import attention_weights
 from transformer_kernels.info import info
 from transformer_kernels.integrations.torch_operators import forward_operators
 from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
@@ -46,6 +47,7 @@ __all__ = [
     "attention",
     "attention_decode",
     "attention_varlen",
+    "attention_weights",
     "disable",
     "enable",
     "enabled",

@@ -145,6 +145,11 @@ class Stripes:
         i, j = torch.arange(M, device=device)[:, None], torch.arange(N, device=device)
         return ((i + j) % self.step == 0)[None, None]
 
+    def part(self, rows: range, columns: range, M: int, N: int) -> Stripes:
+        if (rows.start + columns.start) % self.step:
+            raise ValueError(f"a part of stripes must start at a multiple of {self.step}")
+        return self
+
     def extent(self) -> tuple[int, int]:
         return 1, 1
 
@@ -183,6 +188,12 @@ STRIPES = (
         "            yield BlockSparse(self.layout, self.block_size)",
         "        if self.stripe_step > 0:",
         "            yield Stripes(self.stripe_step)",
+    ),
+    _after(
+        f"{_MASKS}/resolved.py",
+        "            visible = visible & layout.index_select(2, columns // self.block_size)",
+        "        if self.stripe_step > 0:",
+        "            visible = visible & ((rows[:, None] + columns) % self.stripe_step == 0)",
     ),
     Edit(f"{_MASKS}/resolved.py", "    size = 0\n", "    size = step = 0\n"),
     _after(

@@ -18,6 +18,7 @@ from transformer_kernels.masks.resolved import ResolvedMask
 from transformer_kernels.problem import Problem
 from transformer_kernels.problem.layout import DENSE
 from transformer_kernels.scores import philox
+from transformer_kernels.scores.options import ScoreOptions
 from transformer_kernels.scores.relative import by_pair, products_by_pair
 
 
@@ -100,7 +101,7 @@ def _by_lengths(
 
     Masks and biases are dense: no length is read on the host.
     """
-    shape, mask, scores = problem.shape, problem.mask, problem.scores
+    shape, mask = problem.shape, problem.mask
     (B, _, M, _), N = q.shape, k.shape[2]
     i = torch.arange(M, device=shape.device)[:, None]
     j = torch.arange(N, device=shape.device)
@@ -110,28 +111,50 @@ def _by_lengths(
     if mask.key_end is not None:
         key_range = KeyRange(mask.key_start, mask.key_end)
         attn_mask = attn_mask & key_range.visible(M, N, shape.device)[:, 0]
-    bias = None if slopes is None else -slopes[:, :, None, None] * distance.abs()[:, None]
     # Pairs beyond the lengths have no distance.
     last = max(shape.M + shape.N - 2, 0)
     entry = ((shape.M if mask.bottom_right else shape.N) - 1 - distance).clamp(0, last)
-    if scores.relative_bias is not None:
-        biases = scores.relative_bias[:, entry].transpose(0, 1)
-        bias = biases if bias is None else bias + biases
-    products: Tensor | None = None
-    if scores.relative_keys is not None:
-        live = q.masked_fill(~attn_mask.any(dim=2)[:, None, :, None], 0.0)
-        by_distance = live.to(shape.accumulate_dtype) @ _live_distances(problem).mT
-        products = by_distance.gather(3, entry[:, None].expand(-1, shape.H_q, -1, -1))
+    visible = attn_mask[:, None]
+    scores, products = _with_one_bias(problem, visible, q, slopes, distance, entry)
+    shape = shape._replace(B=B, M=M, N=N)
     dense = replace(
-        problem,
-        shape=shape._replace(B=B, M=M, N=N),
-        mask=ResolvedMask(dense=attn_mask[:, None]),
-        scores=scores._replace(
-            alibi_slopes=None, relative_bias=None, relative_keys=None, bias=bias
-        ),
-        layout=DENSE,
+        problem, shape=shape, mask=ResolvedMask(dense=visible), scores=scores, layout=DENSE
     )
     return _dense(dense, q, k, v, products)
+
+
+def _with_one_bias(
+    problem: Problem,
+    visible: Tensor | None,
+    q: Tensor,
+    slopes: Tensor | None,
+    distance: Tensor,
+    entry: Tensor,
+) -> tuple[ScoreOptions, Tensor | None]:
+    """Returns the scores with all biases in one, and the products of queries and relative keys.
+
+    Args:
+        problem: its tables are read; of its biases only `bias` is part of the result as it is.
+        visible: the pairs that are visible, (1 or B, 1 or H_q, M, N).
+        q: (B, H_q, M, D).
+        slopes: of ALiBi.
+        distance: of each pair, with either sign, (1 or B, M, N).
+        entry: of each pair in the tables, (1 or B, M, N).
+    """
+    scores, products = problem.scores, None
+    biases = [] if scores.bias is None else [scores.bias]
+    if slopes is not None:
+        biases.append(-slopes[:, :, None, None] * distance.abs()[:, None])
+    if scores.relative_bias is not None:
+        biases.append(scores.relative_bias[:, entry].transpose(0, 1))
+    if scores.relative_keys is not None:
+        live = q if visible is None else q.masked_fill(~visible.any(3, keepdim=True), 0.0)
+        by_distance = live.to(problem.shape.accumulate_dtype) @ _live_distances(problem).mT
+        products = by_distance.gather(3, entry[:, None].expand(*q.shape[:2], -1, -1))
+    return scores._replace(
+        alibi_slopes=None, relative_bias=None, relative_keys=None,
+        bias=sum(biases[1:], biases[0]) if biases else None,
+    ), products  # fmt: skip
 
 
 def _gather_pages(problem: Problem, x: Tensor) -> Tensor:
@@ -149,6 +172,38 @@ def _gather_pages(problem: Problem, x: Tensor) -> Tensor:
     return gathered.transpose(1, 2).reshape(B, heads, N, width)
 
 
+def reference_weights(
+    problem: Problem, rows: Tensor, q: Tensor, k: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the weights (B, H_q, R, N) of R rows of a dense problem, and their lse (B, H_q, R).
+
+    There is no dropout. `rows` (R,) counts the queries; q (B, H_q, R, D) holds them.
+    """
+    visible = problem.mask.of_rows(rows, problem.shape.M, problem.shape.N)
+    part, products = _of_rows(problem, visible, rows, q)
+    q, k, _, attn_mask = _prepared(part, q, k, k)
+    p, lse, empty = _weights(part, q, k, attn_mask, products)
+    if empty is not None:
+        p, lse = p.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
+    return p.to(problem.shape.dtype), lse
+
+
+def _of_rows(
+    problem: Problem, mask: ResolvedMask, rows: Tensor, q: Tensor
+) -> tuple[Problem, Tensor | None]:
+    """The problem of some rows, with one bias, and their products with the relative keys."""
+    shape, bias = problem.shape, problem.scores.bias
+    entry = rows[:, None] - torch.arange(shape.N, device=shape.device) + (shape.N - 1)
+    origin = shape.N - shape.M if problem.mask.bottom_right else 0
+    distance = entry - (shape.N - 1) + origin + problem.scores.alibi_offset
+    if bias is not None and bias.shape[2] != 1:
+        problem = problem.with_tensors({"bias": bias.index_select(2, rows)})
+    shape, slopes = shape._replace(M=rows.shape[0]), problem.scores.alibi_slopes
+    visible = mask.visible(shape.M, shape.N, shape.device)
+    scores, products = _with_one_bias(problem, visible, q, slopes, distance[None], entry[None])
+    return replace(problem, shape=shape, mask=mask, scores=scores), products
+
+
 def _dense(
     problem: Problem,
     q: Tensor,
@@ -157,7 +212,21 @@ def _dense(
     products: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`products` (B, H_q, M, N) of queries and relative keys take the place of the problem's."""
-    shape, scores = problem.shape, problem.scores
+    q, k, v, attn_mask = _prepared(problem, q, k, v)
+    p, lse, empty = _weights(problem, q, k, attn_mask, products)
+    if problem.scores.dropout_p:
+        p = _drop(problem, p)
+    o = torch.matmul(p, v)
+    if empty is not None:
+        o, lse = o.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
+    return o.to(problem.shape.dtype), lse
+
+
+def _prepared(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns q, k and v with H_q heads in the dtype of sums, and the mask; dead rows are 0."""
+    shape = problem.shape
     q, k, v = (x.to(shape.accumulate_dtype) for x in (q, k, v))
     attn_mask = problem.mask.visible(shape.M, shape.N, shape.device)
     if attn_mask is None and shape.N == 0:
@@ -167,10 +236,17 @@ def _dense(
     group = shape.H_q // shape.H_kv
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    return q, k, v, attn_mask
 
+
+def _weights(
+    problem: Problem, q: Tensor, k: Tensor, attn_mask: Tensor | None, products: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Returns (p, lse, empty), finite also in the rows (B, H_q, M, 1) that are empty."""
+    scores = problem.scores
     s = torch.matmul(q, k.transpose(-2, -1))
     if scores.relative_keys is not None:
-        products = products_by_pair(q, _live_distances(problem), shape.N)
+        products = products_by_pair(q, _live_distances(problem), problem.shape.N)
     s = (s if products is None else s + products) * problem.scale
     if scores.softcap:
         s = scores.softcap * torch.tanh(s / scores.softcap)
@@ -179,18 +255,11 @@ def _dense(
     may_be_empty = not scores.bias is scores.relative_bias is None
     if attn_mask is not None or may_be_empty:
         s = s if attn_mask is None else s.masked_fill(~attn_mask, float("-inf"))
-        # Rows that are fully masked, or have a bias of -inf, are made finite here and zeroed below.
+        # Rows that are fully masked, or have a bias of -inf, are made finite here and zeroed later.
         # With N = 0 there is nothing to fill, but the tangent of logsumexp would be NaN.
         empty = (s == float("-inf")).all(dim=-1, keepdim=True)
         s = s.masked_fill(empty, 0.0)
-    lse = torch.logsumexp(s, dim=-1)
-    p = torch.softmax(s, dim=-1)
-    if scores.dropout_p:
-        p = _drop(problem, p)
-    o = torch.matmul(p, v)
-    if empty is not None:
-        o, lse = o.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], float("-inf"))
-    return o.to(shape.dtype), lse
+    return torch.softmax(s, dim=-1), torch.logsumexp(s, dim=-1), empty
 
 
 def _zero_dead_rows(

@@ -20,14 +20,9 @@ def element_pairs(mask: ResolvedMask, B: int, H: int, M: int, N: int) -> int:
 
     Reads the values of its tensors, some rows at a time.
     """
-    shift = N - M if mask.bottom_right else 0
-    low, high = mask.diagonal_low + shift, mask.diagonal_high + shift
-    mask = mask._replace(diagonal_low=low, diagonal_high=high, bottom_right=False)
-    step = _ROWS - _ROWS % (mask.block_size or 1) or mask.block_size
     pairs = 0
-    for first in range(0, M, step):
-        end = min(first + step, M)
-        visible = mask.rows(first, end).visible(end - first, N, torch.device("cpu"))
+    for rows in torch.arange(M).split(_ROWS):
+        visible = mask.of_rows(rows, M, N).visible(len(rows), N, rows.device)
         assert visible is not None
         pairs += int(visible.count_nonzero()) * B // visible.shape[0] * H // visible.shape[1]
     return pairs

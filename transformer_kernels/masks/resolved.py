@@ -84,20 +84,24 @@ class ResolvedMask(NamedTuple):
             visible = one if visible is None else visible & one
         return None if visible is None else visible.expand(-1, -1, M, N)
 
-    def rows(self, first: int, end: int) -> ResolvedMask:
-        """Returns the top-left aligned mask of some rows. `first` is a multiple of block_size."""
-        at = slice(first, end)
-        part = self._replace(
-            diagonal_low=self.diagonal_low + first, diagonal_high=self.diagonal_high + first
-        )
-        if self.q_low is not None and self.q_high is not None:
-            part = part._replace(q_low=self.q_low[..., at], q_high=self.q_high[..., at])
-        if self.dense is not None and self.dense.shape[2] != 1:
-            part = part._replace(dense=self.dense[:, :, at])
+    def of_rows(self, rows: Tensor, M: int, N: int) -> ResolvedMask:
+        """Returns the mask of some of M queries, by their indices (R,), with R x N memory."""
+        columns = torch.arange(N, device=rows.device)
+        offset = columns - rows[:, None] - (N - M if self.bottom_right else 0)
+        visible = ((self.diagonal_low <= offset) & (offset <= self.diagonal_high))[None, None]
+        if self.dense is not None:
+            dense = self.dense
+            visible = visible & (dense if dense.shape[2] == 1 else dense.index_select(2, rows))
         if self.layout is not None:
-            blocks = slice(first // self.block_size, -(-end // self.block_size))
-            part = part._replace(layout=self.layout[:, blocks])
-        return part
+            layout = self.layout.index_select(1, rows // self.block_size)
+            visible = visible & layout.index_select(2, columns // self.block_size)
+        q_low, q_high = (
+            None if x is None else x.index_select(3, rows) for x in (self.q_low, self.q_high)
+        )
+        return ResolvedMask(
+            key_start=self.key_start, key_end=self.key_end, dense=visible,
+            q_low=q_low, q_high=q_high, k_position=self.k_position,
+        )  # fmt: skip
 
     def _constraints(self) -> Iterator[Constraint]:
         if self.diagonal_low != -UNBOUNDED or self.diagonal_high != UNBOUNDED:
