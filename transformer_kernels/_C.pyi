@@ -86,11 +86,11 @@ def direct_forward(
     block_mask: Tensor | None,
     grouped: bool,
     o: Tensor,
-    lse: Tensor | None,
+    row_stats: Tensor | None,
     /,
 ) -> bool:
-    """Writes o, and block_mask and lse if given. Returns False if the call is not supported, with
-    nothing written. Packed sequences are not supported."""
+    """Writes o, and block_mask and row_stats if given. Returns False if the call is not supported,
+    with nothing written. Packed sequences are not supported."""
 
 def direct_backward(
     q: Tensor,
@@ -101,7 +101,7 @@ def direct_backward(
     layout: Layout,
     block_mask: Tensor | None,
     o: Tensor,
-    lse: Tensor,
+    row_stats: Tensor,
     do: Tensor,
     dq: Tensor,
     dk: Tensor,

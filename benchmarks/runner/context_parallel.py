@@ -202,8 +202,8 @@ def calibrate(inputs: Inputs, peers: Peers) -> Machine:
     dist.barrier()
     if computes:
         rows = q.detach()
-        total = partial.Total(torch.zeros_like(rows), torch.zeros(rows.shape[:3]))
-        part = Outputs(rows, torch.zeros(rows.shape[:3]), None)
+        total = partial.Total(torch.zeros_like(rows), torch.zeros(2, *rows.shape[:3]))
+        part = Outputs(rows, torch.zeros(2, *rows.shape[:3]), None)
         passes = seconds(lambda: partial.add(total, slice(0, length), part))
         token = rows[:, :, :1].contiguous()
         launch = seconds(lambda: attention(token, token, token))

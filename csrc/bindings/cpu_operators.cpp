@@ -38,17 +38,17 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k,
   const std::vector<int32_t> indices = read_values(call);
   tk::ForwardPass pass(call, q);
   tk::run(pass.params, call.layout);
-  return {pass.o, pass.lse, pass.block_mask};
+  return {pass.o, pass.row_stats, pass.block_mask};
 }
 
 // The CPU kernels are always deterministic.
 tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v,
-                                       Tensor o, Tensor lse,
+                                       Tensor o, Tensor row_stats,
                                        Optional block_mask TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS,
                                        bool) {
   tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
   const std::vector<int32_t> indices = read_values(call);
-  tk::BackwardPass pass(call, {d_o, o, lse, dlse, block_mask}, q, k, v, {TK_WANTED_NAMES});
+  tk::BackwardPass pass(call, {d_o, o, row_stats, dlse, block_mask}, q, k, v, {TK_WANTED_NAMES});
   tk::run(pass.params, call.layout);
   return pass.results();
 }

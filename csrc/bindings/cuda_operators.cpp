@@ -46,7 +46,7 @@ void zero_if_varlen(const tk::OperatorCall& call, std::initializer_list<Tensor*>
 
 void decode(tk::OperatorCall& call, tk::ForwardPass& pass, const OnDevice& on) {
   const Tensor scratch = workspace(tk::cuda::decode_workspace(pass.params), call.device);
-  declare_accesses(on, call, {pass.o, pass.lse, scratch}, true);
+  declare_accesses(on, call, {pass.o, pass.row_stats, scratch}, true);
   tk::cuda::decode(pass.params, call.layout.cache, scratch.data_ptr(), on.stream());
 }
 
@@ -57,39 +57,42 @@ std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k,
   tk::ForwardPass pass(call, q);
   if (call.layout.kind == tk::LayoutKind::kCache) {
     decode(call, pass, on);
-    return {pass.o, pass.lse, pass.block_mask};
+    return {pass.o, pass.row_stats, pass.block_mask};
   }
   const tk::cuda::LaunchArgs launch = launch_of(call, on);
   const Tensor scratch = workspace(tk::cuda::forward_workspace(pass.params, launch), call.device);
-  declare_accesses(on, call, {pass.o, pass.lse, pass.block_mask, scratch}, true);
+  declare_accesses(on, call, {pass.o, pass.row_stats, pass.block_mask, scratch}, true);
   if (pass.params.mask.block_mask) {
     tk::cuda::fill_block_mask(pass.params, pass.block_mask.size(0), pass.block_mask.size(1),
                               launch);
   }
   zero_if_varlen(call, {&pass.o});
   if (call.layout.kind == tk::LayoutKind::kVarlen) {
-    torch::stable::fill_(pass.lse, -std::numeric_limits<double>::infinity());
+    Tensor lse = torch::stable::select(pass.row_stats, 0, 0);
+    torch::stable::zero_(pass.row_stats);
+    torch::stable::fill_(lse, -std::numeric_limits<double>::infinity());
   }
   tk::cuda::forward(pass.params, launch, scratch.data_ptr());
-  return {pass.o, pass.lse, pass.block_mask};
+  return {pass.o, pass.row_stats, pass.block_mask};
 }
 
 tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tensor k, Tensor v,
-                                       Tensor o, Tensor lse,
+                                       Tensor o, Tensor row_stats,
                                        Optional block_mask TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS,
                                        bool deterministic) {
   tk::OperatorCall call({as_rows(q), as_rows(k), as_rows(v) TK_FIELD_NAMES});
   const OnDevice on(call.device);
-  tk::BackwardPass pass(call, {as_rows(d_o), as_rows(o), lse, dlse, block_mask}, q, k, v,
+  tk::BackwardPass pass(call, {as_rows(d_o), as_rows(o), row_stats, dlse, block_mask}, q, k, v,
                         {TK_WANTED_NAMES});
   zero_if_varlen(call, {&pass.dq, &pass.dk, &pass.dv});
   const tk::cuda::LaunchArgs launch = launch_of(call, on);
   const Tensor scratch = workspace(tk::cuda::backward_workspace(pass.params, launch), call.device);
   const tk::SavedTensors& saved = pass.saved;
-  declare_accesses(on, call,
-                   {saved.d_o, saved.o, saved.lse, saved.dlse, saved.block_mask, pass.dq, pass.dk,
-                    pass.dv, pass.dbias, pass.drelative_bias, pass.drelative_keys, scratch},
-                   deterministic);
+  declare_accesses(
+      on, call,
+      {saved.d_o, saved.o, saved.row_stats, saved.dlse, saved.block_mask, pass.dq, pass.dk, pass.dv,
+       pass.dbias, pass.drelative_bias, pass.drelative_keys, scratch},
+      deterministic);
   tk::cuda::backward(pass.params, launch, scratch.data_ptr(), deterministic);
   return pass.results();
 }

@@ -41,7 +41,7 @@ std::string schema(std::string text, const char* end) {
 
 std::string forward_schema() {
   return schema("attention_forward(Tensor q, Tensor k, Tensor v",
-                ") -> (Tensor o, Tensor lse, Tensor block_mask)");
+                ") -> (Tensor o, Tensor row_stats, Tensor block_mask)");
 }
 
 std::string backward_schema() {
@@ -49,7 +49,7 @@ std::string backward_schema() {
 #define TK_GRADIENT(name) ", Tensor d" #name
   return schema(
       "attention_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, "
-      "Tensor lse, Tensor? block_mask",
+      "Tensor row_stats, Tensor? block_mask",
       TK_DIFFERENTIABLE(TK_OPTION) ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv"
       TK_DIFFERENTIABLE(TK_GRADIENT) ")");
 #undef TK_OPTION
@@ -77,11 +77,12 @@ OperatorCall::OperatorCall(Arguments&& given)
 
 ForwardPass::ForwardPass(const OperatorCall& call, const Tensor& q)
     : o(empty_like_layout(q, call.problem.D_v, call.device)),
-      lse(empty(std::array<int64_t, 3>{call.problem.B, call.problem.H_q, call.problem.M},
-                statistics_dtype(q), call.device)),
+      row_stats(empty(std::array<int64_t, 4>{call.layout.kind == LayoutKind::kCache ? 1 : 2,
+                                             call.problem.B, call.problem.H_q, call.problem.M},
+                      statistics_dtype(q), call.device)),
       block_mask(empty_block_mask(call)),
       params{call.problem, {}, nullptr} {
-  check(set_outputs(params, call.options, unchecked_view(o), unchecked_view(lse),
+  check(set_outputs(params, call.options, unchecked_view(o), unchecked_view(row_stats),
                     unchecked_view(block_mask)));
 }
 
@@ -94,12 +95,12 @@ BackwardPass::BackwardPass(const OperatorCall& call, SavedTensors given, const T
   const Device& device = call.device;
   STD_TORCH_CHECK(call.layout.kind != LayoutKind::kCache, "caches have no backward pass");
   static_cast<Problem&>(params) = call.problem;
-  saved.lse = checked_contiguous(saved.lse);
+  saved.row_stats = checked_contiguous(saved.row_stats);
   if (saved.dlse) saved.dlse = checked_contiguous(*saved.dlse);
   BackwardTensors tensors{view(saved.d_o, device),
                           view(saved.dlse, device),
                           view(saved.o, device),
-                          view(saved.lse, device),
+                          view(saved.row_stats, device),
                           view(saved.block_mask, device),
                           unchecked_view(dq),
                           unchecked_view(dk),

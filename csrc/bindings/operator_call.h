@@ -55,13 +55,14 @@ struct ForwardPass {
   // o has the memory order of q, of which the call may hold a copy.
   ForwardPass(const OperatorCall& call, const Tensor& q);
 
-  Tensor o, lse;
+  Tensor o;
+  Tensor row_stats;   // (2, B, H_q, M): lse and its rounding error; lse alone from a cache
   Tensor block_mask;  // empty if the mask needs none
   ForwardParams params{};
 };
 
 struct SavedTensors {
-  Tensor d_o, o, lse;
+  Tensor d_o, o, row_stats;
   Optional dlse, block_mask;
 };
 

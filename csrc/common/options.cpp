@@ -340,8 +340,18 @@ bool is_like_o(const View& x, const Problem& p) {
   return x.has_size({p.B, p.H_q, p.M, p.D_v}) && x.element == static_cast<Element>(p.dtype);
 }
 
-bool is_lse(const View& x, const Problem& p) {
-  return x.has_size({p.B, p.H_q, p.M}) && x.element == statistics(p.dtype) && is_contiguous(x);
+bool are_statistics(const View& x, const Problem& p, std::initializer_list<int64_t> size) {
+  return x.has_size(size) && x.element == statistics(p.dtype) && is_contiguous(x);
+}
+
+// `count` is 2, or 1 for lse alone.
+bool are_row_stats(const View& x, const Problem& p, int64_t count) {
+  return are_statistics(x, p, {count, p.B, p.H_q, p.M});
+}
+
+void* lse_rest_of(const View& row_stats, const Problem& p) {
+  const int64_t bytes = p.dtype == DType::kFloat64 ? sizeof(double) : sizeof(float);
+  return static_cast<char*>(row_stats.data) + p.B * p.H_q * p.M * bytes;
 }
 
 bool has_unit_stride(const View& x) { return x.size[3] == 1 || x.stride[3] == 1; }
@@ -400,12 +410,16 @@ std::optional<std::array<int64_t, 4>> block_mask_shape(const Problem& p, const O
   return {{B, H, blocks(p.M), blocks(p.N)}};
 }
 
-Reason set_outputs(ForwardParams& p, const Options& options, const View& o, const View& lse,
+Reason set_outputs(ForwardParams& p, const Options& options, const View& o, const View& row_stats,
                    const View& block_mask) {
   if (!is_like_o(o, p) || !has_unit_stride(o)) return "o must be (B, H_q, M, D_v)";
-  if (lse && !is_lse(lse, p)) return "lse must be (B, H_q, M)";
+  const bool has_rest = row_stats && are_row_stats(row_stats, p, 2);
+  if (row_stats && !has_rest && !are_row_stats(row_stats, p, 1)) {
+    return "row_stats must be (2, B, H_q, M), or (1, B, H_q, M)";
+  }
   p.o = strided(o);
-  p.lse = lse.data;
+  p.lse = row_stats.data;
+  p.lse_rest = has_rest ? lse_rest_of(row_stats, p) : nullptr;
   return set_block_mask(p.mask, p, options, block_mask);
 }
 
@@ -413,8 +427,11 @@ Reason set_tensors(BackwardParams& p, const Options& options, const BackwardTens
   if (!is_like_o(x.o, p) || !is_like_o(x.d_o, p)) {
     return "o and do must be (B, H_q, M, D_v), in the dtype of q";
   }
-  if (!is_lse(x.lse, p) || (x.dlse && !is_lse(x.dlse, p))) {
-    return "lse and dlse must be (B, H_q, M), in the dtype of the forward pass's lse";
+  if (!are_row_stats(x.row_stats, p, 2)) {
+    return "row_stats must be (2, B, H_q, M), as from the forward pass";
+  }
+  if (x.dlse && !are_statistics(x.dlse, p, {p.B, p.H_q, p.M})) {
+    return "dlse must be (B, H_q, M), in the dtype of row_stats";
   }
   if (!is_gradient(x.dq, p, {p.B, p.H_q, p.M, p.D}) ||
       !is_gradient(x.dk, p, {p.B, p.H_kv, p.N, p.D}) ||
@@ -423,7 +440,7 @@ Reason set_tensors(BackwardParams& p, const Options& options, const BackwardTens
   }
   p.o = strided(x.o), p.d_o = strided(x.d_o);
   p.dq = strided(x.dq), p.dk = strided(x.dk), p.dv = strided(x.dv);
-  p.lse = x.lse.data;
+  p.lse = x.row_stats.data, p.lse_rest = lse_rest_of(x.row_stats, p);
   p.dlse = x.dlse.data;
   if (x.dbias) {
     p.dbias = strided(x.dbias);

@@ -33,7 +33,7 @@ struct Inputs {
 // Tensors of a backward pass besides inputs and options; dlse, block_mask and those of the options
 // may be none.
 struct BackwardTensors {
-  View d_o, dlse, o, lse, block_mask, dq, dk, dv;
+  View d_o, dlse, o, row_stats, block_mask, dq, dk, dv;
 #define TK_OPTION(name) View d##name{};
   TK_DIFFERENTIABLE(TK_OPTION)
 #undef TK_OPTION
@@ -51,9 +51,10 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
 // `ResolvedMask.block_mask_shape`.
 std::optional<std::array<int64_t, 4>> block_mask_shape(const Problem& p, const Options& options);
 
-// Checks and fills in the tensors of a pass; the problem must be set. lse and block_mask may be
+// Checks and fills in the tensors of a pass; the problem must be set. row_stats, (2, B, H_q, M),
+// are lse and its rounding error; a forward pass may want lse alone, or none. block_mask may be
 // none.
-Reason set_outputs(ForwardParams& p, const Options& options, const View& o, const View& lse,
+Reason set_outputs(ForwardParams& p, const Options& options, const View& o, const View& row_stats,
                    const View& block_mask);
 Reason set_tensors(BackwardParams& p, const Options& options, const BackwardTensors& x);
 

@@ -96,12 +96,14 @@ struct Problem {
 struct ForwardParams : Problem {
   Strided o;
   void* lse;  // (B, H_q, M), contiguous rows, in the compute dtype
+  // Like lse: its rounding error, 0 for fully masked rows; null = not needed
+  void* lse_rest = nullptr;
 };
 
 struct BackwardParams : Problem {
   Strided o, d_o;
-  const void* lse;
-  const void* dlse;  // (B, H_q, M), strides as lse; null = zero
+  const void *lse, *lse_rest;  // of the forward pass
+  const void* dlse;            // (B, H_q, M), strides as lse; null = zero
   Strided dq, dk, dv;
   Strided dbias;  // same shape and dtype as the bias; data null = not needed
   int64_t bias_size[4];

@@ -195,9 +195,9 @@ def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
     arguments = arguments_of_forward(dtype, **options)
     torch.library.opcheck(operators.attention_forward.default, arguments)
     q, k, v, *rest = arguments
-    o, lse, block_mask = operators.attention_forward(*arguments)
-    for dlse in (None, torch.randn_like(lse)):
-        saved = (torch.randn_like(o), dlse, q, k, v, o, lse, block_mask)
+    o, row_stats, block_mask = operators.attention_forward(*arguments)
+    for dlse in (None, torch.randn_like(row_stats[0])):
+        saved = (torch.randn_like(o), dlse, q, k, v, o, row_stats, block_mask)
         given = dict(zip((field.name for field in FIELDS), rest, strict=True))
         wanted = (*(given[name] is not None for name in DIFFERENTIABLE), True)
         torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, *wanted))

@@ -409,10 +409,10 @@ def test_cuda_operator_tolerates_out_of_range_values(name: str, wrong: Tensor) -
         "cache_seqlens": arguments["cache_seqlens"].clamp(0, 80),
         "block_table": torch.where((table < 0) | (table > 8), 9, table),
     }
-    o, lse, _ = operators_of("cuda").attention_forward(**arguments)
-    expected_o, expected_lse, _ = torch.ops.transformer_kernels.attention_forward(**right)
+    o, row_stats, _ = operators_of("cuda").attention_forward(**arguments)
+    expected_o, expected_stats, _ = torch.ops.transformer_kernels.attention_forward(**right)
     assert_same_function(o, expected_o)
-    assert_same_function(lse, expected_lse)
+    assert_same_function(row_stats, expected_stats)
     assert torch.equal(k, there)
 
 

@@ -205,16 +205,16 @@ def test_operators(name: str, free: Free, operators: str) -> None:
         namespace = operators_of(operators)
         forward, backward = namespace.attention_forward, namespace.attention_backward
     arguments = operator_arguments(*qkv(), **OPERATOR_TENSORS[name])
-    o, lse, block_mask = forward(**arguments)
+    o, row_stats, block_mask = forward(**arguments)
     arguments[name] = free(arguments[name])
     with pytest.raises((RuntimeError, ValueError), match=r"it was freed|storage is freed"):
         forward(**arguments)
     q, k, v, *options = arguments.values()
     with pytest.raises((RuntimeError, ValueError), match=r"it was freed|storage is freed"):
-        backward(o, None, q, k, v, o, lse, block_mask, *options, *NOTHING_WANTED)
+        backward(o, None, q, k, v, o, row_stats, block_mask, *options, *NOTHING_WANTED)
 
 
-SAVED = ("do", "dlse", "q", "k", "v", "o", "lse", "block_mask")
+SAVED = ("do", "dlse", "q", "k", "v", "o", "row_stats", "block_mask")
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -222,8 +222,9 @@ SAVED = ("do", "dlse", "q", "k", "v", "o", "lse", "block_mask")
 def test_backward_operators(name: str, free: Free, backend: str) -> None:
     operators = operators_of(backend)
     q, k, v, *rest = operator_arguments(*qkv(), dense=ONES).values()
-    o, lse, block_mask = operators.attention_forward(q, k, v, *rest)
-    saved = dict(zip(SAVED, (o, lse.clone(), q, k, v, o, lse, block_mask), strict=True))
+    o, row_stats, block_mask = operators.attention_forward(q, k, v, *rest)
+    dlse = row_stats[0].clone()
+    saved = dict(zip(SAVED, (o, dlse, q, k, v, o, row_stats, block_mask), strict=True))
     saved[name] = free(saved[name])
     with pytest.raises(RuntimeError, match="it was freed"):
         operators.attention_backward(*saved.values(), *rest, *NOTHING_WANTED)
@@ -250,7 +251,7 @@ def test_decoding_operators(name: str, free: Free, backend: str) -> None:
 def test_direct_calls_decline(free: Free) -> None:
     """Every tensor of a direct call, outputs included."""
     q, k, v = qkv()
-    out, lse = torch.empty_like(q), torch.empty(B, H, N)
+    out, row_stats = torch.empty_like(q), torch.empty(2, B, H, N)
     tests = IDS[None, :, None]
     mask = ResolvedMask(
         key_start=LENGTHS, key_end=LENGTHS, dense=ONES, q_low=tests, q_high=tests,
@@ -259,8 +260,8 @@ def test_direct_calls_decline(free: Free) -> None:
     )  # fmt: skip
     block_mask = torch.empty(B, H, 2, 2, dtype=torch.uint8)
     gradients = map(torch.empty_like, (q, k, v))
-    forward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, True, out, lse]
-    backward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, out, lse, q, *gradients]
+    forward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, True, out, row_stats]
+    backward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, out, row_stats, q, *gradients]
     cache = torch.randn(3, H, 4, D)
     layout = Layout(cache_seqlens=LENGTHS, block_table=torch.tensor([[2, 1, 0]]))
     first = q[:, :, :1]

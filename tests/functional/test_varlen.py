@@ -377,8 +377,9 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     )
     torch.library.opcheck(operators.attention_forward.default, tuple(arguments.values()))
     q, k, v, *rest = arguments.values()
-    o, lse, block_mask = operators.attention_forward(**arguments)
-    saved = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, block_mask)
+    o, row_stats, block_mask = operators.attention_forward(**arguments)
+    dlse = torch.randn_like(row_stats[0])
+    saved = (torch.randn_like(o), dlse, q, k, v, o, row_stats, block_mask)
     torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, *NOTHING_WANTED))
 
 
@@ -402,15 +403,16 @@ def test_operators_reject_unsafe_cu_seqlens(name: str, starts: Tensor | None) ->
     """Compiled code calls the operators without the checks of Python."""
     operators = torch.ops.transformer_kernels
     forward = arguments_of_forward(torch.float32)
-    o, lse, block_mask = operators.attention_forward(**forward)
+    o, row_stats, block_mask = operators.attention_forward(**forward)
     if starts is not None and not (starts.is_floating_point() and len(starts)):
         starts = starts.int()
     forward[name] = starts
     q, k, v, *rest = forward.values()
     with pytest.raises(RuntimeError, match="cu_seqlens"):
         operators.attention_forward(**forward)
+    saved = (o, None, q, k, v, o, row_stats, block_mask)
     with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_backward(o, None, q, k, v, o, lse, block_mask, *rest, *NOTHING_WANTED)
+        operators.attention_backward(*saved, *rest, *NOTHING_WANTED)
 
 
 def test_unbounded_window_has_no_align(backend: str) -> None:

@@ -15,7 +15,8 @@ class Outputs(NamedTuple):
     """Outputs of a forward kernel."""
 
     o: Tensor
-    lse: Tensor
+    row_stats: Tensor
+    """(2, B, H_q, M): lse and its rounding error; from a cache (1, B, H_q, M), lse alone."""
     block_mask: Tensor | None
     """Saved for the backward pass; None if the mask needs none."""
 

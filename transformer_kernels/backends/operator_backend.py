@@ -47,8 +47,8 @@ class OperatorBackend:
 
     def differentiable_forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
         operator = getattr(self.operators(q.device), self.forward_name).default
-        o, lse, block_mask = operator(q, k, v, *problem.pack())
-        return Outputs(o, lse, block_mask if problem.mask.has_element_mask else None)
+        o, row_stats, block_mask = operator(q, k, v, *problem.pack())
+        return Outputs(o, row_stats, block_mask if problem.mask.has_element_mask else None)
 
     def differentiable_backward(
         self,

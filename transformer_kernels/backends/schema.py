@@ -15,9 +15,11 @@ from transformer_kernels.problem import unpack
 from transformer_kernels.problem.fields import SCHEMA
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
-FORWARD = f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor o, Tensor lse, Tensor block_mask)"
+FORWARD = (
+    f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor o, Tensor row_stats, Tensor block_mask)"
+)
 BACKWARD = (
-    "(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+    "(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor row_stats, "
     f"Tensor? block_mask, {SCHEMA}"
     + "".join(f", bool {name}_needs_grad" for name in DIFFERENTIABLE)
     + ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv"
@@ -30,9 +32,10 @@ BACKWARD = (
 def forward_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = unpack(q, k, v, options)
     o = empty_like_layout(q, v.shape[-1])
-    lse = q.new_empty(q.shape[:-1], dtype=problem.shape.accumulate_dtype)
+    count = 1 if problem.kind == "cache" else 2
+    row_stats = q.new_empty(count, *q.shape[:-1], dtype=problem.shape.accumulate_dtype)
     block_mask = problem.mask.block_mask_shape(problem.shape.M, problem.shape.N)
-    return o, lse, q.new_empty(block_mask, dtype=torch.uint8)
+    return o, row_stats, q.new_empty(block_mask, dtype=torch.uint8)
 
 
 def backward_fake(
@@ -42,7 +45,7 @@ def backward_fake(
     k: Tensor,
     v: Tensor,
     o: Tensor,
-    lse: Tensor,
+    row_stats: Tensor,
     block_mask: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:

@@ -218,8 +218,8 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
         relative = relative_keys(keys.to(device, dtype), lowest=1 - shape.S)
     for mask in (None, Mask.causal()):
         call = launch.prepare(dense_problem(q, k, v, mask=mask, relative=relative), q, k, v)
-        o, lse, _ = launch.forward(call)
-        saved = Saved(q, k, v, o, lse, None)
+        o, row_stats, _ = launch.forward(call)
+        saved = Saved(q, k, v, o, row_stats, None)
         prepared.append((call, launch.prepare_backward(call, do, None, saved)))
 
     def run() -> Outputs:

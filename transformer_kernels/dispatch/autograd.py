@@ -35,19 +35,17 @@ def attend(
     if isinstance(backend, ReferenceBackend) or needs_reference(tensors):
         return reference_attention(problem, savable(q), savable(k), savable(v))
     if torch.compiler.is_compiling() or torch_private.functorch_is_active():
-        o, lse, _ = backend.differentiable_forward(problem, q, k, v)
-        return o, lse
-    needs_grad = torch.is_grad_enabled() and (
+        o, row_stats, _ = backend.differentiable_forward(problem, q, k, v)
+    elif torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or any(x is not None and x.requires_grad for x in options)
-    )
-    if not needs_grad:
-        o, lse, _ = backend.forward(problem, q, k, v)
-        return o, lse
-    o, lse, _ = attach(backend, problem, None, q, k, v)
-    return o, lse
+    ):
+        o, row_stats, _ = attach(backend, problem, None, q, k, v)
+    else:
+        o, row_stats, _ = backend.forward(problem, q, k, v)
+    return o, row_stats[0]
 
 
 def attach(
@@ -110,8 +108,8 @@ class FusedAttention(torch.autograd.Function):
         if outputs is None:
             whole = problem if is_whole else _joined(problem, names, options)
             outputs = backend.forward(whole, q, k, v)
-        o, lse, block_mask = outputs
-        ctx.save_for_backward(q, k, v, o, lse, block_mask, *options)
+        o, row_stats, block_mask = outputs
+        ctx.save_for_backward(q, k, v, o, row_stats, block_mask, *options)
         ctx.call = backend, problem, names, is_whole
         if is_whole:
             return o
@@ -120,12 +118,13 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, do: Tensor | None, dlse: Tensor | None = None, _: None = None
+        ctx: Any, do: Tensor | None, drow_stats: Tensor | None = None, _: None = None
     ) -> tuple[Tensor | None, ...]:
+        dlse = None if drow_stats is None else drow_stats[0]
         if do is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
-        q, k, v, o, lse, block_mask, *options = ctx.saved_tensors
-        saved = Saved(q, k, v, o, lse, block_mask)
+        q, k, v, o, row_stats, block_mask, *options = ctx.saved_tensors
+        saved = Saved(q, k, v, o, row_stats, block_mask)
         do = torch.zeros_like(o) if do is None else do
         backend, problem, names, is_whole = ctx.call
         wanted = _wanted(names, ctx.needs_input_grad)
@@ -192,14 +191,14 @@ class FusedAttentionBackward(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         o: Tensor,
-        lse: Tensor,
+        row_stats: Tensor,
         block_mask: Tensor | None,
         *options: Tensor,
     ) -> Gradients:
         ctx.save_for_backward(do, dlse, q, k, v, *options)
         ctx.problem, ctx.names, ctx.wanted = problem, names, wanted
         ctx.set_materialize_grads(False)
-        saved = Saved(q, k, v, o.detach(), lse.detach(), block_mask)
+        saved = Saved(q, k, v, o.detach(), row_stats, block_mask)
         problem = _joined(problem, names, options)
         return backend.backward(problem, saved, do, dlse, wanted=wanted)
 

@@ -59,20 +59,21 @@ def attend(
         return None
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    problem = lse = None
+    problem = row_stats = None
     try:
         o, block_mask = torch.empty_like(q), _empty_block_mask(resolved, q, k)
         if needs_grad:
             shape = shape_of(q, k, v)
             problem = Problem(shape, resolved, scores)
-            lse = torch.empty(shape.B, shape.H_q, shape.M, dtype=shape.accumulate_dtype)
+            row_stats = torch.empty(2, shape.B, shape.H_q, shape.M, dtype=shape.accumulate_dtype)
     except (RuntimeError, TypeError, ValueError):  # unchecked; the general path names what is wrong
         return None
-    if not direct.launch_forward(q, k, v, scores, resolved, DENSE, block_mask, grouped, o, lse):
+    options = scores, resolved, DENSE, block_mask, grouped
+    if not direct.launch_forward(q, k, v, *options, o, row_stats):
         return None
-    if problem is None or lse is None:
+    if problem is None or row_stats is None:
         return o
-    result: Tensor = attach(_CPU, problem, Outputs(o, lse, block_mask), q, k, v)
+    result: Tensor = attach(_CPU, problem, Outputs(o, row_stats, block_mask), q, k, v)
     return result
 
 

@@ -29,7 +29,7 @@ from transformer_kernels.torch_private import MISSING_FOR_OPERATORS, have_tangen
 
 _OPTIONS = tuple(field.name for field in FIELDS)
 _NUMBER = Batch(None)
-_BLOCK_MASK = Batch(0, broadcasts=True)
+_ROW_STATS, _BLOCK_MASK = Batch(1), Batch(0, broadcasts=True)
 
 
 class _Registered(OperatorBackend):
@@ -49,13 +49,15 @@ class _Registered(OperatorBackend):
         slopes = problem.scores.alibi_slopes  # the kernels have no gradient of them
         if have_tangents((q, k, v, *options)) or (slopes is not None and slopes.requires_grad):
             o, lse = reference_attention(problem, q, k, v)
+            is_cache = problem.kind == "cache"
+            row_stats = torch.stack([lse] if is_cache else [lse, torch.zeros_like(lse)])
         else:
             _check_has_backward(problem)
-            o, lse, block_mask = attach(self, problem, None, q, k, v)
+            o, row_stats, block_mask = attach(self, problem, None, q, k, v)
         if block_mask is None:
             shape = problem.mask.block_mask_shape(problem.shape.M, problem.shape.N)
             block_mask = q.new_zeros(shape, dtype=torch.uint8)
-        return o, lse, block_mask
+        return o, row_stats, block_mask
 
     def backward_with_derivative(
         self, do: Tensor, dlse: Tensor | None, *arguments: Any
@@ -83,15 +85,13 @@ def _register(namespace: str, names: tuple[str, str]) -> None:
     register_derivative(namespace, forward, operators.with_derivative)
     register_derivative(namespace, backward, operators.backward_with_derivative)
     qkv, options = [ENTRIES] * 3, [Batch(*(field.dimension("B") or (None,))) for field in FIELDS]
-    saved = [*qkv, ENTRIES, ENTRIES, _BLOCK_MASK]
-    register_vmap(
-        namespace, forward, qkv + options, [ENTRIES, ENTRIES, _BLOCK_MASK], _is_one_by_one
-    )
+    outputs = [ENTRIES, _ROW_STATS, _BLOCK_MASK]
+    register_vmap(namespace, forward, qkv + options, outputs, _is_one_by_one)
     of_options = [_NUMBER] * len(DIFFERENTIABLE)
     register_vmap(
         namespace,
         backward,
-        [ENTRIES, ENTRIES, *saved, *options, *of_options, _NUMBER],
+        [ENTRIES, ENTRIES, *qkv, *outputs, *options, *of_options, _NUMBER],
         [*qkv, *of_options],
         _is_backward_one_by_one,
     )

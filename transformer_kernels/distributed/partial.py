@@ -19,20 +19,24 @@ class Total(NamedTuple):
     """Results of a shard's queries, in the dtype of softmax statistics."""
 
     o: Tensor
-    lse: Tensor
+    row_stats: Tensor
+    """As `Outputs.row_stats`."""
 
 
 def no_keys(shape: Shape) -> Total:
     """Returns the results of queries that have seen no key."""
     B, H, M, dtype = shape.B, shape.H_q, shape.M, shape.accumulate_dtype
     o = torch.zeros(B, H, M, shape.D_v, dtype=dtype, device=shape.device)
-    return Total(o, torch.full((B, H, M), float("-inf"), dtype=dtype, device=shape.device))
+    row_stats = torch.zeros(2, B, H, M, dtype=dtype, device=shape.device)
+    row_stats[0] = float("-inf")
+    return Total(o, row_stats)
 
 
 def forward(backend: Backend, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
     """Runs the forward kernel of a rectangle."""
     if isinstance(backend, ReferenceBackend):
-        return Outputs(*reference_attention(problem, q, k, v), None)
+        o, lse = reference_attention(problem, q, k, v)
+        return Outputs(o, torch.stack((lse, torch.zeros_like(lse))), None)
     return backend.forward(problem, q, k, v)
 
 
@@ -40,12 +44,18 @@ def add(total: Total, rows: slice, part: Outputs) -> None:
     """Adds the keys of a rectangle to the results of its rows, in-place.
 
     o += sigmoid(lse' - lse) (o' - o),  lse = log(exp(lse) + exp(lse')): a row that sees no key on
-    one side keeps the result of the other one.
+    one side keeps the result of the other one. The rounding errors of lse take part, and the new
+    one is kept: docs/attention.md, section 8.
     """
-    o, lse = total.o[:, :, rows], total.lse[:, :, rows]
-    weight = torch.sigmoid(part.lse - lse).nan_to_num_(nan=0.0)  # both are -inf
+    o, (lse, rest) = total.o[:, :, rows], total.row_stats[..., rows]
+    difference = (part.row_stats[0] - lse) + (part.row_stats[1] - rest)
+    weight = torch.sigmoid(difference).nan_to_num_(nan=0.0)  # both are -inf
     o.lerp_(part.o.to(o.dtype), weight[..., None])
-    torch.logaddexp(lse, part.lse, out=lse)
+    high = torch.maximum(lse, part.row_stats[0])
+    low = torch.where(difference > 0, part.row_stats[1], rest) + (-difference.abs()).exp().log1p()
+    low.masked_fill_(high == float("-inf"), 0.0)
+    torch.add(high, low, out=lse)
+    rest.copy_(torch.where(high == float("-inf"), 0.0, (high - lse) + low))
 
 
 def backward(
@@ -82,7 +92,7 @@ def _reference_backward(
             problem.with_tensors(options), inputs["q"], inputs["k"], inputs["v"]
         )
     dtype = lse.dtype
-    weight = torch.exp(lse.detach() - saved.lse).nan_to_num_(nan=0.0)
+    weight = torch.exp(lse.detach() - saved.row_stats[0]).nan_to_num_(nan=0.0)
     do = do.to(dtype)
     of_lse = (do * (o.detach().to(dtype) - saved.o.to(dtype))).sum(-1)
     of_lse = of_lse if dlse is None else of_lse + dlse

@@ -58,13 +58,13 @@ class RingAttention(torch.autograd.Function):
                     results = partial.forward(chosen, problem, *_inputs(q, keys, rows, columns))
                     partial.add(total, rows.local, results)
                     block_masks.append(results.block_mask)
-        o, lse = total.o.to(q.dtype), total.lse
+        o, row_stats = total.o.to(q.dtype), total.row_stats
         # The first tensor tells this call from an undivided one: activation checkpointing, which
         # compares shapes and dtypes, then refuses a recomputation outside of `context_parallel`.
         mark = q.new_empty(0, dtype=torch.uint8)
-        ctx.save_for_backward(mark, q, k, v, o, lse, *options, *block_masks)
+        ctx.save_for_backward(mark, q, k, v, o, row_stats, *options, *block_masks)
         ctx.set_materialize_grads(False)
-        return o, lse
+        return o, row_stats[0]
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -79,7 +79,7 @@ class RingAttention(torch.autograd.Function):
 def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """Returns the gradients of the inputs of `RingAttention`."""
     plan, backend, names = ctx.call
-    _, q, k, v, o, lse, *rest = ctx.saved_tensors
+    _, q, k, v, o, row_stats, *rest = ctx.saved_tensors
     options, block_masks = rest[: len(names)], iter(rest[len(names) :])
     plan = _with_tensors(plan, dict(zip(names, options, strict=True)))
     needed = zip(names, ctx.needs_input_grad[6:], strict=True)
@@ -91,7 +91,7 @@ def _gradients(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor
             for rows, columns, problem in plan.rectangles(keys):
                 at = (slice(None), slice(None), rows.local)
                 inputs = _inputs(q, keys, rows, columns)
-                saved = Saved(*inputs, o[at], lse[at], next(block_masks))
+                saved = Saved(*inputs, o[at], row_stats[:, *at], next(block_masks))
                 chosen = choose(problem, backend, BACKENDS)
                 gradients = partial.backward(
                     chosen, problem, saved, do[at], None if dlse is None else dlse[at], wanted

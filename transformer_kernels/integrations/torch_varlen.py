@@ -144,7 +144,8 @@ def _backward(
     )  # fmt: skip
     choose(problem, _CPU.name, (_CPU,))
     q, k, v, o, do = map(one_entry, (query, key, value, out, grad_out))
-    saved = Saved(q, k, v, o, logsumexp.unsqueeze(0), None)
+    row_stats = torch.stack((logsumexp, torch.zeros_like(logsumexp)))[:, None]
+    saved = Saved(q, k, v, o, row_stats, None)
     gradients = _CPU.backward(problem, saved, do, None)
     dq, dk, dv = (x.squeeze(0).transpose(0, 1) for x in gradients[:3])
     return dq, dk, dv

@@ -119,5 +119,5 @@ class Saved(NamedTuple):
     k: Tensor
     v: Tensor
     o: Tensor
-    lse: Tensor
+    row_stats: Tensor
     block_mask: Tensor | None

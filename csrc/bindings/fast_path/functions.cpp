@@ -61,28 +61,29 @@ PyObject* run_unlocked(Params& params, const LayoutParams& layout) {
   return nullptr;
 }
 
-// Further arguments: block_mask or None, grouped, o, lse or None.
+// Further arguments: block_mask or None, grouped, o, row_stats or None.
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 10)) return nullptr;
   ForwardParams params{};
   Call call;
-  View block_mask, o, lse;
+  View block_mask, o, row_stats;
   if (!call.read(args, params) || (args[7] != Py_True && params.H_q != params.H_kv) ||
-      !read_optional(args[6], block_mask) || !read(args[8], o) || !read_optional(args[9], lse) ||
-      !set_outputs(params, call.options, o, lse, block_mask).empty()) {
+      !read_optional(args[6], block_mask) || !read(args[8], o) ||
+      !read_optional(args[9], row_stats) ||
+      !set_outputs(params, call.options, o, row_stats, block_mask).empty()) {
     Py_RETURN_FALSE;
   }
   return run_unlocked(params, call.layout);
 }
 
-// Further arguments: block_mask or None, o, lse, do, dq, dk, dv.
+// Further arguments: block_mask or None, o, row_stats, do, dq, dk, dv.
 PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 13)) return nullptr;
   BackwardParams params{};
   Call call;
   BackwardTensors x;
   if (!call.read(args, params) || call.layout.kind != LayoutKind::kDense ||
-      !read_optional(args[6], x.block_mask) || !read(args[7], x.o) || !read(args[8], x.lse) ||
+      !read_optional(args[6], x.block_mask) || !read(args[7], x.o) || !read(args[8], x.row_stats) ||
       !read_input(args[9], x.d_o) || !read(args[10], x.dq) || !read(args[11], x.dk) ||
       !read(args[12], x.dv) || !set_tensors(params, call.options, x).empty()) {
     Py_RETURN_FALSE;

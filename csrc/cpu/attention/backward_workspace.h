@@ -31,6 +31,7 @@ struct BackwardWorkspace {
   char* q_panels;          // (slots, query_capacity)
   char* do_panels;         // (slots, query_capacity)
   Real* lse;               // (slots, query_capacity, kBlock); inf for fully masked rows and past M
+  Real* lse_rest;          // (slots, query_capacity, kBlock): the rounding error of lse
   Real* delta;             // (slots, query_capacity, kBlock): delta - dlse
   Real* dq;                // (slots, splits, query_capacity, D, kBlock)
   Real* dk;                // (slots, key_blocks, kBlock, D)
@@ -219,6 +220,7 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
   w.q_panels = allocate<char>(arena, queries * static_cast<int64_t>(w.q.bytes));
   w.do_panels = allocate<char>(arena, queries * static_cast<int64_t>(w.d_o.bytes));
   w.lse = allocate<Real>(arena, queries * kBlock);
+  w.lse_rest = allocate<Real>(arena, queries * kBlock);
   w.delta = allocate<Real>(arena, queries * kBlock);
   w.dq = allocate<Real>(arena, w.splits * queries * kBlock * w.k.width);
   w.dk = allocate<Real>(arena, keys * kBlock * w.k.width);
@@ -269,6 +271,7 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
   const int64_t h = w.query_head(p, head, m);
   const int64_t row0 = (b * p.H_q + h) * p.lse_stride, item = w.query_index(slot, m);
   const Real* lse = static_cast<const Real*>(p.lse) + row0;
+  const Real* lse_rest = static_cast<const Real*>(p.lse_rest) + row0;
   const Real* dlse = p.dlse ? static_cast<const Real*>(p.dlse) + row0 : nullptr;
   const auto is_live = [&](int64_t i) { return lse[i] != kMinusInfinity; };
   const BackwardScratch<Engine> t = scratch_of(p, w, worker);
@@ -282,6 +285,7 @@ void pack_queries_backward(const BackwardParams& p, const BackwardWorkspace<Engi
     if (dlse && valid) w.delta[item * kBlock + r] -= dlse[i0 + r];
     // Other rows have p = 0, whatever a bias adds to their scores.
     w.lse[item * kBlock + r] = valid ? lse[i0 + r] : -kMinusInfinity;
+    w.lse_rest[item * kBlock + r] = valid ? lse_rest[i0 + r] : Real{0};
   }
 }
 

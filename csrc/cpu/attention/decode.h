@@ -372,10 +372,12 @@ void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Lan
   for (int64_t n = first + 1; n < last; ++n) {
     combine(w, tile.lanes, unit.log2, sums, w.partial(n, at.head, tile.n));
   }
-  Real lse[kDecodeLanes];
+  Real lse[kDecodeLanes], rest[kDecodeLanes];
   for (int64_t lane = 0; lane < kDecodeLanes; lane += kLanes<Real>) {
     const Vec<Real> m = load(sums.state->m + lane), l = load(sums.state->l + lane);
-    store(lse + lane, natural_lse<Real>(m, l, Vec<Real>{}, unit));
+    const LogSumExp<Real> x(m, l, Vec<Real>{}, unit);
+    store(lse + lane, x.lse);
+    store(rest + lane, x.rest);
   }
   for (int64_t lane = 0; lane < tile.lanes; ++lane) {
     const int64_t h = tile.h + lane / p.M, i = tile.i0 + lane % p.M;
@@ -384,7 +386,9 @@ void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Lan
     const Real* o = sums.o + lane * w.v_width;
     for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[converted_index<Storage>(c)] * share;
     write_row(row, p.D_v, Real{1}, p.dtype, p.o.data, row_offset(p.o, at.b, h, i), p.o.stride[3]);
-    static_cast<Real*>(p.lse)[(at.b * p.H_q + h) * p.lse_stride + i] = lse[lane];
+    const int64_t of_row = (at.b * p.H_q + h) * p.lse_stride + i;
+    static_cast<Real*>(p.lse)[of_row] = lse[lane];
+    if (p.lse_rest) static_cast<Real*>(p.lse_rest)[of_row] = rest[lane];
   }
 }
 

@@ -270,16 +270,19 @@ void end_forward(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const auto& state = t.state[member];
   Real* const o = t.o + member * w.v.width * kQueries;
   if (!t.begun[member]) clear(o, w.v.width * kQueries);
-  Real share[kQueries], lse[kQueries];
+  Real share[kQueries], lse[kQueries], rest[kQueries];
   for (int64_t lane = 0; lane < kQueries; lane += kLanes<Real>) {
     const Vec<Real> l = load(state.l + lane);
     store(share + lane, l == 0 ? Vec<Real>{} : keep_factor<Real>(p) / l);
-    store(lse + lane, state.lse(lane, score_unit<Real>(p)));
+    const LogSumExp<Real> x = state.log_sum_exp(lane, score_unit<Real>(p));
+    store(lse + lane, x.lse);
+    store(rest + lane, x.rest);
   }
   const int64_t queries = std::min(p.M - i0, kQueries);
   write_transposed<kQueries>({p.dtype, p.o, b, h, i0, queries, p.D_v}, o, w.v.width, share, t.rows);
-  Real* to = static_cast<Real*>(p.lse) + (b * p.H_q + h) * p.lse_stride + i0;
-  for (int64_t lane = 0; lane < queries; ++lane) to[lane] = lse[lane];
+  const int64_t row0 = (b * p.H_q + h) * p.lse_stride + i0;
+  std::copy_n(lse, queries, static_cast<Real*>(p.lse) + row0);
+  if (p.lse_rest) std::copy_n(rest, queries, static_cast<Real*>(p.lse_rest) + row0);
 }
 
 // Processes query blocks `first` .. `last` - 1 of head h.

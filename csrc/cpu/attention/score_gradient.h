@@ -7,7 +7,8 @@
 // In full precision the scaled score is rounded before lse is subtracted, as in the forward pass:
 // differences of large numbers are then exact, and 0 for a score that is much larger than the
 // others of its row. In half precision one fused operation per score computes the exponent in base
-// 2, which saves two instructions, unless lse is so large that its rounding would show.
+// 2, which saves two instructions, unless lse is so large that its rounding would show. Elsewhere
+// the rounding error of lse is subtracted too.
 //
 // Symbols and derivation: docs/attention.md.
 #pragma once
@@ -25,12 +26,12 @@ struct WeightExponents {
   static constexpr Real kLargest = 1024;  // of |lse|: the weight's relative error is below 2^-13
   static constexpr Real kInfinity = static_cast<Real>(__builtin_inf());  // of rows without weights
   static constexpr Real kLog2E = static_cast<Real>(1.4426950408889634);
-  const Real* lse;  // (kBlock)
+  const Real *lse, *lse_rest;  // (kBlock)
   ScoreUnit<Real> unit;
   bool subtracts;  // lse, from a pass of scores
 
-  WeightExponents(const BackwardParams& p, const Real* lse, int64_t queries)
-      : lse(lse), unit(score_unit<Real>(p)), subtracts(false) {
+  WeightExponents(const BackwardParams& p, const Real* lse, const Real* lse_rest, int64_t queries)
+      : lse(lse), lse_rest(lse_rest), unit(score_unit<Real>(p)), subtracts(false) {
     for (int64_t lane = 0; kFused && lane < queries; lane += kLanes<Real>) {
       const Vec<Real> x = load(lse + lane);
       subtracts |= any<Real>(((x > kLargest) & (x < kInfinity)) | (x < -kLargest));
@@ -41,18 +42,21 @@ struct WeightExponents {
   void begin_pass(int64_t keys, int64_t lane, Real* s) const {
     for (int64_t r = 0; subtracts && r < keys; ++r, s += Engine::kPass) {
       for_each_vector(s, Engine::kPass, [&](Vec<Real> x, int64_t c) {
-        return rounded<Real>(x * unit.natural) - load(lse + lane + c);
+        return rounded<Real>(x * unit.natural) - load(lse + lane + c) - load(lse_rest + lane + c);
       });
     }
   }
-  // What `exponent` subtracts for one vector of queries.
-  TK_INLINE_METHOD Vec<Real> base(int64_t lane) const {
-    if (!kFused) return load(lse + lane);
-    return subtracts ? Vec<Real>{} : load(lse + lane) * kLog2E;
+  // What `exponent` subtracts for one vector of queries: from natural logarithms, and in base 2.
+  struct Base {
+    Vec<Real> natural, log2;
+  };
+  TK_INLINE_METHOD Base base(int64_t lane) const {
+    if (!kFused) return {load(lse + lane), load(lse_rest + lane) * kLog2E};
+    return {Vec<Real>{}, subtracts ? Vec<Real>{} : load(lse + lane) * kLog2E};
   }
-  TK_INLINE_METHOD Vec<Real> exponent(Vec<Real> s, Vec<Real> base) const {
-    if (!kFused) return (rounded<Real>(s * unit.natural) - base) * kLog2E;
-    return s * (subtracts ? kLog2E : unit.log2) - base;
+  TK_INLINE_METHOD Vec<Real> exponent(Vec<Real> s, const Base& base) const {
+    if (!kFused) return (rounded<Real>(s * unit.natural) - base.natural) * kLog2E - base.log2;
+    return s * (subtracts ? kLog2E : unit.log2) - base.log2;
   }
 };
 
@@ -97,16 +101,19 @@ void score_gradient(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
   using Real = typename Engine::Real;
   constexpr int64_t W = kLanes<Real>, kPass = Engine::kPass;
   const int64_t query_item = w.query_index(slot, query_block);
-  const WeightExponents<Engine> exponents(p, w.lse + query_item * kBlock, block.computed_queries());
+  const int64_t row0 = query_item * kBlock;
+  const WeightExponents<Engine> exponents(p, w.lse + row0, w.lse_rest + row0,
+                                          block.computed_queries());
   const Real kept = keep_factor<Real>(p);
   const uint64_t* keep = p.score.dropout_p > 0 ? t.keep : nullptr;
   BiasPrefetch bias;
   int64_t step = 0;
   for (int64_t lane = 0; lane < block.computed_queries(); lane += 2 * W) {
-    Vec<Real> base[2], delta[2];
+    typename WeightExponents<Engine>::Base base[2];
+    Vec<Real> delta[2];
     for (int n = 0; n < 2; ++n) {
       base[n] = exponents.base(lane + n * W);
-      delta[n] = load(w.delta + query_item * kBlock + lane + n * W);
+      delta[n] = load(w.delta + row0 + lane + n * W);
     }
     const int64_t within = lane % kPass;
     if (within == 0) {

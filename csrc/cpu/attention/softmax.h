@@ -19,9 +19,14 @@ constexpr int kMaxLag = 8;
 // larger.
 constexpr int kMaxWeightSum = 1 << kMaxLag;
 
-// Above this, u m is a multiple of 2.
+// Above this, u m is a multiple of 2. Without fused operations u s is rounded too, and that error
+// does not cancel.
 template <typename Real>
+#if defined(__FMA__)
 constexpr Real kLargestFused = static_cast<Real>(sizeof(Real) == 4 ? 0x1p24 : 0x1p53);
+#else
+constexpr Real kLargestFused = 64;
+#endif
 
 // True in lanes whose maximum m is subtracted from the scores.
 template <typename Real>
@@ -37,14 +42,22 @@ TK_INLINE Vec<Real> rounding_of(Vec<Real> m, Real u) {
   return is_large(m, u) ? Vec<Real>{} : error;
 }
 
-// Natural logarithm of l 2^(u m - rest); -inf for a fully masked query. Scaled scores are rounded
-// as in the backward pass: the weight of a score that is much larger than all others is then 1.
+// lse of each query, and its rounding error; -inf and 0 for a fully masked one.
 template <typename Real>
-TK_INLINE Vec<Real> natural_lse(Vec<Real> m, Vec<Real> l, Vec<Real> rest, ScoreUnit<Real> unit) {
-  constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
-  const Vec<Real> lse = rounded<Real>(m * unit.natural) + (log<Real>(l) - rest * kLn2);
-  return l == 0 ? broadcast(-static_cast<Real>(__builtin_inf())) : lse;
-}
+struct LogSumExp {
+  Vec<Real> lse, rest;
+
+  // Natural logarithm of l 2^(u m - error). Scaled scores are rounded as in the backward pass: the
+  // weight of a score that is much larger than all others is then 1.
+  TK_INLINE_METHOD LogSumExp(Vec<Real> m, Vec<Real> l, Vec<Real> error, ScoreUnit<Real> unit) {
+    constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
+    const Vec<Real> largest = rounded<Real>(m * unit.natural);
+    const Vec<Real> log_l = log<Real>(l) - error * kLn2;
+    const Vec<Real> sum = largest + log_l, added = sum - largest;  // Knuth's TwoSum
+    lse = l == 0 ? broadcast(-static_cast<Real>(__builtin_inf())) : sum;
+    rest = l == 0 ? Vec<Real>{} : (largest - (sum - added)) + (log_l - added);
+  }
+};
 
 // m: running maximum of the scores, -inf before the first visible key. l: the sum of the weights.
 template <typename Real, int64_t kQueries>
@@ -73,9 +86,9 @@ struct SoftmaxState {
     return any<Real>(is_large(load(m + lane), u) | is_large(load(m + lane + kLanes<Real>), u));
   }
 
-  TK_INLINE_METHOD Vec<Real> lse(int64_t lane, ScoreUnit<Real> unit) const {
+  TK_INLINE_METHOD LogSumExp<Real> log_sum_exp(int64_t lane, ScoreUnit<Real> unit) const {
     const Vec<Real> largest = load(m + lane);
-    return natural_lse<Real>(largest, load(l + lane), rounding_of(largest, unit.log2), unit);
+    return {largest, load(l + lane), rounding_of(largest, unit.log2), unit};
   }
 };
 

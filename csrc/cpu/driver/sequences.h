@@ -52,9 +52,11 @@ inline void advance(Strided& x, int64_t dimension, int64_t row, DType dtype) {
 
 inline void advance_statistics(ForwardParams& p, int64_t rows) {
   advance(p.lse, rows * bytes_of_statistics(p.dtype));
+  advance(p.lse_rest, rows * bytes_of_statistics(p.dtype));
 }
 inline void advance_statistics(BackwardParams& p, int64_t rows) {
   advance(p.lse, rows * bytes_of_statistics(p.dtype));
+  advance(p.lse_rest, rows * bytes_of_statistics(p.dtype));
   advance(p.dlse, rows * bytes_of_statistics(p.dtype));
 }
 

@@ -48,9 +48,14 @@ struct LiveQueries {
 // that is much larger than the others of its row is 1. lse = +inf marks fully masked rows.
 TK_DEVICE bool is_large(float lse) { return fabsf(lse) > kLargestFused && lse < INFINITY; }
 
-// s - lse, with s = natural * product.
-TK_DEVICE float minus_lse(float product, float natural, float lse) {
-  return __fmul_rn(product, natural) - lse;
+// The rounding error of lse, of query i.
+TK_DEVICE float lse_rest_of(const BackwardParams& p, const Sequence& seq, int h, int i) {
+  return i < seq.M ? static_cast<const float*>(p.lse_rest)[statistics_offset(p, seq, h) + i] : 0.0f;
+}
+
+// s - lse - rest in base 2, with s = natural * product.
+TK_DEVICE float exact_exponent(float product, float natural, float lse, float rest) {
+  return fmaf(__fmul_rn(product, natural) - lse, kLog2E, -rest * kLog2E);
 }
 
 // lse and delta of the accumulator rows that a lane holds.
@@ -90,7 +95,9 @@ struct TileGradients {
   template <GradientsOf kOf, int kN>
   TK_DEVICE_METHOD void apply(Accumulator<kM, kN>& s, Accumulator<kM, kN>& dp) const {
     const float unit = a.score.scale * kLog2E;
-    const auto fused = [&](float x, float lse) { return fmaf(x, unit, -lse * kLog2E); };
+    const auto fused = [&](float x, int m, int half) {
+      return fmaf(x, unit, -rows.lse[m][half] * kLog2E);
+    };
     // Where gradients of scores are wanted, there is a bias: scores are not plain.
     constexpr bool kMayBePlain = sizeof(Element) == 2 && kOf == GradientsOf::kProducts;
     const bool is_plain = kMayBePlain && a.score.plain, is_fused = is_plain && !rows.large();
@@ -109,8 +116,10 @@ struct TileGradients {
       differentiate<true>(s, dp, fused);
     } else {
       const float natural = is_plain ? a.score.scale : 1.0f;
-      differentiate<true>(s, dp,
-                          [&](float x, float lse) { return minus_lse(x, natural, lse) * kLog2E; });
+      differentiate<true>(s, dp, [&](float x, int m, int half) {
+        const float rest = lse_rest_of(a.params, seq, h, i0 + 16 * m + row_of(2 * half));
+        return exact_exponent(x, natural, rows.lse[m][half], rest);
+      });
     }
     if (a.dropout.seed) drop(s, kept);
   }
@@ -128,7 +137,7 @@ struct TileGradients {
     for_each_element<kM, kN>([&](int m, int n, int e) {
       float &x = s.x[m][n][e], &gradient = dp.x[m][n][e];
       const bool hidden = kSomeHidden && x == -INFINITY;
-      x = exp2_approx(exponent(x, rows.lse[m][e / 2]));
+      x = exp2_approx(exponent(x, m, e / 2));
       gradient *= x;
       if (hidden) gradient = 0.0f;  // dp may be NaN
     });

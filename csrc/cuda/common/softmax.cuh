@@ -15,6 +15,22 @@ TK_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// lse of a row, and its rounding error. By default the row is fully masked.
+struct LogSumExp {
+  float lse = -INFINITY, rest = 0.0f;
+};
+
+// Knuth's TwoSum.
+TK_DEVICE LogSumExp log_sum_exp(float m, float log_l) {
+  const float lse = m + log_l, added = lse - m;
+  return {lse, (m - (lse - added)) + (log_l - added)};
+}
+
+TK_DEVICE void store_lse(const ForwardParams& p, int64_t row, const LogSumExp& x) {
+  static_cast<float*>(p.lse)[row] = x.lse;
+  static_cast<float*>(p.lse_rest)[row] = x.rest;
+}
+
 // o and l are rescaled only if the true maximum exceeds m by more than this, in powers of 2.
 // Rescaling multiplies every element of o, and without a threshold some row of a warp nearly always
 // has a new maximum.
@@ -88,15 +104,16 @@ struct SoftmaxState {
     });
   }
 
-  // Calls visit(k, half, share, lse) for every row after the last key. o is to be multiplied by
-  // `share`, which includes `factor`. Multiplication by `unit` converts scores to natural
-  // logarithms.
+  // Calls visit(k, half, share, lse) for every row after the last key; lse is a LogSumExp. o is to
+  // be multiplied by `share`, which includes `factor`. Multiplication by `unit` converts scores to
+  // natural logarithms.
   template <typename Visit>
   TK_DEVICE_METHOD void finish(float factor, float unit, const Visit& visit) const {
     for_each_row([&](int k, int half) {
       const float sum = quad_sum(l[k][half]);
       const bool empty = m[k][half] == -INFINITY && sum == 0.0f;
-      const float lse = empty ? -INFINITY : __fmul_rn(m[k][half], unit) + logf(sum);
+      LogSumExp lse;
+      if (!empty) lse = log_sum_exp(__fmul_rn(m[k][half], unit), logf(sum));
       visit(k, half, empty ? 0.0f : factor / sum, lse);
     });
   }

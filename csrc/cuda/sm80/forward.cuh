@@ -98,15 +98,15 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   }
 
   const auto o_rows = rows_of<Element>(p.o, seq.at, h, seq.first_q, p.D_v);
-  float* const lse = static_cast<float*>(p.lse) + statistics_offset(p, seq, h);
+  const int64_t statistics = statistics_offset(p, seq, h);
   softmax.finish(a.dropout.factor, plain ? scale : 1.0f,
-                 [&](int k, int half, float share, float x) {
+                 [&](int k, int half, float share, const LogSumExp& lse) {
                    const int i = i0 + row + 16 * k + row_of(2 * half);
                    if (i >= seq.M) return;
                    o.for_each_pair_of(k, half, [&](int column, float first, float second) {
                      o_rows.store_pair(i, column, first * share, second * share);
                    });
-                   if (lane_index() % 4 == 0) lse[i] = x;
+                   if (lane_index() % 4 == 0) store_lse(p, statistics + i, lse);
                  });
 }
 

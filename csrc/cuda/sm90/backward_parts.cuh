@@ -187,9 +187,12 @@ class ScoreGradients {
       apply_mask<RowsAre::kKeys>(s, p, sequence_of(a_, key_block_.b), info_.h, i0_, j0_);
     }
     const float scale = a_.score.scale, unit = scale * kLog2E;
-    const auto fused = [&](float x, float lse) { return fmaf(x, unit, -lse); };
+    const auto fused = [&](float x, float lse, int) { return fmaf(x, unit, -lse); };
     if (info_.natural_lse()) {
-      const auto natural = [&](float x, float lse) { return minus_lse(x, scale, lse) * kLog2E; };
+      const Sequence seq = sequence_of(a_, key_block_.b);
+      const auto natural = [&](float x, float lse, int query) {
+        return exact_exponent(x, scale, lse, lse_rest_of(p, seq, info_.h, i0_ + query));
+      };
       exponentiate<true, false>(s, natural);
     } else if (info_.full()) {
       exponentiate<false, kHasPolynomials>(s, fused);
@@ -247,7 +250,7 @@ class ScoreGradients {
     for_each_query(lse_, [&](int n, int e, float lse) {
       float& x = s.x[0][n][e];
       const bool hidden = kSomeHidden && x == -INFINITY;
-      x = exponent(x, lse);
+      x = exponent(x, lse, 8 * n + column_of(e));
       x = kPolynomials && (4 * n + e) % 8 < 3 ? exp2_polynomial(x) : exp2_approx(x);
       if (hidden) x = kHiddenWeight;
     });
@@ -269,7 +272,8 @@ class ScoreGradients {
     const auto differentiate = [&](int row, int query, float& product, float& gradient) {
       const int i = i0_ + query, j = j0_ + row;
       const Score one = score(scores, product, i, j);
-      const float weight = exp2_approx((one.value - lse[query]) * kLog2E);
+      const float rest = lse_rest_of(a_.params, seq, info_.h, i);
+      const float weight = exp2_approx(exact_exponent(one.value, 1.0f, lse[query], rest));
       product = is_visible(a_.params, seq, info_.h, i, j) ? weight : kHiddenWeight;
       gradient *= one.derivative;
     };

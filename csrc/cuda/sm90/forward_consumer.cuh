@@ -136,12 +136,12 @@ class ForwardConsumer {
     const ForwardParams& p = a_.params;
     const Sequence seq = sequence_of(a_, tile.b);
     const int i0 = first_query(tile);
-    float* const lse = static_cast<float*>(p.lse) + statistics_offset(p, seq, tile.h);
+    const int64_t statistics = statistics_offset(p, seq, tile.h);
     const float unit = a_.score.plain ? a_.score.scale : 1.0f;
-    softmax_.finish(a_.dropout.factor, unit, [&](int, int half, float share, float x) {
+    softmax_.finish(a_.dropout.factor, unit, [&](int, int half, float share, const LogSumExp& lse) {
       factor_[half] = share;
       const int i = i0 + row_of(2 * half);
-      if (i < seq.M && lane_index() % 4 == 0) lse[i] = x;
+      if (i < seq.M && lane_index() % 4 == 0) store_lse(p, statistics + i, lse);
     });
   }
 

@@ -106,9 +106,9 @@ def run(q: Tensor, k: Tensor, offsets: dict[str, Any] | None = None, **options: 
     problem = dense_problem(q, k, k, **options)
     problem = replace(problem, scores=problem.scores._replace(**(offsets or {})))
     call = launch.prepare(problem, q, k, k)
-    o, lse, block_mask = launch.forward(call)
-    saved = Saved(q, k, k, o, lse, block_mask if block_mask.numel() else None)
-    launch.backward(call, o, torch.empty_like(lse), saved, wanted(problem))
+    o, row_stats, block_mask = launch.forward(call)
+    saved = Saved(q, k, k, o, row_stats, block_mask if block_mask.numel() else None)
+    launch.backward(call, o, torch.empty_like(row_stats[0]), saved, wanted(problem))
 
 
 def wanted(problem: Problem) -> list[str]:
@@ -122,8 +122,8 @@ def run_varlen(**options: Any) -> None:
     mask = Mask.causal(align="bottom_right")
     problem = varlen_problem(q, k, k, starts, max_seqlen_q=S, max_seqlen_k=S, mask=mask, **options)
     call = launch.prepare(problem, one_entry(q), one_entry(k), one_entry(k))
-    o, lse, _ = launch.forward(call)
-    saved = Saved(call.q, call.k, call.v, o, lse, None)
+    o, row_stats, _ = launch.forward(call)
+    saved = Saved(call.q, call.k, call.v, o, row_stats, None)
     launch.backward(call, o, None, saved, wanted(problem))
 
 

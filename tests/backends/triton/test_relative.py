@@ -93,9 +93,9 @@ def test_blocks_that_the_block_mask_hides_are_skipped(device: torch.device) -> N
     relative = tk.relative_bias(torch.randn(1, 9, device=device), lowest=-4)
     problem = dense_problem(q, k, k, mask=tk.Mask.dense(visible), relative=relative)
     call = launch.prepare(problem, q, k, k)
-    o, lse, block_mask = launch.forward(call)
+    o, row_stats, block_mask = launch.forward(call)
     assert block_mask[0, 0].tolist() == [[0, 0], [0, 2], [0, 0]]
-    saved = Saved(q, k, k, o, lse, block_mask)
+    saved = Saved(q, k, k, o, row_stats, block_mask)
     operands = launch.prepare_backward(call, torch.randn_like(o), None, saved)
     got = launch.gradient_of_relative_bias(call, operands, block_mask)
     assert bool(got.any())
@@ -125,10 +125,10 @@ def test_nothing_outside_the_table_is_read(align: Align, device: torch.device) -
     call = launch.prepare(problem, one_entry(q), one_entry(k), one_entry(k))
     assert call.scores.relative_bias is not None
     assert call.scores.relative_bias.data_ptr() == table.data_ptr()
-    o, lse, _ = launch.forward(call)
+    o, row_stats, _ = launch.forward(call)
     assert o.isfinite().all()
-    assert lse[:, :, :M].isfinite().all()
-    saved = Saved(call.q, call.k, call.v, o, lse, None)
+    assert row_stats[..., :M].isfinite().all()
+    saved = Saved(call.q, call.k, call.v, o, row_stats, None)
     gradients = launch.backward(call, torch.randn_like(o), None, saved, ("relative_bias",))
     assert gradients.relative_bias is not None
     assert gradients.relative_bias.shape == table.shape

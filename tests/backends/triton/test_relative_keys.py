@@ -125,8 +125,8 @@ def test_blocks_that_the_block_mask_hides_are_skipped(device: torch.device) -> N
     relative = tk.relative_keys(torch.randn(1, 9, 8, device=device), lowest=-4)
     problem = dense_problem(q, k, k, mask=tk.Mask.dense(visible), relative=relative)
     call = launch.prepare(problem, q, k, k)
-    o, lse, block_mask = launch.forward(call)
-    saved = Saved(q, k, k, o, lse, block_mask)
+    o, row_stats, block_mask = launch.forward(call)
+    saved = Saved(q, k, k, o, row_stats, block_mask)
     operands = launch.prepare_backward(call, torch.randn_like(o), None, saved)
     got = launch.gradient_of_relative_keys(call, operands, block_mask)
     assert bool(got.any())
@@ -157,10 +157,10 @@ def test_nothing_outside_the_table_is_read(align: Align, device: torch.device) -
     call = launch.prepare(problem, one_entry(q), one_entry(k), one_entry(k))
     assert call.scores.relative_keys is not None
     assert call.scores.relative_keys.data_ptr() == keys.data_ptr()
-    o, lse, _ = launch.forward(call)
+    o, row_stats, _ = launch.forward(call)
     assert o.isfinite().all()
-    assert lse[:, :, :M].isfinite().all()
-    saved = Saved(call.q, call.k, call.v, o, lse, None)
+    assert row_stats[..., :M].isfinite().all()
+    saved = Saved(call.q, call.k, call.v, o, row_stats, None)
     gradients = launch.backward(call, torch.randn_like(o), None, saved, ("relative_keys",))
     assert gradients.relative_keys is not None
     assert gradients.relative_keys.shape == keys.shape

@@ -93,8 +93,8 @@ def test_sequences_beyond_their_bounds_are_refused(
 @pytest.mark.parametrize("name", ["relative_bias", "relative_keys"])
 def test_a_gradient_needs_its_option(name: str) -> None:
     q, k, v, *options = operator_arguments(*qkv()).values()
-    o, lse, block_mask = torch.ops.transformer_kernels.attention_forward(q, k, v, *options)
-    saved = (o, None, q, k, v, o, lse, block_mask)
+    o, row_stats, block_mask = torch.ops.transformer_kernels.attention_forward(q, k, v, *options)
+    saved = (o, None, q, k, v, o, row_stats, block_mask)
     wanted = [option == name for option in DIFFERENTIABLE]
     with pytest.raises(RuntimeError, match=f"{name}_needs_grad requires {name}"):
         torch.ops.transformer_kernels.attention_backward(*saved, *options, *wanted, False)

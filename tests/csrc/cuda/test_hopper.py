@@ -21,6 +21,7 @@ from tests.support import emulator
 from tests.support.cases import CASES, Case, inputs
 from tests.support.emulated import NOT_EMULATED
 from tests.support.evaluate import assert_case, by_backend
+from tests.support.finite_masks import assert_exact, make_call
 from tests.support.hidden_cases import HIDDEN_CASES, assert_hidden_nan_changes_nothing
 from tests.support.plain import plain_attention
 from tests.support.tiers import crossed, each
@@ -83,6 +84,8 @@ RACE_CASES = [
         "dropout-queries",
     )
 ]
+FINITE_MASKS = ("rows-1e9", "causal", "dropout", "alibi", "products")
+HALF = ((torch.float16,), (torch.bfloat16,))
 FORWARD_KERNEL = "(sm90::forward_kernel<Element, kWidth, kVWidth>)"
 
 
@@ -111,6 +114,12 @@ def test_hidden_nan_changes_nothing(case: Case) -> None:
 @pytest.mark.parametrize("case", FLOAT16_CASES, ids=str)
 def test_case_in_float16(case: Case) -> None:
     assert_case(case, torch.float16, "cuda")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("case", "dtype"), crossed(FINITE_MASKS, HALF))
+def test_finite_masks(case: str, dtype: torch.dtype) -> None:
+    assert_exact(make_call(case, dtype), "cuda")
 
 
 @pytest.mark.quick

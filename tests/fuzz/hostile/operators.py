@@ -81,11 +81,11 @@ def packed(variant: Variant, backend: str) -> Arguments:
 
 def backward(variant: Variant, backend: str) -> Arguments:
     given = forward(variant, backend)
-    o, lse, block_mask = run("forward", **given)
+    o, row_stats, block_mask = run("forward", **given)
     q, k, v = (given.pop(name) for name in "qkv")
     wanted = dict.fromkeys(_WANTED, variant.with_options) | {"deterministic": False}
-    saved = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "block_mask": block_mask}
-    return {"do": o.clone(), "dlse": lse.clone(), **saved, **given, **wanted}
+    saved = {"q": q, "k": k, "v": v, "o": o, "row_stats": row_stats, "block_mask": block_mask}
+    return {"do": o.clone(), "dlse": row_stats[0].clone(), **saved, **given, **wanted}
 
 
 def decode(variant: Variant, backend: str) -> Arguments:

@@ -41,8 +41,9 @@ def is_allowed() -> bool:
 
 def backward(problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
     """Returns the gradients of a dense call whose lse has none; None if it is declined."""
-    q, k, v, o, lse, block_mask = saved
+    q, k, v, o, row_stats, block_mask = saved
     scores, mask, layout = problem.scores, problem.mask, problem.layout
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    computed = launch_backward(q, k, v, scores, mask, layout, block_mask, o, lse, do, dq, dk, dv)
+    options = scores, mask, layout, block_mask
+    computed = launch_backward(q, k, v, *options, o, row_stats, do, dq, dk, dv)
     return Gradients(dq, dk, dv) if computed else None

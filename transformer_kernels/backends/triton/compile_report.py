@@ -169,8 +169,8 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
         return launch.prepare(dense_problem(q, k, v, mask=Mask.causal(), **biases), q, k, v)
 
     plain = prepare()
-    o, lse, _ = launch.forward(plain)
-    operands = launch.prepare_backward(plain, q, None, Saved(q, k, v, o, lse, None))
+    o, row_stats, _ = launch.forward(plain)
+    operands = launch.prepare_backward(plain, q, None, Saved(q, k, v, o, row_stats, None))
     launch.bwd_dkdv(plain, operands, None)
     launch.bwd_dq(plain, operands, None)
     if config.tile("keys_dkdv", target.chip(q.device), dtype.itemsize, columns) is not None:
@@ -179,7 +179,7 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
         launch.bwd_dkdv(with_keys, operands, None)
         launch.bwd_dq(with_keys, operands, None)
         launch.gradient_of_relative_keys(with_keys, operands, None)
-    launch.gradient_of_bias(prepare(bias=bias), operands, None, lse)
+    launch.gradient_of_bias(prepare(bias=bias), operands, None, row_stats[0])
     launch.gradient_of_relative_bias(prepare(relative=relative), operands, None)
 
 

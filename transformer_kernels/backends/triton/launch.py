@@ -98,28 +98,28 @@ def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (o, lse, block_mask); the block mask has no elements if the mask needs none."""
+    """Returns (o, row_stats, block_mask); the block mask has no elements if the mask needs none."""
     o = call.output(call.q, call.problem.shape.D_v)
-    lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+    row_stats = call.q.new_empty(2, *call.q.shape[:3], dtype=torch.float32)
     if call.sequences.cu_q is not None:
-        lse.fill_(float("-inf"))
+        row_stats.zero_()[0] = float("-inf")
     block_mask = fill_block_mask(call)
     scale = call.problem.scale
     if scale < 0.0:  # the kernel computes row maxima before scaling, which needs scale >= 0
         call = call._replace(q=-call.q, scores=scores.scores(call.problem, -scale))
-    operands = (*map(arguments.rows, (call.q, call.k, call.v, o)), lse)
+    operands = (*map(arguments.rows, (call.q, call.k, call.v, o)), *row_stats)
     launch_blocks(forward_kernel, "forward", call, operands, block_mask)
-    return o, lse, block_mask
+    return o, row_stats, block_mask
 
 
 def backward(
     call: Call, do: Tensor, dlse: Tensor | None, saved: Saved, wanted: Collection[str]
 ) -> Gradients:
     """Returns the gradients; those of options are None unless they are `wanted`."""
-    operands = prepare_backward(call, do, dlse, saved)
+    operands, lse = prepare_backward(call, do, dlse, saved), saved.row_stats[0]
     dk, dv = bwd_dkdv(call, operands, saved.block_mask)
     dq = bwd_dq(call, operands, saved.block_mask)
-    dbias = gradient_of_bias(call, operands, dlse, saved.lse) if "bias" in wanted else None
+    dbias = gradient_of_bias(call, operands, dlse, lse) if "bias" in wanted else None
     drelative, dkeys = None, None
     if "relative_bias" in wanted:
         drelative = gradient_of_relative_bias(call, operands, saved.block_mask)
@@ -131,8 +131,9 @@ def backward(
 def prepare_backward(call: Call, do: Tensor, dlse: Tensor | None, saved: Saved) -> Operands:
     """Runs the backward preprocess, `bwd_preprocess_kernel`, and packs the kernels' operands."""
     p = call.problem.shape
-    o, do, lse = as_rows(saved.o), as_rows(do), saved.lse.contiguous()
-    statistics = Statistics(torch.empty_like(lse), torch.empty_like(lse))
+    o, do = as_rows(saved.o), as_rows(do)
+    lse, lse_rest = saved.row_stats.contiguous()
+    statistics = Statistics(*(torch.empty_like(lse) for _ in Statistics._fields))
     block = 64
     launch(
         bwd_preprocess_kernel,
@@ -140,6 +141,7 @@ def prepare_backward(call: Call, do: Tensor, dlse: Tensor | None, saved: Saved) 
         arguments.rows(o),
         arguments.rows(do),
         lse,
+        lse_rest,
         None if dlse is None else dlse.contiguous(),
         statistics,
         *call.scalars[:3],

@@ -33,7 +33,7 @@ def _backward(
     k: Tensor,
     v: Tensor,
     o: Tensor,
-    lse: Tensor,
+    row_stats: Tensor,
     block_mask: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
@@ -41,7 +41,7 @@ def _backward(
 
     options, wanted = schema.unpack_backward(rest)  # every result is deterministic
     problem = unpack(q, k, v, options)
-    saved = Saved(q, k, v, o, lse, block_mask)
+    saved = Saved(q, k, v, o, row_stats, block_mask)
     _check(problem, {"do": do, "dlse": dlse, **saved._asdict()})
     with torch.cuda.device_of(q):
         call = launch.prepare(problem, q, k, v)

@@ -115,7 +115,7 @@ def add_queries(
     """Adds one query block to dk / scale and dv"""
     PRECISION: tl.constexpr = sizes.PRECISION
     i = coords.i0 + tl.arange(0, sizes.BLOCK_M)
-    base, delta = load_statistics(of_head, i, band.M, MASKED)
+    base, rest, delta = load_statistics(of_head, i, band.M, MASKED)
     # Fully masked rows are not loaded: they may hold NaN, and 0 * NaN is NaN.
     live = base < float("inf")
     q_tile = load_rows(q, coords.i0, live, sizes.D, sizes.BLOCK_D, MASKED)
@@ -126,7 +126,8 @@ def add_queries(
     if MASKED:
         is_visible = visible(mask, band, coords)
     products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=True)
-    p = weights(products, base[None, :], bias, is_visible, mask, scores, coords, band)
+    base, rest = base[None, :], rest[None, :]
+    p = weights(products, base, rest, bias, is_visible, mask, scores, coords, band)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=True)
     dv = tl.dot((p * z).to(do_tile.dtype), do_tile, sums.dv, input_precision=PRECISION)
     dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=PRECISION) * z
@@ -200,7 +201,8 @@ def add_keys(
     if MASKED:
         is_visible = visible(mask, band, coords)
     products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=False)
-    p = weights(products, of_rows.base[:, None], bias, is_visible, mask, scores, coords, band)
+    base, rest = of_rows.base[:, None], of_rows.rest[:, None]
+    p = weights(products, base, rest, bias, is_visible, mask, scores, coords, band)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
     ds = score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)

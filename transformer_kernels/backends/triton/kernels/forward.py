@@ -61,7 +61,7 @@ class Softmax(NamedTuple):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def forward_kernel(
-    q, k, v, o, lse,
+    q, k, v, o, lse, lse_rest,
     rows, M, N, low, high, offset, rows_k,
     heads, sequences, mask, lists, scores, dropout, sizes,
 ):  # fmt: skip
@@ -107,9 +107,14 @@ def forward_kernel(
     total = tl.where(empty, 1.0, state.l_i)
     acc = state.acc * (dropout.factor / total)[:, None]
     store_rows(head(o, memory_b, h, first_q), i0, i < band.M, acc, sizes.D_V)
-    lse_i = state.m_i * natural_unit(scores) + tl.log2(total) * LN2
-    lse_i = tl.where(empty, float("-inf"), lse_i)
+    m_i, log_l = state.m_i * natural_unit(scores), tl.log2(total) * LN2
+    lse_i = m_i + log_l
+    added = lse_i - m_i
+    rest = (m_i - (lse_i - added)) + (log_l - added)  # Knuth's TwoSum: the rounding error of lse
+    lse_i, rest = tl.where(empty, float("-inf"), lse_i), tl.where(empty, 0.0, rest)
     tl.store(vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < band.M)
+    rest_rows = vector_pointer(lse_rest, heads, rows, memory_b, h, first_q)
+    tl.store(rest_rows + i, rest, mask=i < band.M)
 
 
 @triton.jit

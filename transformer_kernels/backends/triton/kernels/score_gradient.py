@@ -29,10 +29,11 @@ from transformer_kernels.backends.triton.kernels.scores import LOG2E, load_bias,
 
 
 class Statistics(NamedTuple):
-    """lse of rows (`base`: +inf for fully masked ones, so that their weights are 0) and delta: the
-    tensors, pointers to those of a head, or values."""
+    """lse of rows (`base`: +inf for fully masked ones, so that their weights are 0), its rounding
+    error in base 2 (`rest`) and delta: the tensors, pointers to those of a head, or values."""
 
     base: Any
+    rest: Any
     delta: Any
 
 
@@ -49,6 +50,7 @@ def head_statistics(statistics, heads, rows, b, h, first):
     """Pointers to the statistics of a head, from row `first` on"""
     return Statistics(
         vector_pointer(statistics.base, heads, rows, b, h, first),
+        vector_pointer(statistics.rest, heads, rows, b, h, first),
         vector_pointer(statistics.delta, heads, rows, b, h, first),
     )
 
@@ -58,20 +60,23 @@ def load_statistics(of_head, i, M, CHECKED: tl.constexpr):
     """Statistics of rows i; rows from M on as if fully masked"""
     if CHECKED:
         base = tl.load(of_head.base + i, mask=i < M, other=float("inf"))
-        return Statistics(base, tl.load(of_head.delta + i, mask=i < M, other=0.0))
+        rest = tl.load(of_head.rest + i, mask=i < M, other=0.0)
+        return Statistics(base, rest, tl.load(of_head.delta + i, mask=i < M, other=0.0))
     else:
-        return Statistics(tl.load(of_head.base + i), tl.load(of_head.delta + i))
+        base, rest = tl.load(of_head.base + i), tl.load(of_head.rest + i)
+        return Statistics(base, rest, tl.load(of_head.delta + i))
 
 
 @triton.jit
-def weights(products, base, bias, is_visible, mask, scores, coords, band):
+def weights(products, base, rest, bias, is_visible, mask, scores, coords, band):
     """p of a tile, 0 where not `is_visible` (None: everything is visible). The scaled score is
     rounded before lse (`base`) is subtracted, as in the forward pass: docs/attention.md, section 8.
     """
     if is_visible is not None:
         # Masks lse, not p: AMD's compiler cannot convert a bool tile to the layout of an operand.
         base = tl.where(is_visible, base, float("inf"))
-    p = tl.exp2((natural_scores(products, bias, scores, coords, band) - base) * LOG2E)
+    s = natural_scores(products, bias, scores, coords, band)
+    p = tl.exp2(tl.fma(s - base, LOG2E, -rest))
     if is_visible is not None and mask.has_elements:
         p = tl.where(base != float("inf"), p, 0.0)  # a key that no query sees may be NaN
     return p
@@ -106,7 +111,8 @@ def tile_gradients(
     bias, is_visible = load_bias(scores, coords, band), visible(mask, band, coords)
     relative = load_relative_rows(scores, coords, band, sizes)
     products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=False)
-    p = weights(products, of_rows.base[:, None], bias, is_visible, mask, scores, coords, band)
+    base, rest = of_rows.base[:, None], of_rows.rest[:, None]
+    p = weights(products, base, rest, bias, is_visible, mask, scores, coords, band)
     do_tile = load_rows(do_head, i0, rows_live, sizes.D_V, sizes.BLOCK_DV, True)
     v_tile = load_rows(v_head, j0, live, sizes.D_V, sizes.BLOCK_DV, True)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
@@ -117,7 +123,7 @@ def tile_gradients(
 
 @triton.jit(do_not_specialize=["rows", "M", "N"])
 def bwd_preprocess_kernel(
-    o, do, lse, dlse, statistics, rows, M, N, heads, sequences,
+    o, do, lse, lse_rest, dlse, statistics, rows, M, N, heads, sequences,
     D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     """Backward preprocess: the statistics of a row, with delta = rowsum(do o) - dlse"""
@@ -140,3 +146,7 @@ def bwd_preprocess_kernel(
     lse_i = tl.where(lse_i == float("-inf"), float("inf"), lse_i)
     base_rows = vector_pointer(statistics.base, heads, rows, memory_b, h, first_q)
     tl.store(base_rows + i, lse_i, mask=i < M)
+    given_rest = vector_pointer(lse_rest, heads, rows, memory_b, h, first_q)
+    rest = tl.load(given_rest + i, mask=i < M, other=0.0) * LOG2E
+    rest_rows = vector_pointer(statistics.rest, heads, rows, memory_b, h, first_q)
+    tl.store(rest_rows + i, rest, mask=i < M)
