@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import BACKENDS_AND_DTYPES, NAMES
-from tests.support.finite_masks import CASES, SCALE, assert_exact, by_formula, draw, make_call
+from tests.support.backends import BACKENDS_AND_DTYPES, COMPILED_AND_DTYPES, NAMES
+from tests.support.finite_masks import (
+    CASES,
+    SCALE,
+    assert_exact,
+    by_formula,
+    draw,
+    make_call,
+    with_shared_product,
+)
 from tests.support.tiers import crossed
 from transformer_kernels.bench.tolerance import assert_within_rule
 
@@ -22,6 +30,12 @@ WAYS = tuple(way for way in BACKENDS_AND_DTYPES if way[0] in FUSED)
 @pytest.mark.parametrize(("case", "backend", "dtype"), crossed(CASES, WAYS))
 def test_gradients(case: str, backend: str, dtype: torch.dtype) -> None:
     assert_exact(make_call(case, dtype), backend)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES)
+def test_few_queries(backend: str, dtype: torch.dtype) -> None:
+    """Decoding kernels compute the forward pass."""
+    assert_exact(with_shared_product(draw({}, dtype, 3, 1030)), backend)
 
 
 @pytest.mark.parametrize("backend", FUSED)

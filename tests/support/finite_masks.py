@@ -23,9 +23,6 @@ from transformer_kernels.scores.relative import RelativeBias, RelativeKeys
 B, H_Q, H_KV, M, N, D, D_V = 1, 2, 1, 37, 70, 16, 24
 SCALE = 0.25
 SEED = 7
-SHARED = {torch.float16: 2.0**15}
-"""First element of q in "products", 2^20 in other dtypes; that of k is 8. All scores contain their
-product."""
 SMALLEST = torch.finfo(torch.float32).min
 Options = dict[str, Any]
 Results = dict[str, Tensor]
@@ -106,16 +103,21 @@ CASES: dict[str, Callable[[torch.dtype], Options]] = {
         "bias": _rows(-1e9, accumulate_dtype(dtype)),
         "relative": tk.relative_keys(_halves((1, 5, D), dtype) / 2, lowest=-2),
     },
-    "products": lambda dtype: {},
+    "products": lambda _: {},
 }  # fmt: skip
 
 
 def make_call(case: str, dtype: torch.dtype) -> Call:
-    call = draw(CASES[case](dtype), dtype)
-    if case != "products":
-        return call
-    q, k = call.q * 2, call.k * 2  # scores are multiples of 1/4, the ulp of 2^21 in float32
-    q[..., 0], k[..., 0] = SHARED.get(dtype, 2.0**20), 8.0
+    if case == "products":
+        return with_shared_product(draw({}, dtype))
+    return draw(CASES[case](dtype), dtype)
+
+
+def with_shared_product(call: Call) -> Call:
+    """Adds a large number to all scores of a row, which are then multiples of 1/4: the ulp of 2^21
+    in float32."""
+    q, k = call.q * 2, call.k * 2
+    q[..., 0], k[..., 0] = (2.0**15 if q.dtype == torch.float16 else 2.0**20), 8.0
     return call._replace(q=q, k=k)
 
 

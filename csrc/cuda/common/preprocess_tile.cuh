@@ -16,7 +16,7 @@ struct PreprocessTile {
   static constexpr int kRows = kThreads / kLanes, kSteps = kBlockM / kRows;
   static_assert(kBlockM % kRows == 0);
 
-  // Calls visit(row, lse, delta) once for each row of the tile from query i0 on, where
+  // Calls visit(row, lse, lse_rest, delta) once for each row of the tile from query i0 on, where
   // delta = rowsum(do o) - dlse. lse is +inf for fully masked rows, so that their weights are 0,
   // and for rows past the last query.
   template <typename Visit>
@@ -41,13 +41,14 @@ struct PreprocessTile {
     const int64_t offset = statistics_offset(p, seq, h) + i0;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      float lse = INFINITY;
+      float lse = INFINITY, lse_rest = 0.0f;
       if (i0 + row(step) < seq.M) {
         const float given = static_cast<const float*>(p.lse)[offset + row(step)];
         if (given != -INFINITY) lse = given;
+        lse_rest = static_cast<const float*>(p.lse_rest)[offset + row(step)];
         if (p.dlse) delta[step] -= static_cast<const float*>(p.dlse)[offset + row(step)];
       }
-      visit(row(step), lse, delta[step]);
+      visit(row(step), lse, lse_rest, delta[step]);
     }
   }
 

@@ -48,15 +48,13 @@ struct LiveQueries {
 // that is much larger than the others of its row is 1. lse = +inf marks fully masked rows.
 TK_DEVICE bool is_large(float lse) { return fabsf(lse) > kLargestFused && lse < INFINITY; }
 
-// The rounding error of lse, of query i.
-TK_DEVICE float lse_rest_of(const BackwardParams& p, const Sequence& seq, int h, int i) {
-  return i < seq.M ? static_cast<const float*>(p.lse_rest)[statistics_offset(p, seq, h) + i] : 0.0f;
+// s - lse, with s = natural * product.
+TK_DEVICE float minus_lse(float product, float natural, float lse) {
+  return __fmul_rn(product, natural) - lse;
 }
 
-// s - lse - rest in base 2, with s = natural * product.
-TK_DEVICE float exact_exponent(float product, float natural, float lse, float rest) {
-  return fmaf(__fmul_rn(product, natural) - lse, kLog2E, -rest * kLog2E);
-}
+// x - rest in base 2, where x is s - lse.
+TK_DEVICE float exact_exponent(float x, float rest) { return fmaf(x, kLog2E, -rest * kLog2E); }
 
 // lse and delta of the accumulator rows that a lane holds.
 template <int kM>
@@ -116,9 +114,11 @@ struct TileGradients {
       differentiate<true>(s, dp, fused);
     } else {
       const float natural = is_plain ? a.score.scale : 1.0f;
+      const float* const rest =
+          static_cast<const float*>(a.params.lse_rest) + statistics_offset(a.params, seq, h);
       differentiate<true>(s, dp, [&](float x, int m, int half) {
-        const float rest = lse_rest_of(a.params, seq, h, i0 + 16 * m + row_of(2 * half));
-        return exact_exponent(x, natural, rows.lse[m][half], rest);
+        const int i = min(i0 + 16 * m + row_of(2 * half), seq.M - 1);  // lse is inf from M on
+        return exact_exponent(minus_lse(x, natural, rows.lse[m][half]), rest[i]);
       });
     }
     if (a.dropout.seed) drop(s, kept);

@@ -20,15 +20,14 @@ struct LogSumExp {
   float lse = -INFINITY, rest = 0.0f;
 };
 
-// Knuth's TwoSum.
-TK_DEVICE LogSumExp log_sum_exp(float m, float log_l) {
-  const float lse = m + log_l, added = lse - m;
+TK_DEVICE LogSumExp log_sum_exp(float m, float l) {
+  const float log_l = logf(l), lse = m + log_l, added = lse - m;  // Knuth's TwoSum
   return {lse, (m - (lse - added)) + (log_l - added)};
 }
 
 TK_DEVICE void store_lse(const ForwardParams& p, int64_t row, const LogSumExp& x) {
   static_cast<float*>(p.lse)[row] = x.lse;
-  static_cast<float*>(p.lse_rest)[row] = x.rest;
+  if (p.lse_rest) static_cast<float*>(p.lse_rest)[row] = x.rest;
 }
 
 // o and l are rescaled only if the true maximum exceeds m by more than this, in powers of 2.
@@ -113,7 +112,7 @@ struct SoftmaxState {
       const float sum = quad_sum(l[k][half]);
       const bool empty = m[k][half] == -INFINITY && sum == 0.0f;
       LogSumExp lse;
-      if (!empty) lse = log_sum_exp(__fmul_rn(m[k][half], unit), logf(sum));
+      if (!empty) lse = log_sum_exp(__fmul_rn(m[k][half], unit), sum);
       visit(k, half, empty ? 0.0f : factor / sum, lse);
     });
   }

@@ -100,7 +100,7 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
     if (threadIdx.x == 0 && a.dq_semaphore) a.dq_semaphore[tile] = 0;
   }
   const int64_t offset = statistics_offset(p, seq, h) + i0;
-  const auto store = [&](int row, float lse, float delta) {
+  const auto store = [&](int row, float lse, float, float delta) {
     if (i0 + row >= seq.M) return;
     a.lse[offset + row] = lse;
     a.delta[offset + row] = delta;

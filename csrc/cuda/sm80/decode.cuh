@@ -298,8 +298,9 @@ TK_DEVICE void store_row(const DecodeArguments& a, const DecodeSequence& s, cons
   }
   if (lane_index() != 0) return;
   if (part.partial < 0) {
-    static_cast<float*>(a.params.lse)[(s.b * p.H_q + at.h) * p.lse_stride + at.i] =
-        empty ? -INFINITY : natural_max + logf(l);
+    LogSumExp lse;
+    if (!empty) lse = log_sum_exp(natural_max, l);
+    store_lse(a.params, (s.b * p.H_q + at.h) * p.lse_stride + at.i, lse);
   } else {
     a.m[partial_row] = natural_max;
     a.l[partial_row] = l;

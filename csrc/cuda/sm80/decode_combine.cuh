@@ -4,7 +4,7 @@
 //   m = max_c m_c,  l = sum_c exp(m_c - m) l_c,  o = sum_c exp(m_c - m) l_c / l o_c
 #pragma once
 
-#include "cuda/common/scores.cuh"
+#include "cuda/common/softmax.cuh"
 #include "cuda/sm80/decode_schedule.cuh"
 
 namespace tk::cuda {
@@ -78,8 +78,9 @@ decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
     o_rows.at(i)[c] = to_element<Element>(empty ? 0.0f : x / sum);
   }
   if (threadIdx.x == 0) {
-    static_cast<float*>(a.params.lse)[(b * p.H_q + h) * p.lse_stride + i] =
-        empty ? -INFINITY : largest + logf(sum);
+    LogSumExp lse;
+    if (!empty) lse = log_sum_exp(largest, sum);
+    store_lse(a.params, (b * p.H_q + h) * p.lse_stride + i, lse);
   }
 }
 

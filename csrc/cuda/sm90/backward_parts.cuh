@@ -122,7 +122,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
     if (a.dq_semaphore) {
       info.set_preceding_blocks(preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n));
     }
-    const float* const row_stats = a.row_stats + int64_t{info.tile} * 4 * kM;
+    const float* const row_stats = a.row_stats + int64_t{info.tile} * RowStats<kM>::kStored;
     block = advance();
     if (block.index < 0) info.set_last();
     shared.row_stats.wait_empty(state);
@@ -187,17 +187,16 @@ class ScoreGradients {
       apply_mask<RowsAre::kKeys>(s, p, sequence_of(a_, key_block_.b), info_.h, i0_, j0_);
     }
     const float scale = a_.score.scale, unit = scale * kLog2E;
-    const auto fused = [&](float x, float lse, int) { return fmaf(x, unit, -lse); };
+    const auto fused = [&](float x, float lse) { return fmaf(x, unit, -lse); };
     if (info_.natural_lse()) {
-      const Sequence seq = sequence_of(a_, key_block_.b);
-      const auto natural = [&](float x, float lse, int query) {
-        return exact_exponent(x, scale, lse, lse_rest_of(p, seq, info_.h, i0_ + query));
-      };
-      exponentiate<true, false>(s, natural);
+      for_each_query(lse_, [&](int n, int e, float lse) {
+        s.x[0][n][e] = minus_lse(s.x[0][n][e], scale, lse);
+      });
+      exponentiate<true, false>(s, lse_rest(), exact_exponent);
     } else if (info_.full()) {
-      exponentiate<false, kHasPolynomials>(s, fused);
+      exponentiate<false, kHasPolynomials>(s, lse_, fused);
     } else {
-      exponentiate<true, kHasPolynomials>(s, fused);
+      exponentiate<true, kHasPolynomials>(s, lse_, fused);
     }
   }
 
@@ -229,6 +228,12 @@ class ScoreGradients {
  private:
   static constexpr bool kHasDropout = Keep::kDropsWeights;
 
+  // The rounding errors of lse, from the lane's first query on, in global memory.
+  TK_DEVICE_METHOD const float* lse_rest() const {
+    const int64_t first = info_.tile * int64_t{RowStats<Shape::kM>::kStored} + 4 * Shape::kM;
+    return a_.row_stats + first + (i0_ - info_.index * Shape::kM) + column_of(0);
+  }
+
   // Calls visit(n, e, statistic) for every element, with a statistic of its query.
   template <typename Visit>
   TK_DEVICE_METHOD static void for_each_query(const float* of_queries, const Visit& visit) {
@@ -246,11 +251,12 @@ class ScoreGradients {
   static constexpr bool kHasPolynomials = Shape::kWidth <= 64;
 
   template <bool kSomeHidden, bool kPolynomials, typename Exponent>
-  TK_DEVICE_METHOD void exponentiate(Accumulator<1, kN>& s, const Exponent& exponent) const {
-    for_each_query(lse_, [&](int n, int e, float lse) {
+  TK_DEVICE_METHOD void exponentiate(Accumulator<1, kN>& s, const float* of_queries,
+                                     const Exponent& exponent) const {
+    for_each_query(of_queries, [&](int n, int e, float of_query) {
       float& x = s.x[0][n][e];
       const bool hidden = kSomeHidden && x == -INFINITY;
-      x = exponent(x, lse, 8 * n + column_of(e));
+      x = exponent(x, of_query);
       x = kPolynomials && (4 * n + e) % 8 < 3 ? exp2_polynomial(x) : exp2_approx(x);
       if (hidden) x = kHiddenWeight;
     });
@@ -268,12 +274,11 @@ class ScoreGradients {
   TK_DEVICE_METHOD void weights_of_scores(Accumulator<1, kN>& s, Accumulator<1, kN>& dp) const {
     const Sequence seq = sequence_of(a_, key_block_.b);
     const Scores scores = scores_of(a_, seq, info_.h);
-    const float* const lse = lse_ - column_of(0);
+    const float *const lse = lse_ - column_of(0), *const rest = lse_rest() - column_of(0);
     const auto differentiate = [&](int row, int query, float& product, float& gradient) {
       const int i = i0_ + query, j = j0_ + row;
       const Score one = score(scores, product, i, j);
-      const float rest = lse_rest_of(a_.params, seq, info_.h, i);
-      const float weight = exp2_approx(exact_exponent(one.value, 1.0f, lse[query], rest));
+      const float weight = exp2_approx(exact_exponent(one.value - lse[query], rest[query]));
       product = is_visible(a_.params, seq, info_.h, i, j) ? weight : kHiddenWeight;
       gradient *= one.derivative;
     };

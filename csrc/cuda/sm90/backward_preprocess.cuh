@@ -10,9 +10,10 @@
 namespace tk::cuda::sm90 {
 
 struct BackwardArguments : Arguments<BackwardParams> {
-  float* row_stats;  // (tiles, 2, 2, block_m): lse in base 2, and delta = rowsum(do o) - dlse; lse,
-                     // and delta. lse is +inf for fully masked and padding rows.
-  float* dq_sums;    // (tiles, parts, elements / 4, 32, 4): in accumulator order of a warp
+  float* row_stats;    // (tiles, 5, block_m): lse in base 2, and delta = rowsum(do o) - dlse; lse,
+                       // and delta; the rounding error of lse. lse is +inf for fully masked and
+                       // padding rows.
+  float* dq_sums;      // (tiles, parts, elements / 4, 32, 4): in accumulator order of a warp
   int* dq_semaphore;   // (tiles, parts): additions of key blocks so far; null in non-deterministic
                        // mode
   int* block_counter;  // CTAs started so far, see program_of
@@ -35,6 +36,7 @@ TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int 
 template <int kM>
 struct RowStats {
   static constexpr int kBytes = 2 * kM * sizeof(float);
+  static constexpr int kStored = 5 * kM;  // numbers of a tile in BackwardArguments::row_stats
   float* data;
 
   TK_DEVICE_METHOD const float* lse() const { return data; }
@@ -59,13 +61,14 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   if (threadIdx.x < kDqParts && a.dq_semaphore) {
     a.dq_semaphore[tile * kDqParts + threadIdx.x] = 0;
   }
-  float* const row_stats = a.row_stats + tile * 4 * kM;
-  const auto store = [&](int row, float lse, float delta) {
+  float* const row_stats = a.row_stats + tile * RowStats<kM>::kStored;
+  const auto store = [&](int row, float lse, float lse_rest, float delta) {
     float* const to = row_stats + row;
     to[0] = lse * kLog2E;
     to[kM] = delta;
     to[2 * kM] = lse;
     to[3 * kM] = delta;
+    to[4 * kM] = lse_rest;
   };
   Tile::for_each_row(p, seq, h, block * kM, store);
 }

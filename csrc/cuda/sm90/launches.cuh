@@ -89,7 +89,7 @@ void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArgument
   a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kDqParts * Shape::kDqElements);
   a.dq_semaphore = layout.take<int>(sizes.all_tiles * Shape::kDqParts);
   a.block_counter = layout.take<int>(1);
-  a.row_stats = layout.take<float>(sizes.all_tiles * 4 * Shape::kM);
+  a.row_stats = layout.take<float>(sizes.all_tiles * RowStats<Shape::kM>::kStored);
 }
 
 template <typename Shape>

@@ -59,7 +59,7 @@ class Softmax(NamedTuple):
     acc: Any
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
+@triton.jit(do_not_specialize=[*UNSPECIALIZED, "lse_rest"])  # any alignment
 def forward_kernel(
     q, k, v, o, lse, lse_rest,
     rows, M, N, low, high, offset, rows_k,

@@ -121,7 +121,7 @@ def tile_gradients(
     return TileGradients(ds, products, q_tile)
 
 
-@triton.jit(do_not_specialize=["rows", "M", "N"])
+@triton.jit(do_not_specialize=["rows", "M", "N", "lse_rest"])
 def bwd_preprocess_kernel(
     o, do, lse, lse_rest, dlse, statistics, rows, M, N, heads, sequences,
     D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
