@@ -52,6 +52,7 @@ _FAST_PATH = (
 ) = map(_find, _FAST_PATH[:-1])  # _current_level changes: it is read at each call
 _OPERATORS = (
     "_C._AutoDispatchBelowAutograd",
+    "_C._after_autograd_keyset",
     "_C._any_requires_grad",
     "_C._functorch.is_functorch_wrapped_tensor",
     "_C._functorch.is_batchedtensor",
@@ -61,6 +62,7 @@ _OPERATORS = (
 )
 (
     _below_autograd,
+    _below_autograd_keys,
     _any_requires_grad,
     _is_wrapped,
     _is_batched,
@@ -218,6 +220,12 @@ def have_tangents(tensors: Iterable[object]) -> bool:
         isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
         for x in tensors
     )
+
+
+def run_kernel(operator: Any, keys: Any, arguments: Sequence[object]) -> Any:
+    """Runs the kernel of an operator, whose dispatch keys are given, without its derivative."""
+    with below_autograd():
+        return operator.redispatch(keys & _below_autograd_keys, *arguments)
 
 
 def at_one_level() -> AbstractContextManager[object]:

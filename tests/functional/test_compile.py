@@ -156,7 +156,8 @@ def test_export(strict: bool, backend: str) -> None:
     exported = torch.export.export(layer, (x, lengths), strict=strict).module()
     other_lengths = torch.tensor([12, M])
     assert_same_function(exported(x, other_lengths), layer(x, other_lengths))
-    assert operators_run_by(lambda: exported(x, lengths))[FORWARD] == (backend == "cpu")
+    ran = operators_run_by(lambda: exported(x, lengths))
+    assert (ran[FORWARD] > 0) == (backend == "cpu")
 
 
 def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformer_kernels.torch_private import (
     any_requires_grad,
     at_one_level,
-    below_autograd,
     have_tangents,
+    run_kernel,
 )
 
 _LIBRARIES: dict[str, torch.library.Library] = {}
@@ -30,14 +30,13 @@ def register_derivative(namespace: str, name: str, differentiable: Callable[...,
     """
     operator = _operator(namespace, name)
 
-    def autograd_kernel(*arguments: Any) -> Any:
+    def autograd_kernel(keys: Any, *arguments: Any) -> Any:
         if any_requires_grad(arguments) or have_tangents(arguments):
             with at_one_level():
                 return differentiable(*arguments)
-        with below_autograd():
-            return operator(*arguments)
+        return run_kernel(operator, keys, arguments)
 
-    _library(namespace).impl(name, autograd_kernel, "Autograd")
+    _library(namespace).impl(name, autograd_kernel, "Autograd", with_keyset=True)
 
 
 def check_no_tangents(arguments: Iterable[object]) -> None:
