@@ -372,6 +372,14 @@ def test_vmap_over_each_argument(name: str) -> None:
     assert_same_function(inner, by_example(lambda x: by_example(lambda y: function(x, y), y), x))
 
 
+@pytest.mark.parametrize("name", ["query", "table", "log_decay"])
+def test_vmap_over_no_examples(name: str) -> None:
+    shape, function = BATCHED[name]
+    x = torch.randn(B, H, L, D, dtype=torch.float64)
+    got = vmap(function, in_dims=(None, 0))(x, torch.randn(0, *shape, dtype=torch.float64))
+    assert got.shape == (0, *function(x, torch.zeros(shape, dtype=torch.float64)).shape)
+
+
 def test_vmap_over_drop_in_and_its_randomness() -> None:
     x = x_of().expand(EXAMPLES, 1, H, L, D)
 

@@ -81,8 +81,11 @@ def register_vmap(
         if is_one_by_one(given) or any(
             dim is not None and argument.dimension is None for _, dim, argument in calls
         ):
-            outputs = [operator(*(_example(x, dim, i) for x, dim, _ in calls)) for i in range(n)]
-            return _stacked(outputs), (0,) * len(results)
+            examples = [
+                operator(*(_example(x, dim, i) for x, dim, _ in calls)) for i in range(max(n, 1))
+            ]
+            outputs = [torch.stack(ys)[:n] for ys in zip(*examples, strict=True)]
+            return tuple(outputs), (0,) * len(results)
         x, dim, _ = calls[arguments.index(ENTRIES)]
         B = x.shape[0] if dim is None else x.movedim(dim, 0).shape[1]
         folded = operator(*(_folded(x, dim, argument, n, B) for x, dim, argument in calls))
@@ -93,11 +96,10 @@ def register_vmap(
 
 
 def _example(x: Any, dim: int | None, i: int) -> Any:
-    return x if dim is None else x.select(dim, i)
-
-
-def _stacked(outputs: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-    return tuple(torch.stack(examples) for examples in zip(*outputs, strict=True))
+    """Returns example i; zeros if there are no examples, for the shapes of their results."""
+    if dim is None:
+        return x
+    return x.select(dim, i) if x.shape[dim] > 0 else x.sum(dim, dtype=x.dtype)
 
 
 def _folded(x: Any, dim: int | None, batch: Batch, n: int, B: int) -> Any:
