@@ -21,7 +21,7 @@ from tests.support.finite_masks import (
     with_shared_product,
 )
 from tests.support.tiers import crossed
-from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
 
 FUSED = tuple(name for name in NAMES if name != "reference")
 WAYS = tuple(way for way in BACKENDS_AND_DTYPES if way[0] in FUSED)
@@ -66,3 +66,22 @@ def test_packed_sequences_with_far_keys(backend: str) -> None:
     for name, gradient in got.items():
         whole = (torch.cat([one[name] for one in each], dim=2)[0] for each in (exact, plain))
         assert_within_rule(name, gradient.transpose(0, 1), *whole)
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_derivatives_of_lse(backend: str) -> None:
+    """Of every order and mode. In float32 the hidden scores are all equal."""
+    N, D = 67, 4
+    q, k = torch.randn(1, 1, 1, D, requires_grad=True), torch.randn(1, 1, N, D, requires_grad=True)
+    bias = torch.full((1, N), -1e9)
+    share = 1 / (N * D**0.5)
+
+    def lse(k: Tensor) -> Tensor:
+        return tk.attention(q, k, k, bias=bias, return_lse=True, backend=backend)[1].sum()
+
+    (dk,) = torch.autograd.grad(lse(k), k, create_graph=True)
+    assert_same_function(dk.detach(), (share * q.detach()).expand_as(k).contiguous())
+    (dq,) = torch.autograd.grad(dk.sum(), q)
+    assert_same_function(dq, torch.full_like(q, share * N))
+    tangent = torch.func.jvp(lse, (k.detach(),), (torch.ones_like(k),))[1]
+    assert_same_function(tangent.detach(), share * N * q.detach().sum())

@@ -259,7 +259,19 @@ def _weights(
         # With N = 0 there is nothing to fill, but the tangent of logsumexp would be NaN.
         empty = (s == float("-inf")).all(dim=-1, keepdim=True)
         s = s.masked_fill(empty, 0.0)
-    return torch.softmax(s, dim=-1), torch.logsumexp(s, dim=-1), empty
+    p = torch.softmax(s, dim=-1)
+    return p, _log_sum_exp(s, p), empty
+
+
+def _log_sum_exp(s: Tensor, p: Tensor) -> Tensor:
+    """lse = s_j - log p_j, for the largest s_j: its derivative is p by way of the softmax.
+
+    That of torch.logsumexp is exp(s - lse), which is wrong where lse is large and rounded.
+    """
+    if s.shape[-1] == 0:
+        return torch.logsumexp(s, dim=-1)
+    largest = s.argmax(dim=-1, keepdim=True)
+    return (s.gather(-1, largest) - p.gather(-1, largest).log()).squeeze(-1)
 
 
 def _zero_dead_rows(
