@@ -251,7 +251,7 @@ def test_first_order_transforms_run_the_kernels(name: str) -> None:
 
 
 def test_operators_have_derivatives() -> None:
-    """Of calls past the package's functions. What has none raises."""
+    """Calls past the package's functions are differentiable; decoding raises an error."""
     x = x_of().requires_grad_()
     forward = operators_of("cpu").attention_forward
     o, row_stats, _ = forward(**operator_arguments(x.sin(), x * 0.5, x + 1))
@@ -324,6 +324,7 @@ BATCHED: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] =
     "table": ((H, 3), lambda x, t: tk.attention(x, x, x, relative=tk.relative_bias(t, lowest=-1))),
     "sinks": ((H,), lambda x, s: tk.attention(x, x, x, sinks=s)),
     "dense mask": ((L, L), lambda x, m: tk.attention(x, x, x, mask=tk.Mask.dense(m > 0))),
+    "layout": ((H, 3, 3), lambda x, m: tk.attention(x, x, x, mask=tk.Mask.block_sparse(m > 0, 2))),
     "lengths": ((B,), lambda x, n: tk.attention(x, x, x, mask=tk.Mask.padding(_lengths(n)))),
     "segments": ((B, L), lambda x, n: tk.attention(x, x, x, mask=_segments(n))),
     "seed": ((), lambda x, n: tk.attention(x, x, x, dropout_p=0.5, seed=_lengths(n))),
@@ -370,6 +371,32 @@ def test_vmap_over_each_argument(name: str) -> None:
     assert_same_function(both, by_example(function, x, y))
     inner = vmap(lambda x: vmap(lambda y: function(x, y))(y))(x)
     assert_same_function(inner, by_example(lambda x: by_example(lambda y: function(x, y), y), x))
+
+
+OPTIONS_WITH_GRADIENT: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
+    **{
+        f"bias {shape}": (shape, BATCHED["bias"][1])
+        for shape in ((L, L), (1, H, 1, L), (B, 1, L, L))
+    },
+    "slopes": ((H,), BATCHED["slopes"][1]),
+    "table": BATCHED["table"],
+    "log_decay": ((H,), BATCHED["log_decay"][1]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS_WITH_GRADIENT)
+def test_per_sample_gradients_of_options(name: str) -> None:
+    shape, function = OPTIONS_WITH_GRADIENT[name]
+    x = torch.randn(EXAMPLES, B, H, L, D, dtype=torch.float64)
+    option = torch.rand(EXAMPLES, *shape, dtype=torch.float64)
+
+    def gradient(x: Tensor, option: Tensor) -> Tensor:
+        gradient: Tensor = grad(lambda option: function(x, option).square().sum())(option)
+        return gradient
+
+    shared = vmap(gradient, in_dims=(0, None))(x, option[0])
+    assert_same_function(shared, by_example(lambda x: gradient(x, option[0]), x))
+    assert_same_function(vmap(gradient)(x, option), by_example(gradient, x, option))
 
 
 @pytest.mark.parametrize("name", ["query", "table", "log_decay"])

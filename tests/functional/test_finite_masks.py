@@ -70,7 +70,7 @@ def test_packed_sequences_with_far_keys(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", NAMES)
 def test_derivatives_of_lse(backend: str) -> None:
-    """Of every order and mode. In float32 the hidden scores are all equal."""
+    """First and second order, and forward mode. In float32 the hidden scores are all equal."""
     N, D = 67, 4
     q, k = torch.randn(1, 1, 1, D, requires_grad=True), torch.randn(1, 1, N, D, requires_grad=True)
     bias = torch.full((1, N), -1e9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,13 @@ def poisoned() -> Iterator[None]:
     """Fills uninitialized memory with NaN."""
     with poisoned_memory():
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """torch.compile's on-disk cache does not notice that an operator has other results than before:
+    it returns code for the old ones."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
 
 
 @pytest.fixture(autouse=True)

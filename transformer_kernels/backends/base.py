@@ -1,14 +1,19 @@
-"""Interface of a backend with fused kernels."""
+"""Base class of a backend with fused kernels."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Problem, Saved
 from transformer_kernels.scores.options import DIFFERENTIABLE
+from transformer_kernels.torch_private import below_autograd
 
 
 class Outputs(NamedTuple):
@@ -40,11 +45,28 @@ class Gradients(NamedTuple):
         return cls(*outputs[:3], *(x if name in wanted else None for name, x in options))
 
 
-class Kernels(Protocol):
-    """Forward and backward kernels. `dispatch.autograd` makes them differentiable."""
+class Kernels:
+    """Calls of a forward and a backward operator, with the schemas of `backends.schema`.
 
-    def forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
-        """Runs the kernel for a problem of any layout; the outputs have no derivative."""
+    torch differentiates and batches the operators by `dispatch.operators`. Calls that are not
+    `differentiable` run the kernels alone, and save the time in which torch asks whether to do so.
+    """
+
+    forward_name = "attention_forward"
+    backward_name = "attention_backward"
+
+    def operators(self, device: torch.device) -> Any:
+        """Returns the operator namespace that runs on the device."""
+        return getattr(torch.ops, NAMESPACE)
+
+    def forward(
+        self, problem: Problem, q: Tensor, k: Tensor, v: Tensor, *, differentiable: bool = False
+    ) -> Outputs:
+        """Runs a problem of any layout."""
+        operator = getattr(self.operators(q.device), self.forward_name).default
+        with nullcontext() if differentiable else below_autograd():
+            o, row_stats, block_mask = operator(q, k, v, *problem.pack())
+        return Outputs(o, row_stats, block_mask if problem.mask.has_element_mask else None)
 
     def backward(
         self,
@@ -54,38 +76,33 @@ class Kernels(Protocol):
         dlse: Tensor | None,
         *,
         wanted: Collection[str] = (),
+        differentiable: bool = False,
     ) -> Gradients:
         """Returns the gradients; `wanted` are names of `DIFFERENTIABLE` options."""
-
-    def differentiable_forward(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs:
-        """Calls the operator, which torch differentiates: for compiled code and torch.func."""
-
-    def differentiable_backward(
-        self,
-        problem: Problem,
-        saved: Saved,
-        do: Tensor,
-        dlse: Tensor | None,
-        *,
-        wanted: Collection[str] = (),
-    ) -> Gradients:
-        """Like `backward`, by the operator, which torch differentiates."""
+        operator = getattr(self.operators(do.device), self.backward_name).default
+        flags = [name in wanted for name in DIFFERENTIABLE]
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        with nullcontext() if differentiable else below_autograd():
+            gradients = operator(do, dlse, *saved, *problem.pack(), *flags, deterministic)
+        return Gradients.of(gradients, wanted)
 
 
-class FusedBackend(Kernels, Protocol):
-    """Forward and backward kernels for one kind of device.
+class FusedBackend(Kernels, ABC):
+    """Kernels for one kind of device, which `dispatch.autograd` makes differentiable.
 
     The package `problem` validates calls; a backend declares which of them its kernels support.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
+    @abstractmethod
     def unavailable_reason(self) -> str | None:
         """Returns the reason why no kernel can run on this machine; None if one can."""
 
+    @abstractmethod
     def unsupported_reasons(self, problem: Problem) -> list[str]:
         """Returns all reasons why the kernels do not support the problem; empty if they do."""
 
+    @abstractmethod
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         """Describes the kernel that would run, which may depend on strides; for `explain`."""

@@ -35,7 +35,7 @@ def attend(
     if isinstance(backend, ReferenceBackend) or needs_reference(tensors):
         return reference_attention(problem, savable(q), savable(k), savable(v))
     if torch.compiler.is_compiling() or torch_private.functorch_is_active():
-        o, row_stats, _ = backend.differentiable_forward(problem, q, k, v)
+        o, row_stats, _ = backend.forward(problem, q, k, v, differentiable=True)
     elif torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -129,11 +129,11 @@ class FusedAttention(torch.autograd.Function):
         backend, problem, names, is_whole = ctx.call
         wanted = _wanted(names, ctx.needs_input_grad)
         problem = problem if is_whole else _joined(problem, names, options)
-        run = backend.backward
-        if torch.is_grad_enabled() or torch_private.functorch_is_active():
-            run = backend.differentiable_backward  # create_graph=True, or is_grads_batched=True
-        grads = run(problem, saved, do, dlse, wanted=wanted)
-        dq, dk, dv, *computed = grads
+        # create_graph=True, or is_grads_batched=True
+        differentiable = torch.is_grad_enabled() or torch_private.functorch_is_active()
+        dq, dk, dv, *computed = backend.backward(
+            problem, saved, do, dlse, wanted=wanted, differentiable=differentiable
+        )
         if not wanted:
             return None, None, None, None, None, dq, dk, dv, *(None,) * len(names)
         of_options = dict(zip(DIFFERENTIABLE, computed, strict=True))

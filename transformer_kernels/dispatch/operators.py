@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
+from transformer_kernels.backends.base import Kernels
 from transformer_kernels.backends.native import extension
-from transformer_kernels.backends.operator_backend import OperatorBackend
 from transformer_kernels.backends.reference import reference_attention
 from transformer_kernels.backends.triton import TritonBackend
 from transformer_kernels.dispatch.autograd import attach, attach_backward
@@ -32,7 +32,7 @@ _NUMBER = Batch(None)
 _ROW_STATS, _BLOCK_MASK = Batch(1), Batch(0, broadcasts=True)
 
 
-class _Registered(OperatorBackend):
+class _Registered(Kernels):
     """The kernels of two operators in a namespace."""
 
     def __init__(self, namespace: str, names: tuple[str, str]) -> None:
@@ -73,7 +73,7 @@ class _Registered(OperatorBackend):
 def register_attention(namespace: str) -> None:
     """Tells torch all that it needs to know of the compiled operators in a namespace."""
     schema.register_fakes(namespace)
-    _register(namespace, (OperatorBackend.forward_name, OperatorBackend.backward_name))
+    _register(namespace, (Kernels.forward_name, Kernels.backward_name))
 
 
 def _register(namespace: str, names: tuple[str, str]) -> None:

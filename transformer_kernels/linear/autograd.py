@@ -35,7 +35,7 @@ def attend(backend: Backend, x: Inputs, options: Options) -> tuple[Tensor, Linea
     if isinstance(backend, ReferenceLinear) or needs_reference(differentiable):
         return reference_linear_attention(_savable(x), options)
     if torch.compiler.is_compiling() or torch_private.functorch_is_active():
-        results = backend.differentiable_forward(x, options)
+        results = backend.forward(x, options, differentiable=True)
     elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in differentiable):
         results = attach(backend, x, options)
     else:
@@ -76,12 +76,13 @@ class LinearAttention(torch.autograd.Function):
         x, saved = Inputs._make(tensors[:count]), Saved(*tensors[count:])
         if do is None and dS is None and dz is None:
             return (None, None, *(None,) * count)
-        run = backend.backward
-        if torch.is_grad_enabled() or torch_private.functorch_is_active():
-            run = backend.differentiable_backward  # create_graph=True, or is_grads_batched=True
         do = torch.zeros_like(saved.o) if do is None else do
         wanted = ctx.needs_input_grad[2 + Inputs._fields.index("log_decay")]
-        gradients = run(x, options, saved, do, (dS, dz), log_decay_needs_grad=wanted)
+        gradients = backend.backward(
+            x, options, saved, do, (dS, dz), log_decay_needs_grad=wanted,
+            # create_graph=True, or is_grads_batched=True
+            differentiable=torch.is_grad_enabled() or torch_private.functorch_is_active(),
+        )  # fmt: skip
         return (None, None, *gradients, *(None,) * (count - DIFFERENTIABLE))
 
 

@@ -44,22 +44,18 @@ class LinearOperators(NamedTuple):
 class LinearKernels(ABC):
     """Calls of the operators of linear attention.
 
-    torch differentiates and batches the operators by `linear.derivatives`. `forward` and `backward`
-    run the kernels alone.
+    torch differentiates and batches the operators by `linear.derivatives`. Calls that are not
+    `differentiable` run the kernels alone.
     """
 
     @abstractmethod
     def operators(self, device: torch.device) -> LinearOperators:
         """Returns the operators for tensors on the device."""
 
-    def forward(self, x: Inputs, options: Options) -> Results:
-        """Runs the kernel; the results have no derivative."""
-        with below_autograd():
-            return self.differentiable_forward(x, options)
-
-    def differentiable_forward(self, x: Inputs, options: Options) -> Results:
-        """Calls the operator, which torch differentiates: for compiled code and torch.func."""
-        return Results(*self.operators(x.q.device).forward(*x, *options.pack()))
+    def forward(self, x: Inputs, options: Options, *, differentiable: bool = False) -> Results:
+        operator = self.operators(x.q.device).forward
+        with nullcontext() if differentiable else below_autograd():
+            return Results(*operator(*x, *options.pack()))
 
     def backward(
         self,
@@ -70,26 +66,12 @@ class LinearKernels(ABC):
         state: StateGradient,
         *,
         log_decay_needs_grad: bool,
+        differentiable: bool = False,
     ) -> Gradients:
         """Returns the gradients; `saved` are results of `forward`."""
-        with below_autograd():
-            return self.differentiable_backward(
-                x, options, saved, do, state, log_decay_needs_grad=log_decay_needs_grad
-            )
-
-    def differentiable_backward(
-        self,
-        x: Inputs,
-        options: Options,
-        saved: Saved,
-        do: Tensor,
-        state: StateGradient,
-        *,
-        log_decay_needs_grad: bool,
-    ) -> Gradients:
-        """Like `backward`, by the operator, which torch differentiates."""
         operator = self.operators(x.q.device).backward
-        outputs = operator(do, *state, *saved, *x, *options.pack(), log_decay_needs_grad)
+        with nullcontext() if differentiable else below_autograd():
+            outputs = operator(do, *state, *saved, *x, *options.pack(), log_decay_needs_grad)
         return Gradients.of(outputs, x, log_decay_needs_grad=log_decay_needs_grad)
 
 
@@ -111,7 +93,7 @@ class LinearBackend(LinearKernels):
     def steps(self, x: Inputs, options: Options) -> Tensor:
         """Returns o, one token after another; overwrites the state x.S, x.z by the final one."""
         if x.q.shape[2] > self.most_steps or transforms():
-            results = self.differentiable_forward(x, options)
+            results = self.forward(x, options, differentiable=True)
             return overwrite_state(x, results.o, LinearState(results.S, results.z))
         feature_map, _, normalize, eps = options.pack()
         operator = self.operators(x.q.device).steps

@@ -7,9 +7,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.base import Gradients
+from transformer_kernels.backends.base import FusedBackend, Gradients
 from transformer_kernels.backends.native import direct, extension
-from transformer_kernels.backends.operator_backend import OperatorBackend
 from transformer_kernels.problem import Problem, Saved
 
 
@@ -24,7 +23,7 @@ def reasons_against(device: torch.device) -> list[str]:
     return reasons
 
 
-class CpuBackend(OperatorBackend):
+class CpuBackend(FusedBackend):
     """All four dtypes on any CPU. The instruction set is selected at run time."""
 
     name = "cpu"
@@ -47,10 +46,14 @@ class CpuBackend(OperatorBackend):
         dlse: Tensor | None,
         *,
         wanted: Collection[str] = (),
+        differentiable: bool = False,
     ) -> Gradients:
         is_packed = problem.layout.cu_seqlens_q is not None
-        if dlse is None and not (wanted or is_packed) and direct.is_allowed():
+        is_plain = dlse is None and not (wanted or is_packed or differentiable)
+        if is_plain and direct.is_allowed():
             gradients = direct.backward(problem, saved, do)
             if gradients is not None:
                 return gradients
-        return super().backward(problem, saved, do, dlse, wanted=wanted)
+        return super().backward(
+            problem, saved, do, dlse, wanted=wanted, differentiable=differentiable
+        )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
+from transformer_kernels.backends.base import FusedBackend
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.backends.native.cuda_support import RELATIVE_WIDTHS, WIDTHS
-from transformer_kernels.backends.operator_backend import OperatorBackend
 from transformer_kernels.problem import Problem, Shape
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
@@ -22,7 +22,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """In the order of tk::DType in csrc/common/params.h."""
 
 
-class CudaBackend(OperatorBackend):
+class CudaBackend(FusedBackend):
     """float16, bfloat16 and float32 on NVIDIA GPUs. Tests also run it emulated on the CPU."""
 
     name = "cuda"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.operator_backend import OperatorBackend
+from transformer_kernels.backends.base import FusedBackend
 from transformer_kernels.backends.triton import config, interpreter, operators, target
 from transformer_kernels.problem import Problem
 
 
-class TritonBackend(OperatorBackend):
+class TritonBackend(FusedBackend):
     """float16, bfloat16 and float32 on any GPU that Triton supports, or interpreted on the CPU."""
 
     name = "triton"
