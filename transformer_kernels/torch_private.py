@@ -97,8 +97,8 @@ native_multi_head_attention = _find("_native_multi_head_attention")
 transformer_encoder_layer = _find("_transformer_encoder_layer_fwd")
 jagged_attention, jagged_view = map(_find, _JAGGED[:2])
 varlen_operators = tuple(map(_find, _VARLEN))
-_FAKE = ("_subclasses.fake_tensor.FakeTensor",)
-_fake_tensor = _find(_FAKE[0])
+_OTHERS = ("_subclasses.fake_tensor.FakeTensor", "_assert_async")
+_fake_tensor, _assert_async = map(_find, _OTHERS)
 
 
 below_autograd: Callable[[], AbstractContextManager[object]] = (
@@ -128,7 +128,7 @@ MISSING = (
     *MISSING_FOR_SDPA,
     *MISSING_FOR_JAGGED,
     *MISSING_FOR_VARLEN,
-    *_missing(_FAKE),
+    *_missing(_OTHERS),
 )
 
 
@@ -168,6 +168,13 @@ def calls_are_transformed() -> bool:
         or forward_ad._current_level >= 0
         or _tracing_state() is not None
     )
+
+
+def assert_later(condition: torch.Tensor, message: str) -> None:
+    """Raises an error if a bool tensor is False: on a GPU by an assertion on the device, without
+    waiting; in compiled code when that code runs. No check if torch lacks the symbol."""
+    if _assert_async is not _MISSING:
+        _assert_async(condition, message)
 
 
 def is_fake(x: torch.Tensor) -> bool:

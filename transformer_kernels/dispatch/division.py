@@ -6,8 +6,8 @@ result of the undivided sequence; operators that cannot do this raise an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +37,9 @@ class Division(Protocol):
 current: Division | None = None
 """The division in effect. Process-wide: threads of autograd recompute activations under it too."""
 
+watchers: list[Callable[[], AbstractContextManager[object]]] = []
+"""Contexts that `divided` enters too, in which integrations check what runs."""
+
 
 @contextmanager
 def divided(division: Division | None) -> Iterator[None]:
@@ -44,7 +47,10 @@ def divided(division: Division | None) -> Iterator[None]:
     global current
     before, current = current, division
     try:
-        yield
+        with ExitStack() as stack:
+            for watcher in watchers:
+                stack.enter_context(watcher())
+            yield
     finally:
         current = before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,19 +43,22 @@ def attend(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, **more: Any)
 
 
 def test_causality_without_a_mask(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
-    """The argument, else the module's attribute, else causal; never for a single query."""
+    """The argument, else the module's attribute, else none, as in "eager"; none for one query."""
     q, k, v = qkv
-    causal, full = tk.attention(*qkv, mask=tk.Mask.causal()), tk.attention(*qkv)
+    square = q, k[:, :, :5], v[:, :, :5]
+    causal, full = tk.attention(*square, mask=tk.Mask.causal()), tk.attention(*square)
     for module, argument, expected in (
-        (Module(), None, causal),
+        (Module(), None, full),
+        (Module(True), None, causal),
         (Module(False), None, full),
         (Module(False), True, causal),
         (Module(True), False, full),
     ):
-        o, _ = attention_forward(module, q, k, v, None, is_causal=argument)
+        o, _ = attention_forward(module, *square, None, is_causal=argument)
         assert torch.equal(o.transpose(1, 2), expected)
-    o, _ = attention_forward(Module(), q[:, :, :1], k, v, None)
-    assert_close(o.transpose(1, 2), full[:, :, :1])
+    for module in (Module(), Module(True)):
+        o, _ = attention_forward(module, q[:, :, :1], k, v, None)
+        assert_close(o.transpose(1, 2), tk.attention(q[:, :, :1], k, v))
 
 
 def test_masks(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -79,7 +83,7 @@ def test_options(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     torch.manual_seed(5)
     dropped = attend(qkv, None, dropout=0.4)
     torch.manual_seed(5)
-    assert torch.equal(dropped, tk.attention(*qkv, mask=tk.Mask.causal(), dropout_p=0.4))
+    assert torch.equal(dropped, tk.attention(*qkv, dropout_p=0.4))
 
 
 def test_a_batch_of_one_is_broadcast(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -96,9 +100,44 @@ def test_a_batch_of_one_is_broadcast(qkv: tuple[Tensor, Tensor, Tensor]) -> None
 def test_output_has_the_layout_of_the_queries() -> None:
     """No copy: the kernels write the layout that the next projection reads."""
     q, k, v = (heads(2, 4, 5, 8) for _ in range(3))
-    o, _ = attention_forward(Module(), q, k, v, None)
+    o, _ = attention_forward(Module(True), q, k, v, None)
     assert o.is_contiguous()
     assert tk.attention(q, k, v, mask=tk.Mask.causal()).transpose(1, 2).is_contiguous()
+
+
+def test_sinks_of_each_query(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """The same as those of each head, where all queries have the same; and their gradient."""
+    sinks = torch.randn(4, requires_grad=True)
+    o = attend(qkv, None, sinks=sinks.view(1, 4, 1, 1).expand(2, 4, 5, 1))
+    (found,) = torch.autograd.grad(o.sin().sum(), sinks)
+    expected = attend(qkv, None, s_aux=sinks)
+    assert_close(o, expected)
+    assert_close(found, torch.autograd.grad(expected.sin().sum(), sinks)[0])
+    hidden = torch.zeros(2, 1, 5, 7, dtype=torch.bool)
+    assert not attend(qkv, hidden, sinks=sinks.view(1, 4, 1, 1).expand(2, 4, 5, 1)).any()
+
+
+def test_chosen_keys(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Of the visible keys, those that an indexer chose, in any order."""
+    indices = torch.stack([torch.randperm(7)[:3] for _ in range(10)]).view(2, 5, 3)
+    visible = torch.zeros(2, 5, 7, dtype=torch.bool).scatter(-1, indices, True)[:, None]
+    padding = tk.Mask.padding(torch.tensor([7, 4]))
+    lazy = LazyMask(padding, (2, 5, 7), torch.device("cpu"), may_be_packed=False)
+    expected = tk.attention(*qkv, mask=padding & tk.Mask.dense(visible))
+    assert torch.equal(attend(qkv, lazy, indices=indices.int()), expected)
+
+
+def test_chosen_blocks(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Blocks of 3 keys, the last of them not full, in two groups of heads; -1 is none."""
+    module = Module()
+    module.indexer = SimpleNamespace(block_size=3)
+    blocks = torch.tensor([[0, 2], [1, -1], [2, 1], [-1, -1], [0, 1]]).expand(2, 2, 5, 2).clone()
+    blocks[1, 1] = 2
+    blocks_of_keys = torch.arange(7) // 3
+    visible = (blocks[..., None] == blocks_of_keys).any(-2).repeat_interleave(2, dim=1)
+    expected = tk.attention(*qkv, mask=tk.Mask.dense(visible))
+    o, _ = attention_forward(module, *qkv, None, block_indices=blocks)
+    assert torch.equal(o.transpose(1, 2), expected)
 
 
 def test_errors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -108,6 +147,11 @@ def test_errors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
         attend(qkv, None, output_attentions=True)
     with pytest.raises(ValueError, match="the dense mask must broadcast"):
         attend(qkv, torch.ones(2, 1, 5, 6, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"Module passes lookahead=3 to its attention"):
+        attend(qkv, None, lookahead=3)
+    attend(qkv, None, lookahead=None, sliding_window=4, use_cache=True)
+    with pytest.raises(ValueError, match="attention_mask must be given for 5 queries and 7 keys"):
+        attend(qkv, None, is_causal=True)
     lazy = LazyMask(tk.Mask(), (2, 5, 6), torch.device("cpu"), may_be_packed=False)
     with pytest.raises(ValueError, match="the dense mask must broadcast"):
         attend(qkv, lazy)

@@ -1,4 +1,4 @@
-"""The mask function: the same pairs as those of "sdpa", with the structure kept."""
+"""The mask function: the values of "eager", with the structure kept."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import Tensor
 from tests.integrations.huggingface.tiny_models import PADDINGS, padding, transformers
 from transformer_kernels import Mask
 from transformer_kernels.integrations.huggingface import structure
-from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+from transformer_kernels.integrations.huggingface.attention import attention_forward
+from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask, additive
 from transformer_kernels.integrations.huggingface.mask import create_mask
 from transformer_kernels.masks.constraints import (
     Constraint,
+    Dense,
     KeyRange,
     Positions,
     Segments,
@@ -73,6 +75,7 @@ NAMES = (
 )  # fmt: skip
 DENSE = ("packed_chunked", "either", "custom")
 """Functions without a structure that a `Mask` has."""
+HIDDEN = torch.arange(7) == 2
 SIZES = (
     (11, 11, 0, 0), (5, 11, 6, 0), (5, 9, 6, 2), (4, 14, 3, 0), (1, 11, 10, 0), (1, 7, 10, 4)
 )  # fmt: skip
@@ -80,16 +83,15 @@ SIZES = (
 more keys than tokens, and single queries."""
 
 
-def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Tensor | None, Tensor]:
-    """Returns our mask and that of "sdpa"."""
+def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Tensor, Tensor]:
+    """Returns our mask and that of "eager"."""
     arguments: dict[str, Any] = {
         "batch_size": 3,
         "q_length": M,
         "kv_length": N,
         "mask_function": function,
     } | more
-    skip = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    expected: Tensor = masking_utils().sdpa_mask(**arguments | skip)
+    expected: Tensor = masking_utils().eager_mask(**arguments)
     return create_mask(**arguments), expected
 
 
@@ -105,7 +107,7 @@ def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Ten
         if sizes == SIZES[0] or not name.startswith("packed")
     ],
 )
-def test_pairs_are_those_of_sdpa(
+def test_values_are_those_of_eager(
     name: str,
     offset_as: Callable[[int], Any],
     M: int,
@@ -121,11 +123,11 @@ def test_pairs_are_those_of_sdpa(
         q_offset=offset_as(q_offset),
         kv_offset=kv_offset,
         attention_mask=bool_padding(kind_of_padding),
-        allow_is_causal_skip=False,
     )
-    assert ours is not None
-    assert isinstance(ours, LazyMask) == (name not in DENSE)
-    assert ours.shape == expected.shape
+    assert isinstance(ours, LazyMask)
+    is_dense = any(isinstance(one, Dense) for one in ours.mask.constraints)
+    assert is_dense == (name in DENSE)
+    assert (ours.shape, ours.dtype) == (expected.shape, expected.dtype)
     assert torch.equal(ours.clone(), expected)
 
 
@@ -147,7 +149,7 @@ def test_pairs_are_those_of_sdpa(
     ],
 )
 def test_structure_is_kept(name: str, more: dict[str, Any], kinds: set[type[Constraint]]) -> None:
-    arguments = {"q_length": 11, "kv_length": 11, "allow_is_causal_skip": False} | more
+    arguments = {"q_length": 11, "kv_length": 11} | more
     arguments["attention_mask"] = bool_padding(more.get("attention_mask", "none"))
     ours = create_mask(3, mask_function=mask_functions()[name], **arguments)
     assert isinstance(ours, LazyMask)
@@ -163,47 +165,58 @@ def test_offsets_on_another_device_are_not_read() -> None:
     assert [type(one) for one in mask.mask.constraints] == [Positions]
 
 
-@pytest.mark.parametrize(
-    ("name", "M", "more", "is_none"),
-    [
-        ("causal", 11, {}, True),
-        ("causal", 11, {"allow_is_causal_skip": False}, False),
-        ("causal", 11, {"attention_mask": torch.ones(3, 11, dtype=torch.bool)}, False),
-        ("causal", 5, {"q_offset": 6}, False),
-        ("causal", 1, {"q_offset": 10}, True),
-        ("causal", 1, {"q_offset": 5}, False),
-        ("sliding", 11, {}, False),
-        ("sliding", 1, {"q_offset": 10}, False),
-        ("bidirectional", 11, {"allow_is_bidirectional_skip": True}, True),
-        ("bidirectional", 11, {}, False),
-    ],
-)
-def test_none(name: str, M: int, more: dict[str, Any], is_none: bool) -> None:
-    """None only where the attention function gives it that meaning."""
-    mask = create_mask(3, M, 11, mask_function=mask_functions()[name], **more)
-    assert (mask is None) == is_none
+def test_a_mask_without_hidden_keys_is_a_mask() -> None:
+    """Never None, whose meaning depends on the module."""
+    for function in ("causal", "bidirectional"):
+        for M in (1, 11):
+            skips = {"allow_is_causal_skip": True, "allow_is_bidirectional_skip": True}
+            ours, _ = call(mask_functions()[function], M, 11, q_offset=11 - M, **skips)
+            assert isinstance(ours, LazyMask)
 
 
 def test_default_is_causal() -> None:
-    mask = create_mask(1, 3, 4, allow_is_causal_skip=False)
-    assert mask is not None
-    assert mask[0, 0].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
+    mask = create_mask(1, 3, 4)
+    assert (mask == 0)[0, 0].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
 
 
 def lazy(mask: Mask, device: str = "cpu") -> LazyMask:
     return LazyMask(mask, (2, 5, 7), torch.device(device), may_be_packed=True)
 
 
-def test_lazy_mask_is_a_bool_tensor() -> None:
+def test_lazy_mask_is_an_additive_tensor() -> None:
+    """To a model with attention of its own it is the tensor that "eager" adds to the scores."""
     mask = Mask.causal() & Mask.padding(torch.tensor([7, 2]))
-    ours, dense = lazy(mask), mask.materialize(2, 1, 5, 7)
-    assert (ours.shape, ours.dtype, ours.device.type) == (dense.shape, torch.bool, "cpu")
-    assert torch.equal(ours[:, :, 2:, ::2], dense[:, :, 2:, ::2])
-    assert torch.equal(torch.where(ours, 1.0, 0.0), dense.float())
-    assert torch.equal(ours.float(), dense.float())
-    assert torch.equal(torch.cat([ours, dense]), torch.cat([dense, dense]))
-    assert type(ours & dense) is Tensor
+    ours, values = lazy(mask), additive(mask.materialize(2, 1, 5, 7), torch.float32)
+    assert (ours.shape, ours.dtype, ours.device.type) == (values.shape, torch.float32, "cpu")
+    assert torch.equal(ours[:, :, 2:, ::2], values[:, :, 2:, ::2])
+    assert torch.equal(torch.ones(2, 3, 5, 7) + ours, torch.ones(2, 3, 5, 7) + values)
+    assert torch.equal(ours == 0, values == 0)
+    assert torch.equal(torch.cat([ours, values]), torch.cat([values, values]))
+    assert type(ours + 1) is Tensor
     assert "KeyRange" in repr(ours)
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_lazy_mask_may_be_changed_in_place(inference: bool) -> None:
+    """Also through a slice; the attention function then takes the values."""
+    q = torch.randn(2, 3, 5, 8)
+    k = torch.randn(2, 3, 7, 8)
+    module = torch.nn.Module()
+    for change in (
+        lambda mask: mask.masked_fill_(HIDDEN, -1e9),
+        lambda mask: mask[:, :, 1:, :4].fill_(0.0),
+        lambda mask: mask[0].zero_(),
+    ):
+        with torch.inference_mode(inference):
+            ours = lazy(Mask.causal())
+            values = ours.clone()
+            assert not ours.is_changed
+            change(ours), change(values)
+            assert ours.is_changed
+            assert torch.equal(ours.clone(), values)
+            for same in (ours, ours.to(torch.float64), ours.detach()):
+                found, _ = attention_forward(module, q, k, k, same)
+                assert torch.equal(found, attention_forward(module, q, k, k, values)[0])
 
 
 def test_lazy_mask_keeps_its_structure() -> None:
@@ -216,6 +229,10 @@ def test_lazy_mask_keeps_its_structure() -> None:
         assert isinstance(same, LazyMask)
         assert same.may_be_packed
         assert [type(one) for one in same.mask.constraints] == [KeyRange]
+    half = ours.to(torch.bfloat16)
+    assert isinstance(half, LazyMask)
+    assert (half.dtype, half[0].dtype) == (torch.bfloat16, torch.bfloat16)
+    assert type(ours.bool()) is Tensor
     assert moved.device.type == moved.mask.tensors()[0][1].device.type == "meta"
 
 
@@ -238,8 +255,11 @@ def test_a_function_that_changes_is_not_recognised(monkeypatch: pytest.MonkeyPat
                 patched.setattr(library, "sliding_window_overlay", changed)
                 function = library.sliding_window_causal_mask_function(4)
             structure.recognised.cache_clear()
-            ours, expected = call(function, 11, 11, allow_is_causal_skip=False)
-            assert type(ours) is Tensor
-            assert torch.equal(ours, expected)
-            assert isinstance(call(library.causal_mask_function, 5, 11)[0], LazyMask)
+            ours, expected = call(function, 11, 11)
+            assert isinstance(ours, LazyMask)
+            assert type(ours.mask.constraints[0]) is Dense
+            assert torch.equal(ours.clone(), expected)
+            causal = call(library.causal_mask_function, 5, 11)[0]
+            assert isinstance(causal, LazyMask)
+            assert type(causal.mask.constraints[0]) is Window
     structure.recognised.cache_clear()

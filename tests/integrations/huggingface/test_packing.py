@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import transformer_kernels as tk
 from tests.integrations.huggingface.tiny_models import assert_close, build, tokens
+from transformer_kernels.integrations.huggingface import NAME
 from transformer_kernels.integrations.huggingface.attention import attention_forward
 from transformer_kernels.integrations.huggingface.packing import (
     mask_of_lengths,
@@ -47,13 +48,42 @@ def test_documents_are_separate_in_compiled_code(name: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_padding_mask_decides_alone() -> None:
-    """As in transformers: positions are read only if there is no padding mask."""
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_documents_are_separate_with_a_padding_mask(is_compiled: bool) -> None:
+    """Of ones, or with padding at the end. "eager" mixes the documents then."""
     model, text = build("llama"), tokens(21, batch=1)
-    arguments = {"attention_mask": torch.ones(1, 21), "position_ids": POSITIONS}
-    ours = model(text, **arguments).logits
+    expected = separated(model, text)
     model.set_attn_implementation("eager")
-    assert_close(ours, model(text, **arguments).logits)
+    visible = torch.ones(1, 21)
+    mixed = model(text, attention_mask=visible, position_ids=POSITIONS).logits
+    assert (mixed - expected).abs().max() > 0.1
+    model.set_attn_implementation(NAME)
+    torch.compiler.reset()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if is_compiled else model
+    ours = run(text, attention_mask=visible, position_ids=POSITIONS).logits
+    assert_close(ours, expected)
+    visible[:, 19:] = 0
+    ours = run(text, attention_mask=visible, position_ids=POSITIONS).logits
+    assert_close(ours[:, :19], expected[:, :19])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [*range(8), *range(108, 116)],  # a jump, as in PoSE, and where a prompt was shortened
+        [n // 3 for n in range(16)],  # groups, as in Self-Extend
+        [0, 1, *[2] * 9, *range(3, 8)],  # an image
+        [*[0] * 9, *range(1, 8)],
+    ],
+)
+def test_one_document(positions: list[int]) -> None:
+    """With a cache positions that jump, or that tokens share, do not divide it, as in "eager"."""
+    model, text = build("llama"), tokens(16, batch=2)
+    arguments = {"input_ids": text, "position_ids": torch.tensor([positions])}
+    ours = model(**arguments).logits
+    model.set_attn_implementation("eager")
+    assert_close(ours, model(**arguments).logits)
 
 
 @pytest.mark.exhaustive
@@ -78,8 +108,64 @@ def test_boundaries(is_causal: bool) -> None:
     assert_close(o.transpose(1, 2), expected)
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_boundaries_of_several_rows(is_causal: bool) -> None:
+    """In the rows one after the other, as flash_attn takes them."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 8, 4) for _ in range(3))
+    cu_seqlens = torch.tensor([0, 3, 8, 9, 16])
+    arguments: dict[str, Any] = {"is_causal": is_causal, "cu_seq_lens_q": cu_seqlens}
+    o, _ = attention_forward(nn.Module(), q, k, v, None, **arguments)
+    flat = [x.transpose(1, 2).reshape(1, 16, 2, 4).transpose(1, 2) for x in (q, k, v)]
+    expected, _ = attention_forward(nn.Module(), *flat, None, **arguments)  # type: ignore[misc]
+    assert_close(o.reshape(1, 16, 2, 4), expected)
+
+
+def test_boundaries_of_queries_and_of_keys() -> None:
+    q, k, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
+    cu_seqlens = {
+        "cu_seq_lens_q": torch.tensor([0, 2, 5]),
+        "cu_seq_lens_k": torch.tensor([0, 6, 9]),
+    }
+    o, _ = attention_forward(nn.Module(), q, k, v, None, **cu_seqlens)  # type: ignore[arg-type]
+    parts = [x.split(n, 2) for x, n in ((q, [2, 3]), (k, [6, 3]), (v, [6, 3]))]
+    expected = torch.cat([tk.attention(*part) for part in zip(*parts, strict=True)], dim=2)
+    assert_close(o.transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize(
+    ("shapes", "boundaries", "message"),
+    [
+        ((2, 8, 8), ([0, 5, 16], None), "cu_seq_lens_q must have a boundary at each of the 2 rows"),
+        ((2, 8, 8), ([0, 3, 8], None), "cu_seq_lens_q must have a boundary at each of the 2 rows"),
+        ((1, 5, 8), ([0, 3, 5], None), "cu_seq_lens_q needs cu_seq_lens_k for 5 queries and 8"),
+        ((1, 8, 8), ([0, 3, 8], [0, 4, 8]), "cu_seq_lens_k must equal cu_seq_lens_q in a causal"),
+        ((1, 5, 8), ([0, 3, 5], [0, 4, 8]), "cu_seq_lens_k must equal cu_seq_lens_q in a causal"),
+    ],
+)
+def test_boundaries_that_are_refused(
+    shapes: tuple[int, int, int],
+    boundaries: tuple[list[int], list[int] | None],
+    message: str,
+    is_compiled: bool,
+) -> None:
+    B, M, N = shapes
+    q_bounds, k_bounds = (None if one is None else torch.tensor(one) for one in boundaries)
+    assert q_bounds is not None
+
+    def documents(q_bounds: Tensor, k_bounds: Tensor | None) -> Tensor:
+        mask = mask_of_lengths(q_bounds, k_bounds, B, M, N, is_causal=True)
+        return mask.materialize(B, 1, M, N)
+
+    run = torch.compile(documents, backend="aot_eager") if is_compiled else documents
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        run(q_bounds, k_bounds)
+
+
 def test_segments() -> None:
-    ids = mask_of_lengths(CU_SEQLENS, 21).materialize(1, 1, 21, 21)
+    size = 1, 21, 21
+    ids = mask_of_lengths(CU_SEQLENS, None, *size, is_causal=True).materialize(1, 1, 21, 21)
     assert torch.equal(ids[0, 0], IDS[0, :, None] == IDS)
     by_position = mask_of_positions(POSITIONS, 2)
     assert by_position is not None

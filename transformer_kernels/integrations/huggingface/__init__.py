@@ -7,8 +7,11 @@
 
 from __future__ import annotations
 
+from transformer_kernels.dispatch import division
 from transformer_kernels.integrations.huggingface.attention import attention_forward
+from transformer_kernels.integrations.huggingface.divided import watched_models
 from transformer_kernels.integrations.huggingface.mask import create_mask
+from transformer_kernels.integrations.huggingface.models import check_requests
 from transformer_kernels.integrations.huggingface.structure import recognised
 from transformer_kernels.optional_deps import require
 
@@ -22,8 +25,9 @@ def register() -> None:
     """Makes `attn_implementation="transformer_kernels"` available in HuggingFace transformers.
 
     Call it before a model is created with that name, or before `model.set_attn_implementation`.
-    It registers an attention function and a mask function; no model changes by itself. A second
-    call has no effect.
+    It registers an attention function and a mask function; no model changes by itself. A model that
+    does not call `transformers.AttentionInterface` then raises a ValueError when it is asked for
+    this name. A second call has no effect.
 
     Raises:
         ImportError: transformers is not installed, or older than 5.0.
@@ -41,3 +45,6 @@ def register() -> None:
     recognised()  # compares the library's mask functions now, not inside a model's first call
     transformers.AttentionInterface.register(NAME, attention_forward)
     transformers.AttentionMaskInterface.register(NAME, create_mask)
+    check_requests(attention_forward)
+    if watched_models not in division.watchers:
+        division.watchers.append(watched_models)

@@ -5,8 +5,14 @@ A model describes the mask of its shard. Here it becomes that of the undivided s
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from transformer_kernels.dispatch import division
@@ -33,9 +39,60 @@ def current_division() -> Division | None:
     return None if here is None or here.ranks == 1 else here
 
 
+@contextmanager
+def watched_models() -> Iterator[None]:
+    """Context that checks each call of a model of transformers on a divided sequence."""
+    handle = register_module_forward_hook(_check_call, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _check_call(
+    module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: object
+) -> None:
+    """Raises ValueError for a model whose tokens meet elsewhere than in attention, or whose tokens
+    have no positions."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(module, PreTrainedModel) or current_division() is None:
+        return
+    name = type(module).__name__
+    if (mixer := _other_mixer(module)) is not None:
+        raise ValueError(
+            f"{name} does not run on a divided sequence (context_parallel): {mixer} joins tokens "
+            "outside of attention, within a shard only"
+        )
+    passed = inspect.signature(module.forward).bind_partial(*arguments, **named).arguments
+    if passed.get("position_ids", passed.get("kwargs", {}).get("position_ids")) is None:
+        raise ValueError(
+            f"{name} needs position_ids on a divided sequence (context_parallel), got None: pass "
+            "context.shard(torch.arange(length)[None], dim=1)"
+        )
+
+
+def _other_mixer(model: Any) -> str | None:
+    """Returns what joins tokens besides attention, if anything: a layer whose cache has a state, a
+    recurrent layer or a convolution."""
+    from transformers import DynamicCache
+
+    if any(getattr(DynamicCache(config=model.config), "is_linear", ())):
+        return "a layer with a recurrent state"
+    for name, module in model.named_modules():
+        is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+        if is_convolution or isinstance(module, nn.RNNBase):
+            return f"the layer {name}"
+    return None
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def create_divided_mask(
-    here: Division, grid: Grid, function: MaskFunction, attention_mask: Tensor | None
+    here: Division,
+    grid: Grid,
+    function: MaskFunction,
+    attention_mask: Tensor | None,
+    dtype: torch.dtype,
 ) -> LazyMask:
     """Returns the mask of the undivided sequence.
 
@@ -44,6 +101,7 @@ def create_divided_mask(
         grid: sizes of the shard.
         function: as in `create_mask`.
         attention_mask: padding mask of the shard, bool (B, M); True = a token.
+        dtype: dtype of the result.
 
     Raises:
         ValueError: keys are cached, or the mask is none of causal, sliding windows, packed
@@ -67,7 +125,7 @@ def create_divided_mask(
         visible = here.unshard(attention_mask.byte(), 1).bool()
         mask = mask & padding_mask(visible, attention_mask, grid.M)
     size = grid.B, grid.M, grid.N
-    return LazyMask(mask, size, grid.device, attention_mask is None, is_divided=True)
+    return LazyMask(mask, size, grid.device, True, dtype, is_divided=True)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""The `LazyMask` tensor: a dense attention mask whose values are computed only if they are used."""
+"""The `LazyMask` tensor: an additive mask whose values are computed only if they are used."""
 
 from __future__ import annotations
 
@@ -11,26 +11,42 @@ from torch.utils._pytree import tree_map_only
 
 from transformer_kernels.masks.mask import Mask
 
-_KEEP_STRUCTURE = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+_KEEP_STRUCTURE = (
+    torch.ops.aten.detach.default,
+    torch.ops.aten.alias.default,
+    torch.ops.aten._to_copy.default,
+)
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the mask that "eager" adds to its scores: 0 where `visible`, else the least number.
+
+    Source: `transformers.masking_utils.eager_mask`.
+    """
+    zero = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, zero, torch.finfo(dtype).min)
 
 
 class LazyMask(Tensor):
-    """A bool tensor (B, 1, M, N), True = visible, defined by a `Mask`, without M x N memory.
+    """A mask (B, 1, M, N) that "eager" adds to its scores, defined by a `Mask`: no M x N memory.
 
-    Models pass it on to the attention function, which reads `mask`. Any other torch operation,
-    such as a slice, gets the values. `to(device)` and `detach()` keep the structure. torch.compile
-    takes a LazyMask as an input of the compiled function.
+    Models pass it on to the attention function, which reads `mask`. To any other torch operation
+    it is the tensor of values that "eager" would get: 0 = visible, the least number of its dtype =
+    hidden. They are computed once, and may be changed in place, also through a slice.
+    `to` and `detach()` keep the structure. torch.compile takes a LazyMask as an input of the
+    compiled function.
 
     Attributes:
         mask: the visible pairs.
-        may_be_packed: the model was called without a padding mask on complete sequences. They may
-            be packed documents, which only the positions show.
+        may_be_packed: the model was called on complete sequences. They may be packed documents,
+            which only the positions show.
         is_divided: `mask` is that of a sequence, of which the tensor's M x N are those of a shard.
     """
 
     mask: Mask
     may_be_packed: bool
     is_divided: bool
+    _values: Tensor | None
 
     @staticmethod
     def __new__(
@@ -39,14 +55,16 @@ class LazyMask(Tensor):
         size: tuple[int, int, int],
         device: torch.device,
         may_be_packed: bool,
+        dtype: torch.dtype = torch.float32,
         is_divided: bool = False,
     ) -> LazyMask:
         """Creates the mask of B x M x N = size."""
         B, M, N = size
-        # torch's constructor of tensors without storage
-        self: LazyMask = Tensor._make_wrapper_subclass(
-            cls, (B, 1, M, N), dtype=torch.bool, device=device
-        )
+        with torch.inference_mode(False):  # inference tensors do not tell whether they are changed
+            # torch's constructor of tensors without storage
+            self: LazyMask = Tensor._make_wrapper_subclass(
+                cls, (B, 1, M, N), dtype=dtype, device=device
+            )
         return self
 
     def __init__(
@@ -55,17 +73,19 @@ class LazyMask(Tensor):
         size: tuple[int, int, int],
         device: torch.device,
         may_be_packed: bool,
+        dtype: torch.dtype = torch.float32,
         is_divided: bool = False,
     ) -> None:
         self.mask = mask
         self.may_be_packed = may_be_packed
         self.is_divided = is_divided
+        self._values = None
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LazyMask({self.mask}, size={tuple(self.shape)}, device={self.device})"
 
-    def dense(self) -> Tensor:
-        """Returns the values, a bool tensor (B, 1, M, N).
+    def visible(self) -> Tensor:
+        """Returns the visible pairs, bool (B, 1, M, N).
 
         Raises ValueError for a mask of a divided sequence.
         """
@@ -73,6 +93,21 @@ class LazyMask(Tensor):
             raise ValueError("the mask of a divided sequence (context_parallel) has no values")
         B, H, M, N = self.shape
         return self.mask.materialize(B, H, M, N, self.device)
+
+    def values(self) -> Tensor:
+        """Returns the values, of which there is one tensor.
+
+        Raises ValueError for a mask of a divided sequence.
+        """
+        if self._values is None:
+            with torch.inference_mode(False):
+                self._values = additive(self.visible(), self.dtype)
+        return self._values
+
+    @property
+    def is_changed(self) -> bool:
+        """The values were changed in place: they, and not `mask`, are the mask."""
+        return self._version > 0
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -83,15 +118,16 @@ class LazyMask(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _KEEP_STRUCTURE:
-            return args[0]._on(args[0].device)
-        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") in (None, torch.bool):
-            return args[0]._on(kwargs.get("device") or args[0].device)
-        args, kwargs = tree_map_only(LazyMask, LazyMask.dense, (args, kwargs))
-        return func(*args, **kwargs)
+        if func in _KEEP_STRUCTURE and not args[0].is_changed:
+            dtype = kwargs.get("dtype") or args[0].dtype
+            if dtype.is_floating_point:
+                return args[0]._on(kwargs.get("device") or args[0].device, dtype)
+        values, kwargs = tree_map_only(LazyMask, LazyMask.values, (args, kwargs))
+        result = func(*values, **kwargs)
+        is_own = args and isinstance(args[0], LazyMask) and result is args[0]._values
+        return args[0] if is_own else result
 
-    def _on(self, device: torch.device) -> LazyMask:
+    def _on(self, device: torch.device, dtype: torch.dtype) -> LazyMask:
         B, _, M, N = self.shape
-        return LazyMask(
-            self.mask.to(device), (B, M, N), device, self.may_be_packed, self.is_divided
-        )
+        size, mask = (B, M, N), self.mask.to(device)
+        return LazyMask(mask, size, device, self.may_be_packed, dtype, self.is_divided)

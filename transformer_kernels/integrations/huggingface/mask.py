@@ -12,7 +12,7 @@ from transformer_kernels.integrations.huggingface.divided import (
     create_divided_mask,
     current_division,
 )
-from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask, additive
 from transformer_kernels.integrations.huggingface.padding import padding_mask
 from transformer_kernels.integrations.huggingface.structure import (
     Grid,
@@ -20,8 +20,6 @@ from transformer_kernels.integrations.huggingface.structure import (
     structure_of,
 )
 from transformer_kernels.masks.mask import Mask
-
-_CAUSAL = Mask.causal().constraints
 
 
 def create_mask(
@@ -34,16 +32,21 @@ def create_mask(
     attention_mask: Tensor | None = None,
     *,
     allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool = False,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
     **rest: Any,
-) -> Tensor | None:
-    """Returns the attention mask of a forward pass: bool (B, 1, M, N), or None.
+) -> Tensor:
+    """Returns the attention mask of a forward pass, (B, 1, M, N), in the form of "eager".
 
-    None means as for "sdpa": causal in modules that are causal, if M > 1, and otherwise every key.
-    The result is a `LazyMask` if the mask is an intersection of causal masks, windows, chunks,
-    packed documents and padding. Otherwise, and while a graph is traced, it is the dense mask of
-    "sdpa". Under `distributed.context_parallel` it is the mask of the undivided sequence.
+    Its values are added to the scores: 0 = visible, the least number of the dtype = hidden. They
+    are right in any model that runs with "eager". Its attribute `mask` is the `Mask` that the
+    attention function uses, also where every key is visible: the meaning of a missing mask depends
+    on the module.
+
+    The result is a `LazyMask`, except while a graph is traced. The mask has structure if it is an
+    intersection of causal masks, windows, chunks, packed documents and padding. Otherwise, and
+    while a graph is traced, it is dense. Under `distributed.context_parallel` it is the mask of the
+    undivided sequence.
 
     Args:
         batch_size: B.
@@ -55,48 +58,62 @@ def create_mask(
             `transformers.masking_utils`. Default: causal.
         attention_mask: padding mask, bool (B, length); True = a token. Keys past its end are
             hidden.
-        allow_is_causal_skip: None may be returned for a causal mask.
-        allow_is_bidirectional_skip: None may be returned if every key is visible.
+        allow_is_causal_skip: False for a step with a static cache.
         device: device of the mask.
+        dtype: floating-point dtype of the mask.
         rest: other arguments of the library's mask functions.
 
-    Source: `transformers.masking_utils.sdpa_mask`.
+    Source: `transformers.masking_utils.eager_mask`.
     """
-    from transformers.masking_utils import causal_mask_function, sdpa_mask
+    from transformers.masking_utils import causal_mask_function
     from transformers.utils.import_utils import is_tracing
 
     function = causal_mask_function if mask_function is None else mask_function
     grid = Grid(batch_size, q_length, kv_length, q_offset, kv_offset, torch.device(device))
     if (here := current_division()) is not None:
-        divided: Tensor = create_divided_mask(here, grid, function, attention_mask)
+        divided: Tensor = create_divided_mask(here, grid, function, attention_mask, dtype)
         return divided
-    structure = None
-    if not is_tracing(attention_mask):
-        grid = grid._replace(q_offset=_offset(grid, is_static=not allow_is_causal_skip))
-        structure = structure_of(function, grid)
-    may_be_packed = attention_mask is None and grid.is_square
+    if is_tracing(attention_mask):
+        return _traced_mask(grid, function, attention_mask, dtype, rest.get("use_vmap", False))
+    grid = grid._replace(q_offset=_offset(grid, is_static=not allow_is_causal_skip))
+    structure = structure_of(function, grid)
     if structure is None:
-        dense: Tensor | None = sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length,
-            q_offset=q_offset, kv_offset=kv_offset,  # type: ignore[arg-type]
-            mask_function=function, attention_mask=attention_mask,
-            allow_is_causal_skip=allow_is_causal_skip,
-            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-            device=device, **rest,
-        )  # fmt: skip
-        if dense is not None:
-            dense.may_be_packed = may_be_packed  # type: ignore[attr-defined]
-        return dense
-    mask = structure.mask
-    if attention_mask is not None:
-        mask = mask & _padding(attention_mask, grid)
-    skip_all_visible = allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == 1)
-    if skip_all_visible and not mask.constraints:
-        return None
-    if allow_is_causal_skip and may_be_packed and mask.constraints == _CAUSAL:
-        return None
-    may_be_packed = may_be_packed and not structure.is_packed
-    return LazyMask(mask, (batch_size, q_length, kv_length), grid.device, may_be_packed)
+        visible = _dense_mask(grid, function, attention_mask, rest.get("use_vmap", False))
+        mask, may_be_packed = Mask.dense(visible), grid.is_square
+    else:
+        mask, may_be_packed = structure.mask, grid.is_square and not structure.is_packed
+        if attention_mask is not None:
+            mask = mask & _padding(attention_mask, grid)
+    return LazyMask(mask, (batch_size, q_length, kv_length), grid.device, may_be_packed, dtype)
+
+
+def _traced_mask(
+    grid: Grid,
+    function: MaskFunction,
+    attention_mask: Tensor | None,
+    dtype: torch.dtype,
+    use_vmap: bool,
+) -> Tensor:
+    """Returns the values, with attributes of `LazyMask`, which cannot be created in a graph."""
+    visible = _dense_mask(grid, function, attention_mask, use_vmap)
+    values: Any = additive(visible, dtype)
+    values.mask, values.may_be_packed = Mask.dense(visible), grid.is_square
+    return values  # type: ignore[no-any-return]
+
+
+def _dense_mask(
+    grid: Grid, function: MaskFunction, attention_mask: Tensor | None, use_vmap: bool
+) -> Tensor:
+    """Returns the visible pairs, bool (B, 1, M, N)."""
+    from transformers.masking_utils import sdpa_mask
+
+    visible: Tensor = sdpa_mask(
+        batch_size=grid.B, q_length=grid.M, kv_length=grid.N,
+        q_offset=grid.q_offset, kv_offset=grid.kv_offset,  # type: ignore[arg-type]
+        mask_function=function, attention_mask=attention_mask, device=grid.device,
+        allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=use_vmap,
+    )  # fmt: skip
+    return visible
 
 
 def _offset(grid: Grid, *, is_static: bool) -> int | Tensor:
