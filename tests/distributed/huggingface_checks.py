@@ -11,6 +11,7 @@ from torch import distributed as dist
 
 from tests.distributed.checks import expect
 from tests.distributed.context_checks import assert_close, assert_equal_to_undivided, own
+from tests.integrations.huggingface.families import built
 from tests.integrations.huggingface.tiny_models import build, padding, tokens
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.distributed import (
@@ -18,6 +19,7 @@ from transformer_kernels.distributed import (
     SequenceLayout,
     context_parallel,
 )
+from transformer_kernels.integrations.huggingface import NAME
 
 T = 24
 POSITIONS = torch.arange(T)[None]
@@ -115,8 +117,37 @@ def check_refusals(layout: SequenceLayout) -> None:
             expect(ValueError, message, partial(model, part, **options))
 
 
+def check_other_mixers() -> None:
+    """Layers that join tokens within a shard are refused, and calls without positions."""
+    state = "a layer with a recurrent state"
+    for name, mixer in (
+        ("qwen3_next", state),
+        ("minimax", state),
+        ("falcon_h1", "the layer layers.0.mamba.conv1d"),
+        ("lfm2_moe", state),
+    ):
+        model = built(name, NAME)
+        with context_parallel() as context, torch.no_grad():
+            part, positions = context.shard(tokens(T), 1), context.shard(POSITIONS, 1)
+            call = partial(model, part, position_ids=positions)
+            expect(ValueError, f"{mixer} joins tokens", call)
+    bert, bart = build("bert"), build("bart")
+    with context_parallel() as context, torch.no_grad():
+        part, positions = context.shard(tokens(T), 1), context.shard(POSITIONS, 1)
+        bert(part, None, None, positions)
+        for message, call in (
+            (r"BertModel needs position_ids .* got None", partial(bert, part)),
+            (
+                r"BartEncoder needs position_ids .* not take",
+                partial(bart, part, decoder_input_ids=part),
+            ),
+        ):
+            expect(ValueError, message, call)
+
+
 def check_everything() -> None:
     check_models()
     check_training()
+    check_other_mixers()
     for layout in LAYOUTS:
         check_refusals(layout)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.integrations.huggingface.tiny_models import (
     padding,
     run,
     tokens,
+    transformers,
 )
 
 ATTENTION, FLASH_ATTN = "tk/attention", "tk/flash-attn"
@@ -73,6 +76,26 @@ def test_generation(name: str, kernel: str) -> None:
     ours = generated()
     model.set_attn_implementation("eager")
     assert torch.equal(ours, generated())
+
+
+def test_models_with_attention_of_their_own() -> None:
+    """Refused; the first model of a process, if it loads the kernel, runs as with "eager"."""
+    config = transformers().BloomConfig(
+        vocab_size=61, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0
+    )
+    with pytest.raises(ValueError, match="BloomForCausalLM computes attention in its own code"):
+        transformers().BloomForCausalLM._from_config(config, attn_implementation=ATTENTION)
+    code = f"""if True:
+        import torch, transformers
+        config = transformers.BloomConfig.from_dict({config.to_dict()})
+        outputs = []
+        for name in ("{ATTENTION}", "eager"):
+            torch.manual_seed(0)
+            model = transformers.BloomModel._from_config(config, attn_implementation=name).eval()
+            outputs.append(model(torch.arange(12)[None]).last_hidden_state)
+        assert torch.allclose(*outputs, atol=1e-5), outputs
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_example(monkeypatch: pytest.MonkeyPatch) -> None:

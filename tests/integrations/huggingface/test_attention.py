@@ -69,7 +69,7 @@ def test_masks(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     added = torch.zeros(2, 1, 5, 7).masked_fill(~visible, float("-inf"))
     assert_close(attend(qkv, added), expected)
     mask = tk.Mask.padding(torch.tensor([7, 3]))
-    lazy = LazyMask(mask, (2, 5, 7), torch.device("cpu"), may_be_packed=False)
+    lazy = LazyMask(mask, (2, 5, 7), torch.device("cpu"))
     assert torch.equal(attend(qkv, lazy), tk.attention(*qkv, mask=mask))
 
 
@@ -92,7 +92,7 @@ def test_a_batch_of_one_is_broadcast(qkv: tuple[Tensor, Tensor, Tensor]) -> None
     o, _ = attention_forward(Module(False), q[:1], k, v, None)
     assert_close(o.transpose(1, 2), tk.attention(q[:1].expand_as(q), k, v))
     mask = tk.Mask.padding(torch.tensor([4]))
-    lazy = LazyMask(mask, (1, 5, 7), torch.device("cpu"), may_be_packed=False)
+    lazy = LazyMask(mask, (1, 5, 7), torch.device("cpu"))
     expected = tk.attention(*qkv, mask=tk.Mask.padding(torch.tensor([4, 4])))
     assert_close(attend(qkv, lazy), expected)
 
@@ -122,14 +122,14 @@ def test_chosen_keys(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     indices = torch.stack([torch.randperm(7)[:3] for _ in range(10)]).view(2, 5, 3)
     visible = torch.zeros(2, 5, 7, dtype=torch.bool).scatter(-1, indices, True)[:, None]
     padding = tk.Mask.padding(torch.tensor([7, 4]))
-    lazy = LazyMask(padding, (2, 5, 7), torch.device("cpu"), may_be_packed=False)
+    lazy = LazyMask(padding, (2, 5, 7), torch.device("cpu"))
     expected = tk.attention(*qkv, mask=padding & tk.Mask.dense(visible))
     assert torch.equal(attend(qkv, lazy, indices=indices.int()), expected)
 
 
 def test_chosen_blocks(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     """Blocks of 3 keys, the last of them not full, in two groups of heads; -1 is none."""
-    module = Module()
+    module: Any = Module()
     module.indexer = SimpleNamespace(block_size=3)
     blocks = torch.tensor([[0, 2], [1, -1], [2, 1], [-1, -1], [0, 1]]).expand(2, 2, 5, 2).clone()
     blocks[1, 1] = 2
@@ -140,6 +140,28 @@ def test_chosen_blocks(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     assert torch.equal(o.transpose(1, 2), expected)
 
 
+class Looking(nn.Module):
+    """A module with an argument that only its own kernels know."""
+
+    def forward(self, qkv: tuple[Tensor, Tensor, Tensor], **arguments: Any) -> Tensor:
+        o, _ = attention_forward(self, *qkv, None, lookahead=arguments.pop("look"), **arguments)
+        return o
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_arguments_that_are_not_known(
+    qkv: tuple[Tensor, Tensor, Tensor], is_compiled: bool
+) -> None:
+    """Those that the module itself passes are refused; those of the model's call have no effect."""
+    module: Any = Looking()
+    torch.compiler.reset()
+    run = torch.compile(module, backend="aot_eager") if is_compiled else module
+    expected = run(qkv, look=None)
+    assert torch.equal(run(qkv, look=None, logits_to_keep=4, sliding_window=3), expected)
+    with pytest.raises(ValueError, match="Looking passes lookahead=3 to its attention"):
+        run(qkv, look=3)
+
+
 def test_errors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     with pytest.raises(
         ValueError, match='output_attentions=True needs attn_implementation="eager"'
@@ -147,12 +169,9 @@ def test_errors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
         attend(qkv, None, output_attentions=True)
     with pytest.raises(ValueError, match="the dense mask must broadcast"):
         attend(qkv, torch.ones(2, 1, 5, 6, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"Module passes lookahead=3 to its attention"):
-        attend(qkv, None, lookahead=3)
-    attend(qkv, None, lookahead=None, sliding_window=4, use_cache=True)
     with pytest.raises(ValueError, match="attention_mask must be given for 5 queries and 7 keys"):
         attend(qkv, None, is_causal=True)
-    lazy = LazyMask(tk.Mask(), (2, 5, 6), torch.device("cpu"), may_be_packed=False)
+    lazy = LazyMask(tk.Mask(), (2, 5, 6), torch.device("cpu"))
     with pytest.raises(ValueError, match="the dense mask must broadcast"):
         attend(qkv, lazy)
 

@@ -89,7 +89,7 @@ def test_a_lazy_mask_as_an_input() -> None:
     x = torch.ones(2, 7, 1)
     for lengths in ([7, 2], [1, 4]):
         mask = Mask.padding(torch.tensor(lengths))
-        lazy = LazyMask(mask, (2, 5, 7), torch.device("cpu"), may_be_packed=False)
+        lazy = LazyMask(mask, (2, 5, 7), torch.device("cpu"))
         assert torch.equal(compiled(x, lazy), sliced(x, lazy.clone()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import transformer_kernels as tk
 from tests.integrations.huggingface.tiny_models import assert_close, build, tokens
 from transformer_kernels.integrations.huggingface import NAME
 from transformer_kernels.integrations.huggingface.attention import attention_forward
+from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
 from transformer_kernels.integrations.huggingface.packing import (
+    document_ids,
     mask_of_lengths,
     mask_of_positions,
 )
@@ -117,17 +120,16 @@ def test_boundaries_of_several_rows(is_causal: bool) -> None:
     arguments: dict[str, Any] = {"is_causal": is_causal, "cu_seq_lens_q": cu_seqlens}
     o, _ = attention_forward(nn.Module(), q, k, v, None, **arguments)
     flat = [x.transpose(1, 2).reshape(1, 16, 2, 4).transpose(1, 2) for x in (q, k, v)]
-    expected, _ = attention_forward(nn.Module(), *flat, None, **arguments)  # type: ignore[misc]
+    q, k, v = flat
+    expected, _ = attention_forward(nn.Module(), q, k, v, None, **arguments)
     assert_close(o.reshape(1, 16, 2, 4), expected)
 
 
 def test_boundaries_of_queries_and_of_keys() -> None:
     q, k, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
-    cu_seqlens = {
-        "cu_seq_lens_q": torch.tensor([0, 2, 5]),
-        "cu_seq_lens_k": torch.tensor([0, 6, 9]),
-    }
-    o, _ = attention_forward(nn.Module(), q, k, v, None, **cu_seqlens)  # type: ignore[arg-type]
+    lengths: Any = {"cu_seq_lens_q": [0, 2, 5], "cu_seq_lens_k": [0, 6, 9]}
+    lengths = {name: torch.tensor(boundaries) for name, boundaries in lengths.items()}
+    o, _ = attention_forward(nn.Module(), q, k, v, None, **lengths)
     parts = [x.split(n, 2) for x, n in ((q, [2, 3]), (k, [6, 3]), (v, [6, 3]))]
     expected = torch.cat([tk.attention(*part) for part in zip(*parts, strict=True)], dim=2)
     assert_close(o.transpose(1, 2), expected)
@@ -164,32 +166,50 @@ def test_boundaries_that_are_refused(
 
 
 def test_segments() -> None:
-    size = 1, 21, 21
-    ids = mask_of_lengths(CU_SEQLENS, None, *size, is_causal=True).materialize(1, 1, 21, 21)
+    ids = mask_of_lengths(CU_SEQLENS, None, 1, 21, 21, is_causal=True).materialize(1, 1, 21, 21)
     assert torch.equal(ids[0, 0], IDS[0, :, None] == IDS)
-    by_position = mask_of_positions(POSITIONS, 2)
+    by_position = mask_of_positions(POSITIONS, None, 2)
     assert by_position is not None
     assert torch.equal(by_position.materialize(2, 1, 21, 21), ids.expand(2, -1, -1, -1))
-    assert mask_of_positions(3 + torch.arange(21)[None], 2) is None
+    assert mask_of_positions(3 + torch.arange(21)[None], None, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("positions", "tokens", "documents"),
+    [
+        ([0, 1, 2, 0, 1, 0, 0, 1], None, [0, 0, 0, 1, 1, 2, 3, 3]),
+        ([5, 6, 7, 0, 1, 0, 1, 2], None, [0, 0, 0, 1, 1, 2, 2, 2]),  # begins within a document
+        ([3, 4, 5, 3, 4, 5, 6, 7], None, [0, 0, 0, 1, 1, 1, 1, 1]),
+        ([0, 1, 2, 7, 8, 9, 4, 5], None, [0] * 8),
+        ([0, 0, 0, 0, 1, 2, 3, 4], None, [0] * 8),
+        # padding, with the positions that transformers' models give it
+        ([1, 1, 1, 0, 1, 2, 3, 4], [0, 0, 0, 1, 1, 1, 1, 1], [0] * 8),
+        ([0, -1, 1, 2, -1, 3, 4, -1], [1, 0, 1, 1, 0, 1, 1, 0], [0] * 8),
+        ([0, 1, 2, 3, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [0] * 8),
+        ([0, 1, 2, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1]),
+        ([0, 0, 0, 0, 0, 0, 0, 0], [0] * 8, [0] * 8),
+    ],
+)
+def test_documents_by_position(
+    positions: list[int], tokens: list[int] | None, documents: list[int]
+) -> None:
+    visible = None if tokens is None else torch.tensor([tokens]).bool()
+    assert document_ids(torch.tensor([positions]), visible).tolist() == [documents]
 
 
 def test_positions_are_read_once() -> None:
-    """Every layer asks about the same tensor; a change in place is seen."""
-    positions = torch.arange(8)[None]
-    assert mask_of_positions(positions, 1) is None
-    positions[0, 4:] -= 4
-    packed = mask_of_positions(positions, 1)
-    assert packed is not None
-    assert mask_of_positions(positions, 1) is packed
-    with torch.inference_mode():
-        inference = torch.arange(8)[None]
-        assert mask_of_positions(inference, 1) is None
-        inference[0, 4:] -= 4
-        assert mask_of_positions(inference, 1) is not None
+    """Every layer asks about the same tensor."""
+    mask = LazyMask(tk.Mask.causal(), (1, 21, 21), torch.device("cpu"), may_be_packed=True)
+    x = torch.randn(1, 2, 21, 8)
+    with mock.patch(f"{attention_forward.__module__}.mask_of_positions") as read:
+        read.return_value = None
+        for positions, count in ((POSITIONS, 1), (POSITIONS, 1), (POSITIONS.clone(), 2)):
+            attention_forward(nn.Module(), x, x, x, mask, is_causal=True, position_ids=positions)
+            assert read.call_count == count
 
 
 def test_batches_of_one_tensor_do_not_share_a_mask() -> None:
     for B in (1, 3):
-        mask = mask_of_positions(POSITIONS, B)
+        mask = mask_of_positions(POSITIONS, None, B)
         assert mask is not None
         assert mask.tensors()[0][1].shape == (B, 21)

@@ -15,6 +15,7 @@ from transformer_kernels.integrations.huggingface.divided import (
     divided_documents,
 )
 from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+from transformer_kernels.integrations.huggingface.models import is_passed_by
 from transformer_kernels.integrations.huggingface.packing import mask_of_lengths, mask_of_positions
 from transformer_kernels.integrations.huggingface.sparse import mask_of_blocks, mask_of_keys
 from transformer_kernels.masks.mask import Mask
@@ -22,13 +23,9 @@ from transformer_kernels.masks.mask import Mask
 _CAUSAL = Mask.causal()
 
 _WITHOUT_EFFECT = frozenset(
-    (
-        *("sliding_window", "max_length_q", "max_length_k", "seq_idx", "deterministic"),  # in masks
-        *("use_cache", "return_dict", "num_items_in_batch", "labels", "cache_position"),
-        *("output_hidden_states", "output_router_logits"),
-    )
+    ("sliding_window", "max_length_q", "max_length_k", "seq_idx", "deterministic", "use_cache")
 )
-"""Arguments that models pass on and that do not change the result of attention."""
+"""Arguments that modules pass and that do not change the result: masks have the windows."""
 
 
 def attention_forward(
@@ -79,14 +76,14 @@ def attention_forward(
         block_indices: integers (B, groups, M, count): the blocks of `module.indexer.block_size`
             keys that each query sees in a group of heads; -1 = none.
         output_attentions: not supported.
-        rest: arguments that are None or do not change the result.
+        rest: arguments of the model's call, which have no effect, as in "eager".
 
     Returns:
         (B, M, H_q, D_v), contiguous, and None in place of the attention weights.
 
     Raises:
-        ValueError: output_attentions is set; another argument is not supported; the mask of a
-            causal module with M != N is None; or as for `attention`.
+        ValueError: output_attentions is set; the module passes an argument that is not known here;
+            the mask of a causal module with M != N is None; or as for `attention`.
         TypeError: as for `attention`.
 
     Source: `transformers.integrations.sdpa_attention.sdpa_attention_forward`.
@@ -98,41 +95,28 @@ def attention_forward(
         )
     for name, argument in rest.items():
         if argument is not None and name not in _WITHOUT_EFFECT:
-            raise ValueError(
-                f"{type(module).__name__} passes {name}={shown(argument)} to its attention, which "
-                'these kernels do not support: use attn_implementation="eager"'
-            )
+            _check_has_no_effect(module, name, argument)
     if not query.shape[0] == key.shape[0] == value.shape[0]:
         query, key, value = _with_one_batch(query, key, value)
-    B, M, N = query.shape[0], query.shape[2], key.shape[2]
+    size = query.shape[0], query.shape[2], key.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", False)
-    mask, bias = _mask_and_bias(module, attention_mask, (B, 1, M, N), is_causal)
-    parts = [mask]
+    mask, bias = _mask_and_bias(module, attention_mask, size, is_causal)
     if cu_seq_lens_q is not None:
-        lengths = cu_seq_lens_q, cu_seq_lens_k
-        parts.append(_documents_by_length(*lengths, (B, M, N), is_causal))
-    elif (
-        position_ids is not None
-        and position_ids.dim() == 2
-        and is_causal
-        and M == N
-        and (attention_mask is None or getattr(attention_mask, "may_be_packed", False))
-    ):
-        parts.append(_documents_by_position(position_ids, B))
-    if indices is not None:
-        check_undivided("sparse attention")
-        parts.append(mask_of_keys(indices, N))
-    if block_indices is not None:
-        check_undivided("sparse attention")
-        size: Any = module.indexer.block_size  # type: ignore[union-attr]
-        parts.append(mask_of_blocks(block_indices, size, query.shape[1], N))
+        documents = _documents_by_length(cu_seq_lens_q, cu_seq_lens_k, size, is_causal)
+        mask = _both(mask, documents)
+    elif position_ids is not None and is_causal and getattr(attention_mask, "may_be_packed", False):
+        mask = _both(mask, _documents_by_position(position_ids, attention_mask, size[0]))
+    if indices is not None or block_indices is not None:
+        mask = _both(
+            mask, _chosen_keys(module, indices, block_indices, query.shape[1], key.shape[2])
+        )
     if position_bias is not None:
         bias = position_bias if bias is None else position_bias + bias
     if bias is not None and bias.dtype is not torch.float32:
         bias = bias.to(query.dtype)
     options: dict[str, Any] = {
-        "mask": _all(parts), "bias": bias, "scale": scaling, "softcap": softcap,
+        "mask": mask, "bias": bias, "scale": scaling, "softcap": softcap,
         "dropout_p": float(dropout), "sinks": s_aux,
     }  # fmt: skip
     if sinks is None:
@@ -143,10 +127,18 @@ def attention_forward(
     return o.transpose(1, 2).contiguous(), None
 
 
+def _check_has_no_effect(module: nn.Module, name: str, argument: object) -> None:
+    if is_passed_by(type(module), name):
+        raise ValueError(
+            f"{type(module).__name__} passes {name}={shown(argument)} to its attention, which is "
+            'not supported: use attn_implementation="eager"'
+        )
+
+
 def _mask_and_bias(
-    module: nn.Module, attention_mask: Tensor | None, size: tuple[int, ...], is_causal: bool
+    module: nn.Module, attention_mask: Tensor | None, size: tuple[int, int, int], is_causal: bool
 ) -> tuple[Mask | None, Tensor | None]:
-    _, _, M, N = size
+    B, M, N = size
     if attention_mask is None:
         if not is_causal or (M == 1 and current_division() is None):
             return None, None
@@ -158,33 +150,21 @@ def _mask_and_bias(
         return _CAUSAL, None
     if isinstance(attention_mask, LazyMask):
         if attention_mask.is_changed:
-            return None, attention_mask.values()
-        if attention_mask.shape == size:
-            return attention_mask.mask, None
+            return None, attention_mask.dense()
+        if attention_mask.shape == (B, 1, M, N):
+            mask = attention_mask.mask
+            return mask if mask.constraints else None, None
         return Mask.dense(attention_mask.visible()), None  # broadcast, or an error
-    mask: Mask | None = getattr(attention_mask, "mask", None)  # of a traced graph
-    if mask is not None:
-        return mask, None
+    traced: Mask | None = getattr(attention_mask, "mask", None)
+    if traced is not None:
+        return traced, None
     if attention_mask.dtype == torch.bool:
         return Mask.dense(attention_mask), None
     return None, attention_mask
 
 
-def _all(parts: list[Mask | None]) -> Mask | None:
-    whole = None
-    for part in parts:
-        if part is not None:
-            whole = part if whole is None else whole & part
-    return whole
-
-
-def _documents_by_position(position_ids: Tensor, B: int) -> Mask | None:
-    """Returns the mask of packed documents, if there are any."""
-    here = current_division()
-    if here is None:
-        return mask_of_positions(position_ids, B)
-    divided: Mask | None = divided_documents(here, position_ids, B)
-    return divided
+def _both(mask: Mask | None, other: Mask | None) -> Mask | None:
+    return mask if other is None else other if mask is None else mask & other
 
 
 def _documents_by_length(
@@ -193,6 +173,33 @@ def _documents_by_length(
     if current_division() is not None:
         raise ValueError("cu_seq_lens_q must be None on a divided sequence: pass position_ids")
     return mask_of_lengths(cu_seq_lens_q, cu_seq_lens_k, *size, is_causal=is_causal)
+
+
+def _documents_by_position(position_ids: Tensor, attention_mask: Any, B: int) -> Mask | None:
+    """Returns the mask of packed documents, if there are any."""
+    if position_ids.dim() != 2:
+        return None
+    tokens: Tensor | None = attention_mask.tokens
+    if not isinstance(attention_mask, LazyMask):  # of a traced graph
+        return mask_of_positions(position_ids, tokens, B)
+    if attention_mask.documents is None or attention_mask.documents[0] is not position_ids:
+        here = current_division()
+        if here is None:
+            found = mask_of_positions(position_ids, tokens, B)
+        else:
+            found = divided_documents(here, position_ids, tokens, B)
+        attention_mask.documents = position_ids, found
+    return attention_mask.documents[1]
+
+
+def _chosen_keys(
+    module: Any, indices: Tensor | None, block_indices: Tensor | None, H: int, N: int
+) -> Mask | None:
+    check_undivided("sparse attention")
+    chosen = None if indices is None else mask_of_keys(indices, N)
+    if block_indices is None:
+        return chosen
+    return _both(chosen, mask_of_blocks(block_indices, module.indexer.block_size, H, N))
 
 
 def _with_one_batch(*tensors: Tensor) -> tuple[Tensor, ...]:

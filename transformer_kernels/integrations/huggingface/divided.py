@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from transformer_kernels.dispatch import division
 from transformer_kernels.dispatch.division import Division
 from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
-from transformer_kernels.integrations.huggingface.packing import are_packed, document_ids
+from transformer_kernels.integrations.huggingface.packing import document_ids
 from transformer_kernels.integrations.huggingface.padding import padding_mask
 from transformer_kernels.integrations.huggingface.structure import (
     Grid,
@@ -27,10 +26,6 @@ from transformer_kernels.integrations.huggingface.structure import (
 )
 from transformer_kernels.masks.constraints import Segments
 from transformer_kernels.masks.mask import Mask
-
-_seen = WeakTensorKeyDictionary()
-"""position_ids -> (version, B, division, mask or None): the layers of a model ask about the same
-tensor."""
 
 
 def current_division() -> Division | None:
@@ -64,11 +59,16 @@ def _check_call(
             f"{name} does not run on a divided sequence (context_parallel): {mixer} joins tokens "
             "outside of attention, within a shard only"
         )
-    passed = inspect.signature(module.forward).bind_partial(*arguments, **named).arguments
-    if passed.get("position_ids", passed.get("kwargs", {}).get("position_ids")) is None:
+    signature = inspect.signature(module.forward)
+    passed = signature.bind_partial(*arguments, **named).arguments
+    if passed.get("position_ids", named.get("position_ids")) is None:
         raise ValueError(
-            f"{name} needs position_ids on a divided sequence (context_parallel), got None: pass "
-            "context.shard(torch.arange(length)[None], dim=1)"
+            f"{name} needs position_ids on a divided sequence (context_parallel), "
+            + (
+                "got None: pass context.shard(torch.arange(length)[None], dim=1)"
+                if "position_ids" in signature.parameters
+                else "which it does not take"
+            )
         )
 
 
@@ -125,11 +125,15 @@ def create_divided_mask(
         visible = here.unshard(attention_mask.byte(), 1).bool()
         mask = mask & padding_mask(visible, attention_mask, grid.M)
     size = grid.B, grid.M, grid.N
-    return LazyMask(mask, size, grid.device, True, dtype, is_divided=True)
+    return LazyMask(
+        mask, size, grid.device, dtype, may_be_packed=True, tokens=attention_mask, is_divided=True
+    )
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def divided_documents(here: Division, position_ids: Tensor, B: int) -> Mask | None:
+def divided_documents(
+    here: Division, position_ids: Tensor, tokens: Tensor | None, B: int
+) -> Mask | None:
     """Returns the segments of packed documents; None if every row is one document.
 
     A collective: all ranks call it.
@@ -137,30 +141,20 @@ def divided_documents(here: Division, position_ids: Tensor, B: int) -> Mask | No
     Args:
         here: the division.
         position_ids: integers (B or 1, M), of this shard.
+        tokens: padding mask of this shard, bool (B, M); True = a token.
         B: batch size.
 
     Raises:
         ValueError: the positions of all shards begin at 0.
     """
-    if position_ids.is_inference():  # has no version
-        return _documents(here, position_ids, B)
-    key = position_ids._version, B, here
-    entry = _seen.get(position_ids)
-    if entry is None or entry[:3] != key:
-        entry = (*key, _documents(here, position_ids, B))
-        _seen[position_ids] = entry
-    mask: Mask | None = entry[3]
-    return mask
-
-
-def _documents(here: Division, position_ids: Tensor, B: int) -> Mask | None:
     M = position_ids.shape[1]
     whole = here.unshard(position_ids, 1)
-    if not are_packed(whole):
+    ids = document_ids(whole, None if tokens is None else here.unshard(tokens.byte(), 1).bool())
+    if not ids.any():
         return None
     if bool(((whole == 0).sum(1) == here.ranks).all() and (whole < M).all()):
         raise ValueError(
             "every shard has the positions from 0 on: pass the position_ids of its tokens to the "
             "model, context.shard(torch.arange(length)[None], dim=1)"
         )
-    return Mask.segments(here.shard(document_ids(whole), 1).expand(B, -1))
+    return Mask.segments(here.shard(ids, 1).expand(B, -1))

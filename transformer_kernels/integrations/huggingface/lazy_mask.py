@@ -40,13 +40,18 @@ class LazyMask(Tensor):
         mask: the visible pairs.
         may_be_packed: the model was called on complete sequences. They may be packed documents,
             which only the positions show.
+        tokens: padding mask (B, N) of the call, if it was given; True = a token.
         is_divided: `mask` is that of a sequence, of which the tensor's M x N are those of a shard.
+        documents: positions, and the mask of the packed documents by them: the layers of a model
+            ask about the same positions.
     """
 
     mask: Mask
     may_be_packed: bool
+    tokens: Tensor | None
     is_divided: bool
-    _values: Tensor | None
+    documents: tuple[Tensor, Mask | None] | None
+    _dense: Tensor | None
 
     @staticmethod
     def __new__(
@@ -54,9 +59,8 @@ class LazyMask(Tensor):
         mask: Mask,
         size: tuple[int, int, int],
         device: torch.device,
-        may_be_packed: bool,
         dtype: torch.dtype = torch.float32,
-        is_divided: bool = False,
+        **attributes: Any,
     ) -> LazyMask:
         """Creates the mask of B x M x N = size."""
         B, M, N = size
@@ -72,14 +76,18 @@ class LazyMask(Tensor):
         mask: Mask,
         size: tuple[int, int, int],
         device: torch.device,
-        may_be_packed: bool,
         dtype: torch.dtype = torch.float32,
+        *,
+        may_be_packed: bool = False,
+        tokens: Tensor | None = None,
         is_divided: bool = False,
     ) -> None:
         self.mask = mask
         self.may_be_packed = may_be_packed
+        self.tokens = tokens
         self.is_divided = is_divided
-        self._values = None
+        self.documents = None
+        self._dense = None
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LazyMask({self.mask}, size={tuple(self.shape)}, device={self.device})"
@@ -94,15 +102,15 @@ class LazyMask(Tensor):
         B, H, M, N = self.shape
         return self.mask.materialize(B, H, M, N, self.device)
 
-    def values(self) -> Tensor:
+    def dense(self) -> Tensor:
         """Returns the values, of which there is one tensor.
 
         Raises ValueError for a mask of a divided sequence.
         """
-        if self._values is None:
+        if self._dense is None:
             with torch.inference_mode(False):
-                self._values = additive(self.visible(), self.dtype)
-        return self._values
+                self._dense = additive(self.visible(), self.dtype)
+        return self._dense
 
     @property
     def is_changed(self) -> bool:
@@ -122,12 +130,15 @@ class LazyMask(Tensor):
             dtype = kwargs.get("dtype") or args[0].dtype
             if dtype.is_floating_point:
                 return args[0]._on(kwargs.get("device") or args[0].device, dtype)
-        values, kwargs = tree_map_only(LazyMask, LazyMask.values, (args, kwargs))
+        values, kwargs = tree_map_only(LazyMask, LazyMask.dense, (args, kwargs))
         result = func(*values, **kwargs)
-        is_own = args and isinstance(args[0], LazyMask) and result is args[0]._values
+        is_own = args and isinstance(args[0], LazyMask) and result is args[0]._dense
         return args[0] if is_own else result
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> LazyMask:
         B, _, M, N = self.shape
-        size, mask = (B, M, N), self.mask.to(device)
-        return LazyMask(mask, size, device, self.may_be_packed, dtype, self.is_divided)
+        return LazyMask(
+            self.mask.to(device), (B, M, N), device, dtype,
+            may_be_packed=self.may_be_packed, is_divided=self.is_divided,
+            tokens=None if self.tokens is None else self.tokens.to(device),
+        )  # fmt: skip

@@ -84,7 +84,10 @@ def create_mask(
         mask, may_be_packed = structure.mask, grid.is_square and not structure.is_packed
         if attention_mask is not None:
             mask = mask & _padding(attention_mask, grid)
-    return LazyMask(mask, (batch_size, q_length, kv_length), grid.device, may_be_packed, dtype)
+    size = batch_size, q_length, kv_length
+    return LazyMask(
+        mask, size, grid.device, dtype, may_be_packed=may_be_packed, tokens=attention_mask
+    )
 
 
 def _traced_mask(
@@ -94,10 +97,14 @@ def _traced_mask(
     dtype: torch.dtype,
     use_vmap: bool,
 ) -> Tensor:
-    """Returns the values, with attributes of `LazyMask`, which cannot be created in a graph."""
+    """Returns the values, with attributes of `LazyMask`, which cannot be created in a graph.
+
+    They must not be changed in place.
+    """
     visible = _dense_mask(grid, function, attention_mask, use_vmap)
     values: Any = additive(visible, dtype)
     values.mask, values.may_be_packed = Mask.dense(visible), grid.is_square
+    values.tokens = attention_mask
     return values  # type: ignore[no-any-return]
 
 
@@ -107,13 +114,13 @@ def _dense_mask(
     """Returns the visible pairs, bool (B, 1, M, N)."""
     from transformers.masking_utils import sdpa_mask
 
-    visible: Tensor = sdpa_mask(
+    visible: Any = sdpa_mask(
         batch_size=grid.B, q_length=grid.M, kv_length=grid.N,
         q_offset=grid.q_offset, kv_offset=grid.kv_offset,  # type: ignore[arg-type]
         mask_function=function, attention_mask=attention_mask, device=grid.device,
         allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=use_vmap,
     )  # fmt: skip
-    return visible
+    return visible  # type: ignore[no-any-return]
 
 
 def _offset(grid: Grid, *, is_static: bool) -> int | Tensor:

@@ -14,8 +14,10 @@ from functools import cache, wraps
 from typing import Any
 
 from transformer_kernels.argument_checks import shown
+from transformer_kernels.torch_private import constant_in_compiled_code
 
 _ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\([^)]*nn\.Module", re.MULTILINE)
+_TABLE_OF_CLASSES = re.compile(r"ATTENTION_CLASSES\[[\w.]*attn_implementation\]")
 
 _Function = Callable[..., Any]
 
@@ -33,11 +35,9 @@ def check_requests(attention_forward: _Function) -> None:
     from transformers import AttentionInterface, PreTrainedModel
 
     library: Any = PreTrainedModel
-    check_name, set_name = (
-        library._check_and_adjust_attn_implementation,
-        library.set_attn_implementation,
-    )
-    functions = AttentionInterface()
+    check_name = library._check_and_adjust_attn_implementation
+    set_name = library.set_attn_implementation
+    functions = AttentionInterface()  # type: ignore[no-untyped-call]
 
     @wraps(check_name)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,6 +59,29 @@ def check_requests(attention_forward: _Function) -> None:
 
     library._check_and_adjust_attn_implementation = checked
     library.set_attn_implementation = set_checked
+
+
+@cache
+def serve_masks(attention_forward: _Function, create_mask: _Function) -> None:
+    """Gives each name that is registered for an attention function from now on its mask function.
+
+    transformers registers a kernel of the hub with the masks of "sdpa". Other names pass through.
+
+    Args:
+        attention_forward: the function whose names these are.
+        create_mask: the mask function.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    library: Any = AttentionMaskInterface
+    register = library.register
+    functions = AttentionInterface()  # type: ignore[no-untyped-call]
+
+    @wraps(register)
+    def register_ours(key: str, value: _Function) -> None:
+        register(key, create_mask if functions.get(key) is attention_forward else value)
+
+    library.register = staticmethod(register_ours)
 
 
 def check_model(model: type, name: str) -> None:
@@ -83,17 +106,42 @@ def check_model(model: type, name: str) -> None:
 @cache
 def has_own_attention(model: type) -> bool:
     """Returns True if the file that defines a model has attention modules, none of which calls
-    `transformers.AttentionInterface`.
+    `transformers.AttentionInterface`, or chooses classes by the name of an implementation.
 
     Bases decide for a class without a file, as in a notebook. A file without attention modules has
     models made of others.
     """
     for base in model.__mro__:
-        try:
-            code = inspect.getsource(sys.modules[base.__module__])
-        except (KeyError, OSError, TypeError):
+        code = _source(sys.modules.get(base.__module__))
+        if code is None:
             continue
         if base.__module__ == "transformers.modeling_utils":
             break
-        return _ATTENTION_CLASS.search(code) is not None and "ALL_ATTENTION_FUNCTIONS" not in code
+        if _TABLE_OF_CLASSES.search(code):
+            return True
+        return "ALL_ATTENTION_FUNCTIONS" not in code and _ATTENTION_CLASS.search(code) is not None
     return False
+
+
+@constant_in_compiled_code
+def is_passed_by(module: type, name: str) -> bool:
+    """Returns True if the code of an attention module names an argument that it passes on.
+
+    Others come from the call of the model, whose arguments are passed from layer to layer.
+    """
+    names = _names_in(module)
+    return names is None or name in names
+
+
+@cache
+def _names_in(module: type) -> frozenset[str] | None:
+    code = _source(module)
+    return None if code is None else frozenset(re.findall(r"\b(\w+)[\"']?\s*[=:]", code))
+
+
+def _source(definition: object) -> str | None:
+    """Returns the code of a class or a module, if there is a file."""
+    try:
+        return inspect.getsource(definition)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return None

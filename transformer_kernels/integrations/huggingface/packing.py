@@ -4,59 +4,46 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.nn import functional
 
 from transformer_kernels import torch_private
 from transformer_kernels.masks.mask import Mask
 
-_seen = WeakTensorKeyDictionary()
-"""position_ids -> (version, B, mask or None): the layers of a model ask about the same tensor."""
 
-
-def mask_of_positions(position_ids: Tensor, B: int) -> Mask | None:
+def mask_of_positions(position_ids: Tensor, tokens: Tensor | None, B: int) -> Mask | None:
     """Returns the segments of packed documents; None if every row is one document.
 
     Args:
         position_ids: integers (B or 1, M); see `document_ids`.
+        tokens: padding mask, bool (B, M).
         B: batch size.
     """
-    if torch.compiler.is_compiling():
-        return _segments(position_ids, B)
-    if position_ids.is_inference():  # has no version
-        return _checked(position_ids, B)
-    entry = _seen.get(position_ids)
-    if entry is None or entry[:2] != (position_ids._version, B):
-        entry = (position_ids._version, B, _checked(position_ids, B))
-        _seen[position_ids] = entry
-    mask: Mask | None = entry[2]
-    return mask
+    ids = document_ids(position_ids, tokens)
+    if not torch.compiler.is_compiling() and not ids.any():
+        return None
+    return Mask.segments(ids.expand(B, -1))
 
 
-def _checked(position_ids: Tensor, B: int) -> Mask | None:
-    return _segments(position_ids, B) if are_packed(position_ids) else None
-
-
-def _segments(position_ids: Tensor, B: int) -> Mask:
-    return Mask.segments(document_ids(position_ids).expand(B, -1))
-
-
-def are_packed(position_ids: Tensor) -> bool:
-    """Returns True if a row of positions (B, M) has more than one document."""
-    before, after = position_ids[:, :-1], position_ids[:, 1:]
-    return bool((after < before).any()) and bool(document_ids(position_ids).any())
-
-
-def document_ids(position_ids: Tensor) -> Tensor:
-    """Returns the document of each token of positions (B, M), from 0 on.
+def document_ids(position_ids: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """Returns the document of each token, from 0 on; (B or 1, M).
 
     A document starts where positions go back to the smallest of their row. Positions that jump, or
     that several tokens have, as those of an image may, are of one document.
+
+    Args:
+        position_ids: integers (B or 1, M).
+        tokens: padding mask, bool (B, M); True = a token. The positions of others do not count.
     """
+    if tokens is not None:
+        largest = position_ids.amax(-1, keepdim=True)
+        position_ids = torch.where(tokens, position_ids, largest)
     start = position_ids.amin(-1, keepdim=True)
-    starts = position_ids[:, 1:] == start
-    has_several = (starts & (position_ids[:, :-1] > start)).any(-1, keepdim=True)
-    first = torch.zeros_like(start)
-    return torch.cat([first, (starts & has_several).to(first.dtype).cumsum(-1)], dim=-1)
+    starts = position_ids == start
+    if tokens is not None:
+        position_ids = torch.where(tokens, position_ids, start)
+    before = position_ids.cummax(-1).values[:, :-1]
+    starts = starts[:, 1:] & (starts[:, 1:] & (before > start)).any(-1, keepdim=True)
+    return functional.pad(starts.to(position_ids.dtype).cumsum(-1), (1, 0))
 
 
 def mask_of_lengths(
