@@ -160,6 +160,8 @@ def test_arguments_that_are_not_known(
     assert torch.equal(run(qkv, look=None, logits_to_keep=4, sliding_window=3), expected)
     with pytest.raises(ValueError, match="Looking passes lookahead=3 to its attention"):
         run(qkv, look=3)
+    with pytest.raises(ValueError, match="Looking passes cache="):
+        run(qkv, look=None, cache="pages")
 
 
 def test_errors(qkv: tuple[Tensor, Tensor, Tensor]) -> None:

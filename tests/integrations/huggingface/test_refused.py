@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.integrations.huggingface.tiny_models import assert_close, tokens, transformers
 from transformer_kernels.integrations.huggingface import NAME, register
@@ -72,19 +72,20 @@ def test_parts_of_a_model() -> None:
         model.set_attn_implementation(NAME)
 
 
-def test_classes_without_a_file() -> None:
-    """As those of a notebook: their bases decide."""
+@pytest.mark.parametrize("module", ["notebook", "tests.integrations.huggingface.test_refused"])
+def test_classes_of_users(module: str) -> None:
+    """Their bases decide, in a notebook and in a file with attention of another kind."""
     library = transformers()
-    for base in (library.LlamaForCausalLM, library.BloomForCausalLM):
-        named = type("Mine", (base,), {"__module__": ModuleType("notebook").__name__})
-        is_own = base is library.BloomForCausalLM
-        sizes = SIZES if is_own else SIZES | {"num_attention_heads": 4, "num_hidden_layers": 1}
-        config = base.config_class(**sizes, attn_implementation=NAME)
-        if is_own:
-            with pytest.raises(ValueError, match="Mine computes attention in its own code"):
-                named(config)
-        else:
-            named(config)
+    llama = SIZES | {"num_attention_heads": 4, "num_hidden_layers": 1}
+    served = type("Mine", (library.LlamaForCausalLM,), {"__module__": module})
+    served(library.LlamaConfig(**llama, attn_implementation=NAME))
+    refused = type("Mine", (library.BloomForCausalLM,), {"__module__": module})
+    with pytest.raises(ValueError, match="Mine computes attention in its own code"):
+        refused(library.BloomConfig(**SIZES, attn_implementation=NAME))
+
+
+class PoolingAttention(nn.Module):
+    """Attention of another kind."""
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

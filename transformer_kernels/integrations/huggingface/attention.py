@@ -27,6 +27,8 @@ _WITHOUT_EFFECT = frozenset(
 )
 """Arguments that modules pass and that do not change the result: masks have the windows."""
 
+_OF_CONTINUOUS_BATCHING = ("cache", "block_table")
+
 
 def attention_forward(
     module: nn.Module,
@@ -128,7 +130,7 @@ def attention_forward(
 
 
 def _check_has_no_effect(module: nn.Module, name: str, argument: object) -> None:
-    if is_passed_by(type(module), name):
+    if name in _OF_CONTINUOUS_BATCHING or is_passed_by(type(module), name):
         raise ValueError(
             f"{type(module).__name__} passes {name}={shown(argument)} to its attention, which is "
             'not supported: use attn_implementation="eager"'
@@ -180,7 +182,7 @@ def _documents_by_position(position_ids: Tensor, attention_mask: Any, B: int) ->
     if position_ids.dim() != 2:
         return None
     tokens: Tensor | None = attention_mask.tokens
-    if not isinstance(attention_mask, LazyMask):  # of a traced graph
+    if torch.compiler.is_compiling() or not isinstance(attention_mask, LazyMask):
         return mask_of_positions(position_ids, tokens, B)
     if attention_mask.documents is None or attention_mask.documents[0] is not position_ids:
         here = current_division()

@@ -40,7 +40,7 @@ class LazyMask(Tensor):
         mask: the visible pairs.
         may_be_packed: the model was called on complete sequences. They may be packed documents,
             which only the positions show.
-        tokens: padding mask (B, N) of the call, if it was given; True = a token.
+        tokens: padding mask of the keys, bool (B, N), if the call has one; True = a token.
         is_divided: `mask` is that of a sequence, of which the tensor's M x N are those of a shard.
         documents: positions, and the mask of the packed documents by them: the layers of a model
             ask about the same positions.

@@ -73,39 +73,25 @@ def create_mask(
     if (here := current_division()) is not None:
         divided: Tensor = create_divided_mask(here, grid, function, attention_mask, dtype)
         return divided
-    if is_tracing(attention_mask):
-        return _traced_mask(grid, function, attention_mask, dtype, rest.get("use_vmap", False))
-    grid = grid._replace(q_offset=_offset(grid, is_static=not allow_is_causal_skip))
-    structure = structure_of(function, grid)
+    use_vmap = rest.get("use_vmap", False)
+    tokens = None if attention_mask is None else _tokens(attention_mask, grid)
+    structure, in_graph = None, is_tracing(attention_mask)
+    if not in_graph:
+        grid = grid._replace(q_offset=_offset(grid, is_static=not allow_is_causal_skip))
+        structure = structure_of(function, grid)
     if structure is None:
-        visible = _dense_mask(grid, function, attention_mask, rest.get("use_vmap", False))
+        visible = _dense_mask(grid, function, attention_mask, use_vmap)
         mask, may_be_packed = Mask.dense(visible), grid.is_square
+        if in_graph:  # where a LazyMask cannot be created; the values must not be changed in place
+            values: Any = additive(visible, dtype)
+            values.mask, values.may_be_packed, values.tokens = mask, may_be_packed, tokens
+            return values  # type: ignore[no-any-return]
     else:
         mask, may_be_packed = structure.mask, grid.is_square and not structure.is_packed
-        if attention_mask is not None:
-            mask = mask & _padding(attention_mask, grid)
+        if tokens is not None:
+            mask = mask & padding_mask(tokens, tokens, grid.M, keep_full=grid.is_static_step)
     size = batch_size, q_length, kv_length
-    return LazyMask(
-        mask, size, grid.device, dtype, may_be_packed=may_be_packed, tokens=attention_mask
-    )
-
-
-def _traced_mask(
-    grid: Grid,
-    function: MaskFunction,
-    attention_mask: Tensor | None,
-    dtype: torch.dtype,
-    use_vmap: bool,
-) -> Tensor:
-    """Returns the values, with attributes of `LazyMask`, which cannot be created in a graph.
-
-    They must not be changed in place.
-    """
-    visible = _dense_mask(grid, function, attention_mask, use_vmap)
-    values: Any = additive(visible, dtype)
-    values.mask, values.may_be_packed = Mask.dense(visible), grid.is_square
-    values.tokens = attention_mask
-    return values  # type: ignore[no-any-return]
+    return LazyMask(mask, size, grid.device, dtype, may_be_packed=may_be_packed, tokens=tokens)
 
 
 def _dense_mask(
@@ -135,9 +121,9 @@ def _offset(grid: Grid, *, is_static: bool) -> int | Tensor:
     return int(offset) if grid.M > 1 and offset.is_cpu else offset
 
 
-def _padding(visible: Tensor, grid: Grid) -> Mask:
-    """The mask of a padding mask (B, length); keys past its end are hidden."""
-    visible = visible[:, grid.kv_offset : grid.kv_offset + grid.N]
-    if visible.shape[1] < grid.N:
-        visible = functional.pad(visible, (0, grid.N - visible.shape[1]))
-    return padding_mask(visible, visible, grid.M, keep_full=grid.is_static_step)
+def _tokens(attention_mask: Tensor, grid: Grid) -> Tensor:
+    """Returns the padding mask of the keys, (B, N); keys past the end of (B, length) are hidden."""
+    tokens = attention_mask[:, grid.kv_offset : grid.kv_offset + grid.N]
+    if tokens.shape[1] < grid.N:
+        tokens = functional.pad(tokens, (0, grid.N - tokens.shape[1]))
+    return tokens

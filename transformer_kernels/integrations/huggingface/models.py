@@ -105,22 +105,24 @@ def check_model(model: type, name: str) -> None:
 
 @cache
 def has_own_attention(model: type) -> bool:
-    """Returns True if the file that defines a model has attention modules, none of which calls
-    `transformers.AttentionInterface`, or chooses classes by the name of an implementation.
+    """Returns True if a model computes attention without `transformers.AttentionInterface`.
 
-    Bases decide for a class without a file, as in a notebook. A file without attention modules has
-    models made of others.
+    Its file then has attention modules, none of which calls the interface, or chooses classes by
+    the name of an implementation. A class that adds to a model is served as that model is.
     """
+    from transformers import PreTrainedModel
+
+    has_own = False
     for base in model.__mro__:
-        code = _source(sys.modules.get(base.__module__))
-        if code is None:
+        if not issubclass(base, PreTrainedModel) or base.__name__.endswith("PreTrainedModel"):
             continue
-        if base.__module__ == "transformers.modeling_utils":
-            break
+        code = _source(sys.modules.get(base.__module__)) or ""  # none in a notebook
         if _TABLE_OF_CLASSES.search(code):
             return True
-        return "ALL_ATTENTION_FUNCTIONS" not in code and _ATTENTION_CLASS.search(code) is not None
-    return False
+        if "ALL_ATTENTION_FUNCTIONS" in code:
+            return False
+        has_own = has_own or _ATTENTION_CLASS.search(code) is not None
+    return has_own
 
 
 @constant_in_compiled_code
