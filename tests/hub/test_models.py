@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from building.extension import ROOT
+from tests.integrations.huggingface import families
 from tests.integrations.huggingface.tiny_models import (
     PADDINGS,
     TINY,
@@ -76,6 +77,18 @@ def test_generation(name: str, kernel: str) -> None:
     ours = generated()
     model.set_attn_implementation("eager")
     assert torch.equal(ours, generated())
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "deepseek_v4", "nllb-moe"])
+def test_masks_and_arguments(family: str) -> None:
+    """Chosen keys, a mask that the model extends, modules that are not causal."""
+    eager = families.built(family, "eager")
+    ours = families.built(family, ATTENTION, eager.state_dict())
+    for kind_of_padding in ("none", "left"):
+        output, gradients = families.run(ours, kind_of_padding)
+        expected, wanted = families.run(eager, kind_of_padding)
+        assert_close(output, expected)
+        assert_same_gradients(gradients, wanted)
 
 
 def test_models_with_attention_of_their_own() -> None:

@@ -151,7 +151,7 @@ def _arguments(model: Any, kind: str, other: bool) -> tuple[dict[str, Any], Tens
     return {name: value for name, value in given.items() if name in takes}, visible
 
 
-def _run(model: nn.Module, kind: str, other: bool = False) -> Run:
+def run(model: nn.Module, kind: str, other: bool = False) -> Run:
     arguments, visible = _arguments(model, kind, other)
     model.zero_grad()
     torch.manual_seed(0)
@@ -216,14 +216,14 @@ def _differences(eager: Any, expected: Mapping[str, Run], ours: Any) -> Iterator
     the tokens in "eager", no result is right: MIXED.
     """
     for kind in PADDINGS:
-        errors = _errors(_run(ours, kind), expected[kind])
+        errors = _errors(run(ours, kind), expected[kind])
         if errors[0] <= 1e-5 and errors[1] <= 1e-4:
             continue
-        noise = _errors(_run(_moved(eager), kind), expected[kind])
+        noise = _errors(run(_moved(eager), kind), expected[kind])
         allowed = max(1e-5, 10 * noise[0]), max(1e-4, 10 * noise[1])
         if all(error <= most for error, most in zip(errors, allowed, strict=True)):
             continue
-        other = _run(eager, kind, other=True)[0]
+        other = run(eager, kind, other=True)[0]
         if (other - expected[kind][0]).abs().max() > 1e-4 * other.abs().max():
             yield MIXED
         else:
@@ -242,7 +242,7 @@ def compare(family: str) -> Outcome:
     """Returns how the family fares with our attention."""
     try:
         eager = built(family, "eager")
-        expected = {kind: _run(eager, kind) for kind in PADDINGS}
+        expected = {kind: run(eager, kind) for kind in PADDINGS}
     except Exception as error:  # noqa: BLE001 - its class is recorded
         return Outcome("not built", _described(error))
     try:
