@@ -28,6 +28,7 @@ _WITHOUT_EFFECT = frozenset(
 """Arguments that modules pass and that do not change the result: masks have the windows."""
 
 _OF_CONTINUOUS_BATCHING = ("cache", "block_table")
+"""Arguments of the model's call that attention must not ignore."""
 
 
 def attention_forward(

@@ -24,10 +24,10 @@ _Function = Callable[..., Any]
 
 @cache
 def check_requests(attention_forward: _Function) -> None:
-    """Makes models check each request for an attention function, at once and later.
+    """Makes models raise a ValueError if they are asked for a function that they do not call.
 
     Two methods of `transformers.PreTrainedModel` are wrapped: the constructor's check of the name,
-    and `set_attn_implementation`. Other names pass through.
+    and `set_attn_implementation`, which otherwise only warns. Other names pass through.
 
     Args:
         attention_forward: the function whose registered names are ours.

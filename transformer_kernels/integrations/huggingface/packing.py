@@ -41,8 +41,10 @@ def document_ids(position_ids: Tensor, tokens: Tensor | None = None) -> Tensor:
     starts = position_ids == start
     if tokens is not None:
         position_ids = torch.where(tokens, position_ids, start)
-    before = position_ids.cummax(-1).values[:, :-1]
-    starts = starts[:, 1:] & (starts[:, 1:] & (before > start)).any(-1, keepdim=True)
+    # A row goes back if a later token is at the start: else its first tokens share a position.
+    starts = starts[:, 1:]
+    goes_back = starts & (position_ids.cummax(-1).values[:, :-1] > start)
+    starts = starts & goes_back.any(-1, keepdim=True)
     return functional.pad(starts.to(position_ids.dtype).cumsum(-1), (1, 0))
 
 
