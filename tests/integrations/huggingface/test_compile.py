@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.integrations.huggingface.tiny_models import (
+    LENGTH,
     assert_close,
     assert_same_gradients,
     build,
@@ -41,6 +43,24 @@ def test_whole_models(name: str, kind_of_padding: str) -> None:
     output, gradients = run(model, name, kind_of_padding)
     assert_close(output, expected)
     assert_same_gradients(gradients, wanted)
+
+
+@pytest.mark.parametrize("kind_of_padding", ["none", "left"])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_causal_and_full_masks_have_no_values(name: str, kind_of_padding: str) -> None:
+    """The compiled code computes no M x N tensor, unless there is padding."""
+    sizes = set[tuple[int, ...]]()
+
+    def read(graph: torch.fx.GraphModule, _: Any) -> Any:
+        values = [node.meta.get("val") for node in graph.graph.nodes]
+        sizes.update(tuple(x.shape[-2:]) for x in values if isinstance(x, Tensor))
+        return graph
+
+    model = build(name)
+    model.forward = torch.compile(model.forward, backend=aot_autograd(fw_compiler=read))
+    with torch.no_grad():
+        model(**inputs(name, kind_of_padding)[0])
+    assert ((LENGTH, LENGTH) in sizes) == (kind_of_padding != "none")
 
 
 def test_inductor() -> None:

@@ -41,6 +41,7 @@ def test_a_missing_or_old_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         register()
     monkeypatch.undo()
     monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: object())
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="4.57.1"))
-    with pytest.raises(ImportError, match=r"needs transformers 5.0 or later, got 4.57.1"):
-        register()
+    for version in ("4.57.1", "5.3.0"):
+        monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=version))
+        with pytest.raises(ImportError, match=rf"needs transformers 5.4 or later, got {version}"):
+            register()

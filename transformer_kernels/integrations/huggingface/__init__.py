@@ -30,16 +30,16 @@ def register() -> None:
     this name. A second call has no effect.
 
     Raises:
-        ImportError: transformers is not installed, or older than 5.0.
+        ImportError: transformers is not installed, or older than 5.4.
 
     Source: docs/drop-in.md.
     """
     require("transformers", extra="huggingface")
     import transformers
 
-    if int(transformers.__version__.partition(".")[0]) < 5:
-        raise ImportError(
-            f"register() needs transformers 5.0 or later, got {transformers.__version__}",
+    if [int(number) for number in transformers.__version__.split(".")[:2]] < [5, 4]:
+        raise ImportError(  # older ones describe masks by `cache_position`
+            f"register() needs transformers 5.4 or later, got {transformers.__version__}",
             name="transformers",
         )
     recognised()  # compares the library's mask functions now, not inside a model's first call

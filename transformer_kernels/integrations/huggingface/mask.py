@@ -44,9 +44,9 @@ def create_mask(
     on the module.
 
     The result is a `LazyMask`, except while a graph is traced. The mask has structure if it is an
-    intersection of causal masks, windows, chunks, packed documents and padding. Otherwise, and
-    while a graph is traced, it is dense. Under `distributed.context_parallel` it is the mask of the
-    undivided sequence.
+    intersection of causal masks, windows, chunks, packed documents and padding; while a graph is
+    traced, if it is causal or full. Otherwise it is dense. Under `distributed.context_parallel` it
+    is the mask of the undivided sequence.
 
     Args:
         batch_size: B.
@@ -65,7 +65,7 @@ def create_mask(
 
     Source: `transformers.masking_utils.eager_mask`.
     """
-    from transformers.masking_utils import causal_mask_function
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
     from transformers.utils.import_utils import is_tracing
 
     function = causal_mask_function if mask_function is None else mask_function
@@ -83,6 +83,10 @@ def create_mask(
         visible = _dense_mask(grid, function, attention_mask, use_vmap)
         mask, may_be_packed = Mask.dense(visible), grid.is_square
         if in_graph:  # where a LazyMask cannot be created; the values must not be changed in place
+            if attention_mask is None and function is bidirectional_mask_function:
+                mask = Mask()
+            elif attention_mask is None and grid.is_square and function is causal_mask_function:
+                mask = Mask.causal()
             values: Any = additive(visible, dtype)
             values.mask, values.may_be_packed, values.tokens = mask, may_be_packed, tokens
             return values  # type: ignore[no-any-return]
