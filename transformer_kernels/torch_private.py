@@ -172,9 +172,12 @@ def calls_are_transformed() -> bool:
 
 def assert_later(condition: torch.Tensor, message: str) -> None:
     """Raises an error if a bool tensor is False: on a GPU by an assertion on the device, without
-    waiting; in compiled code when that code runs. No check if torch lacks the symbol."""
+    waiting; in compiled code when that code runs. If torch lacks the symbol, it waits, and compiled
+    code has no check."""
     if _assert_async is not _MISSING:
         _assert_async(condition, message)
+    elif not torch.compiler.is_compiling() and not condition:
+        raise RuntimeError(message)
 
 
 def is_fake(x: torch.Tensor) -> bool:

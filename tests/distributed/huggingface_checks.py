@@ -131,10 +131,11 @@ def check_other_mixers() -> None:
             part, positions = context.shard(tokens(T), 1), context.shard(POSITIONS, 1)
             call = partial(model, part, position_ids=positions)
             expect(ValueError, f"{mixer} joins tokens", call)
-    bert, bart = build("bert"), build("bart")
+    bert, bart, audio = build("bert"), build("bart"), built("qwen2_audio", NAME)
     with context_parallel() as context, torch.no_grad():
         part, positions = context.shard(tokens(T), 1), context.shard(POSITIONS, 1)
         bert(part, None, None, positions)
+        audio(part, position_ids=positions)  # its tower has convolutions, and is not called
         for message, call in (
             (r"BertModel needs position_ids .* got None", partial(bert, part)),
             (

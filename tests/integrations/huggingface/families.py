@@ -28,7 +28,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.integrations.huggingface.tiny_configs import small_config
-from tests.integrations.huggingface.tiny_models import LENGTH, padding, tokens
+from tests.integrations.huggingface.tiny_models import (
+    LENGTH,
+    error_of,
+    errors_of_gradients,
+    gradients_of,
+    padding,
+    tokens,
+)
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.integrations.huggingface import NAME, register
 
@@ -160,12 +167,7 @@ def run(model: nn.Module, kind: str, other: bool = False) -> Run:
     output = found["logits"] if "logits" in found else tensors[0]
     if visible is not None and output.shape[:2] == visible.shape:
         output = output[visible.bool()]
-    output.sin().sum().backward()
-    gradients = {
-        name: torch.zeros_like(x) if x.grad is None else x.grad.clone()
-        for name, x in model.named_parameters()
-    }
-    return output.detach(), gradients
+    return output.detach(), gradients_of(model, output)
 
 
 def _generated(model: Any, other: bool = False) -> Tensor:
@@ -186,15 +188,9 @@ def _generated(model: Any, other: bool = False) -> Tensor:
 
 
 def _errors(actual: Run, expected: Run) -> tuple[float, float]:
-    """Returns the errors of assert_close and assert_same_gradients in tiny_models.py."""
-    largest = max(x.abs().max().item() for x in expected[1].values() if x.numel())
-    gradients = [
-        (actual[1][name] - x).abs().max().item() / max(x.abs().max().item(), 1e-3 * largest)
-        for name, x in expected[1].items()
-        if x.numel()
-    ]
-    output = (actual[0] - expected[0]).abs().max() / expected[0].abs().max()
-    return output.item(), max(gradients)
+    """Returns the error of the outputs, and the largest of the gradients."""
+    gradients = errors_of_gradients(actual[1], expected[1])
+    return error_of(actual[0], expected[0]), max(gradients.values())
 
 
 def _moved(model: nn.Module) -> nn.Module:
@@ -224,7 +220,7 @@ def _differences(eager: Any, expected: Mapping[str, Run], ours: Any) -> Iterator
         if all(error <= most for error, most in zip(errors, allowed, strict=True)):
             continue
         other = run(eager, kind, other=True)[0]
-        if (other - expected[kind][0]).abs().max() > 1e-4 * other.abs().max():
+        if error_of(other, expected[kind][0]) > 1e-4:
             yield MIXED
         else:
             yield f"{errors} off with padding {kind!r}, allowed {allowed}"

@@ -64,8 +64,6 @@ def test_parts_of_a_model() -> None:
         library.LlavaForConditionalGeneration._from_config(config, attn_implementation=NAME)
     parts = {"text_config": NAME, "vision_config": "eager"}
     model = library.LlavaForConditionalGeneration._from_config(config, attn_implementation=parts)
-    used = {part: model.config.to_dict()[part]["model_type"] for part in parts}
-    assert used == {"text_config": "llama", "vision_config": "data2vec-vision"}
     assert model.model.language_model.config._attn_implementation == NAME
     assert model.model.vision_tower.config._attn_implementation == "eager"
     with pytest.raises(ValueError, match="Data2VecVisionModel"):

@@ -238,29 +238,46 @@ def run(
     output = getattr(model(**arguments, **more), TINY[name].output)
     if visible is not None:
         output = output[visible.bool()]
+    return output.detach(), gradients_of(model, output)
+
+
+def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
+    """Returns the gradient of each parameter, of a function of the outputs; 0 where there is none.
+
+    Those of earlier calls must be cleared.
+    """
     output.sin().sum().backward()
-    gradients = {
+    return {
         key: torch.zeros_like(x) if x.grad is None else x.grad.clone()
         for key, x in model.named_parameters()
     }
-    return output.detach(), gradients
+
+
+def error_of(actual: Tensor, expected: Tensor) -> float:
+    """Returns the error relative to the largest value."""
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def errors_of_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Returns errors relative to the largest value of the parameter, or a thousandth of all.
+
+    The gradient of a key's bias is 0 up to rounding: a shift of all scores has no effect.
+    """
+    sizes = {name: x.abs().max().item() for name, x in expected.items() if x.numel()}
+    least = 1e-3 * max(sizes.values())
+    return {
+        name: (actual[name] - expected[name]).abs().max().item() / max(size, least)
+        for name, size in sizes.items()
+    }
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
-    """Equal up to `tolerance`, relative to the largest value."""
-    error = (actual - expected).abs().max() / expected.abs().max()
-    assert error <= tolerance, f"{error.item():.1e} off"
+    error = error_of(actual, expected)
+    assert error <= tolerance, f"{error:.1e} off"
 
 
 def assert_same_gradients(
     actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-4
 ) -> None:
-    """Equal up to `tolerance`, relative to the largest of the parameter, or a thousandth of all.
-
-    The gradient of a key's bias is 0 up to rounding: a shift of all scores has no effect.
-    """
-    largest = max(x.abs().max().item() for x in expected.values())
-    for name, wanted in expected.items():
-        error = (actual[name] - wanted).abs().max().item()
-        allowed = tolerance * max(wanted.abs().max().item(), 1e-3 * largest)
-        assert error <= allowed, f"{name} is {error:.1e} off, allowed {allowed:.1e}"
+    for name, error in errors_of_gradients(actual, expected).items():
+        assert error <= tolerance, f"{name} is {error:.1e} off"

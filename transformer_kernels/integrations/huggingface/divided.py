@@ -74,16 +74,30 @@ def _check_call(
 
 def _other_mixer(model: Any) -> str | None:
     """Returns what joins tokens besides attention, if anything: a layer whose cache has a state, a
-    recurrent layer or a convolution."""
+    recurrent layer or a convolution. A model inside this one is checked when it is called."""
     from transformers import DynamicCache
 
-    if any(getattr(DynamicCache(config=model.config), "is_linear", ())):
+    try:
+        cache = DynamicCache(config=model.config)
+    except (AttributeError, TypeError):  # a config without layers of a decoder
+        cache = None
+    if any(getattr(cache, "is_linear", ())):
         return "a layer with a recurrent state"
-    for name, module in model.named_modules():
+    for name, module in _own_modules(model):
         is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
         if is_convolution or isinstance(module, nn.RNNBase):
             return f"the layer {name}"
     return None
+
+
+def _own_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yields the modules inside by their names, except models of transformers."""
+    from transformers import PreTrainedModel
+
+    for name, child in module.named_children():
+        if not isinstance(child, PreTrainedModel):
+            yield prefix + name, child
+            yield from _own_modules(child, f"{prefix}{name}.")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
