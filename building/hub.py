@@ -31,9 +31,8 @@ VERSION = 1
 """Version of these functions' interface, which users of the hub select."""
 PACKAGE = ROOT / "transformer_kernels"
 PARTS = (
-    *("argument_checks.py", "namespace.py", "optional_deps.py", "overrides.py"),
-    *("storage.py", "torch_private.py"),
-    *("version.py", "backends", "dispatch", "functional", "linear", "masks", "problem", "scores"),
+    *("version.py", "common", "masks", "scores", "problem", "backends", "dispatch"),
+    *("functional", "linear"),
     *("integrations/__init__.py", "integrations/flash_attn", "integrations/huggingface"),
     *("integrations/hub", "integrations/paged_varlen.py"),
 )
@@ -54,7 +53,7 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels.namespace import NAMESPACE
+from transformer_kernels.common.namespace import NAMESPACE
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
@@ -152,7 +151,7 @@ def write(kernel: str, out: Path) -> Path:
         "__init__.py": _INIT.format(kernel=kernel),
         "_C.py": _COMPILED.format(information=information),
         "metadata.json": json.dumps(metadata(kernel, name), indent=2) + "\n",
-        "namespace.py": f'"""The namespace of the operators."""\n\nNAMESPACE = "{name}"\n',
+        "common/namespace.py": f'"""The namespace of the operators."""\n\nNAMESPACE = "{name}"\n',
     }
     for file, text in texts.items():
         path = target / file

@@ -34,12 +34,7 @@ LAYERS = (
     "problem",
     "scores",
     "masks",
-    "argument_checks",
-    "storage",
-    "optional_deps",
-    "overrides",
-    "namespace",
-    "torch_private",
+    "common",
     "version",
 )
 """Folders and modules of the package, top layer first. Each may import only those below it."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels import torch_private
 from transformer_kernels.backends import BACKENDS
 from transformer_kernels.backends.native import direct, extension
+from transformer_kernels.common import torch_private
 from transformer_kernels.version import __version__
 
 EXTENSION = "transformer_kernels._C"

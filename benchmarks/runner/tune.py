@@ -53,8 +53,8 @@ from transformer_kernels.bench import (
 )
 from transformer_kernels.bench.trial import DeviceLostError, Trial, try_out
 from transformer_kernels.bench.variants import ours
+from transformer_kernels.common.namespace import NAMESPACE
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.namespace import NAMESPACE
 
 LENGTHS = (4096, 16384)
 SECONDS = 3.0

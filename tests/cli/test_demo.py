@@ -120,7 +120,7 @@ def test_missing_package_error_names_the_extra(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        "transformer_kernels.optional_deps.find_spec",
+        "transformer_kernels.common.optional_deps.find_spec",
         lambda name: None if name == package else find(name),
     )
     assert cli.main(["demo", "--quick", "--out", str(tmp_path / "out")]) == 2

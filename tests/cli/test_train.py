@@ -375,7 +375,7 @@ def test_divergence_suggests_a_lower_learning_rate(
 def test_missing_package_error_names_the_extra(
     text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
     assert "pip install transformer_kernels[train]" in error_line(capsys, TINY, "--data", text)
 
 

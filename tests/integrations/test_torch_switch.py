@@ -29,8 +29,8 @@ import transformer_kernels as tk
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import each
 from tests.support.torch_releases import needs_varlen, not_in_2_11
-from transformer_kernels import torch_private
 from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels.common import torch_private
 from transformer_kernels.integrations import torch_devices, torch_switch
 from transformer_kernels.integrations.torch_switch import FLASH_NAME
 

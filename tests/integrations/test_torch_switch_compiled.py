@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import transformer_kernels as tk
 from tests.support.operators import FORWARD, operators_run_by
 from tests.support.tiers import each
-from transformer_kernels import torch_private
 from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels.common import torch_private
 from transformer_kernels.integrations import torch_switch
 
 Attend = Callable[[Tensor], Tensor]

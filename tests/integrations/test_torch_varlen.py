@@ -13,8 +13,8 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.tiers import each
-from transformer_kernels import torch_private
 from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
+from transformer_kernels.common import torch_private
 
 if torch_private.MISSING_FOR_VARLEN:
     pytest.skip("torch has no varlen_attn_out", allow_module_level=True)

@@ -391,6 +391,6 @@ def test_unknown_attn_implementation_raises_before_the_file_is_read(
 
 
 def test_missing_safetensors_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"safetensors is not installed: pip install .*\[train\]"):
         GPT2.from_safetensors("any")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transformer_kernels import torch_private
+from transformer_kernels.common import torch_private
 
 needs_varlen = pytest.mark.skipif(
     bool(torch_private.MISSING_FOR_VARLEN),

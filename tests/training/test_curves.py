@@ -56,6 +56,6 @@ def test_picture_format_follows_the_suffix(tmp_path: Path, suffix: str, magic: b
 def test_missing_matplotlib_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"pip install transformer_kernels\[train\]"):
         curves.plot_curves({}, tmp_path / "curve.png")

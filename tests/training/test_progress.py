@@ -20,7 +20,7 @@ def test_progress_bar_shows_steps_and_validations(capsys: pytest.CaptureFixture[
 
 
 def test_missing_rich_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
     refused = pytest.raises(ImportError, match=r"rich is not installed: pip install .*\[train\]")
     with refused, progress_bar(1):
         pass

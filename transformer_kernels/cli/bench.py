@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     from transformer_kernels.bench.comparison.saved import load
     from transformer_kernels.cli.error_mapping import as_user_error
     from transformer_kernels.cli.errors import UserError
-    from transformer_kernels.optional_deps import require
+    from transformer_kernels.common.optional_deps import require
 
     with as_user_error(ImportError):
         require("rich", extra="bench")

@@ -32,8 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from transformer_kernels.cli.error_mapping import as_user_error
     from transformer_kernels.cli.errors import UserError
+    from transformer_kernels.common.optional_deps import require
     from transformer_kernels.demo import FULL, QUICK, run_demo
-    from transformer_kernels.optional_deps import require
 
     try:
         require("rich", extra="train")

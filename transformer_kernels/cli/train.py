@@ -126,7 +126,7 @@ def _add_options(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
 def run_training(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.optional_deps import require
+    from transformer_kernels.common.optional_deps import require
     from transformer_kernels.training.distributed import check_processes, distributed_context
 
     with as_user_error(ImportError):

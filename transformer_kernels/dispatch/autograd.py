@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels import torch_private
-from transformer_kernels.argument_checks import savable
 from transformer_kernels.backends import Backend, ReferenceBackend
 from transformer_kernels.backends.base import Gradients, Kernels, Outputs
 from transformer_kernels.backends.reference import reference_attention
+from transformer_kernels.common import torch_private
+from transformer_kernels.common.argument_checks import savable
 from transformer_kernels.problem import Problem, Saved
 from transformer_kernels.scores.options import DIFFERENTIABLE, PLAIN_SCORES
 

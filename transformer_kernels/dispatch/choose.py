@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from transformer_kernels.argument_checks import shown
 from transformer_kernels.backends import ReferenceBackend
+from transformer_kernels.common.argument_checks import shown
 from transformer_kernels.dispatch.autograd import needs_reference
 from transformer_kernels.problem import Shape
 

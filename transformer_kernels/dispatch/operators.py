@@ -13,6 +13,8 @@ from transformer_kernels.backends.base import Kernels
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.reference import reference_attention
 from transformer_kernels.backends.triton import TritonBackend
+from transformer_kernels.common.namespace import NAMESPACE
+from transformer_kernels.common.torch_private import MISSING_FOR_OPERATORS, have_tangents
 from transformer_kernels.dispatch.autograd import attach, attach_backward
 from transformer_kernels.dispatch.operator_rules import (
     ENTRIES,
@@ -21,11 +23,9 @@ from transformer_kernels.dispatch.operator_rules import (
     register_derivative,
     register_vmap,
 )
-from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import Problem, Saved, unpack
 from transformer_kernels.problem.fields import FIELDS
 from transformer_kernels.scores.options import DIFFERENTIABLE
-from transformer_kernels.torch_private import MISSING_FOR_OPERATORS, have_tangents
 
 _OPTIONS = tuple(field.name for field in FIELDS)
 _NUMBER = Batch(None)

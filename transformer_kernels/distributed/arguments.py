@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from transformer_kernels.argument_checks import check_bool, values_are_readable
 from transformer_kernels.backends import BACKENDS
+from transformer_kernels.common.argument_checks import check_bool, values_are_readable
 from transformer_kernels.dispatch.choose import choose
 from transformer_kernels.distributed.agreement import (
     check_agreement,

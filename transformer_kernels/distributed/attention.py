@@ -8,7 +8,7 @@ from typing import Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import check_bool
+from transformer_kernels.common.argument_checks import check_bool
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.distributed import ring

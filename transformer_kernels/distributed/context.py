@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from transformer_kernels.argument_checks import check_bool, check_int, shown
+from transformer_kernels.common.argument_checks import check_bool, check_int, shown
 from transformer_kernels.dispatch.division import divided
 from transformer_kernels.distributed.attention import all_to_all_attention, ring_attention
 from transformer_kernels.distributed.peers import Group, Peers

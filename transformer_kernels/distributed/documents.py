@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import (
+from transformer_kernels.common.argument_checks import (
     INDICES,
     check_int,
     check_tensor,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from transformer_kernels.argument_checks import check_int, check_number
+from transformer_kernels.common.argument_checks import check_int, check_number
 from transformer_kernels.distributed.head_shards import HeadShards
 from transformer_kernels.distributed.rectangles import Undivided, undivided_call
 from transformer_kernels.distributed.sequence import SequenceLayout, check_layout, check_length

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import check_int, shown
+from transformer_kernels.common.argument_checks import check_int, shown
 from transformer_kernels.distributed.collectives import all_gather
 from transformer_kernels.distributed.peers import Group, Peers
 

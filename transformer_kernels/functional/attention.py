@@ -6,12 +6,12 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
-from transformer_kernels.argument_checks import check_bool
+from transformer_kernels.common.argument_checks import check_bool
+from transformer_kernels.common.overrides import is_overridden, overridden
 from transformer_kernels.dispatch import division, fast_path
 from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.overrides import is_overridden, overridden
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.problem.learned_scale import scaled_queries
 from transformer_kernels.scores.alibi import Alibi

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_kernels.argument_checks import check_bool, shown
 from transformer_kernels.backends import BACKENDS
+from transformer_kernels.common.argument_checks import check_bool, shown
 from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
 from transformer_kernels.dispatch.choose import Explanation, explanation
 from transformer_kernels.dispatch.division import check_undivided

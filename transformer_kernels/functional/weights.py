@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import (
+from transformer_kernels.backends.reference import reference_weights
+from transformer_kernels.common.argument_checks import (
     INTEGERS,
     check_tensor,
     shown,
     values_are_readable,
 )
-from transformer_kernels.backends.reference import reference_weights
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.dispatch.autocast import cast_for_autocast, without_autocast
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.masks.mask import Mask
@@ -22,7 +23,6 @@ from transformer_kernels.problem.learned_scale import scaled_queries
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.relative import Relative
 from transformer_kernels.scores.sinks import join_sinks
-from transformer_kernels.storage import check_storage
 
 
 def attention_weights(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import values_are_readable
+from transformer_kernels.common.argument_checks import values_are_readable
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.masks.mask import Mask

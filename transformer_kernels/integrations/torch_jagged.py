@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 
-from transformer_kernels import torch_private
+from transformer_kernels.common import torch_private
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.integrations import torch_devices

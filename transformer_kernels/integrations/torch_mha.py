@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 from torch.nn import functional
 
-from transformer_kernels import torch_private
+from transformer_kernels.common import torch_private
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.integrations import torch_devices

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from transformer_kernels.backends.schema import unpack_backward
+from transformer_kernels.common.namespace import NAMESPACE
 from transformer_kernels.linear.types import Inputs
-from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem import unpack
 from transformer_kernels.problem.operations import (
     backward_operations,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 
-from transformer_kernels import torch_private
 from transformer_kernels.backends.native import extension
+from transformer_kernels.common import torch_private
 from transformer_kernels.dispatch import division
 from transformer_kernels.integrations import torch_devices, torch_jagged, torch_mha, torch_varlen
 from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_kernels import torch_private
 from transformer_kernels.backends import CpuBackend
+from transformer_kernels.common import torch_private
 from transformer_kernels.dispatch.choose import choose
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.integrations.paged_varlen import attend_pages

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels import torch_private
-from transformer_kernels.argument_checks import savable
+from transformer_kernels.common import torch_private
+from transformer_kernels.common.argument_checks import savable
 from transformer_kernels.dispatch.autograd import needs_reference, second_order
 from transformer_kernels.linear.backends import Backend, ReferenceLinear
 from transformer_kernels.linear.base import LinearKernels

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_kernels.common.torch_private import below_autograd, transforms
 from transformer_kernels.linear.types import (
     Gradients,
     Inputs,
@@ -18,7 +19,6 @@ from transformer_kernels.linear.types import (
     Results,
     Saved,
 )
-from transformer_kernels.torch_private import below_autograd, transforms
 
 StateGradient = tuple[Tensor | None, Tensor | None]
 """Gradients of the final state; None is zero."""

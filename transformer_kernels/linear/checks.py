@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import (
+from transformer_kernels.common.argument_checks import (
     check_bool,
     check_number,
     check_tensor,
     shown,
     values_are_readable,
 )
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.dispatch.autocast import cast_for_autocast
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS, FeatureMap
 from transformer_kernels.linear.types import Inputs, LinearProblem, LinearState, Options
@@ -25,7 +26,6 @@ from transformer_kernels.problem.cache import check_no_gradient
 from transformer_kernels.problem.checks import check_mask_tensors, check_tensors
 from transformer_kernels.problem.types import accumulate_dtype
 from transformer_kernels.problem.varlen import check_cu_seqlens, one_entry, read_starts
-from transformer_kernels.storage import check_storage
 
 DENSE = ("batch", "heads", "length", "width")
 PACKED = ("length", "heads", "width")

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cpu import reasons_against
+from transformer_kernels.common.namespace import NAMESPACE
 from transformer_kernels.linear.base import LinearBackend, LinearOperators
 from transformer_kernels.linear.types import LinearProblem
-from transformer_kernels.namespace import NAMESPACE
 
 if extension.unavailable_reason() is None:
     OPERATORS = LinearOperators.of(getattr(torch.ops, NAMESPACE))

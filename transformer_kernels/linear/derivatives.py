@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends.native import extension
+from transformer_kernels.common.namespace import NAMESPACE
+from transformer_kernels.common.torch_private import MISSING_FOR_OPERATORS, have_tangents
 from transformer_kernels.dispatch.operator_rules import (
     ENTRIES,
     Batch,
@@ -21,9 +23,7 @@ from transformer_kernels.linear.operators import register_fakes
 from transformer_kernels.linear.reference import reference_linear_attention
 from transformer_kernels.linear.triton.operators import OPERATORS
 from transformer_kernels.linear.types import Inputs, Options, Saved
-from transformer_kernels.namespace import NAMESPACE
 from transformer_kernels.problem.types import accumulate_dtype
-from transformer_kernels.torch_private import MISSING_FOR_OPERATORS, have_tangents
 
 _COUNT = len(Inputs._fields)
 _CU_SEQLENS = Inputs._fields.index("cu_seqlens")

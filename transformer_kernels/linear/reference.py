@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import values_are_readable
+from transformer_kernels.common.argument_checks import values_are_readable
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 from transformer_kernels.linear.types import CHUNK, Inputs, LinearState, Options
 from transformer_kernels.problem.types import accumulate_dtype

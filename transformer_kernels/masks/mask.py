@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import (
+from transformer_kernels.common.argument_checks import (
     INTEGERS,
     LARGEST_INT,
     as_device,
@@ -17,6 +17,7 @@ from transformer_kernels.argument_checks import (
     check_tensor,
     shown,
 )
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.masks import visualize
 from transformer_kernels.masks.block_mask import (
     check_block_mask,
@@ -36,7 +37,6 @@ from transformer_kernels.masks.constraints import (
     Window,
     check_align,
 )
-from transformer_kernels.storage import check_storage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

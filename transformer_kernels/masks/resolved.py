@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.masks.constraints import (
     UNBOUNDED,
     Align,
@@ -22,7 +23,6 @@ from transformer_kernels.masks.constraints import (
     Window,
 )
 from transformer_kernels.masks.mask import Mask
-from transformer_kernels.storage import check_storage
 
 BLOCK_MASK_SIZE = 64
 """Queries and keys per block-mask entry; equals kBlockMaskSize in csrc/common/mask.h."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import INTEGERS, check_tensor
+from transformer_kernels.common.argument_checks import INTEGERS, check_tensor
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.masks.mask import Mask

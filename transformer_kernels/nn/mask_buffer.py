@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from transformer_kernels.argument_checks import shown
+from transformer_kernels.common.argument_checks import shown
 from transformer_kernels.masks.constraints import Constraint
 from transformer_kernels.masks.mask import Mask
 

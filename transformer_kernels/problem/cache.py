@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import values_are_readable
+from transformer_kernels.common.argument_checks import values_are_readable
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ResolvedMask, bounded_aligns, resolve_windows
 from transformer_kernels.problem.checks import (

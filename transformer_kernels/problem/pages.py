@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import values_are_readable
+from transformer_kernels.common.argument_checks import values_are_readable
 from transformer_kernels.problem.checks import check_integers, check_tensors, private_copy
 from transformer_kernels.problem.varlen import check_cu_seqlens, longest
 

@@ -8,13 +8,14 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels import torch_private
-from transformer_kernels.argument_checks import (
+from transformer_kernels.common import torch_private
+from transformer_kernels.common.argument_checks import (
     INDICES,
     check_int,
     check_tensor,
     values_are_readable,
 )
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import bounded_aligns, resolve_windows
@@ -30,7 +31,6 @@ from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.options import ScoreArguments, check_scores
 from transformer_kernels.scores.relative import Relative
 from transformer_kernels.scores.sinks import check_sinks
-from transformer_kernels.storage import check_storage
 
 
 def one_entry(x: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from typing import Annotated, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import check_int, check_number, check_tensor, shown
+from transformer_kernels.common.argument_checks import check_int, check_number, check_tensor, shown
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.relative import (
     Relative,
@@ -15,7 +16,6 @@ from transformer_kernels.scores.relative import (
     RelativeKeys,
     alibi_by_distance,
 )
-from transformer_kernels.storage import check_storage
 
 
 class ScoreOptions(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import shown
+from transformer_kernels.common.argument_checks import shown
 from transformer_kernels.training.checkpoint_error import CheckpointError as CheckpointError
 from transformer_kernels.training.distributed import DistributedContext
 from transformer_kernels.training.output_files import replacing

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import shown
+from transformer_kernels.common.argument_checks import shown
 from transformer_kernels.training.checkpoint_error import CheckpointError
 from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.curves import CurveRow

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.optional_deps import require
+from transformer_kernels.common.optional_deps import require
 from transformer_kernels.training.output_files import naming, replacing
 
 

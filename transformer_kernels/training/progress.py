@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from transformer_kernels.optional_deps import require
+from transformer_kernels.common.optional_deps import require
 from transformer_kernels.training.curves import CurveRow
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import shown
-from transformer_kernels.optional_deps import require
+from transformer_kernels.common.argument_checks import shown
+from transformer_kernels.common.optional_deps import require
 from transformer_kernels.training.checkpoint_error import CheckpointError
 from transformer_kernels.training.distributed import SINGLE_PROCESS, DistributedContext
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from transformer_kernels.argument_checks import shown
+from transformer_kernels.common.argument_checks import shown
 from transformer_kernels.nn.options import AttnImplementation
 from transformer_kernels.training.data import Batch, Dataset, Tokens
 

@@ -36,11 +36,11 @@ def test_without_register_the_name_is_unknown() -> None:
 
 
 def test_a_missing_or_old_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
     with pytest.raises(ImportError, match=r"pip install transformer_kernels\[huggingface\]"):
         register()
     monkeypatch.undo()
-    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: object())
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: object())
     for version in ("4.57.1", "5.3.0"):
         monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=version))
         with pytest.raises(ImportError, match=rf"needs transformers 5.4 or later, got {version}"):

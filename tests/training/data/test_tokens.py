@@ -162,7 +162,7 @@ def test_too_small_vocabulary_is_refused(vocabulary: int, special: bool, message
 
 
 def test_missing_tokenizers_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_kernels.optional_deps.find_spec", lambda _: None)
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
     refused = r"tokenizers is not installed: pip install transformer_kernels\[train\]"
     with pytest.raises(ImportError, match=refused):
         train_tokens(TEXT, 300)

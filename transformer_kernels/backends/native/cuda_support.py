@@ -9,9 +9,9 @@ import torch
 
 from transformer_kernels.backends.native import extension
 from transformer_kernels.backends.native.cuda_driver import cuda_driver_version
-from transformer_kernels.namespace import NAMESPACE
+from transformer_kernels.common.namespace import NAMESPACE
+from transformer_kernels.common.torch_private import constant_in_compiled_code
 from transformer_kernels.problem import Shape
-from transformer_kernels.torch_private import constant_in_compiled_code
 
 Capability = tuple[int, int]
 Code = Literal["binary", "PTX"]

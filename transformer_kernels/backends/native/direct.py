@@ -12,8 +12,8 @@ from torch import Tensor
 
 from transformer_kernels.backends.base import Gradients
 from transformer_kernels.backends.native import extension
+from transformer_kernels.common.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
 from transformer_kernels.problem import Problem, Saved
-from transformer_kernels.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
 
 
 def unavailable_reason() -> str | None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends import schema
-from transformer_kernels.namespace import NAMESPACE
+from transformer_kernels.common.namespace import NAMESPACE
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.problem import Problem, Saved, unpack
-from transformer_kernels.storage import check_storage
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:

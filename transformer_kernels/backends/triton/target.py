@@ -11,7 +11,7 @@ import torch
 
 from transformer_kernels.backends.triton import interpreter
 from transformer_kernels.backends.triton.config import CHIPS, Chip, chip_of
-from transformer_kernels.torch_private import constant_in_compiled_code
+from transformer_kernels.common.torch_private import constant_in_compiled_code
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 

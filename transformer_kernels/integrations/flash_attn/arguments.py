@@ -8,7 +8,13 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import FLOATS, check_int, check_number, check_tensor, shown
+from transformer_kernels.common.argument_checks import (
+    FLOATS,
+    check_int,
+    check_number,
+    check_tensor,
+    shown,
+)
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.scores.alibi import Alibi, alibi
 

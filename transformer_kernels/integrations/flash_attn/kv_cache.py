@@ -8,7 +8,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from transformer_kernels.argument_checks import check_int
+from transformer_kernels.common.argument_checks import check_int
 from transformer_kernels.functional.decode import attention_decode
 from transformer_kernels.functional.kv_cache import append_to_cache
 from transformer_kernels.integrations.flash_attn.arguments import (

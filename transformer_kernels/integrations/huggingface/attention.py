@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.argument_checks import shown
+from transformer_kernels.common.argument_checks import shown
 from transformer_kernels.dispatch.division import check_undivided
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.integrations.huggingface.divided import (

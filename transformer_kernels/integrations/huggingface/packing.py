@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_kernels import torch_private
+from transformer_kernels.common import torch_private
 from transformer_kernels.masks.mask import Mask
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.backends.triton.operators import register
+from transformer_kernels.common.storage import check_storage
 from transformer_kernels.linear.base import LinearOperators
 from transformer_kernels.linear.operators import (
     BACKWARD,
@@ -21,7 +22,6 @@ from transformer_kernels.linear.operators import (
     steps_fake,
 )
 from transformer_kernels.linear.types import Inputs, Options, Saved
-from transformer_kernels.storage import check_storage
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from transformer_kernels.common.optional_deps import require
 from transformer_kernels.nn.options import check_positive
-from transformer_kernels.optional_deps import require
 from transformer_kernels.training.data.corpus import tensor_of
 
 if TYPE_CHECKING:

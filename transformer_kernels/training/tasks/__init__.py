@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformer_kernels.argument_checks import shown
+from transformer_kernels.common.argument_checks import shown
 from transformer_kernels.training.config import TrainConfig
 from transformer_kernels.training.plain_fields import from_fields
 from transformer_kernels.training.task import Task

@@ -16,8 +16,8 @@ import transformer_kernels as tk
 from tests.support.backends import operators_of
 from tests.support.operators import operator_arguments
 from tests.support.tiers import each
-from transformer_kernels.argument_checks import check_int, check_number, shown
 from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels.common.argument_checks import check_int, check_number, shown
 
 B, H, M, N, D = 2, 4, 5, 7, 8
 STARTS, LENGTHS, TABLE = (

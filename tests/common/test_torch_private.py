@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from building.extension import ROOT
-from transformer_kernels import torch_private
+from transformer_kernels.common import torch_private
 from transformer_kernels.dispatch.autograd import FusedAttention
 
 PROGRAM = """
@@ -19,8 +19,8 @@ import types
 from pathlib import Path
 
 # Simulates a torch release that renames the symbol.
-module = types.ModuleType("transformer_kernels.torch_private")
-source = Path("transformer_kernels/torch_private.py").read_text()
+module = types.ModuleType("transformer_kernels.common.torch_private")
+source = Path("transformer_kernels/common/torch_private.py").read_text()
 assert source.count(sys.argv[1]) >= 1
 exec(source.replace(sys.argv[1], sys.argv[1] + "_renamed"), vars(module))
 sys.modules[module.__name__] = module

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.storage import freed, freed_view
-from transformer_kernels.storage import are_plainly_stored, check_storage
+from transformer_kernels.common.storage import are_plainly_stored, check_storage
 
 
 @pytest.mark.parametrize("free", [freed, freed_view])
