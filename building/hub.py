@@ -2,10 +2,10 @@
 
     python -m building.hub
 
-build/hub/<kernel>/build/<variant> then has a copy of the package's sources with relative imports,
-the operators as a shared library, and metadata. The library has no Python: by torch's stable ABI it
-serves every Python, and every torch from MINIMUM_TORCH on. Its operators have a namespace of their
-own, so that the kernels and an installed package can be used in one process.
+build/hub/<kernel>/build/<variant> then has a copy of the package's sources, the operators as a
+shared library, and metadata. The library has no Python: by torch's stable ABI it serves every
+Python, and every torch from MINIMUM_TORCH on. Its operators have a namespace of their own, so that
+the kernels and an installed package can be used in one process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -39,9 +38,6 @@ PARTS = (
 """Modules and folders of the package that the functions need."""
 OUT = ROOT / "build/hub"
 
-_IMPORT = re.compile(
-    r"^([ ]*)(?:from transformer_kernels([.\w]*) import|import transformer_kernels)\b", re.MULTILINE
-)
 _INIT = '''"""Attention of transformer_kernels, for HuggingFace's library `kernels`."""
 
 from .integrations.hub.{kernel} import *
@@ -53,7 +49,7 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels.common.namespace import NAMESPACE
+from .common.namespace import NAMESPACE
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
@@ -93,18 +89,6 @@ def sources() -> Iterator[PurePosixPath]:
         path = PACKAGE / part
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         yield from (PurePosixPath(file.relative_to(PACKAGE)) for file in files)
-
-
-def with_relative_imports(text: str, file: PurePosixPath) -> str:
-    """Makes the imports of the package relative to the file. Raises ValueError if one cannot be."""
-
-    def relative(found: re.Match[str]) -> str:
-        indentation, module = found.groups()
-        if module is None:
-            raise ValueError(f"{file}: `import transformer_kernels` cannot be relative")
-        return f"{indentation}from {'.' * len(file.parts)}{module.removeprefix('.')} import"
-
-    return _IMPORT.sub(relative, text)
 
 
 def identifier(kernel: str, texts: dict[str, str]) -> str:
@@ -156,7 +140,7 @@ def write(kernel: str, out: Path) -> Path:
     for file, text in texts.items():
         path = target / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(with_relative_imports(text, PurePosixPath(file)), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     shutil.copy(library, target / "operators.so")
     shutil.copy(ROOT / "LICENSE", out / "LICENSE")
     return target

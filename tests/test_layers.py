@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from building.extension import ROOT
+from tests.support.imports import MODULES, PACKAGE, imported_by
 from tests.support.tiers import each
 
-PACKAGE = ROOT / "transformer_kernels"
 CSRC = ROOT / "csrc"
 
 LAYERS = (
@@ -77,28 +75,6 @@ for name in sys.argv[2:]:
 """
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        yield name, ast.parse(path.read_text())
-
-
-MODULES = dict(modules())
-
-
-def imported_by(tree: ast.Module) -> set[str]:
-    """Returns the imported modules; for `from package import name`, the name if it is a module."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (names & set(MODULES)) or {node.module}
-            found |= {name for name in names if name.endswith("._C")}
-    return found
-
-
 def layer(module: str) -> int:
     """Returns the index of the module's layer; -1 for the package root."""
     parts = module.split(".")
@@ -111,8 +87,8 @@ def test_every_module_has_a_layer() -> None:
 
 
 @each("name", MODULES)
-def test_imports_only_descend(name: str) -> None:
-    for imported in imported_by(MODULES[name]):
+def test_imports_are_relative_and_only_descend(name: str) -> None:
+    for imported in imported_by(name):
         package, _, rest = imported.partition(".")
         assert package not in ("building", "tests", "benchmarks")
         if package == "transformer_kernels" and rest not in ("", "_C"):
@@ -123,13 +99,13 @@ def test_imports_only_descend(name: str) -> None:
 def test_backends_do_not_import_each_other(name: str) -> None:
     backends = {"native", "triton", "reference"}
     own = name.split(".")[2]
-    for imported in imported_by(MODULES[name]):
+    for imported in imported_by(name):
         if imported.startswith("transformer_kernels.backends."):
             assert imported.split(".")[2] not in backends - {own}
 
 
 def test_one_module_imports_the_extension() -> None:
-    importing = {name for name in MODULES if "transformer_kernels._C" in imported_by(MODULES[name])}
+    importing = {name for name in MODULES if "transformer_kernels._C" in imported_by(name)}
     assert importing == {"transformer_kernels.backends.native.extension"}
 
 

@@ -8,9 +8,9 @@ from typing import Literal, TypedDict
 
 from torch import Tensor
 
-from transformer_kernels.masks.resolved import ResolvedMask
-from transformer_kernels.problem.layout import Layout
-from transformer_kernels.scores.options import ScoreOptions
+from .masks.resolved import ResolvedMask
+from .problem.layout import Layout
+from .scores.options import ScoreOptions
 
 Rows = tuple[int, Sequence[int]]
 """Data pointer and strides of a tensor with a unit last stride."""

@@ -8,30 +8,30 @@
 docs/attention.md specifies the operator: formulas, masks, dropout and numerics.
 """
 
-from transformer_kernels.dispatch.choose import Explanation
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.functional.explain import explain
-from transformer_kernels.functional.kv_cache import append_to_cache
-from transformer_kernels.functional.linear_attention import linear_attention
-from transformer_kernels.functional.linear_decode import linear_attention_decode
-from transformer_kernels.functional.linear_varlen import linear_attention_varlen
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.functional.weights import attention_weights
-from transformer_kernels.info import info
-from transformer_kernels.integrations.torch_operators import forward_operators
-from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
-from transformer_kernels.integrations.torch_switch import disable, enable, enabled
-from transformer_kernels.linear.types import LinearState
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes
-from transformer_kernels.scores.relative import (
+from .dispatch.choose import Explanation
+from .functional.attention import attention
+from .functional.decode import attention_decode
+from .functional.explain import explain
+from .functional.kv_cache import append_to_cache
+from .functional.linear_attention import linear_attention
+from .functional.linear_decode import linear_attention_decode
+from .functional.linear_varlen import linear_attention_varlen
+from .functional.varlen import attention_varlen
+from .functional.weights import attention_weights
+from .info import info
+from .integrations.torch_operators import forward_operators
+from .integrations.torch_sdpa import scaled_dot_product_attention
+from .integrations.torch_switch import disable, enable, enabled
+from .linear.types import LinearState
+from .masks.mask import Mask
+from .scores.alibi import Alibi, alibi, alibi_slopes
+from .scores.relative import (
     RelativeBias,
     RelativeKeys,
     relative_bias,
     relative_keys,
 )
-from transformer_kernels.version import __version__
+from .version import __version__
 
 __all__ = [
     "Alibi",

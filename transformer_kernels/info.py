@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels.backends import BACKENDS
-from transformer_kernels.backends.native import direct, extension
-from transformer_kernels.common import torch_private
-from transformer_kernels.version import __version__
+from .backends import BACKENDS
+from .backends.native import direct, extension
+from .common import torch_private
+from .version import __version__
 
 EXTENSION = "transformer_kernels._C"
 TRAIN_PACKAGES = ("rich", "matplotlib", "safetensors")

@@ -1,10 +1,10 @@
 """The backends, in the order in which backend="auto" tries them. They never import each other."""
 
-from transformer_kernels.backends.base import FusedBackend
-from transformer_kernels.backends.native.cpu import CpuBackend
-from transformer_kernels.backends.native.cuda import CudaBackend
-from transformer_kernels.backends.reference import ReferenceBackend
-from transformer_kernels.backends.triton import TritonBackend
+from .base import FusedBackend
+from .native.cpu import CpuBackend
+from .native.cuda import CudaBackend
+from .reference import ReferenceBackend
+from .triton import TritonBackend
 
 Backend = FusedBackend | ReferenceBackend
 

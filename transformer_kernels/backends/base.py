@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.namespace import NAMESPACE
-from transformer_kernels.common.torch_private import below_autograd
-from transformer_kernels.problem import Problem, Saved
-from transformer_kernels.scores.options import DIFFERENTIABLE
+from ..common.namespace import NAMESPACE
+from ..common.torch_private import below_autograd
+from ..problem import Problem, Saved
+from ..scores.options import DIFFERENTIABLE
 
 
 class Outputs(NamedTuple):

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from transformer_kernels.masks.constraints import KeyRange
-from transformer_kernels.masks.resolved import ResolvedMask
-from transformer_kernels.problem import Problem
-from transformer_kernels.problem.layout import DENSE
-from transformer_kernels.scores import philox
-from transformer_kernels.scores.options import ScoreOptions
-from transformer_kernels.scores.relative import by_pair, products_by_pair
+from ..masks.constraints import KeyRange
+from ..masks.resolved import ResolvedMask
+from ..problem import Problem
+from ..problem.layout import DENSE
+from ..scores import philox
+from ..scores.options import ScoreOptions
+from ..scores.relative import by_pair, products_by_pair
 
 
 class ReferenceBackend:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.problem import unpack
-from transformer_kernels.problem.fields import SCHEMA
-from transformer_kernels.scores.options import DIFFERENTIABLE
+from ..problem import unpack
+from ..problem.fields import SCHEMA
+from ..scores.options import DIFFERENTIABLE
 
 FORWARD = (
     f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor o, Tensor row_stats, Tensor block_mask)"

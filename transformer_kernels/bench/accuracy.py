@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.cases import Attend, Case, Direction, Inputs
-from transformer_kernels.bench.variants import ours
+from .cases import Attend, Case, Direction, Inputs
+from .variants import ours
 
 
 class Outputs(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.provenance import CPU
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.operations import backward_operations, forward_operations
+from ..masks.mask import Mask
+from ..problem.operations import backward_operations, forward_operations
+from .provenance import CPU
 
 Direction = Literal["fwd", "bwd", "fwd+bwd"]
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from transformer_kernels.bench.workload import Workload
+from .workload import Workload
 
 Seconds = Callable[[], float]
 """Returns the time of a lap in seconds; valid after `Clock.wait`."""

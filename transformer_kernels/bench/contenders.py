@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from transformer_kernels.bench.accuracy import Outputs, exact_outputs, run_once
-from transformer_kernels.bench.cases import Attend, Case, Direction, Inputs
-from transformer_kernels.bench.clocks import clock_for
-from transformer_kernels.bench.memory import peak_extra_bytes
-from transformer_kernels.bench.provenance import Provenance
-from transformer_kernels.bench.rows import Row, make_row
-from transformer_kernels.bench.timer import Budget, Interleaver, Timing
-from transformer_kernels.bench.tolerance import assert_within_rule
-from transformer_kernels.bench.variants import Variant
-from transformer_kernels.bench.workload import Prepare, prepare_work
+from .accuracy import Outputs, exact_outputs, run_once
+from .cases import Attend, Case, Direction, Inputs
+from .clocks import clock_for
+from .memory import peak_extra_bytes
+from .provenance import Provenance
+from .rows import Row, make_row
+from .timer import Budget, Interleaver, Timing
+from .tolerance import assert_within_rule
+from .variants import Variant
+from .workload import Prepare, prepare_work
 
 
 @dataclass(frozen=True, kw_only=True)

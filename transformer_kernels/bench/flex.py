@@ -16,14 +16,14 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from transformer_kernels.bench.cases import Attend, Case, check_no_options
-from transformer_kernels.masks.constraints import (
+from ..masks.constraints import (
     BlockSparse,
     Constraint,
     KeyRange,
     Segments,
     Window,
 )
+from .cases import Attend, Case, check_no_options
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Maps (b, h, i, j) to True if the pair is visible."""

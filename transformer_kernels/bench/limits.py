@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from transformer_kernels.bench.clocks import clock_for
-from transformer_kernels.bench.rows import Row
-from transformer_kernels.bench.workload import Workload
+from .clocks import clock_for
+from .rows import Row
+from .workload import Workload
 
 SIDES = {"cpu": 1536, "cuda": 8192}
 """Side of the square matrices, by type of device: 70 ms in float32 on two cores with AVX2."""

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels.backends.native import extension
-from transformer_kernels.bench.cases import Case
-from transformer_kernels.bench.provenance import CPU
-from transformer_kernels.bench.workload import Prepare
+from ..backends.native import extension
+from .cases import Case
+from .provenance import CPU
+from .workload import Prepare
 
 NAIVE_MATRICES = 5
 """(M, N) score matrices that naive attention holds in a training step, with a margin"""

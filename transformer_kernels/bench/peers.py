@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.cases import Attend, Case, check_no_options
-from transformer_kernels.masks.constraints import Window
+from ..masks.constraints import Window
+from .cases import Attend, Case, check_no_options
 
 
 def missing_reason(package: str) -> str | None:

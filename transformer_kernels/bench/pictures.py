@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_kernels.bench.cases import Direction
-from transformer_kernels.bench.rows import Row
-from transformer_kernels.bench.variants import VARIANTS
+from .cases import Direction
+from .rows import Row
+from .variants import VARIANTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from transformer_kernels.bench.cases import Case, Direction
-from transformer_kernels.bench.provenance import Provenance
-from transformer_kernels.bench.timer import Timing
+from .cases import Case, Direction
+from .provenance import Provenance
+from .timer import Timing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from transformer_kernels.bench.clocks import clock_for
-from transformer_kernels.bench.workload import Workload
+from .clocks import clock_for
+from .workload import Workload
 
 TOLERANCE = 0.05
 TRIES = 3

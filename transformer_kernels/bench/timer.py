@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from transformer_kernels.bench.clocks import Clock, CpuClock, Seconds
-from transformer_kernels.bench.workload import Prepare
+from .clocks import Clock, CpuClock, Seconds
+from .workload import Prepare
 
 
 @dataclass(frozen=True)

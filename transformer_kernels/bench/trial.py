@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.accuracy import Outputs, exact_outputs, run_once
-from transformer_kernels.bench.cases import Attend, Case, Inputs
-from transformer_kernels.bench.contenders import CheckedCase, Expected, assert_correct
-from transformer_kernels.bench.variants import VARIANTS, Variant
+from .accuracy import Outputs, exact_outputs, run_once
+from .cases import Attend, Case, Inputs
+from .contenders import CheckedCase, Expected, assert_correct
+from .variants import VARIANTS, Variant
 
 FAILURES = (RuntimeError, ValueError, AssertionError)
 """Exceptions that exclude a variant: torch's errors, such as out of memory; ValueError for options

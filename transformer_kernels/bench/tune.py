@@ -12,14 +12,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.triton import config, target
-from transformer_kernels.backends.triton.config import Kernel, Tile
-from transformer_kernels.bench.clocks import clock_for
-from transformer_kernels.bench.timer import Budget, Interleaver
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem import Saved
-from transformer_kernels.problem.dense import dense_problem
-from transformer_kernels.scores.relative import Relative, relative_bias, relative_keys
+from ..backends.triton import config, target
+from ..backends.triton.config import Kernel, Tile
+from ..masks.mask import Mask
+from ..problem import Saved
+from ..problem.dense import dense_problem
+from ..scores.relative import Relative, relative_bias, relative_keys
+from .clocks import clock_for
+from .timer import Budget, Interleaver
 
 KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq", *config.SQUARE)
 Outputs = tuple[Tensor, ...]
@@ -202,7 +202,7 @@ def _prepared(run: Run) -> Callable[[], Run]:
 
 def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torch.device) -> Run:
     """Returns a function that runs one kernel for a full and a causal call, on normal inputs."""
-    from transformer_kernels.backends.triton import launch
+    from ..backends.triton import launch
 
     generator = torch.Generator().manual_seed(0)
     q, k, v, do = (

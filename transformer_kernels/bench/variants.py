@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from transformer_kernels.backends import CudaBackend, TritonBackend
-from transformer_kernels.backends.native import extension
-from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
-from transformer_kernels.backends.native.cuda_support import runs_hopper
-from transformer_kernels.bench import peers
-from transformer_kernels.bench.cases import SEED, Attend, Case, check_no_options
-from transformer_kernels.bench.flex import flex
-from transformer_kernels.bench.provenance import CPU
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores import philox
+from ..backends import CudaBackend, TritonBackend
+from ..backends.native import extension
+from ..backends.native.cuda import HOPPER_SWITCH
+from ..backends.native.cuda_support import runs_hopper
+from ..functional.attention import attention
+from ..masks.mask import Mask
+from ..scores import philox
+from . import peers
+from .cases import SEED, Attend, Case, check_no_options
+from .flex import flex
+from .provenance import CPU
 
 
 @dataclass(frozen=True)

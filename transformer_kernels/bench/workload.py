@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.cases import Attend, Direction, Inputs
+from .cases import Attend, Direction, Inputs
 
 Workload = Callable[[], object]
 """Measured code."""

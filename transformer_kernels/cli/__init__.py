@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from transformer_kernels.cli import (
+from ..version import __version__
+from . import (
     bench,
     classify,
     demo,
@@ -25,8 +26,7 @@ from transformer_kernels.cli import (
     translate,
     tune,
 )
-from transformer_kernels.cli.errors import UserError
-from transformer_kernels.version import __version__
+from .errors import UserError
 
 
 class Command(Protocol):

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from transformer_kernels.bench import Direction, Variant
-    from transformer_kernels.bench.comparison.run import Call, Comparison
-    from transformer_kernels.bench.contenders import Measured
+    from ..bench import Direction, Variant
+    from ..bench.comparison.run import Call, Comparison
+    from ..bench.contenders import Measured
 
 SHAPE = "1,8,8,1024,1024,64"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -119,10 +119,10 @@ def _add_calls(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.bench.comparison.saved import load
-    from transformer_kernels.cli.error_mapping import as_user_error
-    from transformer_kernels.cli.errors import UserError
-    from transformer_kernels.common.optional_deps import require
+    from ..bench.comparison.saved import load
+    from ..common.optional_deps import require
+    from .error_mapping import as_user_error
+    from .errors import UserError
 
     with as_user_error(ImportError):
         require("rich", extra="bench")
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     if len(saved) == 2:
         from rich.console import Console
 
-        from transformer_kernels.bench.comparison.table import print_changes
+        from ..bench.comparison.table import print_changes
 
         before, after = saved
         print_changes(before, after, Console(highlight=False))
@@ -145,11 +145,11 @@ def run(args: argparse.Namespace) -> int:
 def _measure_and_report(args: argparse.Namespace, *earlier: list[Measured]) -> int:
     from rich.console import Console
 
-    from transformer_kernels.bench import write_rows
-    from transformer_kernels.bench.comparison.page import write_page
-    from transformer_kernels.bench.comparison.saved import save
-    from transformer_kernels.bench.comparison.table import print_changes, print_results
-    from transformer_kernels.cli.error_mapping import as_user_error
+    from ..bench import write_rows
+    from ..bench.comparison.page import write_page
+    from ..bench.comparison.saved import save
+    from ..bench.comparison.table import print_changes, print_results
+    from .error_mapping import as_user_error
 
     with as_user_error(OSError):
         args.out.mkdir(parents=True, exist_ok=True)
@@ -172,10 +172,10 @@ def _measure(args: argparse.Namespace, console: Console) -> Comparison:
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from transformer_kernels.bench import Budget
-    from transformer_kernels.bench.comparison.run import compare
-    from transformer_kernels.bench.trial import DeviceLostError
-    from transformer_kernels.cli.error_mapping import as_user_error
+    from ..bench import Budget
+    from ..bench.comparison.run import compare
+    from ..bench.trial import DeviceLostError
+    from .error_mapping import as_user_error
 
     with as_user_error(OSError, ValueError):
         device = _device(args)
@@ -222,10 +222,10 @@ def _calls(args: argparse.Namespace, device: torch.device) -> list[Call]:
     """Raises OSError or ValueError for input that is not valid."""
     import torch
 
-    from transformer_kernels.bench.comparison.masks import MaskOption
-    from transformer_kernels.bench.comparison.model_config import ModelCall, model_calls
-    from transformer_kernels.bench.comparison.run import Call
-    from transformer_kernels.bench.comparison.shapes import Shape
+    from ..bench.comparison.masks import MaskOption
+    from ..bench.comparison.model_config import ModelCall, model_calls
+    from ..bench.comparison.run import Call
+    from ..bench.comparison.shapes import Shape
 
     if args.model is not None:
         if args.shape or args.mask:
@@ -261,7 +261,7 @@ def _variants(args: argparse.Namespace, device: torch.device) -> list[Variant]:
     Raises:
         ValueError: a name is unknown, or its implementation does not run here.
     """
-    from transformer_kernels.bench import VARIANTS, usable_variants
+    from ..bench import VARIANTS, usable_variants
 
     usable = usable_variants(device=device)
     if args.against is None:

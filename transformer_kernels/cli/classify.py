@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint, read_texts
+from .common import add_attention, add_checkpoint, read_texts
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,8 +25,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.cli.error_mapping import as_user_error
-    from transformer_kernels.training import Tokens, load_model
+    from ..training import Tokens, load_model
+    from .error_mapping import as_user_error
 
     with as_user_error(OSError, ValueError):
         trained = load_model(

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_kernels.cli.errors import UserError
+from .errors import UserError
 
 if TYPE_CHECKING:
-    from transformer_kernels.training import Tokens
+    from ..training import Tokens
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, *kinds: str) -> None:

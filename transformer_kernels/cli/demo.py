@@ -30,10 +30,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.cli.error_mapping import as_user_error
-    from transformer_kernels.cli.errors import UserError
-    from transformer_kernels.common.optional_deps import require
-    from transformer_kernels.demo import FULL, QUICK, run_demo
+    from ..common.optional_deps import require
+    from ..demo import FULL, QUICK, run_demo
+    from .error_mapping import as_user_error
+    from .errors import UserError
 
     try:
         require("rich", extra="train")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transformer_kernels.cli.errors import UserError
+from .errors import UserError
 
 _NO_MEMORY = "can't allocate memory"
 """Part of the RuntimeError of torch's CPU allocator"""

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint
-from transformer_kernels.cli.error_mapping import as_user_error
-from transformer_kernels.cli.errors import UserError
+from .common import add_attention, add_checkpoint
+from .error_mapping import as_user_error
+from .errors import UserError
 
 if TYPE_CHECKING:
-    from transformer_kernels.training import Evaluation, LoadedModel
+    from ..training import Evaluation, LoadedModel
 
     _Evaluated = Callable[[], Evaluation]
 
@@ -114,7 +114,7 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.training import load_model
+    from ..training import load_model
 
     with as_user_error(OSError, ValueError):
         trained = load_model(
@@ -162,8 +162,8 @@ def _evaluation(args: argparse.Namespace, trained: LoadedModel) -> tuple[_Evalua
     Raises:
         OSError, ValueError: an option is out of range, or the data cannot be read.
     """
-    from transformer_kernels.nn.options import check_positive
-    from transformer_kernels.training import ByteLanes, evaluate, evaluate_examples, load_corpus
+    from ..nn.options import check_positive
+    from ..training import ByteLanes, evaluate, evaluate_examples, load_corpus
 
     task, model = trained.task, trained.model
     if task.kind not in _ON_TEXT:

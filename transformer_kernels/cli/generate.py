@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import codecs
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint, decoded
-from transformer_kernels.cli.error_mapping import as_user_error
+from .common import add_attention, add_checkpoint, decoded
+from .error_mapping import as_user_error
 
 _KINDS = ("generator", "gpt2", "transformer-xl", "sparse", "reformer", "linear")
 
@@ -51,13 +51,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.models.generation import (
+    from ..models.generation import (
         LanguageModel,
         StatefulLanguageModel,
         generate,
     )
-    from transformer_kernels.nn.options import check_seed
-    from transformer_kernels.training import Tokens, load_model
+    from ..nn.options import check_seed
+    from ..training import Tokens, load_model
 
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # any bytes
     with as_user_error(OSError, ValueError, ImportError):

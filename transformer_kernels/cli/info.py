@@ -14,7 +14,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.info import info
+    from ..info import info
 
     print(info())
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint, check_text
+from .common import add_attention, add_checkpoint, check_text
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,11 +30,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.cli.error_mapping import as_user_error
-    from transformer_kernels.models import Lookup
-    from transformer_kernels.nn.options import check_positive
-    from transformer_kernels.training import load_model
-    from transformer_kernels.training.tasks.lookup import facts_from_extra
+    from ..models import Lookup
+    from ..nn.options import check_positive
+    from ..training import load_model
+    from ..training.tasks.lookup import facts_from_extra
+    from .error_mapping import as_user_error
 
     for word in args.question:
         check_text("question", word)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from itertools import chain
 
-from transformer_kernels.backends.triton.config import CHIPS, WIDTHS
+from ..backends.triton.config import CHIPS, WIDTHS
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,9 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.backends.triton import compile_report, interpreter, target
-    from transformer_kernels.cli.errors import UserError
-    from transformer_kernels.linear.triton import report
+    from ..backends.triton import compile_report, interpreter, target
+    from ..linear.triton import report
+    from .errors import UserError
 
     if not target.INSTALLED:
         raise UserError("the command tiles needs the package triton: pip install triton")

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from transformer_kernels.cli.error_mapping import as_user_error, memory_as_user_error
-from transformer_kernels.cli.errors import UserError
-from transformer_kernels.cli.recipes import RECIPES, Recipe
+from .error_mapping import as_user_error, memory_as_user_error
+from .errors import UserError
+from .recipes import RECIPES, Recipe
 
 if TYPE_CHECKING:
-    from transformer_kernels.training import TrainConfig, TrainingRun, TrainResult
-    from transformer_kernels.training.distributed import DistributedContext
+    from ..training import TrainConfig, TrainingRun, TrainResult
+    from ..training.distributed import DistributedContext
 
 _INTERRUPTED = 130
 
@@ -126,8 +126,8 @@ def _add_options(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
 def run_training(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.common.optional_deps import require
-    from transformer_kernels.training.distributed import check_processes, distributed_context
+    from ..common.optional_deps import require
+    from ..training.distributed import check_processes, distributed_context
 
     with as_user_error(ImportError):
         require("rich", extra="train")
@@ -159,10 +159,10 @@ def run_training(args: argparse.Namespace) -> int:
 
 
 def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
-    from transformer_kernels.nn.options import check_device
-    from transformer_kernels.training import TrainingRun
-    from transformer_kernels.training.distributed import local_device
-    from transformer_kernels.training.memory import check_model_fits
+    from ..nn.options import check_device
+    from ..training import TrainingRun
+    from ..training.distributed import local_device
+    from ..training.memory import check_model_fits
 
     config = configured(args)
     check_device(local_device(config.device))
@@ -173,7 +173,7 @@ def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> Train
 
 
 def _resumed_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
-    from transformer_kernels.training import TrainingRun
+    from ..training import TrainingRun
 
     for name in ("preset", "lr", "out", "recompute", *_option_names(args.recipe)):
         if getattr(args, name) is not None:
@@ -192,7 +192,7 @@ def configured(args: argparse.Namespace) -> TrainConfig:
     """
     from dataclasses import replace
 
-    from transformer_kernels.training import PRESETS
+    from ..training import PRESETS
 
     recipe: Recipe = args.recipe
     preset = PRESETS[recipe.kind][args.preset or recipe.presets[0]]
@@ -226,7 +226,7 @@ def _given_values(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str,
 @contextmanager
 def _progress(run: TrainingRun) -> Iterator[Any]:
     """Progress bar; only the main process shows one."""
-    from transformer_kernels.training import progress_bar
+    from ..training import progress_bar
 
     if not run.trainer.distributed.is_main:
         yield None
@@ -272,8 +272,8 @@ def _launch(distributed: DistributedContext, words: str) -> str:
 
 
 def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> int:
-    from transformer_kernels.training import plot_curves
-    from transformer_kernels.training.training_run import CHECKPOINT, CURVE, PICTURE
+    from ..training import plot_curves
+    from ..training.training_run import CHECKPOINT, CURVE, PICTURE
 
     assert run.folder is not None
     task = result.config.task

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from transformer_kernels.cli.common import add_attention, add_checkpoint, check_text, decoded
-from transformer_kernels.cli.errors import UserError
+from .common import add_attention, add_checkpoint, check_text, decoded
+from .errors import UserError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,10 +26,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from transformer_kernels.cli.error_mapping import as_user_error
-    from transformer_kernels.models import Translator
-    from transformer_kernels.training import Tokens, load_model
-    from transformer_kernels.training.data import BEGIN, END
+    from ..models import Translator
+    from ..training import Tokens, load_model
+    from ..training.data import BEGIN, END
+    from .error_mapping import as_user_error
 
     for text in args.text:
         check_text("text", text)

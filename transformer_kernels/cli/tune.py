@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from transformer_kernels.backends.triton.config import WIDTHS, Kernel
+from ..backends.triton.config import WIDTHS, Kernel
 
 KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -46,9 +46,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from transformer_kernels.backends.triton import target
-    from transformer_kernels.bench import tune
-    from transformer_kernels.cli.errors import UserError
+    from ..backends.triton import target
+    from ..bench import tune
+    from .errors import UserError
 
     device = torch.device("cuda")
     reason = target.reason_against(device)

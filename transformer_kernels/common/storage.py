@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from transformer_kernels.common.torch_private import functorch_is_active
+from .torch_private import functorch_is_active
 
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
 _STRIDED = torch.strided

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from transformer_kernels.bench import peak_extra_bytes
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training import (
+from ..bench import peak_extra_bytes
+from ..nn.options import AttnImplementation
+from ..training import (
     CurveRow,
     Dataset,
     TrainConfig,

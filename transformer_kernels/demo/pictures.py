@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_kernels.bench.pictures import COLOURS, new_figure, save
-from transformer_kernels.demo.learning import MeasuredRun
+from ..bench.pictures import COLOURS, new_figure, save
+from .learning import MeasuredRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,22 +11,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
 
-from transformer_kernels.backends.native import extension
-from transformer_kernels.bench import Provenance, Row, memory_can_be_measured, write_rows
-from transformer_kernels.bench.memory import too_large_reason
-from transformer_kernels.bench.pictures import plot_by_length
-from transformer_kernels.demo import speed
-from transformer_kernels.demo.learning import MeasuredRun, train_interleaved
-from transformer_kernels.demo.pictures import plot_learning
-from transformer_kernels.demo.settings import DemoSettings
-from transformer_kernels.demo.tables import learning_table, speed_table
-from transformer_kernels.info import info
-from transformer_kernels.models import GPT2
-from transformer_kernels.models.generation import generate
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training import CurveRow, Tokens
-from transformer_kernels.training.curves import rewrite_curve
-from transformer_kernels.training.data import TokenWindows
+from ..backends.native import extension
+from ..bench import Provenance, Row, memory_can_be_measured, write_rows
+from ..bench.memory import too_large_reason
+from ..bench.pictures import plot_by_length
+from ..info import info
+from ..models import GPT2
+from ..models.generation import generate
+from ..nn.options import AttnImplementation
+from ..training import CurveRow, Tokens
+from ..training.curves import rewrite_curve
+from ..training.data import TokenWindows
+from . import speed
+from .learning import MeasuredRun, train_interleaved
+from .pictures import plot_learning
+from .settings import DemoSettings
+from .tables import learning_table, speed_table
 
 SPEED_ROWS = "attention.csv"
 SPEED_PICTURE = "attention.png"

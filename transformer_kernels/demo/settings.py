@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from transformer_kernels.bench import Budget
-from transformer_kernels.demo.learning import Limits
-from transformer_kernels.models import GPT2Config
-from transformer_kernels.training import PRESETS, Schedule, TrainConfig
-from transformer_kernels.training.tasks.gpt2 import GPT2Task
+from ..bench import Budget
+from ..models import GPT2Config
+from ..training import PRESETS, Schedule, TrainConfig
+from ..training.tasks.gpt2 import GPT2Task
+from .learning import Limits
 
 
 @dataclass(frozen=True, kw_only=True)

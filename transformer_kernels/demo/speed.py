@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transformer_kernels.bench import (
+from ..bench import (
     Case,
     Direction,
     Interleaver,
@@ -23,8 +23,8 @@ from transformer_kernels.bench import (
     run_once,
     usable_variants,
 )
-from transformer_kernels.demo.settings import DemoSettings
-from transformer_kernels.masks.mask import Mask
+from ..masks.mask import Mask
+from .settings import DemoSettings
 
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 SUITE = "demo"

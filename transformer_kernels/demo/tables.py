@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rich.table import Table
 
-from transformer_kernels.bench import VARIANTS, Row
-from transformer_kernels.bench.tables import UNKNOWN, empty_table, milliseconds
-from transformer_kernels.demo.learning import MeasuredRun
+from ..bench import VARIANTS, Row
+from ..bench.tables import UNKNOWN, empty_table, milliseconds
+from .learning import MeasuredRun
 
 
 def speed_table(title: str, header: str, rows: Sequence[Row], label: Callable[[Row], str]) -> Table:

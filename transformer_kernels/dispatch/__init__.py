@@ -1,3 +1,3 @@
 """Choice of a backend for a validated call, autograd, and fast paths."""
 
-from transformer_kernels.dispatch import operators  # noqa: F401 - torch then differentiates them
+from . import operators  # noqa: F401 - torch then differentiates them

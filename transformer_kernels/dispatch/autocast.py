@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.storage import check_storage
+from ..common.storage import check_storage
 
 _Bias = TypeVar("_Bias")
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import Backend, ReferenceBackend
-from transformer_kernels.backends.base import Gradients, Kernels, Outputs
-from transformer_kernels.backends.reference import reference_attention
-from transformer_kernels.common import torch_private
-from transformer_kernels.common.argument_checks import savable
-from transformer_kernels.problem import Problem, Saved
-from transformer_kernels.scores.options import DIFFERENTIABLE, PLAIN_SCORES
+from ..backends import Backend, ReferenceBackend
+from ..backends.base import Gradients, Kernels, Outputs
+from ..backends.reference import reference_attention
+from ..common import torch_private
+from ..common.argument_checks import savable
+from ..problem import Problem, Saved
+from ..scores.options import DIFFERENTIABLE, PLAIN_SCORES
 
 _Names = tuple[str, ...]
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from transformer_kernels.backends import ReferenceBackend
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.dispatch.autograd import needs_reference
-from transformer_kernels.problem import Shape
+from ..backends import ReferenceBackend
+from ..common.argument_checks import shown
+from ..problem import Shape
+from .autograd import needs_reference
 
 
 class Call(Protocol):

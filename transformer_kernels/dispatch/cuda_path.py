@@ -13,21 +13,21 @@ import math
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import CudaBackend
-from transformer_kernels.common.storage import are_plainly_stored
-from transformer_kernels.common.torch_private import (
+from ..backends import CudaBackend
+from ..common.storage import are_plainly_stored
+from ..common.torch_private import (
     MISSING_FOR_FAST_PATH,
     autocast_is_enabled,
     calls_are_transformed,
 )
-from transformer_kernels.dispatch.autocast import cast_for_autocast
-from transformer_kernels.dispatch.autograd import attach, attach_plain
-from transformer_kernels.masks.constraints import Constraint, Window
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import ALL_VISIBLE, resolve
-from transformer_kernels.problem import Problem, Shape
-from transformer_kernels.problem.checks import DTYPES, broken_shape_rule, check_mask_tensors
-from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions, drawn_seed
+from ..masks.constraints import Constraint, Window
+from ..masks.mask import Mask
+from ..masks.resolved import ALL_VISIBLE, resolve
+from ..problem import Problem, Shape
+from ..problem.checks import DTYPES, broken_shape_rule, check_mask_tensors
+from ..scores.options import PLAIN_SCORES, ScoreOptions, drawn_seed
+from .autocast import cast_for_autocast
+from .autograd import attach, attach_plain
 
 _CUDA = CudaBackend()
 

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from transformer_kernels.backends import CpuBackend
-from transformer_kernels.backends.base import Outputs
-from transformer_kernels.backends.native import cuda_support, direct
-from transformer_kernels.dispatch import cuda_path, division
-from transformer_kernels.dispatch.autograd import attach
-from transformer_kernels.masks.constraints import KeyRange, Window
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
-from transformer_kernels.problem import Layout, Problem, shape_of
-from transformer_kernels.problem.cache import resolve_cache_mask
-from transformer_kernels.problem.layout import DENSE
-from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
+from ..backends import CpuBackend
+from ..backends.base import Outputs
+from ..backends.native import cuda_support, direct
+from ..masks.constraints import KeyRange, Window
+from ..masks.mask import Mask
+from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
+from ..problem import Layout, Problem, shape_of
+from ..problem.cache import resolve_cache_mask
+from ..problem.layout import DENSE
+from ..scores.options import PLAIN_SCORES, ScoreOptions
+from . import cuda_path, division
+from .autograd import attach
 
 _CPU = CpuBackend()
 _PLAIN_TYPES = frozenset((Tensor, Parameter))

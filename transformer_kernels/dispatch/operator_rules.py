@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.torch_private import (
+from ..common.torch_private import (
     any_requires_grad,
     at_one_level,
     have_tangents,

@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import schema
-from transformer_kernels.backends.base import Kernels
-from transformer_kernels.backends.native import extension
-from transformer_kernels.backends.reference import reference_attention
-from transformer_kernels.backends.triton import TritonBackend
-from transformer_kernels.common.namespace import NAMESPACE
-from transformer_kernels.common.torch_private import MISSING_FOR_OPERATORS, have_tangents
-from transformer_kernels.dispatch.autograd import attach, attach_backward
-from transformer_kernels.dispatch.operator_rules import (
+from ..backends import schema
+from ..backends.base import Kernels
+from ..backends.native import extension
+from ..backends.reference import reference_attention
+from ..backends.triton import TritonBackend
+from ..common.namespace import NAMESPACE
+from ..common.torch_private import MISSING_FOR_OPERATORS, have_tangents
+from ..problem import Problem, Saved, unpack
+from ..problem.fields import FIELDS
+from ..scores.options import DIFFERENTIABLE
+from .autograd import attach, attach_backward
+from .operator_rules import (
     ENTRIES,
     Batch,
     check_no_tangents,
     register_derivative,
     register_vmap,
 )
-from transformer_kernels.problem import Problem, Saved, unpack
-from transformer_kernels.problem.fields import FIELDS
-from transformer_kernels.scores.options import DIFFERENTIABLE
 
 _OPTIONS = tuple(field.name for field in FIELDS)
 _NUMBER = Batch(None)

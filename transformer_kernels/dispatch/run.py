@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import BACKENDS
-from transformer_kernels.dispatch import sharded
-from transformer_kernels.dispatch.autocast import without_autocast
-from transformer_kernels.dispatch.autograd import attend
-from transformer_kernels.dispatch.choose import choose
-from transformer_kernels.problem import Problem
-from transformer_kernels.scores.sinks import join_sinks
+from ..backends import BACKENDS
+from ..problem import Problem
+from ..scores.sinks import join_sinks
+from . import sharded
+from .autocast import without_autocast
+from .autograd import attend
+from .choose import choose
 
 
 def run(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from transformer_kernels.problem import Problem, shape_of
-from transformer_kernels.problem.fields import FIELDS
+from ..problem import Problem, shape_of
+from ..problem.fields import FIELDS
 
 _PLAIN_TYPES = frozenset((Tensor, Parameter))
 _BATCH, _HEADS = 0, 1

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from transformer_kernels.distributed.peers import Peers, control_group
+from .peers import Peers, control_group
 
 _CHARACTERS = 2000
 """Longest description that an error shows."""

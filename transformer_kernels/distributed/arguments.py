@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from transformer_kernels.backends import BACKENDS
-from transformer_kernels.common.argument_checks import check_bool, values_are_readable
-from transformer_kernels.dispatch.choose import choose
-from transformer_kernels.distributed.agreement import (
+from ..backends import BACKENDS
+from ..common.argument_checks import check_bool, values_are_readable
+from ..dispatch.choose import choose
+from ..masks.constraints import BlockSparse, KeyRange
+from ..masks.mask import Mask
+from ..scores.alibi import Alibi
+from ..scores.options import ScoreArguments
+from ..scores.relative import Relative
+from ..scores.sinks import check_sinks
+from .agreement import (
     check_agreement,
     digest,
     errors_on_all_ranks,
 )
-from transformer_kernels.distributed.peers import Peers
-from transformer_kernels.distributed.rectangles import DROPOUT_COLUMNS, Undivided, undivided_call
-from transformer_kernels.distributed.sequence import SequenceLayout, check_length, pieces_of
-from transformer_kernels.masks.constraints import BlockSparse, KeyRange
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.options import ScoreArguments
-from transformer_kernels.scores.relative import Relative
-from transformer_kernels.scores.sinks import check_sinks
+from .peers import Peers
+from .rectangles import DROPOUT_COLUMNS, Undivided, undivided_call
+from .sequence import SequenceLayout, check_length, pieces_of
 
 _SHOWN = 8
 """Largest number of values that a description shows."""

@@ -8,17 +8,17 @@ from typing import Literal, Unpack, overload
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_bool
-from transformer_kernels.dispatch.autocast import cast_for_autocast
-from transformer_kernels.dispatch.run import run
-from transformer_kernels.distributed import ring
-from transformer_kernels.distributed.arguments import Arguments, Options, checked
-from transformer_kernels.distributed.head_shards import HeadShards
-from transformer_kernels.distributed.peers import Group, Peers
-from transformer_kernels.distributed.plan import Plan
-from transformer_kernels.distributed.rectangles import Undivided
-from transformer_kernels.distributed.sequence import SequenceLayout, check_layout
-from transformer_kernels.scores.sinks import join_sinks
+from ..common.argument_checks import check_bool
+from ..dispatch.autocast import cast_for_autocast
+from ..dispatch.run import run
+from ..scores.sinks import join_sinks
+from . import ring
+from .arguments import Arguments, Options, checked
+from .head_shards import HeadShards
+from .peers import Group, Peers
+from .plan import Plan
+from .rectangles import Undivided
+from .sequence import SequenceLayout, check_layout
 
 
 @overload

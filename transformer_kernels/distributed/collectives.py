@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from transformer_kernels.distributed.peers import Peers
+from .peers import Peers
 
 
 def all_to_all(peers: Peers, x: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from transformer_kernels.common.argument_checks import check_bool, check_int, shown
-from transformer_kernels.dispatch.division import divided
-from transformer_kernels.distributed.attention import all_to_all_attention, ring_attention
-from transformer_kernels.distributed.peers import Group, Peers
-from transformer_kernels.distributed.sequence import (
+from ..common.argument_checks import check_bool, check_int, shown
+from ..dispatch.division import divided
+from .attention import all_to_all_attention, ring_attention
+from .peers import Group, Peers
+from .sequence import (
     SequenceLayout,
     check_layout,
     shard_sequence,

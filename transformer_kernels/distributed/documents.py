@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import (
+from ..common.argument_checks import (
     INDICES,
     check_int,
     check_tensor,
     values_are_readable,
 )
-from transformer_kernels.distributed.collectives import all_gather
-from transformer_kernels.distributed.peers import Group
-from transformer_kernels.distributed.sequence import check_shard
-from transformer_kernels.problem.varlen import check_cu_seqlens, read_starts
+from ..problem.varlen import check_cu_seqlens, read_starts
+from .collectives import all_gather
+from .peers import Group
+from .sequence import check_shard
 
 
 @dataclass(frozen=True, eq=False)

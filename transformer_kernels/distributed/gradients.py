@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.distributed.peers import Exchange
-from transformer_kernels.distributed.plan import Keys, Plan, Step
-from transformer_kernels.distributed.sequence import Piece
+from .peers import Exchange
+from .plan import Keys, Plan, Step
+from .sequence import Piece
 
 
 class KeyGradients(NamedTuple):

@@ -10,15 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from transformer_kernels.distributed.arguments import Arguments
-from transformer_kernels.distributed.collectives import (
-    all_gather,
-    heads_for_sequence,
-    sequence_for_heads,
-)
-from transformer_kernels.distributed.peers import Peers
-from transformer_kernels.distributed.sequence import SequenceLayout, in_order, in_shards
-from transformer_kernels.masks.constraints import (
+from ..masks.constraints import (
     BlockSparse,
     Constraint,
     Dense,
@@ -27,9 +19,17 @@ from transformer_kernels.masks.constraints import (
     Segments,
     Window,
 )
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import Relative, RelativeBias
+from ..masks.mask import Mask
+from ..scores.alibi import Alibi
+from ..scores.relative import Relative, RelativeBias
+from .arguments import Arguments
+from .collectives import (
+    all_gather,
+    heads_for_sequence,
+    sequence_for_heads,
+)
+from .peers import Peers
+from .sequence import SequenceLayout, in_order, in_shards
 
 
 @dataclass(frozen=True)

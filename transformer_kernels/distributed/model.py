@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import torch
 
-from transformer_kernels.distributed.prediction import (
+from .prediction import (
     MACHINES,
     Call,
     Machine,
     Prediction,
     predict,
 )
-from transformer_kernels.distributed.sequence import SequenceLayout
+from .sequence import SequenceLayout
 
 SUFFIXES = {"k": 1 << 10, "M": 1 << 20}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import Backend, ReferenceBackend
-from transformer_kernels.backends.base import Outputs
-from transformer_kernels.backends.reference import reference_attention
-from transformer_kernels.problem import Problem, Saved, Shape
-from transformer_kernels.scores.options import DIFFERENTIABLE
+from ..backends import Backend, ReferenceBackend
+from ..backends.base import Outputs
+from ..backends.reference import reference_attention
+from ..problem import Problem, Saved, Shape
+from ..scores.options import DIFFERENTIABLE
 
 
 class Total(NamedTuple):

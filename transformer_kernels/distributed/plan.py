@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.distributed.peers import Peers
-from transformer_kernels.distributed.rectangles import Undivided
-from transformer_kernels.distributed.sequence import Piece, SequenceLayout, pieces_of
-from transformer_kernels.problem import Problem
+from ..problem import Problem
+from .peers import Peers
+from .rectangles import Undivided
+from .sequence import Piece, SequenceLayout, pieces_of
 
 
 class Keys(NamedTuple):

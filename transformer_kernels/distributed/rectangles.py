@@ -8,8 +8,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from transformer_kernels.distributed.sequence import Piece
-from transformer_kernels.masks.constraints import (
+from ..masks.constraints import (
     UNBOUNDED,
     Align,
     Constraint,
@@ -18,12 +17,13 @@ from transformer_kernels.masks.constraints import (
     Segments,
     layout_part,
 )
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
-from transformer_kernels.problem import Problem, shape_of
-from transformer_kernels.problem.checks import check_mask_tensors, check_tensors
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.options import DIFFERENTIABLE, ScoreArguments, check_scores
+from ..masks.mask import Mask
+from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
+from ..problem import Problem, shape_of
+from ..problem.checks import check_mask_tensors, check_tensors
+from ..scores.alibi import Alibi
+from ..scores.options import DIFFERENTIABLE, ScoreArguments, check_scores
+from .sequence import Piece
 
 DROPOUT_COLUMNS = 64
 """Columns that share their Philox counters: a rectangle with dropout starts at a multiple."""

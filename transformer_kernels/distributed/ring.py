@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import BACKENDS
-from transformer_kernels.dispatch.autocast import without_autocast
-from transformer_kernels.dispatch.choose import choose
-from transformer_kernels.distributed import partial
-from transformer_kernels.distributed.gradients import GradientSums
-from transformer_kernels.distributed.plan import Keys, Plan
-from transformer_kernels.distributed.sequence import Piece
-from transformer_kernels.problem import Saved
-from transformer_kernels.scores.options import DIFFERENTIABLE
+from ..backends import BACKENDS
+from ..dispatch.autocast import without_autocast
+from ..dispatch.choose import choose
+from ..problem import Saved
+from ..scores.options import DIFFERENTIABLE
+from . import partial
+from .gradients import GradientSums
+from .plan import Keys, Plan
+from .sequence import Piece
 
 
 def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_int, shown
-from transformer_kernels.distributed.collectives import all_gather
-from transformer_kernels.distributed.peers import Group, Peers
+from ..common.argument_checks import check_int, shown
+from .collectives import all_gather
+from .peers import Group, Peers
 
 SequenceLayout = Literal["zigzag", "contiguous"]
 """Tokens of rank r of P ranks, as equal chunks of the sequence.

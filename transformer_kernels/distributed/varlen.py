@@ -8,20 +8,20 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_bool
-from transformer_kernels.dispatch import division
-from transformer_kernels.dispatch.autocast import cast_for_autocast
-from transformer_kernels.distributed.agreement import errors_on_all_ranks
-from transformer_kernels.distributed.arguments import Arguments
-from transformer_kernels.distributed.attention import divided
-from transformer_kernels.distributed.documents import DocumentShard, check_documents
-from transformer_kernels.distributed.peers import Group, Peers
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.masks.constraints import UNBOUNDED, Window
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import resolve_windows
-from transformer_kernels.problem.checks import check_tensors, check_windows
-from transformer_kernels.problem.varlen import one_entry
+from ..common.argument_checks import check_bool
+from ..dispatch import division
+from ..dispatch.autocast import cast_for_autocast
+from ..functional.varlen import attention_varlen
+from ..masks.constraints import UNBOUNDED, Window
+from ..masks.mask import Mask
+from ..masks.resolved import resolve_windows
+from ..problem.checks import check_tensors, check_windows
+from ..problem.varlen import one_entry
+from .agreement import errors_on_all_ranks
+from .arguments import Arguments
+from .attention import divided
+from .documents import DocumentShard, check_documents
+from .peers import Group, Peers
 
 
 @overload

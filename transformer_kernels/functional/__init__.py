@@ -1,13 +1,13 @@
 """The public operators."""
 
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.functional.explain import explain
-from transformer_kernels.functional.kv_cache import append_to_cache
-from transformer_kernels.functional.linear_attention import linear_attention
-from transformer_kernels.functional.linear_decode import linear_attention_decode
-from transformer_kernels.functional.linear_varlen import linear_attention_varlen
-from transformer_kernels.functional.varlen import attention_varlen
+from .attention import attention
+from .decode import attention_decode
+from .explain import explain
+from .kv_cache import append_to_cache
+from .linear_attention import linear_attention
+from .linear_decode import linear_attention_decode
+from .linear_varlen import linear_attention_varlen
+from .varlen import attention_varlen
 
 __all__ = [
     "append_to_cache",

@@ -6,17 +6,17 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_bool
-from transformer_kernels.common.overrides import is_overridden, overridden
-from transformer_kernels.dispatch import division, fast_path
-from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
-from transformer_kernels.dispatch.run import run
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.dense import dense_problem
-from transformer_kernels.problem.learned_scale import scaled_queries
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.options import ScoreArguments
-from transformer_kernels.scores.relative import Relative
+from ..common.argument_checks import check_bool
+from ..common.overrides import is_overridden, overridden
+from ..dispatch import division, fast_path
+from ..dispatch.autocast import cast_bias, cast_for_autocast
+from ..dispatch.run import run
+from ..masks.mask import Mask
+from ..problem.dense import dense_problem
+from ..problem.learned_scale import scaled_queries
+from ..scores.alibi import Alibi
+from ..scores.options import ScoreArguments
+from ..scores.relative import Relative
 
 
 @overload

@@ -8,26 +8,26 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_kernels.backends import BACKENDS
-from transformer_kernels.common.argument_checks import check_bool, shown
-from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
-from transformer_kernels.dispatch.choose import Explanation, explanation
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.functional.linear_attention import linear_attention
-from transformer_kernels.functional.linear_decode import linear_attention_decode
-from transformer_kernels.functional.linear_varlen import linear_attention_varlen
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.linear import checks as linear_checks
-from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
-from transformer_kernels.linear.checks import DENSE, PACKED, check_options, map_features
-from transformer_kernels.linear.types import LinearProblem
-from transformer_kernels.problem.cache import cache_problem, check_no_gradient
-from transformer_kernels.problem.dense import dense_problem
-from transformer_kernels.problem.learned_scale import check_learned_scale
-from transformer_kernels.problem.pages import places_of_keys
-from transformer_kernels.problem.varlen import one_entry, varlen_problem
+from ..backends import BACKENDS
+from ..common.argument_checks import check_bool, shown
+from ..dispatch.autocast import cast_bias, cast_for_autocast
+from ..dispatch.choose import Explanation, explanation
+from ..dispatch.division import check_undivided
+from ..linear import checks as linear_checks
+from ..linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
+from ..linear.checks import DENSE, PACKED, check_options, map_features
+from ..linear.types import LinearProblem
+from ..problem.cache import cache_problem, check_no_gradient
+from ..problem.dense import dense_problem
+from ..problem.learned_scale import check_learned_scale
+from ..problem.pages import places_of_keys
+from ..problem.varlen import one_entry, varlen_problem
+from .attention import attention
+from .decode import attention_decode
+from .linear_attention import linear_attention
+from .linear_decode import linear_attention_decode
+from .linear_varlen import linear_attention_varlen
+from .varlen import attention_varlen
 
 _LINEAR_OPTIONS = ("causal", "normalize", "eps")
 _LINEAR = (linear_attention, linear_attention_varlen, linear_attention_decode)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import (
+from ..common.argument_checks import (
     check_tensor,
     is_inference,
     values_are_readable,
 )
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.common.torch_private import is_batched
-from transformer_kernels.problem.cache import check_cache
-from transformer_kernels.problem.checks import DTYPES
+from ..common.storage import check_storage
+from ..common.torch_private import is_batched
+from ..problem.cache import check_cache
+from ..problem.checks import DTYPES
 
 _NAMES = ("k", "k_cache", "v_cache")
 

@@ -6,14 +6,14 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_bool
-from transformer_kernels.common.overrides import is_overridden, overridden
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.linear.checks import check_options, dense_problem, map_features
-from transformer_kernels.linear.feature_maps import FeatureMap
-from transformer_kernels.linear.run import run
-from transformer_kernels.linear.types import LinearState
-from transformer_kernels.masks.mask import Mask
+from ..common.argument_checks import check_bool
+from ..common.overrides import is_overridden, overridden
+from ..dispatch.division import check_undivided
+from ..linear.checks import check_options, dense_problem, map_features
+from ..linear.feature_maps import FeatureMap
+from ..linear.run import run
+from ..linear.types import LinearState
+from ..masks.mask import Mask
 
 
 @overload

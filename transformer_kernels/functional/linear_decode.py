@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from transformer_kernels.common.overrides import is_overridden, overridden
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.linear.checks import check_options, decode_problem, map_features
-from transformer_kernels.linear.feature_maps import FeatureMap
-from transformer_kernels.linear.run import run_steps
-from transformer_kernels.linear.types import LinearState
+from ..common.overrides import is_overridden, overridden
+from ..dispatch.division import check_undivided
+from ..linear.checks import check_options, decode_problem, map_features
+from ..linear.feature_maps import FeatureMap
+from ..linear.run import run_steps
+from ..linear.types import LinearState
 
 
 def linear_attention_decode(

@@ -6,13 +6,13 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_bool
-from transformer_kernels.common.overrides import is_overridden, overridden
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.linear.checks import PACKED, check_options, map_features, varlen_problem
-from transformer_kernels.linear.feature_maps import FeatureMap
-from transformer_kernels.linear.run import run
-from transformer_kernels.linear.types import LinearState
+from ..common.argument_checks import check_bool
+from ..common.overrides import is_overridden, overridden
+from ..dispatch.division import check_undivided
+from ..linear.checks import PACKED, check_options, map_features, varlen_problem
+from ..linear.feature_maps import FeatureMap
+from ..linear.run import run
+from ..linear.types import LinearState
 
 
 @overload

@@ -6,18 +6,18 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_bool
-from transformer_kernels.common.overrides import is_overridden, overridden
-from transformer_kernels.dispatch.autocast import cast_for_autocast
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.dispatch.run import run
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.learned_scale import scaled_queries
-from transformer_kernels.problem.pages import packed_keys
-from transformer_kernels.problem.varlen import one_entry, varlen_problem
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.options import ScoreArguments
-from transformer_kernels.scores.relative import Relative
+from ..common.argument_checks import check_bool
+from ..common.overrides import is_overridden, overridden
+from ..dispatch.autocast import cast_for_autocast
+from ..dispatch.division import check_undivided
+from ..dispatch.run import run
+from ..masks.mask import Mask
+from ..problem.learned_scale import scaled_queries
+from ..problem.pages import packed_keys
+from ..problem.varlen import one_entry, varlen_problem
+from ..scores.alibi import Alibi
+from ..scores.options import ScoreArguments
+from ..scores.relative import Relative
 
 
 @overload

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.reference import reference_weights
-from transformer_kernels.common.argument_checks import (
+from ..backends.reference import reference_weights
+from ..common.argument_checks import (
     INTEGERS,
     check_tensor,
     shown,
     values_are_readable,
 )
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.dispatch.autocast import cast_for_autocast, without_autocast
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.dense import dense_problem
-from transformer_kernels.problem.learned_scale import scaled_queries
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import Relative
-from transformer_kernels.scores.sinks import join_sinks
+from ..common.storage import check_storage
+from ..dispatch.autocast import cast_for_autocast, without_autocast
+from ..dispatch.division import check_undivided
+from ..masks.mask import Mask
+from ..problem.dense import dense_problem
+from ..problem.learned_scale import scaled_queries
+from ..scores.alibi import Alibi
+from ..scores.relative import Relative
+from ..scores.sinks import join_sinks
 
 
 def attention_weights(

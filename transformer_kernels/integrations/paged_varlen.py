@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import values_are_readable
-from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.pages import capacity, check_block_table
-from transformer_kernels.problem.varlen import check_cu_seqlens, longest
+from ..common.argument_checks import values_are_readable
+from ..functional.decode import attention_decode
+from ..functional.varlen import attention_varlen
+from ..masks.mask import Mask
+from ..problem.pages import capacity, check_block_table
+from ..problem.varlen import check_cu_seqlens, longest
 
 _ROWS = 16
 """Most rows of padding a sequence, on average: more would take longer than a copy of the keys."""

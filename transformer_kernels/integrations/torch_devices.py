@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformer_kernels.backends import CudaBackend, TritonBackend
+from ..backends import CudaBackend, TritonBackend
 
 REPLACED = {"cpu"}
 """Types of these devices: those with fused kernels that can run on this machine. torch has fused

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 
-from transformer_kernels.common import torch_private
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.integrations import torch_devices
-from transformer_kernels.masks.mask import Mask
+from ..common import torch_private
+from ..dispatch.division import check_undivided
+from ..functional.varlen import attention_varlen
+from ..masks.mask import Mask
+from . import torch_devices
 
 _CAUSAL = Mask.causal()
 _torchs: Callable[..., Tensor] = torch_private.jagged_attention

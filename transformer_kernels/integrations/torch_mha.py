@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 from torch.nn import functional
 
-from transformer_kernels.common import torch_private
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.integrations import torch_devices
-from transformer_kernels.problem.checks import DTYPES
+from ..common import torch_private
+from ..dispatch.division import check_undivided
+from ..functional.varlen import attention_varlen
+from ..problem.checks import DTYPES
+from . import torch_devices
 
 Lengths = list[int] | None
 """Lengths of packed sequences; None for a padded batch."""

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from transformer_kernels.backends.schema import unpack_backward
-from transformer_kernels.common.namespace import NAMESPACE
-from transformer_kernels.linear.types import Inputs
-from transformer_kernels.problem import unpack
-from transformer_kernels.problem.operations import (
+from ..backends.schema import unpack_backward
+from ..common.namespace import NAMESPACE
+from ..linear.types import Inputs
+from ..problem import unpack
+from ..problem.operations import (
     backward_operations,
     forward_operations,
     linear_backward_operations,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_bool
-from transformer_kernels.common.overrides import is_overridden, overridden
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.dispatch import fast_path
-from transformer_kernels.dispatch.autocast import cast_bias, cast_for_autocast
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.checks import check_tensors
+from ..common.argument_checks import check_bool
+from ..common.overrides import is_overridden, overridden
+from ..common.storage import check_storage
+from ..dispatch import fast_path
+from ..dispatch.autocast import cast_bias, cast_for_autocast
+from ..functional.attention import attention
+from ..masks.mask import Mask
+from ..problem.checks import check_tensors
 
 _CAUSAL = Mask.causal()
 

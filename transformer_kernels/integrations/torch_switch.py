@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.backends.cuda import flash_sdp_enabled
 
-from transformer_kernels.backends.native import extension
-from transformer_kernels.common import torch_private
-from transformer_kernels.dispatch import division
-from transformer_kernels.integrations import torch_devices, torch_jagged, torch_mha, torch_varlen
-from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
+from ..backends.native import extension
+from ..common import torch_private
+from ..dispatch import division
+from . import torch_devices, torch_jagged, torch_mha, torch_varlen
+from .torch_sdpa import scaled_dot_product_attention
 
 FLASH_NAME = "transformer_kernels"
 """The name of these kernels in `torch.nn.attention.activate_flash_attention_impl`. It is registered

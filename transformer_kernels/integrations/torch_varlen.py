@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_kernels.backends import CpuBackend
-from transformer_kernels.common import torch_private
-from transformer_kernels.dispatch.choose import choose
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.integrations.paged_varlen import attend_pages
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem import Saved
-from transformer_kernels.problem.varlen import one_entry, varlen_problem
+from ..backends import CpuBackend
+from ..common import torch_private
+from ..dispatch.choose import choose
+from ..functional.varlen import attention_varlen
+from ..masks.mask import Mask
+from ..problem import Saved
+from ..problem.varlen import one_entry, varlen_problem
+from .paged_varlen import attend_pages
 
 _CPU = CpuBackend()
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.common import torch_private
-from transformer_kernels.common.argument_checks import savable
-from transformer_kernels.dispatch.autograd import needs_reference, second_order
-from transformer_kernels.linear.backends import Backend, ReferenceLinear
-from transformer_kernels.linear.base import LinearKernels
-from transformer_kernels.linear.reference import reference_linear_attention
-from transformer_kernels.linear.types import (
+from ..common import torch_private
+from ..common.argument_checks import savable
+from ..dispatch.autograd import needs_reference, second_order
+from .backends import Backend, ReferenceLinear
+from .base import LinearKernels
+from .reference import reference_linear_attention
+from .types import (
     DIFFERENTIABLE,
     Gradients,
     Inputs,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from transformer_kernels.linear.base import overwrite_state
-from transformer_kernels.linear.cpu import CpuLinear
-from transformer_kernels.linear.cuda import CudaLinear
-from transformer_kernels.linear.reference import reference_linear_attention
-from transformer_kernels.linear.triton import TritonLinear
-from transformer_kernels.linear.types import Inputs, LinearProblem, Options
+from .base import overwrite_state
+from .cpu import CpuLinear
+from .cuda import CudaLinear
+from .reference import reference_linear_attention
+from .triton import TritonLinear
+from .types import Inputs, LinearProblem, Options
 
 
 class ReferenceLinear:

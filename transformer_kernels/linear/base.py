@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.torch_private import below_autograd, transforms
-from transformer_kernels.linear.types import (
+from ..common.torch_private import below_autograd, transforms
+from .types import (
     Gradients,
     Inputs,
     LinearProblem,

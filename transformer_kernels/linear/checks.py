@@ -7,25 +7,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import (
+from ..common.argument_checks import (
     check_bool,
     check_number,
     check_tensor,
     shown,
     values_are_readable,
 )
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.dispatch.autocast import cast_for_autocast
-from transformer_kernels.linear.feature_maps import FEATURE_MAPS, FeatureMap
-from transformer_kernels.linear.types import Inputs, LinearProblem, LinearState, Options
-from transformer_kernels.masks.constraints import KeyRange
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import resolve
-from transformer_kernels.problem import Shape, shape_of
-from transformer_kernels.problem.cache import check_no_gradient
-from transformer_kernels.problem.checks import check_mask_tensors, check_tensors
-from transformer_kernels.problem.types import accumulate_dtype
-from transformer_kernels.problem.varlen import check_cu_seqlens, one_entry, read_starts
+from ..common.storage import check_storage
+from ..dispatch.autocast import cast_for_autocast
+from ..masks.constraints import KeyRange
+from ..masks.mask import Mask
+from ..masks.resolved import resolve
+from ..problem import Shape, shape_of
+from ..problem.cache import check_no_gradient
+from ..problem.checks import check_mask_tensors, check_tensors
+from ..problem.types import accumulate_dtype
+from ..problem.varlen import check_cu_seqlens, one_entry, read_starts
+from .feature_maps import FEATURE_MAPS, FeatureMap
+from .types import Inputs, LinearProblem, LinearState, Options
 
 DENSE = ("batch", "heads", "length", "width")
 PACKED = ("length", "heads", "width")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.native import extension
-from transformer_kernels.backends.native.cpu import reasons_against
-from transformer_kernels.common.namespace import NAMESPACE
-from transformer_kernels.linear.base import LinearBackend, LinearOperators
-from transformer_kernels.linear.types import LinearProblem
+from ..backends.native import extension
+from ..backends.native.cpu import reasons_against
+from ..common.namespace import NAMESPACE
+from .base import LinearBackend, LinearOperators
+from .types import LinearProblem
 
 if extension.unavailable_reason() is None:
     OPERATORS = LinearOperators.of(getattr(torch.ops, NAMESPACE))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.native import cuda_support
-from transformer_kernels.backends.native.cuda_support import LINEAR_WIDTHS
-from transformer_kernels.linear.base import LinearBackend, LinearOperators
-from transformer_kernels.linear.types import LinearProblem
+from ..backends.native import cuda_support
+from ..backends.native.cuda_support import LINEAR_WIDTHS
+from .base import LinearBackend, LinearOperators
+from .types import LinearProblem
 
 
 class CudaLinear(LinearBackend):

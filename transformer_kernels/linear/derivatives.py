@@ -7,23 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.native import extension
-from transformer_kernels.common.namespace import NAMESPACE
-from transformer_kernels.common.torch_private import MISSING_FOR_OPERATORS, have_tangents
-from transformer_kernels.dispatch.operator_rules import (
+from ..backends.native import extension
+from ..common.namespace import NAMESPACE
+from ..common.torch_private import MISSING_FOR_OPERATORS, have_tangents
+from ..dispatch.operator_rules import (
     ENTRIES,
     Batch,
     check_no_tangents,
     register_derivative,
     register_vmap,
 )
-from transformer_kernels.linear.autograd import attach, attach_backward
-from transformer_kernels.linear.base import LinearKernels, LinearOperators
-from transformer_kernels.linear.operators import register_fakes
-from transformer_kernels.linear.reference import reference_linear_attention
-from transformer_kernels.linear.triton.operators import OPERATORS
-from transformer_kernels.linear.types import Inputs, Options, Saved
-from transformer_kernels.problem.types import accumulate_dtype
+from ..problem.types import accumulate_dtype
+from .autograd import attach, attach_backward
+from .base import LinearKernels, LinearOperators
+from .operators import register_fakes
+from .reference import reference_linear_attention
+from .triton.operators import OPERATORS
+from .types import Inputs, Options, Saved
 
 _COUNT = len(Inputs._fields)
 _CU_SEQLENS = Inputs._fields.index("cu_seqlens")

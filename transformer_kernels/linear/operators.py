@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.schema import empty_like_layout
-from transformer_kernels.linear.types import Inputs
-from transformer_kernels.problem.types import accumulate_dtype
+from ..backends.schema import empty_like_layout
+from ..problem.types import accumulate_dtype
+from .types import Inputs
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? S, Tensor? z, Tensor? cu_seqlens, "

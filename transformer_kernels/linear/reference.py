@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import values_are_readable
-from transformer_kernels.linear.feature_maps import FEATURE_MAPS
-from transformer_kernels.linear.types import CHUNK, Inputs, LinearState, Options
-from transformer_kernels.problem.types import accumulate_dtype
+from ..common.argument_checks import values_are_readable
+from ..problem.types import accumulate_dtype
+from .feature_maps import FEATURE_MAPS
+from .types import CHUNK, Inputs, LinearState, Options
 
 SMALLEST_LOG_DECAY = {torch.float32: -200.0, torch.float64: -800.0}
 """exp() of these is 0, also as a factor of the largest number. Smaller ones, such as -inf, count as

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from transformer_kernels.dispatch.autocast import without_autocast
-from transformer_kernels.dispatch.choose import choose
-from transformer_kernels.linear import derivatives  # noqa: F401 - torch then differentiates them
-from transformer_kernels.linear.autograd import attend
-from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
-from transformer_kernels.linear.types import LinearProblem, LinearState
+from ..dispatch.autocast import without_autocast
+from ..dispatch.choose import choose
+from . import derivatives  # noqa: F401 - torch then differentiates them
+from .autograd import attend
+from .backends import LINEAR_BACKENDS, STEP_BACKENDS
+from .types import LinearProblem, LinearState
 
 
 def run(problem: LinearProblem, backend: str) -> tuple[Tensor, LinearState]:

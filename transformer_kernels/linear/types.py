@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from transformer_kernels.linear.feature_maps import FEATURE_MAPS
-from transformer_kernels.problem import Shape
+from ..problem import Shape
+from .feature_maps import FEATURE_MAPS
 
 CHUNK = 64
 """Tokens per chunk of the reference and of csrc/cpu/linear, as kChunk in its decay.h."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import shown
+from ..common.argument_checks import shown
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_int
+from ..common.argument_checks import check_int
 
 
 def local(rows: int, columns: int, width: int) -> Tensor:

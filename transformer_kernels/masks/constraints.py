@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import shown
+from ..common.argument_checks import shown
 
 Align = Literal["top_left", "bottom_right"]
 

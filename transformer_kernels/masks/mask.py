@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import (
+from ..common.argument_checks import (
     INTEGERS,
     LARGEST_INT,
     as_device,
@@ -17,15 +17,15 @@ from transformer_kernels.common.argument_checks import (
     check_tensor,
     shown,
 )
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.masks import visualize
-from transformer_kernels.masks.block_mask import (
+from ..common.storage import check_storage
+from . import visualize
+from .block_mask import (
     check_block_mask,
     full_tiles,
     partial_tiles,
     visible_pairs,
 )
-from transformer_kernels.masks.constraints import (
+from .constraints import (
     UNBOUNDED,
     Align,
     BlockSparse,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from transformer_kernels.masks.resolved import ResolvedMask
+from .resolved import ResolvedMask
 
 _ROWS = 1024
 """Rows of an element mask that are counted at once."""

@@ -9,8 +9,8 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.masks.constraints import (
+from ..common.storage import check_storage
+from .constraints import (
     UNBOUNDED,
     Align,
     BlockSparse,
@@ -22,7 +22,7 @@ from transformer_kernels.masks.constraints import (
     Segments,
     Window,
 )
-from transformer_kernels.masks.mask import Mask
+from .mask import Mask
 
 BLOCK_MASK_SIZE = 64
 """Queries and keys per block-mask entry; equals kBlockMaskSize in csrc/common/mask.h."""

@@ -1,33 +1,33 @@
 """Reference models, one per file; each file begins with the config and its named sizes."""
 
-from transformer_kernels.models.bert import SIZES as BERT_SIZES
-from transformer_kernels.models.bert import (
+from .bert import SIZES as BERT_SIZES
+from .bert import (
     Bert,
     BertConfig,
     BertForClassification,
     BertForPreTraining,
     PreTrainingLogits,
 )
-from transformer_kernels.models.classifier import SIZES as CLASSIFIER_SIZES
-from transformer_kernels.models.classifier import Classifier, ClassifierConfig
-from transformer_kernels.models.encoder_decoder import Memory
-from transformer_kernels.models.fact_table import FactTable, FactTableConfig
-from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGenerator
-from transformer_kernels.models.gpt2 import GPT2, GPT2Config
-from transformer_kernels.models.gpt2 import SIZES as GPT2_SIZES
-from transformer_kernels.models.linear_transformer import SIZES as LINEAR_TRANSFORMER_SIZES
-from transformer_kernels.models.linear_transformer import LinearTransformer, LinearTransformerConfig
-from transformer_kernels.models.lookup import Lookup, LookupConfig
-from transformer_kernels.models.reformer import SIZES as REFORMER_SIZES
-from transformer_kernels.models.reformer import Reformer, ReformerConfig
-from transformer_kernels.models.sparse_transformer import SIZES as SPARSE_TRANSFORMER_SIZES
-from transformer_kernels.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
-from transformer_kernels.models.t5 import SIZES as T5_SIZES
-from transformer_kernels.models.t5 import T5, T5Config
-from transformer_kernels.models.transformer_xl import SIZES as TRANSFORMER_XL_SIZES
-from transformer_kernels.models.transformer_xl import Memories, TransformerXL, TransformerXLConfig
-from transformer_kernels.models.translator import SIZES as TRANSLATOR_SIZES
-from transformer_kernels.models.translator import Translator, TranslatorConfig
+from .classifier import SIZES as CLASSIFIER_SIZES
+from .classifier import Classifier, ClassifierConfig
+from .encoder_decoder import Memory
+from .fact_table import FactTable, FactTableConfig
+from .generator import SIZES, GeneratorConfig, TextGenerator
+from .gpt2 import GPT2, GPT2Config
+from .gpt2 import SIZES as GPT2_SIZES
+from .linear_transformer import SIZES as LINEAR_TRANSFORMER_SIZES
+from .linear_transformer import LinearTransformer, LinearTransformerConfig
+from .lookup import Lookup, LookupConfig
+from .reformer import SIZES as REFORMER_SIZES
+from .reformer import Reformer, ReformerConfig
+from .sparse_transformer import SIZES as SPARSE_TRANSFORMER_SIZES
+from .sparse_transformer import SparseTransformer, SparseTransformerConfig
+from .t5 import SIZES as T5_SIZES
+from .t5 import T5, T5Config
+from .transformer_xl import SIZES as TRANSFORMER_XL_SIZES
+from .transformer_xl import Memories, TransformerXL, TransformerXLConfig
+from .translator import SIZES as TRANSLATOR_SIZES
+from .translator import Translator, TranslatorConfig
 
 __all__ = [
     "BERT_SIZES",

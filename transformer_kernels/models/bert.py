@@ -12,24 +12,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.dispatch.division import check_undivided, token_positions
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.models.published import (
-    Layout,
-    PublishedWeights,
-    open_weights,
-    with_weights,
-)
-from transformer_kernels.nn.attention import head_size
-from transformer_kernels.nn.blocks import Stack, TransformerBlock
-from transformer_kernels.nn.initial import STD, normal_weights
-from transformer_kernels.nn.options import (
+from ..dispatch.division import check_undivided, token_positions
+from ..masks.mask import Mask
+from ..nn.attention import head_size
+from ..nn.blocks import Stack, TransformerBlock
+from ..nn.initial import STD, normal_weights
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.positions import LearnedPositions
+from ..nn.positions import LearnedPositions
+from .published import (
+    Layout,
+    PublishedWeights,
+    open_weights,
+    with_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

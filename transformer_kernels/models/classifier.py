@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import HeadForm, head_size
-from transformer_kernels.nn.blocks import Norm, Stack, TransformerBlock
-from transformer_kernels.nn.options import (
+from ..masks.mask import Mask
+from ..nn.attention import HeadForm, head_size
+from ..nn.blocks import Norm, Stack, TransformerBlock
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.padding import check_lengths, clear_padding, masked_mean
-from transformer_kernels.nn.positions import LearnedPositions
+from ..nn.padding import check_lengths, clear_padding, masked_mean
+from ..nn.positions import LearnedPositions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.inference import inference
+from ..masks.mask import Mask
+from ..nn.cache import KVCache
+from ..nn.inference import inference
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import attend
-from transformer_kernels.nn.options import AttnImplementation, check_choice, check_positive
+from ..dispatch.division import check_undivided
+from ..masks.mask import Mask
+from ..nn.attention import attend
+from ..nn.options import AttnImplementation, check_choice, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)

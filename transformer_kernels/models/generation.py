@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.inference import inference
+from ..nn.cache import KVCache
+from ..nn.inference import inference
 
 
 @runtime_checkable

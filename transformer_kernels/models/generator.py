@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.models.generation import generate
-from transformer_kernels.nn.attention import HeadForm, head_size
-from transformer_kernels.nn.blocks import Activation, Norm, Stack, TransformerBlock
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
-from transformer_kernels.nn.options import (
+from ..masks.mask import Mask
+from ..nn.attention import HeadForm, head_size
+from ..nn.blocks import Activation, Norm, Stack, TransformerBlock
+from ..nn.cache import KVCache
+from ..nn.initial import normal_weights, smaller_branch_ends
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.positions import LearnedPositions
+from ..nn.positions import LearnedPositions
+from .generation import generate
 
 VOCABULARY = 256
 """Number of tokens; a token is a byte."""

@@ -10,24 +10,24 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.models.published import (
-    Layout,
-    PublishedWeights,
-    open_weights,
-    with_weights,
-)
-from transformer_kernels.nn.attention import head_size
-from transformer_kernels.nn.blocks import Stack, TransformerBlock
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
-from transformer_kernels.nn.options import (
+from ..masks.mask import Mask
+from ..nn.attention import head_size
+from ..nn.blocks import Stack, TransformerBlock
+from ..nn.cache import KVCache
+from ..nn.initial import normal_weights, smaller_branch_ends
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.positions import LearnedPositions
+from ..nn.positions import LearnedPositions
+from .published import (
+    Layout,
+    PublishedWeights,
+    open_weights,
+    with_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

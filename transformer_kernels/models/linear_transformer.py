@@ -11,19 +11,19 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.linear.types import LinearState
-from transformer_kernels.models.generation import State
-from transformer_kernels.nn.attention import head_size
-from transformer_kernels.nn.blocks import SelfAttentionBlock, Stack
-from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
-from transformer_kernels.nn.linear_attention import LinearSelfAttention
-from transformer_kernels.nn.options import (
+from ..linear.types import LinearState
+from ..nn.attention import head_size
+from ..nn.blocks import SelfAttentionBlock, Stack
+from ..nn.initial import normal_weights, smaller_branch_ends
+from ..nn.linear_attention import LinearSelfAttention
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.positions import RowColumnPositions
+from ..nn.positions import RowColumnPositions
+from .generation import State
 
 Positions = Literal["learned", "decay"]
 """learned: vectors of the position are added to the embedding. decay: heads forget at fixed rates

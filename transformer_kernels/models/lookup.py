@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.models.fact_table import FactTable, FactTableConfig
-from transformer_kernels.nn.options import AttnImplementation, check_positive
-from transformer_kernels.nn.padding import check_lengths, clear_padding, masked_mean
+from ..nn.options import AttnImplementation, check_positive
+from ..nn.padding import check_lengths, clear_padding, masked_mean
+from .fact_table import FactTable, FactTableConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.common.optional_deps import require
+from ..common.optional_deps import require
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.nn.attention import head_size
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
-from transformer_kernels.nn.options import AttnImplementation, check_positive, check_probability
-from transformer_kernels.nn.positions import RowColumnPositions
-from transformer_kernels.nn.reformer_blocks import LocalBlock, ReformerBlock
-from transformer_kernels.nn.reversible import ReversibleBlock, ReversibleStack
+from ..nn.attention import head_size
+from ..nn.cache import KVCache
+from ..nn.initial import normal_weights, smaller_branch_ends
+from ..nn.options import AttnImplementation, check_positive, check_probability
+from ..nn.positions import RowColumnPositions
+from ..nn.reformer_blocks import LocalBlock, ReformerBlock
+from ..nn.reversible import ReversibleBlock, ReversibleStack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from transformer_kernels.nn.attention import head_size
-from transformer_kernels.nn.blocks import Stack
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
-from transformer_kernels.nn.options import AttnImplementation, check_positive, check_probability
-from transformer_kernels.nn.positions import RowColumnPositions
-from transformer_kernels.nn.sparse_blocks import SparseAttention, SparseBlock
-from transformer_kernels.nn.sparse_patterns import Combination, PatternKind, SparsePattern
+from ..nn.attention import head_size
+from ..nn.blocks import Stack
+from ..nn.cache import KVCache
+from ..nn.initial import normal_weights, smaller_branch_ends
+from ..nn.options import AttnImplementation, check_positive, check_probability
+from ..nn.positions import RowColumnPositions
+from ..nn.sparse_blocks import SparseAttention, SparseBlock
+from ..nn.sparse_patterns import Combination, PatternKind, SparsePattern
 
 
 @dataclass(frozen=True, kw_only=True)

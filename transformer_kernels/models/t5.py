@@ -13,25 +13,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.models.encoder_decoder import Memory, greedy_targets
-from transformer_kernels.models.published import (
-    Layout,
-    PublishedWeights,
-    open_weights,
-    with_weights,
-)
-from transformer_kernels.nn.blocks import Stack
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.options import (
+from ..masks.mask import Mask
+from ..nn.blocks import Stack
+from ..nn.cache import KVCache
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.padding import check_lengths, clear_padding
-from transformer_kernels.nn.relative_positions import BucketedBias, check_buckets
-from transformer_kernels.nn.t5_blocks import T5Activation, T5Block
+from ..nn.padding import check_lengths, clear_padding
+from ..nn.relative_positions import BucketedBias, check_buckets
+from ..nn.t5_blocks import T5Activation, T5Block
+from .encoder_decoder import Memory, greedy_targets
+from .published import (
+    Layout,
+    PublishedWeights,
+    open_weights,
+    with_weights,
+)
 
 PAD, END = 0, 1
 """Tokens of the published vocabulary: padding, which also begins every target, and its end."""

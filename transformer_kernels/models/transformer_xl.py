@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import head_size
-from transformer_kernels.nn.blocks import Norm, Stack
-from transformer_kernels.nn.initial import STD, normal_weights
-from transformer_kernels.nn.options import (
+from ..masks.mask import Mask
+from ..nn.attention import head_size
+from ..nn.blocks import Norm, Stack
+from ..nn.initial import STD, normal_weights
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_not_negative,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.positions import distance_sinusoids
-from transformer_kernels.nn.relative_attention import RelativeBlock
+from ..nn.positions import distance_sinusoids
+from ..nn.relative_attention import RelativeBlock
 
 Memories = tuple[Tensor, ...]
 """For each layer, its inputs at the last positions: (B, length, width), without a gradient."""

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.models.encoder_decoder import Memory, greedy_targets
-from transformer_kernels.nn.attention import head_size
-from transformer_kernels.nn.blocks import DecoderBlock, Norm, Stack, TransformerBlock
-from transformer_kernels.nn.cache import KVCache
-from transformer_kernels.nn.options import (
+from ..masks.mask import Mask
+from ..nn.attention import head_size
+from ..nn.blocks import DecoderBlock, Norm, Stack, TransformerBlock
+from ..nn.cache import KVCache
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.nn.padding import check_lengths, clear_padding
-from transformer_kernels.nn.positions import SinusoidalPositions
+from ..nn.padding import check_lengths, clear_padding
+from ..nn.positions import SinusoidalPositions
+from .encoder_decoder import Memory, greedy_targets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Transformer building blocks for the reference models, built on the attention operator."""
 
-from transformer_kernels.nn.attention import (
+from .attention import (
     HeadForm,
     MultiHeadAttention,
     Scaling,
@@ -8,7 +8,7 @@ from transformer_kernels.nn.attention import (
     basic_self_attention,
     divide_by_fourth_root,
 )
-from transformer_kernels.nn.blocks import (
+from .blocks import (
     Activation,
     DecoderBlock,
     FeedForward,
@@ -18,31 +18,31 @@ from transformer_kernels.nn.blocks import (
     TransformerBlock,
     recompute_blocks,
 )
-from transformer_kernels.nn.cache import KVCache, LayerCache
-from transformer_kernels.nn.initial import normal_weights, smaller_branch_ends
-from transformer_kernels.nn.linear_attention import LinearImplementation, LinearSelfAttention
-from transformer_kernels.nn.lsh_attention import lsh_attention
-from transformer_kernels.nn.lsh_hashing import default_buckets, hash_buckets, sorted_by_bucket
-from transformer_kernels.nn.mask_buffer import MaskBuffer
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.nn.positions import (
+from .cache import KVCache, LayerCache
+from .initial import normal_weights, smaller_branch_ends
+from .linear_attention import LinearImplementation, LinearSelfAttention
+from .lsh_attention import lsh_attention
+from .lsh_hashing import default_buckets, hash_buckets, sorted_by_bucket
+from .mask_buffer import MaskBuffer
+from .options import AttnImplementation
+from .positions import (
     LearnedPositions,
     RowColumnPositions,
     SinusoidalPositions,
     distance_sinusoids,
     sinusoids,
 )
-from transformer_kernels.nn.reformer_blocks import LocalBlock, LSHAttention, ReformerBlock
-from transformer_kernels.nn.relative_attention import (
+from .reformer_blocks import LocalBlock, LSHAttention, ReformerBlock
+from .relative_attention import (
     RelativeAttention,
     RelativeBlock,
 )
-from transformer_kernels.nn.relative_positions import BucketedBias, distance_buckets
-from transformer_kernels.nn.reversible import ReversibleBlock, ReversibleStack
-from transformer_kernels.nn.sparse_attention import sparse_attention
-from transformer_kernels.nn.sparse_blocks import SparseAttention, SparseBlock
-from transformer_kernels.nn.sparse_patterns import Combination, PatternKind, SparsePattern
-from transformer_kernels.nn.t5_blocks import T5Activation, T5Attention, T5Block, T5FeedForward
+from .relative_positions import BucketedBias, distance_buckets
+from .reversible import ReversibleBlock, ReversibleStack
+from .sparse_attention import sparse_attention
+from .sparse_blocks import SparseAttention, SparseBlock
+from .sparse_patterns import Combination, PatternKind, SparsePattern
+from .t5_blocks import T5Activation, T5Attention, T5Block, T5FeedForward
 
 __all__ = [
     "Activation",

@@ -6,17 +6,17 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.functional.attention import attention as attention_operator
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.cache import LayerCache
-from transformer_kernels.nn.options import (
+from ..dispatch.division import check_undivided
+from ..functional.attention import attention as attention_operator
+from ..masks.mask import Mask
+from ..scores.relative import Relative
+from .cache import LayerCache
+from .options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.scores.relative import Relative
 
 HeadForm = Literal["narrow", "wide"]
 """narrow: the head size is width // heads. wide: the head size is the full width."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transformer_kernels.dispatch import division
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import HeadForm, MultiHeadAttention
-from transformer_kernels.nn.cache import KVCache, LayerCache
-from transformer_kernels.nn.options import (
+from ..dispatch import division
+from ..masks.mask import Mask
+from .attention import HeadForm, MultiHeadAttention
+from .cache import KVCache, LayerCache
+from .options import (
     AttnImplementation,
     check_choice,
     check_positive,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.nn.options import AttnImplementation, check_positive
-from transformer_kernels.scores.relative import Relative
+from ..functional.decode import attention_decode
+from ..scores.relative import Relative
+from .options import AttnImplementation, check_positive
 
 
 class KVCache:

@@ -14,14 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.functional.linear_attention import linear_attention
-from transformer_kernels.functional.linear_decode import linear_attention_decode
-from transformer_kernels.linear.feature_maps import FeatureMap
-from transformer_kernels.linear.types import LinearState
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import head_size, merge_heads, split_heads
-from transformer_kernels.nn.options import AttnImplementation, check_choice
-from transformer_kernels.scores.alibi import alibi_slopes
+from ..functional.linear_attention import linear_attention
+from ..functional.linear_decode import linear_attention_decode
+from ..linear.feature_maps import FeatureMap
+from ..linear.types import LinearState
+from ..masks.mask import Mask
+from ..scores.alibi import alibi_slopes
+from .attention import head_size, merge_heads, split_heads
+from .options import AttnImplementation, check_choice
 
 LinearImplementation = Literal["eager", "fused"]
 """eager: chunks of tokens in plain torch. fused: these kernels."""

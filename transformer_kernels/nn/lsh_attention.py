@@ -24,13 +24,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import INTEGERS, check_tensor
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import attend
-from transformer_kernels.nn.lsh_chunks import SortedChunks
-from transformer_kernels.nn.options import AttnImplementation
+from ..common.argument_checks import INTEGERS, check_tensor
+from ..dispatch.division import check_undivided
+from ..functional.attention import attention
+from ..masks.mask import Mask
+from .attention import attend
+from .lsh_chunks import SortedChunks
+from .options import AttnImplementation
 
 _EPS = 1e-6
 """Added to the mean square of a key"""

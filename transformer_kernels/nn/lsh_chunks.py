@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.nn.options import check_positive
+from .options import check_positive
 
 
 class SortedChunks:

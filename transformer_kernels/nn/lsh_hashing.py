@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_positive
+from .options import check_positive
 
 _MOST_BUCKETS = 64
 """Largest number of buckets of one hash. Above it the default is a product of two hashes, whose

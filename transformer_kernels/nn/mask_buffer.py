@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.masks.constraints import Constraint
-from transformer_kernels.masks.mask import Mask
+from ..common.argument_checks import shown
+from ..masks.constraints import Constraint
+from ..masks.mask import Mask
 
 
 class MaskBuffer(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.dispatch import division
+from ..dispatch import division
 
 
 def check_lengths(name: str, lengths: Tensor | None, *, batch: int, max_length: int) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.dispatch import division
-from transformer_kernels.nn.initial import STD
-from transformer_kernels.nn.options import check_positive
+from ..dispatch import division
+from .initial import STD
+from .options import check_positive
 
 
 class LearnedPositions(nn.Module):

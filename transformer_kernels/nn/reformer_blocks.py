@@ -11,23 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import (
+from ..masks.mask import Mask
+from .attention import (
     MultiHeadAttention,
     head_size,
     merge_heads,
     split_heads,
 )
-from transformer_kernels.nn.blocks import FeedForward
-from transformer_kernels.nn.lsh_attention import lsh_attention
-from transformer_kernels.nn.lsh_hashing import (
+from .blocks import FeedForward
+from .lsh_attention import lsh_attention
+from .lsh_hashing import (
     check_buckets,
     default_buckets,
     hash_buckets,
     sorted_by_bucket,
 )
-from transformer_kernels.nn.options import AttnImplementation, check_choice, check_positive
-from transformer_kernels.nn.reversible import Choices, ReversibleBlock
+from .options import AttnImplementation, check_choice, check_positive
+from .reversible import Choices, ReversibleBlock
 
 
 class LSHAttention(nn.Module):

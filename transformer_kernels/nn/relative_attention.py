@@ -17,17 +17,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import attend, merge_heads, split_heads
-from transformer_kernels.nn.blocks import FeedForward, Norm, ResidualBlock
-from transformer_kernels.nn.options import (
+from ..dispatch.division import check_undivided
+from ..masks.mask import Mask
+from ..scores.relative import relative_keys
+from .attention import attend, merge_heads, split_heads
+from .blocks import FeedForward, Norm, ResidualBlock
+from .options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.scores.relative import relative_keys
 
 
 class RelativeAttention(nn.Module):

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.scores.relative import RelativeBias, relative_bias
+from ..scores.relative import RelativeBias, relative_bias
+from .options import check_positive
 
 
 class BucketedBias(nn.Module):

@@ -18,11 +18,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.sparse_patterns import SparsePattern
+from ..dispatch.division import check_undivided
+from ..functional.attention import attention
+from ..functional.varlen import attention_varlen
+from ..masks.mask import Mask
+from .sparse_patterns import SparsePattern
 
 Partial = tuple[Tensor, Tensor]
 """o (B, H, T, D_v) and lse (B, H, T) over some of the keys"""

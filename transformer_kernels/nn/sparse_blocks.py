@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import attend, head_size, merge_heads, split_heads
-from transformer_kernels.nn.blocks import SelfAttentionBlock
-from transformer_kernels.nn.cache import LayerCache
-from transformer_kernels.nn.options import AttnImplementation, check_choice
-from transformer_kernels.nn.sparse_attention import sparse_attention
-from transformer_kernels.nn.sparse_patterns import SparsePattern
+from ..masks.mask import Mask
+from .attention import attend, head_size, merge_heads, split_heads
+from .blocks import SelfAttentionBlock
+from .cache import LayerCache
+from .options import AttnImplementation, check_choice
+from .sparse_attention import sparse_attention
+from .sparse_patterns import SparsePattern
 
 
 class SparseAttention(nn.Module):

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_choice, check_positive
+from .options import check_choice, check_positive
 
 PatternKind = Literal["local", "strided", "fixed"]
 Combination = Literal["merged", "split"]

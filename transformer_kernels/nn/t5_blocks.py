@@ -6,16 +6,16 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.nn.attention import attend, merge_heads, split_heads
-from transformer_kernels.nn.cache import LayerCache
-from transformer_kernels.nn.options import (
+from ..masks.mask import Mask
+from ..scores.relative import RelativeBias
+from .attention import attend, merge_heads, split_heads
+from .cache import LayerCache
+from .options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
 )
-from transformer_kernels.scores.relative import RelativeBias
 
 T5Activation = Literal["relu", "gated_gelu"]
 """relu: T5. gated_gelu: gelu(gate(x)) * up_proj(x) by the tanh approximation of GELU, T5 v1.1."""

@@ -8,10 +8,14 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import values_are_readable
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import ResolvedMask, bounded_aligns, resolve_windows
-from transformer_kernels.problem.checks import (
+from ..common.argument_checks import values_are_readable
+from ..masks.mask import Mask
+from ..masks.resolved import ResolvedMask, bounded_aligns, resolve_windows
+from ..scores.alibi import Alibi
+from ..scores.options import ScoreArguments, check_scores
+from ..scores.relative import Relative
+from ..scores.sinks import check_sinks
+from .checks import (
     check_alibi_or_none,
     check_integers,
     check_mask_tensors,
@@ -19,18 +23,14 @@ from transformer_kernels.problem.checks import (
     check_windows,
     private_copy,
 )
-from transformer_kernels.problem.layout import Layout
-from transformer_kernels.problem.pages import (
+from .layout import Layout
+from .pages import (
     PAGE_DIMENSIONS,
     capacity,
     check_block_table,
     check_pages_in_use,
 )
-from transformer_kernels.problem.types import Problem, shape_of
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.options import ScoreArguments, check_scores
-from transformer_kernels.scores.relative import Relative
-from transformer_kernels.scores.sinks import check_sinks
+from .types import Problem, shape_of
 
 _CAUSAL = resolve_windows(Mask.causal(align="bottom_right"), "bottom_right")
 _NAMES = ("q", "k_cache", "v_cache")

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import (
+from ..common.argument_checks import (
     FLOATS,
     INDICES,
     check_tensor,
     shown,
     values_are_readable,
 )
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.masks.constraints import KeyRange, Window
-from transformer_kernels.masks.mask import Mask
+from ..common.storage import check_storage
+from ..masks.constraints import KeyRange, Window
+from ..masks.mask import Mask
 
 DTYPES = FLOATS
 

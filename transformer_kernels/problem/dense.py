@@ -7,14 +7,14 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.constraints import Align
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
-from transformer_kernels.problem.checks import check_mask_tensors, check_tensors
-from transformer_kernels.problem.types import Problem, shape_of
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.options import ScoreArguments, check_scores
-from transformer_kernels.scores.sinks import check_sinks
+from ..masks.constraints import Align
+from ..masks.mask import Mask
+from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
+from ..scores.alibi import Alibi
+from ..scores.options import ScoreArguments, check_scores
+from ..scores.sinks import check_sinks
+from .checks import check_mask_tensors, check_tensors
+from .types import Problem, shape_of
 
 
 def dense_problem(

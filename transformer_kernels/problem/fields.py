@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 from torch import Tensor
 
-from transformer_kernels.masks.resolved import ResolvedMask
-from transformer_kernels.problem.layout import Layout
-from transformer_kernels.scores.options import ScoreOptions
+from ..masks.resolved import ResolvedMask
+from ..scores.options import ScoreOptions
+from .layout import Layout
 
 GROUPS = (ScoreOptions, ResolvedMask, Layout)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_tensor
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.problem.checks import DTYPES
+from ..common.argument_checks import check_tensor
+from ..common.storage import check_storage
+from .checks import DTYPES
 
 
 def scaled_queries(q: Tensor, scale: float | Tensor | None) -> tuple[Tensor, float | None]:

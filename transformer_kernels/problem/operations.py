@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import values_are_readable
-from transformer_kernels.masks.pairs import element_pairs, window_pairs
-from transformer_kernels.masks.resolved import ResolvedMask
-from transformer_kernels.problem.types import Problem
+from ..common.argument_checks import values_are_readable
+from ..masks.pairs import element_pairs, window_pairs
+from ..masks.resolved import ResolvedMask
+from .types import Problem
 
 _Number = TypeVar("_Number", int, float)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import values_are_readable
-from transformer_kernels.problem.checks import check_integers, check_tensors, private_copy
-from transformer_kernels.problem.varlen import check_cu_seqlens, longest
+from ..common.argument_checks import values_are_readable
+from .checks import check_integers, check_tensors, private_copy
+from .varlen import check_cu_seqlens, longest
 
 PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask
-from transformer_kernels.problem.layout import DENSE, Layout, LayoutKind
-from transformer_kernels.scores.options import PLAIN_SCORES, ScoreOptions
+from ..masks.resolved import ALL_VISIBLE, ResolvedMask
+from ..scores.options import PLAIN_SCORES, ScoreOptions
+from .layout import DENSE, Layout, LayoutKind
 
 
 class Shape(NamedTuple):

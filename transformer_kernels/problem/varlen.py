@@ -8,29 +8,29 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels.common import torch_private
-from transformer_kernels.common.argument_checks import (
+from ..common import torch_private
+from ..common.argument_checks import (
     INDICES,
     check_int,
     check_tensor,
     values_are_readable,
 )
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.masks.constraints import Align
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.masks.resolved import bounded_aligns, resolve_windows
-from transformer_kernels.problem.checks import (
+from ..common.storage import check_storage
+from ..masks.constraints import Align
+from ..masks.mask import Mask
+from ..masks.resolved import bounded_aligns, resolve_windows
+from ..scores.alibi import Alibi
+from ..scores.options import ScoreArguments, check_scores
+from ..scores.relative import Relative
+from ..scores.sinks import check_sinks
+from .checks import (
     check_alibi_or_none,
     check_tensors,
     check_windows,
     private_copy,
 )
-from transformer_kernels.problem.layout import Layout
-from transformer_kernels.problem.types import Problem, shape_of
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.options import ScoreArguments, check_scores
-from transformer_kernels.scores.relative import Relative
-from transformer_kernels.scores.sinks import check_sinks
+from .layout import Layout
+from .types import Problem, shape_of
 
 
 def one_entry(x: Tensor) -> Tensor:

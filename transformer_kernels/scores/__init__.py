@@ -1,5 +1,5 @@
 """Score modifiers: ALiBi, attention sinks and dropout."""
 
-from transformer_kernels.scores.alibi import Alibi, alibi, alibi_slopes
+from .alibi import Alibi, alibi, alibi_slopes
 
 __all__ = ["Alibi", "alibi", "alibi_slopes"]

@@ -7,10 +7,10 @@ from typing import Annotated, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_int, check_number, check_tensor, shown
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import (
+from ..common.argument_checks import check_int, check_number, check_tensor, shown
+from ..common.storage import check_storage
+from .alibi import Alibi
+from .relative import (
     Relative,
     RelativeBias,
     RelativeKeys,

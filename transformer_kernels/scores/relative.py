@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import FLOATS, check_int, check_tensor
-from transformer_kernels.common.overrides import is_overridden, overridden
-from transformer_kernels.masks.constraints import Align, check_align
+from ..common.argument_checks import FLOATS, check_int, check_tensor
+from ..common.overrides import is_overridden, overridden
+from ..masks.constraints import Align, check_align
 
 _LARGEST = (1 << 31) - 1
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from transformer_kernels.common.argument_checks import FLOATS, check_tensor, savable
-from transformer_kernels.common.storage import check_storage
+from ..common.argument_checks import FLOATS, check_tensor, savable
+from ..common.storage import check_storage
 
 
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:

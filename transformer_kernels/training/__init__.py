@@ -1,13 +1,13 @@
 """Training of the reference models: data, tasks, schedules, checkpoints, curves and runs."""
 
-from transformer_kernels.training.checkpoint import (
+from .checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_checkpoint,
 )
-from transformer_kernels.training.config import Precision, TrainConfig
-from transformer_kernels.training.curves import CurveRow, plot_curves, read_curve
-from transformer_kernels.training.data import (
+from .config import Precision, TrainConfig
+from .curves import CurveRow, plot_curves, read_curve
+from .data import (
     Batch,
     ByteLanes,
     ByteWindows,
@@ -21,14 +21,14 @@ from transformer_kernels.training.data import (
     load_corpus,
     standard_library_text,
 )
-from transformer_kernels.training.evaluation import Evaluation, evaluate, evaluate_examples
-from transformer_kernels.training.progress import progress_bar
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import RecurrentTask, State, Task
-from transformer_kernels.training.tasks import PRESETS, TASKS
-from transformer_kernels.training.tasks.generator import GeneratorTask
-from transformer_kernels.training.trainer import Trainer
-from transformer_kernels.training.training_run import (
+from .evaluation import Evaluation, evaluate, evaluate_examples
+from .progress import progress_bar
+from .schedule import Schedule
+from .task import RecurrentTask, State, Task
+from .tasks import PRESETS, TASKS
+from .tasks.generator import GeneratorTask
+from .trainer import Trainer
+from .training_run import (
     LoadedModel,
     TrainingRun,
     TrainResult,

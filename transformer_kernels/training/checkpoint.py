@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.training.checkpoint_error import CheckpointError as CheckpointError
-from transformer_kernels.training.distributed import DistributedContext
-from transformer_kernels.training.output_files import replacing
-from transformer_kernels.training.shard_files import ShardFiles, remove_shards, unread
-from transformer_kernels.training.sharding import from_own_shard, own_shard
+from ..common.argument_checks import shown
+from .checkpoint_error import CheckpointError as CheckpointError
+from .distributed import DistributedContext
+from .output_files import replacing
+from .shard_files import ShardFiles, remove_shards, unread
+from .sharding import from_own_shard, own_shard
 
 _FORMAT_NAME = "transformer_kernels checkpoint, version "
 FORMAT = f"{_FORMAT_NAME}2"

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.training.checkpoint_error import CheckpointError
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.curves import CurveRow
-from transformer_kernels.training.memory import check_model_fits
-from transformer_kernels.training.plain_fields import is_text
-from transformer_kernels.training.task import Shapes, Task
-from transformer_kernels.training.tasks import config_from_dict
+from ..common.argument_checks import shown
+from .checkpoint_error import CheckpointError
+from .config import TrainConfig
+from .curves import CurveRow
+from .memory import check_model_fits
+from .plain_fields import is_text
+from .task import Shapes, Task
+from .tasks import config_from_dict
 
 State = dict[str, Any]
 

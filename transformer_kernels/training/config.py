@@ -6,15 +6,15 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from transformer_kernels.nn.options import (
+from ..nn.options import (
     AttnImplementation,
     check_choice,
     check_positive,
     check_probability,
     check_seed,
 )
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Task
+from .schedule import Schedule
+from .task import Task
 
 Precision = Literal["float32", "bfloat16", "float16"]
 """Autocast dtype of matrix products. Weights, sums and losses stay in float32. float16 uses dynamic

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.optional_deps import require
-from transformer_kernels.training.output_files import naming, replacing
+from ..common.optional_deps import require
+from .output_files import naming, replacing
 
 
 class CurveRow(NamedTuple):

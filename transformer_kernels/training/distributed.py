@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_kernels.distributed.context import context_parallel as divide_sequences
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data import Batch
-from transformer_kernels.training.sharding import shard_parameters
+from ..distributed.context import context_parallel as divide_sequences
+from ..nn.options import check_positive
+from .data import Batch
+from .sharding import shard_parameters
 
 _SHUTDOWN_DELAY = 0.2
 """Seconds between the last collective and the shutdown of the process group"""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-from transformer_kernels.nn.inference import inference
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data import Batch, Dataset, LaneDataset
-from transformer_kernels.training.task import State, Task
+from ..nn.inference import inference
+from ..nn.options import check_positive
+from .data import Batch, Dataset, LaneDataset
+from .task import State, Task
 
 
 class Evaluation(NamedTuple):

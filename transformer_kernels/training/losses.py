@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.nn.options import check_probability
+from ..nn.options import check_probability
 
 
 def smoothed_cross_entropy(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels.training.data import Dataset
-from transformer_kernels.training.task import Task
+from .data import Dataset
+from .task import Task
 
 _TRAINING_COPIES = 4
 """Weights, their gradients and AdamW's two moments."""

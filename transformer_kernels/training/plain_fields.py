@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from transformer_kernels.common.argument_checks import shown
+from ..common.argument_checks import shown
 
 Made = TypeVar("Made")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from transformer_kernels.common.optional_deps import require
-from transformer_kernels.training.curves import CurveRow
+from ..common.optional_deps import require
+from .curves import CurveRow
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from transformer_kernels.distributed.rectangles import DROPOUT_COLUMNS
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.distributed import DistributedContext
-from transformer_kernels.training.tasks import TASKS
+from ..distributed.rectangles import DROPOUT_COLUMNS
+from .config import TrainConfig
+from .distributed import DistributedContext
+from .tasks import TASKS
 
 
 def check_scale_out(config: TrainConfig, distributed: DistributedContext) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_kernels.nn.options import check_choice
+from ..nn.options import check_choice
 
 Decay = Literal["cosine", "inverse_sqrt"]
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.common.optional_deps import require
-from transformer_kernels.training.checkpoint_error import CheckpointError
-from transformer_kernels.training.distributed import SINGLE_PROCESS, DistributedContext
+from ..common.argument_checks import shown
+from ..common.optional_deps import require
+from .checkpoint_error import CheckpointError
+from .distributed import SINGLE_PROCESS, DistributedContext
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.nn.blocks import Stack
+from ..nn.blocks import Stack
 
 
 def shard_parameters(model: nn.Module, device: torch.device, world_size: int) -> None:

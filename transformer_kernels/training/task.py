@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.data import Batch, Dataset, Tokens
+from ..common.argument_checks import shown
+from ..nn.options import AttnImplementation
+from .data import Batch, Dataset, Tokens
 
 Extra = dict[str, Any]
 """Data that a model needs for inference, such as its vocabulary: plain values for checkpoints"""

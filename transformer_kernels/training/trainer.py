@@ -15,22 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_kernels.nn.blocks import recompute_blocks
-from transformer_kernels.nn.options import check_device
-from transformer_kernels.training.checkpoint import CheckpointError, read_own_shards
-from transformer_kernels.training.checkpoint_schema import check_state, check_states, entry
-from transformer_kernels.training.config import Precision, TrainConfig
-from transformer_kernels.training.data import Batch, Dataset, LaneDataset
-from transformer_kernels.training.distributed import (
+from ..nn.blocks import recompute_blocks
+from ..nn.options import check_device
+from .checkpoint import CheckpointError, read_own_shards
+from .checkpoint_schema import check_state, check_states, entry
+from .config import Precision, TrainConfig
+from .data import Batch, Dataset, LaneDataset
+from .distributed import (
     SINGLE_PROCESS,
     DistributedContext,
     local_device,
 )
-from transformer_kernels.training.memory import check_batch_fits, check_model_fits
-from transformer_kernels.training.scale_out import check_scale_out
-from transformer_kernels.training.shard_files import ShardFiles
-from transformer_kernels.training.sharding import from_own_shard, from_whole, own_shard, whole
-from transformer_kernels.training.task import RecurrentTask, Shapes, State
+from .memory import check_batch_fits, check_model_fits
+from .scale_out import check_scale_out
+from .shard_files import ShardFiles
+from .sharding import from_own_shard, from_whole, own_shard, whole
+from .task import RecurrentTask, Shapes, State
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from transformer_kernels.models.generator import TextGenerator
-from transformer_kernels.nn.options import AttnImplementation, check_device
-from transformer_kernels.training.checkpoint import (
+from ..models.generator import TextGenerator
+from ..nn.options import AttnImplementation, check_device
+from .checkpoint import (
     CheckpointError,
     load_checkpoint,
     save_checkpoint,
     save_sharded_checkpoint,
     shards_of,
 )
-from transformer_kernels.training.checkpoint_schema import (
+from .checkpoint_schema import (
     check_model,
     check_progress,
     config_of,
     entry,
 )
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.curves import (
+from .config import TrainConfig
+from .curves import (
     CurveRow,
     append_to_curve,
     rewrite_curve,
@@ -35,12 +35,12 @@ from transformer_kernels.training.curves import (
     rows_to_tensor,
     start_curve,
 )
-from transformer_kernels.training.data import Dataset
-from transformer_kernels.training.distributed import SINGLE_PROCESS, DistributedContext
-from transformer_kernels.training.output_files import FolderLock, remove_temporary_files
-from transformer_kernels.training.shard_files import remove_shards, shard_folders
-from transformer_kernels.training.task import Extra, Task
-from transformer_kernels.training.trainer import Trainer
+from .data import Dataset
+from .distributed import SINGLE_PROCESS, DistributedContext
+from .output_files import FolderLock, remove_temporary_files
+from .shard_files import remove_shards, shard_folders
+from .task import Extra, Task
+from .trainer import Trainer
 
 CHECKPOINT = "checkpoint.pt"
 CURVE = "curve.csv"

@@ -7,9 +7,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.base import FusedBackend, Gradients
-from transformer_kernels.backends.native import direct, extension
-from transformer_kernels.problem import Problem, Saved
+from ...problem import Problem, Saved
+from ..base import FusedBackend, Gradients
+from . import direct, extension
 
 
 def reasons_against(device: torch.device) -> list[str]:

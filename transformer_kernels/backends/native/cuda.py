@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import schema
-from transformer_kernels.backends.base import FusedBackend
-from transformer_kernels.backends.native import cuda_support, extension
-from transformer_kernels.backends.native.cuda_support import RELATIVE_WIDTHS, WIDTHS
-from transformer_kernels.problem import Problem, Shape
-from transformer_kernels.scores.options import DIFFERENTIABLE
+from ...problem import Problem, Shape
+from ...scores.options import DIFFERENTIABLE
+from .. import schema
+from ..base import FusedBackend
+from . import cuda_support, extension
+from .cuda_support import RELATIVE_WIDTHS, WIDTHS
 
 HOPPER_SWITCH = "TRANSFORMER_KERNELS_HOPPER"
 """Environment variable read by csrc/cuda/sm90. 0 disables the Hopper kernels: everything runs on

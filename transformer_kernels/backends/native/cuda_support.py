@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import torch
 
-from transformer_kernels.backends.native import extension
-from transformer_kernels.backends.native.cuda_driver import cuda_driver_version
-from transformer_kernels.common.namespace import NAMESPACE
-from transformer_kernels.common.torch_private import constant_in_compiled_code
-from transformer_kernels.problem import Shape
+from ...common.namespace import NAMESPACE
+from ...common.torch_private import constant_in_compiled_code
+from ...problem import Shape
+from . import extension
+from .cuda_driver import cuda_driver_version
 
 Capability = tuple[int, int]
 Code = Literal["binary", "PTX"]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.base import Gradients
-from transformer_kernels.backends.native import extension
-from transformer_kernels.common.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
-from transformer_kernels.problem import Problem, Saved
+from ...common.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
+from ...problem import Problem, Saved
+from ..base import Gradients
+from . import extension
 
 
 def unavailable_reason() -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from transformer_kernels import _C as compiled  # noqa: N811
+    from ... import _C as compiled  # noqa: N811
 except ImportError as error:
     _UNAVAILABLE: str | None = (
         f"the compiled extension transformer_kernels._C is not available ({error})"

@@ -12,6 +12,6 @@ compile_report.py  offline compilation of every tile
 docs/triton.md explains the design.
 """
 
-from transformer_kernels.backends.triton.backend import TritonBackend
+from .backend import TritonBackend
 
 __all__ = ["TritonBackend"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.base import FusedBackend
-from transformer_kernels.backends.triton import config, interpreter, operators, target
-from transformer_kernels.problem import Problem
+from ...problem import Problem
+from ..base import FusedBackend
+from . import config, interpreter, operators, target
 
 
 class TritonBackend(FusedBackend):
@@ -48,7 +48,7 @@ class TritonBackend(FusedBackend):
         return reasons
 
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
-        from transformer_kernels.backends.triton import launch
+        from . import launch
 
         tile, _ = launch.tiling("forward", problem)
         how = "interpreted by numpy" if self.is_interpreted else target.chip(q.device).name

@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import torch
 
-from transformer_kernels.backends.triton import config, interpreter, target
-from transformer_kernels.backends.triton.config import CHIPS, WIDTHS, Chip, Kernel
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem import Saved
-from transformer_kernels.problem.dense import dense_problem
-from transformer_kernels.scores.relative import relative_bias, relative_keys
+from ...masks.mask import Mask
+from ...problem import Saved
+from ...problem.dense import dense_problem
+from ...scores.relative import relative_bias, relative_keys
+from . import config, interpreter, target
+from .config import CHIPS, WIDTHS, Chip, Kernel
 
 DTYPES = (torch.bfloat16, torch.float32)
 TARGETS = {
@@ -158,7 +158,7 @@ def _has_tile(chip: Chip, dtype: torch.dtype, columns: int) -> bool:
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
     """Launches a causal forward and backward pass, one with relative keys, and the gradients of
     biases."""
-    from transformer_kernels.backends.triton import launch
+    from . import launch
 
     q, k, v = (torch.empty(2, 8, 1024, columns, dtype=dtype, device="meta") for _ in range(3))
     bias = torch.empty(8, 1024, 1024, dtype=dtype, device="meta")
@@ -224,7 +224,7 @@ def _compile(
 
 def _name(kernel: Any, constants: Constants) -> str:
     """Returns the kernel's name in `config.Kernel`, or that of its function."""
-    from transformer_kernels.backends.triton.kernels.scores import Scores
+    from .kernels.scores import Scores
 
     name: str = kernel.__name__.removesuffix("_kernel")
     names: list[str] = kernel.arg_names
@@ -236,7 +236,7 @@ def _name(kernel: Any, constants: Constants) -> str:
 
 def _tile(kernel: Any, constants: Constants) -> str:
     """Returns BLOCK_M x BLOCK_N, fields of the argument `sizes`, or BLOCK_M alone."""
-    from transformer_kernels.backends.triton.kernels.arguments import Sizes
+    from .kernels.arguments import Sizes
 
     names: list[str] = kernel.arg_names
     if "sizes" not in names:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
+from ...masks.resolved import BLOCK_MASK_SIZE
 
 Kernel = Literal[
     "forward", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient",

@@ -9,27 +9,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import schema
-from transformer_kernels.backends.base import Gradients
-from transformer_kernels.backends.triton import config, interpreter, target
-from transformer_kernels.backends.triton.config import Kernel, Tile
-from transformer_kernels.backends.triton.kernels import arguments, dropout, masks, scores
-from transformer_kernels.backends.triton.kernels.backward import bwd_dkdv_kernel, bwd_dq_kernel
-from transformer_kernels.backends.triton.kernels.bias_gradient import (
+from ...masks.resolved import BLOCK_MASK_SIZE
+from ...problem import Problem, Saved
+from .. import schema
+from ..base import Gradients
+from . import config, interpreter, target
+from .config import Kernel, Tile
+from .kernels import arguments, dropout, masks, scores
+from .kernels.backward import bwd_dkdv_kernel, bwd_dq_kernel
+from .kernels.bias_gradient import (
     column_sums_kernel,
     tile_sums_kernel,
 )
-from transformer_kernels.backends.triton.kernels.block_lists import block_mask_kernel, list_kernel
-from transformer_kernels.backends.triton.kernels.block_ranges import NO_LISTS, BlockLists
-from transformer_kernels.backends.triton.kernels.forward import forward_kernel
-from transformer_kernels.backends.triton.kernels.keys_gradient import distance_sums_kernel
-from transformer_kernels.backends.triton.kernels.relative_gradient import strip_sums_kernel
-from transformer_kernels.backends.triton.kernels.score_gradient import (
+from .kernels.block_lists import block_mask_kernel, list_kernel
+from .kernels.block_ranges import NO_LISTS, BlockLists
+from .kernels.forward import forward_kernel
+from .kernels.keys_gradient import distance_sums_kernel
+from .kernels.relative_gradient import strip_sums_kernel
+from .kernels.score_gradient import (
     Statistics,
     bwd_preprocess_kernel,
 )
-from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
-from transformer_kernels.problem import Problem, Saved
 
 if interpreter.is_on():
     interpreter.patch()

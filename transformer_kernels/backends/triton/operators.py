@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends import schema
-from transformer_kernels.common.namespace import NAMESPACE
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.problem import Problem, Saved, unpack
+from ...common.namespace import NAMESPACE
+from ...common.storage import check_storage
+from ...problem import Problem, Saved, unpack
+from .. import schema
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from transformer_kernels.backends.triton import launch
+    from . import launch
 
     problem = unpack(q, k, v, options)
     _check(problem, {"q": q, "k": k, "v": v})
@@ -37,7 +37,7 @@ def _backward(
     block_mask: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    from transformer_kernels.backends.triton import launch
+    from . import launch
 
     options, wanted = schema.unpack_backward(rest)  # every result is deterministic
     problem = unpack(q, k, v, options)

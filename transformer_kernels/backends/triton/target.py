@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
-from transformer_kernels.backends.triton import interpreter
-from transformer_kernels.backends.triton.config import CHIPS, Chip, chip_of
-from transformer_kernels.common.torch_private import constant_in_compiled_code
+from ...common.torch_private import constant_in_compiled_code
+from . import interpreter
+from .config import CHIPS, Chip, chip_of
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from transformer_kernels.bench.cases import Direction
-from transformer_kernels.bench.comparison.run import Call, CallResult, Comparison
-from transformer_kernels.bench.limits import Limits
-from transformer_kernels.bench.pictures import TITLES
-from transformer_kernels.bench.rows import Row
-from transformer_kernels.bench.variants import VARIANTS, Variant
+from ..cases import Direction
+from ..limits import Limits
+from ..pictures import TITLES
+from ..rows import Row
+from ..variants import VARIANTS, Variant
+from .run import Call, CallResult, Comparison
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels.bench.comparison.shapes import Shape
-from transformer_kernels.masks.mask import Mask
+from ...masks.mask import Mask
+from .shapes import Shape
 
 Build = Callable[[Shape, bool], Mask | None]
 """(shape, cut) -> mask; None hides nothing. `cut`: the lengths may be for a larger shape."""

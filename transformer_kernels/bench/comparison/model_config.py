@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformer_kernels.bench.comparison.masks import FULL, MaskOption
-from transformer_kernels.bench.comparison.shapes import Shape
+from .masks import FULL, MaskOption
+from .shapes import Shape
 
 CONTEXT = 2048
 """Default number of tokens; fewer for models with fewer positions."""

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformer_kernels.bench.comparison.lines import (
+from ..pictures import COLOURS
+from ..tables import milliseconds
+from .lines import (
     Block,
     Line,
     blocks,
@@ -15,10 +17,8 @@ from transformer_kernels.bench.comparison.lines import (
     losses,
     omissions,
 )
-from transformer_kernels.bench.comparison.run import Comparison
-from transformer_kernels.bench.comparison.table import factor
-from transformer_kernels.bench.pictures import COLOURS
-from transformer_kernels.bench.tables import milliseconds
+from .run import Comparison
+from .table import factor
 
 TEMPLATE = "page.html.jinja"
 _EXACT = 1e-17

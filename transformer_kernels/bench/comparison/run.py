@@ -9,19 +9,19 @@ from functools import partial
 
 import torch
 
-from transformer_kernels.bench.accuracy import run_once
-from transformer_kernels.bench.cases import Attend, Case, Direction, Inputs
-from transformer_kernels.bench.comparison.masks import MaskOption
-from transformer_kernels.bench.comparison.shapes import Shape
-from transformer_kernels.bench.contenders import Contender, Measured, measure_contenders
-from transformer_kernels.bench.limits import Limits, measure_limits
-from transformer_kernels.bench.memory import too_large_reason
-from transformer_kernels.bench.provenance import Provenance
-from transformer_kernels.bench.steadiness import Probe, Steady, Watch, measure_steadily
-from transformer_kernels.bench.timer import Budget
-from transformer_kernels.bench.trial import failure_reason, try_out
-from transformer_kernels.bench.variants import Variant
-from transformer_kernels.bench.workload import prepare_work
+from ..accuracy import run_once
+from ..cases import Attend, Case, Direction, Inputs
+from ..contenders import Contender, Measured, measure_contenders
+from ..limits import Limits, measure_limits
+from ..memory import too_large_reason
+from ..provenance import Provenance
+from ..steadiness import Probe, Steady, Watch, measure_steadily
+from ..timer import Budget
+from ..trial import failure_reason, try_out
+from ..variants import Variant
+from ..workload import prepare_work
+from .masks import MaskOption
+from .shapes import Shape
 
 SUITE = "bench"
 

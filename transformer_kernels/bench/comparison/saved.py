@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.bench.contenders import Measured
-from transformer_kernels.bench.rows import Row, row_from, row_values
+from ..contenders import Measured
+from ..rows import Row, row_from, row_values
 
 FORMAT = "transformer_kernels.bench 1"
 CONTROL = "sdpa"

@@ -6,7 +6,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from transformer_kernels.bench.comparison.lines import (
+from ..contenders import Measured
+from ..pictures import TITLES
+from ..tables import UNKNOWN, empty_table, milliseconds
+from ..variants import VARIANTS
+from .lines import (
     Block,
     Line,
     blocks,
@@ -14,12 +18,8 @@ from transformer_kernels.bench.comparison.lines import (
     losses,
     omissions,
 )
-from transformer_kernels.bench.comparison.run import Comparison
-from transformer_kernels.bench.comparison.saved import CONFIDENCE, changes
-from transformer_kernels.bench.contenders import Measured
-from transformer_kernels.bench.pictures import TITLES
-from transformer_kernels.bench.tables import UNKNOWN, empty_table, milliseconds
-from transformer_kernels.bench.variants import VARIANTS
+from .run import Comparison
+from .saved import CONFIDENCE, changes
 
 LEGEND = (
     "ms: median of interleaved runs; half the distance of the quantiles 20% and 80%.\n"

@@ -9,13 +9,13 @@ differs. `flash_attn.bert_padding` is `bert_padding`.
 Source: Dao 2023, arXiv:2307.08691; the signatures are those of flash_attn 2.8.4.
 """
 
-from transformer_kernels.integrations.flash_attn.dense import (
+from .dense import (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
 )
-from transformer_kernels.integrations.flash_attn.kv_cache import flash_attn_with_kvcache
-from transformer_kernels.integrations.flash_attn.varlen import (
+from .kv_cache import flash_attn_with_kvcache
+from .varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,

@@ -8,15 +8,15 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import (
+from ...common.argument_checks import (
     FLOATS,
     check_int,
     check_number,
     check_tensor,
     shown,
 )
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores.alibi import Alibi, alibi
+from ...masks.mask import Mask
+from ...scores.alibi import Alibi, alibi
 
 
 class Options(TypedDict):

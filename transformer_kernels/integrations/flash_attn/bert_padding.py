@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_kernels.common.argument_checks import INTEGERS, check_tensor
+from ...common.argument_checks import INTEGERS, check_tensor
 
 __all__ = [
     "index_first_axis",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.integrations.flash_attn.arguments import (
+from ...functional.attention import attention
+from .arguments import (
     check_backward,
     check_dimensions,
     check_no_probabilities,

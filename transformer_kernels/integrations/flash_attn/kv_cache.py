@@ -8,19 +8,19 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import check_int
-from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.functional.kv_cache import append_to_cache
-from transformer_kernels.integrations.flash_attn.arguments import (
+from ...common.argument_checks import check_int
+from ...functional.decode import attention_decode
+from ...functional.kv_cache import append_to_cache
+from ...masks.mask import Mask
+from ...problem.cache import check_no_gradient
+from ...problem.checks import check_integers
+from ...problem.pages import capacity
+from .arguments import (
     check_dimensions,
     is_local,
     score_options,
 )
-from transformer_kernels.integrations.flash_attn.rotary import Rotary
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.problem.cache import check_no_gradient
-from transformer_kernels.problem.checks import check_integers
-from transformer_kernels.problem.pages import capacity
+from .rotary import Rotary
 
 
 @overload

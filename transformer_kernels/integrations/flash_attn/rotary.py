@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.argument_checks import FLOATS, check_tensor, values_are_readable
+from ...common.argument_checks import FLOATS, check_tensor, values_are_readable
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from transformer_kernels.functional.varlen import attention_varlen
-from transformer_kernels.integrations.flash_attn.arguments import (
+from ...functional.varlen import attention_varlen
+from ..paged_varlen import attend_pages
+from .arguments import (
     as_int,
     check_backward,
     check_dimensions,
     check_no_probabilities,
     score_options,
 )
-from transformer_kernels.integrations.paged_varlen import attend_pages
 
 
 def flash_attn_varlen_qkvpacked_func(

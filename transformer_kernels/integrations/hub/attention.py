@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from transformer_kernels.integrations.huggingface.attention import (
+from ..huggingface.attention import (
     attention_forward as flash_attn_forward,
 )
-from transformer_kernels.integrations.huggingface.mask import create_mask
-from transformer_kernels.integrations.huggingface.models import check_requests, serve_masks
+from ..huggingface.mask import create_mask
+from ..huggingface.models import check_requests, serve_masks
 
 __all__ = ["flash_attn_forward", "supports_flash_attn"]
 

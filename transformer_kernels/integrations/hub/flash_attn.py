@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from transformer_kernels.integrations import flash_attn
-from transformer_kernels.integrations.flash_attn import *  # noqa: F403
-from transformer_kernels.integrations.flash_attn.bert_padding import pad_input, unpad_input
+from .. import flash_attn
+from ..flash_attn import *  # noqa: F403
+from ..flash_attn.bert_padding import pad_input, unpad_input
 
 __all__ = [*flash_attn.__all__, "pad_input", "unpad_input"]

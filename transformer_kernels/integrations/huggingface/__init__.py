@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-from transformer_kernels.common.optional_deps import require
-from transformer_kernels.dispatch import division
-from transformer_kernels.integrations.huggingface.attention import attention_forward
-from transformer_kernels.integrations.huggingface.divided import watched_models
-from transformer_kernels.integrations.huggingface.mask import create_mask
-from transformer_kernels.integrations.huggingface.models import check_requests
-from transformer_kernels.integrations.huggingface.structure import recognised
+from ...common.optional_deps import require
+from ...dispatch import division
+from .attention import attention_forward
+from .divided import watched_models
+from .mask import create_mask
+from .models import check_requests
+from .structure import recognised
 
 __all__ = ["NAME", "register"]
 

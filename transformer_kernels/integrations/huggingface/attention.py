@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.dispatch.division import check_undivided
-from transformer_kernels.functional.attention import attention
-from transformer_kernels.integrations.huggingface.divided import (
+from ...common.argument_checks import shown
+from ...dispatch.division import check_undivided
+from ...functional.attention import attention
+from ...masks.mask import Mask
+from .divided import (
     current_division,
     divided_documents,
 )
-from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
-from transformer_kernels.integrations.huggingface.models import is_passed_by
-from transformer_kernels.integrations.huggingface.packing import mask_of_lengths, mask_of_positions
-from transformer_kernels.integrations.huggingface.sparse import mask_of_blocks, mask_of_keys
-from transformer_kernels.masks.mask import Mask
+from .lazy_mask import LazyMask
+from .models import is_passed_by
+from .packing import mask_of_lengths, mask_of_positions
+from .sparse import mask_of_blocks, mask_of_keys
 
 _CAUSAL = Mask.causal()
 

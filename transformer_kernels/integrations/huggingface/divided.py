@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from transformer_kernels.dispatch import division
-from transformer_kernels.dispatch.division import Division
-from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
-from transformer_kernels.integrations.huggingface.packing import document_ids
-from transformer_kernels.integrations.huggingface.padding import padding_mask
-from transformer_kernels.integrations.huggingface.structure import (
+from ...dispatch import division
+from ...dispatch.division import Division
+from ...masks.constraints import Segments
+from ...masks.mask import Mask
+from .lazy_mask import LazyMask
+from .packing import document_ids
+from .padding import padding_mask
+from .structure import (
     Grid,
     MaskFunction,
     structure_of,
 )
-from transformer_kernels.masks.constraints import Segments
-from transformer_kernels.masks.mask import Mask
 
 
 def current_division() -> Division | None:

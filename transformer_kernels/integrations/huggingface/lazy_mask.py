@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from transformer_kernels.masks.mask import Mask
+from ...masks.mask import Mask
 
 _KEEP_STRUCTURE = (
     torch.ops.aten.detach.default,

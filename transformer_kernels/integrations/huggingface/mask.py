@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_kernels.integrations.huggingface.divided import (
+from ...masks.mask import Mask
+from .divided import (
     create_divided_mask,
     current_division,
 )
-from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask, additive
-from transformer_kernels.integrations.huggingface.padding import padding_mask
-from transformer_kernels.integrations.huggingface.structure import (
+from .lazy_mask import LazyMask, additive
+from .padding import padding_mask
+from .structure import (
     Grid,
     MaskFunction,
     structure_of,
 )
-from transformer_kernels.masks.mask import Mask
 
 
 def create_mask(

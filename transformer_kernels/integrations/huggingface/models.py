@@ -13,8 +13,8 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.common.torch_private import constant_in_compiled_code
+from ...common.argument_checks import shown
+from ...common.torch_private import constant_in_compiled_code
 
 _ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\([^)]*nn\.Module", re.MULTILINE)
 _TABLE_OF_CLASSES = re.compile(r"ATTENTION_CLASSES\[[\w.]*attn_implementation\]")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transformer_kernels.common import torch_private
-from transformer_kernels.masks.mask import Mask
+from ...common import torch_private
+from ...masks.mask import Mask
 
 
 def mask_of_positions(position_ids: Tensor, tokens: Tensor | None, B: int) -> Mask | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.mask import Mask
+from ...masks.mask import Mask
 
 
 def mask_of_keys(indices: Tensor, N: int) -> Mask:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.masks.mask import Mask
+from ...masks.mask import Mask
 
 MaskFunction = Callable[..., Any]
 

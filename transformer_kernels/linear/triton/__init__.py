@@ -11,6 +11,6 @@ report.py     offline compilation of every tile
 docs/linear.md, section 6, explains the design.
 """
 
-from transformer_kernels.linear.triton.backend import TritonLinear
+from .backend import TritonLinear
 
 __all__ = ["TritonLinear"]

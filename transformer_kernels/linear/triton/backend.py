@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.triton import interpreter, target
-from transformer_kernels.linear.base import LinearBackend, LinearOperators
-from transformer_kernels.linear.triton import operators, tiles
-from transformer_kernels.linear.types import LinearProblem
+from ...backends.triton import interpreter, target
+from ..base import LinearBackend, LinearOperators
+from ..types import LinearProblem
+from . import operators, tiles
 
 
 class TritonLinear(LinearBackend):

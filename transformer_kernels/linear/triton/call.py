@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.schema import empty_like_layout
-from transformer_kernels.backends.triton import target
-from transformer_kernels.backends.triton.kernels.arguments import Heads, contiguous
-from transformer_kernels.backends.triton.launch import as_rows
-from transformer_kernels.linear.triton import tiles
-from transformer_kernels.linear.triton.kernels import arguments
-from transformer_kernels.linear.triton.kernels.arguments import KeyRange, Scalars
-from transformer_kernels.linear.triton.tiles import Tile
-from transformer_kernels.linear.types import Inputs, Options
+from ...backends.schema import empty_like_layout
+from ...backends.triton import target
+from ...backends.triton.kernels.arguments import Heads, contiguous
+from ...backends.triton.launch import as_rows
+from ..types import Inputs, Options
+from . import tiles
+from .kernels import arguments
+from .kernels.arguments import KeyRange, Scalars
+from .tiles import Tile
 
 PROGRAMS = 512
 """Programs that fill a GPU. Sequences are cut into segments until a pass has that many."""

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.triton.kernels.arguments import contiguous, rows
-from transformer_kernels.backends.triton.launch import as_rows
-from transformer_kernels.backends.triton.launch import launch as launch_kernel
-from transformer_kernels.linear.triton.call import Call, Segments, blocks, prepare
-from transformer_kernels.linear.triton.kernels.arguments import States, Statistics
-from transformer_kernels.linear.triton.kernels.decay_gradient import decay_gradient_kernel
-from transformer_kernels.linear.triton.kernels.scan import scan_kernel
-from transformer_kernels.linear.triton.kernels.states import prefix_kernel, sums_kernel
-from transformer_kernels.linear.triton.kernels.statistics import delta_kernel
-from transformer_kernels.linear.triton.kernels.steps import steps_kernel
-from transformer_kernels.linear.types import Gradients, Inputs, Options, Results, Saved
+from ...backends.triton.kernels.arguments import contiguous, rows
+from ...backends.triton.launch import as_rows
+from ...backends.triton.launch import launch as launch_kernel
+from ..types import Gradients, Inputs, Options, Results, Saved
+from .call import Call, Segments, blocks, prepare
+from .kernels.arguments import States, Statistics
+from .kernels.decay_gradient import decay_gradient_kernel
+from .kernels.scan import scan_kernel
+from .kernels.states import prefix_kernel, sums_kernel
+from .kernels.statistics import delta_kernel
+from .kernels.steps import steps_kernel
 
 ELEMENTS = 1024
 """Elements of a state that a program of the elementwise kernels takes at a time."""

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_kernels.backends.triton.operators import register
-from transformer_kernels.common.storage import check_storage
-from transformer_kernels.linear.base import LinearOperators
-from transformer_kernels.linear.operators import (
+from ...backends.triton.operators import register
+from ...common.storage import check_storage
+from ..base import LinearOperators
+from ..operators import (
     BACKWARD,
     FORWARD,
     STEPS,
@@ -21,11 +21,11 @@ from transformer_kernels.linear.operators import (
     forward_fake,
     steps_fake,
 )
-from transformer_kernels.linear.types import Inputs, Options, Saved
+from ..types import Inputs, Options, Saved
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    from transformer_kernels.linear.triton import launch
+    from . import launch
 
     x, options = Inputs._make(arguments[:9]), Options.unpack(arguments[9:])
     _check(x)
@@ -41,7 +41,7 @@ def _backward(
     normalizer: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    from transformer_kernels.linear.triton import launch
+    from . import launch
 
     x, options = Inputs._make(rest[:9]), Options.unpack(rest[9:13])
     _check(x, do=do, dS_end=dS, dz_end=dz, o=o, normalizer=normalizer)
@@ -53,7 +53,7 @@ def _backward(
 
 
 def _steps(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    from transformer_kernels.linear.triton import launch
+    from . import launch
 
     x = Inputs(q, k, v, *rest[:3])
     feature_map, normalize, eps = rest[3:]

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from transformer_kernels.backends.triton.compile_report import Constants, Suite
-from transformer_kernels.backends.triton.config import Chip
-from transformer_kernels.linear.triton import launch, tiles
-from transformer_kernels.linear.triton.kernels.arguments import Sizes
-from transformer_kernels.linear.types import Inputs, Options, Saved
+from ...backends.triton.compile_report import Constants, Suite
+from ...backends.triton.config import Chip
+from ..types import Inputs, Options, Saved
+from . import launch, tiles
+from .kernels.arguments import Sizes
 
 _SCANS = {(False, False): "o", (False, True): "dq", (True, True): "dk", (True, False): "dv"}
 """Results of `scan_kernel` by REVERSE and TRANSPOSED"""

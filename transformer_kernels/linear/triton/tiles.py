@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from transformer_kernels.backends.triton.config import Chip
+from ...backends.triton.config import Chip
 
 Precision = Literal["bf16", "tf32", "bf16x3", "bf16x6", "ieee"]
 """Operands of matrix products.

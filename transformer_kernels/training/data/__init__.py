@@ -1,7 +1,7 @@
 """Datasets of the reference models."""
 
-from transformer_kernels.training.data.copies import Copies
-from transformer_kernels.training.data.corpus import (
+from .copies import Copies
+from .corpus import (
     HELD_OUT,
     ByteWindows,
     Corpus,
@@ -11,21 +11,21 @@ from transformer_kernels.training.data.corpus import (
     even_batch,
     load_corpus,
 )
-from transformer_kernels.training.data.dataset import Batch, Dataset
-from transformer_kernels.training.data.facts import Fact, Facts, as_facts, load_facts
-from transformer_kernels.training.data.labelled import LabelledTexts, label_texts
-from transformer_kernels.training.data.lanes import ByteLanes, LaneDataset
-from transformer_kernels.training.data.masking import IGNORE_INDEX, MaskedSentences
-from transformer_kernels.training.data.pairs import Pairs, load_pairs, pair_texts, read_pairs
-from transformer_kernels.training.data.reviews import load_reviews, review_text
-from transformer_kernels.training.data.snippets import load_snippets
-from transformer_kernels.training.data.spoken import spoken_pairs
-from transformer_kernels.training.data.standard_library import (
+from .dataset import Batch, Dataset
+from .facts import Fact, Facts, as_facts, load_facts
+from .labelled import LabelledTexts, label_texts
+from .lanes import ByteLanes, LaneDataset
+from .masking import IGNORE_INDEX, MaskedSentences
+from .pairs import Pairs, load_pairs, pair_texts, read_pairs
+from .reviews import load_reviews, review_text
+from .snippets import load_snippets
+from .spoken import spoken_pairs
+from .standard_library import (
     STANDARD_LIBRARY_BYTES,
     standard_library_text,
 )
-from transformer_kernels.training.data.token_windows import TokenWindows
-from transformer_kernels.training.data.tokens import (
+from .token_windows import TokenWindows
+from .tokens import (
     BEGIN,
     CLASS,
     END,
@@ -36,7 +36,7 @@ from transformer_kernels.training.data.tokens import (
     Tokens,
     train_tokens,
 )
-from transformer_kernels.training.data.words import (
+from .words import (
     date_to_words,
     number_to_words,
     words_to_date,

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.dataset import Batch, digest_of
+from ...nn.options import check_positive
+from .dataset import Batch, digest_of
 
 SEPARATOR = 0
 """Token before each copy of the word"""

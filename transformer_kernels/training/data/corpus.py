@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.dataset import Batch, digest_of
-from transformer_kernels.training.data.standard_library import standard_library_text
-from transformer_kernels.training.data.windows import draw_windows, even_windows
+from ...nn.options import check_positive
+from .dataset import Batch, digest_of
+from .standard_library import standard_library_text
+from .windows import draw_windows, even_windows
 
 HELD_OUT = 0.1
 """Share of a text, at its end, that is held out for validation."""

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_kernels.training.data.dataset import Batch, digest_of
-from transformer_kernels.training.data.ragged_tokens import RaggedTokens
-from transformer_kernels.training.data.standard_library import standard_library_folder
+from .dataset import Batch, digest_of
+from .ragged_tokens import RaggedTokens
+from .standard_library import standard_library_folder
 
 UNKNOWN = 0
 """Token of all words that occur in no key."""

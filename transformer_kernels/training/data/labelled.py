@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_kernels.training.data.dataset import Batch, digest_of, evenly_spaced
-from transformer_kernels.training.data.ragged_tokens import RaggedTokens
-from transformer_kernels.training.data.tokens import Tokens
+from .dataset import Batch, digest_of, evenly_spaced
+from .ragged_tokens import RaggedTokens
+from .tokens import Tokens
 
 
 @dataclass(frozen=True)

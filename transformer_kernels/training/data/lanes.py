@@ -9,10 +9,10 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.corpus import ByteWindows
-from transformer_kernels.training.data.dataset import Batch, Dataset, digest_of
-from transformer_kernels.training.data.windows import lane_length, lane_windows
+from ...nn.options import check_positive
+from .corpus import ByteWindows
+from .dataset import Batch, Dataset, digest_of
+from .windows import lane_length, lane_windows
 
 
 @runtime_checkable

@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.corpus import Corpus, bytes_of
-from transformer_kernels.training.data.dataset import Batch, digest_of, evenly_spaced
-from transformer_kernels.training.data.ragged_tokens import RaggedTokens
-from transformer_kernels.training.data.tokens import CLASS, MASK, SEPARATOR, Tokens
+from ...nn.options import check_positive
+from .corpus import Corpus, bytes_of
+from .dataset import Batch, digest_of, evenly_spaced
+from .ragged_tokens import RaggedTokens
+from .tokens import CLASS, MASK, SEPARATOR, Tokens
 
 SELECTED = 0.15
 """Share of ordinary (not special) tokens that are selected for prediction."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.dataset import Batch, digest_of, evenly_spaced
-from transformer_kernels.training.data.ragged_tokens import RaggedTokens
-from transformer_kernels.training.data.tokens import BEGIN, END, Tokens, train_tokens
+from ...nn.options import check_positive
+from .dataset import Batch, digest_of, evenly_spaced
+from .ragged_tokens import RaggedTokens
+from .tokens import BEGIN, END, Tokens, train_tokens
 
 TextPair = tuple[str, str]
 """Source text and target text"""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.labelled import LabelledTexts, label_texts
-from transformer_kernels.training.data.tokens import Tokens
+from ...nn.options import check_positive
+from .labelled import LabelledTexts, label_texts
+from .tokens import Tokens
 
 CLASSES = {"negative": "neg", "positive": "pos"}
 """Folder of each class"""

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.labelled import LabelledTexts, label_texts
-from transformer_kernels.training.data.standard_library import (
+from ...nn.options import check_positive
+from .labelled import LabelledTexts, label_texts
+from .standard_library import (
     python_files,
     standard_library_folder,
 )
-from transformer_kernels.training.data.tokens import Tokens
+from .tokens import Tokens
 
 CLASSES = {
     "archives": ("bz2", "gzip", "lzma", "shutil", "tarfile", "zipapp", "zipfile"),

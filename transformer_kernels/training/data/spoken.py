@@ -7,10 +7,10 @@ import hashlib
 
 import torch
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.pairs import Pairs, TextPair, pair_texts
-from transformer_kernels.training.data.tokens import Tokens
-from transformer_kernels.training.data.words import date_to_words, number_to_words
+from ...nn.options import check_positive
+from .pairs import Pairs, TextPair, pair_texts
+from .tokens import Tokens
+from .words import date_to_words, number_to_words
 
 TO_WORDS = "words: "
 TO_FIGURES = "figures: "

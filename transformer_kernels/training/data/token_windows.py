@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.corpus import Corpus, bytes_of
-from transformer_kernels.training.data.dataset import Batch, digest_of
-from transformer_kernels.training.data.tokens import Tokens
-from transformer_kernels.training.data.windows import draw_windows, even_windows
+from ...nn.options import check_positive
+from .corpus import Corpus, bytes_of
+from .dataset import Batch, digest_of
+from .tokens import Tokens
+from .windows import draw_windows, even_windows
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from transformer_kernels.common.optional_deps import require
-from transformer_kernels.nn.options import check_positive
-from transformer_kernels.training.data.corpus import tensor_of
+from ...common.optional_deps import require
+from ...nn.options import check_positive
+from .corpus import tensor_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

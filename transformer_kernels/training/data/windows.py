@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from transformer_kernels.training.data.dataset import evenly_spaced
+from .dataset import evenly_spaced
 
 
 def draw_windows(sequence: Tensor, *, count: int, size: int, generator: torch.Generator) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformer_kernels.common.argument_checks import shown
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.plain_fields import from_fields
-from transformer_kernels.training.task import Task
-from transformer_kernels.training.tasks import (
+from ...common.argument_checks import shown
+from ..config import TrainConfig
+from ..plain_fields import from_fields
+from ..task import Task
+from . import (
     bert,
     classifier,
     generator,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.bert import SIZES, BertConfig, BertForPreTraining
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.data import (
+from ...models.bert import SIZES, BertConfig, BertForPreTraining
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..data import (
     IGNORE_INDEX,
     Batch,
     Dataset,
@@ -21,9 +21,9 @@ from transformer_kernels.training.data import (
     load_corpus,
     train_tokens,
 )
-from transformer_kernels.training.losses import cross_entropy_sum
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
+from ..losses import cross_entropy_sum
+from ..schedule import Schedule
+from ..task import Extra, Task, check_extra_keys, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)

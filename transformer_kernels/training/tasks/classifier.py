@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.classifier import SIZES, Classifier, ClassifierConfig
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.data import (
+from ...models.classifier import SIZES, Classifier, ClassifierConfig
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..data import (
     Batch,
     Dataset,
     LabelledTexts,
@@ -23,9 +23,9 @@ from transformer_kernels.training.data import (
     review_text,
     train_tokens,
 )
-from transformer_kernels.training.plain_fields import is_text
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
+from ..plain_fields import is_text
+from ..schedule import Schedule
+from ..task import Extra, Task, check_extra_keys, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.training.data import Batch, Copies, Dataset
-from transformer_kernels.training.losses import cross_entropy_sum
-from transformer_kernels.training.task import Extra, Task
+from ..data import Batch, Copies, Dataset
+from ..losses import cross_entropy_sum
+from ..task import Extra, Task
 
 
 class CopyTask(Task):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.dispatch.division import own_tokens
-from transformer_kernels.models.generator import SIZES, GeneratorConfig, TextGenerator
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.data import Batch, ByteWindows, Dataset, load_corpus
-from transformer_kernels.training.losses import cross_entropy_sum
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Extra, Task
+from ...dispatch.division import own_tokens
+from ...models.generator import SIZES, GeneratorConfig, TextGenerator
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..data import Batch, ByteWindows, Dataset, load_corpus
+from ..losses import cross_entropy_sum
+from ..schedule import Schedule
+from ..task import Extra, Task
 
 
 class NextByteTask(Task):

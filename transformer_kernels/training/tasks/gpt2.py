@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.gpt2 import GPT2, SIZES, GPT2Config
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.data import (
+from ...models.gpt2 import GPT2, SIZES, GPT2Config
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..data import (
     Batch,
     Dataset,
     Tokens,
@@ -21,9 +21,9 @@ from transformer_kernels.training.data import (
     load_corpus,
     train_tokens,
 )
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
-from transformer_kernels.training.tasks.generator import next_token_loss
+from ..schedule import Schedule
+from ..task import Extra, Task, check_extra_keys, tokens_of
+from .generator import next_token_loss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformer_kernels.models.generator import VOCABULARY
-from transformer_kernels.models.linear_transformer import (
+from ...models.generator import VOCABULARY
+from ...models.linear_transformer import (
     SIZES,
     LinearTransformer,
     LinearTransformerConfig,
 )
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.tasks.generator import NextByteTask
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..schedule import Schedule
+from .generator import NextByteTask
 
 
 @dataclass(frozen=True, kw_only=True)

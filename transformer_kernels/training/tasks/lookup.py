@@ -8,13 +8,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.lookup import SIZES, Lookup, LookupConfig
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.data import Batch, Dataset, Fact, Facts, as_facts, load_facts
-from transformer_kernels.training.plain_fields import is_text
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Extra, Task, check_extra_keys
+from ...models.lookup import SIZES, Lookup, LookupConfig
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..data import Batch, Dataset, Fact, Facts, as_facts, load_facts
+from ..plain_fields import is_text
+from ..schedule import Schedule
+from ..task import Extra, Task, check_extra_keys
 
 
 @dataclass(frozen=True, kw_only=True)

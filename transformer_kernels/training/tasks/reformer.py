@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformer_kernels.models.generator import VOCABULARY
-from transformer_kernels.models.reformer import SIZES, Reformer, ReformerConfig
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.tasks.generator import NextByteTask
+from ...models.generator import VOCABULARY
+from ...models.reformer import SIZES, Reformer, ReformerConfig
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..schedule import Schedule
+from .generator import NextByteTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.generator import VOCABULARY
-from transformer_kernels.models.transformer_xl import SIZES, TransformerXL, TransformerXLConfig
-from transformer_kernels.nn.options import AttnImplementation
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.data import Batch, ByteLanes, Dataset, load_corpus
-from transformer_kernels.training.losses import cross_entropy_sum
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Extra, RecurrentTask, Shapes, State
+from ...models.generator import VOCABULARY
+from ...models.transformer_xl import SIZES, TransformerXL, TransformerXLConfig
+from ...nn.options import AttnImplementation
+from ..config import TrainConfig
+from ..data import Batch, ByteLanes, Dataset, load_corpus
+from ..losses import cross_entropy_sum
+from ..schedule import Schedule
+from ..task import Extra, RecurrentTask, Shapes, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from transformer_kernels.models.translator import SIZES, Translator, TranslatorConfig
-from transformer_kernels.nn.options import AttnImplementation, check_probability
-from transformer_kernels.training.config import TrainConfig
-from transformer_kernels.training.data import (
+from ...models.translator import SIZES, Translator, TranslatorConfig
+from ...nn.options import AttnImplementation, check_probability
+from ..config import TrainConfig
+from ..data import (
     BEGIN,
     END,
     PAD,
@@ -22,9 +22,9 @@ from transformer_kernels.training.data import (
     load_pairs,
     spoken_pairs,
 )
-from transformer_kernels.training.losses import smoothed_cross_entropy
-from transformer_kernels.training.schedule import Schedule
-from transformer_kernels.training.task import Extra, Task, check_extra_keys, tokens_of
+from ..losses import smoothed_cross_entropy
+from ..schedule import Schedule
+from ..task import Extra, Task, check_extra_keys, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)

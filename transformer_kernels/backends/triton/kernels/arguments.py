@@ -13,10 +13,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.backends.triton import config
-from transformer_kernels.backends.triton.config import Tile
-from transformer_kernels.masks.resolved import BLOCK_MASK_SIZE
-from transformer_kernels.problem import Problem
+from ....masks.resolved import BLOCK_MASK_SIZE
+from ....problem import Problem
+from .. import config
+from ..config import Tile
 
 
 class Rows(NamedTuple):

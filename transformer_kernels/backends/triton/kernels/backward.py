@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.backends.triton.kernels.block_ranges import (
+from .arguments import UNSPECIALIZED
+from .block_ranges import (
     block_schedule,
     block_start,
     key_block_ranges,
     partial_block,
     query_block_ranges,
 )
-from transformer_kernels.backends.triton.kernels.dropout import dropout_factor
-from transformer_kernels.backends.triton.kernels.masks import (
+from .dropout import dropout_factor
+from .masks import (
     is_live,
     sequence_band,
     visible,
     zero_hidden_keys,
 )
-from transformer_kernels.backends.triton.kernels.primitives import (
+from .primitives import (
     head,
     load_rows,
     program_head,
@@ -36,18 +36,18 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     store_rows,
     tile_coords,
 )
-from transformer_kernels.backends.triton.kernels.relative_keys import (
+from .relative_keys import (
     add_relative_rows,
     load_relative_rows,
     tile_products,
 )
-from transformer_kernels.backends.triton.kernels.score_gradient import (
+from .score_gradient import (
     head_statistics,
     load_statistics,
     score_gradients,
     weights,
 )
-from transformer_kernels.backends.triton.kernels.scores import load_bias, product_gradients
+from .scores import load_bias, product_gradients
 
 
 class KeyGradients(NamedTuple):

@@ -10,19 +10,19 @@ Scores are recomputed; sums run in a fixed order, without atomics. docs/attentio
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.backends.triton.kernels.block_ranges import (
+from .arguments import UNSPECIALIZED
+from .block_ranges import (
     key_block_ranges,
     query_block_ranges,
 )
-from transformer_kernels.backends.triton.kernels.masks import band_of
-from transformer_kernels.backends.triton.kernels.primitives import (
+from .masks import band_of
+from .primitives import (
     head,
     program_head,
     tile_coords,
     vector_pointer,
 )
-from transformer_kernels.backends.triton.kernels.score_gradient import tile_gradients
+from .score_gradient import tile_gradients
 
 
 @triton.jit(do_not_specialize=[*UNSPECIALIZED, "B", "own_b", "own_h"])

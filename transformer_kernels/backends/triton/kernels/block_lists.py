@@ -8,12 +8,12 @@ size. The lists also account for the band and the key range.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.block_ranges import (
+from .block_ranges import (
     key_block_ranges,
     query_block_ranges,
 )
-from transformer_kernels.backends.triton.kernels.masks import band_of, element_mask
-from transformer_kernels.backends.triton.kernels.primitives import TileCoords, program_head
+from .masks import band_of, element_mask
+from .primitives import TileCoords, program_head
 
 BLOCK_MASK_SIZE = tl.constexpr(64)
 CHUNK = tl.constexpr(128)

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.scores import philox as host
-from transformer_kernels.scores.options import ScoreOptions
+from ....scores import philox as host
+from ....scores.options import ScoreOptions
 
 MULTIPLIER_0 = tl.constexpr(0xD2511F53)
 MULTIPLIER_1 = tl.constexpr(0xCD9E8D57)

@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.backends.triton.kernels.block_ranges import (
+from .arguments import UNSPECIALIZED
+from .block_ranges import (
     block_schedule,
     block_start,
     key_block_ranges,
     partial_block,
 )
-from transformer_kernels.backends.triton.kernels.dropout import dropped
-from transformer_kernels.backends.triton.kernels.masks import (
+from .dropout import dropped
+from .masks import (
     is_live,
     sequence_band,
     visible,
     zero_hidden_keys,
 )
-from transformer_kernels.backends.triton.kernels.primitives import (
+from .primitives import (
     head,
     load_rows,
     program_head,
@@ -37,11 +37,11 @@ from transformer_kernels.backends.triton.kernels.primitives import (
     tile_coords,
     vector_pointer,
 )
-from transformer_kernels.backends.triton.kernels.relative_keys import (
+from .relative_keys import (
     load_relative_rows,
     tile_products,
 )
-from transformer_kernels.backends.triton.kernels.scores import (
+from .scores import (
     LN2,
     finite_maximum,
     load_bias,

@@ -8,12 +8,12 @@ recomputed; sums run in a fixed order, without atomics. docs/attention.md, secti
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.backends.triton.kernels.block_lists import is_empty
-from transformer_kernels.backends.triton.kernels.masks import sequence_band
-from transformer_kernels.backends.triton.kernels.primitives import sequence, tile_coords
-from transformer_kernels.backends.triton.kernels.score_gradient import tile_gradients
-from transformer_kernels.backends.triton.kernels.scores import product_gradients
+from .arguments import UNSPECIALIZED
+from .block_lists import is_empty
+from .masks import sequence_band
+from .primitives import sequence, tile_coords
+from .score_gradient import tile_gradients
+from .scores import product_gradients
 
 
 @triton.jit(do_not_specialize=[*UNSPECIALIZED, "B", "own_h", "splits"])

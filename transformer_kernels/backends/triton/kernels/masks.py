@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.backends.triton.kernels.arguments import (
+from ....masks.resolved import ResolvedMask
+from ....problem import Problem
+from .arguments import (
     as_uint8,
     broadcast_strides,
     contiguous,
 )
-from transformer_kernels.masks.resolved import ResolvedMask
-from transformer_kernels.problem import Problem
 
 
 class MaskTensors(NamedTuple):

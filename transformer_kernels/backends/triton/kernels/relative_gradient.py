@@ -11,16 +11,16 @@ Sums run in a fixed order, without atomics. docs/attention.md, section 3.
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.backends.triton.kernels.block_lists import is_empty
-from transformer_kernels.backends.triton.kernels.masks import sequence_band
-from transformer_kernels.backends.triton.kernels.primitives import (
+from .arguments import UNSPECIALIZED
+from .block_lists import is_empty
+from .masks import sequence_band
+from .primitives import (
     program_head,
     sequence,
     tile_coords,
 )
-from transformer_kernels.backends.triton.kernels.score_gradient import tile_gradients
-from transformer_kernels.backends.triton.kernels.scores import is_distance
+from .score_gradient import tile_gradients
+from .scores import is_distance
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

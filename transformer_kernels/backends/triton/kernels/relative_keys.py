@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.primitives import Head, load_rows
+from .primitives import Head, load_rows
 
 
 class RelativeRows(NamedTuple):

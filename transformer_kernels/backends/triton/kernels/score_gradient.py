@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.dropout import dropout_factor
-from transformer_kernels.backends.triton.kernels.masks import is_live, visible
-from transformer_kernels.backends.triton.kernels.primitives import (
+from .dropout import dropout_factor
+from .masks import is_live, visible
+from .primitives import (
     head,
     load_rows,
     program_head,
     sequence,
     vector_pointer,
 )
-from transformer_kernels.backends.triton.kernels.relative_keys import (
+from .relative_keys import (
     load_relative_rows,
     tile_products,
 )
-from transformer_kernels.backends.triton.kernels.scores import LOG2E, load_bias, natural_scores
+from .scores import LOG2E, load_bias, natural_scores
 
 
 class Statistics(NamedTuple):

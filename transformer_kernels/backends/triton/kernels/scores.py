@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.backends.triton.kernels.arguments import broadcast_strides, contiguous
-from transformer_kernels.problem import Problem
-from transformer_kernels.scores.options import ScoreOptions
+from ....problem import Problem
+from ....scores.options import ScoreOptions
+from .arguments import broadcast_strides, contiguous
 
 LOG2E = tl.constexpr(1.0 / math.log(2.0))
 LN2 = tl.constexpr(math.log(2.0))

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import triton.language as tl
 from torch import Tensor
 
-from transformer_kernels.backends.triton import config
-from transformer_kernels.linear.triton.tiles import Precision, Tile
-from transformer_kernels.linear.types import Inputs, Options
+from ....backends.triton import config
+from ...types import Inputs, Options
+from ..tiles import Precision, Tile
 
 
 class Scalars(NamedTuple):

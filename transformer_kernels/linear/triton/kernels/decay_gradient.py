@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from transformer_kernels.linear.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.linear.triton.kernels.decay import SMALLEST, decay_pointer
-from transformer_kernels.linear.triton.kernels.segments import (
+from .arguments import UNSPECIALIZED
+from .decay import SMALLEST, decay_pointer
+from .segments import (
     chunk_of,
     has_no_work,
     segment_of,

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.primitives import Head, head, tile_addresses
-from transformer_kernels.linear.triton.kernels.features import features
+from ....backends.triton.kernels.primitives import Head, head, tile_addresses
+from .features import features
 
 
 @triton.jit

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.primitives import vector_pointer
-from transformer_kernels.linear.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.linear.triton.kernels.decay import decay_pointer, decayed_pairs, load_decay
-from transformer_kernels.linear.triton.kernels.features import features, times_slope
-from transformer_kernels.linear.triton.kernels.memory import (
+from ....backends.triton.kernels.primitives import vector_pointer
+from .arguments import UNSPECIALIZED
+from .decay import decay_pointer, decayed_pairs, load_decay
+from .features import features, times_slope
+from .memory import (
     load_features,
     load_operand,
     load_slice,
@@ -32,8 +32,8 @@ from transformer_kernels.linear.triton.kernels.memory import (
     store_slice,
     store_state,
 )
-from transformer_kernels.linear.triton.kernels.products import add_product, product
-from transformer_kernels.linear.triton.kernels.segments import (
+from .products import add_product, product
+from .segments import (
     chunk_of,
     chunks_of,
     has_no_work,
@@ -42,7 +42,7 @@ from transformer_kernels.linear.triton.kernels.segments import (
     segment_of,
     start_boundary,
 )
-from transformer_kernels.linear.triton.kernels.statistics import load_statistics
+from .statistics import load_statistics
 
 
 class Running(NamedTuple):

@@ -3,11 +3,11 @@
 import triton
 import triton.language as tl
 
-from transformer_kernels.linear.triton.kernels.arguments import UNSPECIALIZED
-from transformer_kernels.linear.triton.kernels.decay import decay_pointer, load_decay, split
-from transformer_kernels.linear.triton.kernels.memory import load_features, load_slice, store_state
-from transformer_kernels.linear.triton.kernels.products import add_product
-from transformer_kernels.linear.triton.kernels.segments import (
+from .arguments import UNSPECIALIZED
+from .decay import decay_pointer, load_decay, split
+from .memory import load_features, load_slice, store_state
+from .products import add_product
+from .segments import (
     chunk_of,
     chunks_of,
     first_segment,
@@ -15,7 +15,7 @@ from transformer_kernels.linear.triton.kernels.segments import (
     program_slice,
     segment_of,
 )
-from transformer_kernels.linear.triton.kernels.statistics import load_statistics
+from .statistics import load_statistics
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.primitives import vector_pointer
-from transformer_kernels.linear.triton.kernels.memory import load_slice
-from transformer_kernels.linear.triton.kernels.segments import Chunk
+from ....backends.triton.kernels.primitives import vector_pointer
+from .memory import load_slice
+from .segments import Chunk
 
 
 @triton.jit

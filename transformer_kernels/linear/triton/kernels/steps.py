@@ -3,11 +3,11 @@
 import triton
 import triton.language as tl
 
-from transformer_kernels.backends.triton.kernels.primitives import head
-from transformer_kernels.linear.triton.kernels.decay import SMALLEST
-from transformer_kernels.linear.triton.kernels.features import features
-from transformer_kernels.linear.triton.kernels.memory import load_state, store_state
-from transformer_kernels.linear.triton.kernels.segments import program_slice
+from ....backends.triton.kernels.primitives import head
+from .decay import SMALLEST
+from .features import features
+from .memory import load_state, store_state
+from .segments import program_slice
 
 
 @triton.jit(do_not_specialize=["tokens", "decay_b", "decay_h", "decay_l", "eps"])
