@@ -28,14 +28,7 @@ from benchmarks.runner.measure import measure
 from benchmarks.runner.record import Recorder
 from benchmarks.runner.smoke_test import failure_reasons
 from transformer_kernels.backends import CudaBackend
-from transformer_kernels.bench import (
-    VARIANTS,
-    Budget,
-    Case,
-    Direction,
-    Variant,
-    usable_variants,
-)
+from transformer_kernels.bench import VARIANTS, Budget, Case, Direction, Variant, usable_variants
 from transformer_kernels.bench.contenders import Contender
 from transformer_kernels.bench.trial import Trial, try_out
 from transformer_kernels.bench.workload import Workload

@@ -25,12 +25,7 @@ from .integrations.torch_switch import disable, enable, enabled
 from .linear.types import LinearState
 from .masks.mask import Mask
 from .scores.alibi import Alibi, alibi, alibi_slopes
-from .scores.relative import (
-    RelativeBias,
-    RelativeKeys,
-    relative_bias,
-    relative_keys,
-)
+from .scores.relative import RelativeBias, RelativeKeys, relative_bias, relative_keys
 from .version import __version__
 
 __all__ = [

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from benchmarks.scale.model import count, shown
+from benchmarks.scale.prediction import BACKWARD_FLOPS, FORWARD_FLOPS, Call, Machine, Pass, predict
 from transformer_kernels import attention
 from transformer_kernels.backends.base import Outputs
 from transformer_kernels.bench.provenance import device_slug
@@ -32,16 +34,7 @@ from transformer_kernels.distributed import (
     ring_attention,
     shard_sequence,
 )
-from transformer_kernels.distributed.model import count, shown
 from transformer_kernels.distributed.peers import Peers
-from transformer_kernels.distributed.prediction import (
-    BACKWARD_FLOPS,
-    FORWARD_FLOPS,
-    Call,
-    Machine,
-    Pass,
-    predict,
-)
 from transformer_kernels.training.distributed import end_process_group
 
 H, D = 8, 64

@@ -19,11 +19,7 @@ from torch import distributed as dist
 
 from transformer_kernels import Mask
 from transformer_kernels.bench.memory import peak_extra_bytes
-from transformer_kernels.distributed import (
-    SequenceLayout,
-    ring_attention,
-    unshard_sequence,
-)
+from transformer_kernels.distributed import SequenceLayout, ring_attention, unshard_sequence
 from transformer_kernels.masks import block_patterns
 from transformer_kernels.training.distributed import end_process_group
 

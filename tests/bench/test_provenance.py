@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_kernels.bench.provenance import (
-    ROWS,
-    Provenance,
-    commit_of,
-    device_slug,
-    slug_of,
-)
+from transformer_kernels.bench.provenance import ROWS, Provenance, commit_of, device_slug, slug_of
 
 
 @pytest.mark.parametrize(

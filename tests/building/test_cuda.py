@@ -20,14 +20,7 @@ from building.chips import (
     default_chips,
     parse_arch_list,
 )
-from building.cuda import (
-    ELEMENTS,
-    HOPPER_ELEMENTS,
-    CudaBuild,
-    cuda_units,
-    find_cuda,
-    hopper_units,
-)
+from building.cuda import ELEMENTS, HOPPER_ELEMENTS, CudaBuild, cuda_units, find_cuda, hopper_units
 from building.cuda_toolkit import NoCudaError, Toolkit, find_toolkit
 from building.extension import report
 from building.host import host_units

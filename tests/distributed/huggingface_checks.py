@@ -14,11 +14,7 @@ from tests.distributed.context_checks import assert_close, assert_equal_to_undiv
 from tests.integrations.huggingface.families import built
 from tests.integrations.huggingface.tiny_models import build, padding, tokens
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.distributed import (
-    ContextParallel,
-    SequenceLayout,
-    context_parallel,
-)
+from transformer_kernels.distributed import ContextParallel, SequenceLayout, context_parallel
 from transformer_kernels.integrations.huggingface import NAME
 
 T = 24

@@ -13,12 +13,7 @@ from tests.distributed.divided import shard_mask
 from tests.support.cases import CASES, Case
 from tests.support.tiers import each
 from transformer_kernels.distributed.rectangles import undivided_call
-from transformer_kernels.distributed.sequence import (
-    SequenceLayout,
-    in_order,
-    in_shards,
-    pieces_of,
-)
+from transformer_kernels.distributed.sequence import SequenceLayout, in_order, in_shards, pieces_of
 from transformer_kernels.masks.mask import Mask
 
 LAYOUTS: tuple[SequenceLayout, ...] = ("zigzag", "contiguous")

@@ -15,12 +15,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import (
-    BACKENDS_AND_DTYPES,
-    NAMES,
-    WITH_FLOAT64,
-    dtypes_of,
-)
+from tests.support.backends import BACKENDS_AND_DTYPES, NAMES, WITH_FLOAT64, dtypes_of
 from tests.support.cases import CASES, Case, inputs
 from tests.support.evaluate import (
     assert_case,

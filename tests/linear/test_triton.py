@@ -11,11 +11,7 @@ import triton
 import triton.language as tl
 
 import transformer_kernels as tk
-from tests.support.linear import (
-    LinearCase,
-    assert_linear_case,
-    linear_case,
-)
+from tests.support.linear import LinearCase, assert_linear_case, linear_case
 from tests.support.tiers import crossed
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS

@@ -23,11 +23,7 @@ from tests.models.transformer_xl import (
 from tests.support.tiers import each
 from transformer_kernels import RelativeKeys
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.models import (
-    TRANSFORMER_XL_SIZES,
-    TransformerXL,
-    TransformerXLConfig,
-)
+from transformer_kernels.models import TRANSFORMER_XL_SIZES, TransformerXL, TransformerXLConfig
 from transformer_kernels.nn import (
     AttnImplementation,
     Norm,

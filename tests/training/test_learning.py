@@ -10,13 +10,7 @@ from dataclasses import replace
 import pytest
 
 from transformer_kernels.models import Reformer, TransformerXL
-from transformer_kernels.training import (
-    PRESETS,
-    ByteLanes,
-    evaluate,
-    evaluate_examples,
-    train,
-)
+from transformer_kernels.training import PRESETS, ByteLanes, evaluate, evaluate_examples, train
 
 pytestmark = pytest.mark.exhaustive
 

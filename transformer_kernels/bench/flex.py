@@ -16,13 +16,7 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
-from ..masks.constraints import (
-    BlockSparse,
-    Constraint,
-    KeyRange,
-    Segments,
-    Window,
-)
+from ..masks.constraints import BlockSparse, Constraint, KeyRange, Segments, Window
 from .cases import Attend, Case, check_no_options
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

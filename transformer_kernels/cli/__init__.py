@@ -13,19 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..version import __version__
-from . import (
-    bench,
-    classify,
-    demo,
-    evaluate,
-    generate,
-    info,
-    lookup,
-    tiles,
-    train,
-    translate,
-    tune,
-)
+from . import bench, classify, demo, evaluate, generate, info, lookup, tiles, train, translate, tune
 from .errors import UserError
 
 

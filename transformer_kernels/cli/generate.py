@@ -51,11 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from ..models.generation import (
-        LanguageModel,
-        StatefulLanguageModel,
-        generate,
-    )
+    from ..models.generation import LanguageModel, StatefulLanguageModel, generate
     from ..nn.options import check_seed
     from ..training import Tokens, load_model
 

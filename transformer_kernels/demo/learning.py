@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..bench import peak_extra_bytes
 from ..nn.options import AttnImplementation
-from ..training import (
-    CurveRow,
-    Dataset,
-    TrainConfig,
-    Trainer,
-    TrainingRun,
-    TrainResult,
-)
+from ..training import CurveRow, Dataset, TrainConfig, Trainer, TrainingRun, TrainResult
 
 OnStep = Callable[[Mapping[str, CurveRow]], None]
 

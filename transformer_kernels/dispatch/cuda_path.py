@@ -15,11 +15,7 @@ from torch import Tensor
 
 from ..backends import CudaBackend
 from ..common.storage import are_plainly_stored
-from ..common.torch_private import (
-    MISSING_FOR_FAST_PATH,
-    autocast_is_enabled,
-    calls_are_transformed,
-)
+from ..common.torch_private import MISSING_FOR_FAST_PATH, autocast_is_enabled, calls_are_transformed
 from ..masks.constraints import Constraint, Window
 from ..masks.mask import Mask
 from ..masks.resolved import ALL_VISIBLE, resolve

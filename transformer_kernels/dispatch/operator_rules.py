@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.torch_private import (
-    any_requires_grad,
-    at_one_level,
-    have_tangents,
-    run_kernel,
-)
+from ..common.torch_private import any_requires_grad, at_one_level, have_tangents, run_kernel
 
 _LIBRARIES: dict[str, torch.library.Library] = {}
 """By namespace; an operator loses its rules with its library."""

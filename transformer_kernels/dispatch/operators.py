@@ -19,13 +19,7 @@ from ..problem import Problem, Saved, unpack
 from ..problem.fields import FIELDS
 from ..scores.options import DIFFERENTIABLE
 from .autograd import attach, attach_backward
-from .operator_rules import (
-    ENTRIES,
-    Batch,
-    check_no_tangents,
-    register_derivative,
-    register_vmap,
-)
+from .operator_rules import ENTRIES, Batch, check_no_tangents, register_derivative, register_vmap
 
 _OPTIONS = tuple(field.name for field in FIELDS)
 _NUMBER = Batch(None)

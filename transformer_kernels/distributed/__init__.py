@@ -3,11 +3,7 @@
 from .attention import all_to_all_attention, ring_attention
 from .context import ContextParallel, context_parallel
 from .documents import shard_documents, unshard_documents
-from .sequence import (
-    SequenceLayout,
-    shard_sequence,
-    unshard_sequence,
-)
+from .sequence import SequenceLayout, shard_sequence, unshard_sequence
 from .varlen import ring_attention_varlen
 
 __all__ = [

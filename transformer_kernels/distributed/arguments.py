@@ -20,11 +20,7 @@ from ..scores.alibi import Alibi
 from ..scores.options import ScoreArguments
 from ..scores.relative import Relative
 from ..scores.sinks import check_sinks
-from .agreement import (
-    check_agreement,
-    digest,
-    errors_on_all_ranks,
-)
+from .agreement import check_agreement, digest, errors_on_all_ranks
 from .peers import Peers
 from .rectangles import DROPOUT_COLUMNS, Undivided, undivided_call
 from .sequence import SequenceLayout, check_length, pieces_of

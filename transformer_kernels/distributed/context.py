@@ -16,12 +16,7 @@ from ..common.argument_checks import check_bool, check_int, shown
 from ..dispatch.division import divided
 from .attention import all_to_all_attention, ring_attention
 from .peers import Group, Peers
-from .sequence import (
-    SequenceLayout,
-    check_layout,
-    shard_sequence,
-    unshard_sequence,
-)
+from .sequence import SequenceLayout, check_layout, shard_sequence, unshard_sequence
 
 Method = Literal["ring", "all_to_all"]
 """The operator that computes attention: `ring_attention` or `all_to_all_attention`."""

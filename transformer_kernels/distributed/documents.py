@@ -7,12 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..common.argument_checks import (
-    INDICES,
-    check_int,
-    check_tensor,
-    values_are_readable,
-)
+from ..common.argument_checks import INDICES, check_int, check_tensor, values_are_readable
 from ..problem.varlen import check_cu_seqlens, read_starts
 from .collectives import all_gather
 from .peers import Group

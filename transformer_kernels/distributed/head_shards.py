@@ -23,11 +23,7 @@ from ..masks.mask import Mask
 from ..scores.alibi import Alibi
 from ..scores.relative import Relative, RelativeBias
 from .arguments import Arguments
-from .collectives import (
-    all_gather,
-    heads_for_sequence,
-    sequence_for_heads,
-)
+from .collectives import all_gather, heads_for_sequence, sequence_for_heads
 from .peers import Peers
 from .sequence import SequenceLayout, in_order, in_shards
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..common.argument_checks import (
-    check_tensor,
-    is_inference,
-    values_are_readable,
-)
+from ..common.argument_checks import check_tensor, is_inference, values_are_readable
 from ..common.storage import check_storage
 from ..common.torch_private import is_batched
 from ..problem.cache import check_cache

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from ..backends.reference import reference_weights
-from ..common.argument_checks import (
-    INTEGERS,
-    check_tensor,
-    shown,
-    values_are_readable,
-)
+from ..common.argument_checks import INTEGERS, check_tensor, shown, values_are_readable
 from ..common.storage import check_storage
 from ..dispatch.autocast import cast_for_autocast, without_autocast
 from ..dispatch.division import check_undivided

@@ -18,15 +18,7 @@ from ..dispatch.autograd import needs_reference, second_order
 from .backends import Backend, ReferenceLinear
 from .base import LinearKernels
 from .reference import reference_linear_attention
-from .types import (
-    DIFFERENTIABLE,
-    Gradients,
-    Inputs,
-    LinearState,
-    Options,
-    Results,
-    Saved,
-)
+from .types import DIFFERENTIABLE, Gradients, Inputs, LinearState, Options, Results, Saved
 
 
 def attend(backend: Backend, x: Inputs, options: Options) -> tuple[Tensor, LinearState]:

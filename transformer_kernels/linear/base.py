@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from ..common.torch_private import below_autograd, transforms
-from .types import (
-    Gradients,
-    Inputs,
-    LinearProblem,
-    LinearState,
-    Options,
-    Results,
-    Saved,
-)
+from .types import Gradients, Inputs, LinearProblem, LinearState, Options, Results, Saved
 
 StateGradient = tuple[Tensor | None, Tensor | None]
 """Gradients of the final state; None is zero."""

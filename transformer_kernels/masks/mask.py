@@ -19,12 +19,7 @@ from ..common.argument_checks import (
 )
 from ..common.storage import check_storage
 from . import visualize
-from .block_mask import (
-    check_block_mask,
-    full_tiles,
-    partial_tiles,
-    visible_pairs,
-)
+from .block_mask import check_block_mask, full_tiles, partial_tiles, visible_pairs
 from .constraints import (
     UNBOUNDED,
     Align,

@@ -1,13 +1,7 @@
 """Reference models, one per file; each file begins with the config and its named sizes."""
 
 from .bert import SIZES as BERT_SIZES
-from .bert import (
-    Bert,
-    BertConfig,
-    BertForClassification,
-    BertForPreTraining,
-    PreTrainingLogits,
-)
+from .bert import Bert, BertConfig, BertForClassification, BertForPreTraining, PreTrainingLogits
 from .classifier import SIZES as CLASSIFIER_SIZES
 from .classifier import Classifier, ClassifierConfig
 from .encoder_decoder import Memory

@@ -17,19 +17,9 @@ from ..masks.mask import Mask
 from ..nn.attention import head_size
 from ..nn.blocks import Stack, TransformerBlock
 from ..nn.initial import STD, normal_weights
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
 from ..nn.positions import LearnedPositions
-from .published import (
-    Layout,
-    PublishedWeights,
-    open_weights,
-    with_weights,
-)
+from .published import Layout, PublishedWeights, open_weights, with_weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from ..masks.mask import Mask
 from ..nn.attention import HeadForm, head_size
 from ..nn.blocks import Norm, Stack, TransformerBlock
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
 from ..nn.padding import check_lengths, clear_padding, masked_mean
 from ..nn.positions import LearnedPositions
 

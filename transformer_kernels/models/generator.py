@@ -17,12 +17,7 @@ from ..nn.attention import HeadForm, head_size
 from ..nn.blocks import Activation, Norm, Stack, TransformerBlock
 from ..nn.cache import KVCache
 from ..nn.initial import normal_weights, smaller_branch_ends
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
 from ..nn.positions import LearnedPositions
 from .generation import generate
 

@@ -15,19 +15,9 @@ from ..nn.attention import head_size
 from ..nn.blocks import Stack, TransformerBlock
 from ..nn.cache import KVCache
 from ..nn.initial import normal_weights, smaller_branch_ends
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
 from ..nn.positions import LearnedPositions
-from .published import (
-    Layout,
-    PublishedWeights,
-    open_weights,
-    with_weights,
-)
+from .published import Layout, PublishedWeights, open_weights, with_weights
 
 
 @dataclass(frozen=True, kw_only=True)

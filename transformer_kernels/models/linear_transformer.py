@@ -16,12 +16,7 @@ from ..nn.attention import head_size
 from ..nn.blocks import SelfAttentionBlock, Stack
 from ..nn.initial import normal_weights, smaller_branch_ends
 from ..nn.linear_attention import LinearSelfAttention
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
 from ..nn.positions import RowColumnPositions
 from .generation import State
 

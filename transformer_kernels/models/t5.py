@@ -16,22 +16,12 @@ from torch import Tensor, nn
 from ..masks.mask import Mask
 from ..nn.blocks import Stack
 from ..nn.cache import KVCache
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
 from ..nn.padding import check_lengths, clear_padding
 from ..nn.relative_positions import BucketedBias, check_buckets
 from ..nn.t5_blocks import T5Activation, T5Block
 from .encoder_decoder import Memory, greedy_targets
-from .published import (
-    Layout,
-    PublishedWeights,
-    open_weights,
-    with_weights,
-)
+from .published import Layout, PublishedWeights, open_weights, with_weights
 
 PAD, END = 0, 1
 """Tokens of the published vocabulary: padding, which also begins every target, and its end."""

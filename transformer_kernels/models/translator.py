@@ -16,12 +16,7 @@ from ..masks.mask import Mask
 from ..nn.attention import head_size
 from ..nn.blocks import DecoderBlock, Norm, Stack, TransformerBlock
 from ..nn.cache import KVCache
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
 from ..nn.padding import check_lengths, clear_padding
 from ..nn.positions import SinusoidalPositions
 from .encoder_decoder import Memory, greedy_targets

@@ -33,10 +33,7 @@ from .positions import (
     sinusoids,
 )
 from .reformer_blocks import LocalBlock, LSHAttention, ReformerBlock
-from .relative_attention import (
-    RelativeAttention,
-    RelativeBlock,
-)
+from .relative_attention import RelativeAttention, RelativeBlock
 from .relative_positions import BucketedBias, distance_buckets
 from .reversible import ReversibleBlock, ReversibleStack
 from .sparse_attention import sparse_attention

@@ -11,12 +11,7 @@ from ..functional.attention import attention as attention_operator
 from ..masks.mask import Mask
 from ..scores.relative import Relative
 from .cache import LayerCache
-from .options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from .options import AttnImplementation, check_choice, check_positive, check_probability
 
 HeadForm = Literal["narrow", "wide"]
 """narrow: the head size is width // heads. wide: the head size is the full width."""

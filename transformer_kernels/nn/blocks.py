@@ -14,12 +14,7 @@ from ..dispatch import division
 from ..masks.mask import Mask
 from .attention import HeadForm, MultiHeadAttention
 from .cache import KVCache, LayerCache
-from .options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from .options import AttnImplementation, check_choice, check_positive, check_probability
 
 Norm = Literal["post", "pre"]
 """post: norm(x + layer(x)), the original order. pre: x + layer(norm(x)), easier to train."""

@@ -12,20 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..masks.mask import Mask
-from .attention import (
-    MultiHeadAttention,
-    head_size,
-    merge_heads,
-    split_heads,
-)
+from .attention import MultiHeadAttention, head_size, merge_heads, split_heads
 from .blocks import FeedForward
 from .lsh_attention import lsh_attention
-from .lsh_hashing import (
-    check_buckets,
-    default_buckets,
-    hash_buckets,
-    sorted_by_bucket,
-)
+from .lsh_hashing import check_buckets, default_buckets, hash_buckets, sorted_by_bucket
 from .options import AttnImplementation, check_choice, check_positive
 from .reversible import Choices, ReversibleBlock
 

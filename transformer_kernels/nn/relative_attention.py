@@ -22,12 +22,7 @@ from ..masks.mask import Mask
 from ..scores.relative import relative_keys
 from .attention import attend, merge_heads, split_heads
 from .blocks import FeedForward, Norm, ResidualBlock
-from .options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from .options import AttnImplementation, check_choice, check_positive, check_probability
 
 
 class RelativeAttention(nn.Module):

@@ -10,12 +10,7 @@ from ..masks.mask import Mask
 from ..scores.relative import RelativeBias
 from .attention import attend, merge_heads, split_heads
 from .cache import LayerCache
-from .options import (
-    AttnImplementation,
-    check_choice,
-    check_positive,
-    check_probability,
-)
+from .options import AttnImplementation, check_choice, check_positive, check_probability
 
 T5Activation = Literal["relu", "gated_gelu"]
 """relu: T5. gated_gelu: gelu(gate(x)) * up_proj(x) by the tanh approximation of GELU, T5 v1.1."""

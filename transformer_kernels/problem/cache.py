@@ -24,12 +24,7 @@ from .checks import (
     private_copy,
 )
 from .layout import Layout
-from .pages import (
-    PAGE_DIMENSIONS,
-    capacity,
-    check_block_table,
-    check_pages_in_use,
-)
+from .pages import PAGE_DIMENSIONS, capacity, check_block_table, check_pages_in_use
 from .types import Problem, shape_of
 
 _CAUSAL = resolve_windows(Mask.causal(align="bottom_right"), "bottom_right")

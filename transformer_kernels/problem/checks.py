@@ -7,13 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..common.argument_checks import (
-    FLOATS,
-    INDICES,
-    check_tensor,
-    shown,
-    values_are_readable,
-)
+from ..common.argument_checks import FLOATS, INDICES, check_tensor, shown, values_are_readable
 from ..common.storage import check_storage
 from ..masks.constraints import KeyRange, Window
 from ..masks.mask import Mask

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from ..common import torch_private
-from ..common.argument_checks import (
-    INDICES,
-    check_int,
-    check_tensor,
-    values_are_readable,
-)
+from ..common.argument_checks import INDICES, check_int, check_tensor, values_are_readable
 from ..common.storage import check_storage
 from ..masks.constraints import Align
 from ..masks.mask import Mask
@@ -23,12 +18,7 @@ from ..scores.alibi import Alibi
 from ..scores.options import ScoreArguments, check_scores
 from ..scores.relative import Relative
 from ..scores.sinks import check_sinks
-from .checks import (
-    check_alibi_or_none,
-    check_tensors,
-    check_windows,
-    private_copy,
-)
+from .checks import check_alibi_or_none, check_tensors, check_windows, private_copy
 from .layout import Layout
 from .types import Problem, shape_of
 

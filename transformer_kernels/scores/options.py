@@ -10,12 +10,7 @@ from torch import Tensor
 from ..common.argument_checks import check_int, check_number, check_tensor, shown
 from ..common.storage import check_storage
 from .alibi import Alibi
-from .relative import (
-    Relative,
-    RelativeBias,
-    RelativeKeys,
-    alibi_by_distance,
-)
+from .relative import Relative, RelativeBias, RelativeKeys, alibi_by_distance
 
 
 class ScoreOptions(NamedTuple):

@@ -1,10 +1,6 @@
 """Training of the reference models: data, tasks, schedules, checkpoints, curves and runs."""
 
-from .checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    save_checkpoint,
-)
+from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from .config import Precision, TrainConfig
 from .curves import CurveRow, plot_curves, read_curve
 from .data import (

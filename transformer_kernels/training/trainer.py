@@ -21,11 +21,7 @@ from .checkpoint import CheckpointError, read_own_shards
 from .checkpoint_schema import check_state, check_states, entry
 from .config import Precision, TrainConfig
 from .data import Batch, Dataset, LaneDataset
-from .distributed import (
-    SINGLE_PROCESS,
-    DistributedContext,
-    local_device,
-)
+from .distributed import SINGLE_PROCESS, DistributedContext, local_device
 from .memory import check_batch_fits, check_model_fits
 from .scale_out import check_scale_out
 from .shard_files import ShardFiles

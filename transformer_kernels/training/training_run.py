@@ -20,12 +20,7 @@ from .checkpoint import (
     save_sharded_checkpoint,
     shards_of,
 )
-from .checkpoint_schema import (
-    check_model,
-    check_progress,
-    config_of,
-    entry,
-)
+from .checkpoint_schema import check_model, check_progress, config_of, entry
 from .config import TrainConfig
 from .curves import (
     CurveRow,

@@ -12,12 +12,7 @@ from tests.support import emulator
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_case
 from tests.support.evaluate import assert_case
-from tests.support.linear import (
-    LINEAR_CASES,
-    LinearCase,
-    assert_linear_case,
-    assert_steps_continue,
-)
+from tests.support.linear import LINEAR_CASES, LinearCase, assert_linear_case, assert_steps_continue
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
 from transformer_kernels.backends.native import cuda_support
 from transformer_kernels.dispatch.operators import register_attention

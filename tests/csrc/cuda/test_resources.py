@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 
 from building.chips import HOPPER_CODE, code, default_chips
-from building.cuda import (
-    ELEMENTS,
-    HOPPER_ELEMENTS,
-    PRODUCTS,
-    CudaBuild,
-    kernel_units,
-    linear_units,
-)
+from building.cuda import ELEMENTS, HOPPER_ELEMENTS, PRODUCTS, CudaBuild, kernel_units, linear_units
 from building.cuda_toolkit import NoCudaError, find_toolkit
 from building.extension import OBJECTS, ROOT
 from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS

@@ -7,15 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.valid.masks import (
-    Blocks,
-    Constraint,
-    Dense,
-    KeyRange,
-    Positions,
-    Segments,
-    Window,
-)
+from tests.fuzz.valid.masks import Blocks, Constraint, Dense, KeyRange, Positions, Segments, Window
 from tests.support.isas import ISAS
 from transformer_kernels.masks.constraints import Align
 

@@ -9,14 +9,7 @@ from pathlib import Path
 
 from ..pictures import COLOURS
 from ..tables import milliseconds
-from .lines import (
-    Block,
-    Line,
-    blocks,
-    disturbances,
-    losses,
-    omissions,
-)
+from .lines import Block, Line, blocks, disturbances, losses, omissions
 from .run import Comparison
 from .table import factor
 

@@ -10,14 +10,7 @@ from ..contenders import Measured
 from ..pictures import TITLES
 from ..tables import UNKNOWN, empty_table, milliseconds
 from ..variants import VARIANTS
-from .lines import (
-    Block,
-    Line,
-    blocks,
-    disturbances,
-    losses,
-    omissions,
-)
+from .lines import Block, Line, blocks, disturbances, losses, omissions
 from .run import Comparison
 from .saved import CONFIDENCE, changes
 

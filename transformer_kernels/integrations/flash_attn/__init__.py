@@ -9,11 +9,7 @@ differs. `flash_attn.bert_padding` is `bert_padding`.
 Source: Dao 2023, arXiv:2307.08691; the signatures are those of flash_attn 2.8.4.
 """
 
-from .dense import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-)
+from .dense import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from .kv_cache import flash_attn_with_kvcache
 from .varlen import (
     flash_attn_varlen_func,

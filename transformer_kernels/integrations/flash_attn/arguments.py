@@ -8,13 +8,7 @@ from typing import TypedDict, cast
 import torch
 from torch import Tensor
 
-from ...common.argument_checks import (
-    FLOATS,
-    check_int,
-    check_number,
-    check_tensor,
-    shown,
-)
+from ...common.argument_checks import FLOATS, check_int, check_number, check_tensor, shown
 from ...masks.mask import Mask
 from ...scores.alibi import Alibi, alibi
 

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ...functional.attention import attention
-from .arguments import (
-    check_backward,
-    check_dimensions,
-    check_no_probabilities,
-    score_options,
-)
+from .arguments import check_backward, check_dimensions, check_no_probabilities, score_options
 
 
 def flash_attn_qkvpacked_func(

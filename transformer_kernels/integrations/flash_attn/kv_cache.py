@@ -15,11 +15,7 @@ from ...masks.mask import Mask
 from ...problem.cache import check_no_gradient
 from ...problem.checks import check_integers
 from ...problem.pages import capacity
-from .arguments import (
-    check_dimensions,
-    is_local,
-    score_options,
-)
+from .arguments import check_dimensions, is_local, score_options
 from .rotary import Rotary
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ..huggingface.attention import (
-    attention_forward as flash_attn_forward,
-)
+from ..huggingface.attention import attention_forward as flash_attn_forward
 from ..huggingface.mask import create_mask
 from ..huggingface.models import check_requests, serve_masks
 

@@ -11,10 +11,7 @@ from ...common.argument_checks import shown
 from ...dispatch.division import check_undivided
 from ...functional.attention import attention
 from ...masks.mask import Mask
-from .divided import (
-    current_division,
-    divided_documents,
-)
+from .divided import current_division, divided_documents
 from .lazy_mask import LazyMask
 from .models import is_passed_by
 from .packing import mask_of_lengths, mask_of_positions

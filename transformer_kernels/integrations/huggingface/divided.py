@@ -21,11 +21,7 @@ from ...masks.mask import Mask
 from .lazy_mask import LazyMask
 from .packing import document_ids
 from .padding import padding_mask
-from .structure import (
-    Grid,
-    MaskFunction,
-    structure_of,
-)
+from .structure import Grid, MaskFunction, structure_of
 
 
 def current_division() -> Division | None:

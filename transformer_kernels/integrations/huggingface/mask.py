@@ -9,17 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...masks.mask import Mask
-from .divided import (
-    create_divided_mask,
-    current_division,
-)
+from .divided import create_divided_mask, current_division
 from .lazy_mask import LazyMask, additive
 from .padding import padding_mask
-from .structure import (
-    Grid,
-    MaskFunction,
-    structure_of,
-)
+from .structure import Grid, MaskFunction, structure_of
 
 
 def create_mask(

@@ -13,14 +13,7 @@ from torch import Tensor
 from ...backends.triton.operators import register
 from ...common.storage import check_storage
 from ..base import LinearOperators
-from ..operators import (
-    BACKWARD,
-    FORWARD,
-    STEPS,
-    backward_fake,
-    forward_fake,
-    steps_fake,
-)
+from ..operators import BACKWARD, FORWARD, STEPS, backward_fake, forward_fake, steps_fake
 from ..types import Inputs, Options, Saved
 
 

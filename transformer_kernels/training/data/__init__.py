@@ -20,28 +20,10 @@ from .pairs import Pairs, load_pairs, pair_texts, read_pairs
 from .reviews import load_reviews, review_text
 from .snippets import load_snippets
 from .spoken import spoken_pairs
-from .standard_library import (
-    STANDARD_LIBRARY_BYTES,
-    standard_library_text,
-)
+from .standard_library import STANDARD_LIBRARY_BYTES, standard_library_text
 from .token_windows import TokenWindows
-from .tokens import (
-    BEGIN,
-    CLASS,
-    END,
-    MASK,
-    PAD,
-    SEPARATOR,
-    SPECIAL,
-    Tokens,
-    train_tokens,
-)
-from .words import (
-    date_to_words,
-    number_to_words,
-    words_to_date,
-    words_to_number,
-)
+from .tokens import BEGIN, CLASS, END, MASK, PAD, SEPARATOR, SPECIAL, Tokens, train_tokens
+from .words import date_to_words, number_to_words, words_to_date, words_to_number
 
 __all__ = [
     "BEGIN",

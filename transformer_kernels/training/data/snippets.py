@@ -14,10 +14,7 @@ import torch
 
 from ...nn.options import check_positive
 from .labelled import LabelledTexts, label_texts
-from .standard_library import (
-    python_files,
-    standard_library_folder,
-)
+from .standard_library import python_files, standard_library_folder
 from .tokens import Tokens
 
 CLASSES = {

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...models.generator import VOCABULARY
-from ...models.linear_transformer import (
-    SIZES,
-    LinearTransformer,
-    LinearTransformerConfig,
-)
+from ...models.linear_transformer import SIZES, LinearTransformer, LinearTransformerConfig
 from ...nn.options import AttnImplementation
 from ..config import TrainConfig
 from ..schedule import Schedule

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...models.sparse_transformer import (
-    SIZES,
-    SparseTransformer,
-    SparseTransformerConfig,
-)
+from ...models.sparse_transformer import SIZES, SparseTransformer, SparseTransformerConfig
 from ...nn.options import AttnImplementation
 from ..config import TrainConfig
 from ..schedule import Schedule

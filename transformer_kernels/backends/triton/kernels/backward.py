@@ -22,31 +22,10 @@ from .block_ranges import (
     query_block_ranges,
 )
 from .dropout import dropout_factor
-from .masks import (
-    is_live,
-    sequence_band,
-    visible,
-    zero_hidden_keys,
-)
-from .primitives import (
-    head,
-    load_rows,
-    program_head,
-    sequence,
-    store_rows,
-    tile_coords,
-)
-from .relative_keys import (
-    add_relative_rows,
-    load_relative_rows,
-    tile_products,
-)
-from .score_gradient import (
-    head_statistics,
-    load_statistics,
-    score_gradients,
-    weights,
-)
+from .masks import is_live, sequence_band, visible, zero_hidden_keys
+from .primitives import head, load_rows, program_head, sequence, store_rows, tile_coords
+from .relative_keys import add_relative_rows, load_relative_rows, tile_products
+from .score_gradient import head_statistics, load_statistics, score_gradients, weights
 from .scores import load_bias, product_gradients
 
 

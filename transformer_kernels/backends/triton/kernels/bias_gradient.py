@@ -11,17 +11,9 @@ import triton
 import triton.language as tl
 
 from .arguments import UNSPECIALIZED
-from .block_ranges import (
-    key_block_ranges,
-    query_block_ranges,
-)
+from .block_ranges import key_block_ranges, query_block_ranges
 from .masks import band_of
-from .primitives import (
-    head,
-    program_head,
-    tile_coords,
-    vector_pointer,
-)
+from .primitives import head, program_head, tile_coords, vector_pointer
 from .score_gradient import tile_gradients
 
 

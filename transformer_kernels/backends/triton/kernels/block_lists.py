@@ -8,10 +8,7 @@ size. The lists also account for the band and the key range.
 import triton
 import triton.language as tl
 
-from .block_ranges import (
-    key_block_ranges,
-    query_block_ranges,
-)
+from .block_ranges import key_block_ranges, query_block_ranges
 from .masks import band_of, element_mask
 from .primitives import TileCoords, program_head
 

@@ -15,19 +15,9 @@ import triton
 import triton.language as tl
 
 from .arguments import UNSPECIALIZED
-from .block_ranges import (
-    block_schedule,
-    block_start,
-    key_block_ranges,
-    partial_block,
-)
+from .block_ranges import block_schedule, block_start, key_block_ranges, partial_block
 from .dropout import dropped
-from .masks import (
-    is_live,
-    sequence_band,
-    visible,
-    zero_hidden_keys,
-)
+from .masks import is_live, sequence_band, visible, zero_hidden_keys
 from .primitives import (
     head,
     load_rows,
@@ -37,18 +27,8 @@ from .primitives import (
     tile_coords,
     vector_pointer,
 )
-from .relative_keys import (
-    load_relative_rows,
-    tile_products,
-)
-from .scores import (
-    LN2,
-    finite_maximum,
-    load_bias,
-    log2_unit,
-    natural_unit,
-    unscaled_scores,
-)
+from .relative_keys import load_relative_rows, tile_products
+from .scores import LN2, finite_maximum, load_bias, log2_unit, natural_unit, unscaled_scores
 
 
 class Softmax(NamedTuple):

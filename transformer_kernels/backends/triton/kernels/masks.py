@@ -10,11 +10,7 @@ from torch import Tensor
 
 from ....masks.resolved import ResolvedMask
 from ....problem import Problem
-from .arguments import (
-    as_uint8,
-    broadcast_strides,
-    contiguous,
-)
+from .arguments import as_uint8, broadcast_strides, contiguous
 
 
 class MaskTensors(NamedTuple):

@@ -14,11 +14,7 @@ import triton.language as tl
 from .arguments import UNSPECIALIZED
 from .block_lists import is_empty
 from .masks import sequence_band
-from .primitives import (
-    program_head,
-    sequence,
-    tile_coords,
-)
+from .primitives import program_head, sequence, tile_coords
 from .score_gradient import tile_gradients
 from .scores import is_distance
 

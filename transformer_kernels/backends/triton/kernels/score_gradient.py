@@ -14,17 +14,8 @@ import triton.language as tl
 
 from .dropout import dropout_factor
 from .masks import is_live, visible
-from .primitives import (
-    head,
-    load_rows,
-    program_head,
-    sequence,
-    vector_pointer,
-)
-from .relative_keys import (
-    load_relative_rows,
-    tile_products,
-)
+from .primitives import head, load_rows, program_head, sequence, vector_pointer
+from .relative_keys import load_relative_rows, tile_products
 from .scores import LOG2E, load_bias, natural_scores
 
 

@@ -5,11 +5,7 @@ import triton.language as tl
 
 from .arguments import UNSPECIALIZED
 from .decay import SMALLEST, decay_pointer
-from .segments import (
-    chunk_of,
-    has_no_work,
-    segment_of,
-)
+from .segments import chunk_of, has_no_work, segment_of
 
 
 @triton.jit(do_not_specialize=[*UNSPECIALIZED, "slices"])

@@ -24,14 +24,7 @@ from ....backends.triton.kernels.primitives import vector_pointer
 from .arguments import UNSPECIALIZED
 from .decay import decay_pointer, decayed_pairs, load_decay
 from .features import features, times_slope
-from .memory import (
-    load_features,
-    load_operand,
-    load_slice,
-    load_state,
-    store_slice,
-    store_state,
-)
+from .memory import load_features, load_operand, load_slice, load_state, store_slice, store_state
 from .products import add_product, product
 from .segments import (
     chunk_of,

@@ -8,13 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..common.argument_checks import check_int, check_number
-from ..masks.mask import Mask
-from ..problem.operations import backward_operations, forward_operations
-from .head_shards import HeadShards
-from .rectangles import Undivided, undivided_call
-from .sequence import SequenceLayout, check_layout, check_length
-from .trace import (
+from benchmarks.scale.trace import (
     Compute,
     Event,
     Rates,
@@ -25,6 +19,12 @@ from .trace import (
     forward_events,
     replay,
 )
+from transformer_kernels.common.argument_checks import check_int, check_number
+from transformer_kernels.distributed.head_shards import HeadShards
+from transformer_kernels.distributed.rectangles import Undivided, undivided_call
+from transformer_kernels.distributed.sequence import SequenceLayout, check_layout, check_length
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem.operations import backward_operations, forward_operations
 
 FORWARD_FLOPS = forward_operations(1, D=1, D_v=1)
 """FLOPs of the forward pass for a visible pair and value of D: two products."""

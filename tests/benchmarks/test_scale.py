@@ -8,19 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.tiers import each
-from transformer_kernels import Mask
-from transformer_kernels.distributed.model import count, main, shown
-from transformer_kernels.distributed.plan import Plan
-from transformer_kernels.distributed.prediction import (
-    H100_NODES,
-    Call,
-    Machine,
-    Prediction,
-    predict,
-)
-from transformer_kernels.distributed.sequence import SequenceLayout, pieces_of
-from transformer_kernels.distributed.trace import (
+from benchmarks.scale.model import count, main, shown
+from benchmarks.scale.prediction import H100_NODES, Call, Machine, Prediction, predict
+from benchmarks.scale.trace import (
     Compute,
     RecordingPeers,
     Start,
@@ -29,6 +19,10 @@ from transformer_kernels.distributed.trace import (
     forward_events,
     visible_pairs,
 )
+from tests.support.tiers import each
+from transformer_kernels import Mask
+from transformer_kernels.distributed.plan import Plan
+from transformer_kernels.distributed.sequence import SequenceLayout, pieces_of
 
 LAYOUTS: tuple[SequenceLayout, ...] = ("zigzag", "contiguous")
 MASKS: dict[str, dict[str, Any]] = {

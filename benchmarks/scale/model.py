@@ -1,4 +1,4 @@
-"""Predicts the cost of context parallelism: python -m transformer_kernels.distributed.model."""
+"""Predicts the cost of context parallelism: python -m benchmarks.scale.model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from .prediction import (
-    MACHINES,
-    Call,
-    Machine,
-    Prediction,
-    predict,
-)
-from .sequence import SequenceLayout
+from benchmarks.scale.prediction import MACHINES, Call, Machine, Prediction, predict
+from transformer_kernels.distributed.sequence import SequenceLayout
 
 SUFFIXES = {"k": 1 << 10, "M": 1 << 20}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -120,7 +114,7 @@ def _machine(args: argparse.Namespace) -> Machine:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m transformer_kernels.distributed.model",
+        prog="python -m benchmarks.scale.model",
         description="Predicts time, messages and memory of one attention layer whose sequence is "
         "divided over ranks: a ring, an all-to-all exchange of heads, and grids of both.",
     )

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..masks.pairs import window_pairs
-from .gradients import GradientSums
-from .peers import Exchange, Peers
-from .plan import Plan
-from .rectangles import Undivided
-from .sequence import Piece, SequenceLayout
+from transformer_kernels.distributed.gradients import GradientSums
+from transformer_kernels.distributed.peers import Exchange, Peers
+from transformer_kernels.distributed.plan import Plan
+from transformer_kernels.distributed.rectangles import Undivided
+from transformer_kernels.distributed.sequence import Piece, SequenceLayout
+from transformer_kernels.masks.pairs import window_pairs
 
 
 class Start(NamedTuple):
