@@ -3,7 +3,6 @@
 Its operators are registered as torch.ops.transformer_kernels.*.
 """
 
-from collections.abc import Sequence
 from typing import Literal, TypedDict
 
 from torch import Tensor
@@ -11,9 +10,6 @@ from torch import Tensor
 from .masks.resolved import ResolvedMask
 from .problem.layout import Layout
 from .scores.options import ScoreOptions
-
-Rows = tuple[int, Sequence[int]]
-"""Data pointer and strides of a tensor with a unit last stride."""
 
 class BuildInfo(TypedDict):
     compiler: str
@@ -56,26 +52,6 @@ CUDA_LINEAR_WIDTHS: tuple[int, ...]
 LARGE_SHARED_CHIPS: tuple[int, ...]
 """Compute capabilities with at least 163 KiB of shared memory per CTA; 80 means 8.0."""
 
-def decodes(B: int, H_q: int, H_kv: int, M: int, N: int, /) -> bool:
-    """Returns True for few queries and many keys, which the CUDA decode kernels may run."""
-
-def hopper_widths(
-    dtype: int,
-    sizes: Sequence[int],
-    q: Rows,
-    k: Rows,
-    v: Rows,
-    o: Rows,
-    dk: Rows,
-    dv: Rows,
-    /,
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns the Hopper tile widths (q and k, v) for the forward and the backward pass.
-
-    `sizes` is (B, H_q, H_kv, M, N, D, D_v); `dtype` is the index of tk::DType in
-    csrc/common/params.h. (0, 0) means that csrc/cuda/sm90 does not support the pass.
-    """
-
 def direct_forward(
     q: Tensor,
     k: Tensor,
@@ -87,10 +63,12 @@ def direct_forward(
     grouped: bool,
     o: Tensor,
     row_stats: Tensor | None,
+    runs: bool,
     /,
-) -> bool:
-    """Writes o, and block_mask and row_stats if given. Returns False if the call is not supported,
-    with nothing written. Packed sequences are not supported."""
+) -> str | None:
+    """Writes o, and block_mask and row_stats if given. Returns the reason if it declines the call,
+    with nothing written. With `runs=False` nothing is written in any case. Packed sequences are not
+    supported."""
 
 def direct_backward(
     q: Tensor,
@@ -107,8 +85,8 @@ def direct_backward(
     dk: Tensor,
     dv: Tensor,
     /,
-) -> bool:
-    """Writes dq, dk and dv. Returns False if the call is not supported, with nothing written.
+) -> str | None:
+    """Writes dq, dk and dv. Returns the reason if it declines the call, with nothing written.
     Packed sequences and caches are not supported."""
 
 def release_workspace() -> None:

@@ -37,8 +37,8 @@ from building import edited
 from building.cuda_toolkit import NoCudaError
 from building.edited import Library
 from transformer_kernels.backends import CudaBackend
+from transformer_kernels.backends.native import cuda_support
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
-from transformer_kernels.backends.native.cuda_support import use_library
 from transformer_kernels.bench import (
     Attend,
     Budget,
@@ -103,6 +103,11 @@ def build(variants: Sequence[KernelVariant], original: edited.Original) -> dict[
         for text in edited.advice(library, original):
             print(f"{name}: {text}", flush=True)
     return {library.namespace: paths[name] for name, library in every.items()}
+
+
+def use_library(device: torch.device, namespace: str) -> None:
+    """Runs the operators of a library that is loaded into this process, from now on."""
+    cuda_support.libraries[device.type].operators = getattr(torch.ops, namespace)
 
 
 def choose_kernels(library: Library, kernels: Kernels) -> str | None:
@@ -195,7 +200,7 @@ def _bench_variant(label: str, library: Library) -> Variant:
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             # Also for the backward pass: it runs before the next forward pass of any library.
-            use_library(library.namespace)
+            use_library(q.device, library.namespace)
             return attend(q, k, v)
 
         return call
@@ -272,7 +277,7 @@ def main() -> int:
         print(lost, file=sys.stderr)
         return 1
     finally:
-        use_library(NAMESPACE)
+        use_library(device, NAMESPACE)
     print("", *(f"rows: {path}" for path in recorder.paths), sep="\n")
     return 0
 

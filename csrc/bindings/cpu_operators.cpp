@@ -1,7 +1,8 @@
-// Schemas of attention_forward and attention_backward, and their CPU implementations; isa(), for a
-// library without module.cpp.
+// Schemas of attention_forward, attention_backward and attention_describe, and their CPU
+// implementations; isa(), for a library without module.cpp.
 #include <torch/csrc/stable/ops.h>
 
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -53,6 +54,13 @@ tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tens
   return pass.results();
 }
 
+std::string attention_describe(Tensor q, Tensor k,
+                               Tensor v TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS) {
+  tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
+  const std::vector<int32_t> indices = read_values(call);
+  return tk::describe(call.problem, call.layout);
+}
+
 }  // namespace
 
 tk::cpu::Workers tk::workers() {
@@ -62,12 +70,14 @@ tk::cpu::Workers tk::workers() {
 TK_DEFINE(TK_LIBRARY, m) {
   m.def(tk::forward_schema().c_str());
   m.def(tk::backward_schema().c_str());
+  m.def(tk::describe_schema().c_str());
   m.def("isa() -> str");
 }
 
 TK_IMPLEMENT(TK_LIBRARY, CPU, m) {
   m.impl("attention_forward", TORCH_BOX(&attention_forward));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
+  m.impl("attention_describe", TORCH_BOX(&attention_describe));
 }
 
 TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&tk::cpu::isa)); }

@@ -7,6 +7,7 @@
 
 #include <initializer_list>
 #include <limits>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -97,6 +98,18 @@ tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tens
   return pass.results();
 }
 
+// Outputs are allocated for their strides; nothing is computed.
+std::string attention_describe(Tensor q, Tensor k,
+                               Tensor v TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS) {
+  tk::OperatorCall call({as_rows(q), as_rows(k), as_rows(v) TK_FIELD_NAMES});
+  const OnDevice on(call.device);
+  const tk::ForwardPass pass(call, q);
+  if (call.layout.kind == tk::LayoutKind::kCache) return tk::cuda::describe_decode(pass.params);
+  const tk::SavedTensors saved{pass.o, pass.o, pass.row_stats, {}, pass.block_mask};
+  const tk::BackwardPass backward(call, saved, q, k, v, {TK_WANTED_NAMES});
+  return tk::cuda::describe(pass.params, backward.params, launch_of(call, on));
+}
+
 #ifndef TK_EMULATOR
 // True if the Hopper kernels are built, enabled and supported by the device.
 bool runs_hopper(int64_t device) {
@@ -110,6 +123,7 @@ bool runs_hopper(int64_t device) {
 TK_CUDA_OPERATORS(m) {
   m.impl("attention_forward", TORCH_BOX(&attention_forward));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
+  m.impl("attention_describe", TORCH_BOX(&attention_describe));
 }
 
 #ifndef TK_EMULATOR

@@ -43,6 +43,7 @@ void report_races(bool wanted) { tk::emulator::options().races = wanted; }
 TK_DEFINE(TK_LIBRARY, m) {
   m.def(tk::forward_schema().c_str());
   m.def(tk::backward_schema().c_str());
+  m.def(tk::describe_schema().c_str());
   m.def(tk::linear_forward_schema().c_str());
   m.def(tk::linear_backward_schema().c_str());
   m.def(tk::linear_steps_schema().c_str());

@@ -3,19 +3,17 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <array>
 #include <iterator>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings/fast_path/functions.h"
 #include "common/fields.h"
 #include "common/workspace.h"
 #include "cpu/driver/isa_dispatch.h"
-#include "cuda/sm90/supported.h"
+#include "cuda/common/tile_config.h"
 
 namespace py = pybind11;
 
@@ -68,34 +66,6 @@ py::tuple fields() {
   return py::tuple(list);
 }
 
-// Data pointer and strides of a tensor.
-using Rows = std::pair<uintptr_t, std::array<int64_t, 4>>;
-
-tk::Strided strided(const Rows& rows) {
-  tk::Strided x{reinterpret_cast<void*>(rows.first)};
-  std::copy(rows.second.begin(), rows.second.end(), x.stride);
-  return x;
-}
-
-// Returns the Hopper tile widths (q and k, v) for the forward and the backward pass. do has the
-// strides of o.
-using WidthPair = std::pair<int, int>;
-std::pair<WidthPair, WidthPair> hopper_widths(int dtype, const std::array<int64_t, 7>& sizes,
-                                              const Rows& q, const Rows& k, const Rows& v,
-                                              const Rows& o, const Rows& dk, const Rows& dv) {
-  tk::Problem p{};
-  const auto& [B, H_q, H_kv, M, N, D, D_v] = sizes;
-  p.B = B, p.H_q = H_q, p.H_kv = H_kv, p.M = M, p.N = N, p.D = D, p.D_v = D_v;
-  p.dtype = static_cast<tk::DType>(dtype);
-  p.q = strided(q), p.k = strided(k), p.v = strided(v);
-  const auto forward = tk::cuda::sm90::forward_widths({p, strided(o), nullptr});
-  tk::BackwardParams gradients{};
-  static_cast<tk::Problem&>(gradients) = p;
-  gradients.d_o = strided(o), gradients.dk = strided(dk), gradients.dv = strided(dv);
-  const auto backward = tk::cuda::sm90::backward_widths(gradients);
-  return {{forward.width, forward.v_width}, {backward.width, backward.v_width}};
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -112,8 +82,6 @@ PYBIND11_MODULE(_C, module) {
   module.attr("CUDA_LINEAR_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kLinearWidths)));
   module.attr("LARGE_SHARED_CHIPS") =
       py::tuple(py::cast(std::to_array(tk::cuda::kLargeSharedChips)));
-  module.def("decodes", &tk::cuda::decodes);
-  module.def("hopper_widths", &hopper_widths);
   module.def("release_workspace", &tk::Workspace::release);
   module.def("want_poison", &tk::want_poison, py::arg("wanted"), py::pos_only());
   module.def("poisoned_bytes", &tk::poisoned_bytes);

@@ -56,6 +56,13 @@ std::string backward_schema() {
 #undef TK_GRADIENT
 }
 
+std::string describe_schema() {
+#define TK_OPTION(name) ", bool " #name "_needs_grad"
+  return schema("attention_describe(Tensor q, Tensor k, Tensor v",
+                TK_DIFFERENTIABLE(TK_OPTION) ") -> str");
+#undef TK_OPTION
+}
+
 std::vector<Optional> Arguments::tensors() const {
 #define TK_TENSOR(name, elements, memory, shape, layouts) , name
   return {q, k, v TK_FIELDS(TK_NO_FIELD, TK_TENSOR)};

@@ -26,6 +26,7 @@ namespace tk {
 
 std::string forward_schema();
 std::string backward_schema();
+std::string describe_schema();
 
 // Inputs and fields, as an operator receives them.
 struct Arguments {

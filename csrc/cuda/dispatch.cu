@@ -13,6 +13,7 @@
 #include "cuda/sm80/kernels.h"
 #ifdef TK_SM90
 #include "cuda/sm90/kernels.h"
+#include "cuda/sm90/supported.h"
 #endif
 #include "cuda/common/tile_config.h"
 
@@ -36,10 +37,18 @@ const Kernels& kernels_of(Products products, int width, std::index_sequence<kInd
   return *found;
 }
 
+Products products_of(const Problem& p) {
+  return p.score.relative_keys ? Products::kRelative : Products::kPlain;
+}
+
+int width_of(const Problem& p) {
+  const int64_t widest = std::max(p.D, p.D_v);
+  return width_for(products_of(p), widest < INT32_MAX ? static_cast<int>(widest) : INT32_MAX);
+}
+
 const Kernels& kernels_for(const Problem& p) {
-  const int64_t widest = p.D > p.D_v ? p.D : p.D_v;
-  const Products products = p.score.relative_keys ? Products::kRelative : Products::kPlain;
-  const int width = width_for(products, widest < INT32_MAX ? static_cast<int>(widest) : INT32_MAX);
+  const Products products = products_of(p);
+  const int width = width_of(p);
   constexpr auto kEach = std::make_index_sequence<std::size(kWidths)>();
   switch (p.dtype) {
     case DType::kFloat16:
@@ -98,12 +107,22 @@ void find_live_keys(Problem& p, uint8_t* live_keys, const LaunchArgs& launch) {
 // Returns null if the sm80 kernels run the problem.
 template <typename Params>
 const sm90::Kernels* hopper_kernels_for(const Params& params) {
-  return runs_hopper() && !params.score.relative_keys ? sm90::kernels_for(params) : nullptr;
+  return runs_hopper() ? sm90::kernels_for(params) : nullptr;
 }
 
-// True for gradients that sm80 computes on Hopper, too.
-bool needs_bias_gradients(const BackwardParams& p) { return p.dbias.data || p.drelative_bias; }
+// The gradients that sm80 computes on Hopper, too; null if no bias needs one.
+const char* bias_gradients_of(const BackwardParams& p) {
+  if (p.dbias.data) return p.drelative_bias ? "dbias and drelative_bias" : "dbias";
+  return p.drelative_bias ? "drelative_bias" : nullptr;
+}
 #endif
+
+// ", bfloat16, width 64, sm_90".
+std::string described(DType dtype, const std::string& width) {
+  constexpr const char* kNames[] = {"float16", "bfloat16", "float32", "float64"};
+  return std::string(", ") + kNames[static_cast<int>(dtype)] + ", width " + width + ", sm_" +
+         std::to_string(compute_capability());
+}
 
 }  // namespace
 
@@ -151,7 +170,7 @@ size_t backward_workspace(const BackwardParams& params, const LaunchArgs& launch
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
     const size_t bytes = hopper->backward_workspace(params, launch);
-    if (!needs_bias_gradients(params)) return layout.bytes() + bytes;
+    if (!bias_gradients_of(params)) return layout.bytes() + bytes;
     const size_t bias_bytes = kernels_for(params).bias_gradients_workspace(params, launch);
     return layout.bytes() + std::max(bytes, bias_bytes);
   }
@@ -168,7 +187,7 @@ void backward(const BackwardParams& params, const LaunchArgs& launch, void* work
   void* const rest = static_cast<char*>(workspace) + layout.bytes();
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
-    if (needs_bias_gradients(p)) kernels_for(p).bias_gradients(p, launch, rest);
+    if (bias_gradients_of(p)) kernels_for(p).bias_gradients(p, launch, rest);
     return hopper->backward(p, launch, rest, deterministic);
   }
 #endif
@@ -185,6 +204,33 @@ size_t decode_workspace(const ForwardParams& params) {
 void decode(const ForwardParams& params, const KVCache& cache, void* workspace, void* stream) {
   check_distances(params);
   kernels_for(params).decode(params, cache, workspace, stream);
+}
+
+std::string describe(const ForwardParams& f, const BackwardParams& b, const LaunchArgs& launch) {
+  std::string forward = f.score.relative_keys ? "csrc/cuda/sm80/relative" : "csrc/cuda/sm80";
+  std::string backward = forward, width = std::to_string(width_of(f)), more;
+#ifdef TK_SM90
+  if (runs_hopper()) {
+    const char* const reason = sm90::reason_against(b);
+    if (!sm90::reason_against(f)) {
+      const Widths tile = sm90::widths_of(f);
+      forward = "csrc/cuda/sm90";
+      width = std::to_string(tile.width) + "/" + std::to_string(tile.v_width);
+    }
+    const char* const by_sm80 = bias_gradients_of(b);
+    if (!reason) backward = "csrc/cuda/sm90";
+    if (reason) more = std::string("; not sm90: ") + reason;
+    if (!reason && by_sm80) more = std::string("; csrc/cuda/sm80 for ") + by_sm80;
+  }
+#endif
+  if (runs_decode(f, launch)) forward = "csrc/cuda/sm80/decode";
+  const bool same = forward == backward;
+  return (same ? forward : forward + " forward, " + backward + " backward") +
+         described(f.dtype, width) + more;
+}
+
+std::string describe_decode(const ForwardParams& p) {
+  return "csrc/cuda/sm80/decode" + described(p.dtype, std::to_string(width_of(p)));
 }
 
 void fill_block_mask(const Problem& p, int64_t batches, int64_t heads, const LaunchArgs& launch) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "common/params.h"
 #include "cuda/common/launch_args.h"
@@ -33,6 +34,11 @@ void backward(const BackwardParams& params, const LaunchArgs& launch, void* work
 // block table; N is the capacity of the cache.
 size_t decode_workspace(const ForwardParams& params);
 void decode(const ForwardParams& params, const KVCache& cache, void* workspace, void* stream);
+
+// Describe the kernels of both passes, and of attention from a cache.
+std::string describe(const ForwardParams& forward, const BackwardParams& backward,
+                     const LaunchArgs& launch);
+std::string describe_decode(const ForwardParams& params);
 
 // Fills the block mask of the problem, which has `batches` batch entries and `heads` heads.
 void fill_block_mask(const Problem& problem, int64_t batches, int64_t heads,

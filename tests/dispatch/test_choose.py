@@ -41,7 +41,7 @@ def test_names() -> None:
 def test_auto_runs_the_compiled_kernels() -> None:
     explanation = tk.explain(x(), x(), x())
     assert explanation.chosen == "cpu"
-    assert explanation.kernel == f"csrc/cpu, {_C.isa()}, computing in float32"
+    assert explanation.kernel == f"csrc/cpu/attention/decode.h, {_C.isa()}, in float32"
     assert explanation.reasons["cpu"] == explanation.reasons["reference"] == ()
     assert operators_run_by(lambda: tk.attention(x(), x(), x()))[FORWARD] == 1
 
@@ -99,6 +99,7 @@ def test_explanation_text(no_extension: None) -> None:
     assert [line for line in lines if not line.startswith("triton: ")] == [
         "q (1, 2, 3, 4)  k (1, 2, 3, 4)  v (1, 2, 3, 5)  torch.float32 on cpu",
         "runs: reference (torch.matmul, softmax, torch.matmul)",
+        "path: general (v has another width than q)",
         "cpu: the extension is not available (no luck)",
         "cuda: the extension is not available (no luck)",
     ]

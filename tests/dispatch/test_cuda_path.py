@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import transformer_kernels as tk
 from tests.support import emulator
 from tests.support.storage import freed, misaligned
-from transformer_kernels.backends.native import cuda_support
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.dispatch import cuda_path, fast_path
+from transformer_kernels.dispatch import fast_path
 
 pytestmark = pytest.mark.skipif(
     emulator.unavailable_reason() is not None, reason=str(emulator.unavailable_reason())
@@ -51,7 +50,7 @@ class Subclass(Tensor):
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    if cuda_support.emulated_by() is None:
+    if emulator.emulated_by() is None:
         emulator.install()
 
 
@@ -59,14 +58,15 @@ def _installed() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Records the results of the fast path; True = it ran the call."""
     answers: list[bool] = []
-    attend = cuda_path.attend
+    attend = fast_path.attend
 
-    def recorded(*arguments: Any) -> Tensor | None:
-        o = attend(*arguments)
-        answers.append(o is not None)
+    def recorded(*arguments: Any, **options: Any) -> Tensor | str | None:
+        o = attend(*arguments, **options)
+        if options["backend"] == "cuda":
+            answers.append(isinstance(o, Tensor))
         return o
 
-    monkeypatch.setattr(cuda_path, "attend", recorded)
+    monkeypatch.setattr(fast_path, "attend", recorded)
     return answers
 
 
@@ -117,6 +117,8 @@ def test_bit_identical_to_the_general_path(
     assert_same([o], have[:1])
     assert not o.requires_grad
     assert calls == [True, False, True]
+    explained = tk.explain(*x, mask=mask, dropout_p=dropout_p, backend="cuda")
+    assert explained.general_path == ""
 
 
 @pytest.mark.parametrize("given", [{"H_kv": 1}, {"D_v": 24}, {"dtype": torch.float16}], ids=str)
@@ -255,6 +257,7 @@ def test_declines_other_valid_calls(name: str, calls: list[bool]) -> None:
     (q, k, v), options = valid()[name]
     have = attention(q, k, v, **options)
     assert True not in calls
+    assert tk.explain(q, k, v, **options, backend="cuda").general_path != ""
     want = tk.attention(q, k, v, **options, backend="reference")
     assert_same_function(have.as_subclass(Tensor), want.as_subclass(Tensor))
 
@@ -315,14 +318,14 @@ def test_declines_nested_tensors(calls: list[bool]) -> None:
 def test_tensors_on_a_cpu_need_the_emulator(calls: list[bool]) -> None:
     x = qkv()
     attention(*x)
-    before = cuda_support.emulated_by()
-    cuda_support.emulate(None)
+    before = emulator.emulated_by()
+    emulator.emulate(None)
     try:
         with pytest.raises(ValueError, match="needs CUDA tensors"):
             attention(*x)
     finally:
-        cuda_support.emulate(before)
-    assert calls == [True]
+        emulator.emulate(before)
+    assert calls == [True, False]
 
 
 def test_other_backends_are_not_replaced(calls: list[bool]) -> None:
@@ -334,5 +337,5 @@ def test_other_backends_are_not_replaced(calls: list[bool]) -> None:
 @pytest.mark.parametrize("grouped", [True, False])
 def test_grouped_heads_on_request(grouped: bool) -> None:
     q, k, v = qkv(H_kv=1)
-    o = fast_path.attend(q, k, v, None, None, grouped, 0.0, "cuda")
-    assert (o is not None) == grouped
+    o = fast_path.attend(q, k, v, grouped=grouped, backend="cuda")
+    assert isinstance(o, Tensor) == grouped

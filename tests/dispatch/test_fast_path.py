@@ -92,10 +92,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Records the results of the direct calls; True = the kernels ran."""
     answers: list[bool] = []
 
-    def recorded(function: Callable[..., bool]) -> Callable[..., bool]:
-        def call(*arguments: Any) -> bool:
-            answers.append(function(*arguments))
-            return answers[-1]
+    def recorded(function: Callable[..., str | None]) -> Callable[..., str | None]:
+        def call(*arguments: Any) -> str | None:
+            reason = function(*arguments)
+            answers.append(reason is None)
+            return reason
 
         return call
 
@@ -142,6 +143,7 @@ def test_bit_identical_to_the_operators(
     with torch.no_grad():
         assert_same([tk.attention(q, k, v, mask=mask)], have[:1])
     assert calls == [True, True, True]
+    assert tk.explain(q, k, v, mask=mask).general_path == ""
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -215,6 +217,7 @@ def test_interceptable_calls_use_the_operators(
     q, k, v = qkv()
     with context():
         tk.attention(q, k, v)
+        assert "intercept" in tk.explain(q, k, v).general_path
         with torch.no_grad():
             tk.attention(q, k, v)
             tk.scaled_dot_product_attention(q, k, v)
@@ -264,6 +267,7 @@ def test_other_valid_calls_use_the_general_path(name: str, calls: list[bool]) ->
     with torch.random.fork_rng():
         have = tk.attention(q, k, v, **options)
     assert True not in calls
+    assert tk.explain(q, k, v, **options).general_path != ""
     want = tk.attention(q, k, v, **options, backend="reference")
     for x, y in zip([*have], [*want], strict=True):
         assert_same_function(x.as_subclass(Tensor), y.as_subclass(Tensor))
@@ -425,7 +429,7 @@ def test_extension_declines_masks_of_wrong_sizes(
     for constraint in mask.constraints:
         monkeypatch.setattr(type(constraint), "check", lambda *arguments: None)
     q, k, v = qkv()
-    assert fast_path.attend(q, k, v, mask, None) is None
+    assert isinstance(fast_path.attend(q, k, v, mask=mask), str)
     assert calls == [False]
 
 

@@ -52,9 +52,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     answers: list[bool] = []
     function = direct.launch_forward
 
-    def call(*arguments: Any) -> bool:
-        answers.append(function(*arguments))
-        return answers[-1]
+    def call(*arguments: Any) -> str | None:
+        reason = function(*arguments)
+        answers.append(reason is None)
+        return reason
 
     monkeypatch.setattr(direct, "launch_forward", call)
     return answers
@@ -104,6 +105,8 @@ def test_bit_identical_to_the_operator(
     assert calls == [True]
     assert o.stride() == expected.stride()
     assert torch.equal(o, expected)
+    explained = tk.explain(*arguments, mask=mask, scale=scale, operator=tk.attention_decode)
+    assert explained.general_path == ""
 
 
 INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -157,6 +160,8 @@ def test_other_valid_calls_use_the_general_path(name: str, calls: list[bool]) ->
     arguments, options = declined()[name]
     have = tk.attention_decode(*arguments, **options)
     assert True not in calls
+    explained = tk.explain(*arguments, **options, operator=tk.attention_decode)
+    assert explained.general_path != ""
     want = tk.attention_decode(*arguments, **options, backend="reference")
     for x, y in zip([*have], [*want], strict=True):
         assert_same_function(x.as_subclass(Tensor), y.as_subclass(Tensor))

@@ -46,11 +46,13 @@ class Division:
         )
 
     def attend(self, *qkv: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor]
         if self.ring == 1:
-            return all_to_all_attention(
+            result = all_to_all_attention(
                 *qkv, group=self.heads_group, layout=self.layout, return_lse=True, **options
             )
-        return ring_attention(
+            return result
+        result = ring_attention(
             *qkv,
             group=self.group,
             heads_group=self.heads_group if self.heads > 1 else None,
@@ -58,6 +60,7 @@ class Division:
             return_lse=True,
             **options,
         )
+        return result
 
     def shard(self, x: Tensor, dim: int) -> Tensor:
         return shard_sequence(x, dim=dim, **self._groups)

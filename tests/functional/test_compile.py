@@ -57,10 +57,11 @@ def test_fullgraph(name: str, backend: str) -> None:
     x, mask = inputs(case, torch.float32), case.make_mask()
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return tk.attention(
+        outputs: tuple[Tensor, ...] = tk.attention(
             q, k, v, mask=mask, **biases(case, x), softcap=case.softcap,
             dropout_p=case.dropout_p, seed=5, sinks=x.sinks, return_lse=True, backend=backend,
         )  # fmt: skip
+        return outputs
 
     def gradients(o: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
         outputs, cotangents = [o], [x.do]

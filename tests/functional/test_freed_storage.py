@@ -260,14 +260,14 @@ def test_direct_calls_decline(free: Free) -> None:
     )  # fmt: skip
     block_mask = torch.empty(B, H, 2, 2, dtype=torch.uint8)
     gradients = map(torch.empty_like, (q, k, v))
-    forward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, True, out, row_stats]
+    forward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, True, out, row_stats, True]
     backward = [q, k, v, PLAIN_SCORES, mask, DENSE, block_mask, out, row_stats, q, *gradients]
     cache = torch.randn(3, H, 4, D)
     layout = Layout(cache_seqlens=LENGTHS, block_table=torch.tensor([[2, 1, 0]]))
     first = q[:, :, :1]
     decode = [
         first, cache, cache, PLAIN_SCORES, ResolvedMask(bottom_right=True), layout,
-        None, True, first.clone(), None,
+        None, True, first.clone(), None, True,
     ]  # fmt: skip
     assert_declined_if_changed(extension.compiled.direct_forward, forward, free)
     assert_declined_if_changed(extension.compiled.direct_backward, backward, free)

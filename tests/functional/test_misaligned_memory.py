@@ -89,5 +89,5 @@ def test_direct_calls_decline() -> None:
     first = q[:, :, :1]
     layout = Layout(cache_seqlens=torch.tensor([9]), block_table=torch.tensor([[0]]))
     options = PLAIN_SCORES, ResolvedMask(bottom_right=True), layout
-    arguments = [first, k, v, *options, None, True, first.clone(), None]
+    arguments = [first, k, v, *options, None, True, first.clone(), None, True]
     assert_declined_if_changed(extension.compiled.direct_forward, arguments, misaligned)

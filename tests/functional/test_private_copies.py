@@ -99,8 +99,8 @@ def test_direct_decode(dtype: torch.dtype) -> None:
     for block_table, out in ((pages, o), (table.copy_(pages), memory.view(q.shape))):
         layout = Layout(cache_seqlens=lengths, block_table=block_table)
         options = PLAIN_SCORES, resolve_cache_mask(None), layout
-        given = (q, cache, cache, *options, None, True, out, None)
-        assert extension.compiled.direct_forward(*given)
+        given = (q, cache, cache, *options, None, True, out, None, True)
+        assert extension.compiled.direct_forward(*given) is None
     assert torch.equal(memory.view(q.shape), o)
 
 

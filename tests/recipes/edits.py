@@ -60,7 +60,6 @@ SHIFT = (
             f"{_OPERATORS}/{operator}.py",
             "    softcap: float | None = None,",
             "    shift: float = 0.0,",
-            count=3,
         )
         for operator in ("attention", "varlen", "decode")
     ),
@@ -73,9 +72,7 @@ SHIFT = (
         for operator in ("attention", "varlen", "decode")
     ),
     *(
-        _after(
-            f"{_OPERATORS}/{operator}.py", "        and softcap is None", "        and not shift"
-        )
+        Edit(f"{_OPERATORS}/{operator}.py", "(bias, relative,", "(shift or None, bias, relative,")
         for operator in ("attention", "decode")
     ),
     _after(

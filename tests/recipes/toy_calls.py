@@ -15,13 +15,13 @@ import transformer_kernels
 from building.emulated import Emulation
 from building.extension import ROOT
 from tests.recipes import toy_tree
+from tests.support import emulator
 from tests.support.operators import operator_arguments
 from tests.support.plain import plain_attention
 from transformer_kernels import _C
 from transformer_kernels.backends import schema
-from transformer_kernels.backends.native import cuda_support, direct
+from transformer_kernels.backends.native import direct
 from transformer_kernels.bench.tolerance import assert_within_rule
-from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.operators import register_attention
 from transformer_kernels.problem.dense import dense_problem
 
@@ -29,7 +29,7 @@ tk: Any = transformer_kernels  # a type checker of the project does not know the
 LIBRARY = Emulation().library
 torch.ops.load_library(ROOT / toy_tree.EMULATED)
 register_attention(LIBRARY)
-cuda_support.emulate(LIBRARY)
+emulator.emulate(LIBRARY)
 
 B, H_Q, H_KV, M, N, D = 2, 4, 2, 70, 83, 21
 CU_SEQLENS_Q, CU_SEQLENS_K = (0, 5, 47, 70), (0, 19, 66, 83)
@@ -194,15 +194,15 @@ def test_direct_call() -> None:
     options = problem.scores, problem.mask, problem.layout
     block_mask = torch.empty(problem.mask.block_mask_shape(M, N), dtype=torch.uint8)
     o, row_stats = torch.empty_like(q), torch.empty(2, B, H_Q, M)
-    assert direct.launch_forward(q, k, v, *options, block_mask, True, o, row_stats)
+    answer = direct.launch_forward(q, k, v, *options, block_mask, True, o, row_stats, True)
+    assert answer is None
     check({"o": o, "lse": row_stats[0]}, case.plain, inputs)
 
 
 def test_plain_calls_have_no_shift(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, lengths = dense_inputs(torch.float32, queries=3), torch.tensor(CACHE_SEQLENS)
     taken: list[object] = []
-    monkeypatch.setattr(fast_path, "attend", lambda *x: taken.append(x))
-    monkeypatch.setattr(fast_path, "decode", lambda *x: taken.append(x))
+    monkeypatch.setattr(direct, "launch_forward", lambda *x: taken.append(x))
     tk.attention(*inputs, shift=SHIFT)
     tk.attention_decode(*inputs, lengths, shift=SHIFT)
     assert taken == []

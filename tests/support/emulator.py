@@ -22,6 +22,7 @@ from building.ninja import Toolchain
 from building.tools import find_compiler, find_torch
 from tests.support import libraries
 from transformer_kernels.backends.native import cuda_support, extension
+from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.operators import register_attention
 from transformer_kernels.linear.derivatives import register_linear
 
@@ -37,20 +38,44 @@ def unavailable_reason() -> str | None:
 
 def install() -> None:
     """Builds and loads the emulated kernels for backend="cuda". Raises CompileError on failure."""
-    cuda_support.emulate(load(Emulation()))
+    emulate(load(Emulation()))
+
+
+class _Emulated(cuda_support.Library):
+    def __init__(self, namespace: str) -> None:
+        super().__init__(namespace)
+        self.namespace = namespace
+
+    def reason_against(self, device: torch.device) -> str | None:
+        return None
+
+
+def emulate(namespace: str | None) -> None:
+    """Runs CPU tensors on the emulated operators of a namespace; None disables it."""
+    if namespace is None:
+        cuda_support.libraries.pop("cpu", None)
+    else:
+        cuda_support.libraries["cpu"] = _Emulated(namespace)
+    fast_path.checked_sizes.cache_clear()  # it remembers which devices have kernels
+
+
+def emulated_by() -> str | None:
+    """The namespace of the emulated operators; None without an emulator."""
+    library = cuda_support.libraries.get("cpu")
+    return library.namespace if isinstance(library, _Emulated) else None
 
 
 @contextmanager
 def emulation(config: Emulation) -> Iterator[None]:
     """Context in which the backend "cuda" uses the kernels of this configuration."""
-    before = cuda_support.emulated_by()
-    cuda_support.emulate(load(config))
+    before = emulated_by()
+    emulate(load(config))
     try:
         if config.races:
             _operators().report_races(True)
         yield
     finally:
-        cuda_support.emulate(before)
+        emulate(before)
 
 
 @contextmanager
@@ -103,7 +128,7 @@ def poisoned_bytes() -> int:
 
 
 def _operators() -> Any:
-    library = cuda_support.emulated_by()
+    library = emulated_by()
     assert library is not None, "call install() first"
     return getattr(torch.ops, library)
 

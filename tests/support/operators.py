@@ -36,13 +36,13 @@ def operator_arguments(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> dict[st
 
 
 def assert_declined_if_changed(
-    call: Callable[..., bool], arguments: Sequence[Any], change: Callable[[Tensor], Tensor]
+    call: Callable[..., str | None], arguments: Sequence[Any], change: Callable[[Tensor], Tensor]
 ) -> None:
     """Asserts that a direct call runs, and declines if any of its tensors is changed."""
-    assert call(*arguments)
+    assert call(*arguments) is None
     for n, x in enumerate(arguments):
         for changed in _changed(x, change):
-            assert not call(*arguments[:n], changed, *arguments[n + 1 :]), (n, x)
+            assert call(*arguments[:n], changed, *arguments[n + 1 :]), (n, x)
 
 
 def _changed(x: Any, change: Callable[[Tensor], Tensor]) -> Iterator[Any]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..common.namespace import NAMESPACE
-from ..common.torch_private import below_autograd
+from ..common.storage import PLAIN_TYPES
+from ..common.torch_private import below_autograd, functorch_is_active
 from ..problem import Problem, Saved
 from ..scores.options import DIFFERENTIABLE
 
@@ -103,6 +104,14 @@ class FusedBackend(Kernels, ABC):
     def unsupported_reasons(self, problem: Problem) -> list[str]:
         """Returns all reasons why the kernels do not support the problem; empty if they do."""
 
-    @abstractmethod
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         """Describes the kernel that would run, which may depend on strides; for `explain`."""
+        tensors = q, k, v, *problem.tensors().values()
+        if functorch_is_active() or not all(type(x) in PLAIN_TYPES for x in tensors):
+            return "which kernel depends on the memory of plain tensors"
+        operator = self.operators(q.device).attention_describe.default
+        options = [getattr(problem.scores, name) for name in DIFFERENTIABLE]
+        needed = [x is not None and x.requires_grad for x in options]
+        with below_autograd():
+            kernel: str = operator(q, k, v, *problem.pack(), *needed)
+        return kernel

@@ -10,7 +10,8 @@ from torch.nn import Parameter
 
 from .torch_private import functorch_is_active
 
-_PLAIN_TYPES = frozenset((Tensor, Parameter))
+PLAIN_TYPES = frozenset((Tensor, Parameter))
+"""Tensors of no subclass."""
 _STRIDED = torch.strided
 _LARGEST_OFFSET = 1 << 44
 """Bytes; no offset in a storage is larger. 64-bit systems map memory mostly at addresses above."""
@@ -44,7 +45,7 @@ def check_storage(tensors: Iterable[tuple[str, object]]) -> None:
     if torch.compiler.is_compiling() or functorch_is_active():
         return
     for name, x in tensors:
-        if type(x) not in _PLAIN_TYPES or not isinstance(x, Tensor) or x.layout is not _STRIDED:
+        if type(x) not in PLAIN_TYPES or not isinstance(x, Tensor) or x.layout is not _STRIDED:
             continue
         address, element_size = x.data_ptr(), x.element_size()
         if address > _LARGEST_OFFSET and address % element_size == 0:

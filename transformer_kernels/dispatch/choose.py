@@ -58,7 +58,7 @@ def choose(problem: Call, name: str, backends: Sequence[Chosen]) -> Chosen:
         if not reasons:
             return backend
     if len(candidates) > 1:
-        raise ValueError(str(Explanation(problem, None, None, _reasons(problem, backends))))
+        raise ValueError(str(Explanation(problem, None, None, _reasons(problem, backends), "")))
     raise ValueError(f"backend={name!r} does not support this call: " + "; ".join(reasons))
 
 
@@ -86,6 +86,9 @@ class Explanation:
     """Description of its kernel."""
     reasons: dict[str, tuple[str, ...]]
     """For each backend the reasons why it does not support the call; empty if it does."""
+    general_path: str
+    """The reason why the call takes the general path, whose checks cost some microseconds; "" if it
+    takes the fast path (`dispatch.fast_path`)."""
 
     def __str__(self) -> str:
         p, kind = self.problem.shape, self.problem.kind
@@ -95,6 +98,10 @@ class Explanation:
             + ("" if kind == "dense" else f"  ({kind})"),
             f"runs: {self.chosen} ({self.kernel})" if self.chosen else "runs: nothing",
         ]
+        if self.chosen:
+            lines.append(
+                f"path: general ({self.general_path})" if self.general_path else "path: fast"
+            )
         for name, reasons in self.reasons.items():
             if name == self.chosen:
                 continue
@@ -103,7 +110,13 @@ class Explanation:
 
 
 def explanation(
-    problem: Call, name: str, q: Tensor, k: Tensor, v: Tensor, backends: Sequence[Candidate]
+    problem: Call,
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    backends: Sequence[Candidate],
+    general_path: str,
 ) -> Explanation:
     """Explains the choice of `choose`, with the reasons of every backend.
 
@@ -122,6 +135,7 @@ def explanation(
         None if chosen is None else chosen.name,
         None if chosen is None else chosen.kernel(problem, q, k, v),
         reasons,
+        general_path,
     )
 
 

@@ -1,148 +1,172 @@
-"""Fast path of a plain call. GPUs have their own, `cuda_path`.
+"""The fast path: the one place that decides which calls are plain, and runs them.
 
-On a CPU it has no checks, no objects and no torch dispatcher, which cost more than the kernel of a
-short attention. A call that is not plainly valid is declined; the general path then runs it or
-raises its error.
+The general path takes every call and names what is wrong with it. Its checks cost more than the
+kernel of a short attention. A plain call runs the same kernels with the same derivative:
+
+- on a CPU past torch's dispatcher, with the checks of the compiled readers (`native.direct`);
+- on a GPU by the operators, with what depends only on sizes and numbers checked once.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from ..backends import CpuBackend
+from ..backends import CpuBackend, CudaBackend
 from ..backends.base import Outputs
-from ..backends.native import cuda_support, direct
-from ..masks.constraints import KeyRange, Window
+from ..backends.native import direct
+from ..common.storage import PLAIN_TYPES, are_plainly_stored
+from ..common.torch_private import (
+    MISSING_FOR_FAST_PATH,
+    autocast_is_enabled,
+    calls_are_transformed,
+)
+from ..masks.constraints import Constraint, KeyRange, Window
 from ..masks.mask import Mask
 from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
-from ..problem import Layout, Problem, shape_of
+from ..problem import Layout, Problem, Shape, shape_of
 from ..problem.cache import resolve_cache_mask
+from ..problem.checks import DTYPES, broken_shape_rule, check_mask_tensors
 from ..problem.layout import DENSE
-from ..scores.options import PLAIN_SCORES, ScoreOptions
-from . import cuda_path, division
-from .autograd import attach
+from ..scores.options import PLAIN_SCORES, ScoreOptions, drawn_seed
+from . import division
+from .autocast import cast_for_autocast
+from .autograd import attach, attach_plain
 
-_CPU = CpuBackend()
-_PLAIN_TYPES = frozenset((Tensor, Parameter))
+_CPU, _CUDA = CpuBackend(), CudaBackend()
+_INTERCEPTED = "a mode, transform, tracer or profiler may intercept operators"
+_SUBCLASS = "a tensor of a subclass"
+
+_Windows = tuple[Constraint, ...]
 
 
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
+    mask: Mask | None = None,
+    scale: Any = None,
+    dropout_p: float = 0.0,
+    others: tuple[object, ...] = (),
+    return_lse: bool = False,
+    backend: str = "auto",
+    layout: Layout = DENSE,
+    grouped: bool = True,
+    runs: bool = True,
+) -> Tensor | str | None:
+    """Returns o, differentiable to any order; the reason why the call needs the general path.
+
+    Takes the arguments of `attention`, unchecked. `others` are the options that no plain call has:
+    all are None in one. `layout` is that of a cache for `attention_decode`. `grouped` is True if k
+    and v may have fewer heads than q. With `runs=False` nothing is computed, and None stands for o.
+    """
+    for option in others:
+        if option is not None:
+            return "an option other than mask, scale and dropout_p"
+    if return_lse is not False:
+        return "return_lse"
+    if not (type(q) in PLAIN_TYPES and type(k) in PLAIN_TYPES and type(v) in PLAIN_TYPES):
+        return _SUBCLASS
+    if not (mask is None or type(mask) is Mask):
+        return "a mask of another type"
+    if division.current is not None:
+        return "a sequence divided over processes"
+    if type(dropout_p) is not float or type(backend) is not str:
+        return "dropout_p is no float, or backend no str"
+    if layout is not DENSE:
+        return _decode_on_cpu(q, k, v, mask, scale, layout, backend, runs)
+    if backend == "cuda" or (backend == "auto" and q.is_cuda):
+        return _attend_on_gpu(q, k, v, mask, scale, dropout_p, grouped, runs)
+    if dropout_p != 0.0:
+        return "dropout on a CPU"
+    return _attend_on_cpu(q, k, v, mask, scale, backend, grouped, runs)
+
+
+def _attend_on_cpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     mask: Mask | None,
     scale: Any,
-    grouped: bool = True,
-    dropout_p: float = 0.0,
-    backend: str = "auto",
-) -> Tensor | None:
-    """Returns o, differentiable to any order; None if the call needs the general path.
-
-    A plain call has tensors of no subclass and any mask; on a CPU D = D_v and no dropout. `grouped`
-    is True if k and v may have fewer heads than q. A scale that is neither a float nor None, such
-    as a tensor, is declined.
-    """
-    if not (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES):
-        return None
-    if division.current is not None:
-        return None
-    if backend != "cpu" and (q.is_cuda or (backend == "cuda" and cuda_support.emulated_by())):
-        return cuda_path.attend(q, k, v, mask, scale, grouped, dropout_p)
-    if backend == "cuda" or dropout_p != 0.0:
-        return None
-    resolved = _resolve(mask, q, k) if q.is_cpu and direct.is_allowed() else None
-    if resolved is None:
-        return None
+    backend: str,
+    grouped: bool,
+    runs: bool,
+) -> Tensor | str | None:
+    if (reason := _reason_on_cpu(q, backend)) is not None:
+        return reason
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     problem = row_stats = None
     try:
+        resolved = ALL_VISIBLE if mask is None else _resolved(mask, q, k)
         o, block_mask = torch.empty_like(q), _empty_block_mask(resolved, q, k)
         if needs_grad:
             shape = shape_of(q, k, v)
             problem = Problem(shape, resolved, scores)
             row_stats = torch.empty(2, shape.B, shape.H_q, shape.M, dtype=shape.accumulate_dtype)
-    except (RuntimeError, TypeError, ValueError):  # unchecked; the general path names what is wrong
-        return None
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:  # nothing is checked yet
+        return str(error)
     options = scores, resolved, DENSE, block_mask, grouped
-    if not direct.launch_forward(q, k, v, *options, o, row_stats):
-        return None
+    reason = direct.launch_forward(q, k, v, *options, o, row_stats, runs)
+    if reason is not None or not runs:
+        return reason
     if problem is None or row_stats is None:
         return o
     result: Tensor = attach(_CPU, problem, Outputs(o, row_stats, block_mask), q, k, v)
     return result
 
 
-def decode(
+def _decode_on_cpu(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    cache_seqlens: Tensor,
-    block_table: Tensor | None,
     mask: Mask | None,
     scale: Any,
-) -> Tensor | None:
-    """Returns o of an `attention_decode` call; None if the call needs the general path."""
-    if division.current is not None or not direct.is_allowed():
-        return None
-    if not (
-        type(q) in _PLAIN_TYPES
-        and type(k_cache) in _PLAIN_TYPES
-        and type(v_cache) in _PLAIN_TYPES
-        and type(cache_seqlens) is Tensor
-        and (block_table is None or type(block_table) is Tensor)
-    ):
-        return None
-    resolved = _resolve_cache_mask(mask) if q.is_cpu else None
-    if resolved is None:
-        return None
+    layout: Layout,
+    backend: str,
+    runs: bool,
+) -> Tensor | str | None:
+    if (reason := _reason_on_cpu(q, backend)) is not None:
+        return reason
+    table = layout.block_table
+    if not (type(layout.cache_seqlens) is Tensor and (table is None or type(table) is Tensor)):
+        return _SUBCLASS
     if torch.is_grad_enabled() and (
         q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
     ):
-        return None
-    try:
-        o = torch.empty_like(q)
-    except RuntimeError:
-        return None
+        return "a tensor requires grad"
+    if mask is not None and not all(
+        type(one) is KeyRange or (type(one) is Window and one.align == "bottom_right")
+        for one in mask.constraints
+    ):
+        return "a mask other than bottom-right windows and key ranges"
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
-    layout = Layout(cache_seqlens=cache_seqlens, block_table=block_table)
-    ran = direct.launch_forward(q, k_cache, v_cache, scores, resolved, layout, None, True, o, None)
-    return o if ran else None
-
-
-def _resolve(mask: Mask | None, q: Tensor, k: Tensor) -> ResolvedMask | None:
-    """Resolves the mask; None if it does not fit the sizes or is on another device."""
-    if mask is None:
-        return ALL_VISIBLE
-    if type(mask) is not Mask:
-        return None
     try:
-        B, H, M, _ = q.shape
-        _, _, N, _ = k.shape
-        return resolve(mask, B, H, M, N)
-    except (ValueError, RuntimeError):
-        return None
+        resolved = resolve_cache_mask(mask)
+        o = torch.empty_like(q)
+    except (RuntimeError, ValueError) as error:  # nothing is checked yet
+        return str(error)
+    options = scores, resolved, layout, None, True
+    reason = direct.launch_forward(q, k_cache, v_cache, *options, o, None, runs)
+    return o if reason is None and runs else reason
 
 
-def _resolve_cache_mask(mask: Mask | None) -> ResolvedMask | None:
-    """Resolves bottom-right aligned windows and key ranges; None for any other mask."""
-    is_plain = mask is None or (
-        type(mask) is Mask
-        and all(
-            type(one) is KeyRange or (type(one) is Window and one.align == "bottom_right")
-            for one in mask.constraints
-        )
-    )
-    if not is_plain:
-        return None
-    try:
-        return resolve_cache_mask(mask)
-    except (ValueError, RuntimeError):  # unchecked: key ranges that do not fit each other
-        return None
+def _resolved(mask: Mask, q: Tensor, k: Tensor) -> ResolvedMask:
+    B, H, M, _ = q.shape
+    return resolve(mask, B, H, M, k.shape[2])
+
+
+def _reason_on_cpu(q: Tensor, backend: str) -> str | None:
+    if backend not in ("auto", "cpu"):
+        return f"backend={backend!r}"
+    if not q.is_cpu:
+        return f"tensors on {q.device}"
+    return None if direct.is_allowed() else direct.unavailable_reason() or _INTERCEPTED
 
 
 def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | None:
@@ -150,3 +174,109 @@ def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | 
     if not resolved.has_element_mask:
         return None
     return torch.empty(resolved.block_mask_shape(q.shape[2], k.shape[2]), dtype=torch.uint8)
+
+
+def _attend_on_gpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    dropout_p: float,
+    grouped: bool,
+    runs: bool,
+) -> Tensor | str | None:
+    if MISSING_FOR_FAST_PATH or calls_are_transformed():
+        return _INTERCEPTED
+    if not 0.0 <= dropout_p <= 1.0:
+        return "dropout_p is not from 0 to 1"
+    if not are_plainly_stored(q, k, v):
+        return "tensors of different dtypes or devices, or without plain memory"
+    if autocast_is_enabled():
+        q, k, v = cast_for_autocast(q, k, v)
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if needs_grad and (q.is_inference() or k.is_inference() or v.is_inference()):
+        return "tensors made in inference mode"
+    windows = _windows(mask)
+    problem = _checked_on_gpu(q, k, v, mask, windows, scale, grouped)
+    if isinstance(problem, str) or not runs:
+        return problem if isinstance(problem, str) else None
+    seed = None
+    if dropout_p != 0.0:
+        seed = drawn_seed(problem.shape.device)
+        scores = ScoreOptions(scale, dropout_p=dropout_p, seed=seed)
+        problem = Problem(problem.shape, problem.mask, scores)
+    if not needs_grad:
+        return _CUDA.forward(problem, q, k, v).o
+    if windows is None:
+        o: Tensor = attach(_CUDA, problem, None, q, k, v)[0]
+        return o
+    if seed is None:
+        return attach_plain(_CUDA, problem, q, k, v, ())
+    return attach_plain(_CUDA, problem, q, k, v, ("seed",), seed)
+
+
+def _checked_on_gpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    windows: _Windows | None,
+    scale: float | None,
+    grouped: bool,
+) -> Problem | str:
+    """Returns the problem of the call without dropout."""
+    if not (scale is None or type(scale) is float):
+        return "scale is no float"
+    device = q.device
+    problem = checked_sizes(
+        q.shape, k.shape, v.shape, q.dtype, device, scale, grouped, windows or ()
+    )
+    if isinstance(problem, str) or mask is None or windows is not None:
+        return problem
+    shape = problem.shape
+    try:
+        check_mask_tensors(mask, device)
+        resolved = resolve(mask, shape.B, shape.H_q, shape.M, shape.N)
+    except ValueError as error:
+        return str(error)
+    return Problem(shape, resolved, problem.scores)
+
+
+def _windows(mask: Mask | None) -> _Windows | None:
+    """Returns the constraints of the mask; None if some are no windows."""
+    if mask is None:
+        return ()
+    for one in mask.constraints:
+        if type(one) is not Window:
+            return None
+    return mask.constraints
+
+
+@functools.lru_cache(maxsize=512)
+def checked_sizes(
+    q: torch.Size,
+    k: torch.Size,
+    v: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    scale: float | None,
+    grouped: bool,
+    windows: _Windows,
+) -> Problem | str:
+    """Returns the problem of these sizes."""
+    if not len(q) == len(k) == len(v) == 4 or dtype not in DTYPES:
+        return "q, k and v must have 4 dimensions and a supported dtype"
+    dimensions = ("batch", "heads", "length", "width")
+    if (broken := broken_shape_rule(q, k, v, dimensions, ("q", "k", "v"))) is not None:
+        return broken
+    if not (grouped or q[1] == k[1]):
+        return "k has fewer heads than q"
+    # A zero equals another one with a different sign, to which this cache would lead.
+    if scale is not None and (scale == 0.0 or not math.isfinite(scale)):
+        return "scale is 0 or not finite"
+    shape = Shape(q[0], q[1], k[1], q[2], k[2], q[3], v[3], dtype, device)
+    resolved = resolve(Mask(windows), *q[:3], k[2]) if windows else ALL_VISIBLE
+    scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
+    problem = Problem(shape, resolved, scores)
+    return "; ".join(_CUDA.unsupported_reasons(problem)) or problem

@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
+from ..common.storage import PLAIN_TYPES
 from ..problem import Problem, shape_of
 from ..problem.fields import FIELDS
 
-_PLAIN_TYPES = frozenset((Tensor, Parameter))
 _BATCH, _HEADS = 0, 1
 _FIELDS = {field.name: field for field in FIELDS}
 
 
 def are_distributed(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """True for DTensors. Raises TypeError if only some of the tensors are."""
-    if type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES:
+    if type(q) in PLAIN_TYPES and type(k) in PLAIN_TYPES and type(v) in PLAIN_TYPES:
         return False
     module = sys.modules.get("torch.distributed.tensor")
     if module is None:

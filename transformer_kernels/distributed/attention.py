@@ -21,32 +21,36 @@ from .rectangles import Undivided
 from .sequence import SequenceLayout, check_layout
 
 
+class _AllToAllOptions(Options, total=False):
+    group: Group
+    layout: SequenceLayout
+
+
+class _RingOptions(_AllToAllOptions, total=False):
+    heads_group: Group
+
+
 @overload
 def ring_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    group: Group = None,
-    heads_group: Group = None,
-    layout: SequenceLayout = "zigzag",
     return_lse: Literal[False] = False,
-    **options: Unpack[Options],
+    **options: Unpack[_RingOptions],
 ) -> Tensor: ...
 
 
 @overload
 def ring_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    group: Group = None,
-    heads_group: Group = None,
-    layout: SequenceLayout = "zigzag",
-    return_lse: Literal[True],
-    **options: Unpack[Options],
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[_RingOptions]
 ) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[_RingOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def ring_attention(
@@ -116,10 +120,8 @@ def all_to_all_attention(
     k: Tensor,
     v: Tensor,
     *,
-    group: Group = None,
-    layout: SequenceLayout = "contiguous",
     return_lse: Literal[False] = False,
-    **options: Unpack[Options],
+    **options: Unpack[_AllToAllOptions],
 ) -> Tensor: ...
 
 
@@ -129,11 +131,15 @@ def all_to_all_attention(
     k: Tensor,
     v: Tensor,
     *,
-    group: Group = None,
-    layout: SequenceLayout = "contiguous",
     return_lse: Literal[True],
-    **options: Unpack[Options],
+    **options: Unpack[_AllToAllOptions],
 ) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def all_to_all_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[_AllToAllOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def all_to_all_attention(

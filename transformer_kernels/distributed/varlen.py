@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,16 @@ from .documents import DocumentShard, check_documents
 from .peers import Group, Peers
 
 
+class _Options(TypedDict, total=False):
+    group: Group
+    mask: Mask | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    backend: str
+    check: bool
+
+
 @overload
 def ring_attention_varlen(
     q: Tensor,
@@ -31,14 +41,8 @@ def ring_attention_varlen(
     v: Tensor,
     cu_seqlens: Tensor,
     *,
-    group: Group = None,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[False] = False,
-    backend: str = "auto",
-    check: bool = True,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 
 
@@ -49,15 +53,21 @@ def ring_attention_varlen(
     v: Tensor,
     cu_seqlens: Tensor,
     *,
-    group: Group = None,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[True],
-    backend: str = "auto",
-    check: bool = True,
+    **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def ring_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    return_lse: bool,
+    **options: Unpack[_Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def ring_attention_varlen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
@@ -15,8 +15,8 @@ from ..masks.mask import Mask
 from ..problem.dense import dense_problem
 from ..problem.learned_scale import scaled_queries
 from ..scores.alibi import Alibi
-from ..scores.options import ScoreArguments
 from ..scores.relative import Relative
+from .signatures import AttentionOptions
 
 
 @overload
@@ -25,16 +25,8 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Mask | None = None,
-    bias: Tensor | Alibi | None = None,
-    relative: Relative | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[False] = False,
-    backend: str = "auto",
+    **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 
 
@@ -44,17 +36,15 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
-    mask: Mask | None = None,
-    bias: Tensor | Alibi | None = None,
-    relative: Relative | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[True],
-    backend: str = "auto",
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[AttentionOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -111,31 +101,22 @@ def attention(
 
     Source: docs/attention.md; Dao et al. 2022, arXiv:2205.14135.
     """
-    if (
-        bias is None
-        and relative is None
-        and softcap is None
-        and seed is None
-        and sinks is None
-        and type(dropout_p) is float
-        and return_lse is False
-        and type(backend) is str
-        and backend in ("auto", "cpu", "cuda")
-    ):
-        plain_o = fast_path.attend(q, k, v, mask, scale, True, dropout_p, backend)
-        if plain_o is not None:
-            return plain_o
-    scores: ScoreArguments = {
-        "bias": bias, "relative": relative, "softcap": softcap,
-        "dropout_p": dropout_p, "seed": seed,
+    plain_o = fast_path.attend(
+        q, k, v, mask=mask, scale=scale, dropout_p=dropout_p,
+        others=(bias, relative, softcap, seed, sinks), return_lse=return_lse, backend=backend,
+    )  # fmt: skip
+    if isinstance(plain_o, Tensor):
+        return plain_o
+    options: dict[str, Any] = {
+        "mask": mask, "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+        "dropout_p": dropout_p, "seed": seed, "sinks": sinks, "backend": backend,
     }  # fmt: skip
     if is_overridden(q, k, v, bias, relative, scale, seed, sinks):
-        options = {"mask": mask, "sinks": sinks, "return_lse": return_lse, "backend": backend}
-        return overridden(attention, q, k, v, scale=scale, **scores, **options)
+        return overridden(attention, q, k, v, return_lse=return_lse, **options)
     check_bool("return_lse", return_lse)
-    q, scores["scale"] = scaled_queries(q, scale)
+    q, options["scale"] = scaled_queries(q, scale)
     attend = _attend if division.current is None else division.current.attend
-    o, lse = attend(q, k, v, mask=mask, sinks=sinks, backend=backend, **scores)
+    o, lse = attend(q, k, v, **options)
     return (o, lse) if return_lse else o
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
@@ -13,10 +13,11 @@ from ..dispatch.division import check_undivided
 from ..dispatch.run import run
 from ..masks.mask import Mask
 from ..problem.cache import cache_problem, check_no_gradient
+from ..problem.layout import Layout
 from ..problem.learned_scale import scaled_queries
 from ..scores.alibi import Alibi
-from ..scores.options import ScoreArguments
 from ..scores.relative import Relative
+from .signatures import DecodeOptions
 
 
 @overload
@@ -27,14 +28,8 @@ def attention_decode(
     cache_seqlens: Tensor,
     block_table: Tensor | None = None,
     *,
-    mask: Mask | None = None,
-    bias: Alibi | None = None,
-    relative: Relative | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[False] = False,
-    backend: str = "auto",
+    **options: Unpack[DecodeOptions],
 ) -> Tensor: ...
 
 
@@ -46,15 +41,22 @@ def attention_decode(
     cache_seqlens: Tensor,
     block_table: Tensor | None = None,
     *,
-    mask: Mask | None = None,
-    bias: Alibi | None = None,
-    relative: Relative | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[True],
-    backend: str = "auto",
+    **options: Unpack[DecodeOptions],
 ) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor,
+    block_table: Tensor | None = None,
+    *,
+    return_lse: bool,
+    **options: Unpack[DecodeOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention_decode(
@@ -124,27 +126,21 @@ def attention_decode(
 
     Source: docs/attention.md, section 6.
     """
-    if (
-        bias is None
-        and relative is None
-        and softcap is None
-        and sinks is None
-        and return_lse is False
-        and type(backend) is str
-        and backend in ("auto", "cpu")
-    ):
-        plain_o = fast_path.decode(q, k_cache, v_cache, cache_seqlens, block_table, mask, scale)
-        if plain_o is not None:
-            return plain_o
-    scores: ScoreArguments = {
-        "bias": bias, "relative": relative, "softcap": softcap,
+    plain_o = fast_path.attend(
+        q, k_cache, v_cache, mask=mask, scale=scale, others=(bias, relative, softcap, sinks),
+        return_lse=return_lse, backend=backend,
+        layout=Layout(cache_seqlens=cache_seqlens, block_table=block_table),
+    )  # fmt: skip
+    if isinstance(plain_o, Tensor):
+        return plain_o
+    options: dict[str, Any] = {
+        "mask": mask, "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
+        "sinks": sinks,
     }  # fmt: skip
-    if is_overridden(q, k_cache, v_cache, cache_seqlens, block_table, bias, relative, scale, sinks):
-        return overridden(
-            attention_decode, q, k_cache, v_cache, cache_seqlens, block_table=block_table,
-            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, scale=scale,
-            **scores,
-        )  # fmt: skip
+    cache = q, k_cache, v_cache, cache_seqlens
+    if is_overridden(*cache, block_table, bias, relative, scale, sinks):
+        others = {"block_table": block_table, "return_lse": return_lse, "backend": backend}
+        return overridden(attention_decode, *cache, **others, **options)
     check_undivided("attention_decode")
     check_bool("return_lse", return_lse)
     if type(backend) is not str or backend != "reference":
@@ -152,9 +148,7 @@ def attention_decode(
             {"q": q, "k_cache": k_cache, "v_cache": v_cache}
             | {"bias": bias, "relative": relative, "scale": scale, "sinks": sinks}
         )
-    q, scores["scale"] = scaled_queries(q, scale)
-    problem = cache_problem(
-        q, k_cache, v_cache, cache_seqlens, block_table, mask=mask, sinks=sinks, **scores
-    )
+    q, options["scale"] = scaled_queries(q, scale)
+    problem = cache_problem(q, k_cache, v_cache, cache_seqlens, block_table, **options)
     o, lse = run(problem, q, k_cache, v_cache, sinks=sinks, backend=backend)
     return (o, lse) if return_lse else o

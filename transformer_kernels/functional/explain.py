@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from ..backends import BACKENDS
 from ..common.argument_checks import check_bool, shown
+from ..dispatch import fast_path
 from ..dispatch.autocast import cast_bias, cast_for_autocast
 from ..dispatch.choose import Explanation, explanation
 from ..dispatch.division import check_undivided
@@ -19,6 +20,7 @@ from ..linear.checks import DENSE, PACKED, check_options, map_features
 from ..linear.types import LinearProblem
 from ..problem.cache import cache_problem, check_no_gradient
 from ..problem.dense import dense_problem
+from ..problem.layout import Layout
 from ..problem.learned_scale import check_learned_scale
 from ..problem.pages import places_of_keys
 from ..problem.varlen import one_entry, varlen_problem
@@ -60,8 +62,8 @@ def explain(
 
     Returns:
         An `Explanation` with the chosen backend (None if no backend supports the call), its kernel,
-        and for each backend the reasons why it does not support the call. `str()` of it is a
-        readable report.
+        for each backend the reasons why it does not support the call, and the reason why the call
+        takes the general path. `str()` of it is a readable report.
 
     Raises:
         TypeError, ValueError: as for the operator if an argument is invalid.
@@ -76,9 +78,10 @@ def explain(
     call = inspect.signature(operator).bind(q, k, v, *args, **arguments)
     call.apply_defaults()
     options = call.arguments
+    general_path = _general_path(operator, options)
     backend = options.pop("backend")
     if operator in _LINEAR:
-        return _explain_linear(operator, backend, options)
+        return _explain_linear(operator, backend, options, general_path)
     check_bool("return_lse", options.pop("return_lse"))
     decodes = operator is attention_decode
     if decodes and (type(backend) is not str or backend != "reference"):
@@ -88,24 +91,39 @@ def explain(
         check_learned_scale(q, options["scale"])
         options["scale"] = 1.0
     if decodes:
-        return explanation(cache_problem(**options), backend, q, k, v, BACKENDS)
+        return explanation(cache_problem(**options), backend, q, k, v, BACKENDS, general_path)
     q, k, v = cast_for_autocast(q, k, v)
     options.update(q=q, k=k, v=v, bias=cast_bias(options["bias"], q))
     if options["seed"] is None:
         options["seed"] = 0  # drawing a seed would advance torch's generator
     if operator is attention:
-        return explanation(dense_problem(**options), backend, q, k, v, BACKENDS)
+        return explanation(dense_problem(**options), backend, q, k, v, BACKENDS, general_path)
     if (block_table := options.pop("block_table")) is not None:
         of_keys = (options["cu_seqlens_k"], block_table, options["max_seqlen_k"])
         page, _ = places_of_keys(q, k, v, *of_keys)
         k, v = (x.new_empty(page.shape[0], x.shape[1], x.shape[3]) for x in (k, v))
         options.update(k=k, v=v)
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
-    return explanation(varlen_problem(**options), backend, q, k, v, BACKENDS)
+    return explanation(varlen_problem(**options), backend, q, k, v, BACKENDS, general_path)
+
+
+def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """The reason why a call takes the general path; "" if it takes the fast path."""
+    if operator not in (attention, attention_decode):
+        return f"{operator.__name__} has no fast path"
+    others = dict(arguments)
+    names = ("mask", "scale", "dropout_p", "return_lse", "backend")
+    options = {name: others.pop(name) for name in names if name in others}
+    if operator is attention_decode:
+        lengths = others.pop("cache_seqlens"), others.pop("block_table")
+        options["layout"] = Layout(cache_seqlens=lengths[0], block_table=lengths[1])
+    q, k, v, *rest = others.values()
+    reason = fast_path.attend(q, k, v, **options, others=tuple(rest), runs=False)
+    return reason if isinstance(reason, str) else ""
 
 
 def _explain_linear(
-    operator: Callable[..., Any], backend: str, options: dict[str, Any]
+    operator: Callable[..., Any], backend: str, options: dict[str, Any], general_path: str
 ) -> Explanation:
     check_bool("return_state", options.pop("return_state", False))
     feature_map = options.pop("feature_map")
@@ -121,4 +139,4 @@ def _explain_linear(
     }
     problem = makers[operator](q, k, v, options=checked, **options)
     backends = STEP_BACKENDS if operator is linear_attention_decode else LINEAR_BACKENDS
-    return explanation(problem, backend, *problem.inputs[:3], backends)
+    return explanation(problem, backend, *problem.inputs[:3], backends, general_path)

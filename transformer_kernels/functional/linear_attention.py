@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from ..linear.feature_maps import FeatureMap
 from ..linear.run import run
 from ..linear.types import LinearState
 from ..masks.mask import Mask
+from .signatures import LinearOptions
 
 
 @overload
@@ -22,15 +23,8 @@ def linear_attention(
     k: Tensor,
     v: Tensor,
     *,
-    feature_map: FeatureMap = "elu",
-    causal: bool = True,
-    mask: Mask | None = None,
-    eps: float = 1e-6,
-    normalize: bool = True,
-    log_decay: Tensor | None = None,
-    initial_state: LinearState | None = None,
     return_state: Literal[False] = False,
-    backend: str = "auto",
+    **options: Unpack[LinearOptions],
 ) -> Tensor: ...
 
 
@@ -40,16 +34,15 @@ def linear_attention(
     k: Tensor,
     v: Tensor,
     *,
-    feature_map: FeatureMap = "elu",
-    causal: bool = True,
-    mask: Mask | None = None,
-    eps: float = 1e-6,
-    normalize: bool = True,
-    log_decay: Tensor | None = None,
-    initial_state: LinearState | None = None,
     return_state: Literal[True],
-    backend: str = "auto",
+    **options: Unpack[LinearOptions],
 ) -> tuple[Tensor, LinearState]: ...
+
+
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_state: bool, **options: Unpack[LinearOptions]
+) -> Tensor | tuple[Tensor, LinearState]: ...
 
 
 def linear_attention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from ..linear.checks import PACKED, check_options, map_features, varlen_problem
 from ..linear.feature_maps import FeatureMap
 from ..linear.run import run
 from ..linear.types import LinearState
+from .signatures import LinearVarlenOptions
 
 
 @overload
@@ -22,14 +23,8 @@ def linear_attention_varlen(
     v: Tensor,
     cu_seqlens: Tensor,
     *,
-    feature_map: FeatureMap = "elu",
-    causal: bool = True,
-    eps: float = 1e-6,
-    normalize: bool = True,
-    log_decay: Tensor | None = None,
-    initial_state: LinearState | None = None,
     return_state: Literal[False] = False,
-    backend: str = "auto",
+    **options: Unpack[LinearVarlenOptions],
 ) -> Tensor: ...
 
 
@@ -40,15 +35,21 @@ def linear_attention_varlen(
     v: Tensor,
     cu_seqlens: Tensor,
     *,
-    feature_map: FeatureMap = "elu",
-    causal: bool = True,
-    eps: float = 1e-6,
-    normalize: bool = True,
-    log_decay: Tensor | None = None,
-    initial_state: LinearState | None = None,
     return_state: Literal[True],
-    backend: str = "auto",
+    **options: Unpack[LinearVarlenOptions],
 ) -> tuple[Tensor, LinearState]: ...
+
+
+@overload
+def linear_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    return_state: bool,
+    **options: Unpack[LinearVarlenOptions],
+) -> Tensor | tuple[Tensor, LinearState]: ...
 
 
 def linear_attention_varlen(

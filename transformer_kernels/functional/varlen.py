@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
@@ -16,8 +16,8 @@ from ..problem.learned_scale import scaled_queries
 from ..problem.pages import packed_keys
 from ..problem.varlen import one_entry, varlen_problem
 from ..scores.alibi import Alibi
-from ..scores.options import ScoreArguments
 from ..scores.relative import Relative
+from .signatures import VarlenOptions
 
 
 @overload
@@ -28,19 +28,8 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    block_table: Tensor | None = None,
-    mask: Mask | None = None,
-    bias: Alibi | None = None,
-    relative: Relative | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[False] = False,
-    backend: str = "auto",
+    **options: Unpack[VarlenOptions],
 ) -> Tensor: ...
 
 
@@ -52,20 +41,22 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    block_table: Tensor | None = None,
-    mask: Mask | None = None,
-    bias: Alibi | None = None,
-    relative: Relative | None = None,
-    scale: float | Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    sinks: Tensor | None = None,
     return_lse: Literal[True],
-    backend: str = "auto",
+    **options: Unpack[VarlenOptions],
 ) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    return_lse: bool,
+    **options: Unpack[VarlenOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def attention_varlen(
@@ -143,28 +134,24 @@ def attention_varlen(
 
     Source: docs/attention.md, section 6.
     """
-    scores: ScoreArguments = {
-        "bias": bias, "relative": relative, "softcap": softcap,
-        "dropout_p": dropout_p, "seed": seed,
+    options: dict[str, Any] = {
+        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "mask": mask, "bias": bias,
+        "relative": relative, "scale": scale, "softcap": softcap, "dropout_p": dropout_p,
+        "seed": seed, "sinks": sinks,
     }  # fmt: skip
-    tensors = q, k, v, cu_seqlens_q, cu_seqlens_k, block_table
-    if is_overridden(*tensors, bias, relative, scale, seed, sinks):
-        return overridden(
-            attention_varlen, q, k, v, cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, block_table=block_table,
-            mask=mask, sinks=sinks, return_lse=return_lse, backend=backend, scale=scale,
-            **scores,
-        )  # fmt: skip
+    if is_overridden(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, bias, relative, scale, seed, sinks
+    ):
+        others: dict[str, Any] = {"cu_seqlens_k": cu_seqlens_k, "block_table": block_table}
+        others |= {"return_lse": return_lse, "backend": backend}
+        return overridden(attention_varlen, q, k, v, cu_seqlens_q, **others, **options)
     check_undivided("attention_varlen")
     check_bool("return_lse", return_lse)
-    q, scores["scale"] = scaled_queries(q, scale)
+    q, options["scale"] = scaled_queries(q, scale)
     q, k, v = cast_for_autocast(q, k, v)
     if block_table is not None:
         k, v = packed_keys(q, k, v, cu_seqlens_k, block_table, max_seqlen_k)
-    problem = varlen_problem(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        mask=mask, sinks=sinks, **scores,
-    )  # fmt: skip
+    problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
     o, lse = run(problem, *map(one_entry, (q, k, v)), sinks=sinks, backend=backend)
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o

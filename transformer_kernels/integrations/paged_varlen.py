@@ -71,10 +71,11 @@ def attend_pages(
         )  # fmt: skip
         o, lse = o.transpose(1, 2).flatten(0, 1), lse.transpose(0, 1).contiguous().flatten(1)
         return (o, lse) if is_even else _packed(o, lse, starts, M, q.shape[0])
-    return attention_varlen(
+    result: tuple[Tensor, Tensor] = attention_varlen(
         q, *pages, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         block_table=block_table, dropout_p=dropout_p, mask=mask, **options, return_lse=True,
     )  # fmt: skip
+    return result
 
 
 def _padded(q: Tensor, starts: Tensor, M: int) -> Tensor:

@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
     """
     try:
         fast_o = _fast_path(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if fast_o is not None:
+        if isinstance(fast_o, Tensor):
             return fast_o
         if is_overridden(query, key, value, attn_mask):
             return overridden(
@@ -81,22 +81,24 @@ def _fast_path(
     value: Tensor,
     attn_mask: Tensor | None,
     dropout_p: float,
-    is_causal: bool,
+    is_causal: object,
     scale: float | None,
-    enable_gqa: bool,
-) -> Tensor | None:
-    """Returns the result of a plain call by the fast path; None for any other call."""
-    if type(dropout_p) is not float or type(is_causal) is not bool or type(enable_gqa) is not bool:
-        return None
+    enable_gqa: object,
+) -> Tensor | str | None:
+    """Returns the result of a plain call by the fast path, or the reason for any other call."""
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        return "is_causal or enable_gqa is no bool"
     mask = _CAUSAL if is_causal else None
     if attn_mask is not None:
         if type(attn_mask) is not Tensor or attn_mask.dtype is not torch.bool:
-            return None
+            return "attn_mask is a bias"
         if attn_mask.dim() > 4:
-            return None
+            return "attn_mask has more than 4 dimensions"
         dense = Mask.dense(attn_mask)
         mask = dense & _CAUSAL if is_causal else dense
-    return fast_path.attend(query, key, value, mask, scale, enable_gqa, dropout_p)
+    return fast_path.attend(
+        query, key, value, mask=mask, dropout_p=dropout_p, scale=scale, grouped=enable_gqa
+    )
 
 
 def _general_path(

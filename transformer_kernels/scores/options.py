@@ -55,13 +55,18 @@ DIFFERENTIABLE = ("bias", "relative_bias", "relative_keys")
 """Options whose gradients the backward kernels compute on demand."""
 
 
-class ScoreArguments(TypedDict, total=False):
+class SharedScoreArguments(TypedDict, total=False):
+    """Arguments that all public operators share, with the same types."""
+
+    relative: Relative | None
+    softcap: float | None
+
+
+class ScoreArguments(SharedScoreArguments, total=False):
     """Arguments of the public operators from which `check_scores` makes `ScoreOptions`."""
 
     bias: Tensor | Alibi | None
-    relative: Relative | None
     scale: float | None
-    softcap: float | None
     dropout_p: float
     seed: int | Tensor | None
 

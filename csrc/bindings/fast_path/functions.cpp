@@ -1,7 +1,7 @@
 // CPU fast path: calls the kernels without torch's dispatcher, which costs more than a short
 // attention. transformer_kernels/dispatch/fast_path.py calls these functions if nothing may
-// intercept an operator. They return False, with nothing computed or raised, for unsupported calls;
-// the call then runs through cpu_operators.cpp.
+// intercept an operator. For an unsupported call they return the reason, with nothing computed or
+// raised; the call then runs through cpu_operators.cpp.
 #include "bindings/fast_path/functions.h"
 
 #include <exception>
@@ -18,6 +18,8 @@ namespace {
 
 using namespace direct;
 
+const Reason kUnread = "tensor is on another device, has no plain memory or is negated lazily";
+
 // The arguments that begin every call: q, k, v, scores, mask, layout.
 struct Call {
   Inputs inputs;
@@ -25,18 +27,24 @@ struct Call {
   LayoutParams layout;
   std::vector<int32_t> indices;  // to which `layout` refers
 
-  bool read(PyObject* const* args, Problem& p) {
-    Reason reason;
+  // Returns the reason why the call is declined; empty if it is not.
+  Reason read(PyObject* const* args, Problem& p) {
     if (!read_input(args[0], inputs.q) || !read_input(args[1], inputs.k) ||
-        !read_input(args[2], inputs.v) || !read_options(args + 3, options) ||
-        !set_problem(p, layout, inputs, options).empty()) {
-      return false;
+        !read_input(args[2], inputs.v)) {
+      return "a " + kUnread;
     }
-    if (layout.kind == LayoutKind::kVarlen) return false;
+    if (!read_options(args + 3, options)) return "scale is no finite float, or a mask's " + kUnread;
+    Reason reason = set_problem(p, layout, inputs, options);
+    if (!reason.empty()) return reason;
+    if (layout.kind == LayoutKind::kVarlen) return "packed sequences";
     indices = read_values(p, layout, options, reason);
-    return reason.empty();
+    return reason;
   }
 };
+
+PyObject* declined(const Reason& reason) {
+  return PyUnicode_FromStringAndSize(reason.data(), static_cast<Py_ssize_t>(reason.size()));
+}
 
 // Returns false with a Python exception set if the counts differ.
 bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
@@ -45,7 +53,7 @@ bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
   return false;
 }
 
-// Runs without the GIL, as torch's operators do. Returns True, or null with a Python exception set.
+// Runs without the GIL, as torch's operators do. Returns None, or null with a Python exception set.
 template <typename Params>
 PyObject* run_unlocked(Params& params, const LayoutParams& layout) {
   std::optional<std::string> failure;
@@ -56,23 +64,32 @@ PyObject* run_unlocked(Params& params, const LayoutParams& layout) {
     failure = error.what();
   }
   Py_END_ALLOW_THREADS;
-  if (!failure) Py_RETURN_TRUE;
+  if (!failure) Py_RETURN_NONE;
   PyErr_SetString(PyExc_RuntimeError, failure->c_str());
   return nullptr;
 }
 
-// Further arguments: block_mask or None, grouped, o, row_stats or None.
+// Further arguments: block_mask or None, grouped, o, row_stats or None, runs. `runs` is False if
+// the caller only asks for the reason.
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (!count_is(count, 10)) return nullptr;
+  if (!count_is(count, 11)) return nullptr;
   ForwardParams params{};
   Call call;
   View block_mask, o, row_stats;
-  if (!call.read(args, params) || (args[7] != Py_True && params.H_q != params.H_kv) ||
-      !read_optional(args[6], block_mask) || !read(args[8], o) ||
-      !read_optional(args[9], row_stats) ||
-      !set_outputs(params, call.options, o, row_stats, block_mask).empty()) {
-    Py_RETURN_FALSE;
+  Reason reason = call.read(args, params);
+  if (reason.empty() && args[7] != Py_True && params.H_q != params.H_kv) {
+    reason = "k has fewer heads than q";
+  } else if (reason.empty() && params.D != params.D_v) {
+    reason = "v has another width than q";
   }
+  if (reason.empty()) {
+    const bool read_all =
+        read_optional(args[6], block_mask) && read(args[8], o) && read_optional(args[9], row_stats);
+    reason =
+        read_all ? set_outputs(params, call.options, o, row_stats, block_mask) : "a " + kUnread;
+  }
+  if (!reason.empty()) return declined(reason);
+  if (args[10] != Py_True) Py_RETURN_NONE;
   return run_unlocked(params, call.layout);
 }
 
@@ -82,13 +99,15 @@ PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   BackwardParams params{};
   Call call;
   BackwardTensors x;
-  if (!call.read(args, params) || call.layout.kind != LayoutKind::kDense ||
-      !read_optional(args[6], x.block_mask) || !read(args[7], x.o) || !read(args[8], x.row_stats) ||
-      !read_input(args[9], x.d_o) || !read(args[10], x.dq) || !read(args[11], x.dk) ||
-      !read(args[12], x.dv) || !set_tensors(params, call.options, x).empty()) {
-    Py_RETURN_FALSE;
+  Reason reason = call.read(args, params);
+  if (reason.empty() && call.layout.kind != LayoutKind::kDense) reason = "a cache";
+  if (reason.empty()) {
+    const bool read_all = read_optional(args[6], x.block_mask) && read(args[7], x.o) &&
+                          read(args[8], x.row_stats) && read_input(args[9], x.d_o) &&
+                          read(args[10], x.dq) && read(args[11], x.dk) && read(args[12], x.dv);
+    reason = read_all ? set_tensors(params, call.options, x) : "a " + kUnread;
   }
-  return run_unlocked(params, call.layout);
+  return reason.empty() ? run_unlocked(params, call.layout) : declined(reason);
 }
 
 template <typename Function>

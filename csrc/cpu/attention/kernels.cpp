@@ -56,6 +56,16 @@ size_t workspace(const Problem& p, Count&& count) {
   return largest_workspace(p.dtype, is_short(p), count);
 }
 
+Choice choice(const Problem& p) {
+  Choice found{};
+  with_forward_engine(p, [&](auto engine) {
+    using Engine = decltype(engine);
+    if (!found.engine) found = {Engine::kName, Engine::kQueries, kBlock};
+    return true;
+  });
+  return found;
+}
+
 size_t packed_workspace(const ForwardParams& p, const Workers& workers) {
   const auto count = [&](auto engine) {
     Arena arena;
@@ -140,9 +150,8 @@ void run_sequences(const ForwardParams* sequences, int64_t count, const Workers&
 
 }  // namespace
 
-const Kernels kKernels = {TK_NAME(TK_ISA),      &fill_block_mask,   &fill_live_keys,
-                          &forward_workspace,   &run_forward,       &backward_workspace,
-                          &run_backward,        &sum_key_gradients, &decodes,
-                          &sequences_workspace, &run_sequences};
+const Kernels kKernels = {TK_NAME(TK_ISA),    &choice,      &fill_block_mask,     &fill_live_keys,
+                          &forward_workspace, &run_forward, &backward_workspace,  &run_backward,
+                          &sum_key_gradients, &decodes,     &sequences_workspace, &run_sequences};
 
 }  // namespace tk::cpu::TK_ISA

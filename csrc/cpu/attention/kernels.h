@@ -10,8 +10,15 @@
 
 namespace tk::cpu {
 
+// The engine and the tiles of a forward pass.
+struct Choice {
+  const char* engine;
+  int64_t queries, keys;
+};
+
 struct Kernels {
   const char* name;
+  Choice (*choice)(const Problem& problem);
   // Fills mask.block_mask.
   void (*fill_block_mask)(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
                           const Workers& workers);

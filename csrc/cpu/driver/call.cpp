@@ -4,6 +4,7 @@
 
 #include "cpu/driver/decode.h"
 #include "cpu/driver/dense.h"
+#include "cpu/driver/isa_dispatch.h"
 #include "cpu/driver/varlen.h"
 
 namespace tk {
@@ -31,6 +32,20 @@ std::vector<int32_t> read_values(Problem& p, LayoutParams& layout, const Options
   if (indices) return *std::move(indices);
   reason = "cache_seqlens must be within the capacity, and block_table must hold existing pages";
   return {};
+}
+
+std::string describe(const Problem& p, const LayoutParams& layout) {
+  Problem longest = p;
+  if (layout.kind == LayoutKind::kVarlen) {
+    longest.M = layout.max_seqlen_q, longest.N = layout.max_seqlen_k;
+  }
+  const cpu::Kernels& kernels = cpu::kernels();
+  const std::string isa = std::string(", ") + kernels.name;
+  const char* const real = p.dtype == DType::kFloat64 ? " in float64" : " in float32";
+  if (kernels.decodes(longest)) return "csrc/cpu/attention/decode.h" + isa + "," + real;
+  const auto [engine, queries, keys] = kernels.choice(longest);
+  return "csrc/cpu/attention/forward.h" + isa + ", " + engine + real + ", tiles of " +
+         std::to_string(queries) + " x " + std::to_string(keys);
 }
 
 void run(ForwardParams& params, const LayoutParams& layout) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "common/options.h"
@@ -14,6 +15,9 @@ namespace tk {
 // they do not fit.
 std::vector<int32_t> read_values(Problem& p, LayoutParams& layout, const Options& options,
                                  Reason& reason);
+
+// Describes the kernel of the forward pass: for packed sequences that of the longest one.
+std::string describe(const Problem& p, const LayoutParams& layout);
 
 void run(ForwardParams& params, const LayoutParams& layout);
 // The layout is not a cache.

@@ -131,6 +131,7 @@ struct Amx {
   using Left = AmxOperand;
   using Right = AmxOperand;
   using Product = Term<Left, Right>;
+  static constexpr const char* kName = "amx";
   static constexpr int64_t kQueries = kParts < 3 ? 32 : 64;
   static constexpr int64_t kGroup = kParts == 1 ? 16 : 8;
   static constexpr int kPending = kParts == 1 ? 4 : kParts == 2 ? 2 : 1;

@@ -91,6 +91,7 @@ struct Fma {
   using Left = FmaLeft<Real>;
   using Right = FmaRight<Real>;
   using Product = Term<Left, Right>;
+  static constexpr const char* kName = "fma";
   static constexpr int64_t kQueries = kForwardQueries;
   static constexpr int64_t kGroup = 8;   // query blocks that share a chunk of keys
   static constexpr int kPending = 1;     // products per update of o

@@ -39,11 +39,11 @@ bool is_wanted() {
 }
 
 const Kernels* kernels_for(const ForwardParams& p) {
-  return kernels_of(p.dtype, forward_widths(p));
+  return reason_against(p) ? nullptr : kernels_of(p.dtype, widths_of(p));
 }
 
 const Kernels* kernels_for(const BackwardParams& p) {
-  return kernels_of(p.dtype, backward_widths(p));
+  return reason_against(p) ? nullptr : kernels_of(p.dtype, widths_of(p));
 }
 
 }  // namespace tk::cuda::sm90

@@ -1,5 +1,4 @@
-// Problems that the Hopper kernels support, and the tile widths they use. Plain C++, shared by the
-// launch and by the Python module (`explain`).
+// Problems that the Hopper kernels support, and the tile widths they use.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +28,6 @@ inline bool tma_can_store(const Strided& x, int64_t entries, int64_t heads, int6
   return width % 8 == 0 && tma_can_load(x, entries, heads, length);
 }
 
-inline bool tma_can_load_inputs(const Problem& p) {
-  const bool halves = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
-  return halves && tma_can_load(p.q, p.B, p.H_q, p.M) && tma_can_load(p.k, p.B, p.H_kv, p.N) &&
-         tma_can_load(p.v, p.B, p.H_kv, p.N);
-}
-
 // Width of the narrowest tile that holds D and D_v; zero if none does.
 inline Widths widths_of(const Problem& p) {
   for (const Widths widths : kHopperWidths) {
@@ -43,17 +36,32 @@ inline Widths widths_of(const Problem& p) {
   return {};
 }
 
-inline Widths forward_widths(const ForwardParams& p) {
-  const bool mapped = tma_can_load_inputs(p) && tma_can_store(p.o, p.B, p.H_q, p.M, p.D_v);
-  return mapped ? widths_of(p) : Widths{};
+constexpr const char* kUnmapped = "TMA needs addresses, strides and widths of whole 16 bytes";
+
+// The reason why the kernels support neither pass of a problem; null if they may.
+inline const char* reason_against(const Problem& p) {
+  if (p.dtype != DType::kFloat16 && p.dtype != DType::kBFloat16) return "not half precision";
+  if (p.score.relative_keys) return "relative keys";
+  if (widths_of(p).width == 0) return "D or D_v is too wide";
+  const bool mapped = tma_can_load(p.q, p.B, p.H_q, p.M) && tma_can_load(p.k, p.B, p.H_kv, p.N) &&
+                      tma_can_load(p.v, p.B, p.H_kv, p.N);
+  return mapped ? nullptr : kUnmapped;
+}
+
+inline const char* reason_against(const ForwardParams& p) {
+  const char* const reason = reason_against(static_cast<const Problem&>(p));
+  if (reason) return reason;
+  return tma_can_store(p.o, p.B, p.H_q, p.M, p.D_v) ? nullptr : kUnmapped;
 }
 
 // dbias and drelative_bias are not covered: sm80 always computes them.
-inline Widths backward_widths(const BackwardParams& p) {
-  const bool mapped = tma_can_load_inputs(p) && tma_can_load(p.d_o, p.B, p.H_q, p.M) &&
+inline const char* reason_against(const BackwardParams& p) {
+  const char* const reason = reason_against(static_cast<const Problem&>(p));
+  if (reason) return reason;
+  const bool mapped = tma_can_load(p.d_o, p.B, p.H_q, p.M) &&
                       tma_can_store(p.dk, p.B, p.H_kv, p.N, p.D) &&
                       tma_can_store(p.dv, p.B, p.H_kv, p.N, p.D_v);
-  return mapped ? widths_of(p) : Widths{};
+  return mapped ? nullptr : kUnmapped;
 }
 
 }  // namespace tk::cuda::sm90

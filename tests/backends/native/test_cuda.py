@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,9 +21,7 @@ from transformer_kernels.backends.native.cuda_support import (
     built_for,
     unsupported_device_reason,
 )
-from transformer_kernels.masks.resolved import ResolvedMask
-from transformer_kernels.problem import Layout, Problem, Shape
-from transformer_kernels.scores.options import ScoreOptions
+from transformer_kernels.problem import Problem, Shape
 
 BACKEND = CudaBackend()
 ON_GPU = torch.device("cuda")
@@ -33,11 +30,8 @@ BUILT = ("sm_80", "sm_86", "sm_90", "compute_86")
 WITH_HOPPER = ("sm_80", "sm_86", "sm_90", "sm_90a", "compute_86")
 
 
-def problem(
-    D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16, *, B: int = 1,
-    H_q: int = 2, H_kv: int = 2, M: int = 3, N: int = 3,
-) -> Problem:  # fmt: skip
-    return Problem(Shape(B, H_q, H_kv, M, N, D, D_v, dtype, ON_GPU))
+def problem(D: int = 64, D_v: int = 64, dtype: torch.dtype = torch.bfloat16) -> Problem:
+    return Problem(Shape(1, 2, 2, 3, 3, D, D_v, dtype, ON_GPU))
 
 
 @pytest.fixture
@@ -49,7 +43,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         driver: int = 13000,
         built: tuple[str, ...] = BUILT,
         cuda: str = "13.0",
-        hopper: bool = False,
     ) -> None:
         built_for.cache_clear()
         info = {"cuda": cuda, "cuda_architectures": list(built)}
@@ -58,7 +51,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         version = driver // 1000, driver % 1000 // 10
         monkeypatch.setattr(cuda_support, "cuda_driver_version", lambda: version)
-        monkeypatch.setattr(cuda_support, "runs_hopper", lambda device: hopper)
 
     monkeypatch.setattr(torch.version, "hip", None)
     return pretend
@@ -78,76 +70,6 @@ def test_supported_problems_have_no_reasons(gpu: Callable[..., None]) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         assert BACKEND.unsupported_reasons(problem(dtype=dtype)) == []
     assert BACKEND.unsupported_reasons(problem(D=1, D_v=256)) == []
-
-
-@pytest.mark.parametrize(
-    ("D", "D_v", "width"), [(1, 1, 32), (33, 8, 64), (64, 65, 96), (128, 128, 128), (5, 256, 256)]
-)
-def test_sm80_kernel_description(D: int, D_v: int, width: int, gpu: Callable[..., None]) -> None:
-    gpu()
-    assert kernel(problem(D, D_v)) == f"csrc/cuda/sm80, bfloat16, width {width}, sm_90"
-    assert width in WIDTHS
-
-
-def test_kernel_description_of_decoding(gpu: Callable[..., None]) -> None:
-    """Decoding runs on sm80 kernels, also where the Hopper kernels run."""
-    gpu(built=WITH_HOPPER, hopper=True)
-    cached = replace(problem(), layout=Layout(cache_seqlens=torch.tensor([3])))
-    assert kernel(cached) == "csrc/cuda/sm80/decode, bfloat16, width 64, sm_90"
-
-
-def test_kernel_description_of_few_queries(gpu: Callable[..., None]) -> None:
-    gpu(built=WITH_HOPPER, hopper=True)
-    few = problem(H_q=8, H_kv=2, M=4, N=1024)
-    backward = "csrc/cuda/sm90 backward, bfloat16, width 64/64, sm_90"
-    assert kernel(few) == f"csrc/cuda/sm80/decode forward, {backward}"
-    gpu()
-    for one in (few, problem(B=32, H_q=8, H_kv=4, N=1024), problem(B=31, H_q=8, H_kv=8, N=1024)):
-        assert "sm80/decode forward, csrc/cuda/sm80 backward" in kernel(one)
-    for other in (
-        problem(B=32, H_q=8, H_kv=8, N=1024),
-        problem(H_q=8, H_kv=2, M=5, N=1024),
-        problem(H_q=8, H_kv=2, M=4, N=1023),
-        replace(few, scores=ScoreOptions(dropout_p=0.1, seed=torch.tensor(0))),
-        replace(few, scores=ScoreOptions(bias=torch.zeros(1, 1, 1, 1))),
-        replace(few, mask=ResolvedMask(dense=torch.ones(1, 1, 1, 1, dtype=torch.bool))),
-    ):
-        assert "decode" not in kernel(other)
-
-
-def kernel(problem: Problem) -> str:
-    p = problem.shape
-    q, k = torch.empty(p.B, p.H_q, p.M, p.D, dtype=p.dtype), torch.empty(p.B, p.H_kv, p.N, p.D)
-    return BACKEND.kernel(problem, q, k, torch.empty(p.B, p.H_kv, p.N, p.D_v))
-
-
-@pytest.mark.parametrize(
-    ("D", "D_v", "dtype", "widths"),
-    [
-        (64, 64, torch.float16, "64/64"),
-        (64, 72, torch.bfloat16, "128/128"),
-        (192, 128, torch.bfloat16, "192/128"),
-        (8, 256, torch.bfloat16, "256/256"),
-        (33, 64, torch.bfloat16, None),
-        (64, 33, torch.bfloat16, None),
-        (64, 64, torch.float32, None),
-    ],
-)
-def test_hopper_kernel_description(
-    D: int, D_v: int, dtype: torch.dtype, widths: str | None, gpu: Callable[..., None]
-) -> None:
-    """tests/csrc/cuda/test_hopper.py compares the description with the kernel that runs."""
-    gpu(built=WITH_HOPPER, hopper=True)
-    description, name = kernel(problem(D, D_v, dtype)), str(dtype).removeprefix("torch.")
-    if widths is None:
-        assert description.startswith(f"csrc/cuda/sm80, {name}, width ")
-    else:
-        assert description == f"csrc/cuda/sm90, {name}, width {widths}, sm_90"
-
-
-def test_other_gpus_run_the_sm80_kernels(gpu: Callable[..., None]) -> None:
-    gpu(capability=(10, 0), built=(*WITH_HOPPER, "sm_100"))
-    assert kernel(problem()) == "csrc/cuda/sm80, bfloat16, width 64, sm_100"
 
 
 def test_the_extension_exports_the_tile_config() -> None:

@@ -22,7 +22,6 @@ from building.emulated import Emulation
 from building.tools import find_torch
 from tests.bench.example import PROVENANCE
 from tests.support import emulator
-from transformer_kernels.backends.native import cuda_support
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
 from transformer_kernels.bench import Budget, Case, read_rows
 from transformer_kernels.masks.mask import Mask
@@ -91,12 +90,12 @@ def emulated() -> Iterator[None]:
     """Restores the emulated operators and the setting of the Hopper kernels."""
     if (reason := emulator.unavailable_reason()) is not None:
         pytest.skip(reason)
-    before = cuda_support.emulated_by()
+    before = emulator.emulated_by()
     emulator.install()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOPPER_SWITCH, "1")
         yield
-    cuda_support.emulate(before)
+    emulator.emulate(before)
 
 
 def small_cases(group: Group) -> Sequence[Case]:

@@ -55,6 +55,24 @@ def test_case(case: Case, dtype: torch.dtype, isa: str) -> None:
     assert_case(case, dtype, "cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_explain_names_the_kernel(dtype: torch.dtype, isa: str) -> None:
+    x = torch.randn(1, 2, 300, 16, dtype=dtype)
+    is_double = dtype == torch.float64
+    real = "float64" if is_double else "float32"
+    engine = "amx" if isa == "amx" and not is_double else "fma"
+    queries = 32 if engine == "amx" and dtype == torch.bfloat16 else 64
+    whole = f"csrc/cpu/attention/forward.h, {isa}, {engine} in {real}, tiles of {queries} x 64"
+    assert tk.explain(x, x, x).kernel == whole
+    few = f"csrc/cpu/attention/decode.h, {isa}, in {real}"
+    assert tk.explain(x[:, :, :2], x, x).kernel == few
+    packed = x[0].transpose(0, 1)
+    for lengths, kernel in (([0, 2, 4], few), ([0, 2, 300], whole)):
+        cu_seqlens = torch.tensor(lengths)
+        explained = tk.explain(packed, packed, packed, cu_seqlens, operator=tk.attention_varlen)
+        assert explained.kernel == kernel
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "case",

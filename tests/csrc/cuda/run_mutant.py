@@ -14,7 +14,6 @@ from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_c
 from tests.support.evaluate import assert_case
 from tests.support.linear import LINEAR_CASES, LinearCase, assert_linear_case, assert_steps_continue
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
-from transformer_kernels.backends.native import cuda_support
 from transformer_kernels.dispatch.operators import register_attention
 from transformer_kernels.linear.derivatives import register_linear
 
@@ -27,7 +26,7 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     torch.ops.load_library(library)
     register_attention(RACE_CHECKED.library)
     register_linear(RACE_CHECKED.library)
-    cuda_support.emulate(RACE_CHECKED.library)
+    emulator.emulate(RACE_CHECKED.library)
     operators = getattr(torch.ops, RACE_CHECKED.library)
     operators.report_races(True)
     operators.want_poison(True)

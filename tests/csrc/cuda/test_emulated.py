@@ -339,6 +339,38 @@ def test_explain_names_the_kernels_of_few_queries(options: dict[str, Any], decod
     assert ("decode" in kernel) == decodes
 
 
+@each(
+    ("D", "D_v", "width"), [(1, 1, 32), (33, 8, 64), (64, 65, 96), (128, 128, 128), (5, 256, 256)]
+)
+def test_explain_names_the_tiles_of_ampere(D: int, D_v: int, width: int) -> None:
+    q, v = torch.randn(1, 2, 3, D), torch.randn(1, 2, 3, D_v)
+    of = f"float32, width {width}, sm_80"
+    assert tk.explain(q, q, v, backend="cuda").kernel == f"csrc/cuda/sm80, {of}"
+    lengths = torch.tensor([3])
+    decoded = tk.explain(q, q, v, lengths, backend="cuda", operator=tk.attention_decode)
+    assert decoded.kernel == f"csrc/cuda/sm80/decode, {of}"
+
+
+@pytest.mark.parametrize(
+    ("B", "H_q", "H_kv", "M", "N", "decodes"),
+    [
+        (1, 8, 2, 4, 1024, True),
+        (32, 8, 4, 3, 1024, True),
+        (31, 8, 8, 3, 1024, True),
+        (32, 8, 8, 3, 1024, False),
+        (1, 8, 2, 5, 1024, False),
+        (1, 8, 2, 4, 1023, False),
+    ],
+)
+def test_explain_tells_decoding_from_a_forward_pass(
+    B: int, H_q: int, H_kv: int, M: int, N: int, decodes: bool
+) -> None:
+    q, k = torch.randn(B, H_q, M, 8), torch.randn(B, H_kv, N, 8)
+    decoded = "csrc/cuda/sm80/decode forward, csrc/cuda/sm80 backward"
+    kernel = str(tk.explain(q, k, k, backend="cuda").kernel)
+    assert kernel.startswith(f"{decoded if decodes else 'csrc/cuda/sm80'}, float32")
+
+
 def test_launch_errors_are_raised() -> None:
     """The operator checks the width itself; on a device it also raises CUDA errors."""
     q = torch.randn(1, 1, 3, 257)

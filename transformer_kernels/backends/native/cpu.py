@@ -34,10 +34,6 @@ class CpuBackend(FusedBackend):
     def unsupported_reasons(self, problem: Problem) -> list[str]:
         return reasons_against(problem.shape.device)
 
-    def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
-        accumulate = str(problem.shape.accumulate_dtype).removeprefix("torch.")
-        return f"csrc/cpu, {extension.compiled.isa()}, computing in {accumulate}"
-
     def backward(
         self,
         problem: Problem,

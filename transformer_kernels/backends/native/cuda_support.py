@@ -29,45 +29,33 @@ LINEAR_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_LINEAR_WIDTHS if WIDTHS
 
 _NOT_BUILT = "the extension is built without CUDA kernels; `make build` prints the reason"
 
-_emulated_by: str | None = None
-_library: str = NAMESPACE
+
+class Library:
+    """A library of the CUDA kernels, for the devices that have them."""
+
+    def __init__(self, namespace: str) -> None:
+        self.operators = getattr(torch.ops, namespace)
+
+    def reason_against(self, device: torch.device) -> str | None:
+        """Returns the reason why the kernels cannot run on the device; None if they can."""
+        # A device without an index is the current one, which may change.
+        return _cuda_device_reason(device) if device.index is None else _known_reason(device)
 
 
-def use_library(namespace: str) -> None:
-    """Runs the operators of another library, loaded into this process, from now on.
-
-    A backward pass runs those of the library in use when it starts. For comparisons of builds:
-    benchmarks/runner/tune.py.
-    """
-    global _emulated_by, _library
-    if _emulated_by is not None:
-        _emulated_by = namespace
-    else:
-        _library = namespace
-
-
-def emulate(namespace: str | None) -> None:
-    """Runs CPU tensors on the emulated operators of a namespace; None disables it. For tests."""
-    global _emulated_by
-    _emulated_by = namespace
-
-
-def emulated_by() -> str | None:
-    """Returns the namespace of the emulated operators; None without an emulator."""
-    return _emulated_by
+libraries = {"cuda": Library(NAMESPACE)}
+"""By the type of the devices. Measurements and tests replace them; a backward pass runs the
+operators of the library in use when it starts."""
 
 
 def operators(device: torch.device) -> Any:
     """Returns the operator namespace that runs on the device."""
-    if device.type == "cpu" and _emulated_by is not None:
-        return getattr(torch.ops, _emulated_by)
-    return getattr(torch.ops, _library)
+    return libraries[device.type].operators
 
 
 def unavailable_reason() -> str | None:
     """Returns the reason why no kernel can run on this machine; None if one can."""
-    reason: str | None = unsupported_device_reason(torch.device("cpu" if _emulated_by else "cuda"))
-    return reason
+    reasons = [unsupported_device_reason(torch.device(kind)) for kind in libraries]
+    return None if None in reasons else reasons[0]
 
 
 def not_built_reason() -> str | None:
@@ -79,11 +67,9 @@ def not_built_reason() -> str | None:
 
 
 def runs_hopper(device: torch.device) -> bool:
-    """True if the kernels of csrc/cuda/sm90 are built, enabled and supported by the device."""
-    if device.type == "cuda" and not built_for()[1]:
+    """True if the kernels of csrc/cuda/sm90 are built, enabled and supported by the CUDA device."""
+    if not built_for()[1]:
         return False
-    if device.type != "cuda":
-        return _emulated_by is not None and bool(operators(device).runs_hopper(0))
     index = torch.cuda.current_device() if device.index is None else device.index
     return bool(operators(device).runs_hopper(index))
 
@@ -93,12 +79,10 @@ def unsupported_device_reason(device: torch.device) -> str | None:
     """Returns the reason why no kernel can run on the device; None if one can."""
     if (unavailable := extension.unavailable_reason()) is not None:
         return unavailable
-    if device.type == "cpu" and _emulated_by:
-        return None
-    if device.type != "cuda":
+    library = libraries.get(device.type)
+    if library is None:
         return f"the tensors are on {device}; the cuda backend needs CUDA tensors"
-    # A device without an index is the current one, which may change.
-    return _cuda_device_reason(device) if device.index is None else _known_reason(device)
+    return library.reason_against(device)
 
 
 @functools.cache

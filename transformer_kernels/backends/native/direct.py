@@ -2,7 +2,8 @@
 
 A registered operator costs about 10 us per call, which exceeds the time of a short attention.
 csrc/bindings calls the same kernels in a few microseconds. It declines every call that is not
-plainly valid: the caller then runs the operator, or raises the error of the general path.
+plainly valid, and returns the reason: the caller then runs the operator, or raises the error of
+the general path.
 """
 
 from __future__ import annotations
@@ -45,5 +46,5 @@ def backward(problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
     scores, mask, layout = problem.scores, problem.mask, problem.layout
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     options = scores, mask, layout, block_mask
-    computed = launch_backward(q, k, v, *options, o, row_stats, do, dq, dk, dv)
-    return Gradients(dq, dk, dv) if computed else None
+    reason = launch_backward(q, k, v, *options, o, row_stats, do, dq, dk, dv)
+    return Gradients(dq, dk, dv) if reason is None else None

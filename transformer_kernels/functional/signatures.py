@@ -1,0 +1,62 @@
+"""Options of the operators, once for all their overloads; the implementations have the defaults."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from torch import Tensor
+
+from ..linear.feature_maps import FeatureMap
+from ..linear.types import LinearState
+from ..masks.mask import Mask
+from ..scores.alibi import Alibi
+from ..scores.options import SharedScoreArguments
+
+
+class _Options(SharedScoreArguments, total=False):
+    mask: Mask | None
+    scale: float | Tensor | None
+    sinks: Tensor | None
+    backend: str
+
+
+class AttentionOptions(_Options, total=False):
+    """Options of `attention`."""
+
+    bias: Tensor | Alibi | None
+    dropout_p: float
+    seed: int | Tensor | None
+
+
+class DecodeOptions(_Options, total=False):
+    """Options of `attention_decode`."""
+
+    bias: Alibi | None
+
+
+class VarlenOptions(DecodeOptions, total=False):
+    """Options of `attention_varlen`."""
+
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    block_table: Tensor | None
+    dropout_p: float
+    seed: int | Tensor | None
+
+
+class LinearVarlenOptions(TypedDict, total=False):
+    """Options of `linear_attention_varlen`."""
+
+    feature_map: FeatureMap
+    causal: bool
+    eps: float
+    normalize: bool
+    log_decay: Tensor | None
+    initial_state: LinearState | None
+    backend: str
+
+
+class LinearOptions(LinearVarlenOptions, total=False):
+    """Options of `linear_attention`."""
+
+    mask: Mask | None
