@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
+from importlib.util import find_spec
 from typing import TypeVar
 
 import pytest
@@ -55,6 +56,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     emulated_amx.choose(config.getoption("isa"))
     config.pluginmanager.import_plugin("tests.support.fixtures")
+    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+        from tests.support import triton_interpreter
+
+        triton_interpreter.install()
     # A worker of pytest-xdist does not report.
     if config.getoption("tier") is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Clock(config))

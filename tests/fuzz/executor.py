@@ -51,6 +51,9 @@ def _prepare(extension: list[str]) -> None:
         libraries.install_extension(Path(*extension))
     import tests.fuzz.calls
     import tests.support.emulated  # noqa: F401 - installs the emulator
+    from tests.support import triton_interpreter
+
+    triton_interpreter.install()
 
 
 if __name__ == "__main__":

@@ -33,13 +33,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..backends.triton import compile_report, interpreter, target
+    from ..backends.triton import compile_report, target
     from ..linear.triton import report
     from .errors import UserError
 
     if not target.INSTALLED:
         raise UserError("the command tiles needs the package triton: pip install triton")
-    if interpreter.is_on():
+    if target.INTERPRETED:
         raise UserError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
     chips, widths = tuple(args.chip or CHIPS), tuple(args.width or WIDTHS)
     row = "{:6} {:28} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"

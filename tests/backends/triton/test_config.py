@@ -140,3 +140,11 @@ def test_explain_names_chip_and_tile(device: torch.device) -> None:
     tile = config.tile("forward", target.chip(device), 2, 64, score_bytes=1)
     assert tile is not None
     assert f"forward tile {tile.block_m} x {tile.block_n}" in text
+
+
+def test_an_interpreter_that_rounds_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "INTERPRETED", True)
+    monkeypatch.setattr(target, "interpreter_rounds_as_a_gpu", False)
+    reason = target.reason_against(torch.device("cpu"))
+    assert reason is not None
+    assert reason.startswith("TRITON_INTERPRET is set")

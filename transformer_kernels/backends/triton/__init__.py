@@ -6,7 +6,6 @@ launch.py          host side of a forward and a backward pass
 operators.py       torch operators
 backend.py         interface to dispatch
 target.py          device detection
-interpreter.py     corrections to Triton's interpreter
 compile_report.py  offline compilation of every tile
 
 docs/triton.md explains the design.

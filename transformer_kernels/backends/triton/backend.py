@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...problem import Problem
 from ..base import FusedBackend
-from . import config, interpreter, operators, target
+from . import config, operators, target
 
 
 class TritonBackend(FusedBackend):
@@ -15,7 +15,7 @@ class TritonBackend(FusedBackend):
 
     name = "triton"
     forward_name, backward_name = operators.NAMES
-    is_interpreted = interpreter.is_on()
+    is_interpreted = target.INTERPRETED
     """True if kernels are interpreted: much slower than plain torch, so "auto" skips them."""
 
     def unavailable_reason(self) -> str | None:

@@ -23,7 +23,7 @@ from ...masks.mask import Mask
 from ...problem import Saved
 from ...problem.dense import dense_problem
 from ...scores.relative import relative_bias, relative_keys
-from . import config, interpreter, target
+from . import config, target
 from .config import CHIPS, WIDTHS, Chip, Kernel
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -99,7 +99,7 @@ def compile_tiles(
     Raises:
         RuntimeError: Triton's interpreter is on (TRITON_INTERPRET=1).
     """
-    if interpreter.is_on():
+    if target.INTERPRETED:
         raise RuntimeError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
     jobs = [
         (suite, chip, dtype, columns)

@@ -13,7 +13,7 @@ from ...masks.resolved import BLOCK_MASK_SIZE
 from ...problem import Problem, Saved
 from .. import schema
 from ..base import Gradients
-from . import config, interpreter, target
+from . import config, target
 from .config import Kernel, Tile
 from .kernels import arguments, dropout, masks, scores
 from .kernels.backward import bwd_dkdv_kernel, bwd_dq_kernel
@@ -24,10 +24,6 @@ from .kernels.forward import forward_kernel
 from .kernels.keys_gradient import distance_sums_kernel
 from .kernels.relative_gradient import strip_sums_kernel
 from .kernels.score_gradient import Statistics, bwd_preprocess_kernel
-
-if interpreter.is_on():
-    interpreter.patch()
-
 
 MAX_ROW_STRIDE = 1 << 24
 """Largest row stride, in elements, for which offsets inside a tile fit in 32 bits."""

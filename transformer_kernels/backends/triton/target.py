@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from ...common.torch_private import constant_in_compiled_code
-from . import interpreter
 from .config import CHIPS, Chip, chip_of
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+"""True if Triton interprets kernels, on CPU tensors. Triton reads it when kernels are defined."""
+interpreter_rounds_as_a_gpu = False
+"""Triton's interpreter does not, but for the patches of tests/support/triton_interpreter.py."""
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -21,7 +25,9 @@ def reason_against(device: torch.device) -> str | None:
     """Returns the reason why Triton cannot run on the device, or None if it can."""
     if not INSTALLED:
         return "the package triton is not installed: pip install triton"
-    if interpreter.is_on():
+    if INTERPRETED and not interpreter_rounds_as_a_gpu:
+        return "TRITON_INTERPRET is set, and Triton's interpreter does not round as a GPU does"
+    if INTERPRETED:
         reason = f"the tensors are on {device}; Triton's interpreter (TRITON_INTERPRET=1) needs CPU"
         return None if device.type == "cpu" else f"{reason} tensors"
     if device.type != "cuda":

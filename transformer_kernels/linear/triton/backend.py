@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...backends.triton import interpreter, target
+from ...backends.triton import target
 from ..base import LinearBackend, LinearOperators
 from ..types import LinearProblem
 from . import operators, tiles
@@ -16,7 +16,7 @@ class TritonLinear(LinearBackend):
 
     name = "triton"
     most_steps = 32  # not timed on a GPU
-    is_interpreted = interpreter.is_on()
+    is_interpreted = target.INTERPRETED
     """True if kernels are interpreted: much slower than plain torch, so "auto" skips them."""
 
     def unsupported_reasons(self, problem: LinearProblem) -> list[str]:

@@ -14,26 +14,21 @@ a GPU as follows:
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import replace
 from typing import Any
 
-_ON = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
 
-
-def is_on() -> bool:
-    """True if kernels are interpreted, on CPU tensors: TRITON_INTERPRET at the time of import."""
-    return _ON
+from transformer_kernels.backends.triton import target
 
 
 @functools.cache
-def patch() -> None:
+def install() -> None:
     """Patches the interpreter to round products, bfloat16 and its parts as a GPU does, and to run
-    faster."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
+    faster. The triton backend then runs in it."""
+    target.interpreter_rounds_as_a_gpu = True
     builder: Any = interpreter.InterpreterBuilder
     executor: Any = interpreter.GridExecutor
     plain_cast = builder.cast_impl
@@ -83,9 +78,6 @@ def patch() -> None:
 
 def _unwrap_fields() -> None:
     """Unwraps fields of tuples that are `tl.constexpr`, as the interpreter does with arguments."""
-    import triton.language as tl
-    from triton.runtime import interpreter
-
     plain = interpreter._implicit_cvt
 
     def convert(x: Any) -> Any:
@@ -96,8 +88,6 @@ def _unwrap_fields() -> None:
 
 def _rounded_to_bfloat16(x: Any) -> Any:
     """Bits of float32 values rounded to bfloat16, to nearest even; NaN stays NaN."""
-    import numpy as np
-
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
@@ -105,10 +95,6 @@ def _rounded_to_bfloat16(x: Any) -> Any:
 
 def _widened(x: Any) -> Any:
     """A tensor of bfloat16 as float32; others as they are."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
     if x.dtype.scalar != tl.bfloat16:
         return x
     bits = x.data.astype(np.uint32) << 16
@@ -117,8 +103,6 @@ def _widened(x: Any) -> Any:
 
 def _with_product(total: Any, operands: tuple[Any, Any]) -> Any:
     """Adds a product, summed in float64: once rounded, the order of its sums does not matter."""
-    import numpy as np
-
     a, b = (x.astype(np.float64) for x in operands)
     return total + np.matmul(a, b).astype(total.dtype)
 
@@ -135,8 +119,6 @@ def _part_operands(a: Any, b: Any, count: int) -> list[tuple[Any, Any]]:
 
 def _bfloat16_parts(x: Any, count: int) -> list[Any]:
     """Bfloat16 values that sum to x; all but the first are 0 where x is infinite or NaN."""
-    import numpy as np
-
     parts = []
     for _ in range(count):
         part = (_rounded_to_bfloat16(x).astype(np.uint32) << 16).view(np.float32)
