@@ -72,7 +72,7 @@ SHIFT = (
         for operator in ("attention", "varlen", "decode")
     ),
     *(
-        Edit(f"{_OPERATORS}/{operator}.py", "(bias, relative,", "(shift or None, bias, relative,")
+        Edit(f"{_OPERATORS}/{operator}.py", "is_plain=bias is", "is_plain=not shift and bias is")
         for operator in ("attention", "decode")
     ),
     _after(

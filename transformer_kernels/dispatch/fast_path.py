@@ -23,11 +23,12 @@ from ..common.storage import PLAIN_TYPES, are_plainly_stored
 from ..common.torch_private import (
     MISSING_FOR_FAST_PATH,
     autocast_is_enabled,
+    calls_are_observed,
     calls_are_transformed,
 )
 from ..masks.constraints import Constraint, KeyRange, Window
 from ..masks.mask import Mask
-from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
+from ..masks.resolved import ALL_VISIBLE, resolve
 from ..problem import Layout, Problem, Shape, shape_of
 from ..problem.cache import resolve_cache_mask
 from ..problem.checks import DTYPES, broken_shape_rule, check_mask_tensors
@@ -52,7 +53,7 @@ def attend(
     mask: Mask | None = None,
     scale: Any = None,
     dropout_p: float = 0.0,
-    others: tuple[object, ...] = (),
+    is_plain: bool = True,
     return_lse: bool = False,
     backend: str = "auto",
     layout: Layout = DENSE,
@@ -61,15 +62,12 @@ def attend(
 ) -> Tensor | str | None:
     """Returns o, differentiable to any order; the reason why the call needs the general path.
 
-    Takes the arguments of `attention`, unchecked. `others` are the options that no plain call has:
-    all are None in one. `layout` is that of a cache for `attention_decode`. `grouped` is True if k
+    Takes the arguments of `attention`, unchecked. `is_plain` is True if all options are None that
+    are not named here. `layout` is that of a cache for `attention_decode`. `grouped` is True if k
     and v may have fewer heads than q. With `runs=False` nothing is computed, and None stands for o.
     """
-    for option in others:
-        if option is not None:
-            return "an option other than mask, scale and dropout_p"
-    if return_lse is not False:
-        return "return_lse"
+    if not is_plain or return_lse is not False:
+        return "an option other than mask, scale and dropout_p"
     if not (type(q) in PLAIN_TYPES and type(k) in PLAIN_TYPES and type(v) in PLAIN_TYPES):
         return _SUBCLASS
     if not (mask is None or type(mask) is Mask):
@@ -78,33 +76,27 @@ def attend(
         return "a sequence divided over processes"
     if type(dropout_p) is not float or type(backend) is not str:
         return "dropout_p is no float, or backend no str"
-    if layout is not DENSE:
-        return _decode_on_cpu(q, k, v, mask, scale, layout, backend, runs)
-    if backend == "cuda" or (backend == "auto" and q.is_cuda):
+    if layout is DENSE and (backend == "cuda" or (backend == "auto" and q.is_cuda)):
         return _attend_on_gpu(q, k, v, mask, scale, dropout_p, grouped, runs)
+    if backend not in ("auto", "cpu") or not q.is_cpu:
+        return f"tensors on {q.device} with backend={backend!r}"
+    if not direct.AVAILABLE or calls_are_observed():
+        return direct.unavailable_reason() or _INTERCEPTED
+    if layout is not DENSE:
+        return _decode_on_cpu(q, k, v, mask, scale, layout, runs)
     if dropout_p != 0.0:
         return "dropout on a CPU"
-    return _attend_on_cpu(q, k, v, mask, scale, backend, grouped, runs)
-
-
-def _attend_on_cpu(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    scale: Any,
-    backend: str,
-    grouped: bool,
-    runs: bool,
-) -> Tensor | str | None:
-    if (reason := _reason_on_cpu(q, backend)) is not None:
-        return reason
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    problem = row_stats = None
+    resolved, block_mask, problem, row_stats = ALL_VISIBLE, None, None, None
     try:
-        resolved = ALL_VISIBLE if mask is None else _resolved(mask, q, k)
-        o, block_mask = torch.empty_like(q), _empty_block_mask(resolved, q, k)
+        if mask is not None:
+            B, H, M, _ = q.shape
+            resolved = resolve(mask, B, H, M, k.shape[2])
+            if resolved.has_element_mask:
+                size = resolved.block_mask_shape(M, k.shape[2])
+                block_mask = torch.empty(size, dtype=torch.uint8)
+        o = torch.empty_like(q)
         if needs_grad:
             shape = shape_of(q, k, v)
             problem = Problem(shape, resolved, scores)
@@ -128,11 +120,8 @@ def _decode_on_cpu(
     mask: Mask | None,
     scale: Any,
     layout: Layout,
-    backend: str,
     runs: bool,
 ) -> Tensor | str | None:
-    if (reason := _reason_on_cpu(q, backend)) is not None:
-        return reason
     table = layout.block_table
     if not (type(layout.cache_seqlens) is Tensor and (table is None or type(table) is Tensor)):
         return _SUBCLASS
@@ -154,26 +143,6 @@ def _decode_on_cpu(
     options = scores, resolved, layout, None, True
     reason = direct.launch_forward(q, k_cache, v_cache, *options, o, None, runs)
     return o if reason is None and runs else reason
-
-
-def _resolved(mask: Mask, q: Tensor, k: Tensor) -> ResolvedMask:
-    B, H, M, _ = q.shape
-    return resolve(mask, B, H, M, k.shape[2])
-
-
-def _reason_on_cpu(q: Tensor, backend: str) -> str | None:
-    if backend not in ("auto", "cpu"):
-        return f"backend={backend!r}"
-    if not q.is_cpu:
-        return f"tensors on {q.device}"
-    return None if direct.is_allowed() else direct.unavailable_reason() or _INTERCEPTED
-
-
-def _empty_block_mask(resolved: ResolvedMask, q: Tensor, k: Tensor) -> Tensor | None:
-    """Allocates the block mask; None if the mask needs none."""
-    if not resolved.has_element_mask:
-        return None
-    return torch.empty(resolved.block_mask_shape(q.shape[2], k.shape[2]), dtype=torch.uint8)
 
 
 def _attend_on_gpu(

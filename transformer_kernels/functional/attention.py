@@ -103,9 +103,10 @@ def attention(
     """
     plain_o = fast_path.attend(
         q, k, v, mask=mask, scale=scale, dropout_p=dropout_p,
-        others=(bias, relative, softcap, seed, sinks), return_lse=return_lse, backend=backend,
+        is_plain=bias is None and relative is None and softcap is None and seed is None
+        and sinks is None, return_lse=return_lse, backend=backend,
     )  # fmt: skip
-    if isinstance(plain_o, Tensor):
+    if type(plain_o) is Tensor:
         return plain_o
     options: dict[str, Any] = {
         "mask": mask, "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,

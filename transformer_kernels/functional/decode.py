@@ -127,11 +127,12 @@ def attention_decode(
     Source: docs/attention.md, section 6.
     """
     plain_o = fast_path.attend(
-        q, k_cache, v_cache, mask=mask, scale=scale, others=(bias, relative, softcap, sinks),
+        q, k_cache, v_cache, mask=mask, scale=scale,
+        is_plain=bias is None and relative is None and softcap is None and sinks is None,
         return_lse=return_lse, backend=backend,
-        layout=Layout(cache_seqlens=cache_seqlens, block_table=block_table),
+        layout=Layout(None, None, 0, 0, cache_seqlens, block_table),
     )  # fmt: skip
-    if isinstance(plain_o, Tensor):
+    if type(plain_o) is Tensor:
         return plain_o
     options: dict[str, Any] = {
         "mask": mask, "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,

@@ -118,7 +118,8 @@ def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) ->
         lengths = others.pop("cache_seqlens"), others.pop("block_table")
         options["layout"] = Layout(cache_seqlens=lengths[0], block_table=lengths[1])
     q, k, v, *rest = others.values()
-    reason = fast_path.attend(q, k, v, **options, others=tuple(rest), runs=False)
+    is_plain = all(x is None for x in rest)
+    reason = fast_path.attend(q, k, v, **options, is_plain=is_plain, runs=False)
     return reason if isinstance(reason, str) else ""
 
 

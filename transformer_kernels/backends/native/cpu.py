@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from ...common.torch_private import calls_are_observed
 from ...problem import Problem, Saved
 from ..base import FusedBackend, Gradients
 from . import direct, extension
@@ -46,7 +47,7 @@ class CpuBackend(FusedBackend):
     ) -> Gradients:
         is_packed = problem.layout.cu_seqlens_q is not None
         is_plain = dlse is None and not (wanted or is_packed or differentiable)
-        if is_plain and direct.is_allowed():
+        if is_plain and direct.AVAILABLE and not calls_are_observed():
             gradients = direct.backward(problem, saved, do)
             if gradients is not None:
                 return gradients

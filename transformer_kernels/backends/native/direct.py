@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...common.torch_private import MISSING_FOR_FAST_PATH, calls_are_observed
+from ...common.torch_private import MISSING_FOR_FAST_PATH
 from ...problem import Problem, Saved
 from ..base import Gradients
 from . import extension
@@ -29,15 +29,11 @@ def unavailable_reason() -> str | None:
 
 
 AVAILABLE = unavailable_reason() is None
+"""Direct calls also need that nothing observes operators: `torch_private.calls_are_observed`."""
 
 if AVAILABLE:
     launch_forward = extension.compiled.direct_forward
     launch_backward = extension.compiled.direct_backward
-
-
-def is_allowed() -> bool:
-    """True unless a mode, transform, tracer or profiler may intercept operator calls."""
-    return AVAILABLE and not calls_are_observed()
 
 
 def backward(problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
