@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from building.cuda import LINEAR_OPERATORS, OPERATORS, cuda_units, find_cuda
+from building.emulated import EMULATOR_OPERATORS
 from building.extension import OBJECTS, ROOT, nvcc_jobs, toolchain
 from building.host import operator_units
 from building.ninja import Toolchain, libraries_file, run_ninja
 from building.tools import find_compiler, find_torch
 from building.unit import Unit
 
-NAMED = ("csrc/bindings/cpu_operators.cpp", OPERATORS, "csrc/bindings/emulator_operators.cpp")
+NAMED = ("csrc/bindings/cpu_operators.cpp", OPERATORS, EMULATOR_OPERATORS)
 """Sources with the namespace of the operators, compiled for each library."""
 LEFT_OUT = ("csrc/bindings/linear_operators.cpp", LINEAR_OPERATORS)
 """Operators of linear attention, whose kernels are never edited."""
@@ -144,6 +145,9 @@ def _own_unit(unit: Unit, library: Library, original: Original) -> Unit | None:
     if unit.variant not in library.units:
         return None
     # Searched before the folders of -I.
-    first = ("-iquote", original.headers(library))
-    include = first if unit.compiler == "c++" else ("-Xcompiler", ",".join(first))
-    return replace(unit, flags=(*unit.flags, *include), variant=name)
+    headers = original.headers(library)
+    if unit.compiler == "nvcc":
+        return replace(unit, flags=(*unit.flags, "-Xcompiler", f"-iquote,{headers}"), variant=name)
+    # The C++ compiler compiles kernels for the emulator, whose own headers come first.
+    own, others = ("-iquote", f"{headers}/emulator"), ("-iquote", headers)
+    return replace(unit, flags=(*own, *unit.flags, *others), variant=name)

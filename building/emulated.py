@@ -10,8 +10,12 @@ from building.host import stable_abi
 from building.tools import Torch
 from building.unit import Unit
 
+EMULATOR = "csrc/emulator"
+"""The emulator. Its headers take the place of those of the same names in csrc/."""
+EMULATOR_OPERATORS = f"{EMULATOR}/bindings/operators.cpp"
+
 FLAGS = (
-    "-DTK_EMULATOR",
+    *("-iquote", EMULATOR),  # searched before the folders of -I
     "-g1",  # line numbers in error messages
     "-Wno-unknown-pragmas",  # `unroll` is a pragma of nvcc
 )
@@ -49,20 +53,17 @@ class Emulation:
     def units(self, torch: Torch, root: Path) -> tuple[Unit, ...]:
         # The sanitizer's runtime is not linked: the emulator defines the hooks (tsan.cpp).
         sanitizer = ("-fsanitize=thread",) if self.races else ()
-        kernels = (*KERNEL_FLAGS, f"-DTK_EMULATED_ARCH={self.arch}", *sanitizer, "-x", "c++")
+        kernels = (*KERNEL_FLAGS, f"-D__CUDA_ARCH__={self.arch}", *sanitizer, "-x", "c++")
         operators = (*KERNEL_FLAGS, *stable_abi(torch), f"-DTK_LIBRARY={self.library}")
         linear = (*linear_units("c++", kernels), Unit(LINEAR_OPERATORS, operators))
-        emulator = sorted((root / "csrc/cuda/emulator").glob("*.cpp"))
+        emulator = sorted((root / EMULATOR).glob("*.cpp"))
         return (
             # The emulator comes first: of an inline function in several objects, the linker keeps
             # the first copy, which must not be instrumented.
             *(Unit(str(source.relative_to(root)), EMULATOR_FLAGS) for source in emulator),
             *kernel_units("c++", kernels, self.is_complete),
             *((*hopper_units("c++", kernels), *linear) if self.is_complete else ()),
-            *(
-                Unit(source, operators)
-                for source in (OPERATORS, "csrc/bindings/emulator_operators.cpp")
-            ),
+            *(Unit(source, operators) for source in (OPERATORS, EMULATOR_OPERATORS)),
             Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
             Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
             Unit("csrc/bindings/tensors.cpp", stable_abi(torch)),

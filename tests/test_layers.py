@@ -46,11 +46,14 @@ C_LAYERS = (
     {"cuda"},
     {"cuda/sm80", "cuda/sm90", "cuda/linear"},
     {"cuda/common"},
-    {"cuda/platform", "cuda/emulator"},
+    {"cuda/platform", "emulator"},
     {"common"},
 )
-"""Folders of csrc/, top layer first. Folders of one layer do not include each other, except that
-cuda/platform selects nvcc or the emulator."""
+"""Folders of csrc/, top layer first. Folders of one layer do not include each other.
+
+csrc/emulator takes the place of a part of csrc/ in the build for the CPU: its folders are searched
+before those of csrc/, and have the layers of the folders they are named after. They may include
+those, and the emulator itself, which nothing else may include."""
 
 IMPORT_EACH_ALONE = """
 import importlib, os, sys, types
@@ -130,7 +133,8 @@ def test_each_module_imports_on_its_own() -> None:
 
 
 def c_layer(folder: str) -> int:
-    return next(n for n, folders in enumerate(C_LAYERS) if folder in folders)
+    name = folder.removeprefix("emulator/")
+    return next(n for n, folders in enumerate(C_LAYERS) if name in folders)
 
 
 @each(
@@ -138,11 +142,20 @@ def c_layer(folder: str) -> int:
 )
 def test_includes_only_descend(path: Path) -> None:
     own = str(path.parent.relative_to(CSRC))
+    is_emulator = own.split("/")[0] == "emulator"
     for include in re.findall(r'#include "([^"]+)"', path.read_text()):
         assert (CSRC / include).is_file(), f"{include} is not relative to csrc/"
         other = str(PurePosixPath(include).parent)
         if other == own:
             continue
         assert {own.split("/")[0], other.split("/")[0]} != {"cpu", "cuda"}
-        is_platform = {own, other} == {"cuda/platform", "cuda/emulator"}
-        assert c_layer(other) > c_layer(own) or is_platform, f"{include} is above {own}"
+        if is_emulator:
+            assert c_layer(other) >= c_layer(own), f"{include} is above {own}"
+        else:
+            assert not other.startswith("emulator"), f"{own} includes {include}"
+            assert c_layer(other) > c_layer(own), f"{include} is above {own}"
+
+
+def test_headers_of_the_emulator_take_the_place_of_others() -> None:
+    for path in (CSRC / "emulator").glob("*/**/*.h"):
+        assert (CSRC / path.relative_to(CSRC / "emulator")).is_file()

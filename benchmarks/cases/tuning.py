@@ -70,7 +70,7 @@ def _wgmma(columns: int) -> tuple[Edit, ...]:
     last = "kCount == 96 || kCount == 128"
     return (
         Edit("cuda/platform/sm90_wgmma.h", first, added + first),
-        Edit("cuda/emulator/sm90_wgmma.h", last, f"{last} || kCount == {registers}"),
+        Edit("emulator/cuda/platform/sm90_wgmma.h", last, f"{last} || kCount == {registers}"),
     )
 
 

@@ -1,5 +1,4 @@
-// CUDA implementations of the operators declared in csrc/bindings/cpu_operators.cpp. With
-// TK_EMULATOR they run on the CPU, in the emulator of csrc/cuda/emulator.
+// CUDA implementations of the operators declared in csrc/bindings/cpu_operators.cpp.
 //
 // Nothing here synchronises with the device or reads its memory, so that CUDA graphs can capture
 // it.
@@ -12,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/cuda_tensors.h"
 #include "bindings/device_guard.h"
 #include "bindings/operator_call.h"
 #include "cuda/dispatch.h"
@@ -110,13 +110,11 @@ std::string attention_describe(Tensor q, Tensor k,
   return tk::cuda::describe(pass.params, backward.params, launch_of(call, on));
 }
 
-#ifndef TK_EMULATOR
 // True if the Hopper kernels are built, enabled and supported by the device.
 bool runs_hopper(int64_t device) {
-  const OnDevice on({aoti_torch_device_type_cuda(), static_cast<int32_t>(device)});
+  const OnDevice on(device);
   return tk::cuda::runs_hopper();
 }
-#endif
 
 }  // namespace
 
@@ -126,10 +124,8 @@ TK_CUDA_OPERATORS(m) {
   m.impl("attention_describe", TORCH_BOX(&attention_describe));
 }
 
-#ifndef TK_EMULATOR
 TK_DEFINE_MORE(TK_LIBRARY, m) { m.def("runs_hopper(int device) -> bool"); }
 
 TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd, m) {
   m.impl("runs_hopper", TORCH_BOX(&runs_hopper));
 }
-#endif

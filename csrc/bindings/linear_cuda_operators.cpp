@@ -1,5 +1,4 @@
-// CUDA implementations of the operators declared in linear_operators.cpp. With TK_EMULATOR they run
-// on the CPU, in the emulator of csrc/cuda/emulator.
+// CUDA implementations of the operators declared in linear_operators.cpp.
 //
 // Nothing here synchronises with the device or reads its memory, so that CUDA graphs can capture
 // it.
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/cuda_tensors.h"
 #include "bindings/device_guard.h"
 #include "bindings/linear_call.h"
 #include "cuda/linear/dispatch.h"

@@ -126,9 +126,7 @@ std::string described(DType dtype, const std::string& width) {
 
 }  // namespace
 
-#ifndef TK_EMULATOR
-void use_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
-#endif
+void use_device(int device) { set_device(device); }
 
 bool runs_hopper() {
 #ifdef TK_SM90

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from building import edited
 from building.chips import Chips
 from building.cuda import OPERATORS, cuda_units
 from building.edited import Edit, Library, Original, edited_headers
+from building.emulated import EMULATOR, Emulation
 from building.extension import ROOT
 from building.host import operator_units
 from building.ninja import Toolchain
@@ -58,6 +61,18 @@ def test_edited_headers_are_searched_first(manifest: list[str], original: Origin
     folder = original.headers(WIDE)
     assert manifest[at + 1].endswith(f"-Xcompiler -iquote,{folder}".replace(original.output, "out"))
     assert EDIT.new in (Path(folder) / TILES).read_text()
+
+
+def test_headers_of_the_emulator_are_searched_before_others(
+    monkeypatch: pytest.MonkeyPatch, original: Original
+) -> None:
+    emulated = replace(original, units=Emulation().units(TORCH, ROOT))
+    found: list[str] = []
+    monkeypatch.setattr(edited, "run_ninja", lambda *arguments: found.append(arguments[2]))
+    edited.build([WIDE], emulated)
+    flags = found[0].partition("bfloat16-128-128-wide-tiles.o:")[2].splitlines()[1]
+    folder = original.headers(WIDE)
+    assert re.findall(r"-iquote (\S+)", flags) == [f"{folder}/emulator", EMULATOR, folder]
 
 
 def test_each_library_has_its_own_namespace(manifest: list[str]) -> None:

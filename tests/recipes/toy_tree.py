@@ -53,7 +53,7 @@ def _build_emulated(root: Path) -> None:
 
 
 def _is_changed(unit: Unit) -> bool:
-    return unit.variant in ("", VARIANT) and not unit.source.startswith("csrc/cuda/emulator/")
+    return unit.variant in ("", VARIANT) and not unit.source.startswith("csrc/emulator/")
 
 
 def _build(root: Path, units: Sequence[Unit], linked: tuple[str, ...], output: str) -> None:

@@ -10,8 +10,6 @@ namespace tk::cuda {
 // Architecture that the code is compiled for; it selects one of the two sets of tiles.
 #if defined(__CUDA_ARCH__)
 constexpr int kArch = __CUDA_ARCH__;
-#elif defined(TK_EMULATED_ARCH)
-constexpr int kArch = TK_EMULATED_ARCH;
 #else
 constexpr int kArch = kLargeArch;
 #endif

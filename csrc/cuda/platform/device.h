@@ -1,4 +1,4 @@
-// Macros and host functions for kernels, for nvcc and for the CPU emulator (docs/emulator.md):
+// Macros and host functions for kernels:
 //
 //   template <typename Element, int kWidth>
 //   TK_KERNEL(128, 2) forward_kernel(const __grid_constant__ Params p) {
@@ -10,12 +10,6 @@
 //
 // TK_LAUNCH throws std::runtime_error for CUDA errors.
 #pragma once
-
-#ifdef TK_EMULATOR
-
-#include "cuda/emulator/device.h"
-
-#else
 
 #include <cuda_runtime.h>
 
@@ -39,6 +33,9 @@
 #define TK_LAUNCH(kernel, grid, threads, shared_bytes, stream, ...) \
   ::tk::cuda::launch(#kernel, kernel, grid, threads, shared_bytes, stream, __VA_ARGS__)
 
+// 10 times the compute capability that the loaded code of a kernel was compiled for, e.g. 800.
+#define TK_LOADED_ARCH(kernel) ::tk::cuda::loaded_arch(#kernel, kernel)
+
 namespace tk::cuda {
 
 inline void check(cudaError_t error, const char* what) {
@@ -48,6 +45,8 @@ inline void check(cudaError_t error, const char* what) {
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
   }
 }
+
+inline void set_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
 
 // Multiprocessors of the current device.
 struct Multiprocessors {
@@ -78,7 +77,14 @@ inline int compute_capability() {
   return 10 * major + minor;
 }
 
-// Number of CTAs that a launch aims at; tests of the emulator change it.
+template <typename... Parameters>
+int loaded_arch(const char* name, void (*kernel)(Parameters...)) {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel), name);
+  return attributes.ptxVersion * 10;
+}
+
+// Number of CTAs that a launch aims at if it would choose `count`.
 inline int aimed_ctas(int count) { return count; }
 
 // Raises the shared-memory limit of a kernel on the current device to `bytes`. The limit is never
@@ -109,5 +115,3 @@ void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, unsigned
 }
 
 }  // namespace tk::cuda
-
-#endif

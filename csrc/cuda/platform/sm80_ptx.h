@@ -1,15 +1,9 @@
 // Wrappers of sm_80 PTX instructions without a CUDA C++ intrinsic. Fragments have the layout that
-// the PTX ISA defines for m16n8k16. The emulator implements each function under the same name.
+// the PTX ISA defines for m16n8k16.
 #pragma once
 
 #include "cuda/platform/device.h"
 #include "cuda/platform/element.h"
-
-#ifdef TK_EMULATOR
-
-#include "cuda/emulator/sm80_ptx.h"
-
-#else
 
 namespace tk::cuda {
 
@@ -162,5 +156,3 @@ TK_DEVICE void add_release(int* global, int value) {
 }
 
 }  // namespace tk::cuda
-
-#endif

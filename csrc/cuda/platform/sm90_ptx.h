@@ -1,15 +1,9 @@
 // Inline PTX of sm_90 except wgmma (sm90_wgmma.h): mbarriers, TMA, named barriers, register
-// reallocation. The emulator implements a function of the same name for each.
+// reallocation.
 #pragma once
 
 #include "cuda/platform/sm80_ptx.h"
 #include "cuda/platform/sm90_tensor_map.h"
-
-#ifdef TK_EMULATOR
-
-#include "cuda/emulator/sm90_ptx.h"
-
-#else
 
 namespace tk::cuda {
 
@@ -242,5 +236,3 @@ TK_DEVICE void store_matrices_transposed(void* shared_row, const uint32_t (&x)[4
 }
 
 }  // namespace tk::cuda
-
-#endif

@@ -1,55 +1,20 @@
-// TMA tensor maps: a tensor of up to five dimensions and the box that one copy moves.
+// TMA tensor maps, which the driver encodes.
 #pragma once
-
-#include <cstdint>
-
-#include "cuda/platform/device.h"
-
-namespace tk::cuda {
-
-// Swizzle: permutes the 16-byte chunks within rows of 32, 64 or 128 bytes, so that a column of
-// eight rows falls into different banks. The values are those of wgmma matrix descriptors.
-enum class Swizzle : uint8_t { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
-
-enum class TensorType : uint8_t { kHalf, kBFloat16, kFloat };
-
-constexpr int kTensorRank = 5;
-
-struct TensorBox {
-  void* data;  // 16-byte aligned
-  TensorType type;
-  int rank;
-  uint64_t size[kTensorRank];    // elements, innermost first
-  uint64_t stride[kTensorRank];  // bytes, multiples of 16; stride[0] is the size of an element
-  uint32_t box[kTensorRank];     // elements; with a swizzle, box[0] fills one swizzled row
-  Swizzle swizzle;
-};
-
-// Passed to kernels by value as `const __grid_constant__`, alone or as a member of another struct.
-#ifdef TK_EMULATOR
-struct TensorMap {
-  uint64_t words[16];
-};
-#else
-struct alignas(128) TensorMap {
-  uint64_t words[16];
-};
-#endif
-
-}  // namespace tk::cuda
-
-#ifdef TK_EMULATOR
-
-#include "cuda/emulator/sm90_tensor_map.h"
-
-#else
 
 #include <cuda.h>
 
 #include <stdexcept>
 #include <string>
 
+#include "cuda/platform/device.h"
+#include "cuda/platform/tensor_box.h"
+
 namespace tk::cuda {
+
+// Passed to kernels by value as `const __grid_constant__`, alone or as a member of another struct.
+struct alignas(128) TensorMap {
+  uint64_t words[16];
+};
 
 // Encodes a tensor map. Throws std::runtime_error on failure. The driver function is looked up at
 // run time, so that the extension does not link libcuda.
@@ -91,5 +56,3 @@ inline TensorMap encode(const TensorBox& tensor) {
 }
 
 }  // namespace tk::cuda
-
-#endif

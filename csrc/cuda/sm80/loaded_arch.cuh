@@ -9,14 +9,7 @@ namespace tk::cuda {
 // the architecture of the loaded function, not of the device.
 template <typename Element, int kWidth, Products kProducts = Products::kPlain>
 int arch_of() {
-#ifdef TK_EMULATOR
-  return kArch;
-#else
-  cudaFuncAttributes attributes;
-  check(cudaFuncGetAttributes(&attributes, forward_kernel<Element, kWidth, kProducts>),
-        "forward_kernel");
-  return attributes.ptxVersion * 10;
-#endif
+  return TK_LOADED_ARCH((forward_kernel<Element, kWidth, kProducts>));
 }
 
 }  // namespace tk::cuda

@@ -13,11 +13,11 @@ from pathlib import Path
 from building.extension import ROOT
 from building.ninja import available_cores
 
-EMULATOR = ROOT / "csrc/cuda/emulator"
+EMULATOR = ROOT / "csrc/emulator"
 KERNELS = ROOT / "tests/csrc/cuda/kernels"
 FLAGS = (
     *("-std=c++20", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror"),
-    *("-DTK_EMULATOR", f"-I{ROOT / 'csrc'}"),
+    *("-iquote", str(EMULATOR), f"-I{ROOT / 'csrc'}"),
 )
 SEEDS = range(8)
 

@@ -14,7 +14,7 @@
 #include "cuda/platform/device.h"
 #include "cuda/platform/element.h"
 
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
 #include <new>
 
 #include "cuda/platform/sm80_ptx.h"
@@ -25,7 +25,7 @@
 #include <map>
 #endif
 
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
 
 // Allocator with the alignment that bulk copies need.
 template <typename T>
@@ -97,7 +97,7 @@ inline void finish() {
 #endif
 
 // Conversions on the host.
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
 template <typename Element>
 float value_of(Element x) {
   return tk::cuda::to_float(x);
@@ -171,7 +171,7 @@ inline int run_cases(int count, char** arguments, const std::vector<Case>& cases
     if (count < 2 || strcmp(one.name, arguments[1]) != 0) continue;
     for (int n = 2; n < count; ++n) {
       if (!strcmp(arguments[n], "races")) continue;
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
       tk::emulator::options().seed = strtoull(arguments[n], nullptr, 10);
       tk::emulator::options().races = races;
 #endif

@@ -230,7 +230,7 @@ void products() {
   }
 }
 
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
 
 // Round trip of all 65536 bit patterns, and rounding to nearest even at and around each midpoint.
 template <typename Element>
@@ -288,7 +288,7 @@ int main(int count, char** arguments) {
                     {"matrix_loads", matrix_loads<false>},
                     {"matrix_loads_transposed", matrix_loads<true>},
                     {"products_half", products<Half>},
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
                     {"conversions_half", conversions<Half>},
                     {"conversions_bfloat16", conversions<BFloat16>},
                     {"known_values", known_values},

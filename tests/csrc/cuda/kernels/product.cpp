@@ -38,7 +38,7 @@ struct Params {
 
 // Defects exist only in the emulator: nvcc compiles the correct kernel.
 TK_DEVICE bool has_defect([[maybe_unused]] const Params& p, [[maybe_unused]] Defect defect) {
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
   return p.defect == defect;
 #else
   return false;

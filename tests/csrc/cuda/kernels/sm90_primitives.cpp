@@ -150,7 +150,7 @@ void tensor_copies() {
   }
 }
 
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
 
 void refused_tensor_maps() {
   alignas(16) float data[64];
@@ -352,7 +352,7 @@ void exponentials() {
 int main(int count, char** arguments) {
   return run_cases(count, arguments,
                    {{"tensor_copies", tensor_copies},
-#ifdef TK_EMULATOR
+#ifndef __CUDACC__
                     {"refused_tensor_maps", refused_tensor_maps},
 #endif
                     {"bulk_copies", bulk_copies},

@@ -1,8 +1,8 @@
 // TMA: loads that complete later, and stores that read shared memory later.
 #include <cstring>
 
-#include "cuda/emulator/machine.h"
-#include "cuda/emulator/sm90_ptx.h"
+#include "cuda/platform/sm90_ptx.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

@@ -1,8 +1,8 @@
 // The instruction stmatrix.
 #include <cstring>
 
-#include "cuda/emulator/machine.h"
-#include "cuda/emulator/sm90_ptx.h"
+#include "cuda/platform/sm90_ptx.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

@@ -1,4 +1,4 @@
-#include "cuda/emulator/fault.h"
+#include "emulator/fault.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <memory>
 
-#include "cuda/emulator/machine.h"
+#include "emulator/machine.h"
 
 #ifdef __linux__
 #include <elf.h>

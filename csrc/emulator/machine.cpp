@@ -1,10 +1,10 @@
-#include "cuda/emulator/machine.h"
+#include "emulator/machine.h"
 
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
 
-#include "cuda/emulator/fault.h"
+#include "emulator/fault.h"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 

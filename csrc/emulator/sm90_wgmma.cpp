@@ -1,12 +1,12 @@
 // wgmma. A product is computed, 16 rows for each warp, when the first warp of the warpgroup waits
 // for it. Until then its operands must not change. Accumulators are poison until their warp waits.
-#include "cuda/emulator/sm90_wgmma.h"
+#include "cuda/platform/sm90_wgmma.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/emulator/halves.h"
-#include "cuda/emulator/machine.h"
+#include "emulator/halves.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/emulator/core.h"
-#include "cuda/emulator/race.h"
-#include "cuda/platform/sm90_tensor_map.h"
+#include "cuda/platform/tensor_box.h"
+#include "emulator/core.h"
+#include "emulator/race.h"
 
 namespace tk::emulator {
 

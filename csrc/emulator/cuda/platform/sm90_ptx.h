@@ -1,9 +1,9 @@
-// Emulated versions of the functions of platform/sm90_ptx.h.
+// The functions of csrc/cuda/platform/sm90_ptx.h, emulated.
 #pragma once
 
-#include "cuda/emulator/core.h"
-#include "cuda/emulator/sm80_ptx.h"
+#include "cuda/platform/sm80_ptx.h"
 #include "cuda/platform/sm90_tensor_map.h"
+#include "emulator/core.h"
 
 namespace tk::cuda {
 

@@ -2,8 +2,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cuda/emulator/machine.h"
-#include "cuda/emulator/sm90_ptx.h"
+#include "cuda/platform/sm90_ptx.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

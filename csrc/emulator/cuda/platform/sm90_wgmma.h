@@ -1,9 +1,11 @@
-// Emulated versions of the functions of platform/sm90_wgmma.h.
+// The functions of csrc/cuda/platform/sm90_wgmma.h, emulated.
 #pragma once
 
 #include <type_traits>
 
-#include "cuda/platform/sm90_wgmma.h"
+#include "cuda/platform/major.h"
+#include "cuda/platform/matrix_descriptor.h"
+#include "cuda/platform/sm90_ptx.h"
 
 namespace tk::emulator {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/emulator/core.h"
+#include "emulator/core.h"
 
 namespace tk::emulator {
 

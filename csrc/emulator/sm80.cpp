@@ -1,9 +1,9 @@
 // Instructions of sm_80: ldmatrix and mma.
 #include <cstring>
 
-#include "cuda/emulator/halves.h"
-#include "cuda/emulator/machine.h"
-#include "cuda/emulator/sm80_ptx.h"
+#include "cuda/platform/sm80_ptx.h"
+#include "emulator/halves.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

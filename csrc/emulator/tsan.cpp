@@ -1,7 +1,7 @@
 // Hooks called by code compiled with -fsanitize=thread. The compiler's own runtime is not linked.
 #include <cstddef>
 
-#include "cuda/emulator/machine.h"
+#include "emulator/machine.h"
 
 namespace {
 

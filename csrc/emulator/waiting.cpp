@@ -5,7 +5,7 @@
 #include <map>
 #include <tuple>
 
-#include "cuda/emulator/machine.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "cuda/emulator/core.h"
-#include "cuda/emulator/device.h"
-#include "cuda/emulator/fiber.h"
-#include "cuda/emulator/memory.h"
-#include "cuda/emulator/race.h"
-#include "cuda/emulator/sm90.h"
+#include "cuda/platform/device.h"
+#include "emulator/core.h"
+#include "emulator/fiber.h"
+#include "emulator/memory.h"
+#include "emulator/race.h"
+#include "emulator/sm90.h"
 
 namespace tk::emulator {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <tuple>
 
-#include "cuda/emulator/core.h"
+#include "emulator/core.h"
 
 #define TK_DEVICE static inline __attribute__((unused))
 #define TK_DEVICE_METHOD inline
@@ -14,6 +14,7 @@
 #define TK_SHARED_MEMORY(name) unsigned char* const name = ::tk::emulator::shared_memory()
 #define TK_LAUNCH(kernel, grid, threads, shared_bytes, stream, ...) \
   ::tk::emulator::launch(#kernel, kernel, grid, threads, shared_bytes, stream, __VA_ARGS__)
+#define TK_LOADED_ARCH(kernel) __CUDA_ARCH__  // defined by the build
 
 #define __device__
 #define __host__
@@ -107,6 +108,8 @@ TK_DEVICE float __fmul_rn(float a, float b) {
 }
 
 namespace tk::cuda {
+
+inline void set_device(int) {}
 
 struct Multiprocessors {
   int count, shared_bytes;

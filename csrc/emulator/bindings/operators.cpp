@@ -1,6 +1,6 @@
 // Schemas of the emulated operators in the namespace TK_LIBRARY, and test settings of the emulator.
-// cuda_operators.cpp and linear_cuda_operators.cpp implement them; tests/support/emulator.py builds
-// and loads the library.
+// cuda_operators.cpp and linear_cuda_operators.cpp of csrc/bindings implement them;
+// tests/support/emulator.py builds and loads the library.
 #include <string>
 #include <utility>
 
@@ -8,8 +8,7 @@
 #include "bindings/namespace.h"
 #include "bindings/operator_call.h"
 #include "common/workspace.h"
-#include "cuda/dispatch.h"
-#include "cuda/emulator/core.h"
+#include "emulator/core.h"
 
 namespace {
 
@@ -29,9 +28,6 @@ int64_t set_chip(int64_t capability) {
 int64_t set_aimed_ctas(int64_t count) {
   return std::exchange(tk::emulator::options().aimed_ctas, static_cast<int>(count));
 }
-
-// Refers to the emulated compute capability; the device is ignored.
-bool runs_hopper(int64_t) { return tk::cuda::runs_hopper(); }
 
 std::string latest_launch() { return tk::emulator::latest_launch(); }
 
@@ -53,7 +49,6 @@ TK_DEFINE(TK_LIBRARY, m) {
   m.def("report_races(bool wanted) -> ()");
   m.def("set_chip(int capability) -> int");
   m.def("set_aimed_ctas(int count) -> int");
-  m.def("runs_hopper(int device) -> bool");
   m.def("latest_launch() -> str");
 }
 
@@ -64,6 +59,5 @@ TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd, m) {
   m.impl("report_races", TORCH_BOX(&report_races));
   m.impl("set_chip", TORCH_BOX(&set_chip));
   m.impl("set_aimed_ctas", TORCH_BOX(&set_aimed_ctas));
-  m.impl("runs_hopper", TORCH_BOX(&runs_hopper));
   m.impl("latest_launch", TORCH_BOX(&latest_launch));
 }

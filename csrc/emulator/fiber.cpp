@@ -1,4 +1,4 @@
-#include "cuda/emulator/fiber.h"
+#include "emulator/fiber.h"
 
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 #include <new>
 
 #if !defined(__x86_64__) && !defined(__aarch64__)
-#define TK_EMULATOR_UCONTEXT
+#define TK_UCONTEXT
 #endif
 
 #ifdef __ELF__
@@ -17,7 +17,7 @@
 #define TK_FUNCTION \
   ".text\n.p2align 4\n.globl tk_emulator_switch\n" TK_HIDDEN "tk_emulator_switch:\n"
 
-#if defined(__x86_64__) && !defined(TK_EMULATOR_UCONTEXT)
+#if defined(__x86_64__) && !defined(TK_UCONTEXT)
 
 // An indirect jump instead of `ret`, which the return-address predictor would mispredict.
 __asm__(TK_FUNCTION R"(
@@ -44,7 +44,7 @@ constexpr int kReturnWord = 6;      // the resume address follows six registers
 constexpr size_t kFrameBytes = 64;  // stack alignment as after a call: 8 below a multiple of 16
 }  // namespace
 
-#elif defined(__aarch64__) && !defined(TK_EMULATOR_UCONTEXT)
+#elif defined(__aarch64__) && !defined(TK_UCONTEXT)
 
 __asm__(TK_FUNCTION R"(
   sub sp, sp, #160
@@ -127,7 +127,7 @@ void Stacks::reserve(int count) {
 void* Stacks::prepare(int index, void (*entry)()) {
   char* const top = begin_ + static_cast<size_t>(index + 1) * kStride -
                     static_cast<size_t>(index) % kColours * kColourBytes;
-#ifdef TK_EMULATOR_UCONTEXT
+#ifdef TK_UCONTEXT
   auto* const context = reinterpret_cast<ucontext_t*>(top - kColours * kColourBytes);
   getcontext(context);
   context->uc_stack.ss_sp = top - kStackBytes + kColours * kColourBytes;

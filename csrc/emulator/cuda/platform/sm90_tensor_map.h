@@ -2,8 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+
+#include "cuda/platform/tensor_box.h"
 
 namespace tk::cuda {
+
+struct TensorMap {
+  uint64_t words[16];
+};
 
 inline size_t element_bytes(TensorType type) { return type == TensorType::kFloat ? 4 : 2; }
 

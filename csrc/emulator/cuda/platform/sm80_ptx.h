@@ -1,9 +1,9 @@
-// Emulated versions of the functions of platform/sm80_ptx.h.
+// The functions of csrc/cuda/platform/sm80_ptx.h, emulated.
 #pragma once
 
-#include "cuda/emulator/core.h"
-#include "cuda/emulator/device.h"
+#include "cuda/platform/device.h"
 #include "cuda/platform/element.h"
+#include "emulator/core.h"
 
 namespace tk::cuda {
 

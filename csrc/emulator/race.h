@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cuda/emulator/core.h"
+#include "emulator/core.h"
 
 namespace tk::emulator {
 

@@ -1,7 +1,7 @@
 // Shuffles, votes and atomics.
 #include <type_traits>
 
-#include "cuda/emulator/machine.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

@@ -1,10 +1,10 @@
-#include "cuda/emulator/race.h"
+#include "emulator/race.h"
 
 #include <algorithm>
 #include <cstdio>
 
-#include "cuda/emulator/fault.h"
-#include "cuda/emulator/machine.h"
+#include "emulator/fault.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 

@@ -1,4 +1,4 @@
-#include "cuda/emulator/memory.h"
+#include "emulator/memory.h"
 
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <new>
 
-#include "cuda/emulator/machine.h"
+#include "emulator/machine.h"
 
 namespace tk::emulator {
 
