@@ -6,11 +6,12 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from building.cuda import LINEAR_OPERATORS, OPERATORS, cuda_units, find_cuda
+from building.edits import Edit, edited
 from building.emulated import EMULATOR_OPERATORS
 from building.extension import OBJECTS, ROOT, nvcc_jobs, toolchain
 from building.host import operator_units
@@ -25,23 +26,6 @@ LEFT_OUT = ("csrc/bindings/linear_operators.cpp", LINEAR_OPERATORS)
 
 
 @dataclass(frozen=True)
-class Edit:
-    """A change of one header."""
-
-    source: str
-    """relative to csrc/"""
-    old: str
-    """text that occurs in it exactly once"""
-    new: str
-
-    def apply(self, text: str) -> str:
-        """Returns the edited text. Raises ValueError unless `old` occurs in it exactly once."""
-        if (count := text.count(self.old)) != 1:
-            raise ValueError(f"csrc/{self.source} has {self.old!r} {count} times; expected once")
-        return text.replace(self.old, self.new)
-
-
-@dataclass(frozen=True)
 class Library:
     """The operators in a namespace of their own, with edited kernels."""
 
@@ -49,6 +33,7 @@ class Library:
     units: tuple[str, ...] = ()
     """names of the units of kernels that are compiled with the edits (`Unit.variant`)"""
     edits: tuple[Edit, ...] = ()
+    """of headers in csrc/"""
 
     @property
     def namespace(self) -> str:
@@ -80,15 +65,6 @@ def extension() -> Original:
     units = (*operator_units(platform.machine(), torch), *cuda_units(torch, cuda.chips))
     tools = toolchain(compiler, torch, cuda)
     return Original(units, OBJECTS, "build/tune", tools, nvcc_jobs())
-
-
-def edited_headers(edits: Iterable[Edit]) -> Mapping[str, str]:
-    """Returns the edited texts by name. Raises ValueError if an edit does not apply."""
-    texts: dict[str, str] = {}
-    for edit in edits:
-        before = texts.get(edit.source) or (ROOT / "csrc" / edit.source).read_text("utf-8")
-        texts[edit.source] = edit.apply(before)
-    return texts
 
 
 def build(libraries: Sequence[Library], original: Original) -> dict[str, Path]:
@@ -129,7 +105,7 @@ def advice(library: Library, original: Original) -> list[str]:
 
 def _write_headers(library: Library, original: Original) -> None:
     """Writes those that changed, so that ninja recompiles no others."""
-    for name, text in edited_headers(library.edits).items():
+    for name, text in edited(library.edits, ROOT / "csrc").items():
         path = ROOT / original.headers(library) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text("utf-8") != text:

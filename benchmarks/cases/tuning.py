@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from building.edited import Edit
+from building.edits import Edit
 from transformer_kernels.bench import Direction
 
 Kernels = Literal["sm90", "sm80"]

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from building import edited
+from building import edited, edits
 from building.chips import Chips
 from building.cuda import OPERATORS, cuda_units
-from building.edited import Edit, Library, Original, edited_headers
+from building.edited import Library, Original
+from building.edits import Edit
 from building.emulated import EMULATOR, Emulation
 from building.extension import ROOT
 from building.host import operator_units
@@ -100,15 +101,15 @@ def test_libraries_share_the_other_objects_in_the_same_order(manifest: list[str]
 
 def test_edits_of_one_header_are_applied_in_turn() -> None:
     further = Edit(TILES, "kLargeArch = 900;", "kLargeArch = 1000;")
-    text = edited_headers((EDIT, further))[TILES]
+    text = edits.edited((EDIT, further), ROOT / "csrc")[TILES]
     before = (ROOT / "csrc" / TILES).read_text()
     assert text == before.replace("kLargeArch = 800;", "kLargeArch = 1000;")
 
 
 @pytest.mark.parametrize("old", ["no such text", "constexpr"])
 def test_an_edit_that_does_not_apply_once_is_an_error(old: str) -> None:
-    with pytest.raises(ValueError, match="expected once"):
-        edited_headers((Edit(TILES, old, ""),))
+    with pytest.raises(ValueError, match="times, not 1"):
+        edits.edited((Edit(TILES, old, ""),), ROOT / "csrc")
 
 
 def test_other_edits_have_another_folder(original: Original) -> None:

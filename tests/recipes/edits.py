@@ -6,33 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Replaces `before`, which occurs `count` times in the file, by `after`."""
-
-    file: str
-    before: str
-    after: str
-    count: int = 1
-
-    def applied(self, text: str) -> str:
-        found = text.count(self.before)
-        assert found == self.count, f"{self.before!r} occurs {found} times in {self.file}"
-        return text.replace(self.before, self.after)
-
-
-def edited(edits: Iterable[Edit], root: Path) -> dict[str, str]:
-    """The texts of the files, by name, with all edits."""
-    texts: dict[str, str] = {}
-    for edit in edits:
-        text = texts.get(edit.file) or (root / edit.file).read_text(encoding="utf-8")
-        texts[edit.file] = edit.applied(text)
-    return texts
+from building.edits import Edit
 
 
 def _after(file: str, line: str, *new: str, count: int = 1) -> Edit:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from building.edits import Edit, edited
 from building.extension import ROOT
 from tests.recipes import toy_tree
-from tests.recipes.edits import SHIFT, STRIPES, Edit, edited
+from tests.recipes.edits import SHIFT, STRIPES
 from tests.support.emulated import NOT_EMULATED
 
 CHILD_TESTS = ("tests/recipes/toy_calls.py", "tests/problem/test_fields.py")
@@ -41,7 +42,7 @@ def test_a_toy_touches_the_files_of_its_recipe(
     recipe: str, toy: tuple[Edit, ...], most: int
 ) -> None:
     listed = recipes()[recipe]
-    assert sorted({edit.file for edit in toy}) == sorted(listed)
+    assert sorted({edit.source for edit in toy}) == sorted(listed)
     assert len(listed) <= most
 
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from building.edits import edited
 from building.emulated import Emulation
 from building.extension import ROOT, toolchain
 from building.host import host_units
 from building.ninja import ninja_file, run_ninja
 from building.tools import find_compiler, find_pybind11, find_torch
 from building.unit import Unit
-from tests.recipes.edits import SHIFT, STRIPES, edited
+from tests.recipes.edits import SHIFT, STRIPES
 from tests.support import emulator
 
 EMULATED = "build/emulator/emulated.so"

@@ -18,7 +18,7 @@ from benchmarks.report.tune import (
     noise,
     recommended,
 )
-from building.edited import Edit
+from building.edits import Edit
 from transformer_kernels.bench import Ratio
 
 GROUP, OTHER = Group("sm90", "fwd", 128, 128), Group("sm80", "bwd", 64, 64)

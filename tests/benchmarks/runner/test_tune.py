@@ -17,7 +17,7 @@ from benchmarks.report.tune import AGAIN, Compared, Failed, conclusion, line
 from benchmarks.runner import tune
 from benchmarks.runner.record import ROOT, Recorder
 from building import edited
-from building.edited import Edit
+from building.edits import Edit
 from building.emulated import Emulation
 from building.tools import find_torch
 from tests.bench.example import PROVENANCE

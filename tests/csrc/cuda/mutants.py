@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from building.edits import Edit
 from building.emulated import Emulation
 from building.extension import LINK_FLAGS
 from building.host import COMMON_FLAGS
@@ -55,9 +56,8 @@ class Mutant:
 
 def mutated(mutant: Mutant) -> str:
     """The text of the mutated source."""
-    text = (ROOT / "csrc/cuda" / mutant.source).read_text()
-    assert text.count(mutant.old) == 1, f"{mutant.old!r} must occur once in {mutant.source}"
-    return text.replace(mutant.old, mutant.new)
+    edit = Edit(mutant.source, mutant.old, mutant.new)
+    return edit.apply((ROOT / "csrc/cuda" / mutant.source).read_text())
 
 
 def build(mutant: Mutant, folder: Path) -> Path:
