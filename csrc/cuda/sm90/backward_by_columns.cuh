@@ -62,18 +62,15 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   const int consumer = uniform_consumer_index(), warp_row = warp_in_warpgroup() * 16;
   const int query = consumer * kQueries, j0 = key_block.n * Shape::kN;
   const int k_column = consumer * Shape::kColumns, v_column = consumer * Shape::kVColumns;
-  const typename Shape::KPipeline::State kv_state;
   typename Shape::QPipeline::State state;
-  const auto k = shared.k.tile(kv_state);
-  const auto v = shared.v.tile(kv_state);
+  const auto k = shared.k.tile({});
+  const auto v = shared.v.tile({});
 
   Accumulator<1, Shape::kColumns / 8> dk;
   Accumulator<1, Shape::kVColumns / 8> dv;
   dk.clear();
   dv.clear();
-  shared.k.wait_full(kv_state);
-  shared.v.wait_full(kv_state);
-  bool last = shared.k.tile_info(kv_state).last(), second_buffer = false;
+  bool last = wait_for_keys(shared), second_buffer = false;
   while (!last) {
     shared.row_stats.wait_full(state);
     const TileInfo info = shared.row_stats.tile_info(state);
@@ -91,15 +88,8 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     scores.drop(s);
     release(shared.row_stats, state);
     const auto [p_tile, ds_tile] = shared.score_tiles(second_buffer);
-    const auto store_scores = [&](const auto& tile, auto& x) {
-      store_fragments<kQueries / 16>(tile, warp_row, query, [&](int m) {
-        Fragment<Element> rounded;
-        to_a(rounded, x, 0, m);
-        return rounded;
-      });
-    };
-    store_scores(p_tile, s);
-    store_scores(ds_tile, dp);
+    store_rounded(p_tile, warp_row, query, s);
+    store_rounded(ds_tile, warp_row, query, dp);
     fence_async();
     named_barrier_sync(kAllConsumersBarrier, kAll);  // p and ds are complete
 

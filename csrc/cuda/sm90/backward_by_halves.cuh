@@ -58,22 +58,17 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   const int consumer = uniform_consumer_index(), row = consumer * kWarpgroupRows,
             warp_row = row + warp_in_warpgroup() * 16;
   const int j0 = key_block.n * Shape::kN;
-  const typename Shape::KPipeline::State kv_state;
   typename Shape::QPipeline::State state;
-  const auto k = shared.k.tile(kv_state);
-  const auto v = shared.v.tile(kv_state);
+  const auto k = shared.k.tile({});
+  const auto v = shared.v.tile({});
 
   Accumulator<1, Shape::kWidth / 8> dk;
   Accumulator<1, Shape::kVWidth / 8> dv;
   dk.clear();
   dv.clear();
-  shared.k.wait_full(kv_state);
-  shared.v.wait_full(kv_state);
-  bool last = shared.k.tile_info(kv_state).last(), second_buffer = false;
+  bool last = wait_for_keys(shared), second_buffer = false;
   while (!last) {
-    state.make_uniform();
-    shared.row_stats.wait_full(state);
-    const TileInfo info = uniform(shared.row_stats.tile_info(state));
+    const TileInfo info = wait_for_queries(shared, state);
     last = info.last();
     const auto q = shared.q.tile(state);
     const auto d_o = shared.d_o.tile(state);
@@ -97,11 +92,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
       for (int m = 0; m < kHalf / 16; ++m) to_a(weights[m], dropped, 0, m);
       start_gemm_nn(dv, weights, d_o, query);
       scores.template gradients<1>(s, dp);
-      store_fragments<kHalf / 16>(ds_tile, warp_row, query, [&](int m) {
-        Fragment<Element> rounded;
-        to_a(rounded, dp, 0, m);
-        return rounded;
-      });
+      store_rounded(ds_tile, warp_row, query, dp);
     }
     release(shared.row_stats, state);
     fence_async();

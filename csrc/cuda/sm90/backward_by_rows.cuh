@@ -81,16 +81,14 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   const int consumer = uniform_consumer_index(), row = consumer * kWarpgroupRows,
             warp_row = row + warp_in_warpgroup() * 16;
   const int j0 = key_block.n * Shape::kN;
-  const typename Shape::KPipeline::State kv_state;
   typename Shape::QPipeline::State state;
-  const auto k = shared.k.tile(kv_state), v = shared.v.tile(kv_state);
+  const auto k = shared.k.tile({}), v = shared.v.tile({});
   float* const own_dq = shared.dq + consumer_warp_index() * Shape::kDqElements;
 
   Accumulator<1, kWidth / 8> dk, dv;
   dk.clear();
   dv.clear();
-  shared.k.wait_full(kv_state);
-  shared.v.wait_full(kv_state);
+  bool last = wait_for_keys(shared), second_buffer = false;
   TileInfo dq_info;  // of the tile whose dq is in shared memory
   dq_info.tile = -1;
   const auto add_previous_dq = [&] {
@@ -99,11 +97,8 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     // The same lane waits for the copy below.
     if (dq_info.tile >= 0 && elect_one()) add_dq<Shape>(a, dq_info, own_dq);
   };
-  bool last = shared.k.tile_info(kv_state).last(), second_buffer = false;
   while (!last) {
-    state.make_uniform();
-    shared.row_stats.wait_full(state);
-    const TileInfo info = uniform(shared.row_stats.tile_info(state));
+    const TileInfo info = wait_for_queries(shared, state);
     last = info.last();
     Accumulator<1, kM / 8> s, dp;
     shared.q.wait_full(state);

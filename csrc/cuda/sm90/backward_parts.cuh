@@ -157,6 +157,24 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
   }
 }
 
+// Consumer: waits for k and v. Returns true if no query tile follows.
+template <typename Shape>
+TK_DEVICE bool wait_for_keys(const Shape& shared) {
+  const typename Shape::KPipeline::State kv_state;
+  shared.k.wait_full(kv_state);
+  shared.v.wait_full(kv_state);
+  return shared.k.tile_info(kv_state).last();
+}
+
+// Consumer: waits for the row statistics of a query tile. Returns its TileInfo, warp-uniform as is
+// `state`.
+template <typename Shape>
+TK_DEVICE TileInfo wait_for_queries(const Shape& shared, typename Shape::QPipeline::State& state) {
+  state.make_uniform();
+  shared.row_stats.wait_full(state);
+  return uniform(shared.row_stats.tile_info(state));
+}
+
 // Score gradients of a warp's 16 keys from j0 on, and of 8 kN queries from `column` of the tile on:
 // first the weights, then the gradients, so that products with the weights can start in between.
 template <typename Shape, int kN, typename Keep>

@@ -48,11 +48,7 @@ TK_DEVICE void store(const Accumulator<1, kN>& x, const OutputTensor<Element>& o
     consumer_sync();
     return;
   }
-  store_fragments<kColumns / 16>(tile, tile_row + warp_row, column, [&](int k) {
-    Fragment<Element> rounded;
-    to_a(rounded, x, 0, k);
-    return rounded;
-  });
+  store_rounded(tile, tile_row + warp_row, column, x);
   fence_async();
   consumer_sync();
   if (is_warpgroup_leader()) {

@@ -140,4 +140,14 @@ TK_DEVICE void store_fragments(const Tile& tile, int row, int column, const Frag
   }
 }
 
+// The same for 8 kN columns of an accumulator, rounded.
+template <typename Tile, int kN>
+TK_DEVICE void store_rounded(const Tile& tile, int row, int column, const Accumulator<1, kN>& x) {
+  store_fragments<kN / 2>(tile, row, column, [&](int k) {
+    Fragment<ElementOf<Tile>> rounded;
+    to_a(rounded, x, 0, k);
+    return rounded;
+  });
+}
+
 }  // namespace tk::cuda::sm90

@@ -18,7 +18,7 @@ if NOT_EMULATED is not None:
 KEYS, TILES, SHORT_TILES = ("many-keys",), ("many-tiles",), ("many-short-tiles",)
 CAUSAL, DEAD_KEYS, NO_KEYS = ("causal",), ("lengths-nan",), (f"{PACKED}without-keys",)
 QUERIES, VARLEN, WIDE = ("many-queries",), (f"{PACKED}plain",), ("queries-256",)
-DROPOUT, WIDE_TILES = ("dropout-queries",), ("many-tiles-128",)
+DROPOUT, WIDE_TILES, HALVES = ("dropout-queries",), ("many-tiles-128",), ("queries-192",)
 
 
 def _producer(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
@@ -35,8 +35,10 @@ def _overlap(name: str, old: str, new: str) -> Mutant:
     return _mutant(source, name, old, new, WIDE_TILES, variant="half-128-128")
 
 
-def _parts(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
-    return _mutant("sm90/backward_parts.cuh", name, old, new, cases)
+def _parts(
+    name: str, old: str, new: str, cases: tuple[str, ...], variant: str = "half-64-64"
+) -> Mutant:
+    return _mutant("sm90/backward_parts.cuh", name, old, new, cases, variant=variant)
 
 
 def _rows(
@@ -59,8 +61,8 @@ def _columns(name: str, old: str, new: str, deterministic: bool = False) -> Muta
 
 
 def _halves(name: str, old: str, new: str, *, deterministic: bool = False) -> Mutant:
-    source, cases = "sm90/backward_by_halves.cuh", ("queries-192",)
-    return _mutant(source, name, old, new, cases, deterministic, "half-192-128")
+    source = "sm90/backward_by_halves.cuh"
+    return _mutant(source, name, old, new, HALVES, deterministic, "half-192-128")
 
 
 def _adding(name: str, old: str, new: str) -> Mutant:
@@ -96,6 +98,8 @@ _PUBLISH = "fence_async();\n  consumer_sync();\n"
 _LIVE_ROWS = "  wait_copies<0>();\n  fence_async();\n  __syncwarp();\n"
 _DS_COMPLETE = "named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete"
 _DQ_STORED = "    fence_async();\n    __syncwarp();  // all lanes have stored their dq"
+_WAIT_V = "shared.v.wait_full(kv_state);"
+_WAIT_STATISTICS = "shared.row_stats.wait_full(state);"
 _NEXT_K = "shared_.k.wait_full(state_.k);\n    ping_pong_"
 
 MUTANTS = (
@@ -153,7 +157,7 @@ MUTANTS = (
     ),
     _overlap("no wait for the next q", "if (kOverlapsTiles) shared_.q.wait_full(state_.q);", ""),
     _overlap("no wait for the first k of the next tile", _NEXT_K, "ping_pong_"),
-    _rows("no wait for row statistics", "shared.row_stats.wait_full(state);", "", QUERIES),
+    _parts("no wait for row statistics", _WAIT_STATISTICS, "", QUERIES),
     _rows("no wait for do", "shared.d_o.wait_full(state);", "", QUERIES),
     # Releases by the consumers.
     _consumer(
@@ -311,7 +315,7 @@ MUTANTS = (
     # Widths above 128: consumers share keys and own columns.
     _columns("no wait for q", "shared.q.wait_full(state);", ""),
     _columns("no wait for do", "shared.d_o.wait_full(state);", ""),
-    _columns("no wait for v", "shared.v.wait_full(kv_state);", ""),
+    _parts("no wait for v at width 256", _WAIT_V, "", WIDE, "half-256-256"),
     _columns("p is not visible to wgmma", "fence_async();", ""),
     _columns(
         "p and ds are incomplete", "named_barrier_sync(kAllConsumersBarrier, kAll);  // p", "// p"
@@ -343,8 +347,8 @@ MUTANTS = (
     # Width 192: scores in halves, dq by panels.
     _halves("no wait for q", "shared.q.wait_full(state);", ""),
     _halves("no wait for do", "shared.d_o.wait_full(state);", ""),
-    _halves("no wait for v", "shared.v.wait_full(kv_state);", ""),
-    _halves("no wait for row statistics", "shared.row_stats.wait_full(state);", ""),
+    _parts("no wait for v at width 192", _WAIT_V, "", HALVES, "half-192-128"),
+    _parts("no wait for row statistics at width 192", _WAIT_STATISTICS, "", HALVES, "half-192-128"),
     _halves("ds is not visible to wgmma", "    fence_async();\n", ""),
     _halves("ds is incomplete", _DS_COMPLETE, "// ds is complete"),
     _halves("ds is overwritten", "second_buffer = !second_buffer;", ""),

@@ -18,8 +18,8 @@ from .block_ranges import (
     block_schedule,
     block_start,
     key_block_ranges,
-    partial_block,
     query_block_ranges,
+    visits,
 )
 from .dropout import dropout_factor
 from .masks import is_live, sequence_band, visible, zero_hidden_keys
@@ -67,20 +67,15 @@ def bwd_dkdv_kernel(
         q_head, do_head = head(q, memory_b, h, first_q), head(do, memory_b, h, first_q)
         of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q)
         schedule = block_schedule(ranges, lists, b, h, j0 // sizes.KEY_GRAIN, GRAIN, BLOCK)
-        for n in range(schedule.full_begin, schedule.full_end):
-            i0 = block_start(schedule, lists, n, GRAIN, BLOCK)
-            coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=True)
-            sums = add_queries(
-                sums, k_tile, v_tile, q_head, do_head, of_head,
-                coords, band, mask, scores, dropout, sizes, MASKED=False,
-            )  # fmt: skip
-        for t in range(schedule.num_partial):
-            i0 = block_start(schedule, lists, partial_block(schedule, t), GRAIN, BLOCK)
-            coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=True)
-            sums = add_queries(
-                sums, k_tile, v_tile, q_head, do_head, of_head,
-                coords, band, mask, scores, dropout, sizes, MASKED=True,
-            )  # fmt: skip
+        for MASKED in tl.static_range(2):
+            begin, end = visits(schedule, MASKED)
+            for n in range(begin, end):
+                i0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
+                coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=True)
+                sums = add_queries(
+                    sums, k_tile, v_tile, q_head, do_head, of_head,
+                    coords, band, mask, scores, dropout, sizes, MASKED,
+                )  # fmt: skip
     dk_sum = sums.dk * scores.scale
     store_rows(head(dk, memory_b, h_kv, first_k), j0, j < band.N, dk_sum, sizes.D)
     store_rows(head(dv, memory_b, h_kv, first_k), j0, j < band.N, sums.dv, sizes.D_V)
@@ -146,20 +141,15 @@ def bwd_dq_kernel(
     BLOCK: tl.constexpr = sizes.BLOCK_N
     ranges = key_block_ranges(band, i0, sizes.BLOCK_M, BLOCK)
     schedule = block_schedule(ranges, lists, b, h, i0 // sizes.ROW_GRAIN, GRAIN, BLOCK)
-    for n in range(schedule.full_begin, schedule.full_end):
-        j0 = block_start(schedule, lists, n, GRAIN, BLOCK)
-        coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-        total = add_keys(
-            total, q_tile, do_tile, of_rows, k_head, v_head,
-            coords, band, mask, scores, dropout, sizes, MASKED=False,
-        )  # fmt: skip
-    for t in range(schedule.num_partial):
-        j0 = block_start(schedule, lists, partial_block(schedule, t), GRAIN, BLOCK)
-        coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-        total = add_keys(
-            total, q_tile, do_tile, of_rows, k_head, v_head,
-            coords, band, mask, scores, dropout, sizes, MASKED=True,
-        )  # fmt: skip
+    for MASKED in tl.static_range(2):
+        begin, end = visits(schedule, MASKED)
+        for n in range(begin, end):
+            j0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
+            coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
+            total = add_keys(
+                total, q_tile, do_tile, of_rows, k_head, v_head,
+                coords, band, mask, scores, dropout, sizes, MASKED,
+            )  # fmt: skip
     total *= scores.scale
     store_rows(head(dq, memory_b, h, first_q), i0, i < band.M, total, sizes.D)
 

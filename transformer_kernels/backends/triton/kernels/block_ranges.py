@@ -102,14 +102,21 @@ def block_schedule(ranges, lists, b, h, block, GRAIN: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def partial_block(schedule, t):
-    """n of partial block t"""
-    return schedule.first_partial + t + tl.where(t < schedule.before, 0, schedule.gap)
+def visits(schedule, PARTIAL: tl.constexpr):
+    """Bounds of the loop over the full blocks, or over the partial ones"""
+    if PARTIAL:
+        return 0, schedule.num_partial
+    else:
+        return schedule.full_begin, schedule.full_end
 
 
 @triton.jit
-def block_start(schedule, lists, n, GRAIN: tl.constexpr, BLOCK: tl.constexpr):
-    """First row or column of block n"""
+def block_start(
+    schedule, lists, n, PARTIAL: tl.constexpr, GRAIN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """First row or column of block n of the loop"""
+    if PARTIAL:
+        n = schedule.first_partial + n + tl.where(n < schedule.before, 0, schedule.gap)
     if lists.indices is None:
         return n * BLOCK
     else:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .arguments import UNSPECIALIZED
-from .block_ranges import block_schedule, block_start, key_block_ranges, partial_block
+from .block_ranges import block_schedule, block_start, key_block_ranges, visits
 from .dropout import dropped
 from .masks import is_live, sequence_band, visible, zero_hidden_keys
 from .primitives import (
@@ -70,18 +70,14 @@ def forward_kernel(
     BLOCK: tl.constexpr = sizes.BLOCK_N
     ranges = key_block_ranges(band, i0, sizes.BLOCK_M, BLOCK)
     schedule = block_schedule(ranges, lists, b, h, i0 // sizes.ROW_GRAIN, GRAIN, BLOCK)
-    for n in range(schedule.full_begin, schedule.full_end):
-        j0 = block_start(schedule, lists, n, GRAIN, BLOCK)
-        coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-        state = attend(
-            state, q_tile, k_head, v_head, coords, band, mask, scores, dropout, sizes, MASKED=False
-        )
-    for t in range(schedule.num_partial):
-        j0 = block_start(schedule, lists, partial_block(schedule, t), GRAIN, BLOCK)
-        coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-        state = attend(
-            state, q_tile, k_head, v_head, coords, band, mask, scores, dropout, sizes, MASKED=True
-        )
+    for MASKED in tl.static_range(2):
+        begin, end = visits(schedule, MASKED)
+        for n in range(begin, end):
+            j0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
+            coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
+            state = attend(
+                state, q_tile, k_head, v_head, coords, band, mask, scores, dropout, sizes, MASKED
+            )
 
     empty = state.l_i == 0.0
     total = tl.where(empty, 1.0, state.l_i)
