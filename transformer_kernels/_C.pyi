@@ -42,6 +42,7 @@ def force_isa(name: Literal["auto", "portable", "avx2", "avx512"] | str, /) -> N
     """
 
 FIELDS: tuple[tuple[str, str, str, str], ...]
+LINEAR_FIELDS: tuple[tuple[str, str, str, str], ...]
 """Name, kind, shape and layouts of every field, in the operators' order (csrc/common/fields.h)."""
 
 CUDA_WIDTHS: tuple[int, ...]

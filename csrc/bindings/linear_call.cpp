@@ -2,17 +2,13 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <utility>
 
 namespace tk {
 
 namespace {
-
-constexpr const char* kInputs =
-    "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? S, Tensor? z, Tensor? cu_seqlens, "
-    "Tensor? key_start, Tensor? key_end, int feature_map, bool causal, bool normalize, float eps";
 
 DType dtype_of(const Tensor& x) {
   const Element element = unchecked_view(x).element;
@@ -20,29 +16,45 @@ DType dtype_of(const Tensor& x) {
   return static_cast<DType>(element);
 }
 
-void check(const Tensor& x, const char* name, std::initializer_list<int64_t> sizes,
-           ScalarType dtype) {
-  STD_TORCH_CHECK(x.dim() == static_cast<int64_t>(sizes.size()) &&
-                      std::equal(sizes.begin(), sizes.end(), x.sizes().begin()),
-                  name, " has the wrong shape");
-  STD_TORCH_CHECK(x.scalar_type() == dtype, name, " has the wrong dtype");
-}
+// Checks the tensors of a call.
+struct Reader {
+  const Device& device;
+  ScalarType inputs, statistics;
 
-// Pointer to a contiguous tensor, which replaces x; null without a tensor.
-void* contiguous(Optional& x, const char* name, std::initializer_list<int64_t> sizes,
-                 ScalarType dtype, const Device& device) {
-  if (!x) return nullptr;
-  check(*x, name, sizes, dtype);
-  x = checked_contiguous(*x);
-  return view(*x, device).data;
-}
+  explicit Reader(const LinearCall& call)
+      : device(call.device),
+        inputs(call.arguments.q.scalar_type()),
+        statistics(statistics_dtype(call.arguments.q)) {}
 
-void* contiguous(Tensor& x, const char* name, std::initializer_list<int64_t> sizes,
-                 ScalarType dtype, const Device& device) {
-  check(x, name, sizes, dtype);
-  x = checked_contiguous(x);
-  return view(x, device).data;
-}
+  ScalarType dtype(Elements elements) const {
+    switch (elements) {
+      case Elements::kStatistics:
+        return statistics;
+      case Elements::kInt64:
+        return ScalarType::Long;
+      case Elements::kBool:
+        return ScalarType::Bool;
+      case Elements::kIndex:
+        return ScalarType::Int;
+      default:
+        return inputs;
+    }
+  }
+
+  // The view of x, or of a tensor that replaces x if kernels need a contiguous one.
+  View operator()(Tensor& x, const char* name, Elements elements, Memory memory,
+                  std::initializer_list<int64_t> sizes) const {
+    STD_TORCH_CHECK(unchecked_view(x).has_size(sizes), name, " has the wrong shape");
+    STD_TORCH_CHECK(x.scalar_type() == dtype(elements), name, " has the wrong dtype");
+    if (memory == Memory::kContiguous) x = checked_contiguous(x);
+    return view(x, device);
+  }
+
+  View operator()(Optional& x, const char* name, Elements elements, Memory memory,
+                  std::initializer_list<int64_t> sizes) const {
+    return x ? (*this)(*x, name, elements, memory, sizes) : View{};
+  }
+};
 
 // (B, H_kv, N) as (B, H_kv, N, 1).
 Strided strided_decay(const View& x) {
@@ -55,70 +67,68 @@ Tensor no_elements(ScalarType dtype, const Device& device) {
   return empty(std::array<int64_t, 1>{0}, dtype, device);
 }
 
+void check_options(const LinearArguments& a, const LinearProblem& p) {
+  STD_TORCH_CHECK(p.H_kv > 0 && p.H_q > 0 && p.H_q % p.H_kv == 0 && p.D > 0 && p.D_v > 0,
+                  "the heads of q must be a positive multiple of those of k, and widths positive");
+  STD_TORCH_CHECK(!a.causal || p.M == p.N, "causal linear attention needs as many queries as keys");
+  STD_TORCH_CHECK(a.feature_map >= 0 && a.feature_map <= 2, "feature_map must be 0, 1 or 2");
+  STD_TORCH_CHECK(a.eps > 0, "eps must be greater than 0");
+  STD_TORCH_CHECK(!a.cu_seqlens || (a.q.size(0) == 1 && p.M == p.N && a.cu_seqlens->dim() == 1 &&
+                                    a.cu_seqlens->size(0) > 0 && !a.key_start && !a.key_end),
+                  "packed sequences have one batch entry and no key range");
+  STD_TORCH_CHECK(a.causal || !a.log_decay, "log_decay requires causal");
+  STD_TORCH_CHECK(a.S.has_value() == a.z.has_value(), "S and z must be given together");
+}
+
 }  // namespace
 
 std::string linear_forward_schema() {
-  return std::string("linear_forward(") + kInputs +
-         ") -> (Tensor o, Tensor normalizer, Tensor S_end, Tensor z_end)";
+  return schema("linear_forward(Tensor q, Tensor k, Tensor v", kLinearFields,
+                ") -> (Tensor o, Tensor normalizer, Tensor S_end, Tensor z_end)");
 }
 
 std::string linear_backward_schema() {
-  return std::string(
-             "linear_backward(Tensor d_o, Tensor? dS_end, Tensor? dz_end, Tensor o, Tensor "
-             "normalizer, ") +
-         kInputs +
-         ", bool log_decay_needs_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
-         "Tensor dS, Tensor dz)";
+  return schema(
+      "linear_backward(Tensor d_o, Tensor? dS_end, Tensor? dz_end, Tensor o, Tensor normalizer, "
+      "Tensor q, Tensor k, Tensor v",
+      kLinearFields,
+      ", bool log_decay_needs_grad) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, "
+      "Tensor dS, Tensor dz)");
 }
 
 std::string linear_steps_schema() {
-  return "linear_steps(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor(a!) S, Tensor(b!) "
-         "z, int feature_map, bool normalize, float eps) -> Tensor o";
+  return schema("linear_steps(Tensor q, Tensor k, Tensor v", kLinearStepFields, ") -> Tensor o");
 }
 
 LinearCall::LinearCall(LinearArguments given)
     : arguments(std::move(given)), device(device_of(arguments.q)) {
   LinearArguments& a = arguments;
   LinearProblem& p = problem;
-  const Tensor &q = a.q, &k = a.k, &v = a.v;
-  STD_TORCH_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4,
+  STD_TORCH_CHECK(a.q.dim() == 4 && a.k.dim() == 4 && a.v.dim() == 4,
                   "q, k and v must have four dimensions");
-  p.H_q = q.size(1), p.H_kv = k.size(1), p.M = q.size(2), p.N = k.size(2);
-  p.D = q.size(3), p.D_v = v.size(3), p.dtype = dtype_of(q);
-  const int64_t batch = q.size(0);
-  check(k, "k", {batch, p.H_kv, p.N, p.D}, q.scalar_type());
-  check(v, "v", {batch, p.H_kv, p.N, p.D_v}, q.scalar_type());
-  STD_TORCH_CHECK(p.H_kv > 0 && p.H_q > 0 && p.H_q % p.H_kv == 0 && p.D > 0 && p.D_v > 0,
-                  "the heads of q must be a positive multiple of those of k, and widths positive");
-  STD_TORCH_CHECK(!a.causal || p.M == p.N, "causal linear attention needs as many queries as keys");
-  STD_TORCH_CHECK(a.feature_map >= 0 && a.feature_map <= 2, "feature_map must be 0, 1 or 2");
-  STD_TORCH_CHECK(a.eps > 0, "eps must be greater than 0");
-  p.feature_map = static_cast<FeatureMap>(a.feature_map);
-  p.causal = a.causal, p.normalize = a.normalize, p.eps = a.eps;
-  p.q = strided(view(q, device)), p.k = strided(view(k, device)), p.v = strided(view(v, device));
-  p.B = batch;
-  if (a.cu_seqlens) {
-    STD_TORCH_CHECK(batch == 1 && p.M == p.N && a.cu_seqlens->dim() == 1 &&
-                        a.cu_seqlens->size(0) > 0 && !a.key_start && !a.key_end,
-                    "packed sequences have one batch entry and no key range");
-    p.B = a.cu_seqlens->size(0) - 1;
-    p.rows = p.N;
-    p.cu_seqlens = static_cast<const int32_t*>(
-        contiguous(a.cu_seqlens, "cu_seqlens", {p.B + 1}, ScalarType::Int, device));
-  }
-  const ScalarType real = statistics_dtype(q);
-  if (a.log_decay) {
-    STD_TORCH_CHECK(a.causal, "log_decay requires causal");
-    check(*a.log_decay, "log_decay", {batch, p.H_kv, p.N}, real);
-    p.log_decay = strided_decay(view(*a.log_decay, device));
-  }
-  STD_TORCH_CHECK(a.S.has_value() == a.z.has_value(), "S and z must be given together");
-  p.initial.S = contiguous(a.S, "S", {p.B, p.H_kv, p.D, p.D_v}, real, device);
-  p.initial.z = contiguous(a.z, "z", {p.B, p.H_kv, p.D}, real, device);
-  p.key_start = static_cast<const int64_t*>(
-      contiguous(a.key_start, "key_start", {p.B}, ScalarType::Long, device));
-  p.key_end = static_cast<const int64_t*>(
-      contiguous(a.key_end, "key_end", {p.B}, ScalarType::Long, device));
+  p.H_q = a.q.size(1), p.H_kv = a.k.size(1), p.M = a.q.size(2), p.N = a.k.size(2);
+  p.D = a.q.size(3), p.D_v = a.v.size(3), p.dtype = dtype_of(a.q);
+  const int64_t entries = a.q.size(0), H_kv = p.H_kv, N = p.N, D = p.D, D_v = p.D_v;
+  const Reader read(*this);
+  p.q = strided(view(a.q, device));
+  p.k = strided(read(a.k, "k", Elements::kInputs, Memory::kStrided, {entries, H_kv, N, D}));
+  p.v = strided(read(a.v, "v", Elements::kInputs, Memory::kStrided, {entries, H_kv, N, D_v}));
+  check_options(a, p);
+  const int64_t B = p.B = a.cu_seqlens ? a.cu_seqlens->size(0) - 1 : entries;
+  p.rows = a.cu_seqlens ? N : 0;
+#define TK_SIZES(...) {__VA_ARGS__}
+#define TK_NUMBER(type, kind, name, ...) p.name = static_cast<decltype(p.name)>(a.name);
+#define TK_TENSOR(name, elements, memory, shape, ...) \
+  const View name = read(a.name, #name, Elements::elements, Memory::memory, TK_SIZES shape);
+  TK_LINEAR_FIELDS(TK_NUMBER, TK_TENSOR)
+#undef TK_SIZES
+#undef TK_NUMBER
+#undef TK_TENSOR
+  if (log_decay) p.log_decay = strided_decay(log_decay);
+  p.initial = {S.data, z.data};
+  p.cu_seqlens = static_cast<const int32_t*>(cu_seqlens.data);
+  p.key_start = static_cast<const int64_t*>(key_start.data);
+  p.key_end = static_cast<const int64_t*>(key_end.data);
 }
 
 LinearForwardPass::LinearForwardPass(const LinearCall& call)
@@ -147,13 +157,16 @@ LinearBackwardPass::LinearBackwardPass(const LinearCall& call, LinearSaved given
   const ScalarType real = statistics_dtype(a.q);
   const int64_t batch = a.q.size(0);
   static_cast<LinearProblem&>(params) = p;
-  for (const auto& [name, x] : {std::pair{"d_o", &saved.d_o}, std::pair{"o", &saved.o}}) {
-    check(*x, name, {batch, p.H_q, p.M, p.D_v}, a.q.scalar_type());
-  }
-  params.d_o = strided(view(saved.d_o, device)), params.o = strided(view(saved.o, device));
+  const Reader read(call);
+  const auto rows = [&](Tensor& x, const char* name) {
+    return strided(read(x, name, Elements::kInputs, Memory::kStrided, {batch, p.H_q, p.M, p.D_v}));
+  };
+  const auto sums = [&](auto& x, const char* name, std::initializer_list<int64_t> sizes) {
+    return read(x, name, Elements::kStatistics, Memory::kContiguous, sizes).data;
+  };
+  params.d_o = rows(saved.d_o, "d_o"), params.o = rows(saved.o, "o");
   if (p.normalize) {
-    params.normalizer =
-        contiguous(saved.normalizer, "normalizer", {batch, p.H_q, p.M}, real, device);
+    params.normalizer = sums(saved.normalizer, "normalizer", {batch, p.H_q, p.M});
   }
   const auto S_sizes = {p.B, p.H_kv, p.D, p.D_v};
   const auto z_sizes = {p.B, p.H_kv, p.D};
@@ -166,8 +179,7 @@ LinearBackwardPass::LinearBackwardPass(const LinearCall& call, LinearSaved given
       saved.dz_end = torch::stable::new_zeros(*saved.dS_end, {z_sizes.begin(), z_sizes.size()});
     }
   }
-  params.d_end = {contiguous(saved.dS_end, "dS_end", S_sizes, real, device),
-                  contiguous(saved.dz_end, "dz_end", z_sizes, real, device)};
+  params.d_end = {sums(saved.dS_end, "dS_end", S_sizes), sums(saved.dz_end, "dz_end", z_sizes)};
   params.dq = strided(unchecked_view(dq));
   params.dk = strided(unchecked_view(dk));
   params.dv = strided(unchecked_view(dv));
@@ -182,6 +194,12 @@ LinearBackwardPass::LinearBackwardPass(const LinearCall& call, LinearSaved given
     dz = empty({z_sizes.begin(), z_sizes.size()}, real, device);
     params.d_initial = {dS.data_ptr(), dz.data_ptr()};
   }
+}
+
+LinearArguments with_own_state(LinearArguments given) {
+  STD_TORCH_CHECK(given.S->is_contiguous() && given.z->is_contiguous(),
+                  "S and z must be contiguous");
+  return given;
 }
 
 LinearStepsPass::LinearStepsPass(const LinearCall& call)

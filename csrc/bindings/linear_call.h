@@ -3,32 +3,44 @@
 
 #include <string>
 #include <tuple>
+#include <vector>
 
-#include "bindings/tensors.h"
+#include "bindings/operator_call.h"
+#include "common/linear_fields.h"
 #include "common/linear_params.h"
 
 namespace tk {
 
-// Schemas of the operators linear_forward, linear_backward and linear_steps.
+// Parameters of the operators' functions, and the LinearArguments of these.
+#define TK_LINEAR_PARAMETERS \
+  Tensor q, Tensor k, Tensor v TK_LINEAR_FIELDS(TK_NUMBER_PARAMETER, TK_TENSOR_PARAMETER)
+#define TK_LINEAR_ARGUMENTS {q, k, v TK_LINEAR_FIELDS(TK_NUMBER_NAME, TK_TENSOR_NAME)}
+
+#define TK_STATE_PARAMETER(name, ...) , ::tk::Tensor name
+#define TK_GIVEN_NUMBER(type, kind, name) , .name = name
+#define TK_GIVEN_TENSOR(name, ...) , .name = std::move(name)
+#define TK_LINEAR_STEP_PARAMETERS \
+  Tensor q, Tensor k,             \
+      Tensor v TK_LINEAR_STEP_FIELDS(TK_NUMBER_PARAMETER, TK_TENSOR_PARAMETER, TK_STATE_PARAMETER)
+#define TK_LINEAR_STEP_ARGUMENTS \
+  {.q = q, .k = k, .v = v TK_LINEAR_STEP_FIELDS(TK_GIVEN_NUMBER, TK_GIVEN_TENSOR, TK_GIVEN_TENSOR)}
+
 std::string linear_forward_schema();
 std::string linear_backward_schema();
 std::string linear_steps_schema();
 
-// The arguments that all operators share.
+// Inputs and fields, as an operator receives them.
 struct LinearArguments {
   Tensor q, k, v;
-  Optional log_decay, S, z, cu_seqlens, key_start, key_end;
-  int64_t feature_map;
-  bool causal, normalize;
-  double eps;
-};
+#define TK_PASS_NUMBER(type, kind, name, value) type name = value;
+  TK_LINEAR_ROWS(TK_NUMBER_MEMBER, TK_TENSOR_MEMBER, TK_TENSOR_MEMBER, TK_PASS_NUMBER,
+                 TK_TENSOR_MEMBER)
+#undef TK_PASS_NUMBER
 
-#define TK_LINEAR_PARAMETERS                                                                     \
-  Tensor q, Tensor k, Tensor v, Optional log_decay, Optional S, Optional z, Optional cu_seqlens, \
-      Optional key_start, Optional key_end, int64_t feature_map, bool causal, bool normalize,    \
-      double eps
-#define TK_LINEAR_ARGUMENTS \
-  {q, k, v, log_decay, S, z, cu_seqlens, key_start, key_end, feature_map, causal, normalize, eps}
+  std::vector<Optional> tensors() const {
+    return {q, k, v TK_LINEAR_FIELDS(TK_NO_FIELD, TK_TENSOR_COPY)};
+  }
+};
 
 // Checked arguments, copied where kernels need contiguous tensors. Raises an error if a tensor does
 // not fit; the values of cu_seqlens are not read.
@@ -67,6 +79,9 @@ struct LinearBackwardPass {
     return {dq, dk, dv, dlog_decay, dS, dz};
   }
 };
+
+// Raises an error unless the state can be overwritten in place.
+LinearArguments with_own_state(LinearArguments given);
 
 // Params of linear_steps, which overwrites the state of the call.
 struct LinearStepsPass {

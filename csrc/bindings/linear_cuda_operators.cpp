@@ -37,9 +37,7 @@ void use_rows(tk::LinearCall& call, tk::LinearProblem& p) {
 // Declares all tensors that the kernels may access.
 void declare_accesses(const OnDevice& on, const tk::LinearCall& call,
                       std::initializer_list<Optional> others) {
-  const tk::LinearArguments& a = call.arguments;
-  std::vector<Optional> tensors{a.q, a.k,          a.v,         a.log_decay, a.S,
-                                a.z, a.cu_seqlens, a.key_start, a.key_end};
+  std::vector<Optional> tensors = call.arguments.tensors();
   tensors.insert(tensors.end(), others);
   on.declare_accesses(tensors, true);
 }
@@ -82,10 +80,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_backward(
   return pass.results();
 }
 
-Tensor linear_steps(Tensor q, Tensor k, Tensor v, Optional log_decay, Tensor S, Tensor z,
-                    int64_t feature_map, bool normalize, double eps) {
-  STD_TORCH_CHECK(S.is_contiguous() && z.is_contiguous(), "S and z must be contiguous");
-  tk::LinearCall call({q, k, v, log_decay, S, z, {}, {}, {}, feature_map, true, normalize, eps});
+Tensor linear_steps(TK_LINEAR_STEP_PARAMETERS) {
+  tk::LinearCall call(tk::with_own_state(TK_LINEAR_STEP_ARGUMENTS));
   const OnDevice on(call.device);
   tk::LinearStepsPass pass(call);
   use_rows(call, pass.params);

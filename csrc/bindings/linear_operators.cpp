@@ -43,10 +43,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_backward(
   return pass.results();
 }
 
-Tensor linear_steps(Tensor q, Tensor k, Tensor v, Optional log_decay, Tensor S, Tensor z,
-                    int64_t feature_map, bool normalize, double eps) {
-  STD_TORCH_CHECK(S.is_contiguous() && z.is_contiguous(), "S and z must be contiguous");
-  tk::LinearCall call({q, k, v, log_decay, S, z, {}, {}, {}, feature_map, true, normalize, eps});
+Tensor linear_steps(TK_LINEAR_STEP_PARAMETERS) {
+  tk::LinearCall call(tk::with_own_state(TK_LINEAR_STEP_ARGUMENTS));
   STD_TORCH_CHECK(call.device.is_cpu(), "the tensors must be on the CPU");
   tk::LinearStepsPass pass(call);
   tk::run_linear_steps(pass.params);

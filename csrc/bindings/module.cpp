@@ -5,12 +5,14 @@
 
 #include <array>
 #include <iterator>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "bindings/fast_path/functions.h"
 #include "common/fields.h"
+#include "common/linear_fields.h"
 #include "common/workspace.h"
 #include "cpu/driver/isa_dispatch.h"
 #include "cuda/common/tile_config.h"
@@ -58,9 +60,9 @@ py::dict cpu_features() {
   return features;
 }
 
-py::tuple fields() {
+py::tuple rows(std::span<const tk::Field> fields) {
   py::list list;
-  for (const tk::Field& x : tk::kFields) {
+  for (const tk::Field& x : fields) {
     list.append(py::make_tuple(x.name, x.kind, x.shape, x.layouts));
   }
   return py::tuple(list);
@@ -75,7 +77,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("built_isas", &tk::cpu::built_isas);
   module.def("isa", &tk::cpu::isa);
   module.def("force_isa", &tk::cpu::force_isa, py::arg("name"), py::pos_only());
-  module.attr("FIELDS") = fields();
+  module.attr("FIELDS") = rows(tk::kFields);
+  module.attr("LINEAR_FIELDS") = rows(tk::kLinearFields);
   module.attr("CUDA_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kWidths)));
   module.attr("CUDA_RELATIVE_WIDTHS") =
       py::tuple(py::cast(std::to_array(tk::cuda::kRelativeWidths)));

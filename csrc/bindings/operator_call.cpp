@@ -32,15 +32,15 @@ Tensor option_gradient(const Optional& option, bool is_wanted, const char* name,
   return empty({option->sizes().data(), option->sizes().size()}, option->scalar_type(), device);
 }
 
-std::string schema(std::string text, const char* end) {
-  for (const Field& field : kFields) text += std::string(", ") + field.kind + " " + field.name;
+}  // namespace
+
+std::string schema(std::string text, std::span<const Field> fields, const char* end) {
+  for (const Field& field : fields) text += std::string(", ") + field.kind + " " + field.name;
   return text + end;
 }
 
-}  // namespace
-
 std::string forward_schema() {
-  return schema("attention_forward(Tensor q, Tensor k, Tensor v",
+  return schema("attention_forward(Tensor q, Tensor k, Tensor v", kFields,
                 ") -> (Tensor o, Tensor row_stats, Tensor block_mask)");
 }
 
@@ -50,6 +50,7 @@ std::string backward_schema() {
   return schema(
       "attention_backward(Tensor d_o, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, "
       "Tensor row_stats, Tensor? block_mask",
+      kFields,
       TK_DIFFERENTIABLE(TK_OPTION) ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv"
       TK_DIFFERENTIABLE(TK_GRADIENT) ")");
 #undef TK_OPTION
@@ -61,12 +62,6 @@ std::string describe_schema() {
   return schema("attention_describe(Tensor q, Tensor k, Tensor v",
                 TK_DIFFERENTIABLE(TK_OPTION) ") -> str");
 #undef TK_OPTION
-}
-
-std::vector<Optional> Arguments::tensors() const {
-#define TK_TENSOR(name, elements, memory, shape, layouts) , name
-  return {q, k, v TK_FIELDS(TK_NO_FIELD, TK_TENSOR)};
-#undef TK_TENSOR
 }
 
 OperatorCall::OperatorCall(Arguments&& given)

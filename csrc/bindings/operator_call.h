@@ -1,6 +1,7 @@
 // The operators' arguments, converted to kernel params on any device.
 #pragma once
 
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -10,13 +11,18 @@
 
 namespace tk {
 
-// Parameters of an operator's function for the fields, and their names; both begin with a comma.
-// The same for `Wanted`, whose names end with one.
-#define TK_NUMBER_PARAMETER(type, kind, name, layouts) , type name
-#define TK_TENSOR_PARAMETER(name, elements, memory, shape, layouts) , ::tk::Optional name
+// For the fields of any table: parameters of an operator's function, and their names, both after a
+// comma; members of a struct.
+#define TK_NUMBER_PARAMETER(type, kind, name, ...) , type name
+#define TK_TENSOR_PARAMETER(name, ...) , ::tk::Optional name
+#define TK_NUMBER_NAME(type, kind, name, ...) , name
+#define TK_TENSOR_NAME(name, ...) , std::move(name)
+#define TK_TENSOR_COPY(name, ...) , name
+#define TK_NUMBER_MEMBER(type, kind, name, ...) type name;
+#define TK_TENSOR_MEMBER(name, ...) ::tk::Optional name{};
+
+// Of attention. The names of `Wanted` end with a comma.
 #define TK_FIELD_PARAMETERS TK_FIELDS(TK_NUMBER_PARAMETER, TK_TENSOR_PARAMETER)
-#define TK_TENSOR_NAME(name, elements, memory, shape, layouts) , std::move(name)
-#define TK_NUMBER_NAME(type, kind, name, layouts) , name
 #define TK_FIELD_NAMES TK_FIELDS(TK_NUMBER_NAME, TK_TENSOR_NAME)
 
 #define TK_WANTED_PARAMETER(name) , bool name##_needs_grad
@@ -24,6 +30,8 @@ namespace tk {
 #define TK_WANTED_NAME(name) name##_needs_grad,
 #define TK_WANTED_NAMES TK_DIFFERENTIABLE(TK_WANTED_NAME)
 
+// The schema `text`, fields, `end`.
+std::string schema(std::string text, std::span<const Field> fields, const char* end);
 std::string forward_schema();
 std::string backward_schema();
 std::string describe_schema();
@@ -31,13 +39,9 @@ std::string describe_schema();
 // Inputs and fields, as an operator receives them.
 struct Arguments {
   Tensor q, k, v;
-#define TK_NUMBER(type, kind, name, layouts) type name;
-#define TK_TENSOR(name, elements, memory, shape, layouts) Optional name;
-  TK_FIELDS(TK_NUMBER, TK_TENSOR)
-#undef TK_NUMBER
-#undef TK_TENSOR
+  TK_FIELDS(TK_NUMBER_MEMBER, TK_TENSOR_MEMBER)
 
-  std::vector<Optional> tensors() const;
+  std::vector<Optional> tensors() const { return {q, k, v TK_FIELDS(TK_NO_FIELD, TK_TENSOR_COPY)}; }
 };
 
 // A checked call, which owns every tensor that its params point to.

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
-from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS
+from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, operators_of
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.base import LinearBackend
@@ -129,7 +129,7 @@ def test_export(strict: bool) -> None:
 
 @pytest.mark.parametrize(("backend", "dtype"), OPERATORS)
 def test_opcheck(backend: str, dtype: torch.dtype) -> None:
-    forward, backward, steps = WITH_OPERATORS[backend].operators(torch.device("cpu"))
+    forward, backward, steps = operators_of(WITH_OPERATORS[backend])
     q, k, v = (t.detach() for t in qkv(dtype=dtype))
     real = torch.float64 if dtype == torch.float64 else torch.float32
     S, z = (t.to(real) for t in state())

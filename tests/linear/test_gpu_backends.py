@@ -10,7 +10,7 @@ import torch
 
 import transformer_kernels as tk
 from tests.support.backends import NAMES
-from tests.support.linear import assert_steps_continue
+from tests.support.linear import assert_steps_continue, operators_of
 from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from transformer_kernels.linear.triton import TritonLinear
 
@@ -52,7 +52,7 @@ def test_bits_do_not_depend_on_the_batch_or_the_strides(backend: str, device: st
 @pytest.mark.usefixtures("poisoned")
 def test_offsets_beyond_the_rows_are_clamped(backend: str, device: str) -> None:
     """Values of cu_seqlens on a device are not checked: the kernels stay within the rows."""
-    forward, *_ = BACKENDS[backend].operators(torch.device(device))  # type: ignore[union-attr]
+    forward, *_ = operators_of(BACKENDS[backend], device)
     x = [torch.randn(1, 2, 150, 8, device=device) for _ in range(3)]
 
     def run(*offsets: int) -> list[torch.Tensor]:

@@ -15,7 +15,6 @@ from tests.support.linear import LinearCase, assert_linear_case, linear_case
 from tests.support.tiers import crossed
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
-from transformer_kernels.linear.cpu import CpuLinear
 from transformer_kernels.linear.triton import TritonLinear, call, tiles
 from transformer_kernels.linear.triton.kernels.products import rounded_to_tf32
 from transformer_kernels.linear.types import Inputs, Options
@@ -104,12 +103,3 @@ def test_interpreted_kernels_are_not_chosen_by_auto() -> None:
         pytest.skip("Triton's interpreter is off: there is a GPU here")
     names = [backend.name for backend in LINEAR_BACKENDS]
     assert names.index("triton") > names.index("reference")
-
-
-@pytest.mark.parametrize("name", ["forward", "backward", "steps"])
-def test_operators_have_the_schemas_of_the_compiled_ones(name: str) -> None:
-    compiled, other = (
-        str(getattr(backend.operators(torch.device(DEVICE)), name)._schema)
-        for backend in (CpuLinear(), TritonLinear())
-    )
-    assert other == compiled.replace("::", "::triton_")

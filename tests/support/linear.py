@@ -28,6 +28,12 @@ def widest(backend: str) -> torch.dtype:
     return dtypes_of(backend)[0]
 
 
+def operators_of(backend: Any, device: str = "cpu") -> list[Any]:
+    """Returns the operators of a backend: of a forward pass, of a backward pass, and of steps."""
+    namespace = backend.operators(torch.device(device))
+    return [getattr(namespace, name).default for name in backend.names]
+
+
 @dataclass(frozen=True)
 class LinearCase:
     """Sizes and options of one call. `decay` is "head", "token" or "reset"; `keys` is "padding" or

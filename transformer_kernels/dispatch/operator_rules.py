@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..common.torch_private import any_requires_grad, at_one_level, have_tangents, run_kernel
+from ..problem.fields import Field
 
 _LIBRARIES: dict[str, torch.library.Library] = {}
 """By namespace; an operator loses its rules with its library."""
@@ -53,6 +54,11 @@ class Batch(NamedTuple):
 
 
 ENTRIES = Batch(0)
+
+
+def batch_of(field: Field) -> Batch:
+    """Returns where a field of a call has its batch entries."""
+    return Batch(*(field.dimension("B") or (None,)))
 
 
 def register_vmap(

@@ -19,7 +19,14 @@ from ..problem import Problem, Saved, unpack
 from ..problem.fields import FIELDS
 from ..scores.options import DIFFERENTIABLE
 from .autograd import attach, attach_backward
-from .operator_rules import ENTRIES, Batch, check_no_tangents, register_derivative, register_vmap
+from .operator_rules import (
+    ENTRIES,
+    Batch,
+    batch_of,
+    check_no_tangents,
+    register_derivative,
+    register_vmap,
+)
 
 _OPTIONS = tuple(field.name for field in FIELDS)
 _NUMBER = Batch(None)
@@ -78,7 +85,7 @@ def _register(namespace: str, names: tuple[str, str]) -> None:
     operators = _Registered(namespace, names)
     register_derivative(namespace, forward, operators.with_derivative)
     register_derivative(namespace, backward, operators.backward_with_derivative)
-    qkv, options = [ENTRIES] * 3, [Batch(*(field.dimension("B") or (None,))) for field in FIELDS]
+    qkv, options = [ENTRIES] * 3, [batch_of(field) for field in FIELDS]
     outputs = [ENTRIES, _ROW_STATS, _BLOCK_MASK]
     register_vmap(namespace, forward, qkv + options, outputs, _is_one_by_one)
     of_options = [_NUMBER] * len(DIFFERENTIABLE)

@@ -15,10 +15,21 @@ from torch import Tensor
 from ..common import torch_private
 from ..common.argument_checks import savable
 from ..dispatch.autograd import needs_reference, second_order
+from ..problem.fields import split
 from .backends import Backend, ReferenceLinear
 from .base import LinearKernels
 from .reference import reference_linear_attention
-from .types import DIFFERENTIABLE, Gradients, Inputs, LinearState, Options, Results, Saved
+from .types import (
+    DIFFERENTIABLE,
+    BackwardCall,
+    Cotangents,
+    Gradients,
+    Inputs,
+    LinearState,
+    Options,
+    Results,
+    Saved,
+)
 
 
 def attend(backend: Backend, x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
@@ -63,19 +74,17 @@ class LinearAttention(torch.autograd.Function):
         ctx: Any, do: Tensor | None, _: None, dS: Tensor | None, dz: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         backend, options = ctx.call
-        count = len(Inputs._fields)
-        tensors = ctx.saved_tensors  # once: activation checkpointing refuses to unpack twice
-        x, saved = Inputs._make(tensors[:count]), Saved(*tensors[count:])
+        # once: activation checkpointing refuses to unpack twice
+        x, saved = split(ctx.saved_tensors, Inputs, Saved)
         if do is None and dS is None and dz is None:
-            return (None, None, *(None,) * count)
-        do = torch.zeros_like(saved.o) if do is None else do
+            return (None,) * len(ctx.needs_input_grad)
+        cotangents = Cotangents(torch.zeros_like(saved.o) if do is None else do, dS, dz)
         wanted = ctx.needs_input_grad[2 + Inputs._fields.index("log_decay")]
-        gradients = backend.backward(
-            x, options, saved, do, (dS, dz), log_decay_needs_grad=wanted,
-            # create_graph=True, or is_grads_batched=True
-            differentiable=torch.is_grad_enabled() or torch_private.functorch_is_active(),
-        )  # fmt: skip
-        return (None, None, *gradients, *(None,) * (count - DIFFERENTIABLE))
+        call = BackwardCall(cotangents, saved, x, options, wanted)
+        # create_graph=True, or is_grads_batched=True
+        differentiable = torch.is_grad_enabled() or torch_private.functorch_is_active()
+        gradients = backend.backward(call, differentiable=differentiable)
+        return (None, None, *gradients, *(None,) * (len(x) - DIFFERENTIABLE))
 
 
 _apply = torch_private.apply_of(LinearAttention)
@@ -90,31 +99,24 @@ class LinearAttentionBackward(torch.autograd.Function):
         backend: LinearKernels,
         options: Options,
         log_decay_needs_grad: bool,
-        do: Tensor,
-        dS: Tensor | None,
-        dz: Tensor | None,
-        o: Tensor,
-        normalizer: Tensor,
         *tensors: Tensor | None,
     ) -> Gradients:
-        ctx.save_for_backward(do, dS, dz, *tensors)
+        cotangents, saved, x = split(tensors, Cotangents, Saved, Inputs)
+        ctx.save_for_backward(*cotangents, *x)
         ctx.options = options
         ctx.set_materialize_grads(False)
-        return backend.backward(
-            Inputs._make(tensors), options, Saved(o, normalizer), do, (dS, dz),
-            log_decay_needs_grad=log_decay_needs_grad,
-        )  # fmt: skip
+        return backend.backward(BackwardCall(cotangents, saved, x, options, log_decay_needs_grad))
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        do, dS, dz, *tensors = ctx.saved_tensors
-        rest = tensors[DIFFERENTIABLE:]
+        cotangents, x = split(ctx.saved_tensors, Cotangents, Inputs)
+        primals, rest = x[:DIFFERENTIABLE], x[DIFFERENTIABLE:]
 
         def function(*primals: Tensor) -> Sequence[Tensor]:
             o, state = reference_linear_attention(Inputs(*primals, *rest), ctx.options)
             return o, *state
 
-        grads = second_order(function, tensors[:DIFFERENTIABLE], (do, dS, dz), output_grads)
+        grads = second_order(function, primals, cotangents, output_grads)
         of_inputs, of_cotangents = grads[:DIFFERENTIABLE], grads[DIFFERENTIABLE:]
         return None, None, None, *of_cotangents, None, None, *of_inputs, *(None,) * len(rest)
 
@@ -122,16 +124,7 @@ class LinearAttentionBackward(torch.autograd.Function):
 _apply_backward = torch_private.apply_of(LinearAttentionBackward)
 
 
-def attach_backward(
-    backend: LinearKernels,
-    x: Inputs,
-    options: Options,
-    saved: Saved,
-    cotangents: Sequence[Tensor | None],
-    *,
-    log_decay_needs_grad: bool,
-) -> Gradients:
-    """Runs the backward kernel; returns the gradients with their derivative. `cotangents` are those
-    of o, S and z."""
-    call = backend, options, log_decay_needs_grad
-    return Gradients(*_apply_backward(*call, *cotangents, *saved, *x))
+def attach_backward(backend: LinearKernels, call: BackwardCall) -> Gradients:
+    """Runs the backward kernel; returns the gradients with their derivative."""
+    tensors = *call.cotangents, *call.saved, *call.x
+    return Gradients(*_apply_backward(backend, call.options, call.log_decay_needs_grad, *tensors))

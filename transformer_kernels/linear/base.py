@@ -9,65 +9,45 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..common.namespace import NAMESPACE
 from ..common.torch_private import below_autograd, transforms
-from .types import Gradients, Inputs, LinearProblem, LinearState, Options, Results, Saved
-
-StateGradient = tuple[Tensor | None, Tensor | None]
-"""Gradients of the final state; None is zero."""
+from .operators import pack, pack_backward, pack_steps
+from .types import BackwardCall, Gradients, Inputs, LinearProblem, LinearState, Options, Results
 
 
-class LinearOperators(NamedTuple):
-    """Torch operators of a backend, with the schemas of linear/operators.py."""
+class Names(NamedTuple):
+    """Names of the operators of a backend, with the schemas of linear/operators.py."""
 
-    forward: Any
-    backward: Any
-    steps: Any
-
-    @classmethod
-    def of(cls, namespace: Any) -> LinearOperators:
-        """The compiled operators of a namespace of torch.ops."""
-        return cls(
-            namespace.linear_forward.default,
-            namespace.linear_backward.default,
-            namespace.linear_steps.default,
-        )
+    forward: str = "linear_forward"
+    backward: str = "linear_backward"
+    steps: str = "linear_steps"
 
 
-class LinearKernels(ABC):
+class LinearKernels:
     """Calls of the operators of linear attention.
 
     torch differentiates and batches the operators by `linear.derivatives`. Calls that are not
     `differentiable` run the kernels alone.
     """
 
-    @abstractmethod
-    def operators(self, device: torch.device) -> LinearOperators:
-        """Returns the operators for tensors on the device."""
+    names = Names()
+
+    def operators(self, device: torch.device) -> Any:
+        """Returns the operator namespace that runs on the device."""
+        return getattr(torch.ops, NAMESPACE)
 
     def forward(self, x: Inputs, options: Options, *, differentiable: bool = False) -> Results:
-        operator = self.operators(x.q.device).forward
+        operator = getattr(self.operators(x.q.device), self.names.forward).default
         with nullcontext() if differentiable else below_autograd():
-            return Results(*operator(*x, *options.pack()))
+            return Results(*operator(*pack(x, options)))
 
-    def backward(
-        self,
-        x: Inputs,
-        options: Options,
-        saved: Saved,
-        do: Tensor,
-        state: StateGradient,
-        *,
-        log_decay_needs_grad: bool,
-        differentiable: bool = False,
-    ) -> Gradients:
-        """Returns the gradients; `saved` are results of `forward`."""
-        operator = self.operators(x.q.device).backward
+    def backward(self, call: BackwardCall, *, differentiable: bool = False) -> Gradients:
+        operator = getattr(self.operators(call.x.q.device), self.names.backward).default
         with nullcontext() if differentiable else below_autograd():
-            outputs = operator(do, *state, *saved, *x, *options.pack(), log_decay_needs_grad)
-        return Gradients.of(outputs, x, log_decay_needs_grad=log_decay_needs_grad)
+            return call.gradients(operator(*pack_backward(call)))
 
 
-class LinearBackend(LinearKernels):
+class LinearBackend(LinearKernels, ABC):
     """Kernels of linear attention for one kind of device, as torch operators."""
 
     name: str
@@ -87,10 +67,9 @@ class LinearBackend(LinearKernels):
         if x.q.shape[2] > self.most_steps or transforms():
             results = self.forward(x, options, differentiable=True)
             return overwrite_state(x, results.o, LinearState(results.S, results.z))
-        feature_map, _, normalize, eps = options.pack()
-        operator = self.operators(x.q.device).steps
+        operator = getattr(self.operators(x.q.device), self.names.steps).default
         with nullcontext() if torch.compiler.is_compiling() else below_autograd():
-            o: Tensor = operator(*x[:6], feature_map, normalize, eps)
+            o: Tensor = operator(*pack_steps(x, options))
         return o
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..backends.native import extension
 from ..backends.native.cpu import reasons_against
-from ..common.namespace import NAMESPACE
-from .base import LinearBackend, LinearOperators
+from .base import LinearBackend
 from .types import LinearProblem
-
-if extension.unavailable_reason() is None:
-    OPERATORS = LinearOperators.of(getattr(torch.ops, NAMESPACE))
 
 
 class CpuLinear(LinearBackend):
@@ -29,6 +24,3 @@ class CpuLinear(LinearBackend):
     def kernel(self, problem: LinearProblem, q: Tensor, k: Tensor, v: Tensor) -> str:
         computing = str(problem.shape.accumulate_dtype).removeprefix("torch.")
         return f"csrc/cpu/linear, {extension.compiled.isa()}, computing in {computing}"
-
-    def operators(self, device: torch.device) -> LinearOperators:
-        return OPERATORS

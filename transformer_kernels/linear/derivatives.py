@@ -12,37 +12,31 @@ from ..common.namespace import NAMESPACE
 from ..common.torch_private import MISSING_FOR_OPERATORS, have_tangents
 from ..dispatch.operator_rules import (
     ENTRIES,
-    Batch,
+    batch_of,
     check_no_tangents,
     register_derivative,
     register_vmap,
 )
 from ..problem.types import accumulate_dtype
 from .autograd import attach, attach_backward
-from .base import LinearKernels, LinearOperators
-from .operators import register_fakes
+from .base import LinearKernels, Names
+from .operators import BACKWARD_FIELDS, FIELDS, register_fakes, unpack, unpack_backward
 from .reference import reference_linear_attention
-from .triton.operators import OPERATORS
-from .types import Inputs, Options, Saved
-
-_COUNT = len(Inputs._fields)
-_CU_SEQLENS = Inputs._fields.index("cu_seqlens")
-_NUMBER = Batch(None)
-_INPUTS = [_NUMBER if name == "cu_seqlens" else ENTRIES for name in Inputs._fields]
-_OPTIONS = [_NUMBER] * 4
+from .triton.operators import NAMES
+from .types import Gradients, Results
 
 
 class _Registered(LinearKernels):
-    """Given operators."""
+    """The kernels of three operators in a namespace."""
 
-    def __init__(self, operators: LinearOperators) -> None:
-        self.given = operators
+    def __init__(self, namespace: str, names: Names) -> None:
+        self.namespace, self.names = namespace, names
 
-    def operators(self, device: torch.device) -> LinearOperators:
-        return self.given
+    def operators(self, device: torch.device) -> Any:
+        return getattr(torch.ops, self.namespace)
 
     def with_derivative(self, *arguments: Any) -> tuple[Tensor, ...]:
-        x, options = Inputs._make(arguments[:_COUNT]), Options.unpack(arguments[_COUNT:])
+        x, options = unpack(arguments)
         if not have_tangents(x):
             return attach(self, x, options)
         o, state = reference_linear_attention(x, options)
@@ -53,39 +47,36 @@ class _Registered(LinearKernels):
 
     def backward_with_derivative(self, *arguments: Any) -> tuple[Tensor, ...]:
         check_no_tangents(arguments)
-        cotangents, saved, rest = arguments[:3], Saved(*arguments[3:5]), arguments[5:]
-        x, options = Inputs._make(rest[:_COUNT]), Options.unpack(rest[_COUNT:-1])
-        gradients = attach_backward(
-            self, x, options, saved, cotangents, log_decay_needs_grad=rest[-1]
-        )
-        return tuple(x.q.new_empty(0) if g is None else g for g in gradients)
+        return attach_backward(self, unpack_backward(arguments)).outputs()
 
 
 def register_linear(namespace: str) -> None:
     """Tells torch all that it needs to know of the compiled operators in a namespace."""
     register_fakes(namespace)
-    _register(namespace, LinearOperators.of(getattr(torch.ops, namespace)))
+    _register(namespace, LinearKernels.names)
 
 
-def _register(namespace: str, operators: LinearOperators) -> None:
-    """Makes operators differentiable, and defines their vmap. Their names are in `operators`."""
+def _register(namespace: str, names: Names) -> None:
+    """Makes operators differentiable, and defines their vmap."""
     if MISSING_FOR_OPERATORS:
         return
-    kernels = _Registered(operators)
-    forward, backward, steps = (operator._schema.name.split("::")[1] for operator in operators)
-    register_derivative(namespace, forward, kernels.with_derivative)
-    register_derivative(namespace, backward, kernels.backward_with_derivative)
-    register_derivative(namespace, steps, _refuse)
-    results = [ENTRIES] * 4
+    kernels = _Registered(namespace, names)
+    register_derivative(namespace, names.forward, kernels.with_derivative)
+    register_derivative(namespace, names.backward, kernels.backward_with_derivative)
+    register_derivative(namespace, names.steps, _refuse)
     register_vmap(
-        namespace, forward, [*_INPUTS, *_OPTIONS], results, lambda x: x[_CU_SEQLENS] is not None
+        namespace,
+        names.forward,
+        [batch_of(field) for field in FIELDS],
+        [ENTRIES] * len(Results._fields),
+        lambda arguments: unpack(arguments)[0].cu_seqlens is not None,
     )
     register_vmap(
         namespace,
-        backward,
-        [*[ENTRIES] * 5, *_INPUTS, *_OPTIONS, _NUMBER],
-        [ENTRIES] * 6,
-        lambda arguments: arguments[5 + _CU_SEQLENS] is not None,
+        names.backward,
+        [batch_of(field) for field in BACKWARD_FIELDS],
+        [ENTRIES] * len(Gradients._fields),
+        lambda arguments: unpack_backward(arguments).x.cu_seqlens is not None,
     )
 
 
@@ -98,4 +89,4 @@ def _refuse(*arguments: Any) -> Tensor:
 
 if extension.unavailable_reason() is None:
     register_linear(NAMESPACE)
-_register(NAMESPACE, OPERATORS)
+_register(NAMESPACE, NAMES)

@@ -1,61 +1,108 @@
-"""Operator schemas of linear attention, and the fake implementations that torch.compile and
-torch.export run.
+"""The operators of linear attention: tables of their arguments, schemas, and the fake
+implementations that torch.compile and torch.export run.
 
-The compiled operators and the Triton operators share them; csrc/bindings/linear_call.cpp declares
-the same schemas.
+`Inputs` and `Options` declare the rows (see `problem.fields`); csrc/common/linear_fields.h is the
+same table for C++. The schemas, packing and unpacking derive from it. The compiled operators and
+the Triton operators share them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..backends.schema import empty_like_layout
+from ..problem.fields import Field, schema_of, split, table
 from ..problem.types import accumulate_dtype
-from .types import Inputs
+from .types import BackwardCall, Cotangents, Gradients, Inputs, Options, Saved
 
-_INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? S, Tensor? z, Tensor? cu_seqlens, "
-    "Tensor? key_start, Tensor? key_end, int feature_map, bool causal, bool normalize, float eps"
+FIELDS = table(Inputs, Options)
+BACKWARD_FIELDS = (
+    *table(Cotangents, Saved),
+    *FIELDS,
+    Field("log_decay_needs_grad", "bool", "", "backward", default=False),
 )
-FORWARD = f"({_INPUTS}) -> (Tensor o, Tensor normalizer, Tensor S_end, Tensor z_end)"
+_OVERWRITTEN = {"S": "Tensor(a!)", "z": "Tensor(b!)"}
+STEP_FIELDS = [
+    field._replace(kind=_OVERWRITTEN.get(field.name, field.kind))
+    for field in FIELDS
+    if "steps" in field.layouts
+]
+_of_steps = itemgetter(*(i for i, field in enumerate(FIELDS) if "steps" in field.layouts))
+
+FORWARD = f"({schema_of(FIELDS)}) -> (Tensor o, Tensor normalizer, Tensor S_end, Tensor z_end)"
 BACKWARD = (
-    "(Tensor d_o, Tensor? dS_end, Tensor? dz_end, Tensor o, Tensor normalizer, "
-    f"{_INPUTS}, bool log_decay_needs_grad) -> (Tensor dq, Tensor dk, Tensor dv, "
+    f"({schema_of(BACKWARD_FIELDS)}) -> (Tensor dq, Tensor dk, Tensor dv, "
     "Tensor dlog_decay, Tensor dS, Tensor dz)"
 )
-STEPS = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor(a!) S, Tensor(b!) z, "
-    "int feature_map, bool normalize, float eps) -> Tensor o"
-)
+STEPS = f"({schema_of(STEP_FIELDS)}) -> Tensor o"
+
+
+def pack(x: Inputs, options: Options) -> tuple[Any, ...]:
+    """Returns the arguments of a forward operator."""
+    return *x, *options.pack()
+
+
+def unpack(arguments: Sequence[Any]) -> tuple[Inputs, Options]:
+    """Inverse of `pack`."""
+    x, options = split(arguments, Inputs, Options)
+    return x, Options.unpack(options)
+
+
+def pack_backward(call: BackwardCall) -> tuple[Any, ...]:
+    """Returns the arguments of a backward operator."""
+    return (*call.cotangents, *call.saved, *pack(call.x, call.options), call.log_decay_needs_grad)
+
+
+def unpack_backward(arguments: Sequence[Any]) -> BackwardCall:
+    """Inverse of `pack_backward`."""
+    *rest, log_decay_needs_grad = arguments
+    cotangents, saved, x, options = split(rest, Cotangents, Saved, Inputs, Options)
+    return BackwardCall(cotangents, saved, x, Options.unpack(options), log_decay_needs_grad)
+
+
+def pack_steps(x: Inputs, options: Options) -> tuple[Any, ...]:
+    """Returns the arguments of the operator of steps."""
+    return _of_steps(pack(x, options))
+
+
+def unpack_steps(arguments: Sequence[Any]) -> tuple[Inputs, Options]:
+    """Inverse of `pack_steps`; other fields have their defaults."""
+    given = {field.name: x for field, x in zip(STEP_FIELDS, arguments, strict=True)}
+    return unpack([given.get(field.name, field.default) for field in FIELDS])
 
 
 def forward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    x, normalize = Inputs._make(arguments[:9]), arguments[11]
-    q, k, v = x[:3]
+    x, options = unpack(arguments)
+    q, k, v = x.q, x.k, x.v
     dtype = accumulate_dtype(q.dtype)
     B = q.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
     H_kv, D, D_v = k.shape[1], k.shape[3], v.shape[3]
     return (
         empty_like_layout(q, D_v),
-        q.new_empty(q.shape[:3] if normalize else (0,), dtype=dtype),
+        q.new_empty(q.shape[:3] if options.normalize else (0,), dtype=dtype),
         q.new_empty((B, H_kv, D, D_v), dtype=dtype),
         q.new_empty((B, H_kv, D), dtype=dtype),
     )
 
 
 def backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
-    x, log_decay_needs_grad = Inputs._make(arguments[5:14]), arguments[18]
-    gradients = [empty_like_layout(t, t.shape[3]) for t in x[:3]]
-    for t in (x.log_decay if log_decay_needs_grad else None, x.S, x.z):
-        gradients.append(x.q.new_empty(0) if t is None else t.new_empty(t.shape))
-    return tuple(gradients)
+    call = unpack_backward(arguments)
+    q, k, v, log_decay, S, z, *_ = call.x
+    decay = log_decay if call.log_decay_needs_grad else None
+    return Gradients(
+        *(empty_like_layout(t, t.shape[3]) for t in (q, k, v)),
+        *(None if t is None else t.new_empty(t.shape) for t in (decay, S, z)),
+    ).outputs()
 
 
-def steps_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    return empty_like_layout(q, v.shape[3])
+def steps_fake(*arguments: Any) -> Tensor:
+    x, _ = unpack_steps(arguments)
+    return empty_like_layout(x.q, x.v.shape[3])
 
 
 def register_fakes(namespace: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 
@@ -28,53 +28,47 @@ class LinearState(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Tensors of a call, in the order of the operators' arguments.
+    """Tensors of a call. Annotations give shapes and operators: see `linear.operators`.
 
-    With cu_seqlens q, k and v have one batch entry, which holds the rows of all sequences.
+    `entries` is B; with cu_seqlens it is 1, and the entry holds the rows of all sequences.
     """
 
-    q: Tensor
-    """(B, H_q, M, D)"""
-    k: Tensor
-    """(B, H_kv, N, D)"""
-    v: Tensor
-    """(B, H_kv, N, D_v)"""
-    log_decay: Tensor | None = None
-    """(B, H_kv, N) in the dtype of the state; any strides."""
-    S: Tensor | None = None
-    """Initial state, (B, H_kv, D, D_v)."""
-    z: Tensor | None = None
-    """Initial state, (B, H_kv, D)."""
-    cu_seqlens: Tensor | None = None
-    """(B + 1), int32, contiguous."""
-    key_start: Tensor | None = None
-    """(B), int64; None is 0."""
-    key_end: Tensor | None = None
-    """(B), int64; None makes every key visible."""
+    q: Annotated[Tensor, "(entries, H_q, M, D)", "passes steps"]
+    k: Annotated[Tensor, "(entries, H_kv, N, D)", "passes steps"]
+    v: Annotated[Tensor, "(entries, H_kv, N, D_v)", "passes steps"]
+    log_decay: Annotated[Tensor | None, "(entries, H_kv, N)", "passes steps"] = None
+    """In the dtype of the state; any strides."""
+    S: Annotated[Tensor | None, "(B, H_kv, D, D_v)", "passes steps"] = None
+    """Initial state; steps overwrite it."""
+    z: Annotated[Tensor | None, "(B, H_kv, D)", "passes steps"] = None
+    cu_seqlens: Annotated[Tensor | None, "(B + 1)", "passes"] = None
+    """int32, contiguous."""
+    key_start: Annotated[Tensor | None, "(B)", "passes"] = None
+    """int64; None is 0."""
+    key_end: Annotated[Tensor | None, "(B)", "passes"] = None
+    """int64; None makes every key visible."""
 
 
-DIFFERENTIABLE = 6
-"""The first fields of `Inputs`, which have gradients."""
+_NUMBERS = {name: number for number, name in enumerate(FEATURE_MAPS)}
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of a call that are no tensors, in the order of the operators' arguments."""
+class Options(NamedTuple):
+    """Options of a call that are no tensors. Annotations as in `Inputs`."""
 
-    feature_map: str
-    causal: bool
-    normalize: bool
-    eps: float
+    feature_map: Annotated[str, "", "passes steps"]
+    causal: Annotated[bool, "", "passes"] = True
+    normalize: Annotated[bool, "", "passes steps"] = True
+    eps: Annotated[float, "", "passes steps"] = 1e-6
 
-    def pack(self) -> tuple[int, bool, bool, float]:
-        index = list(FEATURE_MAPS).index(self.feature_map)
-        return index, self.causal, self.normalize, self.eps
+    def pack(self) -> tuple[Any, ...]:
+        """Returns the arguments of an operator: the number of the feature map for its name."""
+        return _NUMBERS[self.feature_map], *self[1:]
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Options:
         """Inverse of `pack`."""
-        index, causal, normalize, eps = packed
-        return cls(list(FEATURE_MAPS)[index], causal, normalize, eps)
+        index, *rest = packed
+        return cls(list(FEATURE_MAPS)[index], *rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +98,19 @@ class Results(NamedTuple):
     """Final state."""
 
 
+class Cotangents(NamedTuple):
+    """Gradients of the results of a forward pass; None is zero. Annotations as in `Inputs`."""
+
+    d_o: Annotated[Tensor, "(entries, H_q, M, D_v)", "backward"]
+    dS_end: Annotated[Tensor | None, "(B, H_kv, D, D_v)", "backward"]  # noqa: N815
+    dz_end: Annotated[Tensor | None, "(B, H_kv, D)", "backward"]
+
+
 class Saved(NamedTuple):
     """Results of a forward pass that are saved for its backward pass."""
 
-    o: Tensor
-    normalizer: Tensor
+    o: Annotated[Tensor, "(entries, H_q, M, D_v)", "backward"]
+    normalizer: Annotated[Tensor, "(entries, H_q, M)", "backward"]
 
 
 class Gradients(NamedTuple):
@@ -121,9 +123,26 @@ class Gradients(NamedTuple):
     S: Tensor | None
     z: Tensor | None
 
-    @classmethod
-    def of(cls, outputs: Sequence[Tensor], x: Inputs, *, log_decay_needs_grad: bool) -> Gradients:
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Returns the outputs of a backward operator: without elements in place of None."""
+        return tuple(self.q.new_empty(0) if x is None else x for x in self)
+
+
+DIFFERENTIABLE = len(Gradients._fields)
+"""The first fields of `Inputs`, which have gradients."""
+
+
+class BackwardCall(NamedTuple):
+    """Arguments of a backward pass."""
+
+    cotangents: Cotangents
+    saved: Saved
+    x: Inputs
+    options: Options
+    log_decay_needs_grad: bool
+
+    def gradients(self, outputs: Sequence[Tensor]) -> Gradients:
         """The outputs of a backward operator; those that are not wanted become None."""
-        wanted = (log_decay_needs_grad, x.S is not None, x.z is not None)
+        wanted = (self.log_decay_needs_grad, self.x.S is not None, self.x.z is not None)
         optional = zip(outputs[3:], wanted, strict=True)
-        return cls(*outputs[:3], *(g if wants else None for g, wants in optional))
+        return Gradients(*outputs[:3], *(g if wants else None for g, wants in optional))

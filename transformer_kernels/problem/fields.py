@@ -3,11 +3,13 @@
 `ScoreOptions`, `ResolvedMask` and `Layout` declare the rows. The schemas of the operators, their
 fake implementations, and the packing and unpacking of a problem derive from the table.
 csrc/common/fields.h is the same table for C++; tests/problem/test_fields.py compares them.
+linear/operators.py makes the tables of linear attention in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, get_type_hints
 
 from torch import Tensor
@@ -23,6 +25,8 @@ _KINDS = {
     float | None: "float?",
     int: "SymInt",
     bool: "bool",
+    str: "int",  # a name, by its number
+    Tensor: "Tensor",
     Tensor | None: "Tensor?",
 }
 
@@ -36,17 +40,18 @@ class Field(NamedTuple):
     shape: str
     """Shape of a tensor, "" for a number. "1|B" is a dimension that broadcasts to B."""
     layouts: str
-    """Layouts that have the option, separated by spaces."""
+    """Layouts, or operators of linear attention, that have the option, separated by spaces."""
     default: Any
 
     def dimension(self, symbol: str) -> tuple[int, bool] | None:
         """Returns the index of dimension B or H_q, and True if its size may be 1 instead.
 
-        None if the option has no such dimension. S, the number of sequences, counts as B.
+        None if the option has no such dimension. S, the number of sequences, counts as B, and so do
+        `entries`, those of q's batch.
         """
         for index, size in enumerate(self.shape.strip("()").split(", ")):
             optional, _, name = size.rpartition("|")
-            if symbol == ("B" if name == "S" else name):
+            if symbol == ("B" if name in ("S", "entries") else name):
                 return index, optional == "1"
         return None
 
@@ -55,10 +60,28 @@ def _fields(group: Any) -> Iterator[Field]:
     types, annotated = get_type_hints(group), get_type_hints(group, include_extras=True)
     for name in group._fields:
         shape, layouts = getattr(annotated[name], "__metadata__", ("", "dense varlen cache"))
-        default = group._field_defaults[name]
+        default = group._field_defaults.get(name)
         yield Field(name, _KINDS[types[name]], shape, layouts, default)
 
 
-FIELDS = tuple(field for group in GROUPS for field in _fields(group))
-SCHEMA = ", ".join(f"{field.kind} {field.name}" for field in FIELDS)
-"""The fields in the schema of an operator."""
+def table(*groups: Any) -> tuple[Field, ...]:
+    """Returns the rows that named tuples declare."""
+    return tuple(field for group in groups for field in _fields(group))
+
+
+def schema_of(fields: Iterable[Field]) -> str:
+    """Returns the fields in the schema of an operator."""
+    return ", ".join(f"{field.kind} {field.name}" for field in fields)
+
+
+def split(values: Sequence[Any], *groups: Any) -> list[Any]:
+    """Returns named tuples of these types, which take the values in order."""
+    *first, last = groups
+    rest = iter(values)
+    parts = [group._make(islice(rest, len(group._fields))) for group in first]
+    parts.append(last._make(rest))
+    return parts
+
+
+FIELDS = table(*GROUPS)
+SCHEMA = schema_of(FIELDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ..masks.resolved import ALL_VISIBLE, ResolvedMask
 from ..scores.options import PLAIN_SCORES, ScoreOptions
+from .fields import GROUPS, split
 from .layout import DENSE, Layout, LayoutKind
 
 
@@ -105,10 +105,7 @@ class Problem:
 
 def unpack(q: Tensor, k: Tensor, v: Tensor, options: Sequence[Any]) -> Problem:
     """Returns the problem of an operator's arguments: the inverse of `Problem.pack`."""
-    rest = iter(options)
-    scores = ScoreOptions._make(islice(rest, len(ScoreOptions._fields)))
-    mask = ResolvedMask._make(islice(rest, len(ResolvedMask._fields)))
-    layout = Layout._make(rest)
+    scores, mask, layout = split(options, *GROUPS)
     return Problem(shape_of(q, k, v, layout), mask, scores, layout)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.linear.triton import launch
-from transformer_kernels.linear.types import Inputs, Options, Saved
+from transformer_kernels.linear.types import BackwardCall, Cotangents, Inputs, Options, Saved
 
 B, H, D = 2, 4, 64
 
@@ -50,7 +50,8 @@ def run(
         x = x._replace(cu_seqlens=integers(B + 1, torch.int32))
     options = Options(feature_map, causal, normalize, eps=1e-6)
     o, normalizer, S, z = launch.forward(x, options)
-    launch.backward(x, options, Saved(o, normalizer), q, (S, z), log_decay_needs_grad=needs_grad)
+    cotangents, saved = Cotangents(q, S, z), Saved(o, normalizer)
+    launch.backward(BackwardCall(cotangents, saved, x, options, needs_grad))
 
 
 def run_steps() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...backends.triton import target
-from ..base import LinearBackend, LinearOperators
+from ..base import LinearBackend
 from ..types import LinearProblem
 from . import operators, tiles
 
@@ -15,6 +15,7 @@ class TritonLinear(LinearBackend):
     """float16, bfloat16 and float32 on any GPU that Triton supports, or interpreted on the CPU."""
 
     name = "triton"
+    names = operators.NAMES
     most_steps = 32  # not timed on a GPU
     is_interpreted = target.INTERPRETED
     """True if kernels are interpreted: much slower than plain torch, so "auto" skips them."""
@@ -36,6 +37,3 @@ class TritonLinear(LinearBackend):
         tile = tiles.tile(chip, columns, tiles.precision(chip, q.dtype))
         how = "interpreted by numpy" if self.is_interpreted else chip.name
         return f"linear/triton, {how}, chunks of {tile.chunk} tokens, {tile.slice} columns"
-
-    def operators(self, device: torch.device) -> LinearOperators:
-        return operators.OPERATORS

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...backends.triton.kernels.arguments import contiguous, rows
 from ...backends.triton.launch import as_rows
 from ...backends.triton.launch import launch as launch_kernel
-from ..types import Gradients, Inputs, Options, Results, Saved
+from ..types import BackwardCall, Gradients, Inputs, Options, Results
 from .call import Call, Segments, blocks, prepare
 from .kernels.arguments import States, Statistics
 from .kernels.decay_gradient import decay_gradient_kernel
@@ -71,15 +71,8 @@ def forward(x: Inputs, options: Options) -> Results:
     return Results(o, normalizer, S, z)
 
 
-def backward(
-    x: Inputs,
-    options: Options,
-    saved: Saved,
-    do: Tensor,
-    d_end: tuple[Tensor | None, Tensor | None],
-    *,
-    log_decay_needs_grad: bool,
-) -> Gradients:
+def backward(given: BackwardCall) -> Gradients:
+    (do, *d_end), saved, x, options, log_decay_needs_grad = given
     call = prepare(x, options, log_decay_needs_grad=log_decay_needs_grad)
     q, k, v = call.x[:3]
     do, statistics = as_rows(do), NO_STATISTICS

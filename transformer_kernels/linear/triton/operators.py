@@ -12,55 +12,39 @@ from torch import Tensor
 
 from ...backends.triton.operators import register
 from ...common.storage import check_storage
-from ..base import LinearOperators
-from ..operators import BACKWARD, FORWARD, STEPS, backward_fake, forward_fake, steps_fake
-from ..types import Inputs, Options, Saved
+from .. import operators
+from ..base import Names
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     from . import launch
 
-    x, options = Inputs._make(arguments[:9]), Options.unpack(arguments[9:])
-    _check(x)
+    x, options = operators.unpack(arguments)
+    check_storage(x._asdict().items())
     with torch.cuda.device_of(x.q):  # Triton launches on the current device
         return tuple(launch.forward(x, options))
 
 
-def _backward(
-    do: Tensor,
-    dS: Tensor | None,
-    dz: Tensor | None,
-    o: Tensor,
-    normalizer: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     from . import launch
 
-    x, options = Inputs._make(rest[:9]), Options.unpack(rest[9:13])
-    _check(x, do=do, dS_end=dS, dz_end=dz, o=o, normalizer=normalizer)
+    call = operators.unpack_backward(arguments)
+    names = (field.name for field in operators.BACKWARD_FIELDS)
+    check_storage(zip(names, arguments, strict=True))
+    with torch.cuda.device_of(call.x.q):
+        return launch.backward(call).outputs()
+
+
+def _steps(*arguments: Any) -> Tensor:
+    from . import launch
+
+    x, options = operators.unpack_steps(arguments)
+    check_storage(x._asdict().items())
     with torch.cuda.device_of(x.q):
-        gradients = launch.backward(
-            x, options, Saved(o, normalizer), do, (dS, dz), log_decay_needs_grad=rest[13]
-        )
-    return tuple(x.q.new_empty(0) if g is None else g for g in gradients)
+        return launch.steps(x, options)
 
 
-def _steps(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-    from . import launch
-
-    x = Inputs(q, k, v, *rest[:3])
-    feature_map, normalize, eps = rest[3:]
-    _check(x)
-    with torch.cuda.device_of(q):
-        return launch.steps(x, Options.unpack((feature_map, True, normalize, eps)))
-
-
-def _check(x: Inputs, **tensors: Tensor | None) -> None:
-    check_storage((*x._asdict().items(), *tensors.items()))
-
-
-OPERATORS = LinearOperators(
-    register("triton_linear_forward", FORWARD, _forward, forward_fake),
-    register("triton_linear_backward", BACKWARD, _backward, backward_fake),
-    register("triton_linear_steps", STEPS, _steps, steps_fake),
-)
+NAMES = Names("triton_linear_forward", "triton_linear_backward", "triton_linear_steps")
+register(NAMES.forward, operators.FORWARD, _forward, operators.forward_fake)
+register(NAMES.backward, operators.BACKWARD, _backward, operators.backward_fake)
+register(NAMES.steps, operators.STEPS, _steps, operators.steps_fake)

@@ -8,7 +8,7 @@ import torch
 
 from ...backends.triton.compile_report import Constants, Suite
 from ...backends.triton.config import Chip
-from ..types import Inputs, Options, Saved
+from ..types import BackwardCall, Cotangents, Inputs, Options, Saved
 from . import launch, tiles
 from .kernels.arguments import Sizes
 
@@ -26,7 +26,7 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
         x = Inputs(q, k, v, decay)
         o, normalizer, S, z = launch.forward(x, options)
         saved, needs_grad = Saved(o, normalizer), decay is not None
-        launch.backward(x, options, saved, q, (None, None), log_decay_needs_grad=needs_grad)
+        launch.backward(BackwardCall(Cotangents(q, None, None), saved, x, options, needs_grad))
         launch.steps(x._replace(S=S, z=z), options)
 
 

@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(x: Inputs, tile: Tile, options: Options, precision: Precision) -> Sizes:
-    index, causal, normalize, _ = options.pack()
+    feature_map, causal, normalize, *_ = options.pack()
     D, D_v = x.k.shape[3], x.v.shape[3]
     return Sizes(
         D=tl.constexpr(D),
@@ -86,7 +86,7 @@ def sizes(x: Inputs, tile: Tile, options: Options, precision: Precision) -> Size
         BLOCK_DV=tl.constexpr(config.width(D_v)),
         CHUNK=tl.constexpr(tile.chunk),
         SLICE=tl.constexpr(tile.slice),
-        FEATURES=tl.constexpr(index),
+        FEATURES=tl.constexpr(feature_map),
         CAUSAL=tl.constexpr(causal),
         NORMALIZE=tl.constexpr(normalize),
         DECAYED=tl.constexpr(x.log_decay is not None),
