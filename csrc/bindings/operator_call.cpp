@@ -59,7 +59,7 @@ std::string backward_schema() {
 
 std::string describe_schema() {
 #define TK_OPTION(name) ", bool " #name "_needs_grad"
-  return schema("attention_describe(Tensor q, Tensor k, Tensor v",
+  return schema("attention_describe(Tensor q, Tensor k, Tensor v", kFields,
                 TK_DIFFERENTIABLE(TK_OPTION) ") -> str");
 #undef TK_OPTION
 }

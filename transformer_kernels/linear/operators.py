@@ -67,7 +67,8 @@ def unpack_backward(arguments: Sequence[Any]) -> BackwardCall:
 
 def pack_steps(x: Inputs, options: Options) -> tuple[Any, ...]:
     """Returns the arguments of the operator of steps."""
-    return _of_steps(pack(x, options))
+    arguments: tuple[Any, ...] = _of_steps(pack(x, options))
+    return arguments
 
 
 def unpack_steps(arguments: Sequence[Any]) -> tuple[Inputs, Options]:
