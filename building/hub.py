@@ -53,7 +53,7 @@ from .common.namespace import NAMESPACE
 
 torch.ops.load_library(Path(__file__).with_name("operators.so"))
 
-CUDA_WIDTHS = CUDA_RELATIVE_WIDTHS = CUDA_LINEAR_WIDTHS = LARGE_SHARED_CHIPS = ()
+CUDA_WIDTHS = CUDA_LINEAR_WIDTHS = LARGE_SHARED_CHIPS = ()
 
 
 def isa():

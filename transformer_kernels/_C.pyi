@@ -46,7 +46,6 @@ LINEAR_FIELDS: tuple[tuple[str, str, str, str], ...]
 """Name, kind, shape and layouts of every field, in the operators' order (csrc/common/fields.h)."""
 
 CUDA_WIDTHS: tuple[int, ...]
-CUDA_RELATIVE_WIDTHS: tuple[int, ...]
 CUDA_LINEAR_WIDTHS: tuple[int, ...]
 """Tile widths (head dimensions) of the CUDA kernels, ascending (csrc/cuda/common/tile_config.h)."""
 

@@ -80,8 +80,6 @@ PYBIND11_MODULE(_C, module) {
   module.attr("FIELDS") = rows(tk::kFields);
   module.attr("LINEAR_FIELDS") = rows(tk::kLinearFields);
   module.attr("CUDA_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kWidths)));
-  module.attr("CUDA_RELATIVE_WIDTHS") =
-      py::tuple(py::cast(std::to_array(tk::cuda::kRelativeWidths)));
   module.attr("CUDA_LINEAR_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kLinearWidths)));
   module.attr("LARGE_SHARED_CHIPS") =
       py::tuple(py::cast(std::to_array(tk::cuda::kLargeSharedChips)));

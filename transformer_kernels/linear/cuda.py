@@ -28,8 +28,7 @@ class CudaLinear(LinearBackend):
     def kernel(self, problem: LinearProblem, q: Tensor, k: Tensor, v: Tensor) -> str:
         columns = max(problem.shape.D, problem.shape.D_v)
         width = next(width for width in LINEAR_WIDTHS if width >= columns)
-        dtype, where = str(q.dtype).removeprefix("torch."), cuda_support.described(q.device)
-        return f"csrc/cuda/linear, {dtype}, width {width}, {where}"
+        return f"csrc/cuda/linear, {str(q.dtype).removeprefix('torch.')}, width {width}"
 
     def operators(self, device: torch.device) -> Any:
         return cuda_support.operators(device)

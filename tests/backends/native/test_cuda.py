@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from building.tile_config import LARGE_SHARED, LINEAR_WIDTHS, RELATIVE_WIDTHS, WIDTHS
+from building.tile_config import LARGE_SHARED, LINEAR_WIDTHS, WIDTHS
 from tests.support.tiers import each
 from transformer_kernels import _C
 from transformer_kernels.backends import CudaBackend
@@ -75,7 +75,6 @@ def test_supported_problems_have_no_reasons(gpu: Callable[..., None]) -> None:
 def test_the_extension_exports_the_tile_config() -> None:
     """The build parses tile_config.h; the extension compiles it."""
     assert _C.CUDA_WIDTHS == WIDTHS
-    assert _C.CUDA_RELATIVE_WIDTHS == RELATIVE_WIDTHS
     assert _C.CUDA_LINEAR_WIDTHS == LINEAR_WIDTHS
     assert {divmod(chip, 10) for chip in _C.LARGE_SHARED_CHIPS} == LARGE_SHARED
 

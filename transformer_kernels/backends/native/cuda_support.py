@@ -21,9 +21,6 @@ WIDTHS: tuple[int, ...] = (
 )
 """Tile widths, ascending; D and D_v are padded to the next one."""
 
-RELATIVE_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_RELATIVE_WIDTHS if WIDTHS else ()
-"""Those of the kernels with relative keys."""
-
 LINEAR_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_LINEAR_WIDTHS if WIDTHS else ()
 """Those of the kernels of linear attention."""
 
@@ -115,13 +112,6 @@ def reasons_against(shape: Shape, widths: tuple[int, ...]) -> list[str]:
     if widths and columns > widths[-1]:
         reasons.append(f"rows of {columns} elements: tiles are up to {widths[-1]} wide")
     return reasons
-
-
-def described(device: torch.device) -> str:
-    """Describes the device in `explain`: its compute capability, or "emulated"."""
-    if device.type != "cuda":
-        return "emulated"
-    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
 @functools.cache
