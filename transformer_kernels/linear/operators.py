@@ -9,7 +9,6 @@ the Triton operators share them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ STEP_FIELDS = [
     for field in FIELDS
     if "steps" in field.layouts
 ]
-_of_steps = itemgetter(*(i for i, field in enumerate(FIELDS) if "steps" in field.layouts))
+_STEPS = tuple(i for i, field in enumerate(FIELDS) if "steps" in field.layouts)
 
 FORWARD = f"({schema_of(FIELDS)}) -> (Tensor o, Tensor normalizer, Tensor S_end, Tensor z_end)"
 BACKWARD = (
@@ -65,10 +64,10 @@ def unpack_backward(arguments: Sequence[Any]) -> BackwardCall:
     return BackwardCall(cotangents, saved, x, Options.unpack(options), log_decay_needs_grad)
 
 
-def pack_steps(x: Inputs, options: Options) -> tuple[Any, ...]:
+def pack_steps(x: Inputs, options: Options) -> list[Any]:
     """Returns the arguments of the operator of steps."""
-    arguments: tuple[Any, ...] = _of_steps(pack(x, options))
-    return arguments
+    arguments = pack(x, options)
+    return [arguments[i] for i in _STEPS]  # torch.compile cannot trace an itemgetter
 
 
 def unpack_steps(arguments: Sequence[Any]) -> tuple[Inputs, Options]:
