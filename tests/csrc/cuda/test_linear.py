@@ -17,6 +17,7 @@ from tests.support.linear import (
     linear_by_backend,
     linear_case,
     linear_inputs,
+    operators_of,
 )
 from tests.support.operators import operators_run_by
 from transformer_kernels.linear.cuda import CudaLinear
@@ -112,7 +113,7 @@ def test_packed_sequences_and_steps_have_no_races(width: int) -> None:
 
 def test_the_operator_checks_the_width() -> None:
     x = torch.zeros(1, 1, 3, 257)
-    forward, *_ = CudaLinear().operators(torch.device("cpu"))
+    forward, *_ = operators_of(CudaLinear())
     with pytest.raises(RuntimeError, match="rows are wider than the widest tile, 256"):
         forward(x, x, x, None, None, None, None, None, None, 0, True, True, 1e-6)
 
