@@ -22,9 +22,9 @@
   PASS_TENSOR(key_start, kInt64, kContiguous, (B))                      \
   PASS_TENSOR(key_end, kInt64, kContiguous, (B))                        \
   NUMBER(int64_t, "int", feature_map)                                   \
-  PASS_NUMBER(bool, "bool", causal, true)                               \
   NUMBER(bool, "bool", normalize)                                       \
-  NUMBER(double, "float", eps)
+  NUMBER(double, "float", eps)                                          \
+  PASS_NUMBER(bool, "bool", causal, true)
 
 #define TK_LINEAR_FIELDS(NUMBER, TENSOR) TK_LINEAR_ROWS(NUMBER, TENSOR, TENSOR, NUMBER, TENSOR)
 #define TK_LINEAR_STEP_FIELDS(NUMBER, TENSOR, STATE) \

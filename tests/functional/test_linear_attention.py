@@ -18,6 +18,7 @@ from tests.support.linear import (
     LINEAR_WAYS,
     LinearCase,
     assert_linear_case,
+    linear_arguments,
     linear_by_backend,
     linear_expected,
     linear_inputs,
@@ -330,30 +331,29 @@ def test_freed_and_misaligned_memory_is_refused() -> None:
     with pytest.raises(ValueError, match=r"initial_state.S has the shape .* is freed"):
         tk.linear_attention(q, k, v, initial_state=state)
     with pytest.raises(RuntimeError, match="it was freed"):
-        torch.ops.transformer_kernels.linear_forward(
-            q, k, v, None, *state, None, None, None, 0, True, True, 1e-6
-        )
+        torch.ops.transformer_kernels.linear_forward(**linear_arguments(q, k, v, **state._asdict()))
 
 
 @each(
     ("change", "message"),
     [
-        ({1: torch.zeros(2, 2, 71, 8)}, "v has the wrong shape"),
-        ({2: torch.zeros(2, 2, 70, 8).double()}, "v has the wrong dtype"),
-        ({0: torch.zeros(2, 70, 8)}, "q, k and v must have four dimensions"),
-        ({3: torch.zeros(2, 2, 69)}, "log_decay has the wrong shape"),
-        ({4: torch.zeros(2, 2, 8, 8)}, "S and z must be given together"),
-        ({8: torch.zeros(3, dtype=torch.int64)}, "key_end has the wrong shape"),
-        ({6: torch.tensor([0, 70], dtype=torch.int32)}, "packed sequences have one batch entry"),
-        ({9: 3}, "feature_map must be 0, 1 or 2"),
-        ({12: 0.0}, "eps must be greater than 0"),
-        ({3: torch.zeros(2, 2, 70), 10: False}, "log_decay requires causal"),
+        ({"k": torch.zeros(2, 2, 71, 8)}, "v has the wrong shape"),
+        ({"v": torch.zeros(2, 2, 70, 8).double()}, "v has the wrong dtype"),
+        ({"q": torch.zeros(2, 70, 8)}, "q, k and v must have four dimensions"),
+        ({"log_decay": torch.zeros(2, 2, 69)}, "log_decay has the wrong shape"),
+        ({"S": torch.zeros(2, 2, 8, 8)}, "S and z must be given together"),
+        ({"key_end": torch.zeros(3, dtype=torch.int64)}, "key_end has the wrong shape"),
+        (
+            {"cu_seqlens": torch.tensor([0, 70], dtype=torch.int32)},
+            "packed sequences have one batch entry",
+        ),
+        ({"feature_map": 3}, "feature_map must be 0, 1 or 2"),
+        ({"eps": 0.0}, "eps must be greater than 0"),
+        ({"log_decay": torch.zeros(2, 2, 70), "causal": False}, "log_decay requires causal"),
     ],
 )
-def test_the_operator_checks_its_arguments(change: dict[int, Any], message: str) -> None:
+def test_the_operator_checks_its_arguments(change: dict[str, Any], message: str) -> None:
     """Code that skips the Python checks, such as an exported program, cannot crash the process."""
-    arguments: list[Any] = [*qkv(), *[None] * 6, 0, True, True, 1e-6]
-    for position, value in change.items():
-        arguments[position] = value
+    arguments = linear_arguments(*qkv()) | change
     with pytest.raises(RuntimeError, match=message):
-        torch.ops.transformer_kernels.linear_forward(*arguments)
+        torch.ops.transformer_kernels.linear_forward(**arguments)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, widest
+from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, linear_arguments, widest
 from tests.support.threads import threads
 from tests.support.tiers import crossed, each
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -156,5 +156,5 @@ def test_compiled_code_checks_the_values() -> None:
         cu_seqlens = torch.tensor(values, dtype=torch.int32)
         with pytest.raises(RuntimeError, match="cu_seqlens must start at 0, not decrease"):
             torch.ops.transformer_kernels.linear_forward(
-                q, k, v, None, None, None, cu_seqlens, None, None, 0, True, True, 1e-6
+                **linear_arguments(q, k, v, cu_seqlens=cu_seqlens)
             )

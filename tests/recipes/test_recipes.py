@@ -53,7 +53,7 @@ def test_edits_apply_to_the_current_sources() -> None:
 
 def test_recipes_name_files_that_exist() -> None:
     found = recipes()
-    assert len(found) == 8
+    assert len(found) == 9
     for recipe, paths in found.items():
         assert paths, recipe
         missing = [path for path in paths if "<" not in path and not (ROOT / path).is_file()]

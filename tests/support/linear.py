@@ -13,8 +13,10 @@ from torch import Tensor
 import transformer_kernels as tk
 from tests.support.backends import NAMES, dtypes_of
 from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.linear import operators
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
+from transformer_kernels.linear.types import Inputs, Options
 from transformer_kernels.problem.types import accumulate_dtype
 
 LINEAR_NAMES = tuple(backend.name for backend in LINEAR_BACKENDS if backend.name in NAMES)
@@ -26,6 +28,12 @@ LINEAR_FLOAT64 = tuple(name for name, dtype in LINEAR_WAYS if dtype == torch.flo
 def widest(backend: str) -> torch.dtype:
     """Returns float64, or float32 for a backend without it."""
     return dtypes_of(backend)[0]
+
+
+def linear_arguments(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> dict[str, Any]:
+    """Arguments of the forward operators, by name in their order."""
+    names = (field.name for field in operators.FIELDS)
+    return dict(zip(names, operators.pack(Inputs(q, k, v), Options("elu")), strict=True)) | given
 
 
 def operators_of(backend: Any, device: str = "cpu") -> list[Any]:

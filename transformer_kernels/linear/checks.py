@@ -43,7 +43,7 @@ def check_options(feature_map: FeatureMap, *, causal: bool, normalize: bool, eps
     number = check_number("eps", eps)
     if number <= 0.0:
         raise ValueError(f"eps must be greater than 0, got {number}")
-    return Options(feature_map, causal, normalize, number)
+    return Options(feature_map, normalize, number, causal)
 
 
 def map_features(

@@ -31,7 +31,10 @@ STEP_FIELDS = [
     for field in FIELDS
     if "steps" in field.layouts
 ]
-_STEPS = tuple(i for i, field in enumerate(FIELDS) if "steps" in field.layouts)
+_STEP_INPUTS, _STEP_OPTIONS = (
+    sum("steps" in field.layouts for field in table(group)) for group in (Inputs, Options)
+)
+"""Numbers of the fields of steps, which come first in both groups."""
 
 FORWARD = f"({schema_of(FIELDS)}) -> (Tensor o, Tensor normalizer, Tensor S_end, Tensor z_end)"
 BACKWARD = (
@@ -64,10 +67,9 @@ def unpack_backward(arguments: Sequence[Any]) -> BackwardCall:
     return BackwardCall(cotangents, saved, x, Options.unpack(options), log_decay_needs_grad)
 
 
-def pack_steps(x: Inputs, options: Options) -> list[Any]:
+def pack_steps(x: Inputs, options: Options) -> tuple[Any, ...]:
     """Returns the arguments of the operator of steps."""
-    arguments = pack(x, options)
-    return [arguments[i] for i in _STEPS]  # torch.compile cannot trace an itemgetter
+    return *x[:_STEP_INPUTS], *options.pack()[:_STEP_OPTIONS]
 
 
 def unpack_steps(arguments: Sequence[Any]) -> tuple[Inputs, Options]:

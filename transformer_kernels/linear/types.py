@@ -56,9 +56,9 @@ class Options(NamedTuple):
     """Options of a call that are no tensors. Annotations as in `Inputs`."""
 
     feature_map: Annotated[str, "", "passes steps"]
-    causal: Annotated[bool, "", "passes"] = True
     normalize: Annotated[bool, "", "passes steps"] = True
     eps: Annotated[float, "", "passes steps"] = 1e-6
+    causal: Annotated[bool, "", "passes"] = True
 
     def pack(self) -> tuple[Any, ...]:
         """Returns the arguments of an operator: the number of the feature map for its name."""

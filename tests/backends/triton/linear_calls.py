@@ -48,7 +48,7 @@ def run(
         x = x._replace(key_start=integers(B), key_end=integers(B))
     if packed:
         x = x._replace(cu_seqlens=integers(B + 1, torch.int32))
-    options = Options(feature_map, causal, normalize, eps=1e-6)
+    options = Options(feature_map, normalize, 1e-6, causal)
     o, normalizer, S, z = launch.forward(x, options)
     cotangents, saved = Cotangents(q, S, z), Saved(o, normalizer)
     launch.backward(BackwardCall(cotangents, saved, x, options, needs_grad))

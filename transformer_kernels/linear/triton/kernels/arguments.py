@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
 
 
 def sizes(x: Inputs, tile: Tile, options: Options, precision: Precision) -> Sizes:
-    feature_map, causal, normalize, *_ = options.pack()
+    feature_map, *_ = options.pack()
     D, D_v = x.k.shape[3], x.v.shape[3]
     return Sizes(
         D=tl.constexpr(D),
@@ -87,8 +87,8 @@ def sizes(x: Inputs, tile: Tile, options: Options, precision: Precision) -> Size
         CHUNK=tl.constexpr(tile.chunk),
         SLICE=tl.constexpr(tile.slice),
         FEATURES=tl.constexpr(feature_map),
-        CAUSAL=tl.constexpr(causal),
-        NORMALIZE=tl.constexpr(normalize),
+        CAUSAL=tl.constexpr(options.causal),
+        NORMALIZE=tl.constexpr(options.normalize),
         DECAYED=tl.constexpr(x.log_decay is not None),
         PRECISION=tl.constexpr(precision),
     )
