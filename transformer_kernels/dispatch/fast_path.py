@@ -87,7 +87,6 @@ def attend(
     if dropout_p != 0.0:
         return "dropout on a CPU"
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     resolved, block_mask, problem, row_stats = ALL_VISIBLE, None, None, None
     try:
         if mask is not None:
@@ -97,14 +96,15 @@ def attend(
                 size = resolved.block_mask_shape(M, k.shape[2])
                 block_mask = torch.empty(size, dtype=torch.uint8)
         o = torch.empty_like(q)
-        if needs_grad:
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
             shape = shape_of(q, k, v)
             problem = Problem(shape, resolved, scores)
             row_stats = torch.empty(2, shape.B, shape.H_q, shape.M, dtype=shape.accumulate_dtype)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # nothing is checked yet
         return str(error)
-    options = scores, resolved, DENSE, block_mask, grouped
-    reason = direct.launch_forward(q, k, v, *options, o, row_stats, runs)
+    reason = direct.launch_forward(
+        q, k, v, scores, resolved, DENSE, block_mask, grouped, o, row_stats, runs
+    )
     if reason is not None or not runs:
         return reason
     if problem is None or row_stats is None:
@@ -140,8 +140,9 @@ def _decode_on_cpu(
         o = torch.empty_like(q)
     except (RuntimeError, ValueError) as error:  # nothing is checked yet
         return str(error)
-    options = scores, resolved, layout, None, True
-    reason = direct.launch_forward(q, k_cache, v_cache, *options, o, None, runs)
+    reason = direct.launch_forward(
+        q, k_cache, v_cache, scores, resolved, layout, None, True, o, None, runs
+    )
     return o if reason is None and runs else reason
 
 

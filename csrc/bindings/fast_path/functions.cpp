@@ -18,7 +18,9 @@ namespace {
 
 using namespace direct;
 
-const Reason kUnread = "tensor is on another device, has no plain memory or is negated lazily";
+const Reason kUnread = "a tensor is on another device, has no plain memory or is negated lazily";
+const Reason kUnreadOptions =
+    "scale is no finite float, or a tensor of the mask is on another device or has no plain memory";
 
 // The arguments that begin every call: q, k, v, scores, mask, layout.
 struct Call {
@@ -31,9 +33,9 @@ struct Call {
   Reason read(PyObject* const* args, Problem& p) {
     if (!read_input(args[0], inputs.q) || !read_input(args[1], inputs.k) ||
         !read_input(args[2], inputs.v)) {
-      return "a " + kUnread;
+      return kUnread;
     }
-    if (!read_options(args + 3, options)) return "scale is no finite float, or a mask's " + kUnread;
+    if (!read_options(args + 3, options)) return kUnreadOptions;
     Reason reason = set_problem(p, layout, inputs, options);
     if (!reason.empty()) return reason;
     if (layout.kind == LayoutKind::kVarlen) return "packed sequences";
@@ -85,8 +87,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (reason.empty()) {
     const bool read_all =
         read_optional(args[6], block_mask) && read(args[8], o) && read_optional(args[9], row_stats);
-    reason =
-        read_all ? set_outputs(params, call.options, o, row_stats, block_mask) : "a " + kUnread;
+    reason = read_all ? set_outputs(params, call.options, o, row_stats, block_mask) : kUnread;
   }
   if (!reason.empty()) return declined(reason);
   if (args[10] != Py_True) Py_RETURN_NONE;
@@ -105,7 +106,7 @@ PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const bool read_all = read_optional(args[6], x.block_mask) && read(args[7], x.o) &&
                           read(args[8], x.row_stats) && read_input(args[9], x.d_o) &&
                           read(args[10], x.dq) && read(args[11], x.dk) && read(args[12], x.dv);
-    reason = read_all ? set_tensors(params, call.options, x) : "a " + kUnread;
+    reason = read_all ? set_tensors(params, call.options, x) : kUnread;
   }
   return reason.empty() ? run_unlocked(params, call.layout) : declined(reason);
 }
