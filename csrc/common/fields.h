@@ -36,7 +36,7 @@
   TENSOR(q_high, kInt64, kContiguous, "(tests, 1|B, 1|H_q, M)", "dense")     \
   TENSOR(k_position, kInt64, kContiguous, "(tests, 1|B, 1|H_q, N)", "dense") \
   TENSOR(dense, kBool, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")          \
-  TENSOR(layout, kBool, kStrided, "(1|H_q, rows, columns)", "dense")         \
+  TENSOR(blocks, kBool, kStrided, "(1|H_q, rows, columns)", "dense")         \
   NUMBER(int64_t, "SymInt", block_size, "dense")
 
 #define TK_LAYOUT_FIELDS(NUMBER, TENSOR)                         \

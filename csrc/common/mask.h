@@ -16,7 +16,7 @@ constexpr int64_t kBlockMaskSize = 64;  // one bit per key fits in a 64-bit word
 // in 64 bits.
 constexpr int64_t kUnbounded = int64_t{1} << 62;
 
-// Block size of a layout, at most the extent of the mask, so that its multiples fit in 64 bits.
+// Block size of `blocks`, at most the extent of the mask, so that its multiples fit in 64 bits.
 TK_INLINE int64_t bounded_block_size(const Problem& p, int64_t size) {
   const int64_t extent = p.M > p.N ? p.M : p.N;
   return size <= extent ? size : extent > 0 ? extent : 1;
@@ -98,7 +98,7 @@ TK_INLINE const uint8_t* live_keys_of(const Problem& p, int64_t b, int64_t h) {
 }
 
 // True if constraints other than position tests hide single elements.
-TK_INLINE bool has_other_elements(const MaskParams& mask) { return mask.dense || mask.layout; }
+TK_INLINE bool has_other_elements(const MaskParams& mask) { return mask.dense || mask.blocks; }
 
 TK_INLINE bool has_element_mask(const MaskParams& mask) {
   return mask.q_low || has_other_elements(mask);
@@ -165,10 +165,10 @@ TK_INLINE uint64_t position_bits(const MaskParams& mask, int64_t b, int64_t h, i
   return bits;
 }
 
-TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int64_t j0,
-                               int64_t columns) {
-  const int64_t* stride = mask.layout_stride;
-  const uint8_t* row = mask.layout + h * stride[0] + i / mask.block_size * stride[1];
+TK_INLINE uint64_t block_bits(const MaskParams& mask, int64_t h, int64_t i, int64_t j0,
+                              int64_t columns) {
+  const int64_t* stride = mask.blocks_stride;
+  const uint8_t* row = mask.blocks + h * stride[0] + i / mask.block_size * stride[1];
   uint64_t bits = 0;
   for (int64_t n = j0 / mask.block_size; n * mask.block_size < j0 + columns; ++n) {
     const int64_t first = n * mask.block_size - j0;
@@ -177,20 +177,20 @@ TK_INLINE uint64_t layout_bits(const MaskParams& mask, int64_t h, int64_t i, int
   return bits;
 }
 
-// Bit c: key j0 + c is visible to query i under the element mask (position tests, dense, layout).
+// Bit c: key j0 + c is visible to query i under the element mask (position tests, dense, blocks).
 TK_INLINE uint64_t element_mask_bits(const MaskParams& mask, int64_t N, int64_t b, int64_t h,
                                      int64_t i, int64_t j0) {
   const int64_t columns = N - j0 < kBlockMaskSize ? N - j0 : kBlockMaskSize;
   uint64_t bits = bit_range(0, columns);
   if (mask.q_low) bits &= position_bits(mask, b, h, i, j0, columns);
   if (mask.dense) bits &= dense_bits(mask, b, h, i, j0, columns);
-  if (mask.layout) bits &= layout_bits(mask, h, i, j0, columns);
+  if (mask.blocks) bits &= block_bits(mask, h, i, j0, columns);
   return bits;
 }
 
 // True if the element mask of query i > 0 is known to equal that of query i - 1.
 TK_INLINE bool equals_previous_row(const MaskParams& mask, int64_t b, int64_t h, int64_t i) {
-  if (mask.dense || (mask.layout && i % mask.block_size == 0)) return false;
+  if (mask.dense || (mask.blocks && i % mask.block_size == 0)) return false;
   bool equal = true;
   for (int64_t n = 0; n < mask.tests; ++n) {
     const int64_t row = position_offset(mask.q_position_stride, n, b, h) + i;
@@ -247,10 +247,10 @@ TK_INLINE bool element_visible(const MaskParams& mask, int64_t b, int64_t h, int
     const int64_t* stride = mask.dense_stride;
     if (!mask.dense[b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3]]) return false;
   }
-  if (!mask.layout) return true;
-  const int64_t* stride = mask.layout_stride;
+  if (!mask.blocks) return true;
+  const int64_t* stride = mask.blocks_stride;
   return mask
-      .layout[h * stride[0] + i / mask.block_size * stride[1] + j / mask.block_size * stride[2]];
+      .blocks[h * stride[0] + i / mask.block_size * stride[1] + j / mask.block_size * stride[2]];
 }
 
 // Bit c: key j0 + c is visible to query i. j0 is a multiple of kBlockMaskSize.

@@ -122,7 +122,7 @@ Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options
   sizes[kB] = p.B, sizes[kH] = p.H_q, sizes[kM] = p.M, sizes[kN] = p.N, sizes[kD] = p.D;
   sizes[kDistances] = Bounds(p, layout, options).distances();
   sizes[kS] = is_packed ? options.cu_seqlens_q.size[0] - 1 : p.B;
-  if (options.layout) {
+  if (options.blocks) {
     if (options.block_size < 1) return "block_size must be at least 1";
     const int64_t size = bounded_block_size(p, options.block_size);
     sizes[kRows] = (p.M + size - 1) / size;
@@ -224,11 +224,11 @@ void set_mask(MaskParams& mask, const Problem& p, const Options& options, int64_
     mask.dense = static_cast<const uint8_t*>(dense.data);
     std::copy_n(dense.stride, 4, mask.dense_stride);
   }
-  if (options.layout) {
-    const View& x = options.layout;
-    mask.layout = data_of<uint8_t>(x);
+  if (options.blocks) {
+    const View& x = options.blocks;
+    mask.blocks = data_of<uint8_t>(x);
     mask.block_size = bounded_block_size(p, options.block_size);
-    for (int64_t d = 0; d < 3; ++d) mask.layout_stride[d] = x.size[d] == 1 ? 0 : x.stride[d];
+    for (int64_t d = 0; d < 3; ++d) mask.blocks_stride[d] = x.size[d] == 1 ? 0 : x.stride[d];
   }
 }
 
@@ -318,7 +318,7 @@ void set_dropout(DropoutParams& dropout, const Options& options) {
 }
 
 bool has_element_mask(const Options& options) {
-  return options.q_low || options.dense || options.layout;
+  return options.q_low || options.dense || options.blocks;
 }
 
 Reason set_block_mask(MaskParams& mask, const Problem& p, const Options& options, const View& x) {
@@ -405,9 +405,9 @@ std::optional<std::array<int64_t, 4>> block_mask_shape(const Problem& p, const O
     include(options.k_position.size[1], options.k_position.size[2]);
   }
   if (options.dense) include(options.dense.size[0], options.dense.size[1]);
-  if (options.layout) H = std::max(H, options.layout.size[0]);
-  const auto blocks = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
-  return {{B, H, blocks(p.M), blocks(p.N)}};
+  if (options.blocks) H = std::max(H, options.blocks.size[0]);
+  const auto count = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
+  return {{B, H, count(p.M), count(p.N)}};
 }
 
 Reason set_outputs(ForwardParams& p, const Options& options, const View& o, const View& row_stats,

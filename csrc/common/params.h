@@ -16,7 +16,7 @@ struct Strided {
 };
 
 // Element (i, j) is visible if i + diagonal_low <= j <= i + diagonal_high and every constraint
-// whose pointer is not null holds. dense, layout and position tests form the element mask.
+// whose pointer is not null holds. dense, blocks and position tests form the element mask.
 struct MaskParams {
   int64_t diagonal_low;
   int64_t diagonal_high;
@@ -31,8 +31,8 @@ struct MaskParams {
   int64_t k_position_stride[3] = {};
   const uint8_t* dense = nullptr;  // (B, H_q, M, N)
   int64_t dense_stride[4] = {};
-  const uint8_t* layout = nullptr;  // (H_q, ceil(M / block_size), ceil(N / block_size))
-  int64_t layout_stride[3] = {};
+  const uint8_t* blocks = nullptr;  // (H_q, ceil(M / block_size), ceil(N / block_size))
+  int64_t blocks_stride[3] = {};
   int64_t block_size = 0;
   // Visibility per 64 x 64 block under the element mask (mask.h); null without an element mask.
   uint8_t* block_mask = nullptr;

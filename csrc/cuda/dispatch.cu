@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "cuda/common/arena.h"
 #include "cuda/common/launch_config.cuh"
 #include "cuda/common/mask_kernels.cuh"
-#include "cuda/common/workspace_layout.h"
 #include "cuda/dispatch.h"
 #include "cuda/platform/element.h"
 #include "cuda/sm80/kernels.h"
@@ -88,8 +88,8 @@ bool runs_decode(const ForwardParams& p, const LaunchArgs& launch) {
 }
 
 // Allocates the live keys, which element masks need, at the start of the workspace.
-uint8_t* allocate_live_keys(Layout& layout, const Problem& p) {
-  return p.mask.block_mask ? layout.take<uint8_t>(live_keys_size(p)) : nullptr;
+uint8_t* allocate_live_keys(Arena& arena, const Problem& p) {
+  return p.mask.block_mask ? arena.take<uint8_t>(live_keys_size(p)) : nullptr;
 }
 
 void find_live_keys(Problem& p, uint8_t* live_keys, const LaunchArgs& launch) {
@@ -138,51 +138,51 @@ bool runs_hopper() {
 
 size_t forward_workspace(const ForwardParams& params, const LaunchArgs& launch) {
   if (runs_decode(params, launch)) return decode_workspace(params);
-  Layout layout(nullptr);
-  allocate_live_keys(layout, params);
+  Arena arena(nullptr);
+  allocate_live_keys(arena, params);
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
-    return layout.bytes() + hopper->forward_workspace;
+    return arena.bytes() + hopper->forward_workspace;
   }
 #endif
-  return layout.bytes();
+  return arena.bytes();
 }
 
 void forward(const ForwardParams& params, const LaunchArgs& launch, void* workspace) {
   check_lengths(params);
   if (runs_decode(params, launch)) return decode(params, KVCache{}, workspace, launch.stream);
   ForwardParams p = params;
-  Layout layout(workspace);
-  find_live_keys(p, allocate_live_keys(layout, p), launch);
+  Arena arena(workspace);
+  find_live_keys(p, allocate_live_keys(arena, p), launch);
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
-    return hopper->forward(p, launch, static_cast<char*>(workspace) + layout.bytes());
+    return hopper->forward(p, launch, static_cast<char*>(workspace) + arena.bytes());
   }
 #endif
   kernels_for(p).forward(p, launch);
 }
 
 size_t backward_workspace(const BackwardParams& params, const LaunchArgs& launch) {
-  Layout layout(nullptr);
-  allocate_live_keys(layout, params);
+  Arena arena(nullptr);
+  allocate_live_keys(arena, params);
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(params)) {
     const size_t bytes = hopper->backward_workspace(params, launch);
-    if (!bias_gradients_of(params)) return layout.bytes() + bytes;
+    if (!bias_gradients_of(params)) return arena.bytes() + bytes;
     const size_t bias_bytes = kernels_for(params).bias_gradients_workspace(params, launch);
-    return layout.bytes() + std::max(bytes, bias_bytes);
+    return arena.bytes() + std::max(bytes, bias_bytes);
   }
 #endif
-  return layout.bytes() + kernels_for(params).backward_workspace(params, launch);
+  return arena.bytes() + kernels_for(params).backward_workspace(params, launch);
 }
 
 void backward(const BackwardParams& params, const LaunchArgs& launch, void* workspace,
               bool deterministic) {
   check_lengths(params);
   BackwardParams p = params;
-  Layout layout(workspace);
-  find_live_keys(p, allocate_live_keys(layout, p), launch);
-  void* const rest = static_cast<char*>(workspace) + layout.bytes();
+  Arena arena(workspace);
+  find_live_keys(p, allocate_live_keys(arena, p), launch);
+  void* const rest = static_cast<char*>(workspace) + arena.bytes();
 #ifdef TK_SM90
   if (const sm90::Kernels* const hopper = hopper_kernels_for(p)) {
     if (bias_gradients_of(p)) kernels_for(p).bias_gradients(p, launch, rest);

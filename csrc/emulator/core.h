@@ -28,7 +28,7 @@ struct Extent {
   size_t bytes;
 };
 
-struct Options {
+struct Settings {
   // Schedule: the order of lanes, warps and blocks, the base address of shared memory and the delay
   // of asynchronous copies. 0: ascending order; 1: descending order; otherwise random.
   uint64_t seed = 0;
@@ -47,7 +47,7 @@ struct Options {
   // Limit of the dynamic shared memory of a launch; sm_90 has 227 KiB.
   size_t max_shared_bytes = 227 * 1024;
 };
-Options& options();
+Settings& settings();
 
 // Thrown by launch(). The message names the kernel, block, thread and source line.
 class Error : public std::runtime_error {

@@ -58,8 +58,9 @@ void on_timer() {
   if (machine.switches() != switches_at_tick) {
     switches_at_tick = machine.switches();
     idle_ticks = 0;
-  } else if (++idle_ticks >= options().timeout_seconds) {
-    machine.abort_launch("has not yielded for " + std::to_string(options().timeout_seconds) + " s");
+  } else if (++idle_ticks >= settings().timeout_seconds) {
+    machine.abort_launch("has not yielded for " + std::to_string(settings().timeout_seconds) +
+                         " s");
   }
 }
 

@@ -23,8 +23,8 @@ constexpr unsigned kMaxResidents = 32;
 
 }  // namespace
 
-Options& options() {
-  static Options only;
+Settings& settings() {
+  static Settings only;
   return only;
 }
 
@@ -43,9 +43,9 @@ void Machine::run(const Launch& launch) {
   if (launch.threads == 0 || launch.threads > kMaxThreads || launch.threads % kWarp) {
     refuse(std::to_string(launch.threads) + " threads; expected a multiple of 32 from 32 to 1024");
   }
-  if (launch.shared_bytes > options().max_shared_bytes) {
+  if (launch.shared_bytes > settings().max_shared_bytes) {
     refuse(std::to_string(launch.shared_bytes) + " bytes of shared memory; at most " +
-           std::to_string(options().max_shared_bytes));
+           std::to_string(settings().max_shared_bytes));
   }
   gridDim = dim3(launch.grid[0], launch.grid[1], launch.grid[2]);
   blockDim = dim3(launch.threads);
@@ -54,7 +54,7 @@ void Machine::run(const Launch& launch) {
     refuse("invalid grid of " + std::to_string(gridDim.x) + " x " + std::to_string(gridDim.y) +
            " x " + std::to_string(gridDim.z) + " blocks");
   }
-  const uint64_t seed = options().seed;
+  const uint64_t seed = settings().seed;
   random_state_ = (seed + 1) * 0x9E3779B97F4A7C15u;
   order_ = seed < 2 ? static_cast<Order>(seed) : Order::kRandom;
   arrival_ = seed < 2 ? static_cast<Arrival>(seed) : seed % 2 ? Arrival::kLate : Arrival::kRandom;
@@ -63,7 +63,7 @@ void Machine::run(const Launch& launch) {
   idle_rounds_ = 0, switch_block_ = false;
   error_.clear();
   error_code_ = nullptr;
-  races.begin_launch(options().races);
+  races.begin_launch(settings().races);
   const FaultHandler handler;
   while (error_.empty()) {
     for (size_t slot = resident_.size(); slot-- > 0;) {

@@ -167,7 +167,7 @@ void Races::access(const void* address, size_t bytes, Access access, const Locat
 
 void Races::check_extent(const void* address, size_t bytes, Access access,
                          const Location& location) {
-  const std::vector<Extent>& extents = options().global;
+  const std::vector<Extent>& extents = settings().global;
   if (extents.empty()) return;
   const auto* at = static_cast<const char*>(address);
   for (const Extent& extent : extents) {
@@ -276,7 +276,7 @@ void Races::fence() {
 }
 
 Access Races::float_add_access() const {
-  return options().ordered_sums ? Access::kWrite : Access::kAtomic;
+  return settings().ordered_sums ? Access::kWrite : Access::kAtomic;
 }
 
 void Races::relaxed(const void* address, size_t bytes, const Location& location) {

@@ -92,7 +92,7 @@ class Races {
   void fence();
   // A relaxed read-modify-write. It orders accesses only together with fences.
   void relaxed(const void* address, size_t bytes, const Location& location);
-  // How a float atomicAdd is recorded; see Options::ordered_sums.
+  // How a float atomicAdd is recorded; see Settings::ordered_sums.
   Access float_add_access() const;
 
   // Release and acquire of the clocks of the current thread.

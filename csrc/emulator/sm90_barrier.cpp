@@ -92,7 +92,7 @@ void run_registers(uint32_t, void* const* operands) {
 
 // The same lane every time (PTX ISA, elect.sync); which one depends on the schedule.
 void run_elect(uint32_t, void* const* operands) {
-  const uint64_t elected = machine.order() == Order::kRandom ? options().seed % kWarp : 0;
+  const uint64_t elected = machine.order() == Order::kRandom ? settings().seed % kWarp : 0;
   *static_cast<bool*>(operands[elected]) = true;
 }
 

@@ -65,7 +65,7 @@ TENSORS: dict[str, tuple[str, Call, Tensor]] = {
     "slopes": ("slopes", lambda x: attention(bias=tk.alibi(x)), rand(H)),
     "table": ("table", lambda x: attention(relative=tk.relative_bias(x, lowest=0)), rand(H, 3)),
     "dense": ("attn_mask", lambda x: attention(mask=Mask.dense(x)), torch.ones(M, N).bool()),
-    "layout": ("layout", lambda x: Mask.block_sparse(x, 4), torch.ones(2, 2).bool()),
+    "blocks": ("blocks", lambda x: Mask.block_sparse(x, 4), torch.ones(2, 2).bool()),
     "lengths": ("key_lengths", lambda x: Mask.padding(x), LENGTHS),
     "end": ("end", lambda x: Mask.key_range(LENGTHS, x), LENGTHS),
     "ids": ("q_ids", lambda x: Mask.segments(x), torch.ones(B, M).long()),

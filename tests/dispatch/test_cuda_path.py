@@ -58,7 +58,7 @@ def _installed() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Records the results of the fast path; True = it ran the call."""
     answers: list[bool] = []
-    attend = fast_path.attend
+    attend = fast_path.plain_attention
 
     def recorded(*arguments: Any, **options: Any) -> Tensor | str | None:
         o = attend(*arguments, **options)
@@ -66,7 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             answers.append(isinstance(o, Tensor))
         return o
 
-    monkeypatch.setattr(fast_path, "attend", recorded)
+    monkeypatch.setattr(fast_path, "plain_attention", recorded)
     return answers
 
 
@@ -337,5 +337,5 @@ def test_other_backends_are_not_replaced(calls: list[bool]) -> None:
 @pytest.mark.parametrize("grouped", [True, False])
 def test_grouped_heads_on_request(grouped: bool) -> None:
     q, k, v = qkv(H_kv=1)
-    o = fast_path.attend(q, k, v, grouped=grouped, backend="cuda")
+    o = fast_path.plain_attention(q, k, v, grouped=grouped, backend="cuda")
     assert isinstance(o, Tensor) == grouped

@@ -429,7 +429,7 @@ def test_extension_declines_masks_of_wrong_sizes(
     for constraint in mask.constraints:
         monkeypatch.setattr(type(constraint), "check", lambda *arguments: None)
     q, k, v = qkv()
-    assert isinstance(fast_path.attend(q, k, v, mask=mask), str)
+    assert isinstance(fast_path.plain_attention(q, k, v, mask=mask), str)
     assert calls == [False]
 
 

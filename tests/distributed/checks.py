@@ -100,7 +100,7 @@ def check_disagreement() -> None:
         (r"left=3", lambda: ring_attention(q, k, v, mask=Mask.window(4 - rank, 0))),
         (r"end=int64 \(1,\) \[9\].*\n.*end=int64 \(1,\) \[10\]",
          lambda: ring_attention(q, k, v, mask=Mask.padding(torch.tensor([9 + rank])))),
-        (r"BlockSparse\(layout=bool", lambda: ring_attention(
+        (r"BlockSparse\(blocks=bool", lambda: ring_attention(
             q, k, v, mask=Mask.block_sparse(torch.ones(3, 3).bool().triu(rank), 8))),
         (r"scale: 0.5", lambda: all_to_all_attention(q, k, v, scale=0.5 if rank else None)),
         (r"bias: Alibi",

@@ -92,7 +92,7 @@ def test_bool_masks_of_fewer_dimensions(free: Free) -> None:
     """The constructors add dimensions."""
     with pytest.raises(ValueError, match=r"attn_mask has the shape .* its storage is freed"):
         tk.Mask.dense(free(ONES[0, 0]))
-    with pytest.raises(ValueError, match=r"layout has the shape .* its storage is freed"):
+    with pytest.raises(ValueError, match=r"blocks has the shape .* its storage is freed"):
         tk.Mask.block_sparse(free(ONES[0, 0]), 16)
 
 
@@ -103,7 +103,7 @@ def dense_masks() -> dict[str, tuple[tk.Mask, Tensor]]:
     return {
         "dense": (dense, attn_mask),
         "two-dense": (tk.Mask.dense(ONES) & dense, attn_mask),
-        "layout": (blocks, layout),
+        "blocks": (blocks, layout),
         "two-layouts": (tk.Mask.block_sparse(ONES[0, :, :5, :5], 16) & blocks, layout),
     }
 
@@ -112,7 +112,7 @@ def dense_masks() -> dict[str, tuple[tk.Mask, Tensor]]:
 def test_bool_masks(name: str, backend: str) -> None:
     mask, tensor = dense_masks()[name]
     tensor.untyped_storage().resize_(0)
-    message = r"(Dense.attn_mask|BlockSparse.layout) has the shape .* its storage is freed"
+    message = r"(Dense.attn_mask|BlockSparse.blocks) has the shape .* its storage is freed"
     with pytest.raises(ValueError, match=message):
         tk.attention(*qkv(), mask=mask, backend=backend)
     with pytest.raises(ValueError, match=message):
@@ -190,7 +190,7 @@ OPERATOR_TENSORS: dict[str, dict[str, Any]] = {
     "q_high": POSITIONS,
     "k_position": POSITIONS,
     "dense": {"dense": ONES},
-    "layout": {"layout": ONES[0, :, :5, :5], "block_size": 16},
+    "blocks": {"blocks": ONES[0, :, :5, :5], "block_size": 16},
     "cu_seqlens_q": {"cu_seqlens_q": IDS[0, :2].int(), "cu_seqlens_k": IDS[0, :2].int()},
     "cu_seqlens_k": {"cu_seqlens_q": IDS[0, :2].int(), "cu_seqlens_k": IDS[0, :2].int()},
 }
@@ -256,7 +256,7 @@ def test_direct_calls_decline(free: Free) -> None:
     mask = ResolvedMask(
         key_start=LENGTHS, key_end=LENGTHS, dense=ONES, q_low=tests, q_high=tests,
         k_position=tests,
-        layout=torch.ones(1, 5, 5).bool(), block_size=16,
+        blocks=torch.ones(1, 5, 5).bool(), block_size=16,
     )  # fmt: skip
     block_mask = torch.empty(B, H, 2, 2, dtype=torch.uint8)
     gradients = map(torch.empty_like, (q, k, v))

@@ -85,9 +85,9 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "right": ({"diagonal_low": LARGEST}, {"diagonal_low": N}),
     "left": ({"diagonal_high": SMALLEST}, {"diagonal_high": -M}),
-    "layout": (
-        {"layout": torch.ones(1, 1, 1).bool(), "block_size": LARGEST},
-        {"layout": torch.ones(1, 1, 1).bool(), "block_size": 90},
+    "blocks": (
+        {"blocks": torch.ones(1, 1, 1).bool(), "block_size": LARGEST},
+        {"blocks": torch.ones(1, 1, 1).bool(), "block_size": 90},
     ),
     "key-range": (
         {"key_start": torch.tensor([SMALLEST]), "key_end": torch.tensor([LARGEST])},

@@ -15,7 +15,7 @@ from tests.support.linear import LinearCase, assert_linear_case, linear_case
 from tests.support.tiers import crossed
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
-from transformer_kernels.linear.triton import TritonLinear, call, tiles
+from transformer_kernels.linear.triton import TritonLinear, passes, tiles
 from transformer_kernels.linear.triton.kernels.products import rounded_to_tf32
 from transformer_kernels.linear.types import Inputs, Options
 
@@ -33,21 +33,21 @@ def test_segments_of_several_chunks(
     case: LinearCase, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default segments of short sequences have one chunk each."""
-    monkeypatch.setattr(call, "PROGRAMS", programs)
+    monkeypatch.setattr(passes, "PROGRAMS", programs)
     assert_linear_case(case, torch.float32, "triton", DEVICE)
 
 
 def test_segments_fill_the_device() -> None:
-    def segments(B: int, N: int, H_kv: int, *, packed: bool = False) -> call.Segments:
+    def segments(B: int, N: int, H_kv: int, *, packed: bool = False) -> passes.Segments:
         k = torch.empty(1 if packed else B, H_kv, N, 64, dtype=torch.bfloat16)
         starts = torch.empty(B + 1, dtype=torch.int32) if packed else None
         x = Inputs(k, k, k, cu_seqlens=starts)
         options = Options("elu", causal=True, normalize=True, eps=1e-6)
-        return call.prepare(x, options).segments(N)
+        return passes.prepare(x, options).segments(N)
 
     assert segments(1, 64, 1).count == 1
     assert not segments(1, 64, 1).are_several
-    assert segments(1, 65536, 8) == call.Segments(65536, 1024, 64, 64, 65)
+    assert segments(1, 65536, 8) == passes.Segments(65536, 1024, 64, 64, 65)
     assert segments(64, 4096, 8).count == 1  # 512 heads
     packed = segments(10, 65536, 8, packed=True)
     assert (packed.tokens, packed.programs) == (1024, 64 + 20)

@@ -1,4 +1,4 @@
-"""Block layouts of the Sparse Transformer against their definitions."""
+"""Block patterns of the Sparse Transformer against their definitions."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_an_empty_mask_resolves_to_no_constraint() -> None:
             resolved.q_low,
             resolved.k_position,
             resolved.dense,
-            resolved.layout,
+            resolved.blocks,
         )
     )
     assert visible_pairs(tk.Mask()).all()
@@ -91,8 +91,8 @@ def test_merged_block_size_is_the_greatest_common_divisor() -> None:
     mask = tk.Mask.block_sparse(ones, 48) & tk.Mask.block_sparse(ones, 32)
     resolved = resolve(mask, 1, 1, 32, 32)
     assert resolved.block_size == 16
-    assert resolved.layout is not None
-    assert resolved.layout.shape == (1, 2, 2)
+    assert resolved.blocks is not None
+    assert resolved.blocks.shape == (1, 2, 2)
 
 
 def test_sizes_are_checked() -> None:

@@ -156,24 +156,24 @@ STRIPES = (
     ),
     _after(
         f"{_MASKS}/resolved.py",
-        "            yield BlockSparse(self.layout, self.block_size)",
+        "            yield BlockSparse(self.blocks, self.block_size)",
         "        if self.stripe_step > 0:",
         "            yield Stripes(self.stripe_step)",
     ),
     _after(
         f"{_MASKS}/resolved.py",
-        "            visible = visible & layout.index_select(2, columns // self.block_size)",
+        "            visible = visible & blocks.index_select(2, columns // self.block_size)",
         "        if self.stripe_step > 0:",
         "            visible = visible & ((rows[:, None] + columns) % self.stripe_step == 0)",
     ),
     Edit(f"{_MASKS}/resolved.py", "    size = 0\n", "    size = step = 0\n"),
     _after(
         f"{_MASKS}/resolved.py",
-        "                layout, size = _merge_blocks(layout, size, one, M, N)",
+        "                blocks, size = _merge_blocks(blocks, size, one, M, N)",
         "            case Stripes():",
         "                step = math.lcm(step or 1, one.step)",
     ),
-    Edit(f"{_MASKS}/resolved.py", "dense, layout, size,\n", "dense, layout, size, step,\n"),
+    Edit(f"{_MASKS}/resolved.py", "dense, blocks, size,\n", "dense, blocks, size, step,\n"),
     _after(f"{_TRITON}/masks.py", "    block_size: int", "    stripe_step: int | None"),
     _after(
         f"{_TRITON}/masks.py",

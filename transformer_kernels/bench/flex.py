@@ -74,8 +74,8 @@ def _mod(constraint: Constraint, M: int, N: int) -> MaskMod:
             return _in_range(start, end)
         case Segments(q_ids, k_ids, True):
             return lambda b, h, i, j: q_ids[b, i] == k_ids[b, j]
-        case BlockSparse(layout, size) if len(layout) == 1:
-            blocks = layout[0]
+        case BlockSparse(patterns, size) if len(patterns) == 1:
+            blocks = patterns[0]
             return lambda b, h, i, j: blocks[i // size, j // size]
     raise ValueError(f"FlexAttention is not measured with {type(constraint).__name__} masks")
 

@@ -23,7 +23,7 @@ from ..scores.options import DIFFERENTIABLE, PLAIN_SCORES
 _Names = tuple[str, ...]
 
 
-def attend(
+def run_kernels(
     backend: Backend, problem: Problem, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns (o, lse), differentiable."""

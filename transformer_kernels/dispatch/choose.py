@@ -14,7 +14,7 @@ from ..problem import Shape
 from .autograd import needs_reference
 
 
-class Call(Protocol):
+class AnyProblem(Protocol):
     """A validated call of attention or of linear attention."""
 
     @property
@@ -46,7 +46,7 @@ def names(backends: Sequence[Candidate]) -> tuple[str, ...]:
     return ("auto", *(backend.name for backend in backends))
 
 
-def choose(problem: Call, name: str, backends: Sequence[Chosen]) -> Chosen:
+def choose(problem: AnyProblem, name: str, backends: Sequence[Chosen]) -> Chosen:
     """Returns the named backend, or for "auto" the first one that supports the problem.
 
     Raises ValueError with all reasons if the named backend does not support the problem. A named
@@ -110,7 +110,7 @@ class Explanation:
 
 
 def explanation(
-    problem: Call,
+    problem: AnyProblem,
     name: str,
     q: Tensor,
     k: Tensor,
@@ -139,5 +139,5 @@ def explanation(
     )
 
 
-def _reasons(problem: Call, backends: Sequence[Candidate]) -> dict[str, tuple[str, ...]]:
+def _reasons(problem: AnyProblem, backends: Sequence[Candidate]) -> dict[str, tuple[str, ...]]:
     return {b.name: tuple(b.unsupported_reasons(problem)) for b in backends}

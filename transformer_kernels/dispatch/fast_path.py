@@ -45,7 +45,7 @@ _SUBCLASS = "a tensor of a subclass"
 _Windows = tuple[Constraint, ...]
 
 
-def attend(
+def plain_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -77,13 +77,13 @@ def attend(
     if type(dropout_p) is not float or type(backend) is not str:
         return "dropout_p is no float, or backend no str"
     if layout is DENSE and (backend == "cuda" or (backend == "auto" and q.is_cuda)):
-        return _attend_on_gpu(q, k, v, mask, scale, dropout_p, grouped, runs)
+        return _attention_on_gpu(q, k, v, mask, scale, dropout_p, grouped, runs)
     if backend not in ("auto", "cpu") or not q.is_cpu:
         return f"tensors on {q.device} with backend={backend!r}"
     if not direct.AVAILABLE or calls_are_observed():
         return direct.unavailable_reason() or _INTERCEPTED
     if layout is not DENSE:
-        return _decode_on_cpu(q, k, v, mask, scale, layout, runs)
+        return _decoding_on_cpu(q, k, v, mask, scale, layout, runs)
     if dropout_p != 0.0:
         return "dropout on a CPU"
     scores = PLAIN_SCORES if scale is None else ScoreOptions(scale)
@@ -113,7 +113,7 @@ def attend(
     return result
 
 
-def _decode_on_cpu(
+def _decoding_on_cpu(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -146,7 +146,7 @@ def _decode_on_cpu(
     return o if reason is None and runs else reason
 
 
-def _attend_on_gpu(
+def _attention_on_gpu(
     q: Tensor,
     k: Tensor,
     v: Tensor,

@@ -10,7 +10,7 @@ from ..problem import Problem
 from ..scores.sinks import join_sinks
 from . import sharded
 from .autocast import without_autocast
-from .autograd import attend
+from .autograd import run_kernels
 from .choose import choose
 
 
@@ -25,7 +25,7 @@ def run(
         return _run_sharded(problem, q, k, v, sinks=sinks, backend=backend)
     chosen = choose(problem, backend, BACKENDS)
     with without_autocast(q.device.type):
-        o, lse = attend(chosen, problem, q, k, v)
+        o, lse = run_kernels(chosen, problem, q, k, v)
     if sinks is None:
         return o, lse
     o, lse = join_sinks(o, lse, sinks)

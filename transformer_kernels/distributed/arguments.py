@@ -29,7 +29,7 @@ _SHOWN = 8
 """Largest number of values that a description shows."""
 
 
-class Options(ScoreArguments, total=False):
+class DividedOptions(ScoreArguments, total=False):
     """Options of the operators: those of `transformer_kernels.attention`, and `check`."""
 
     mask: Mask | None

@@ -13,7 +13,7 @@ from ..dispatch.autocast import cast_for_autocast
 from ..dispatch.run import run
 from ..scores.sinks import join_sinks
 from . import ring
-from .arguments import Arguments, Options, checked
+from .arguments import Arguments, DividedOptions, checked
 from .head_shards import HeadShards
 from .peers import Group, Peers
 from .plan import Plan
@@ -21,7 +21,7 @@ from .rectangles import Undivided
 from .sequence import SequenceLayout, check_layout
 
 
-class _AllToAllOptions(Options, total=False):
+class _AllToAllOptions(DividedOptions, total=False):
     group: Group
     layout: SequenceLayout
 
@@ -62,7 +62,7 @@ def ring_attention(
     heads_group: Group = None,
     layout: SequenceLayout = "zigzag",
     return_lse: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[DividedOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes attention over a sequence whose tokens are divided over the ranks of a group.
 
@@ -150,7 +150,7 @@ def all_to_all_attention(
     group: Group = None,
     layout: SequenceLayout = "contiguous",
     return_lse: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[DividedOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Computes attention over a divided sequence, by exchanging heads for sequence.
 
@@ -223,4 +223,4 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     if peers.size == 1:
         return run(call.problem, q, k, v, sinks=None, backend=backend)
-    return ring.attend(Plan(call, peers, layout), q, k, v, backend)
+    return ring.run_ring(Plan(call, peers, layout), q, k, v, backend)

@@ -108,7 +108,7 @@ class HeadShards:
             case Dense():
                 return Dense(self._by_row(one.attn_mask.view(torch.uint8)).view(torch.bool))
             case BlockSparse():
-                return replace(one, layout=self._heads(one.layout, 0))
+                return replace(one, blocks=self._heads(one.blocks, 0))
 
     def _heads(self, x: Tensor, dim: int) -> Tensor:
         """Cuts a dimension of H_q, and leaves one of size 1."""

@@ -15,7 +15,7 @@ from ..masks.constraints import (
     Dense,
     Positions,
     Segments,
-    layout_part,
+    blocks_part,
 )
 from ..masks.mask import Mask
 from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
@@ -54,7 +54,7 @@ class Undivided:
         return replace(self, problem=replace(self.problem, scores=scores))
 
     def sees(self, rows: Piece, columns: Piece) -> bool:
-        """False if the diagonals, the layout or key ranges on the CPU hide the rectangle.
+        """False if the diagonals, the blocks or key ranges on the CPU hide the rectangle.
 
         All ranks get the same answer.
         """
@@ -93,8 +93,8 @@ class Undivided:
             start = end.new_zeros(()) if mask.key_start is None else mask.key_start
             if not (end > start.clamp(min=columns.start)).any():
                 return False
-        if mask.layout is not None and mask.layout.is_cpu:
-            return bool(_layout_of(mask, rows, columns)[0].any())
+        if mask.blocks is not None and mask.blocks.is_cpu:
+            return bool(_blocks_of(mask, rows, columns)[0].any())
         return True
 
     def rectangle(self, rows: Piece, columns: Piece, k_position: Tensor | None) -> Problem:
@@ -145,7 +145,7 @@ def undivided_call(
     """Validates a call whose sequence is divided over `ranks` processes.
 
     Raises as `attention` does; sizes in the messages are M and N of the sequence for windows, key
-    ranges, layouts and columns, and those of the shard for tensors by token.
+    ranges, blocks and columns, and those of the shard for tensors by token.
     """
     check_tensors(q, k, v)
     shape = shape_of(q, k, v)
@@ -215,17 +215,17 @@ def _mask_of(
         )
     if mask.dense is not None:
         part = part._replace(dense=mask.dense[_rows_and_columns(mask.dense, rows, columns)])
-    if mask.layout is not None:
-        layout, size = _layout_of(mask, rows, columns)
-        part = part._replace(layout=layout, block_size=size)
+    if mask.blocks is not None:
+        blocks, size = _blocks_of(mask, rows, columns)
+        part = part._replace(blocks=blocks, block_size=size)
     return part
 
 
-def _layout_of(mask: ResolvedMask, rows: Piece, columns: Piece) -> tuple[Tensor, int]:
-    """Returns the layout of a rectangle, in blocks that divide its first row and column."""
-    assert mask.layout is not None
+def _blocks_of(mask: ResolvedMask, rows: Piece, columns: Piece) -> tuple[Tensor, int]:
+    """Returns the blocks of a rectangle, and their size, which divides its first row and column."""
+    assert mask.blocks is not None
     spans = (range(piece.start, piece.end) for piece in (rows, columns))
-    return layout_part(mask.layout, mask.block_size, *spans)
+    return blocks_part(mask.blocks, mask.block_size, *spans)
 
 
 def _between(piece: Piece, first: int, end: int, unit: int) -> Piece:

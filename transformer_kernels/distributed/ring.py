@@ -20,7 +20,7 @@ from .plan import Keys, Plan
 from .sequence import Piece
 
 
-def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+def run_ring(plan: Plan, q: Tensor, k: Tensor, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """Returns (o, lse) of this rank's queries, differentiable once."""
     options = plan.call.problem.tensors()
     plan = _with_tensors(plan, dict.fromkeys(options))

@@ -126,7 +126,7 @@ def attention_decode(
 
     Source: docs/attention.md, section 6.
     """
-    plain_o = fast_path.attend(
+    plain_o = fast_path.plain_attention(
         q, k_cache, v_cache, mask=mask, scale=scale,
         is_plain=bias is None and relative is None and softcap is None and sinks is None,
         return_lse=return_lse, backend=backend,

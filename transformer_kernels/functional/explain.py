@@ -119,7 +119,7 @@ def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) ->
         options["layout"] = Layout(cache_seqlens=lengths[0], block_table=lengths[1])
     q, k, v, *rest = others.values()
     is_plain = all(x is None for x in rest)
-    reason = fast_path.attend(q, k, v, **options, is_plain=is_plain, runs=False)
+    reason = fast_path.plain_attention(q, k, v, **options, is_plain=is_plain, runs=False)
     return reason if isinstance(reason, str) else ""
 
 

@@ -96,7 +96,7 @@ def _fast_path(
             return "attn_mask has more than 4 dimensions"
         dense = Mask.dense(attn_mask)
         mask = dense & _CAUSAL if is_causal else dense
-    return fast_path.attend(
+    return fast_path.plain_attention(
         query, key, value, mask=mask, dropout_p=dropout_p, scale=scale, grouped=enable_gqa
     )
 

@@ -32,7 +32,7 @@ from .types import (
 )
 
 
-def attend(backend: Backend, x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
+def run_kernels(backend: Backend, x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
     """Returns o and the final state, differentiable in the first six tensors of `Inputs`."""
     differentiable = x[:DIFFERENTIABLE]
     if isinstance(backend, ReferenceLinear) or needs_reference(differentiable):

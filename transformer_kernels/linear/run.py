@@ -7,7 +7,7 @@ from torch import Tensor
 from ..dispatch.autocast import without_autocast
 from ..dispatch.choose import choose
 from . import derivatives  # noqa: F401 - torch then differentiates them
-from .autograd import attend
+from .autograd import run_kernels
 from .backends import LINEAR_BACKENDS, STEP_BACKENDS
 from .types import LinearProblem, LinearState
 
@@ -19,7 +19,7 @@ def run(problem: LinearProblem, backend: str) -> tuple[Tensor, LinearState]:
     """
     chosen = choose(problem, backend, LINEAR_BACKENDS)
     with without_autocast(problem.shape.device.type):
-        return attend(chosen, problem.inputs, problem.options)
+        return run_kernels(chosen, problem.inputs, problem.options)
 
 
 def run_steps(problem: LinearProblem, backend: str) -> Tensor:

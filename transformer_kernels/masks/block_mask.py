@@ -26,7 +26,7 @@ def check_block_mask(block_mask: BlockMask) -> None:
 
 def partial_tiles(block_mask: BlockMask) -> Tensor:
     """Returns the tiles that mask_mod decides: bool (B, H, rows of tiles, columns of tiles)."""
-    return _layout(block_mask, block_mask.kv_num_blocks, block_mask.kv_indices)
+    return _blocks(block_mask, block_mask.kv_num_blocks, block_mask.kv_indices)
 
 
 def full_tiles(block_mask: BlockMask) -> Tensor:
@@ -34,7 +34,7 @@ def full_tiles(block_mask: BlockMask) -> Tensor:
     count, indices = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
     if count is None or indices is None:
         return torch.zeros_like(partial_tiles(block_mask))
-    return _layout(block_mask, count, indices)
+    return _blocks(block_mask, count, indices)
 
 
 def visible_pairs(block_mask: BlockMask, partial: Tensor, full: Tensor) -> Tensor:
@@ -48,16 +48,16 @@ def visible_pairs(block_mask: BlockMask, partial: Tensor, full: Tensor) -> Tenso
     return tiles.transpose(3, 4).flatten(4, 5).flatten(2, 3)[:, :, :M, :N]
 
 
-def _layout(block_mask: BlockMask, count: Tensor, indices: Tensor) -> Tensor:
+def _blocks(block_mask: BlockMask, count: Tensor, indices: Tensor) -> Tensor:
     """Returns bool (B, H, rows, columns) of tiles: the first `count` indices of each row.
 
     Further indices have no meaning.
     """
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
     listed = torch.arange(indices.shape[-1], device=indices.device) < count[..., None]
-    layout = indices.new_zeros(*count.shape, columns + 1, dtype=torch.bool)
-    layout.scatter_(-1, torch.where(listed, indices, columns).long(), True)
-    return layout[..., :columns]
+    blocks = indices.new_zeros(*count.shape, columns + 1, dtype=torch.bool)
+    blocks.scatter_(-1, torch.where(listed, indices, columns).long(), True)
+    return blocks[..., :columns]
 
 
 def _evaluated(block_mask: BlockMask, places: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Block layouts of the Sparse Transformer for `Mask.block_sparse`.
+"""Block patterns of the Sparse Transformer for `Mask.block_sparse`.
 
-Each layout is causal at block granularity. Intersect the mask with `Mask.causal()` for causality
+Each pattern is causal at block granularity. Intersect the mask with `Mask.causal()` for causality
 inside the diagonal blocks.
 Source: Child et al. 2019, arXiv:1904.10509, section 4.2.
 """

@@ -256,48 +256,48 @@ class Dense:
 
 @dataclass(frozen=True, eq=False)
 class BlockSparse:
-    """Visible: layout[h, i // block_size, j // block_size]; bool (H or 1, rows, columns)."""
+    """Visible: blocks[h, i // block_size, j // block_size]; bool (H or 1, rows, columns)."""
 
-    layout: Tensor
+    blocks: Tensor
     block_size: int
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"layout": self.layout}
+        return {"blocks": self.blocks}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
         rows, columns = (
-            torch.arange(length, device=self.layout.device) // self.block_size for length in (M, N)
+            torch.arange(length, device=self.blocks.device) // self.block_size for length in (M, N)
         )
-        return self.layout.index_select(1, rows).index_select(2, columns)[None]
+        return self.blocks.index_select(1, rows).index_select(2, columns)[None]
 
     def part(self, rows: range, columns: range, M: int, N: int) -> BlockSparse:
-        return BlockSparse(*layout_part(self.layout, self.block_size, rows, columns))
+        return BlockSparse(*blocks_part(self.blocks, self.block_size, rows, columns))
 
     def extent(self) -> tuple[int, int]:
-        return 1, self.layout.shape[0]
+        return 1, self.blocks.shape[0]
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
         rows, columns = -(-M // self.block_size), -(-N // self.block_size)
-        if self.layout.shape[0] not in (1, H) or self.layout.shape[1:] != (rows, columns):
+        if self.blocks.shape[0] not in (1, H) or self.blocks.shape[1:] != (rows, columns):
             raise ValueError(
-                f"the mask's layout must be ({H} or 1, {rows}, {columns}) for M = {M}, "
-                f"N = {N}, block_size = {self.block_size}; got {tuple(self.layout.shape)}"
+                f"the mask's blocks must be ({H} or 1, {rows}, {columns}) for M = {M}, "
+                f"N = {N}, block_size = {self.block_size}; got {tuple(self.blocks.shape)}"
             )
 
 
 Constraint = Window | KeyRange | Segments | Positions | Dense | BlockSparse
 
 
-def layout_part(layout: Tensor, block_size: int, rows: range, columns: range) -> tuple[Tensor, int]:
-    """Returns the layout of a range of queries and keys, and the size of its blocks.
+def blocks_part(blocks: Tensor, block_size: int, rows: range, columns: range) -> tuple[Tensor, int]:
+    """Returns the blocks of a range of queries and keys, and their size.
 
-    They are smaller than those of the layout unless both ranges start at a multiple of these.
+    They are smaller than those given unless both ranges start at a multiple of these.
     """
     size = math.gcd(block_size, rows.start, columns.start)
     for dim, tokens in ((1, rows), (2, columns)):
-        block = torch.arange(-(-len(tokens) // size), device=layout.device)
-        layout = layout.index_select(dim, (block * size + tokens.start) // block_size)
-    return layout, size
+        block = torch.arange(-(-len(tokens) // size), device=blocks.device)
+        blocks = blocks.index_select(dim, (block * size + tokens.start) // block_size)
+    return blocks, size
 
 
 def _within(x: Tensor, tokens: range) -> Tensor:

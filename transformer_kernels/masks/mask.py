@@ -165,23 +165,23 @@ class Mask:
         return Mask((Dense(_with_dimensions("attn_mask", attn_mask, 4)),))
 
     @staticmethod
-    def block_sparse(layout: Tensor, block_size: int) -> Mask:
-        """Block-sparse mask: layout[h, i // block_size, j // block_size] is visible.
+    def block_sparse(blocks: Tensor, block_size: int) -> Mask:
+        """Block-sparse mask: blocks[h, i // block_size, j // block_size] is visible.
 
         Args:
-            layout: bool (H or 1, ceil(M / block_size), ceil(N / block_size)), or without the first
+            blocks: bool (H or 1, ceil(M / block_size), ceil(N / block_size)), or without the first
                 dimension. `transformer_kernels.masks.block_patterns` builds the usual patterns.
             block_size: queries and keys per block, at least 1.
 
         Source: Child et al. 2019, arXiv:1904.10509.
         """
-        check_tensor("layout", layout, (torch.bool,), wanted="a bool tensor")
-        if layout.dim() not in (2, 3):
+        check_tensor("blocks", blocks, (torch.bool,), wanted="a bool tensor")
+        if blocks.dim() not in (2, 3):
             raise ValueError(
-                f"layout must be (H or 1, rows, columns), got shape {tuple(layout.shape)}"
+                f"blocks must be (H or 1, rows, columns), got shape {tuple(blocks.shape)}"
             )
         check_int("block_size", block_size, 1)
-        return Mask((BlockSparse(_with_dimensions("layout", layout, 3), block_size),))
+        return Mask((BlockSparse(_with_dimensions("blocks", blocks, 3), block_size),))
 
     @staticmethod
     def from_block_mask(block_mask: BlockMask) -> Mask:

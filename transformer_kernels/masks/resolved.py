@@ -51,14 +51,14 @@ class ResolvedMask(NamedTuple):
     k_position: Annotated[Tensor | None, "(tests, 1|B, 1|H_q, N)", "dense"] = None
     dense: Annotated[Tensor | None, "(1|B, 1|H_q, 1|M, 1|N)", "dense"] = None
     """bool"""
-    layout: Annotated[Tensor | None, "(1|H_q, rows, columns)", "dense"] = None
-    """bool: layout[h, i // block_size, j // block_size]"""
+    blocks: Annotated[Tensor | None, "(1|H_q, rows, columns)", "dense"] = None
+    """bool: blocks[h, i // block_size, j // block_size]"""
     block_size: Annotated[int, "", "dense"] = 0
 
     @property
     def has_element_mask(self) -> bool:
-        """True if position tests, a dense mask or a layout hide pairs. These need a block mask."""
-        return not (self.q_low is None and self.dense is None and self.layout is None)
+        """True if position tests, a dense mask or blocks hide pairs. These need a block mask."""
+        return not (self.q_low is None and self.dense is None and self.blocks is None)
 
     def block_mask_shape(self, M: int, N: int) -> tuple[int, ...]:
         """Returns (B or 1, H_q or 1, row blocks, column blocks); (0,) without an element mask."""
@@ -69,8 +69,8 @@ class ResolvedMask(NamedTuple):
             extents += [(x.shape[1], x.shape[2]) for x in (self.q_low, self.k_position)]
         if self.dense is not None:
             extents.append((self.dense.shape[0], self.dense.shape[1]))
-        if self.layout is not None:
-            extents.append((1, self.layout.shape[0]))
+        if self.blocks is not None:
+            extents.append((1, self.blocks.shape[0]))
         B, H = (
             next((size for size in sizes if size != 1), 1) for sizes in zip(*extents, strict=True)
         )
@@ -92,9 +92,9 @@ class ResolvedMask(NamedTuple):
         if self.dense is not None:
             dense = self.dense
             visible = visible & (dense if dense.shape[2] == 1 else dense.index_select(2, rows))
-        if self.layout is not None:
-            layout = self.layout.index_select(1, rows // self.block_size)
-            visible = visible & layout.index_select(2, columns // self.block_size)
+        if self.blocks is not None:
+            blocks = self.blocks.index_select(1, rows // self.block_size)
+            visible = visible & blocks.index_select(2, columns // self.block_size)
         q_low, q_high = (
             None if x is None else x.index_select(3, rows) for x in (self.q_low, self.q_high)
         )
@@ -111,8 +111,8 @@ class ResolvedMask(NamedTuple):
             yield KeyRange(self.key_start, self.key_end)
         if self.dense is not None:
             yield Dense(self.dense)
-        if self.layout is not None:
-            yield BlockSparse(self.layout, self.block_size)
+        if self.blocks is not None:
+            yield BlockSparse(self.blocks, self.block_size)
 
     def _tests(self) -> Iterator[Intervals]:
         if self.q_low is not None and self.q_high is not None and self.k_position is not None:
@@ -135,7 +135,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
     ranges: list[KeyRange] = []
     tests: list[Intervals] = []
     dense: Tensor | None = None
-    layout: Tensor | None = None
+    blocks: Tensor | None = None
     size = 0
     for one in mask.constraints:
         one.check(B, H, M, N)
@@ -151,7 +151,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
             case Dense():
                 dense = _merge(torch.bitwise_and, dense, one.attn_mask)
             case BlockSparse():
-                layout, size = _merge_blocks(layout, size, one, M, N)
+                blocks, size = _merge_blocks(blocks, size, one, M, N)
     if windows:
         align = windows[0].align
         if len(windows) > 1 and any(window.align != align for window in windows):
@@ -165,7 +165,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
         k_position = _stack([test.position for test in tests])
     return ResolvedMask(
         low, high, align == "bottom_right", start, end,
-        q_low, q_high, k_position, dense, layout, size,
+        q_low, q_high, k_position, dense, blocks, size,
     )  # fmt: skip
 
 
@@ -233,19 +233,19 @@ def _stack(tensors: list[Tensor]) -> Tensor:
 
 
 def _merge_blocks(
-    layout: Tensor | None, size: int, other: BlockSparse, M: int, N: int
+    blocks: Tensor | None, size: int, other: BlockSparse, M: int, N: int
 ) -> tuple[Tensor, int]:
-    if layout is None:
-        return other.layout, other.block_size
-    _check_memory(layout, other.layout)
+    if blocks is None:
+        return other.blocks, other.block_size
+    _check_memory(blocks, other.blocks)
     common = math.gcd(size, other.block_size)
-    finer = _finer(layout, size, common, M, N)
-    return finer & _finer(other.layout, other.block_size, common, M, N), common
+    finer = _finer(blocks, size, common, M, N)
+    return finer & _finer(other.blocks, other.block_size, common, M, N), common
 
 
-def _finer(layout: Tensor, size: int, common: int, M: int, N: int) -> Tensor:
-    """Refines a layout of block size `size` to block size `common`, a divisor of it."""
+def _finer(blocks: Tensor, size: int, common: int, M: int, N: int) -> Tensor:
+    """Refines blocks of size `size` to size `common`, a divisor of it."""
     if size == common:
-        return layout
+        return blocks
     rows, columns = -(-M // common), -(-N // common)
-    return BlockSparse(layout, size // common).visible(rows, columns, layout.device)[0]
+    return BlockSparse(blocks, size // common).visible(rows, columns, blocks.device)[0]

@@ -23,7 +23,7 @@ const Reason kUnreadOptions =
     "scale is no finite float, or a tensor of the mask is on another device or has no plain memory";
 
 // The arguments that begin every call: q, k, v, scores, mask, layout.
-struct Call {
+struct DirectCall {
   Inputs inputs;
   Options options;
   LayoutParams layout;
@@ -76,7 +76,7 @@ PyObject* run_unlocked(Params& params, const LayoutParams& layout) {
 PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 11)) return nullptr;
   ForwardParams params{};
-  Call call;
+  DirectCall call;
   View block_mask, o, row_stats;
   Reason reason = call.read(args, params);
   if (reason.empty() && args[7] != Py_True && params.H_q != params.H_kv) {
@@ -98,7 +98,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 13)) return nullptr;
   BackwardParams params{};
-  Call call;
+  DirectCall call;
   BackwardTensors x;
   Reason reason = call.read(args, params);
   if (reason.empty() && call.layout.kind != LayoutKind::kDense) reason = "a cache";

@@ -2,8 +2,8 @@
 // pass, and steps. docs/linear.md, section 6, explains segments, boundaries and the four scans.
 #pragma once
 
+#include "cuda/common/arena.h"
 #include "cuda/common/launch_config.cuh"
-#include "cuda/common/workspace_layout.h"
 #include "cuda/linear/boundary_states.cuh"
 #include "cuda/linear/decay_gradient.cuh"
 #include "cuda/linear/kernels.h"
@@ -29,14 +29,14 @@ inline States states_of(const StateMemory& x) {
   return {static_cast<float*>(x.S), static_cast<float*>(x.z)};
 }
 
-inline States take_states(Layout& layout, const LinearProblem& p, int64_t count) {
+inline States take_states(Arena& arena, const LinearProblem& p, int64_t count) {
   const int64_t heads = count * p.H_kv;
-  return {layout.take<float>(heads * p.D * p.D_v), layout.take<float>(heads * p.D)};
+  return {arena.take<float>(heads * p.D * p.D_v), arena.take<float>(heads * p.D)};
 }
 
-inline BoundaryStates take_boundaries(Layout& layout, const LinearProblem& p, const Segments& s) {
-  BoundaryStates all{take_states(layout, p, s.boundaries()), nullptr};
-  if (p.log_decay.data) all.kept = layout.take<float>(s.boundaries() * p.H_kv);
+inline BoundaryStates take_boundaries(Arena& arena, const LinearProblem& p, const Segments& s) {
+  BoundaryStates all{take_states(arena, p, s.boundaries()), nullptr};
+  if (p.log_decay.data) all.kept = arena.take<float>(s.boundaries() * p.H_kv);
   return all;
 }
 
@@ -109,8 +109,8 @@ struct LinearForward : LinearLaunches<Element, Number, kWidth> {
   // True if states at boundaries are summed before the scan.
   bool has_sums() const { return keys.are_several() || !params.causal; }
 
-  void lay_out(Layout& layout) {
-    if (has_sums()) states = take_boundaries(layout, params, keys);
+  void lay_out(Arena& arena) {
+    if (has_sums()) states = take_boundaries(arena, params, keys);
   }
 
   void run() const {
@@ -150,21 +150,21 @@ struct LinearBackward : LinearLaunches<Element, Number, kWidth> {
 
   bool by_boundary() const { return params.causal && (keys.are_several() || params.dlog_decay); }
 
-  void lay_out(Layout& layout) {
+  void lay_out(Arena& arena) {
     const LinearBackwardParams& p = params;
     const int64_t rows = p.cu_seqlens ? 1 : p.B;
-    if (p.normalize) delta = layout.take<float>(rows * p.H_q * p.M);
+    if (p.normalize) delta = arena.take<float>(rows * p.H_q * p.M);
     if (by_boundary() || !p.causal) {
-      S = take_boundaries(layout, p, keys);
-      dS = take_boundaries(layout, p, queries);
+      S = take_boundaries(arena, p, keys);
+      dS = take_boundaries(arena, p, queries);
     }
     if (!p.causal) {
-      all_S = take_states(layout, p, p.B);
-      all_dS = p.d_initial ? states_of(p.d_initial) : take_states(layout, p, p.B);
+      all_S = take_states(arena, p, p.B);
+      all_dS = p.d_initial ? states_of(p.d_initial) : take_states(arena, p, p.B);
     }
     if (p.dlog_decay) {
-      of_queries = layout.take<float>(slices * rows * p.H_q * p.M);
-      of_keys = layout.take<float>(slices * rows * p.H_kv * p.N);
+      of_queries = arena.take<float>(slices * rows * p.H_q * p.M);
+      of_keys = arena.take<float>(slices * rows * p.H_kv * p.N);
     }
   }
 
@@ -258,17 +258,17 @@ struct NumberOf<float> {
 template <template <typename, typename, int> typename Pass, typename Element, typename Number,
           int kWidth, typename Params>
 size_t workspace_of(const Params& p) {
-  Layout layout(nullptr);
-  Pass<Element, Number, kWidth>(p, nullptr).lay_out(layout);
-  return layout.bytes();
+  Arena arena(nullptr);
+  Pass<Element, Number, kWidth>(p, nullptr).lay_out(arena);
+  return arena.bytes();
 }
 
 template <template <typename, typename, int> typename Pass, typename Element, typename Number,
           int kWidth, typename Params>
 void run_pass(const Params& p, void* workspace, void* stream) {
-  Layout layout(workspace);
+  Arena arena(workspace);
   Pass<Element, Number, kWidth> pass(p, stream);
-  pass.lay_out(layout);
+  pass.lay_out(arena);
   pass.run();
 }
 

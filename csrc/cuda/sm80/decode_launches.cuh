@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "cuda/common/arena.h"
 #include "cuda/common/launch_config.cuh"
-#include "cuda/common/workspace_layout.h"
 #include "cuda/sm80/decode.cuh"
 #include "cuda/sm80/decode_combine.cuh"
 #include "cuda/sm80/loaded_arch.cuh"
@@ -31,19 +31,19 @@ struct DecodeSizes {
 };
 
 template <typename Element, int kWidth>
-void lay_out(Layout& layout, const DecodeSizes<Element, kWidth>& sizes, DecodeArguments& a) {
+void lay_out(Arena& arena, const DecodeSizes<Element, kWidth>& sizes, DecodeArguments& a) {
   const int64_t rows = int64_t{2} * sizes.blocks * sizes.warps_m * DecodeTile::kQueries;
-  a.o = layout.take<float>(rows * kWidth);
-  a.m = layout.take<float>(rows);
-  a.l = layout.take<float>(rows);
+  a.o = arena.take<float>(rows * kWidth);
+  a.m = arena.take<float>(rows);
+  a.l = arena.take<float>(rows);
 }
 
 template <typename Element, int kWidth>
 size_t decode_bytes(const ForwardParams& p) {
-  Layout layout(nullptr);
+  Arena arena(nullptr);
   DecodeArguments a{};
-  lay_out(layout, DecodeSizes<Element, kWidth>(p), a);
-  return layout.bytes();
+  lay_out(arena, DecodeSizes<Element, kWidth>(p), a);
+  return arena.bytes();
 }
 
 template <typename Element, int kWidth>
@@ -59,8 +59,8 @@ void launch_decode(const ForwardParams& p, const KVCache& cache, void* workspace
   a.row_tiles = sizes.row_tiles;
   a.block_n = sizes.tile.block_n;
   a.blocks = sizes.blocks;
-  Layout layout(workspace);
-  lay_out(layout, sizes, a);
+  Arena arena(workspace);
+  lay_out(arena, sizes, a);
   TK_LAUNCH((decode_kernel<Element, kWidth>), grid(sizes.blocks), sizes.tile.threads(), sizes.bytes,
             stream, a);
   TK_LAUNCH((decode_combine_kernel<Element, kWidth>), grid(p.B * p.H_q * p.M),

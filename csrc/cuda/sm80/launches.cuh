@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda/common/arena.h"
 #include "cuda/common/launch_config.cuh"
-#include "cuda/common/workspace_layout.h"
 #include "cuda/sm80/bias_gradient.cuh"
 #include "cuda/sm80/decode_launches.cuh"
 #include "cuda/sm80/forward.cuh"
@@ -82,35 +82,35 @@ struct BackwardSizes {
 
 // The arrays that gradients of biases need.
 template <typename Sizes>
-void lay_out_bias_gradients(Layout& layout, const Sizes& sizes, BackwardArguments& a) {
-  a.lse = layout.take<float>(sizes.rows);
-  a.delta = layout.take<float>(sizes.rows);
-  a.distance_sums = layout.take<float>(sizes.bias.ctas() * sizes.tile.band_distances());
+void lay_out_bias_gradients(Arena& arena, const Sizes& sizes, BackwardArguments& a) {
+  a.lse = arena.take<float>(sizes.rows);
+  a.delta = arena.take<float>(sizes.rows);
+  a.distance_sums = arena.take<float>(sizes.bias.ctas() * sizes.tile.band_distances());
 }
 
 template <typename Element, int kWidth>
-void lay_out(Layout& layout, const BackwardSizes<Element, kWidth, Products::kPlain>& sizes,
+void lay_out(Arena& arena, const BackwardSizes<Element, kWidth, Products::kPlain>& sizes,
              BackwardArguments& a) {
-  a.dq_sums = layout.take<float>(sizes.query_tiles * sizes.tile.block_m * kWidth);
-  a.dq_semaphore = layout.take<int>(sizes.query_tiles);
-  a.block_counter = layout.take<int>(1);
-  lay_out_bias_gradients(layout, sizes, a);
+  a.dq_sums = arena.take<float>(sizes.query_tiles * sizes.tile.block_m * kWidth);
+  a.dq_semaphore = arena.take<int>(sizes.query_tiles);
+  a.block_counter = arena.take<int>(1);
+  lay_out_bias_gradients(arena, sizes, a);
 }
 
 // Relative keys: the sums of drelative_keys by band, (CTAs, band_distances, kWidth), come last.
 template <typename Element, int kWidth>
-float* lay_out(Layout& layout, const BackwardSizes<Element, kWidth, Products::kRelative>& sizes,
+float* lay_out(Arena& arena, const BackwardSizes<Element, kWidth, Products::kRelative>& sizes,
                BackwardArguments& a) {
-  lay_out_bias_gradients(layout, sizes, a);
-  return layout.take<float>(sizes.keys.ctas() * sizes.tile.band_distances() * kWidth);
+  lay_out_bias_gradients(arena, sizes, a);
+  return arena.take<float>(sizes.keys.ctas() * sizes.tile.band_distances() * kWidth);
 }
 
 template <typename Element, int kWidth, Products kProducts>
 size_t backward_bytes(const BackwardParams& p, const LaunchArgs& launch) {
-  Layout layout(nullptr);
+  Arena arena(nullptr);
   BackwardArguments a{};
-  lay_out(layout, BackwardSizes<Element, kWidth, kProducts>(p, launch), a);
-  return layout.bytes();
+  lay_out(arena, BackwardSizes<Element, kWidth, kProducts>(p, launch), a);
+  return arena.bytes();
 }
 
 inline BackwardArguments backward_arguments(const BackwardParams& p, const LaunchArgs& launch) {
@@ -197,9 +197,9 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
                      bool deterministic) {
   const BackwardSizes<Element, kWidth, Products::kPlain> sizes(p, launch);
   const int64_t B = sequences(p, launch);
-  Layout layout(workspace);
+  Arena arena(workspace);
   BackwardArguments a = backward_arguments(p, launch);
-  lay_out(layout, sizes, a);
+  lay_out(arena, sizes, a);
   // Without queries nothing is added to dq, and no preprocess kernel clears the counter.
   if (!deterministic || sizes.row_blocks == 0) a.dq_semaphore = nullptr;
 
@@ -219,19 +219,19 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
 
 template <typename Element, int kWidth>
 size_t bias_gradients_bytes(const BackwardParams& p, const LaunchArgs& launch) {
-  Layout layout(nullptr);
+  Arena arena(nullptr);
   BackwardArguments a{};
-  lay_out_bias_gradients(layout, BackwardSizes<Element, kWidth, Products::kPlain>(p, launch), a);
-  return layout.bytes();
+  lay_out_bias_gradients(arena, BackwardSizes<Element, kWidth, Products::kPlain>(p, launch), a);
+  return arena.bytes();
 }
 
 template <typename Element, int kWidth>
 void launch_bias_gradients_alone(const BackwardParams& p, const LaunchArgs& launch,
                                  void* workspace) {
   const BackwardSizes<Element, kWidth, Products::kPlain> sizes(p, launch);
-  Layout layout(workspace);
+  Arena arena(workspace);
   BackwardArguments a = backward_arguments(p, launch);
-  lay_out_bias_gradients(layout, sizes, a);
+  lay_out_bias_gradients(arena, sizes, a);
   launch_backward_preprocess(a, sizes, launch);
   launch_bias_gradients(a, sizes, launch);
 }
@@ -256,9 +256,9 @@ void launch_relative_backward(const BackwardParams& p, const LaunchArgs& launch,
                               bool /*deterministic*/) {
   const BackwardSizes<Element, kWidth, Products::kRelative> sizes(p, launch);
   const int64_t B = sequences(p, launch);
-  Layout layout(workspace);
+  Arena arena(workspace);
   BackwardArguments a = backward_arguments(p, launch);
-  float* const key_sums = lay_out(layout, sizes, a);
+  float* const key_sums = lay_out(arena, sizes, a);
   launch_backward_preprocess(a, sizes, launch);
   if (sizes.key_blocks * p.H_kv * B > 0) {
     a.blocks = static_cast<int>(sizes.key_blocks);

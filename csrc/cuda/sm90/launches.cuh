@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda/common/arena.h"
 #include "cuda/common/launch_config.cuh"
-#include "cuda/common/workspace_layout.h"
 #include "cuda/sm90/backward.cuh"
 #include "cuda/sm90/forward.cuh"
 #include "cuda/sm90/kernels.h"
@@ -85,19 +85,19 @@ struct BackwardSizes {
 
 // Partitions the workspace.
 template <typename Shape>
-void lay_out(Layout& layout, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
-  a.dq_sums = layout.take<float>(sizes.all_tiles * Shape::kDqParts * Shape::kDqElements);
-  a.dq_semaphore = layout.take<int>(sizes.all_tiles * Shape::kDqParts);
-  a.block_counter = layout.take<int>(1);
-  a.row_stats = layout.take<float>(sizes.all_tiles * RowStats<Shape::kM>::kStored);
+void lay_out(Arena& arena, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
+  a.dq_sums = arena.take<float>(sizes.all_tiles * Shape::kDqParts * Shape::kDqElements);
+  a.dq_semaphore = arena.take<int>(sizes.all_tiles * Shape::kDqParts);
+  a.block_counter = arena.take<int>(1);
+  a.row_stats = arena.take<float>(sizes.all_tiles * RowStats<Shape::kM>::kStored);
 }
 
 template <typename Shape>
 size_t backward_bytes(const BackwardParams& p, const LaunchArgs& launch) {
-  Layout layout(nullptr);
+  Arena arena(nullptr);
   BackwardArguments a{};
-  lay_out(layout, BackwardSizes<Shape>(p, launch), a);
-  return layout.bytes();
+  lay_out(arena, BackwardSizes<Shape>(p, launch), a);
+  return arena.bytes();
 }
 
 template <typename Element, int kWidth, int kVWidth>
@@ -107,7 +107,7 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   constexpr int kM = Shape::kM, kN = Shape::kN;
   const BackwardSizes<Shape> sizes(p, launch);
   const int64_t B = sequences(p, launch);
-  Layout layout(workspace);
+  Arena arena(workspace);
   BackwardArguments a{};
   a.params = p;
   a.varlen = launch.varlen;
@@ -115,7 +115,7 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   a.score = score_scale_of(p);
   a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
-  lay_out(layout, sizes, a);
+  lay_out(arena, sizes, a);
   // Without queries nothing is added to dq, and no preprocess kernel clears the counter.
   if (!deterministic || sizes.row_tiles == 0) a.dq_semaphore = nullptr;
   a.q = tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kM);

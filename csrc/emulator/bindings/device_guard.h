@@ -18,8 +18,8 @@ class OnDevice {
   }
   explicit OnDevice(int64_t /*index*/) {}
   ~OnDevice() {
-    emulator::options().ordered_sums = false;
-    emulator::options().global.clear();
+    emulator::settings().ordered_sums = false;
+    emulator::settings().global.clear();
   }
 
   void* stream() const { return nullptr; }
@@ -27,8 +27,8 @@ class OnDevice {
   // For the race detector: an access outside these tensors is reported, and in a `deterministic`
   // call an accumulation in unspecified order.
   void declare_accesses(const std::vector<Optional>& tensors, bool deterministic) const {
-    if (!emulator::options().races) return;
-    emulator::options().ordered_sums = deterministic;
+    if (!emulator::settings().races) return;
+    emulator::settings().ordered_sums = deterministic;
     for (const Optional& x : tensors) declare_access(x);
   }
 
@@ -40,7 +40,7 @@ class OnDevice {
     int64_t elements = 1;
     for (int64_t d = 0; d < x->dim(); ++d) elements += (x->size(d) - 1) * x->stride(d);
     const size_t bytes = static_cast<size_t>(elements) * aoti_torch_dtype_element_size(dtype);
-    emulator::options().global.push_back({x->data_ptr(), bytes});
+    emulator::settings().global.push_back({x->data_ptr(), bytes});
   }
 };
 

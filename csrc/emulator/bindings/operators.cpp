@@ -17,22 +17,22 @@ void want_poison(bool wanted) { tk::want_poison(wanted); }
 int64_t poisoned_bytes() { return static_cast<int64_t>(tk::poisoned_bytes()); }
 
 // Seed of the order in which lanes and warps run. Every order must give the same result.
-void set_schedule(int64_t seed) { tk::emulator::options().seed = static_cast<uint64_t>(seed); }
+void set_schedule(int64_t seed) { tk::emulator::settings().seed = static_cast<uint64_t>(seed); }
 
 // Sets the emulated compute capability, 80 or 90; returns the previous one.
 int64_t set_chip(int64_t capability) {
-  return std::exchange(tk::emulator::options().capability, static_cast<int>(capability));
+  return std::exchange(tk::emulator::settings().capability, static_cast<int>(capability));
 }
 
 // Sets the number of CTAs that launches aim at; 0: their own number. Returns the previous one.
 int64_t set_aimed_ctas(int64_t count) {
-  return std::exchange(tk::emulator::options().aimed_ctas, static_cast<int>(count));
+  return std::exchange(tk::emulator::settings().aimed_ctas, static_cast<int>(count));
 }
 
 std::string latest_launch() { return tk::emulator::latest_launch(); }
 
 // Enables the race detector, for kernels compiled with -fsanitize=thread.
-void report_races(bool wanted) { tk::emulator::options().races = wanted; }
+void report_races(bool wanted) { tk::emulator::settings().races = wanted; }
 
 }  // namespace
 

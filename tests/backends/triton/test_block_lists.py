@@ -13,7 +13,7 @@ from transformer_kernels.problem.dense import dense_problem
 M, N = 300, 210
 
 
-def call_and_mask(device: torch.device) -> tuple[launch.Call, torch.Tensor]:
+def call_and_mask(device: torch.device) -> tuple[launch.Pass, torch.Tensor]:
     """Dense mask with hidden blocks and elements, intersected with a window."""
     visible = torch.ones(1, 1, M, N, dtype=torch.bool)
     visible[..., 64:192, :64] = False

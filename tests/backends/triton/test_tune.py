@@ -85,7 +85,7 @@ def test_a_tile_that_cannot_compile_is_rejected(monkeypatch: pytest.MonkeyPatch)
 
     original = launch.forward
 
-    def limited(call: launch.Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def limited(call: launch.Pass) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if config.tile("forward", CHIPS["sm90"], 4, 16) == Tile(128, 128, 4, 4):
             raise OutOfResources(300, 200, "shared memory")
         return original(call)

@@ -48,17 +48,17 @@ def pattern(name: str, **sizes: int) -> Function:
     def mask(**given: int) -> Mask:
         return Mask.block_sparse(getattr(block_patterns, name)(**given), BLOCK)
 
-    under = constructor(mask, lambda v: {"rows": blocks(v.M), "columns": blocks(v.N), **sizes})
+    under = constructor(mask, lambda v: {"rows": count(v.M), "columns": count(v.N), **sizes})
     # Patterns have at least one column.
     return replace(under, arguments=lambda v, b: under.arguments(replace(v, N=v.N or 1), b))
 
 
-def blocks(length: int) -> int:
+def count(length: int) -> int:
     return -(-length // BLOCK)
 
 
-def layout(variant: Variant) -> torch.Tensor:
-    return torch.ones(1, blocks(variant.M), blocks(variant.N), dtype=torch.bool)
+def blocks(variant: Variant) -> torch.Tensor:
+    return torch.ones(1, count(variant.M), count(variant.N), dtype=torch.bool)
 
 
 def ids(variant: Variant) -> Arguments:
@@ -82,7 +82,7 @@ def all_kinds(variant: Variant) -> Mask:
         & Mask.segments(**ids(variant))
         & Mask.positions(**positions(variant))
         & Mask.dense(attn_mask(variant))
-        & Mask.block_sparse(layout(variant), BLOCK)
+        & Mask.block_sparse(blocks(variant), BLOCK)
     )
 
 
@@ -110,7 +110,7 @@ FUNCTIONS = {
     "Mask.positions": constructor(Mask.positions, positions),
     "Mask.dense": constructor(Mask.dense, lambda v: {"attn_mask": attn_mask(v)}),
     "Mask.block_sparse": constructor(
-        Mask.block_sparse, lambda v: {"layout": layout(v), "block_size": BLOCK}
+        Mask.block_sparse, lambda v: {"blocks": blocks(v), "block_size": BLOCK}
     ),
     "block_patterns.local": pattern("local", width=2),
     "block_patterns.strided": pattern("strided", stride=2),

@@ -40,7 +40,7 @@ def options(variant: Variant) -> Arguments:
         "q_high": torch.zeros(1, B, 1, M, dtype=torch.int64),
         "k_position": torch.zeros(1, B, 1, N, dtype=torch.int64),
         "dense": torch.ones(B, 1, M, N, dtype=torch.bool),
-        "layout": torch.ones(1, -(-M // 4), -(-N // 4), dtype=torch.bool), "block_size": 4,
+        "blocks": torch.ones(1, -(-M // 4), -(-N // 4), dtype=torch.bool), "block_size": 4,
     }  # fmt: skip
 
 

@@ -160,25 +160,25 @@ class Dense(Constraint):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Blocks(Constraint):
-    """A block layout, visible with a probability of `share` percent."""
+    """A block pattern, visible with a probability of `share` percent."""
 
     size: int = 16
     by_head: bool = False
     share: int = 50
     seed: int = 0
 
-    def _layout(self, sizes: Sizes) -> Tensor:
+    def _blocks(self, sizes: Sizes) -> Tensor:
         rows, columns = -(-sizes.M // self.size), -(-sizes.N // self.size)
         generator = torch.Generator().manual_seed(self.seed)
         heads = sizes.H if self.by_head else 1
         return torch.rand(heads, rows, columns, generator=generator) * 100 < self.share
 
     def mask(self, sizes: Sizes) -> Mask:
-        return Mask.block_sparse(self._layout(sizes), self.size)
+        return Mask.block_sparse(self._blocks(sizes), self.size)
 
     def visible(self, sizes: Sizes) -> Tensor:
         i, j = torch.arange(sizes.M) // self.size, torch.arange(sizes.N) // self.size
-        return self._layout(sizes)[:, i[:, None], j]
+        return self._blocks(sizes)[:, i[:, None], j]
 
 
 def mask_of(constraints: tuple[Constraint, ...], sizes: Sizes) -> Mask | None:

@@ -165,7 +165,7 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
     relative = relative_bias(torch.empty(8, 257, device="meta"), lowest=-128)
     keys = relative_keys(torch.empty(8, 257, columns, dtype=dtype, device="meta"), lowest=-128)
 
-    def prepare(**biases: Any) -> launch.Call:
+    def prepare(**biases: Any) -> launch.Pass:
         return launch.prepare(dense_problem(q, k, v, mask=Mask.causal(), **biases), q, k, v)
 
     plain = prepare()

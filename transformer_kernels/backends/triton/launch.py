@@ -31,7 +31,7 @@ MIN_PROGRAMS = 1024
 """Programs of the gradient of relative keys: fewer blocks of distances split batch and heads."""
 
 
-class Call(NamedTuple):
+class Pass(NamedTuple):
     """Inputs of one pass, with unit-stride rows, and the kernel arguments made from its options."""
 
     q: Tensor
@@ -66,14 +66,14 @@ class Operands(NamedTuple):
     statistics: Statistics
 
 
-def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Pass:
     shape = problem.shape
     tables = (problem.scores.relative_bias, problem.scores.relative_keys)
     if all(x is None for x in tables):  # their distances are those of the upper bounds
         # A max_seqlen beyond the rows in memory would add empty programs.
         shape = shape._replace(M=min(shape.M, q.shape[2]), N=min(shape.N, k.shape[2]))
         problem = replace(problem, shape=shape)
-    return Call(
+    return Pass(
         as_rows(q),
         as_rows(k),
         as_rows(v),
@@ -87,7 +87,7 @@ def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     )
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: Pass) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (o, row_stats, block_mask); the block mask has no elements if the mask needs none."""
     o = call.output(call.q, call.problem.shape.D_v)
     row_stats = call.q.new_empty(2, *call.q.shape[:3], dtype=torch.float32)
@@ -103,7 +103,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(
-    call: Call, do: Tensor, dlse: Tensor | None, saved: Saved, wanted: Collection[str]
+    call: Pass, do: Tensor, dlse: Tensor | None, saved: Saved, wanted: Collection[str]
 ) -> Gradients:
     """Returns the gradients; those of options are None unless they are `wanted`."""
     operands, lse = prepare_backward(call, do, dlse, saved), saved.row_stats[0]
@@ -118,7 +118,7 @@ def backward(
     return Gradients(dq, dk, dv, dbias, drelative, dkeys)
 
 
-def prepare_backward(call: Call, do: Tensor, dlse: Tensor | None, saved: Saved) -> Operands:
+def prepare_backward(call: Pass, do: Tensor, dlse: Tensor | None, saved: Saved) -> Operands:
     """Runs the backward preprocess, `bwd_preprocess_kernel`, and packs the kernels' operands."""
     p = call.problem.shape
     o, do = as_rows(saved.o), as_rows(do)
@@ -145,14 +145,14 @@ def prepare_backward(call: Call, do: Tensor, dlse: Tensor | None, saved: Saved) 
     return Operands(q, k, v, arguments.rows(do), statistics)
 
 
-def bwd_dkdv(call: Call, operands: Operands, block_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def bwd_dkdv(call: Pass, operands: Operands, block_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     dk, dv = (call.output(x, x.shape[-1]) for x in (call.k, call.v))
     tensors = (*operands, arguments.rows(dk), arguments.rows(dv))
     launch_blocks(bwd_dkdv_kernel, "bwd_dkdv", call, tensors, block_mask, by_keys=True)
     return dk, dv
 
 
-def bwd_dq(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
+def bwd_dq(call: Pass, operands: Operands, block_mask: Tensor | None) -> Tensor:
     dq = call.output(call.q, call.problem.shape.D)
     launch_blocks(bwd_dq_kernel, "bwd_dq", call, (*operands, arguments.rows(dq)), block_mask)
     return dq
@@ -161,7 +161,7 @@ def bwd_dq(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
 def launch_blocks(
     kernel: Any,
     name: Kernel,
-    call: Call,
+    call: Pass,
     tensors: tuple[Any, ...],
     block_mask: Tensor | None,
     *,
@@ -187,7 +187,7 @@ def launch_blocks(
     )
 
 
-def gradient_of_bias(call: Call, operands: Operands, dlse: Tensor | None, lse: Tensor) -> Tensor:
+def gradient_of_bias(call: Pass, operands: Operands, dlse: Tensor | None, lse: Tensor) -> Tensor:
     """Returns dbias, with the shape and dtype of the bias."""
     p, bias = call.problem.shape, call.problem.scores.bias
     assert bias is not None
@@ -219,7 +219,7 @@ def _reduced(sums: Tensor, bias: Tensor) -> Tensor:
     return (sums.sum(over, keepdim=True) if over else sums).to(bias.dtype)
 
 
-def gradient_of_relative_bias(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
+def gradient_of_relative_bias(call: Pass, operands: Operands, block_mask: Tensor | None) -> Tensor:
     """Returns drelative_bias, (H_q or 1, distances) float32."""
     p, table = call.problem.shape, call.problem.scores.relative_bias
     assert table is not None
@@ -247,7 +247,7 @@ def gradient_of_relative_bias(call: Call, operands: Operands, block_mask: Tensor
     return sums.sum((0, 2)) if table.shape[0] > 1 else sums.sum((0, 1, 2))[None]
 
 
-def gradient_of_relative_keys(call: Call, operands: Operands, block_mask: Tensor | None) -> Tensor:
+def gradient_of_relative_keys(call: Pass, operands: Operands, block_mask: Tensor | None) -> Tensor:
     """Returns drelative_keys, (H_q or 1, distances, D) in q's dtype."""
     p, keys = call.problem.shape, call.problem.scores.relative_keys
     assert keys is not None
@@ -281,7 +281,7 @@ def gradient_of_relative_keys(call: Call, operands: Operands, block_mask: Tensor
     return sums.sum(0).to(keys.dtype)
 
 
-def fill_block_mask(call: Call) -> Tensor:
+def fill_block_mask(call: Pass) -> Tensor:
     """Returns the block mask, one byte for each 64 x 64 block (kernels/block_lists.py)."""
     M, N, mask = call.problem.shape.M, call.problem.shape.N, call.problem.mask
     shape = mask.block_mask_shape(M, N)
@@ -292,7 +292,7 @@ def fill_block_mask(call: Call) -> Tensor:
     return block_mask
 
 
-def block_lists(call: Call, block_mask: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
+def block_lists(call: Pass, block_mask: Tensor | None, tile: Tile, *, by_keys: bool) -> BlockLists:
     """Builds the block lists of query (or key) blocks; NO_LISTS without a block mask."""
     if block_mask is None or not call.problem.mask.has_element_mask:
         return NO_LISTS

@@ -14,13 +14,13 @@ from ...backends.triton.kernels.arguments import contiguous, rows
 from ...backends.triton.launch import as_rows
 from ...backends.triton.launch import launch as launch_kernel
 from ..types import BackwardCall, Gradients, Inputs, Options, Results
-from .call import Call, Segments, blocks, prepare
 from .kernels.arguments import States, Statistics
 from .kernels.decay_gradient import decay_gradient_kernel
 from .kernels.scan import scan_kernel
 from .kernels.states import prefix_kernel, sums_kernel
 from .kernels.statistics import delta_kernel
 from .kernels.steps import steps_kernel
+from .passes import Pass, Segments, blocks, prepare
 
 ELEMENTS = 1024
 """Elements of a state that a program of the elementwise kernels takes at a time."""
@@ -39,7 +39,7 @@ class Side(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Arguments of a scan that its operands and `Call` do not imply; see `scan_kernel`."""
+    """Arguments of a scan that its operands and `Pass` do not imply; see `scan_kernel`."""
 
     segments: Segments
     start: States
@@ -136,7 +136,7 @@ def steps(x: Inputs, options: Options) -> Tensor:
     return o
 
 
-def deltas(call: Call, o: Tensor, do: Tensor) -> Tensor:
+def deltas(call: Pass, o: Tensor, do: Tensor) -> Tensor:
     """Returns do . o of each query."""
     o = as_rows(o)
     delta = call.row_sums(o)
@@ -147,7 +147,7 @@ def deltas(call: Call, o: Tensor, do: Tensor) -> Tensor:
 
 
 def sum_states(
-    call: Call,
+    call: Pass,
     side: Side,
     start: States,
     statistics: Statistics = NO_STATISTICS,
@@ -198,7 +198,7 @@ def sum_states(
     return States(*states) if end is NO_STATES else end
 
 
-def scan(call: Call, options: Scan, operands: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
+def scan(call: Pass, options: Scan, operands: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
     """Computes `out` of the operands a, b and c."""
     _, H, _, width = out.shape
     launch(
@@ -226,7 +226,10 @@ def scan(call: Call, options: Scan, operands: tuple[Tensor, Tensor, Tensor], out
 
 
 def decay_gradient(
-    call: Call, segments: Segments, products: tuple[Tensor, Tensor], states: tuple[States, States]
+    call: Pass,
+    segments: Segments,
+    products: tuple[Tensor, Tensor],
+    states: tuple[States, States],
 ) -> Tensor:
     """Returns dlog_decay; `products` are those of queries and keys, `states` are S and dS."""
     decay = call.x.log_decay
@@ -253,6 +256,6 @@ def decay_gradient(
     return gradient
 
 
-def launch(call: Call, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+def launch(call: Pass, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
     tile = call.tile
     launch_kernel(kernel, programs, *args, num_warps=tile.warps, num_stages=tile.stages, **options)

@@ -118,10 +118,10 @@ struct Multiprocessors {
 // A small odd count, so that persistent kernels split work unevenly. One block fits on each.
 inline Multiprocessors multiprocessors() { return {7, 0}; }
 
-inline int compute_capability() { return emulator::options().capability; }
+inline int compute_capability() { return emulator::settings().capability; }
 
 inline int aimed_ctas(int count) {
-  return emulator::options().aimed_ctas ? emulator::options().aimed_ctas : count;
+  return emulator::settings().aimed_ctas ? emulator::settings().aimed_ctas : count;
 }
 
 }  // namespace tk::cuda

@@ -172,8 +172,8 @@ inline int run_cases(int count, char** arguments, const std::vector<Case>& cases
     for (int n = 2; n < count; ++n) {
       if (!strcmp(arguments[n], "races")) continue;
 #ifndef __CUDACC__
-      tk::emulator::options().seed = strtoull(arguments[n], nullptr, 10);
-      tk::emulator::options().races = races;
+      tk::emulator::settings().seed = strtoull(arguments[n], nullptr, 10);
+      tk::emulator::settings().races = races;
 #endif
       std::string result = "ok";
       try {

@@ -174,7 +174,7 @@ void too_much_shared_memory() {
 }
 
 void endless_loop_with_short_timeout() {
-  tk::emulator::options().timeout_seconds = 1;
+  tk::emulator::settings().timeout_seconds = 1;
   launch<endless_loop>();
 }
 

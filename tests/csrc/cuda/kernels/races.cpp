@@ -147,7 +147,7 @@ void sums(const Params& p, float*, int t) {
 
 template <Body kBody>
 void launch_with_ordered_sums() {
-  tk::emulator::options().ordered_sums = true;
+  tk::emulator::settings().ordered_sums = true;
   launch<kBody, 4>();
 }
 
@@ -166,7 +166,7 @@ void launch_with_extents() {
   float numbers[64 * 5] = {};
   int flag = 0;
   const Params params{numbers + 64, numbers + 192, &flag};
-  tk::emulator::options().global = {{params.x, 256}, {params.y, 256}, {&flag, 4}};
+  tk::emulator::settings().global = {{params.x, 256}, {params.y, 256}, {&flag, 4}};
   TK_LAUNCH(kernel<kBody>, dim3(1), 64, 1024, nullptr, params);
 }
 

@@ -75,7 +75,7 @@ def forward_kernel(
         for n in range(begin, end):
             j0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
             coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-            state = attend(
+            state = add_keys(
                 state, q_tile, k_head, v_head, coords, band, mask, scores, dropout, sizes, MASKED
             )
 
@@ -94,7 +94,7 @@ def forward_kernel(
 
 
 @triton.jit
-def attend(
+def add_keys(
     state, q_tile, k, v, coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr
 ):  # fmt: skip
     """Updates the softmax state with one key block"""

@@ -35,23 +35,23 @@ class MaskTensors(NamedTuple):
     dense_h: int | None
     dense_i: int | None
     dense_j: int | None
-    layout: Tensor | None
-    layout_h: int | None
-    layout_i: int | None
-    layout_j: int | None
+    blocks: Tensor | None
+    blocks_h: int | None
+    blocks_i: int | None
+    blocks_j: int | None
     block_size: int
     columns: int | None
     """N if there is a dense mask, else None. Triton specializes on its divisibility by 16, which
     enables 16-byte loads."""
     has_elements: tl.constexpr
-    """True if a tensor hides single elements: position tests, a dense mask or a layout"""
+    """True if a tensor hides single elements: position tests, a dense mask or a block pattern"""
 
 
 def mask_tensors(problem: Problem) -> MaskTensors:
     mask = problem.mask
-    dense, layout = as_uint8(mask.dense), as_uint8(mask.layout)
+    dense, blocks = as_uint8(mask.dense), as_uint8(mask.blocks)
     dense_b, dense_h, dense_i, dense_j = broadcast_strides(dense, 4)
-    layout_h, layout_i, layout_j = broadcast_strides(layout, 3)
+    blocks_h, blocks_i, blocks_j = broadcast_strides(blocks, 3)
     q_low, k_position = contiguous(mask.q_low), contiguous(mask.k_position)
     q_test, q_b, q_h, _ = broadcast_strides(q_low, 4)
     k_test, k_b, k_h, _ = broadcast_strides(k_position, 4)
@@ -73,10 +73,10 @@ def mask_tensors(problem: Problem) -> MaskTensors:
         dense_h=dense_h,
         dense_i=dense_i,
         dense_j=dense_j,
-        layout=layout,
-        layout_h=layout_h,
-        layout_i=layout_i,
-        layout_j=layout_j,
+        blocks=blocks,
+        blocks_h=blocks_h,
+        blocks_i=blocks_i,
+        blocks_j=blocks_j,
         block_size=mask.block_size,
         columns=None if dense is None else problem.shape.N,
         has_elements=tl.constexpr(mask.has_element_mask),
@@ -84,8 +84,8 @@ def mask_tensors(problem: Problem) -> MaskTensors:
 
 
 def bytes_per_score(mask: ResolvedMask) -> int:
-    """Returns the bytes that a dense mask and a layout load per score."""
-    return sum(x.element_size() for x in (mask.dense, mask.layout) if x is not None)
+    """Returns the bytes that a dense mask and a block pattern load per score."""
+    return sum(x.element_size() for x in (mask.dense, mask.blocks) if x is not None)
 
 
 def bytes_per_key(mask: ResolvedMask) -> int:
@@ -167,7 +167,7 @@ def zero_hidden_keys(tile, is_visible, mask):
 
 @triton.jit
 def element_mask(mask, coords, M, N):
-    """Element mask of position tests, dense mask and layout only; False outside M x N"""
+    """Element mask of position tests, dense mask and blocks only; False outside M x N"""
     i, j = coords.i, coords.j
     batch, head = tl.cast(coords.b, tl.int64), tl.cast(coords.h, tl.int64)
     is_visible = (i < M) & (j < N)
@@ -185,10 +185,10 @@ def element_mask(mask, coords, M, N):
         by_i, by_j = i.to(tl.int64) * mask.dense_i, j.to(tl.int64) * mask.dense_j
         at = mask.dense + by_b + by_h + by_i + by_j
         is_visible = is_visible & (tl.load(at, mask=(i < M) & (j < mask.columns), other=0) != 0)
-    if mask.layout is not None:
+    if mask.blocks is not None:
         row, column = i // mask.block_size, j // mask.block_size
-        by_h = head * mask.layout_h
-        by_i, by_j = row.to(tl.int64) * mask.layout_i, column.to(tl.int64) * mask.layout_j
-        at = mask.layout + by_h + by_i + by_j
+        by_h = head * mask.blocks_h
+        by_i, by_j = row.to(tl.int64) * mask.blocks_i, column.to(tl.int64) * mask.blocks_j
+        at = mask.blocks + by_h + by_i + by_j
         is_visible = is_visible & (tl.load(at, mask=inside, other=0) != 0)
     return is_visible

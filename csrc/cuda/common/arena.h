@@ -1,4 +1,4 @@
-// Layout of a workspace: one allocation divided into arrays. Plain C++.
+// A workspace: one allocation divided into arrays. Plain C++.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,9 @@
 namespace tk::cuda {
 
 // Allocates arrays in order from `memory`. With null it only counts the bytes.
-class Layout {
+class Arena {
  public:
-  explicit Layout(void* memory) : memory_(static_cast<char*>(memory)) {}
+  explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}
 
   template <typename T>
   T* take(int64_t count) {

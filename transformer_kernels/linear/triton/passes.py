@@ -43,7 +43,7 @@ class Segments:
         return self.tokens < self.rows
 
 
-class Call(NamedTuple):
+class Pass(NamedTuple):
     """Inputs of one pass, with unit-stride rows, and the kernel arguments made from its options."""
 
     x: Inputs
@@ -107,7 +107,7 @@ def blocks(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def prepare(x: Inputs, options: Options, *, log_decay_needs_grad: bool = False) -> Call:
+def prepare(x: Inputs, options: Options, *, log_decay_needs_grad: bool = False) -> Pass:
     q, k, v = map(as_rows, x[:3])
     x = x._replace(
         q=q, k=k, v=v, S=contiguous(x.S), z=contiguous(x.z), cu_seqlens=contiguous(x.cu_seqlens)
@@ -115,7 +115,7 @@ def prepare(x: Inputs, options: Options, *, log_decay_needs_grad: bool = False) 
     chip, columns = target.chip(q.device), max(k.shape[3], v.shape[3])
     precision = tiles.precision(chip, q.dtype, log_decay_needs_grad=log_decay_needs_grad)
     tile = tiles.tile(chip, columns, precision)
-    return Call(
+    return Pass(
         x,
         options,
         q.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1,
