@@ -102,9 +102,11 @@ def test_our_variants_pass_the_smoke_test(failing: dict[str, str]) -> None:
 
 @pytest.fixture(scope="session")
 def compiled(
-    request: pytest.FixtureRequest, usable: list[Variant], failing: dict[str, str],
+    request: pytest.FixtureRequest,
+    usable: list[Variant],
+    failing: dict[str, str],
     time_limit: float,
-) -> None:  # fmt: skip
+) -> None:
     """Compiles the selected cases, in the order of the tests."""
     names: dict[str, None] = {}
     for item in request.session.items:

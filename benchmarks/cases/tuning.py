@@ -113,13 +113,15 @@ KERNEL_VARIANTS = (
     _hopper_forward_64("2-consumers", "{2, 128, 2, 2, 40, 232};   // 97 KiB"),
     _hopper_forward_64("192-keys", "{2, 192, 2, 2, 40, 232};   // 129 KiB"),
     _hopper_forward(
-        256, "80-keys",
+        256,
+        "80-keys",
         "return {2, 64, 2, 1, 40, 232};                     // 193 KiB",
         "return {2, 80, 2, 1, 24, 240};                     // 225 KiB",
         *_wgmma(80),
     ),
     KernelVariant(
-        group=Group("sm80", "bwd", 64, 64), change="64-queries",
+        group=Group("sm80", "bwd", 64, 64),
+        change="64-queries",
         edits=(
             Edit(
                 TILES,
@@ -133,4 +135,4 @@ KERNEL_VARIANTS = (
     _sm80_forward(128, "64-queries", "{64, 64, 4};"),
     _sm80_forward(64, "64-keys", "{128, 64, 4};"),
     _sm80_forward(64, "96-keys", "{128, 96, 4};"),
-)  # fmt: skip
+)

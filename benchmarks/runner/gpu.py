@@ -86,7 +86,7 @@ def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
             log=out / "benchmark.log",
             least=250.0,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _in_parallel() -> list[str]:

@@ -58,9 +58,7 @@ def _decoder(width: int, heads: int, kv_heads: int, size: int, hidden: int) -> d
     }  # fmt: skip
 
 
-_BASE = {
-    "vocab_size": 1000, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2,
-}  # fmt: skip
+_BASE = {"vocab_size": 1000, "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2}
 _LOCAL_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"]}
 
 MODELS = {

@@ -119,8 +119,9 @@ def main() -> None:
         for row in measure(length, args.heads, getattr(torch, args.dtype), args.seconds):
             print(
                 f"| {length} | {row.direction} | {row.variant} | {1000 * row.ms / length:.2f} "
-                f"| {over_causal.cells(row)}", flush=True,
-            )  # fmt: skip
+                f"| {over_causal.cells(row)}",
+                flush=True,
+            )
     if args.layers:
         print("| layers | reversible MiB | plain autograd MiB |")
         print("|---:|---:|---:|")

@@ -190,8 +190,9 @@ def main() -> None:
             peak = "-" if row.mib is None else f"{row.mib:.1f}"
             print(
                 f"| {text} | {row.direction} | {row.variant} | {row.ms:.2f} | {row.ratio:.2f} "
-                f"| {peak} |", flush=True,
-            )  # fmt: skip
+                f"| {peak} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

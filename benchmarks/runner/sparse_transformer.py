@@ -93,8 +93,9 @@ def main() -> None:
         for row, share in measure(length, args.heads, getattr(torch, args.dtype), args.seconds):
             print(
                 f"| {length} | {row.direction} | {row.variant} | {share:.3f} "
-                f"| {over_causal.cells(row)}", flush=True,
-            )  # fmt: skip
+                f"| {over_causal.cells(row)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -48,8 +48,9 @@ def test_peers_and_passes_are_chosen(tmp_path: Path) -> None:
     assert bench(tmp_path, "--against", "sdpa", "--pass", "backward", "--pass", "backward") == 0
     rows = read_rows(tmp_path / "rows.csv")
     assert [(row.direction, row.variant, row.mask) for row in rows] == [
-        ("bwd", "sdpa", "causal"), ("bwd", "cpu", "causal"),
-    ]  # fmt: skip
+        ("bwd", "sdpa", "causal"),
+        ("bwd", "cpu", "causal"),
+    ]
 
 
 @pytest.mark.usefixtures("without_memory")

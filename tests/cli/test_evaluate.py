@@ -258,9 +258,11 @@ def test_transformer_xl_generates_the_same_text_with_every_attention_implementat
 
 
 def test_run_has_its_name_in_files_and_messages(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(f"train transformer-xl {TINY} --steps 2 --memory 8 --data {text}") == 0
     path = tmp_path / "runs" / "transformer-xl" / "checkpoint.pt"

@@ -182,9 +182,11 @@ def test_text_that_is_not_utf8_is_a_one_line_error(
 
 
 def test_standard_input_that_is_not_utf8_is_a_one_line_error(
-    checkpoint: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Callable[[str, str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """An untrained translator also generates tokens that its tokenizer does not have."""
     for name in ("train.de", "train.en", "val.de", "val.en"):
         (tmp_path / name).write_text("eins\n")
@@ -208,9 +210,11 @@ def test_bert_trains_and_validates(checkpoint: Callable[[str, str], Path], text:
 @pytest.mark.quick
 @pytest.mark.parametrize("command", ["classify", "translate x", "lookup x", "generate", "evaluate"])
 def test_checkpoint_of_another_kind_is_refused(
-    checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str],
+    checkpoint: Callable[[str, str], Path],
+    text: Path,
+    capsys: pytest.CaptureFixture[str],
     command: str,
-) -> None:  # fmt: skip
+) -> None:
     path = checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
     capsys.readouterr()
     assert run(f"{command} --checkpoint", path) == 2

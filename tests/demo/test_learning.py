@@ -55,8 +55,10 @@ def test_only_the_last_run_continues_after_the_interleaved_steps() -> None:
     assert runs["fused"].result.losses == alone.losses
 
 
-@pytest.mark.parametrize(("interleaved_seconds", "total", "eager", "fused"),
-                         [(1.5, 60.0, 2, 5), (60.0, 2.5, 3, 3), (1.5, 3.5, 2, 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("interleaved_seconds", "total", "eager", "fused"),
+    [(1.5, 60.0, 2, 5), (60.0, 2.5, 3, 3), (1.5, 3.5, 2, 4)],
+)
 def test_time_limits_end_the_interleaving_and_the_training(
     interleaved_seconds: float, total: float, eager: int, fused: int, seconds: list[float]
 ) -> None:

@@ -174,7 +174,9 @@ def test_explain_has_no_side_effects() -> None:
     state = torch.get_rng_state()
     ran = operators_run_by(
         lambda: tk.explain(
-            x(), x(), x(),
+            x(),
+            x(),
+            x(),
             mask=tk.Mask.causal(),
             bias=torch.zeros(3, 3),
             scale=0.1,
@@ -184,7 +186,7 @@ def test_explain_has_no_side_effects() -> None:
             sinks=torch.zeros(2),
             return_lse=True,
         )
-    )  # fmt: skip
+    )
     assert FORWARD not in ran
     assert "aten::matmul" not in ran
     torch.set_rng_state(state)

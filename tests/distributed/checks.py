@@ -201,7 +201,7 @@ def check_what_is_sent() -> None:
         (Mask.causal(), "zigzag", [size - 1 + r for r in range(size)]),
         (Mask.window(1, 0), "contiguous", [0.25] * (size - 1) + [0]),  # one key
         (Mask.padding(torch.tensor([1])), "contiguous", [size - 1] + [0] * (size - 1)),
-    ):  # fmt: skip
+    ):
         length = chunk * (2 if layout == "zigzag" else 1)
         q, k, v = inputs(length, heads, requires_grad=False)
         with mock.patch.object(Peers, "exchange", autospec=True, side_effect=exchange) as calls:

@@ -82,9 +82,11 @@ def test_masks_of_rectangles_are_parts_of_the_mask(case: Case) -> None:
                         i, j = call.rows_seen(rows, columns), call.columns_seen(rows, columns)
                         outside = wanted.clone()
                         outside[
-                            :, :, i.start - rows.start : i.end - rows.start,
+                            :,
+                            :,
+                            i.start - rows.start : i.end - rows.start,
                             j.start - columns.start : j.end - columns.start,
-                        ] = False  # fmt: skip
+                        ] = False
                         assert not outside.any()
                     part = call.rectangle(rows, columns, k_position).mask
                     got = part.visible(rows.length, columns.length, q.device)

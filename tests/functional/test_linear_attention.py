@@ -282,7 +282,7 @@ def test_memory_does_not_grow_with_the_state_of_every_token() -> None:
         ({"initial_state": (torch.zeros(2, 2, 8, 8), ZEROS[0])}, "initial_state.z must be"),
         ({"backend": "fast"}, "backend must be one of 'auto', 'cpu'.*, 'reference'"),
     ],
-)  # fmt: skip
+)
 def test_errors(change: dict[str, Any], message: str) -> None:
     q, k, v = qkv()
     arguments = {"q": q, "k": k, "v": v} | change

@@ -124,7 +124,7 @@ def test_no_tokens_and_no_batch(backend: str) -> None:
         ({"q": torch.zeros(2, 2, 2, 7)}, "as many queries as keys"),
         ({"eps": -1}, "eps must be greater than 0"),
     ],
-)  # fmt: skip
+)
 def test_errors(change: dict[str, Any], message: str) -> None:
     state = tk.LinearState(torch.zeros(2, 2, 7, 5), torch.zeros(2, 2, 7))
     given: dict[str, Any] = {"q": torch.zeros(2, 2, 1, 7), "k": torch.zeros(2, 2, 1, 7)}

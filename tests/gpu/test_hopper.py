@@ -67,7 +67,8 @@ def test_several_tiles_per_persistent_cta(D: int) -> None:
     o = tk.attention(q, k, v, mask=tk.Mask.causal(align="bottom_right"), backend="cuda")
     assert torch.equal(o, o[:1, :1].expand_as(o))
     exact = tk.attention(
-        *(one.detach().double() for one in x[:3]), mask=tk.Mask.causal(align="bottom_right"),
+        *(one.detach().double() for one in x[:3]),
+        mask=tk.Mask.causal(align="bottom_right"),
         backend="reference",
-    )  # fmt: skip
+    )
     torch.testing.assert_close(o[:1, :1].double(), exact, atol=0.02, rtol=0.02)

@@ -69,9 +69,11 @@ def test_generation(name: str, kernel: str) -> None:
 
     def generated() -> Tensor:
         found: Tensor = model.generate(
-            input_ids=tokens(9), attention_mask=padding("left", 9), max_new_tokens=10,
+            input_ids=tokens(9),
+            attention_mask=padding("left", 9),
+            max_new_tokens=10,
             do_sample=False,
-        )  # fmt: skip
+        )
         return found
 
     ours = generated()

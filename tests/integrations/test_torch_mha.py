@@ -21,9 +21,7 @@ def attention() -> Module:
     module = nn.MultiheadAttention(16, 4, batch_first=True).eval()
 
     def run(x: Tensor, mask: Tensor | None = None, padding: Tensor | None = None) -> Tensor:
-        o: Tensor = module(
-            x, x, x, need_weights=False, attn_mask=mask, key_padding_mask=padding
-        )[0]  # fmt: skip
+        o: Tensor = module(x, x, x, need_weights=False, attn_mask=mask, key_padding_mask=padding)[0]
         return o
 
     return run
@@ -32,7 +30,7 @@ def attention() -> Module:
 def layer(norm_first: bool = False, activation: str = "relu") -> Module:
     module = nn.TransformerEncoderLayer(
         16, 4, 32, 0.1, activation, norm_first=norm_first, batch_first=True
-    )  # fmt: skip
+    )
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
     return module.eval()

@@ -33,18 +33,22 @@ def test_local(rows: int, columns: int, width: int) -> None:
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_strided(rows: int, columns: int, stride: int) -> None:
     assert_pattern(
-        strided(rows, columns, stride), rows, columns,
+        strided(rows, columns, stride),
+        rows,
+        columns,
         lambda i, j: i - j < stride or (i - j) % stride == 0,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(9, 9), (5, 8), (8, 5)])
 @pytest.mark.parametrize(("stride", "summaries"), [(1, 1), (3, 1), (4, 2), (3, 3)])
 def test_fixed(rows: int, columns: int, stride: int, summaries: int) -> None:
     assert_pattern(
-        fixed(rows, columns, stride, summaries), rows, columns,
+        fixed(rows, columns, stride, summaries),
+        rows,
+        columns,
         lambda i, j: i // stride == j // stride or j % stride >= stride - summaries,
-    )  # fmt: skip
+    )
 
 
 def test_patterns_have_about_n_sqrt_n_pairs() -> None:

@@ -122,8 +122,10 @@ def test_windows_of_one_align_serve_all_sizes(align: Align) -> None:
         assert visible is not None
         assert torch.equal(visible, mask.materialize(1, 1, *sizes))
     assert resolve(tk.Mask.window(4, 1, align=align), B, H, M, N)[:3] == (
-        -4, 1, align == "bottom_right",
-    )  # fmt: skip
+        -4,
+        1,
+        align == "bottom_right",
+    )
 
 
 def test_windows_of_both_aligns_are_relative_to_the_top_left() -> None:

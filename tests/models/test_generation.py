@@ -31,10 +31,8 @@ def generated(generator: TextGenerator, *, cached: bool, temperature: float = 1.
     """30 bytes that continue a prompt of 5; the text exceeds the context of 12 after 8 of them."""
     draws = torch.Generator().manual_seed(2)
     return list(
-        generate(
-            generator, b"hello", 30, temperature=temperature, generator=draws, cached=cached
-        )
-    )  # fmt: skip
+        generate(generator, b"hello", 30, temperature=temperature, generator=draws, cached=cached)
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

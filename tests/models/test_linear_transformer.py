@@ -209,9 +209,7 @@ def test_recomputation_runs_each_block_twice_and_changes_nothing() -> None:
     recompute_blocks(transformer)
     for n, block in enumerate(transformer.blocks):
         block.register_forward_pre_hook(lambda _, args, n=n: runs.append(n))
-    torch.testing.assert_close(
-        logits_and_gradients(transformer, tokens(14)), plain, rtol=0, atol=0
-    )  # fmt: skip
+    torch.testing.assert_close(logits_and_gradients(transformer, tokens(14)), plain, rtol=0, atol=0)
     assert runs == [0, 1, 1, 0]
 
 

@@ -83,8 +83,10 @@ def test_loaded_model_matches_the_formulas(
     with huggingface.default_dtype(torch.float64):
         t5 = T5.from_safetensors(
             huggingface.write(tensors, tmp_path),
-            max_distance=5, dropout=0.0, attn_implementation=implementation,
-        )  # fmt: skip
+            max_distance=5,
+            dropout=0.0,
+            attn_implementation=implementation,
+        )
     assert t5.config == config
     logits = t5(SOURCE, TARGET, LENGTHS)
     formula = T5ByFormula(tensors, config)

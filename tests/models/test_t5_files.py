@@ -14,8 +14,8 @@ from tests.models.t5_by_formula import Tensors, random_tensors
 from transformer_kernels.models import T5, T5Config
 
 CONFIG = T5Config(
-    layers=2, decoder_layers=1, heads=3, width=10, head_size=5, hidden=14, vocabulary=31, buckets=6,
-)  # fmt: skip
+    layers=2, decoder_layers=1, heads=3, width=10, head_size=5, hidden=14, vocabulary=31, buckets=6
+)
 V1_1 = replace(CONFIG, activation="gated_gelu", tied_embeddings=False)
 TENSORS, V1_1_TENSORS = random_tensors(CONFIG), random_tensors(V1_1)
 TABLE = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

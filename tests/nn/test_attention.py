@@ -83,9 +83,7 @@ def test_every_implementation_adds_the_bias(
     do = randn(B, H, M, D, seed=4)
 
     expected = by_formula(q, k, v, visible, 0.5, inputs[3])
-    o = attend(
-        q, k, v, mask=mask, bias=inputs[3], scale=0.5, attn_implementation=implementation
-    )  # fmt: skip
+    o = attend(q, k, v, mask=mask, bias=inputs[3], scale=0.5, attn_implementation=implementation)
 
     assert_same_function(o, expected)
     assert_same_function(

@@ -56,9 +56,9 @@ def dense(
 ) -> Tensor:  # fmt: skip
     """softmax(s + log N) v in plain torch."""
     T, D = q.shape[2:]
-    N = torch.stack([
-        torch.stack([meetings(order[b, h].tolist(), m) for h in range(H)]) for b in range(B)
-    ])  # fmt: skip
+    N = torch.stack(
+        [torch.stack([meetings(order[b, h].tolist(), m) for h in range(H)]) for b in range(B)]
+    )
     i = torch.arange(T)
     N = N * (i[:, None] > i) if causal else N * (i[:, None] != i)
     if lengths is not None:

@@ -51,9 +51,7 @@ def test_incremental_attention_matches_one_call(implementation: AttnImplementati
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_autocast_is_close_to_float32(implementation: AttnImplementation) -> None:
     torch.manual_seed(0)
-    block = T5Block(
-        WIDTH, HEADS, HEAD_SIZE, hidden=14, attn_implementation=implementation
-    )  # fmt: skip
+    block = T5Block(WIDTH, HEADS, HEAD_SIZE, hidden=14, attn_implementation=implementation)
     positions = BucketedBias(HEADS, bidirectional=False)
     whole = block(x().float(), mask=Mask.causal(), relative=positions())
     cache = new_cache(torch.float32)

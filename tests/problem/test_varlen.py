@@ -125,7 +125,7 @@ ERRORS: dict[str, tuple[Options, type[Exception], str]] = {
     "dropout": ({"dropout_p": 1.1}, ValueError, "dropout_p must be between 0 and 1, got 1.1"),
     "seed": ({"seed": 1.5}, TypeError, "seed must be an int or an int64 scalar .* got 1.5"),
     "backend": ({"backend": "gpu"}, ValueError, "backend must be one of 'auto', .*, got 'gpu'"),
-}  # fmt: skip
+}
 
 
 @each(("changes", "error", "message"), ERRORS.values(), ids=ERRORS)

@@ -34,9 +34,7 @@ def philox_of_integers(counter: Words, key: tuple[int, int]) -> Words:
     k0, k1 = key
     for _ in range(7):
         a, b = 0xD2511F53 * x0, 0xCD9E8D57 * x2
-        x0, x1, x2, x3 = (
-            b >> 32 ^ x1 ^ k0, b & 0xFFFFFFFF, a >> 32 ^ x3 ^ k1, a & 0xFFFFFFFF
-        )  # fmt: skip
+        x0, x1, x2, x3 = (b >> 32 ^ x1 ^ k0, b & 0xFFFFFFFF, a >> 32 ^ x3 ^ k1, a & 0xFFFFFFFF)
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return x0, x1, x2, x3
 

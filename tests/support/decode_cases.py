@@ -243,10 +243,8 @@ def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Outputs
     for b, length in enumerate(case.cache_seqlens):
         q, k, v = (t[b : b + 1].to(dtype) for t in (x.q, x.k[:, :, :length], x.v[:, :, :length]))
         o[b : b + 1], lse[b : b + 1] = plain_attention(
-            q, k, v,
-            visible=case.visible(b),
-            **_scores(case, x, dtype, b),
-        )  # fmt: skip
+            q, k, v, visible=case.visible(b), **_scores(case, x, dtype, b)
+        )
     return {"o": o, "lse": lse}
 
 
@@ -319,10 +317,7 @@ def _sizes() -> list[DecodeCase]:
         DecodeCase(name="no-queries", M=0),
         DecodeCase(name="long", cache_seqlens=_LONG, N=1300, D=32, D_v=32),
         DecodeCase(name="long-pages", cache_seqlens=_LONG, N=1300, D=32, D_v=32, page_size=64),
-        *(
-            DecodeCase(name=f"group-{group}-queries-{M}", H_q=2 * group, M=M)
-            for group, M in lanes
-        ),
+        *(DecodeCase(name=f"group-{group}-queries-{M}", H_q=2 * group, M=M) for group, M in lanes),
         *(
             DecodeCase(name=f"pages-group-{group}-queries-{M}", H_q=2 * group, M=M, page_size=48)
             for group, M in lanes
@@ -336,12 +331,15 @@ def _sizes() -> list[DecodeCase]:
         ),
         *(
             DecodeCase(
-                name=f"pages-of-{size}", page_size=size, N=3 * size + 2, M=2,
+                name=f"pages-of-{size}",
+                page_size=size,
+                N=3 * size + 2,
+                M=2,
                 cache_seqlens=(size - 1, size, size + 1, 2 * size - 1, 2 * size + 1, 3 * size, 0),
             )
             for size in (1, 7, 16, 24, 32, 48, 64, 100, 128, 256)
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _options() -> list[DecodeCase]:

@@ -31,7 +31,9 @@ Outputs = dict[str, Tensor]
 def by_backend(case: Case, x: Inputs, backend: str) -> Outputs:
     """Returns the outputs and gradients of `attention`."""
     o, lse = attention(
-        x.q, x.k, x.v,
+        x.q,
+        x.k,
+        x.v,
         mask=case.make_mask(x.q.device),
         **biases(case, x),
         scale=case.scale,
@@ -41,7 +43,7 @@ def by_backend(case: Case, x: Inputs, backend: str) -> Outputs:
         sinks=x.sinks,
         return_lse=True,
         backend=backend,
-    )  # fmt: skip
+    )
     return with_gradients(x, o, lse)
 
 

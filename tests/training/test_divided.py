@@ -77,8 +77,9 @@ def test_run_of_two_processes_continues_on_one(tmp_path: Path) -> None:
         assert_runs(2, f"{HERE}:train_part", tmp_path / name, *words)
         resume(tmp_path / name / "checkpoint.pt", data=data_of(RUN))
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == [
-            "checkpoint.pt", "curve.csv",
-        ]  # fmt: skip
+            "checkpoint.pt",
+            "curve.csv",
+        ]
         assert_curve_of_one_process(tmp_path / name)
 
 

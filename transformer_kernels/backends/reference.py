@@ -152,9 +152,11 @@ def _with_one_bias(
         by_distance = live.to(problem.shape.accumulate_dtype) @ _live_distances(problem).mT
         products = by_distance.gather(3, entry[:, None].expand(*q.shape[:2], -1, -1))
     return scores._replace(
-        alibi_slopes=None, relative_bias=None, relative_keys=None,
+        alibi_slopes=None,
+        relative_bias=None,
+        relative_keys=None,
         bias=sum(biases[1:], biases[0]) if biases else None,
-    ), products  # fmt: skip
+    ), products
 
 
 def _gather_pages(problem: Problem, x: Tensor) -> Tensor:

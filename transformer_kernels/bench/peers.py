@@ -69,8 +69,10 @@ def fla(case: Case) -> Attend:
 
 
 PEERS: dict[str, Callable[[Case], Attend]] = {
-    "flash_attn": flash_attn, "xformers": xformers, "fla": fla,
-}  # fmt: skip
+    "flash_attn": flash_attn,
+    "xformers": xformers,
+    "fla": fla,
+}
 """`Variant.attend_for` by the name of the package."""
 
 

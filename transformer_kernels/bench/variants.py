@@ -206,7 +206,7 @@ VARIANTS = {
         ),
         Variant("triton", "fused (triton)", ours("triton"), _triton_reason, CUDA, is_peer=False),
     )
-}  # fmt: skip
+}
 
 
 def usable_variants(names: Iterable[str] = VARIANTS, device: torch.device = CPU) -> list[Variant]:

@@ -209,9 +209,7 @@ class FusedAttentionBackward(torch.autograd.Function):
         grads = _second_order(problem, do, dlse, q, k, v, ctx.wanted, output_grads)
         ddo, ddlse, ddq, ddk, ddv = (grads.get(name) for name in ("do", "dlse", "q", "k", "v"))
         option_grads = [grads.get(name) for name in ctx.names]
-        return (
-            None, None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, *option_grads,
-        )  # fmt: skip
+        return (None, None, None, None, ddo, ddlse, ddq, ddk, ddv, None, None, None, *option_grads)
 
 
 _apply_backward = torch_private.apply_of(FusedAttentionBackward)

@@ -152,12 +152,14 @@ class T5Stack(nn.Module):
         relative = self.positions()
         for n, block in enumerate(self.blocks):
             x = self.blocks.run(
-                block, x, None if memory is None else memory.keys_and_values[n],
+                block,
+                x,
+                None if memory is None else memory.keys_and_values[n],
                 mask=mask,
                 memory_mask=None if memory is None else memory.mask,
                 relative=relative,
                 cache=None if cache is None else cache.layer(n),
-            )  # fmt: skip
+            )
         y: Tensor = self.dropout(self.last_norm(x))
         return y
 

@@ -175,11 +175,13 @@ class Translator(nn.Module):
             zip(self.decoder, memory.keys_and_values, strict=True)
         ):
             x = self.decoder.run(
-                block, x, keys_and_values,
+                block,
+                x,
+                keys_and_values,
                 mask=Mask.causal() if cache is None else None,
                 memory_mask=memory.mask,
                 cache=None if cache is None else cache.layer(n),
-            )  # fmt: skip
+            )
         weight = self.embedding.weight if self.projection is None else self.projection.weight
         return nn.functional.linear(self.decoder_norm(x), weight)
 

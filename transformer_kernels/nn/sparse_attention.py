@@ -86,12 +86,14 @@ def _near(q: Tensor, k: Tensor, v: Tensor, pattern: SparsePattern) -> Partial:
         return x.transpose(1, 2).flatten(0, 1)
 
     o, lse = attention_varlen(
-        packed(q), packed(k), packed(v),
+        packed(q),
+        packed(k),
+        packed(v),
         cu_seqlens_q=nn.functional.pad(ends.flatten(), (1, 0)),
         max_seqlen_q=min(pattern.stride, T),
         mask=Mask.causal(),
         return_lse=True,
-    )  # fmt: skip
+    )
     return o.view(B, T, *o.shape[1:]).transpose(1, 2), lse.view(H, B, T).transpose(0, 1)
 
 
@@ -143,13 +145,15 @@ def _far_fixed(q: Tensor, k: Tensor, v: Tensor, pattern: SparsePattern) -> Parti
     i = torch.arange(T, device=q.device)
     position = torch.arange(groups * stride, device=q.device).expand(1, H, -1)[..., None]
     return attention(
-        q, gathered(k), gathered(v),
+        q,
+        gathered(k),
+        gathered(v),
         mask=Mask.positions(
             (i if pattern.combination == "split" else i - i % stride - 1)[None],
             gathered(position)[..., 0],
         ),
         return_lse=True,
-    )  # fmt: skip
+    )
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:

@@ -88,9 +88,8 @@ class T5Attention(nn.Module):
             )
         q = split_heads(self.queries(x), self.heads)
         o = cache.attend(
-            q, k, v,
-            scale=1.0, relative=relative, attn_implementation=self.attn_implementation,
-        )  # fmt: skip
+            q, k, v, scale=1.0, relative=relative, attn_implementation=self.attn_implementation
+        )
         return self._out_proj(o)
 
     def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:

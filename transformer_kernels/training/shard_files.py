@@ -148,8 +148,9 @@ class ShardFiles:
             CheckpointError: a file is missing or damaged.
         """
         self.check()
-        tensors = {name: unread(torch.empty_like(x, device="cpu")) for name, x in
-                   self.described().items()}  # fmt: skip
+        tensors = {
+            name: unread(torch.empty_like(x, device="cpu")) for name, x in self.described().items()
+        }
         self.read_into(tensors, alone=True)
         return tensors
 

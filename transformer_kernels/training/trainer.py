@@ -278,9 +278,8 @@ class Trainer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if shards is not None:
             read_own_shards(
-                state, shards,
-                weights=weights, parameters=parameters, distributed=self.distributed,
-            )  # fmt: skip
+                state, shards, weights=weights, parameters=parameters, distributed=self.distributed
+            )
         with self.distributed.on_all_ranks(CheckpointError):
             self._check(state, weights, parameters, own_shard if shards else _same)
         divided = from_whole if shards is None else from_own_shard

@@ -163,9 +163,7 @@ with target.override_chip(CHIPS[CHIP]):
     case = "everything-keys-float32"
     run(Q.float(), K.float(), **OPTIONS["everything-keys"])
     case = "everything-keys-128"
-    wide = relative_keys(
-        empty(H, 9, 128), table=empty(H, 9, dtype=torch.float32), lowest=-4
-    )  # fmt: skip
+    wide = relative_keys(empty(H, 9, 128), table=empty(H, 9, dtype=torch.float32), lowest=-4)
     options = {**OPTIONS["everything"], "relative": wide}
     run(empty(B, H, S, 128), empty(B, H // 2, S, 128), **options)
     for width, name in ((128, "segments"), (256, "segments"), (128, "positions")):

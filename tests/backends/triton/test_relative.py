@@ -72,12 +72,14 @@ def test_strips_contain_every_visible_distance(diagonal: int, device: torch.devi
     q, k = torch.randn(B, 1, M, 8, device=device), torch.randn(B, 1, N, 8, device=device)
     table = torch.randn(1, M + N - 1, device=device, requires_grad=True)
     _, lse = tk.attention(
-        q, k, k,
+        q,
+        k,
+        k,
         mask=tk.Mask.window(-diagonal, diagonal),
         relative=tk.relative_bias(table, lowest=1 - N),
         return_lse=True,
         backend="triton",
-    )  # fmt: skip
+    )
     visible = lse > -math.inf
     (gradient,) = torch.autograd.grad(lse[visible].sum(), table)
     expected = torch.zeros_like(gradient)

@@ -74,13 +74,15 @@ def test_blocks_contain_every_visible_distance(diagonal: int, device: torch.devi
     keys[:, N - 1 - diagonal] = r = torch.randn(8, device=device)
     x = [y.requires_grad_() for y in (q, k, keys)]
     _, lse = tk.attention(
-        q, k, k,
+        q,
+        k,
+        k,
         mask=tk.Mask.window(-diagonal, diagonal),
         relative=tk.relative_keys(keys, lowest=1 - N),
         scale=0.5,
         return_lse=True,
         backend="triton",
-    )  # fmt: skip
+    )
     rows = torch.arange(max(0, -diagonal), min(M, N - diagonal), device=device)
     key = (k[:, :, rows + diagonal] + r).detach()
     assert_same_function(lse[:, :, rows], 0.5 * (q[:, :, rows] * key).sum(-1))

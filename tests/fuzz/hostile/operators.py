@@ -69,13 +69,15 @@ def packed(variant: Variant, backend: str) -> Arguments:
     q, k, v = (x.detach()[:1] for x in qkv(variant).values())
     M, N = variant.M, variant.N
     arguments = operator_arguments(
-        q, k, v,
+        q,
+        k,
+        v,
         alibi_slopes=slopes(variant),
         relative_bias=table(variant, M, N),
         relative_keys=keys(variant, M, N),
         cu_seqlens_q=torch.tensor([0, M // 2, M], dtype=torch.int32),
         cu_seqlens_k=torch.tensor([0, N // 2, N], dtype=torch.int32),
-    )  # fmt: skip
+    )
     return arguments | {"_backend": backend}
 
 
@@ -92,7 +94,9 @@ def decode(variant: Variant, backend: str) -> Arguments:
     given = cache(variant, paged=variant.with_options)
     q = torch.randn(B, H, variant.M, D, dtype=variant.dtype)
     arguments = operator_arguments(
-        q, given["k_cache"], given["v_cache"],
+        q,
+        given["k_cache"],
+        given["v_cache"],
         scale=0.3,
         alibi_slopes=slopes(variant),
         diagonal_low=-9,
@@ -100,7 +104,7 @@ def decode(variant: Variant, backend: str) -> Arguments:
         bottom_right=True,
         cache_seqlens=given["cache_seqlens"].int(),
         block_table=given.get("block_table"),
-    )  # fmt: skip
+    )
     return arguments | {"_backend": backend}
 
 

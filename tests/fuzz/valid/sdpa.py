@@ -35,12 +35,14 @@ class Sdpa(Attention):
         call = functional.scaled_dot_product_attention
         with enabled() if self.replaced else nullcontext():
             o = (call if self.replaced else scaled_dot_product_attention)(
-                x["q"], x["k"], x["v"],
+                x["q"],
+                x["k"],
+                x["v"],
                 attn_mask=attn_mask,
                 is_causal=any(isinstance(constraint, Window) for constraint in self.mask),
                 scale=self.scale,
                 enable_gqa=self.group > 1,
-            )  # fmt: skip
+            )
             return with_gradients(o, x, self._do(), self._dlse())
 
 

@@ -75,9 +75,7 @@ NAMES = (
 )  # fmt: skip
 DENSE = ("packed_chunked", "either", "custom")
 """Functions without a structure that a `Mask` has."""
-SIZES = (
-    (11, 11, 0, 0), (5, 11, 6, 0), (5, 9, 6, 2), (4, 14, 3, 0), (1, 11, 10, 0), (1, 7, 10, 4)
-)  # fmt: skip
+SIZES = ((11, 11, 0, 0), (5, 11, 6, 0), (5, 9, 6, 2), (4, 14, 3, 0), (1, 11, 10, 0), (1, 7, 10, 4))
 """M, N and the first positions: whole sequences, cached keys, a sliding cache, a static cache, with
 more keys than tokens, and single queries."""
 

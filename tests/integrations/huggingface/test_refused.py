@@ -110,10 +110,12 @@ def test_causal_modules_that_say_otherwise() -> None:
         distil=False,
     )  # fmt: skip
     arguments = {
-        "past_values": torch.randn(2, 10), "past_observed_mask": torch.ones(2, 10),
-        "past_time_features": torch.zeros(2, 10, 1), "future_time_features": torch.zeros(2, 6, 1),
+        "past_values": torch.randn(2, 10),
+        "past_observed_mask": torch.ones(2, 10),
+        "past_time_features": torch.zeros(2, 10, 1),
+        "future_time_features": torch.zeros(2, 6, 1),
         "future_values": torch.randn(2, 6),
-    }  # fmt: skip
+    }
     ours, eager = outputs("InformerModel", config, **arguments)
     assert_close(ours.last_hidden_state, eager.last_hidden_state)
 

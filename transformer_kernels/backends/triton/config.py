@@ -23,8 +23,10 @@ Kernel = Literal[
     "keys_forward", "keys_dkdv", "keys_dq", "keys_gradient",
 ]  # fmt: skip
 WITH_KEYS: dict[Kernel, Kernel] = {
-    "forward": "keys_forward", "bwd_dkdv": "keys_dkdv", "bwd_dq": "keys_dq",
-}  # fmt: skip
+    "forward": "keys_forward",
+    "bwd_dkdv": "keys_dkdv",
+    "bwd_dq": "keys_dq",
+}
 """Kernels that have other tiles in calls with relative keys."""
 SQUARE: tuple[Kernel, ...] = ("relative_gradient", *WITH_KEYS.values(), "keys_gradient")
 """Kernels with square tiles, each within one block of the block mask."""

@@ -113,7 +113,7 @@ def visits(schedule, PARTIAL: tl.constexpr):
 @triton.jit
 def block_start(
     schedule, lists, n, PARTIAL: tl.constexpr, GRAIN: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """First row or column of block n of the loop"""
     if PARTIAL:
         n = schedule.first_partial + n + tl.where(n < schedule.before, 0, schedule.gap)

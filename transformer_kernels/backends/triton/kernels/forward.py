@@ -94,9 +94,7 @@ def forward_kernel(
 
 
 @triton.jit
-def add_keys(
-    state, q_tile, k, v, coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr
-):  # fmt: skip
+def add_keys(state, q_tile, k, v, coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr):
     """Updates the softmax state with one key block"""
     PRECISION: tl.constexpr = sizes.PRECISION
     live = is_live(coords.j0 + tl.arange(0, sizes.BLOCK_N), band)

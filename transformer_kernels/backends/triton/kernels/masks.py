@@ -119,9 +119,8 @@ def sequence_band(mask, sequences, b, max_M, max_N, M, N, low, high, offset):
     # Relative biases begin with distance 1 - max_N or, from the bottom right corner, 1 - max_M.
     relative_offset = max_N - 1 + sequences.bottom_right * (max_M - max_N) + shift
     return band_of(
-        mask, b, M, N, low + shift, high + shift, offset + shift,
-        relative_offset, max_M + max_N - 1,
-    )  # fmt: skip
+        mask, b, M, N, low + shift, high + shift, offset + shift, relative_offset, max_M + max_N - 1
+    )
 
 
 @triton.jit

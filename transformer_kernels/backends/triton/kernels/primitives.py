@@ -84,7 +84,7 @@ def vector_pointer(data, heads, rows, b, h, first):
 @triton.jit
 def load_rows(
     head, first, in_bounds, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr
-):  # fmt: skip
+):
     """Tile of BLOCK columns from row `first` of a head. Columns beyond WIDTH are 0; if CHECKED,
     rows that are not `in_bounds` are 0 too."""
     at = tile_addresses(head, first, in_bounds.shape[0], BLOCK)

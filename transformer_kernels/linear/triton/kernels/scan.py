@@ -125,9 +125,7 @@ def scan_chunk(
 
 
 @triton.jit
-def enter_state(
-    T, u, a_tile, delta, decay, sizes, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr
-):  # fmt: skip
+def enter_state(T, u, a_tile, delta, decay, sizes, REVERSE: tl.constexpr, TRANSPOSED: tl.constexpr):
     """`Running` with the part of the state in out and in the denominator, and the decayed state"""
     out = product(a_tile, T, sizes)
     denominator = tl.zeros([sizes.CHUNK], tl.float32)

@@ -13,7 +13,7 @@ from .segments import program_slice
 @triton.jit(do_not_specialize=["tokens", "decay_b", "decay_h", "decay_l", "eps"])
 def steps_kernel(
     q, k, v, o, log_decay, start, end, tokens, decay_b, decay_h, decay_l, eps, heads, sizes
-):  # fmt: skip
+):
     """o and the final state of one key head, for SLICE columns of v. start and end share S, but not
     z, which the programs of other slices read."""
     H_kv = heads.H_q // heads.group
