@@ -46,7 +46,11 @@ SHIFT = (
         for operator in ("attention", "varlen", "decode")
     ),
     *(
-        Edit(f"{_OPERATORS}/{operator}.py", "is_plain=bias is", "is_plain=not shift and bias is")
+        Edit(
+            f"{_OPERATORS}/{operator}.py",
+            "bias is None and relative",
+            "not shift and bias is None and relative",
+        )
         for operator in ("attention", "decode")
     ),
     _after(

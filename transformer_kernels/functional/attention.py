@@ -101,10 +101,12 @@ def attention(
 
     Source: docs/attention.md; Dao et al. 2022, arXiv:2205.14135.
     """
+    is_plain = (
+        bias is None and relative is None and softcap is None and seed is None and sinks is None
+    )
     plain_o = fast_path.plain_attention(
-        q, k, v, mask=mask, scale=scale, dropout_p=dropout_p,
-        is_plain=bias is None and relative is None and softcap is None and seed is None
-        and sinks is None, return_lse=return_lse, backend=backend,
+        q, k, v, mask=mask, scale=scale, dropout_p=dropout_p, is_plain=is_plain,
+        return_lse=return_lse, backend=backend,
     )  # fmt: skip
     if type(plain_o) is Tensor:
         return plain_o

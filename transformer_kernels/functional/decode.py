@@ -126,10 +126,10 @@ def attention_decode(
 
     Source: docs/attention.md, section 6.
     """
+    is_plain = bias is None and relative is None and softcap is None and sinks is None
     plain_o = fast_path.plain_attention(
-        q, k_cache, v_cache, mask=mask, scale=scale,
-        is_plain=bias is None and relative is None and softcap is None and sinks is None,
-        return_lse=return_lse, backend=backend,
+        q, k_cache, v_cache, mask=mask, scale=scale, is_plain=is_plain, return_lse=return_lse,
+        backend=backend,
         layout=Layout(None, None, 0, 0, cache_seqlens, block_table),
     )  # fmt: skip
     if type(plain_o) is Tensor:
