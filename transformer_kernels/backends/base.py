@@ -108,7 +108,7 @@ class FusedBackend(Kernels, ABC):
         """Describes the kernel that would run, which may depend on strides; for `explain`."""
         tensors = q, k, v, *problem.tensors().values()
         if functorch_is_active() or not all(type(x) in PLAIN_TYPES for x in tensors):
-            return "which kernel depends on the memory of plain tensors"
+            return "which of its kernels depends on the memory of plain tensors"
         operator = self.operators(q.device).attention_describe.default
         options = [getattr(problem.scores, name) for name in DIFFERENTIABLE]
         needed = [x is not None and x.requires_grad for x in options]

@@ -60,7 +60,7 @@ Choice choice(const Problem& p) {
   Choice found{};
   with_forward_engine(p, [&](auto engine) {
     using Engine = decltype(engine);
-    if (!found.engine) found = {Engine::kName, Engine::kQueries, kBlock};
+    found = {Engine::kName, Engine::kQueries, kBlock};
     return true;
   });
   return found;
