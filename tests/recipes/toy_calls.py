@@ -15,7 +15,7 @@ import transformer_kernels
 from building.emulated import Emulation
 from building.extension import ROOT
 from tests.recipes import toy_tree
-from tests.support import emulator
+from tests.support import emulator, triton_interpreter
 from tests.support.operators import operator_arguments
 from tests.support.plain import plain_attention
 from transformer_kernels import _C
@@ -30,6 +30,7 @@ LIBRARY = Emulation().library
 torch.ops.load_library(ROOT / toy_tree.EMULATED)
 register_attention(LIBRARY)
 emulator.emulate(LIBRARY)
+triton_interpreter.install()
 
 B, H_Q, H_KV, M, N, D = 2, 4, 2, 70, 83, 21
 CU_SEQLENS_Q, CU_SEQLENS_K = (0, 5, 47, 70), (0, 19, 66, 83)
