@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
-from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, operators_of
+from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, linear_arguments, operators_of
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.base import LinearBackend
@@ -135,17 +135,19 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     S, z = (t.to(real) for t in state())
     decay = torch.full((2, 2, 70), -0.1, dtype=real)
     tests = ("test_schema", "test_faketensor")
-    arguments = (q, k, v, decay, S, z, None, None, torch.tensor([50, 70]), 0, True, True, 1e-6)
+    options = {"log_decay": decay, "S": S, "z": z, "key_end": torch.tensor([50, 70])}
+    arguments = tuple(linear_arguments(q, k, v, **options).values())
     torch.library.opcheck(forward, arguments, test_utils=tests)
     o, normalizer, *end = forward(*arguments)
     saved = (torch.randn_like(o), *end, o, normalizer, *arguments)
     for wanted in (True, False):
         torch.library.opcheck(backward, (*saved, wanted), test_utils=tests)
-    plain = (q, k, v, *(None,) * 6, 2, False, False, 1e-6)
+    numbers = {"feature_map": 2, "causal": False, "normalize": False}
+    plain = tuple(linear_arguments(q, k, v, **numbers).values())
     torch.library.opcheck(forward, plain, test_utils=tests)
     packed = [x[0].transpose(0, 1)[None].transpose(1, 2) for x in (q, k, v)]
     cu_seqlens = torch.tensor([0, 30, 65], dtype=torch.int32)
-    varlen = (*packed, None, None, None, cu_seqlens, None, None, 0, True, True, 1e-6)
+    varlen = tuple(linear_arguments(*packed, cu_seqlens=cu_seqlens).values())
     torch.library.opcheck(forward, varlen, test_utils=tests)
     token = (q[:, :, :1], k[:, :, :1], v[:, :, :1], None, S, z, 0, True, 1e-6)
     torch.library.opcheck(steps, token, test_utils=tests)

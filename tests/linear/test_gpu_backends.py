@@ -10,7 +10,7 @@ import torch
 
 import transformer_kernels as tk
 from tests.support.backends import NAMES
-from tests.support.linear import assert_steps_continue, operators_of
+from tests.support.linear import assert_steps_continue, linear_arguments, operators_of
 from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from transformer_kernels.linear.triton import TritonLinear
 
@@ -57,7 +57,7 @@ def test_offsets_beyond_the_rows_are_clamped(backend: str, device: str) -> None:
 
     def run(*offsets: int) -> list[torch.Tensor]:
         cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device)
-        results = forward(*x, None, None, None, cu_seqlens, None, None, 0, True, True, 1e-6)
+        results = forward(*linear_arguments(*x, cu_seqlens=cu_seqlens).values())
         return list(results)
 
     whole = run(0, 70, 150)

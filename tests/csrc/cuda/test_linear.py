@@ -14,6 +14,7 @@ from tests.support.emulated import NOT_EMULATED
 from tests.support.linear import (
     LinearCase,
     assert_linear_case,
+    linear_arguments,
     linear_by_backend,
     linear_case,
     linear_inputs,
@@ -115,7 +116,7 @@ def test_the_operator_checks_the_width() -> None:
     x = torch.zeros(1, 1, 3, 257)
     forward, *_ = operators_of(CudaLinear())
     with pytest.raises(RuntimeError, match="rows are wider than the widest tile, 256"):
-        forward(x, x, x, None, None, None, None, None, None, 0, True, True, 1e-6)
+        forward(*linear_arguments(x, x, x).values())
 
 
 def test_explain_names_the_width() -> None:
