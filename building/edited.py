@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from building.cuda import LINEAR_OPERATORS, OPERATORS, cuda_units, find_cuda
-from building.edits import Edit, edited
+from building.edits import Edit, edited_texts
 from building.emulated import EMULATOR_OPERATORS
 from building.extension import OBJECTS, ROOT, nvcc_jobs, toolchain
 from building.host import operator_units
@@ -105,7 +105,7 @@ def advice(library: Library, original: Original) -> list[str]:
 
 def _write_headers(library: Library, original: Original) -> None:
     """Writes those that changed, so that ninja recompiles no others."""
-    for name, text in edited(library.edits, ROOT / "csrc").items():
+    for name, text in edited_texts(library.edits, ROOT / "csrc").items():
         path = ROOT / original.headers(library) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text("utf-8") != text:

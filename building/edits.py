@@ -24,7 +24,7 @@ class Edit:
         return text.replace(self.old, self.new)
 
 
-def edited(edits: Iterable[Edit], folder: Path) -> dict[str, str]:
+def edited_texts(edits: Iterable[Edit], folder: Path) -> dict[str, str]:
     """Returns the edited texts by source. Raises ValueError if an edit does not apply."""
     texts: dict[str, str] = {}
     for edit in edits:

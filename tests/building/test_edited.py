@@ -101,7 +101,7 @@ def test_libraries_share_the_other_objects_in_the_same_order(manifest: list[str]
 
 def test_edits_of_one_header_are_applied_in_turn() -> None:
     further = Edit(TILES, "kLargeArch = 900;", "kLargeArch = 1000;")
-    text = edits.edited((EDIT, further), ROOT / "csrc")[TILES]
+    text = edits.edited_texts((EDIT, further), ROOT / "csrc")[TILES]
     before = (ROOT / "csrc" / TILES).read_text()
     assert text == before.replace("kLargeArch = 800;", "kLargeArch = 1000;")
 
@@ -109,7 +109,7 @@ def test_edits_of_one_header_are_applied_in_turn() -> None:
 @pytest.mark.parametrize("old", ["no such text", "constexpr"])
 def test_an_edit_that_does_not_apply_once_is_an_error(old: str) -> None:
     with pytest.raises(ValueError, match="times, not 1"):
-        edits.edited((Edit(TILES, old, ""),), ROOT / "csrc")
+        edits.edited_texts((Edit(TILES, old, ""),), ROOT / "csrc")
 
 
 def test_other_edits_have_another_folder(original: Original) -> None:

@@ -3,6 +3,7 @@ calls that need it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -60,6 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     answers: list[bool] = []
     attend = fast_path.plain_attention
 
+    @functools.wraps(attend)
     def recorded(*arguments: Any, **options: Any) -> Tensor | str | None:
         o = attend(*arguments, **options)
         if options["backend"] == "cuda":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from building.edits import Edit, edited
+from building.edits import Edit, edited_texts
 from building.extension import ROOT
 from tests.recipes import toy_tree
 from tests.recipes.edits import SHIFT, STRIPES
@@ -47,7 +47,7 @@ def test_a_toy_touches_the_files_of_its_recipe(
 
 
 def test_edits_apply_to_the_current_sources() -> None:
-    for file, text in edited((*SHIFT, *STRIPES), ROOT).items():
+    for file, text in edited_texts((*SHIFT, *STRIPES), ROOT).items():
         assert text != (ROOT / file).read_text(encoding="utf-8")
 
 

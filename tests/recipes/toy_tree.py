@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from building.edits import edited
+from building.edits import edited_texts
 from building.emulated import Emulation
 from building.extension import ROOT, toolchain
 from building.host import host_units
@@ -30,7 +30,7 @@ def make(root: Path) -> None:
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     for folder in _FOLDERS:
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
-    for file, text in edited((*SHIFT, *STRIPES), ROOT).items():
+    for file, text in edited_texts((*SHIFT, *STRIPES), ROOT).items():
         (root / file).write_text(text, encoding="utf-8")
     _build_extension(root)
     _build_emulated(root)

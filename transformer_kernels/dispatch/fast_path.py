@@ -169,8 +169,10 @@ def _attention_on_gpu(
         return "tensors made in inference mode"
     windows = _windows(mask)
     problem = _checked_on_gpu(q, k, v, mask, windows, scale, grouped)
-    if isinstance(problem, str) or not runs:
-        return problem if isinstance(problem, str) else None
+    if isinstance(problem, str):
+        return problem
+    if not runs:
+        return None
     seed = None
     if dropout_p != 0.0:
         seed = drawn_seed(problem.shape.device)

@@ -130,7 +130,7 @@ def attention_decode(
     plain_o = fast_path.plain_attention(
         q, k_cache, v_cache, mask=mask, scale=scale, is_plain=is_plain, return_lse=return_lse,
         backend=backend,
-        layout=Layout(None, None, 0, 0, cache_seqlens, block_table),
+        layout=Layout(None, None, 0, 0, cache_seqlens, block_table),  # keywords cost 0.1 us
     )  # fmt: skip
     if type(plain_o) is Tensor:
         return plain_o

@@ -111,15 +111,15 @@ def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) ->
     """The reason why a call takes the general path; "" if it takes the fast path."""
     if operator not in (attention, attention_decode):
         return f"{operator.__name__} has no fast path"
-    others = dict(arguments)
-    names = ("mask", "scale", "dropout_p", "return_lse", "backend")
-    options = {name: others.pop(name) for name in names if name in others}
+    options = dict(arguments)
     if operator is attention_decode:
-        lengths = others.pop("cache_seqlens"), others.pop("block_table")
-        options["layout"] = Layout(cache_seqlens=lengths[0], block_table=lengths[1])
-    q, k, v, *rest = others.values()
-    is_plain = all(x is None for x in rest)
-    reason = fast_path.plain_attention(q, k, v, **options, is_plain=is_plain, runs=False)
+        lengths, table = options.pop("cache_seqlens"), options.pop("block_table")
+        options["layout"] = Layout(cache_seqlens=lengths, block_table=table)
+        options["k"], options["v"] = options.pop("k_cache"), options.pop("v_cache")
+    known = inspect.signature(fast_path.plain_attention).parameters
+    others = [options.pop(name) for name in options.keys() - known.keys()]
+    is_plain = all(x is None for x in others)
+    reason = fast_path.plain_attention(**options, is_plain=is_plain, runs=False)
     return reason if isinstance(reason, str) else ""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.cases.tuning import KERNEL_VARIANTS, TILES, KernelVariant
 from building.chips import Chips
 from building.cuda import cuda_units
-from building.edits import edited
+from building.edits import edited_texts
 from building.extension import ROOT
 from building.tools import Torch
 from tests.support.tiers import each
@@ -27,7 +27,7 @@ def test_names_are_unique_and_name_files_and_namespaces() -> None:
 
 @each("variant", KERNEL_VARIANTS, ids=str)
 def test_every_edit_applies_once_to_the_present_sources(variant: KernelVariant) -> None:
-    for source, text in edited(variant.edits, ROOT / "csrc").items():
+    for source, text in edited_texts(variant.edits, ROOT / "csrc").items():
         assert text != (ROOT / "csrc" / source).read_text()
 
 

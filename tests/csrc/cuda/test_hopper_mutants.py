@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,30 +22,37 @@ QUERIES, VARLEN, WIDE = ("many-queries",), (f"{PACKED}plain",), ("queries-256",)
 DROPOUT, WIDE_TILES, HALVES = ("dropout-queries",), ("many-tiles-128",), ("queries-192",)
 
 
-def _producer(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
-    return _mutant("sm90/forward_producer.cuh", name, old, new, cases)
+def _mutant(
+    source: str,
+    name: str,
+    old: str,
+    new: str,
+    cases: tuple[str, ...],
+    deterministic: bool = False,
+    variant: str = "half-64-64",
+) -> Mutant:
+    return Mutant(
+        f"{source}: {name}",
+        source,
+        old,
+        new,
+        cases,
+        variant=variant,
+        deterministic=deterministic,
+        chip=90,
+    )
 
 
-def _consumer(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
-    return _mutant("sm90/forward_consumer.cuh", name, old, new, cases)
+_producer = partial(_mutant, "sm90/forward_producer.cuh")
+_consumer = partial(_mutant, "sm90/forward_consumer.cuh")
+_parts = partial(_mutant, "sm90/backward_parts.cuh")
+_rows = partial(_mutant, "sm90/backward_by_rows.cuh")
 
 
 def _overlap(name: str, old: str, new: str) -> Mutant:
     """A mutant at width 128, where the tiles of a consumer overlap."""
     source = "sm90/forward_consumer.cuh"
     return _mutant(source, name, old, new, WIDE_TILES, variant="half-128-128")
-
-
-def _parts(
-    name: str, old: str, new: str, cases: tuple[str, ...], variant: str = "half-64-64"
-) -> Mutant:
-    return _mutant("sm90/backward_parts.cuh", name, old, new, cases, variant=variant)
-
-
-def _rows(
-    name: str, old: str, new: str, cases: tuple[str, ...], deterministic: bool = False
-) -> Mutant:
-    return _mutant("sm90/backward_by_rows.cuh", name, old, new, cases, deterministic)
 
 
 def _preprocess(name: str, old: str, new: str = "", *, deterministic: bool = False) -> Mutant:
@@ -71,27 +79,6 @@ def _adding(name: str, old: str, new: str) -> Mutant:
 
 def _pipeline(name: str, old: str, new: str, cases: tuple[str, ...]) -> Mutant:
     return _mutant("sm90/pipeline.cuh", name, old, new, cases)
-
-
-def _mutant(
-    source: str,
-    name: str,
-    old: str,
-    new: str,
-    cases: tuple[str, ...],
-    deterministic: bool = False,
-    variant: str = "half-64-64",
-) -> Mutant:
-    return Mutant(
-        f"{source}: {name}",
-        source,
-        old,
-        new,
-        cases,
-        variant=variant,
-        deterministic=deterministic,
-        chip=90,
-    )
 
 
 _PUBLISH = "fence_async();\n  consumer_sync();\n"
@@ -315,7 +302,7 @@ MUTANTS = (
     # Widths above 128: consumers share keys and own columns.
     _columns("no wait for q", "shared.q.wait_full(state);", ""),
     _columns("no wait for do", "shared.d_o.wait_full(state);", ""),
-    _parts("no wait for v at width 256", _WAIT_V, "", WIDE, "half-256-256"),
+    _parts("no wait for v at width 256", _WAIT_V, "", WIDE, variant="half-256-256"),
     _columns("p is not visible to wgmma", "fence_async();", ""),
     _columns(
         "p and ds are incomplete", "named_barrier_sync(kAllConsumersBarrier, kAll);  // p", "// p"
@@ -347,8 +334,14 @@ MUTANTS = (
     # Width 192: scores in halves, dq by panels.
     _halves("no wait for q", "shared.q.wait_full(state);", ""),
     _halves("no wait for do", "shared.d_o.wait_full(state);", ""),
-    _parts("no wait for v at width 192", _WAIT_V, "", HALVES, "half-192-128"),
-    _parts("no wait for row statistics at width 192", _WAIT_STATISTICS, "", HALVES, "half-192-128"),
+    _parts("no wait for v at width 192", _WAIT_V, "", HALVES, variant="half-192-128"),
+    _parts(
+        "no wait for row statistics at width 192",
+        _WAIT_STATISTICS,
+        "",
+        HALVES,
+        variant="half-192-128",
+    ),
     _halves("ds is not visible to wgmma", "    fence_async();\n", ""),
     _halves("ds is incomplete", _DS_COMPLETE, "// ds is complete"),
     _halves("ds is overwritten", "second_buffer = !second_buffer;", ""),
