@@ -1,1 +1,1 @@
-"""What every layer uses: checks of arguments and memory, private symbols of torch, names."""
+"""Helpers of every layer: checks of arguments and memory, private symbols of torch, names."""

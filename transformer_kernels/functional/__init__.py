@@ -1,4 +1,4 @@
-"""The public operators."""
+"""Public operators, each with its signature once: dense, packed and cached calls, `explain`."""
 
 from .attention import attention
 from .decode import attention_decode

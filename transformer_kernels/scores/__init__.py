@@ -1,4 +1,4 @@
-"""Score modifiers: ALiBi, attention sinks and dropout."""
+"""Score modifiers: softcap, ALiBi, biases and keys by distance, attention sinks and dropout."""
 
 from .alibi import Alibi, alibi, alibi_slopes
 
