@@ -1,4 +1,4 @@
-"""Mutation tests of the CUDA kernels: removing a barrier or a wait must make a test case fail.
+"""Mutants of the CUDA kernels (mutants.toml): libraries built with one, and the cases they run.
 
 Each mutant is a separate library in a separate process, because a process can register an operator
 only once.
@@ -10,29 +10,39 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+import torch
 
 from building.edits import Edit
 from building.emulated import Emulation
-from building.extension import LINK_FLAGS
+from building.extension import LINK_FLAGS, ROOT
 from building.host import COMMON_FLAGS
 from building.tools import find_compiler, find_torch
+from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.support import emulator
+from tests.support.cases import CASES, Case
+from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_case
+from tests.support.evaluate import assert_case
+from tests.support.linear import LINEAR_CASES, LinearCase, assert_linear_case, assert_steps_continue
+from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
+from transformer_kernels.dispatch.operators import register_attention
+from transformer_kernels.linear.derivatives import register_linear
 
-ROOT = Path(__file__).parents[3]
 RACE_CHECKED = Emulation(races=True)
-_PROCESSES = multiprocessing.get_context("forkserver")
-"""The fork server has imported torch already, which takes longer than running a mutant."""
-_PROCESSES.set_forkserver_preload(["tests.csrc.cuda.run_mutant"])
-DECODING, PACKED, LINEAR = "decoding: ", "packed: ", "linear: "
-"""Prefixes of the names of cases of attention_decode, attention_varlen and linear_attention."""
 STEPS = "steps"
 """The case of linear_attention_decode, in float32 at width 128."""
+SCHEDULES = (0, 1, 2)
+_PROCESSES = multiprocessing.get_context("forkserver")
+"""The fork server has imported torch already, which takes longer than running a mutant."""
+_PROCESSES.set_forkserver_preload([__name__])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mutant:
     """A change of one source of csrc/cuda, and test cases that must all fail."""
 
@@ -41,33 +51,66 @@ class Mutant:
     old: str
     new: str
     cases: tuple[str, ...]
+    """names; those of attention_decode, attention_varlen and linear_attention have the prefixes
+    "decoding: ", "packed: " and "linear: " """
     dtype: str = "float16"
     variant: str = "half-32"
-    """Element type and width of the kernels that are recompiled, and that the cases run."""
+    """element type and width of the kernels that are recompiled, and that the cases run"""
     deterministic: bool = False
     chip: int = 80
-    """Emulated compute capability: 80 or 90."""
+    """emulated compute capability: 80 or 90"""
     aimed_ctas: int = 0
-    """Number of CTAs that launches aim at; 0: their own number."""
+    """number of CTAs that launches aim at; 0: their own number"""
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.source}: {self.name}"
+
+    @property
+    def original(self) -> str:
+        """Text of the source."""
+        return (ROOT / "csrc/cuda" / self.source).read_text(encoding="utf-8")
+
+    @property
+    def text(self) -> str:
+        """Text of the mutated source. Raises ValueError if the change does not apply."""
+        return Edit(self.source, self.old, self.new).apply(self.original)
 
 
-def mutated(mutant: Mutant) -> str:
-    """The text of the mutated source."""
-    edit = Edit(mutant.source, mutant.old, mutant.new)
-    return edit.apply((ROOT / "csrc/cuda" / mutant.source).read_text())
+def read_mutants() -> list[Mutant]:
+    """Reads mutants.toml."""
+    with Path(__file__).with_suffix(".toml").open("rb") as file:
+        groups = tomllib.load(file)["group"]
+    return [
+        Mutant(name=name, cases=tuple(cases.split(", ")), old=old, new=new, **group)
+        for group in groups
+        for name, (cases, old, new) in group.pop("mutants").items()
+    ]
 
 
-def build(mutant: Mutant, folder: Path) -> Path:
+def outcomes(mutant: Mutant, folder: Path) -> list[str]:
+    """Runs the cases under several schedules. Returns "ok" or an error message for each run."""
+    library = _build(mutant, folder)
+    receiver, sender = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_send_outcomes, args=(sender, str(library), mutant))
+    process.start()
+    sender.close()
+    try:
+        lines: list[str] = receiver.recv()
+    except EOFError:
+        lines = []
+    process.join()
+    shutil.rmtree(folder)
+    assert lines, f"the process of {mutant} ended with exit code {process.exitcode}"
+    return lines
+
+
+def _build(mutant: Mutant, folder: Path) -> Path:
     """Builds a library of all kernels in which the unit of `mutant.variant` is mutated."""
     shutil.copytree(ROOT / "csrc", folder / "csrc")
-    changed = folder / "csrc/cuda" / mutant.source
-    changed.write_text(mutated(mutant))
-
-    torch, compiler = find_torch(), find_compiler(os.environ)
-    units = RACE_CHECKED.units(torch, ROOT)
+    (folder / "csrc/cuda" / mutant.source).write_text(mutant.text, encoding="utf-8")
+    compiler = find_compiler(os.environ)
+    torch_package = find_torch()
+    units = RACE_CHECKED.units(torch_package, ROOT)
     (index,) = (n for n, unit in enumerate(units) if unit.variant == mutant.variant)
     unchanged = emulator.build(RACE_CHECKED).parent
     objects = [unchanged / unit.object_name for unit in units]
@@ -77,7 +120,7 @@ def build(mutant: Mutant, folder: Path) -> Path:
     flags = (*COMMON_FLAGS, *units[index].flags, "-fsanitize=thread", "-O0", "-c")
     _run([*compiler, *flags, str(source), "-o", str(objects[index])], folder)
     library = folder / "mutant.so"
-    link = (f"-L{torch.root / 'lib'}", *LINK_FLAGS, "-ldl")
+    link = (f"-L{torch_package.root / 'lib'}", *LINK_FLAGS, "-ldl")
     _run([*compiler, *map(str, objects), "-o", str(library), *link], folder)
     return library
 
@@ -88,31 +131,43 @@ def _run(command: Sequence[str], folder: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def assert_right(same: Mutant, folder: Path) -> None:
-    """Asserts that a mutant without a change passes all of its cases."""
-    assert set(errors(same, build(same, folder))) == {"ok"}
+def _send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
+    """Loads the library, and sends one line for each case and schedule."""
+    torch.ops.load_library(library)
+    register_attention(RACE_CHECKED.library)
+    register_linear(RACE_CHECKED.library)
+    emulator.emulate(RACE_CHECKED.library)
+    operators = getattr(torch.ops, RACE_CHECKED.library)
+    operators.report_races(True)
+    operators.want_poison(True)
+    operators.set_aimed_ctas(mutant.aimed_ctas)
+    torch.use_deterministic_algorithms(mutant.deterministic)
+    every: dict[str, Case | DecodeCase | VarlenCase | LinearCase | None] = {STEPS: None}
+    every |= {case.name: case for case in (*CASES, *HOPPER_CASES)}
+    every |= {f"decoding: {case.name}": case for case in DECODE_CASES}
+    every |= {f"packed: {case.name}": case for case in (*VARLEN_CASES, *HOPPER_VARLEN)}
+    every |= {f"linear: {case.name}": case for case in LINEAR_CASES}
+    lines = []
+    for name in mutant.cases:
+        for seed in SCHEDULES:
+            with emulator.schedule(seed), emulator.chip(mutant.chip):
+                lines.append(_outcome(every[name], getattr(torch, mutant.dtype)))
+    sender.send(lines)
 
 
-def assert_noticed(mutant: Mutant, folder: Path) -> None:
-    """Asserts that the mutant fails all of its cases under every schedule."""
-    lines = errors(mutant, build(mutant, folder))
-    shutil.rmtree(folder)
-    print(*lines, sep="\n")
-    assert "ok" not in lines
-
-
-def errors(mutant: Mutant, library: Path) -> list[str]:
-    """Runs the cases under several schedules. Returns "ok" or an error message for each run."""
-    from tests.csrc.cuda.run_mutant import send_outcomes
-
-    receiver, sender = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=send_outcomes, args=(sender, str(library), mutant))
-    process.start()
-    sender.close()
+def _outcome(case: Case | DecodeCase | VarlenCase | LinearCase | None, dtype: torch.dtype) -> str:
     try:
-        lines: list[str] = receiver.recv()
-    except EOFError:
-        lines = []
-    process.join()
-    assert lines, f"the process of {mutant} ended with exit code {process.exitcode}"
-    return lines
+        match case:
+            case None:
+                assert_steps_continue(D=20, D_v=100, backend="cuda")
+            case LinearCase():
+                assert_linear_case(case, dtype, "cuda")
+            case DecodeCase():
+                assert_decode_case(case, dtype, "cuda")
+            case VarlenCase():
+                assert_varlen_case(case, dtype, "cuda")
+            case Case():
+                assert_case(case, dtype, "cuda")
+    except (AssertionError, RuntimeError) as error:
+        return " ".join(str(error).split())
+    return "ok"
