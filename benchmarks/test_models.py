@@ -10,7 +10,8 @@ from benchmarks.runner.ceilings import ceilings
 from benchmarks.runner.checks import SLOW_SCORES
 from benchmarks.runner.record import Recorder
 from transformer_kernels.bench import Row, Variant
-from transformer_kernels.bench.comparison.run import Call, measure_call
+from transformer_kernels.bench.comparison.calls import Call
+from transformer_kernels.bench.comparison.run import measure_call
 
 
 @pytest.mark.parametrize("call", model_calls(), ids=call_id)

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from transformer_kernels.bench.comparison.masks import MaskOption
-from transformer_kernels.bench.comparison.run import Call
-from transformer_kernels.bench.comparison.shapes import Shape
-from transformer_kernels.bench.provenance import CPU
+from transformer_kernels.bench.comparison.calls import Call, Shape
 
 MODELS = (
     ("GPT of four heads, two texts", "2,4,4,32,32,64", "causal"),
@@ -36,10 +33,7 @@ def model_calls() -> Iterator[Call]:
     """Every call in both dtypes, without and with gradients."""
     for name, shape, mask in MODELS:
         for dtype in DTYPES:
-            yield Call(
-                name=name, shape=Shape.parse(shape), mask=MaskOption.parse(mask), dtype=dtype,
-                device=CPU, directions=("fwd", "fwd+bwd"),
-            )  # fmt: skip
+            yield Call(name=name, shape=Shape.parse(shape), mask=mask, dtype=dtype)
 
 
 def call_id(call: Call) -> str:

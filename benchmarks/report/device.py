@@ -20,7 +20,7 @@ from benchmarks.report.plot import DRAWN, pictures
 from benchmarks.runner.ceilings import GEMM, SUM
 from benchmarks.runner.record import UNRECORDED, call_of, latest, runs_of
 from transformer_kernels.bench import VARIANTS, Row, read_rows
-from transformer_kernels.bench.comparison.shapes import Shape
+from transformer_kernels.bench.comparison.calls import Shape
 from transformer_kernels.bench.pictures import TITLES
 from transformer_kernels.bench.tables import UNKNOWN, milliseconds
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .clocks import clock_for
 from .rows import Row
+from .timer import clock_for
 from .workload import Workload
 
 SIDES = {"cpu": 1536, "cuda": 8192}

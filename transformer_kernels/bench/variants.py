@@ -20,7 +20,6 @@ from ..masks.mask import Mask
 from ..scores import philox
 from . import peers
 from .cases import SEED, Attend, Case, check_no_options
-from .flex import flex
 from .provenance import CPU
 
 
@@ -193,7 +192,7 @@ VARIANTS = {
                 ("efficient", SDPBackend.EFFICIENT_ATTENTION),
             )
         ),
-        Variant("flex", "FlexAttention", flex, _cuda_reason, CUDA),
+        Variant("flex", "FlexAttention", peers.flex, _cuda_reason, CUDA),
         *(
             Variant(name, name, attend_for, partial(peers.missing_reason, name), CUDA)
             for name, attend_for in peers.PEERS.items()
