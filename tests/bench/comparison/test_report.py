@@ -1,4 +1,4 @@
-"""The lines, the table and the page of a comparison."""
+"""The tables and the page of a comparison."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import pytest
 from rich.console import Console
 
 from tests.bench.comparison.example import CALL, comparison
-from transformer_kernels.bench.comparison.lines import blocks, disturbances, losses, omissions
-from transformer_kernels.bench.comparison.page import charts, write_page
-from transformer_kernels.bench.comparison.table import factor, print_results
+from transformer_kernels.bench.comparison.report import (
+    blocks,
+    charts,
+    factor,
+    notes,
+    print_results,
+    write_page,
+)
 from transformer_kernels.bench.tables import milliseconds
 
 TIMES = {"naive": 8.0, "sdpa": 2.0, "cpu": 1.0}
@@ -32,27 +37,28 @@ def test_speed_up_over_what_was_not_measured_is_unknown() -> None:
     block, _ = blocks(comparison({"cpu": 1.0}))
     assert (block.lines[0].over_naive, block.lines[0].over_sdpa) == (None, None)
     assert block.loss is None
-    assert [chart.title for chart in charts(block)] == [
+    assert [title for title, _ in charts(block)] == [
         "time, ms", "memory, MiB", "share of the machine's limit", "error, logarithmic",
     ]  # fmt: skip
 
 
 def test_losses_are_named() -> None:
-    assert losses(comparison(TIMES)) == []
-    forward, both = losses(comparison(LOST))
+    assert "Slower than a peer" not in notes(comparison(TIMES))
+    forward, both = notes(comparison(LOST))["Slower than a peer"]
     assert forward == f"llama, prefill: {CALL}, forward: torch SDPA is 1.25 times as fast"
     assert both.endswith("forward + backward: torch SDPA is 1.25 times as fast")
 
 
 def test_omissions_are_named() -> None:
-    found = omissions(comparison(TIMES, skipped={"flex": "no kernel"}))
-    assert found == [
-        f"{CALL}: FlexAttention is not measured: no kernel",
-        f"{CALL}: errors are those with 2 keys",
-    ]
-    assert disturbances(comparison(TIMES)) == [
-        "B 1, H 8, S 4, D 64, window:2, float16: the machine was up to 12% slower than usual"
-    ]
+    assert notes(comparison(TIMES, skipped={"flex": "no kernel"})) == {
+        "Not measured": [
+            f"{CALL}: FlexAttention is not measured: no kernel",
+            f"{CALL}: errors are those with 2 keys",
+        ],
+        "Disturbed": [
+            "B 1, H 8, S 4, D 64, window:2, float16: the machine was up to 12% slower than usual"
+        ],
+    }
 
 
 def test_table_fits_a_terminal_and_has_every_figure() -> None:
@@ -70,7 +76,7 @@ def test_table_fits_a_terminal_and_has_every_figure() -> None:
 def test_brackets_in_names_of_files_are_no_markup() -> None:
     found = comparison(TIMES)
     ((call, result),) = found.calls.results
-    named = replace(call, mask=replace(call.mask, text="padding:[red]lengths.txt"))
+    named = replace(call, mask="padding:[red]lengths.txt")
     calls = replace(found.calls, results=[(named, result)])
     console = Console(width=200, record=True, highlight=False)
     print_results(replace(found, calls=calls), console)
@@ -92,11 +98,12 @@ def test_factors() -> None:
 
 def test_bars_are_proportional() -> None:
     block, _ = blocks(comparison(TIMES))
-    found = {chart.title: [bar.length for bar in chart.bars] for chart in charts(block)}
+    found = {title: [bar.length for bar in bars] for title, bars in charts(block)}
     assert found["time, ms"] == [1.0, 0.25, 0.125]
     assert found["times as fast as torch's SDPA"] == [0.125, 0.5, 1.0]
     assert found["share of the machine's limit"] == pytest.approx([1 / 16, 1 / 4, 1 / 2])
-    assert [bar.ours for bar in next(charts(block)).bars] == [False, False, True]
+    # The example's error is 1.25e-7, on a scale that ends at 1e-17.
+    assert found["error, logarithmic"] == pytest.approx([0.5939] * 3, abs=1e-4)
 
 
 class Page(HTMLParser):
