@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from building.edits import Edit
+from tests.support.edits import Edit
 
 
 def _after(file: str, line: str, *new: str, count: int = 1) -> Edit:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from building.edits import Edit, edited_texts
 from building.extension import ROOT
 from tests.recipes import toy_tree
 from tests.recipes.edits import SHIFT, STRIPES
+from tests.support.edits import Edit, edited_texts
 from tests.support.emulated import NOT_EMULATED
 
 CHILD_TESTS = ("tests/recipes/toy_calls.py", "tests/problem/test_fields.py")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from building.edits import edited_texts
 from building.emulated import Emulation
 from building.extension import ROOT, toolchain
 from building.host import host_units
@@ -18,6 +17,7 @@ from building.tools import find_compiler, find_pybind11, find_torch
 from building.unit import Unit
 from tests.recipes.edits import SHIFT, STRIPES
 from tests.support import emulator
+from tests.support.edits import edited_texts
 
 EMULATED = "build/emulator/emulated.so"
 """The emulated CUDA kernels of the copy, of which those of `VARIANT` have the toys."""

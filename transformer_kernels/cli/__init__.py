@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..version import __version__
-from . import bench, classify, demo, evaluate, generate, info, lookup, tiles, train, translate, tune
+from . import bench, classify, demo, evaluate, generate, info, lookup, tiles, train, translate
 from .errors import UserError
 
 
@@ -28,7 +28,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     *(info, demo, bench),
     *(train, evaluate, generate, classify, translate, lookup),
-    *(tiles, tune),
+    tiles,
 )
 
 
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="transformer-kernels",
         description="Fused attention kernels for PyTorch: inspect the installation, run a demo, "
-        "train and use the reference models, tune the kernels.",
+        "train and use the reference models.",
         epilog="Help for one command: transformer-kernels COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from building.edits import Edit
 from building.emulated import Emulation
 from building.extension import LINK_FLAGS
 from building.host import COMMON_FLAGS
 from building.tools import find_compiler, find_torch
 from tests.support import emulator
+from tests.support.edits import Edit
 
 ROOT = Path(__file__).parents[3]
 RACE_CHECKED = Emulation(races=True)

@@ -1,8 +1,7 @@
-"""Libraries of the operators with edited kernels, which one process can load side by side."""
+"""Libraries of the CUDA operators with other tiles, which one process can load side by side."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -11,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from building.cuda import LINEAR_OPERATORS, OPERATORS, cuda_units, find_cuda
-from building.edits import Edit, edited_texts
 from building.emulated import EMULATOR_OPERATORS
 from building.extension import OBJECTS, ROOT, nvcc_jobs, toolchain
 from building.host import operator_units
@@ -22,18 +20,18 @@ from building.unit import Unit
 NAMED = ("csrc/bindings/cpu_operators.cpp", OPERATORS, EMULATOR_OPERATORS)
 """Sources with the namespace of the operators, compiled for each library."""
 LEFT_OUT = ("csrc/bindings/linear_operators.cpp", LINEAR_OPERATORS)
-"""Operators of linear attention, whose kernels are never edited."""
+"""Operators of linear attention, whose tiles stay."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """The operators in a namespace of their own, with edited kernels."""
+    """The operators in a namespace of their own."""
 
     name: str
-    units: tuple[str, ...] = ()
-    """names of the units of kernels that are compiled with the edits (`Unit.variant`)"""
-    edits: tuple[Edit, ...] = ()
-    """of headers in csrc/"""
+    unit: str | None = None
+    """name of the unit of kernels that has another tile (`Unit.variant`)"""
+    definition: str = ""
+    """macro of tile_config.h with this tile, such as TK_SM90_FORWARD={2,128,3,1,40,232}"""
 
     @property
     def namespace(self) -> str:
@@ -42,20 +40,15 @@ class Library:
 
 @dataclass(frozen=True)
 class Original:
-    """The build whose other objects edited libraries are linked from; it must be up to date."""
+    """The build whose other objects the libraries are linked from; it must be up to date."""
 
     units: Sequence[Unit]
     folder: str
     """folder of its objects, relative to ROOT"""
     output: str
-    """folder of the edited libraries, their headers and objects, relative to ROOT"""
+    """folder of the libraries and their own objects, relative to ROOT"""
     tools: Toolchain
     nvcc_jobs: int = 1
-
-    def headers(self, library: Library) -> str:
-        """Folder of the edited headers. Other edits have another one, so that all is recompiled."""
-        digest = hashlib.sha256(repr(library.edits).encode()).hexdigest()[:8]
-        return f"{self.output}/headers/{library.name}-{digest}"
 
 
 def extension() -> Original:
@@ -63,8 +56,7 @@ def extension() -> Original:
     compiler, torch = find_compiler(os.environ), find_torch()
     cuda = find_cuda(os.environ, torch)
     units = (*operator_units(platform.machine(), torch), *cuda_units(torch, cuda.chips))
-    tools = toolchain(compiler, torch, cuda)
-    return Original(units, OBJECTS, "build/tune", tools, nvcc_jobs())
+    return Original(units, OBJECTS, "build/tune", toolchain(compiler, torch, cuda), nvcc_jobs())
 
 
 def build(libraries: Sequence[Library], original: Original) -> dict[str, Path]:
@@ -74,17 +66,15 @@ def build(libraries: Sequence[Library], original: Original) -> dict[str, Path]:
         Paths of the libraries by name.
 
     Raises:
-        ValueError: an edit does not apply.
         CompileError: a library does not compile.
     """
     folder = original.output
     objects: dict[str, Unit] = {}
     inputs: dict[str, list[str]] = {}
     for library in libraries:
-        _write_headers(library, original)
         paths = inputs[f"{folder}/{library.name}.so"] = []
         for unit in original.units:
-            own = _own_unit(unit, library, original)
+            own = _own_unit(unit, library)
             if own is not None:
                 paths.append(f"{folder}/{own.object_name}")
                 objects[paths[-1]] = own
@@ -95,35 +85,23 @@ def build(libraries: Sequence[Library], original: Original) -> dict[str, Path]:
     return {library.name: ROOT / folder / f"{library.name}.so" for library in libraries}
 
 
+def _own_unit(unit: Unit, library: Library) -> Unit | None:
+    """Returns the unit of this library alone; None if it shares the object of the original."""
+    name = f"{unit.variant}-{library.name}".removeprefix("-")
+    if unit.source in NAMED:
+        flags = [flag for flag in unit.flags if not flag.startswith("-DTK_LIBRARY=")]
+        return replace(unit, flags=(*flags, f"-DTK_LIBRARY={library.namespace}"), variant=name)
+    if unit.variant != library.unit:
+        return None
+    # nvcc splits values of -D at commas.
+    comma = r"\," if unit.compiler == "nvcc" else ","
+    flag = f"-D{library.definition.replace(',', comma)}"
+    return replace(unit, flags=(*unit.flags, flag), variant=name)
+
+
 def advice(library: Library, original: Original) -> list[str]:
     """Returns the advice of ptxas on the kernels of a library, such as C7510: wgmma products are
     serialised."""
     reports = (ROOT / original.output).rglob(f"*-{library.name}.o.ptxas")
     lines = (line for report in sorted(reports) for line in report.read_text().splitlines())
     return list(dict.fromkeys(line for line in lines if re.search(r"\(C\d{4}\)", line)))
-
-
-def _write_headers(library: Library, original: Original) -> None:
-    """Writes those that changed, so that ninja recompiles no others."""
-    for name, text in edited_texts(library.edits, ROOT / "csrc").items():
-        path = ROOT / original.headers(library) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text("utf-8") != text:
-            path.write_text(text, "utf-8")
-
-
-def _own_unit(unit: Unit, library: Library, original: Original) -> Unit | None:
-    """Returns the unit of this library alone; None if it shares the object of the original."""
-    name = f"{unit.variant}-{library.name}".removeprefix("-")
-    if unit.source in NAMED:
-        flags = [flag for flag in unit.flags if not flag.startswith("-DTK_LIBRARY=")]
-        return replace(unit, flags=(*flags, f"-DTK_LIBRARY={library.namespace}"), variant=name)
-    if unit.variant not in library.units:
-        return None
-    # Searched before the folders of -I.
-    headers = original.headers(library)
-    if unit.compiler == "nvcc":
-        return replace(unit, flags=(*unit.flags, "-Xcompiler", f"-iquote,{headers}"), variant=name)
-    # The C++ compiler compiles kernels for the emulator, whose own headers come first.
-    own, others = ("-iquote", f"{headers}/emulator"), ("-iquote", headers)
-    return replace(unit, flags=(*own, *unit.flags, *others), variant=name)

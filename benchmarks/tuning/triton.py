@@ -1,34 +1,37 @@
-"""Tile tuning: times every tile of a Triton kernel on the GPU of this machine."""
+"""Times the tiles of the Triton kernels. A line has a tile in the notation of the table in
+transformer_kernels/backends/triton/config.py, and the median time of one full plus one causal call.
+"""
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..backends.triton import config, target
-from ..backends.triton.config import Kernel, Tile
-from ..masks.mask import Mask
-from ..problem import Saved
-from ..problem.dense import dense_problem
-from ..scores.relative import Relative, relative_bias, relative_keys
-from .clocks import clock_for
-from .timer import Budget, Interleaver
+from transformer_kernels.backends.triton import config, target
+from transformer_kernels.backends.triton.config import Kernel, Tile
+from transformer_kernels.bench import Budget, Interleaver, clock_for
+from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem import Saved
+from transformer_kernels.problem.dense import dense_problem
+from transformer_kernels.scores.relative import Relative, relative_bias, relative_keys
 
 KERNELS: tuple[Kernel, ...] = ("forward", "bwd_dkdv", "bwd_dq", *config.SQUARE)
+DTYPES = ("bfloat16", "float16", "float32")
 Outputs = tuple[Tensor, ...]
 Run = Callable[[], Outputs]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """(B, H, S, D) of the timed calls, one full and one causal."""
+class Shape(NamedTuple):
+    """Sizes of the timed calls."""
 
     B: int
     H: int
@@ -36,36 +39,18 @@ class Shape:
     D: int
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A tile and the median time of one full plus one causal pass."""
+class Result(NamedTuple):
+    """A tile and its time."""
 
     tile: Tile
-    median_ms: float
+    median_ms: float | None
+    """None if it cannot run, or its results are wrong"""
+    reason: str = ""
 
     def __str__(self) -> str:
-        return f"{_row(self.tile)}  {self.median_ms:8.3f} ms"
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A tile that cannot run or whose results are wrong, with the reason."""
-
-    tile: Tile
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{_row(self.tile)}  {self.reason}"
-
-
-def _row(tile: Tile) -> str:
-    """The tile in the notation of config.py."""
-    return f"({tile.block_m}, {tile.block_n}, {tile.warps}, {tile.stages})".ljust(18)
-
-
-def shape_for(D: int) -> Shape:
-    """Returns a shape of 16k tokens in sequences of 4096, with H * D = 2048."""
-    return Shape(B=4, H=max(1, 2048 // D), S=4096, D=D)
+        m, n, warps, stages = vars(self.tile).values()
+        text = self.reason if self.median_ms is None else f"{self.median_ms:8.3f} ms"
+        return f"{f'({m}, {n}, {warps}, {stages})':18}  {text}"
 
 
 def candidates(kernel: Kernel, device: torch.device, element_size: int, D: int) -> list[Tile]:
@@ -92,8 +77,7 @@ def _fits_registers(kernel: Kernel, tile: Tile, columns: int) -> bool:
     accumulators = (2 * tile.block_n if is_dkdv else tile.block_m) * columns
     if kernel == "relative_gradient":
         accumulators = scores
-    per_thread = (accumulators + scores) / (32 * tile.warps)
-    return 16 <= per_thread <= 224
+    return 16 <= (accumulators + scores) / (32 * tile.warps) <= 224
 
 
 def tune(
@@ -102,9 +86,9 @@ def tune(
     shape: Shape,
     device: torch.device,
     *,
-    tiles: list[Tile] | None = None,
+    tiles: Sequence[Tile] | None = None,
     seconds: float = 5.0,
-) -> Iterator[Timed | Rejected]:
+) -> Iterator[Result]:
     """Times the tiles of one kernel.
 
     Each tile is first compared with the default one and rejected if results differ by more than
@@ -123,43 +107,40 @@ def tune(
     """
     run = _kernel_alone(kernel, dtype, shape, device)
     expected = run()
-    runnable: dict[Tile, Run] = {}
     tiles = tiles or candidates(kernel, device, dtype.itemsize, shape.D)
     if device.type == "cuda":
         compile_ahead(kernel, dtype, shape, device, tiles)
+    runnable: list[Tile] = []
     for tile in tiles:
-        attempt = _attempt(kernel, tile, run, expected)
-        if isinstance(attempt, Rejected):
-            yield attempt
+        if (reason := _rejection(kernel, tile, run, expected)) is not None:
+            yield Result(tile, None, reason)
         else:
-            runnable[tile] = attempt
-    first = _times(runnable, device, seconds / 2)
-    fastest = sorted(first, key=first.__getitem__)
-    half = fastest[: -(-len(fastest) // 2)]
-    second = _times({tile: runnable[tile] for tile in half}, device, seconds)
-    for tile in sorted(second, key=second.__getitem__):
-        yield Timed(tile, second[tile])
+            runnable.append(tile)
+    first = _times(kernel, run, runnable, device, seconds / 2)
+    half = [result.tile for result in first[: -(-len(first) // 2)]]
+    yield from _times(kernel, run, half, device, seconds)
 
 
-def _attempt(kernel: Kernel, tile: Tile, run: Run, expected: Outputs) -> Run | Rejected:
-    """Returns the kernel with this tile, or the reason why it fails or differs from `expected`."""
+def _with_tile(kernel: Kernel, tile: Tile, run: Run) -> Outputs:
+    with config.override_tile(kernel, tile):
+        return run()
+
+
+def _rejection(kernel: Kernel, tile: Tile, run: Run, expected: Outputs) -> str | None:
+    """Returns the reason why a tile fails or differs from `expected`; None if it is right."""
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    def run_with_tile() -> Outputs:
-        with config.override_tile(kernel, tile):
-            return run()
-
     try:
-        results = run_with_tile()
+        results = _with_tile(kernel, tile, run)
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as error:
-        return Rejected(tile, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     for got, other in zip(results, expected, strict=True):
         largest = float(other.abs().max())
         error_size = float((got.float() - other.float()).abs().max())
         if not error_size <= 8 * torch.finfo(other.dtype).eps * largest:
-            return Rejected(tile, f"WRONG: error {error_size:.3g}, largest value {largest:.3g}")
-    return run_with_tile
+            return f"WRONG: error {error_size:.3g}, largest value {largest:.3g}"
+    return None
 
 
 def compile_ahead(
@@ -186,36 +167,36 @@ def _compile(
     run = _kernel_alone(kernel, dtype, shape, device)
     expected = run()
     for tile in tiles:
-        _attempt(kernel, tile, run, expected)
+        _rejection(kernel, tile, run, expected)
 
 
-def _times(runs: dict[Tile, Run], device: torch.device, seconds: float) -> dict[Tile, float]:
-    tiles = {str(tile): tile for tile in runs}
-    workloads = {name: _prepared(runs[tile]) for name, tile in tiles.items()}
+def _times(
+    kernel: Kernel, run: Run, tiles: Sequence[Tile], device: torch.device, seconds: float
+) -> list[Result]:
+    """Times tiles in turns; fastest first."""
+
+    def prepare(tile: Tile) -> Callable[[], Run]:
+        return lambda: lambda: _with_tile(kernel, tile, run)
+
+    workloads = {str(tile): prepare(tile) for tile in tiles}
     timings = Interleaver(workloads, clock=clock_for(device)).run(Budget(seconds))
-    return {tiles[name]: timing.median_ms for name, timing in timings.items()}
-
-
-def _prepared(run: Run) -> Callable[[], Run]:
-    return lambda: run
+    results = [Result(tile, timings[str(tile)].median_ms) for tile in tiles]
+    return sorted(results, key=lambda result: result.median_ms or 0.0)
 
 
 def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torch.device) -> Run:
     """Returns a function that runs one kernel for a full and a causal call, on normal inputs."""
-    from ..backends.triton import launch
+    from transformer_kernels.backends.triton import launch
 
     generator = torch.Generator().manual_seed(0)
-    q, k, v, do = (
-        torch.randn(shape.B, shape.H, shape.S, shape.D, generator=generator).to(device, dtype)
-        for _ in range(4)
-    )
-    prepared = []
+    q, k, v, do = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(4))
     relative: Relative | None = None
     if kernel == "relative_gradient":
         relative = relative_bias(torch.zeros(shape.H, 1, device=device), lowest=0)
     elif kernel in config.SQUARE:
         keys = torch.randn(shape.H, 2 * shape.S - 1, shape.D, generator=generator)
         relative = relative_keys(keys.to(device, dtype), lowest=1 - shape.S)
+    prepared = []
     for mask in (None, Mask.causal()):
         call = launch.prepare(dense_problem(q, k, v, mask=mask, relative=relative), q, k, v)
         o, row_stats, _ = launch.forward(call)
@@ -225,16 +206,44 @@ def _kernel_alone(kernel: Kernel, dtype: torch.dtype, shape: Shape, device: torc
     def run() -> Outputs:
         results: list[Tensor] = []
         for call, operands in prepared:
-            if kernel in ("forward", "keys_forward"):
-                results += launch.forward(call)[:2]
-            elif kernel in ("bwd_dkdv", "keys_dkdv"):
-                results += launch.bwd_dkdv(call, operands, None)
-            elif kernel == "relative_gradient":
-                results.append(launch.gradient_of_relative_bias(call, operands, None))
-            elif kernel == "keys_gradient":
-                results.append(launch.gradient_of_relative_keys(call, operands, None))
-            else:
-                results.append(launch.bwd_dq(call, operands, None))
+            match kernel:
+                case "forward" | "keys_forward":
+                    results += launch.forward(call)[:2]
+                case "bwd_dkdv" | "keys_dkdv":
+                    results += launch.bwd_dkdv(call, operands, None)
+                case "relative_gradient":
+                    results.append(launch.gradient_of_relative_bias(call, operands, None))
+                case "keys_gradient":
+                    results.append(launch.gradient_of_relative_keys(call, operands, None))
+                case _:
+                    results.append(launch.bwd_dq(call, operands, None))
         return tuple(results)
 
     return run
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for name, kind, choices, default in (
+        ("kernel", str, KERNELS, "forward, bwd_dkdv, bwd_dq"),
+        ("width", int, config.WIDTHS, "64, 128"),
+        ("dtype", str, DTYPES, "bfloat16"),
+    ):
+        help_text = f"can be repeated (default: {default})"
+        parser.add_argument(
+            f"--{name}", type=kind, choices=choices, action="append", help=help_text
+        )
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each kernel (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> None:
+    device = torch.device("cuda")
+    if (reason := target.reason_against(device)) is not None:
+        sys.exit(f"tuning needs a GPU that Triton can run on: {reason}")
+    for name, width, kernel in product(
+        args.dtype or DTYPES[:1], args.width or (64, 128), args.kernel or KERNELS[:3]
+    ):
+        print(f"{target.chip(device).name} {kernel} {name} {width}", flush=True)
+        # 16k tokens in sequences of 4096, with H * D = 2048.
+        shape = Shape(B=4, H=max(1, 2048 // width), S=4096, D=width)
+        for result in tune(kernel, getattr(torch, name), shape, device, seconds=args.seconds):
+            print(f"  {result}", flush=True)

@@ -1,4 +1,4 @@
-"""Edits of sources: variants for tuning, mutants, the recipes of CONTRIBUTING.md."""
+"""Edits of sources: mutants, the recipes of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
