@@ -211,15 +211,23 @@ def small_cases(group: Group) -> list[Case]:
 @pytest.mark.exhaustive
 def test_every_tile_is_right_in_the_emulator(emulated: Original) -> None:
     """From the compilation to the last lines, but for the GPU."""
-    for name, path in cuda.build(TILES, emulated).items():
+    group = Group("sm80", "fwd", 128, 128)
+    too_large = {"too-large": "{128,512,8}"}  # 288 KiB
+    tiles = {**TILES, group: {**TILES[group], **too_large}}
+    for name, path in cuda.build(tiles, emulated).items():
         torch.ops.load_library(path)
         namespace = f"transformer_kernels_{name.replace('-', '_')}"
         getattr(torch.ops, namespace).set_chip(90)
     budget = Budget(0.0, fewest=2, most=2)
     device = torch.device("cpu")
-    found = list(cuda.compare(TILES, small_cases, budget, PROVENANCE, device))
-    measured = [one for of_case, _ in found for one in of_case]
-    assert [(one.group, one.library) for one in measured if one.ratio is not None] == [
+    found = list(cuda.compare(tiles, small_cases, budget, PROVENANCE, device))
+    results = [one for of_case, _ in found for one in of_case]
+    failed = [one for one in results if one.ratio is None]
+    assert {one.library for one in failed} == {f"{group}-too-large"}
+    assert len(failed) == 3
+    assert all("shared memory" in one.reason for one in failed)
+    measured = [one for one in results if one.ratio is not None]
+    assert [(one.group, one.library) for one in measured] == [
         (group, library.name)
         for group, rows in TILES.items()
         for _ in range(3)
@@ -228,7 +236,7 @@ def test_every_tile_is_right_in_the_emulator(emulated: Original) -> None:
     rows = [row for _, of_case in found for row in of_case]
     assert len(rows) == len(measured) + 3 * len(TILES)
     assert all(row.error < 0.02 for row in rows)
-    assert {one.line().count("|") for one in measured} == {7}
+    assert {one.line().count("|") for one in results} == {7}
     for group, own in TILES.items():
         folder = "sm90::" if group.kernels == "sm90" else ""
         kernel = "forward_kernel" if group.direction == "fwd" else "dq_postprocess_kernel"
