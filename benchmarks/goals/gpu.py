@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.cases.gpu import LINEAR_SUMS
 from benchmarks.goals.goal import Goal, goal
@@ -24,7 +24,12 @@ def _grid(
     **columns: object,
 ) -> Goal:
     by: Literal["mean", "worst"] = "worst" if columns else "mean"
-    where = {"dtype": "bfloat16", "case": ("full", "causal"), "D": (64, 128), **columns}
+    where: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "case": ("full", "causal"),
+        "D": (64, 128),
+        **columns,
+    }
     name = f"{_TITLES[direction]}{name}"
     return goal(name, over, under, least=least, by=by, direction=direction, **where)
 
@@ -56,8 +61,7 @@ def _masks(ours: str, *, most: float) -> Iterator[Goal]:
 
 def _linear(direction: Direction) -> Goal:
     name = f"linear attention, {_TITLES[direction]}: fla / triton, mean"
-    columns = {"case": LINEAR_SUMS, "direction": direction}
-    return goal(name, "fla", "triton", least=1.0, by="mean", **columns)
+    return goal(name, "fla", "triton", least=1.0, by="mean", case=LINEAR_SUMS, direction=direction)
 
 
 def _decode(cache: str) -> Goal:

@@ -7,7 +7,7 @@ import torch
 
 from transformer_kernels.bench.steadiness import Probe, Speed, Watch, measure_steadily
 
-CALM, SLOW = (1.0, 1.0), (1.0, 1.2)
+CALM, SLOW = Speed(1.0, 1.0), Speed(1.0, 1.2)
 
 
 def probes(speeds: Iterable[Speed]) -> Watch:
@@ -65,7 +65,7 @@ def test_machine_that_was_slow_from_the_start_is_noticed_later() -> None:
 
 def test_single_fast_probe_does_not_count() -> None:
     """A moment of turbo, in one of five probes or more."""
-    speeds = [(0.5, 0.5), *[CALM] * 8]
+    speeds = [Speed(0.5, 0.5), *[CALM] * 8]
     steady = measure_steadily(range(8), float, probes(speeds))
     assert len(steady.results) == 8
 
@@ -80,13 +80,13 @@ def test_speed_of_earlier_measurements_counts() -> None:
 def test_slower_part_counts() -> None:
     watch = probes([])
     watch.probe()
-    assert watch.slowdown((1.1, 1.0)) == pytest.approx(0.1)
-    assert watch.slowdown(CALM, (0.9, 1.3)) == pytest.approx(0.3)
+    assert watch.slowdown(Speed(1.1, 1.0)) == pytest.approx(0.1)
+    assert watch.slowdown(CALM, Speed(0.9, 1.3)) == pytest.approx(0.3)
 
 
 def test_probe_measures_a_product_and_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_kernels.bench.steadiness.SIDES", {"cpu": 32})
     monkeypatch.setattr("transformer_kernels.bench.steadiness.BYTES", {"cpu": 2**12})
-    product, copy = Probe(torch.device("cpu"))()
-    assert 0.0 < product < 1.0
-    assert 0.0 < copy < 1.0
+    speed = Probe(torch.device("cpu"))()
+    assert 0.0 < speed.product < 1.0
+    assert 0.0 < speed.copy < 1.0

@@ -91,9 +91,10 @@ def test_disturbed_calls_are_shown_and_named(
 ) -> None:
     """Every probe after the first one is slower than the last."""
     from transformer_kernels.bench.comparison import run
+    from transformer_kernels.bench.steadiness import Speed
 
     seconds = iter(range(1, 100))
-    monkeypatch.setattr(run, "Probe", lambda _device: lambda: (float(next(seconds)), 1.0))
+    monkeypatch.setattr(run, "Probe", lambda _device: lambda: Speed(float(next(seconds)), 1.0))
     assert bench(tmp_path, "--tolerance", "5") == 0
     printed = capsys.readouterr().out
     assert "slower than usual" in printed.partition("Disturbed:")[2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -26,11 +26,15 @@ BYTES = {"cpu": 2**25, "cuda": 2**28}
 """Size of the buffer that the probe copies, by type of device"""
 REPEATS = 5
 
-Speed = tuple[float, float]
-"""Seconds of a matrix product and of a copy, medians of REPEATS."""
-
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Speed(NamedTuple):
+    """Seconds of a matrix product and of a copy, medians of REPEATS."""
+
+    product: float
+    copy: float
 
 
 class Probe:
@@ -50,8 +54,7 @@ class Probe:
     def __call__(self) -> Speed:
         laps = [[self._clock.lap(one) for one in self._workloads] for _ in range(REPEATS)]
         self._clock.wait()
-        product, copy = (median(lap() for lap in of_one) for of_one in zip(*laps, strict=True))
-        return product, copy
+        return Speed(*(median(lap() for lap in of_one) for of_one in zip(*laps, strict=True)))
 
 
 class Watch:
@@ -72,8 +75,10 @@ class Watch:
         Usual are the lower quartiles of all probes: a moment of turbo does not change them, as it
         would change a minimum.
         """
-        usual = [sorted(part)[(len(part) - 1) // 4] for part in zip(*self._speeds, strict=True)]
-        return max(x / y for speed in speeds for x, y in zip(speed, usual, strict=True)) - 1.0
+        quartile = (len(self._speeds) - 1) // 4
+        usual = Speed(*(sorted(part)[quartile] for part in zip(*self._speeds, strict=True)))
+        parts = [(one.product / usual.product, one.copy / usual.copy) for one in speeds]
+        return max(max(part) for part in parts) - 1.0
 
 
 @dataclass(frozen=True)

@@ -18,81 +18,73 @@ SHAPE = "1,8,8,1024,1024,64"
 DEFAULT_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 PASSES: dict[str, Direction] = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd"}
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--shape": {
-        "action": "append",
-        "metavar": "B,H_q,H_kv,M,N,D",
-        "help": f"sizes of a call, and D_v if it is not D; can be repeated (default: {SHAPE})",
-    },
-    "--model": {
-        "type": Path,
-        "metavar": "CONFIG",
-        "help": "config.json of a HuggingFace model: its prefill and a step of decoding, instead "
-        "of --shape and --mask",
-    },
-    "--batch": {"type": int, "default": 1, "metavar": "N", "help": "sequences, with --model"},
-    "--context": {
-        "type": int,
-        "metavar": "N",
-        "help": "tokens, with --model (default: 2048, or the model's positions if they are fewer)",
-    },
-    "--mask": {
-        "action": "append",
-        "metavar": "MASK",
-        "help": "full, causal, window:W (a query sees itself and the W - 1 keys before it), "
+OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    (
+        "--shape",
+        f"sizes of a call, and D_v if it is not D; can be repeated (default: {SHAPE})",
+        {"action": "append", "metavar": "B,H_q,H_kv,M,N,D"},
+    ),
+    (
+        "--model",
+        "config.json of a HuggingFace model: its prefill and a step of decoding, instead of "
+        "--shape and --mask",
+        {"type": Path, "metavar": "CONFIG"},
+    ),
+    ("--batch", "sequences, with --model", {"type": int, "default": 1, "metavar": "N"}),
+    (
+        "--context",
+        "tokens, with --model (default: 2048, or the model's positions if they are fewer)",
+        {"type": int, "metavar": "N"},
+    ),
+    (
+        "--mask",
+        "full, causal, window:W (a query sees itself and the W - 1 keys before it), "
         "padding:LENGTHS (keys of each sequence), document:LENGTHS (packed documents); LENGTHS are "
         "numbers separated by commas, or a file of numbers; + joins two, as in "
         "causal+document:700,1348; can be repeated (default: causal)",
-    },
-    "--dtype": {
-        "action": "append",
-        "choices": ("float32", "bfloat16", "float16"),
-        "help": "data type; can be repeated (default: float32 on a CPU, bfloat16 on a GPU)",
-    },
-    "--pass": {
-        "action": "append",
-        "choices": PASSES,
-        "dest": "passes",
-        "help": "both is forward and backward together; can be repeated (default: forward, both)",
-    },
-    "--against": {
-        "metavar": "NAMES",
-        "help": "implementations to compare with, separated by commas (default: all that run here)",
-    },
-    "--device": {"choices": DEFAULT_DTYPES, "default": "cpu", "help": "default: %(default)s"},
-    "--threads": {
-        "type": int,
-        "metavar": "N",
-        "help": "number of CPU threads (default: torch's)",
-    },
-    "--seconds": {
-        "type": float,
-        "default": 2.0,
-        "metavar": "S",
-        "help": "time for each call and pass, for all implementations (default: %(default)s)",
-    },
-    "--tolerance": {
-        "type": float,
-        "default": 5.0,
-        "metavar": "PERCENT",
-        "help": "how much slower than usual the machine may be during a measurement, before it is "
-        "repeated (default: %(default)s)",
-    },
-    "--out": {
-        "type": Path,
-        "default": Path("build/bench"),
-        "metavar": "DIR",
-        "help": "folder of report.html and rows.csv; overwritten (default: %(default)s)",
-    },
-    "--save": {"type": Path, "metavar": "FILE", "help": "save the run, to compare with"},
-    "--compare": {
-        "type": Path,
-        "nargs": "+",
-        "metavar": "FILE",
-        "help": "print what became slower or faster since a saved run; of two saved runs, without "
+        {"action": "append", "metavar": "MASK"},
+    ),
+    (
+        "--dtype",
+        "data type; can be repeated (default: float32 on a CPU, bfloat16 on a GPU)",
+        {"action": "append", "choices": ("float32", "bfloat16", "float16")},
+    ),
+    (
+        "--pass",
+        "both is forward and backward together; can be repeated (default: forward, both)",
+        {"action": "append", "choices": PASSES, "dest": "passes"},
+    ),
+    (
+        "--against",
+        "implementations to compare with, separated by commas (default: all that run here)",
+        {"metavar": "NAMES"},
+    ),
+    ("--device", "default: %(default)s", {"choices": DEFAULT_DTYPES, "default": "cpu"}),
+    ("--threads", "number of CPU threads (default: torch's)", {"type": int, "metavar": "N"}),
+    (
+        "--seconds",
+        "time for each call and pass, for all implementations (default: %(default)s)",
+        {"type": float, "default": 2.0, "metavar": "S"},
+    ),
+    (
+        "--tolerance",
+        "how much slower than usual the machine may be during a measurement, before it is repeated "
+        "(default: %(default)s)",
+        {"type": float, "default": 5.0, "metavar": "PERCENT"},
+    ),
+    (
+        "--out",
+        "folder of report.html and rows.csv; overwritten (default: %(default)s)",
+        {"type": Path, "default": Path("build/bench"), "metavar": "DIR"},
+    ),
+    ("--save", "save the run, to compare with", {"type": Path, "metavar": "FILE"}),
+    (
+        "--compare",
+        "print what became slower or faster since a saved run; of two saved runs, without "
         "measuring",
-    },
-}
+        {"type": Path, "nargs": "+", "metavar": "FILE"},
+    ),
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -104,8 +96,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "during which the machine was disturbed are repeated, up to three times.",
         epilog="Example: transformer-kernels bench --shape 1,32,8,2048,2048,128 --mask window:256",
     )
-    for name, settings in OPTIONS.items():
-        parser.add_argument(name, **settings)
+    for name, text, settings in OPTIONS:
+        parser.add_argument(name, help=text, **settings)
     parser.set_defaults(run=run)
 
 
@@ -129,7 +121,8 @@ def run(args: argparse.Namespace) -> int:
         if len(saved) > 2:
             raise ValueError(f"--compare takes one or two saved runs, got {len(saved)}")
         if len(saved) == 2:
-            print_changes(*saved, console)
+            before, after = saved
+            print_changes(before, after, console)
             return 0
         calls, variants = _calls(args), _variants(args)
         args.out.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,10 @@ from transformer_kernels.bench.comparison import calls, run
 from transformer_kernels.bench.comparison.calls import Call, Shape
 from transformer_kernels.bench.comparison.run import compare, measure_call
 from transformer_kernels.bench.limits import Limits
+from transformer_kernels.bench.steadiness import Speed
 
 SHORT = Budget(0.0, fewest=2)
-CALM = (1.0, 1.0)
+CALM = Speed(1.0, 1.0)
 SMALL = replace(CALL, name="small", shape=Shape.parse("2,4,2,6,9,8"), dtype=torch.float32)
 
 
@@ -132,7 +133,7 @@ def test_naive_attention_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_disturbed_calls_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And limits are measured for each dtype."""
-    speeds = iter([CALM, CALM, (1.5, 1.0)])
+    speeds = iter([CALM, CALM, Speed(1.5, 1.0)])
     monkeypatch.setattr(run, "Probe", lambda _device: lambda: next(speeds, CALM))
     monkeypatch.setattr(run, "measure_limits", lambda dtype, _: Limits(dtype.itemsize, 1.0))
     log: list[Call] = []
