@@ -32,16 +32,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
     return ours("reference")(case)(*x).transpose(1, 2)
 
 
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
-    left, right = (None if side < 0 else side for side in window_size)
-    return attend(q, k, v, Mask.window(left, 0 if causal else right, align=END))
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    sides = options.get("window_size", (-1, -1))
+    left, right = (None if side < 0 else side for side in sides)
+    return attend(q, k, v, Mask.window(left, 0 if options.get("causal") else right, align=END))
 
 
 def memory_efficient_attention(q: Tensor, k: Tensor, v: Tensor, attn_bias: Any) -> Tensor:
@@ -55,26 +49,22 @@ def parallel_attn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q, k, v, Mask.causal())
 
 
-def install(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
-    module = ModuleType(name)
-    vars(module).update(content)
-    monkeypatch.setitem(sys.modules, name, module)
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     bias = SimpleNamespace(LowerTriangularFromBottomRightMask=CausalMask)
-    install(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
-    install(monkeypatch, "xformers")
-    install(
-        monkeypatch,
-        "xformers.ops",
-        memory_efficient_attention=memory_efficient_attention,
-        fmha=SimpleNamespace(attn_bias=bias),
-    )
-    for name in ("fla", "fla.ops"):
-        install(monkeypatch, name)
-    install(monkeypatch, "fla.ops.attn", parallel_attn=parallel_attn)
+    ops = {
+        "memory_efficient_attention": memory_efficient_attention,
+        "fmha": SimpleNamespace(attn_bias=bias),
+    }
+    modules: dict[str, dict[str, Any]] = {
+        "flash_attn": {"flash_attn_func": flash_attn_func},
+        "xformers": {}, "xformers.ops": ops,
+        "fla": {}, "fla.ops": {}, "fla.ops.attn": {"parallel_attn": parallel_attn},
+    }  # fmt: skip
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 CAUSAL, CAUSAL_END = Mask.causal(), Mask.causal(align=END)
@@ -110,16 +100,8 @@ def test_peers_compute_the_same(name: str, mask: Mask | None, sizes: tuple[int, 
     [
         ("flash_attn", {"mask": CAUSAL}, "flash_attn aligns masks with the last key"),
         ("flash_attn", {"mask": Mask.window(5, -2), "M": 17}, "windows beside the diagonal"),
-        (
-            "flash_attn",
-            {"mask": Mask.padding(torch.tensor([3]))},
-            "with KeyRange masks",
-        ),
-        (
-            "flash_attn",
-            {"mask": CAUSAL & CAUSAL, "M": 17},
-            "with Window, Window masks",
-        ),
+        ("flash_attn", {"mask": Mask.padding(torch.tensor([3]))}, "with KeyRange masks"),
+        ("flash_attn", {"mask": CAUSAL & CAUSAL, "M": 17}, "with Window, Window masks"),
         ("flash_attn", {"dropout_p": 0.5}, "not measured with bias or dropout"),
         ("xformers", {"mask": Mask.window(5, 0), "M": 17}, "without a mask and with a causal one"),
         ("xformers", {"H_kv": 2}, "not measured with grouped heads"),
