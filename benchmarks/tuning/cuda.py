@@ -270,7 +270,9 @@ def conclusion(tiles: Tiles, results: Sequence[Result]) -> Iterator[str]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     names = [f"{group}-{change}" for group, rows in TILES.items() for change in rows]
-    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", default=names)
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="NAME", default=names, help="default: all"
+    )
     parser.add_argument("--S", nargs="+", type=int, default=LENGTHS, help="lengths of sequences")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each case (%(default)s)")
     out = ROOT / "build" / "benchmarks"
