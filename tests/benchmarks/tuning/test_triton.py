@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -66,8 +68,14 @@ def test_a_wrong_tile_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-def test_compile_ahead_returns_the_errors_of_its_processes() -> None:
+def test_compile_ahead_returns_the_errors_of_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     needs_the_interpreter()
+    from tests.support import triton_interpreter
+
+    pool = partial(triton.ProcessPoolExecutor, initializer=triton_interpreter.install)
+    monkeypatch.setattr(triton, "ProcessPoolExecutor", pool)
     tiles = [Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
     assert triton.compile_ahead("forward", torch.float32, SMALL, CPU, tiles) == []
     nowhere = torch.device("cuda", 99)
