@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import pytest
@@ -74,7 +75,7 @@ def test_compile_ahead_returns_the_errors_of_its_processes(
     needs_the_interpreter()
     from tests.support import triton_interpreter
 
-    pool = partial(triton.ProcessPoolExecutor, initializer=triton_interpreter.install)
+    pool = partial(ProcessPoolExecutor, initializer=triton_interpreter.install)
     monkeypatch.setattr(triton, "ProcessPoolExecutor", pool)
     tiles = [Tile(16, 16, 4, 1), Tile(32, 32, 4, 1)]
     assert triton.compile_ahead("forward", torch.float32, SMALL, CPU, tiles) == []
