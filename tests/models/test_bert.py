@@ -303,7 +303,7 @@ def test_dropout_applies_to_embeddings_and_every_block() -> None:
     [
         ({"tokens": torch.ones(3, 13, dtype=torch.long)}, "at most 12 positions long .* got 13"),
         ({"segments": torch.zeros(1, 12).long()}, r"shape of tokens, \(3, 12\), got \(1, 12\)"),
-        ({"lengths": torch.tensor([5])}, r"lengths must be \(batch,\) = \(3,\), got \(1,\)"),
+        ({"lengths": torch.tensor([5])}, r"lengths must be \(batch,\) = \(3,\), got shape \(1,\)"),
     ],
 )
 def test_invalid_inputs_raise_value_error(arguments: dict[str, Any], message: str) -> None:

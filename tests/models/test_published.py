@@ -117,7 +117,7 @@ def test_heads_are_required_only_by_models_that_have_them(
     encoder = Bert.from_safetensors(huggingface.write(bert_tensors, tmp_path))
     file = huggingface.write(without(bert_tensors, "cls."), tmp_path)
     assert_same_weights(Bert.from_safetensors(file), encoder)
-    with pytest.raises(ValueError, match=r"safetensors lacks cls.predictions.transform.dense.w"):
+    with pytest.raises(ValueError, match=r"safetensors lacks cls.predictions.bias, which"):
         BertForPreTraining.from_safetensors(file)
     with pytest.raises(ValueError, match=r"safetensors lacks classifier.weight, which the model"):
         BertForClassification.from_safetensors(file)
@@ -196,8 +196,8 @@ def assert_rejected(load: Callable[[Path], object], file: Path, message: str) ->
     [
         (removed("transformer.wte.weight"), "lacks wte.weight, which the model needs"),
         (removed("transformer.h.1.mlp.c_fc.bias"), "lacks h.1.mlp.c_fc.bias, which"),
-        (replaced("transformer.h.9.ln_1.bias", torch.ones(128)), "lacks h.2.ln_1.weight, which"),
-        (lambda tensors: without(tensors, "transformer.h."), "lacks h.0.ln_1.weight, which"),
+        (replaced("transformer.h.9.ln_1.bias", torch.ones(128)), "lacks h.2, which the model needs"),
+        (lambda tensors: without(tensors, "transformer.h."), "lacks h.0, which"),
         (lambda tensors: {}, "lacks wte.weight"),
         (
             replaced("transformer.h.0.attn.c_attn.weight", torch.ones(384, 128)),
@@ -362,7 +362,7 @@ def test_missing_file_and_folder_raise_os_errors(
 def test_huge_layer_number_is_rejected_quickly(gpt2_tensors: Tensors, tmp_path: Path) -> None:
     tensors = gpt2_tensors | {"transformer.h.999999999.ln_1.bias": torch.ones(128)}
     assert_rejected(
-        GPT2.from_safetensors, huggingface.write(tensors, tmp_path), "lacks h.2.ln_1.weight"
+        GPT2.from_safetensors, huggingface.write(tensors, tmp_path), "lacks h.2, which"
     )
 
 

@@ -173,7 +173,7 @@ def test_sizes_are_those_of_the_paper() -> None:
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
         ({"heads": 3}, "width must be a multiple of heads in the narrow form, got 16 and 3"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"pattern": "dense"}, "kind must be one of 'local', 'strided', 'fixed', got 'dense'"),
+        ({"pattern": "dense"}, "pattern must be one of 'local', 'strided', 'fixed', got 'dense'"),
         ({"subblocks": 3}, "must be a multiple of subblocks = 3, got 4"),
         ({"combination": "split", "heads": 1, "subblocks": 1}, "split needs at least 2 heads"),
     ],

@@ -25,7 +25,7 @@ from transformer_kernels.nn import (
     T5Block,
     recompute_blocks,
 )
-from transformer_kernels.nn import cache as cache_module
+from transformer_kernels.nn import attention as cache_module
 
 TINY = T5Config(
     layers=2, decoder_layers=3, heads=3, width=10, head_size=5, hidden=14, vocabulary=31,

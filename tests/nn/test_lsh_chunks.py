@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.nn.lsh_chunks import SortedChunks
+from transformer_kernels.nn.lsh_attention import SortedChunks
 
 B, H, ROUNDS, M = 2, 3, 2, 4
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.nn.padding import check_lengths, clear_padding, masked_mean
+from transformer_kernels.nn.masking import check_lengths, clear_padding, masked_mean
 
 
 def x() -> Tensor:

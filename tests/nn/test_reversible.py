@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_kernels.bench.memory import memory_can_be_measured
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import ReformerBlock, ReversibleBlock, ReversibleStack
-from transformer_kernels.nn.reversible import Choices
+from transformer_kernels.nn.reformer_blocks import Choices
 
 WIDTH = 12
 
