@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from tests.support.tiers import each
 from transformer_kernels import Mask
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.models import FactTable, FactTableConfig, lookup as fact_table
+from transformer_kernels.models import FactTable, FactTableConfig
+from transformer_kernels.models import lookup as fact_table
 from transformer_kernels.nn import AttnImplementation
 
 SMALL = FactTableConfig(rows=7, width=5, value_width=3)

@@ -196,7 +196,10 @@ def assert_rejected(load: Callable[[Path], object], file: Path, message: str) ->
     [
         (removed("transformer.wte.weight"), "lacks wte.weight, which the model needs"),
         (removed("transformer.h.1.mlp.c_fc.bias"), "lacks h.1.mlp.c_fc.bias, which"),
-        (replaced("transformer.h.9.ln_1.bias", torch.ones(128)), "lacks h.2, which the model needs"),
+        (
+            replaced("transformer.h.9.ln_1.bias", torch.ones(128)),
+            "lacks h.2, which the model needs",
+        ),
         (lambda tensors: without(tensors, "transformer.h."), "lacks h.0, which"),
         (lambda tensors: {}, "lacks wte.weight"),
         (
@@ -361,9 +364,7 @@ def test_missing_file_and_folder_raise_os_errors(
 
 def test_huge_layer_number_is_rejected_quickly(gpt2_tensors: Tensors, tmp_path: Path) -> None:
     tensors = gpt2_tensors | {"transformer.h.999999999.ln_1.bias": torch.ones(128)}
-    assert_rejected(
-        GPT2.from_safetensors, huggingface.write(tensors, tmp_path), "lacks h.2, which"
-    )
+    assert_rejected(GPT2.from_safetensors, huggingface.write(tensors, tmp_path), "lacks h.2, which")
 
 
 def test_heads_must_be_given_if_the_width_is_not_a_multiple_of_64(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -20,35 +19,18 @@ from tests.models.transformer_xl import (
     plain_logits,
     tokens,
 )
-from tests.support.tiers import each
 from transformer_kernels import RelativeKeys
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import TRANSFORMER_XL_SIZES, TransformerXL, TransformerXLConfig
 from transformer_kernels.nn import (
     AttnImplementation,
     Norm,
-    RelativeAttention,
-    RelativeBlock,
     attend,
     distance_sinusoids,
-    recompute_blocks,
     relative_attention,
 )
 
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
-
-
-@each(("memory", "length"), [(0, 7), (3, 7), (7, 7), (16, 7), (5, 1)], ids=lambda x: str(x))
-def test_implementations_agree_in_logits_and_gradients(memory: int, length: int) -> None:
-    config = changed(memory=memory, head_size=41)
-    results = []
-    for implementation in IMPLEMENTATIONS:
-        transformer = model(config, implementation)
-        logits = by_segments(transformer, tokens(3 * length), length)
-        results.append((logits.detach(), loss_gradients(transformer, logits)))
-    assert results[0][0].shape == (2, 3 * length, 17)
-    assert_same_function(results[1], results[0])
-    assert_same_function(results[2], results[0])
 
 
 @pytest.mark.parametrize("norm", get_args(Norm))
@@ -71,25 +53,6 @@ def test_model_equals_the_definition(options: dict[str, Any], tied: bool, norm: 
     assert_same_function(logits, expected)
     gradients = loss_gradients(transformer, logits), loss_gradients(transformer, expected)
     assert_same_function(*gradients)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_later_tokens_do_not_change_earlier_logits(implementation: AttnImplementation) -> None:
-    transformer = model(attn_implementation=implementation)
-    text = tokens(15)
-    other = text.clone()
-    other[:, 7:] = (other[:, 7:] + 1) % TINY.vocabulary
-    before, after = by_segments(transformer, text, 5), by_segments(transformer, other, 5)
-    assert_same_function(before[:, :7], after[:, :7])
-    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
-
-
-@pytest.mark.parametrize("norm", get_args(Norm))
-@pytest.mark.parametrize("length", [1, 4, 7])
-def test_segments_with_a_sufficient_memory_equal_the_whole_text(length: int, norm: Norm) -> None:
-    transformer = model(changed(memory=15, norm=norm))
-    whole, _ = transformer(tokens(15))
-    assert_same_function(by_segments(transformer, tokens(15), length), whole)
 
 
 def test_only_a_memory_shows_the_previous_segment() -> None:
@@ -167,49 +130,12 @@ def test_layers_share_one_dropped_set_of_encodings() -> None:
     assert all(each is seen[0] for each in seen)
 
 
-def test_every_dropout_of_the_original() -> None:
-    """Embedding, encodings and the last vectors; both branches and the inner vectors of a block."""
-    transformer = model(changed(dropout=0.5, attention_dropout=0.25))
-    seen: list[tuple[object, ...]] = []
-    transformer.dropout.register_forward_hook(lambda _, args, __: seen.append((*args[0].shape,)))
-    for block in transformer.blocks:
-        assert isinstance(block, RelativeBlock)
-        block.dropout.register_forward_hook(
-            lambda _, args, __: seen.append(("block", *args[0].shape))
-        )
-        assert (block.dropout.p, block.feed_forward.dropout.p) == (0.5, 0.5)
-        assert block.attention.dropout == 0.25
-    transformer(tokens(5))
-    assert transformer.dropout.p == 0.5
-    assert seen == [(2, 5, 10), (5, 10), *[("block", 2, 5, 10)] * 4, (2, 5, 10)]
-
-
 def test_attention_weights_are_dropped_in_training_only() -> None:
     transformer = model(changed(attention_dropout=0.5))
     expected, _ = model()(tokens(5))
     assert not torch.isclose(transformer(tokens(5))[0], expected).all(dim=-1).any()
     transformer.eval()
     torch.testing.assert_close(transformer(tokens(5))[0], expected, rtol=0, atol=0)
-
-
-def test_recomputed_blocks_give_the_same_gradients() -> None:
-    results = []
-    for recompute in (False, True):
-        transformer = model(changed(dropout=0.2, attention_dropout=0.2))
-        recompute_blocks(transformer, recompute)
-        torch.manual_seed(0)
-        logits = by_segments(transformer, tokens(10), 5)
-        results.append((logits.detach(), loss_gradients(transformer, logits)))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
-    modules = model(attn_implementation=implementation).modules()
-    implementations = [
-        each.attn_implementation for each in modules if isinstance(each, RelativeAttention)
-    ]
-    assert implementations == [implementation, implementation]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -243,57 +169,6 @@ def test_distances_beyond_256_stay_exact_in_bfloat16() -> None:
     transformer(tokens(600, batch=1))
     for e in (255, 257, 599):
         torch.testing.assert_close(seen[0][e].double(), encoding(e, 10), rtol=0, atol=2**-8)
-
-
-def test_new_model_predicts_uniformly() -> None:
-    transformer = TransformerXL(replace(TINY, width=64, vocabulary=256))
-    text = torch.randint(256, (8, 51), generator=torch.Generator().manual_seed(0))
-    logits, _ = transformer(text[:, :-1])
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-    assert loss.item() == pytest.approx(math.log(256), abs=0.06)
-
-
-def test_initial_weights_are_small() -> None:
-    transformer = TransformerXL(replace(TINY, heads=8, width=64, head_size=32, hidden=256))
-    for name, parameter in transformer.named_parameters():
-        if "norm" in name or name.endswith("proj.bias") or name == "logits_bias":
-            constant = 1.0 if name.endswith("norm.weight") else 0.0
-            assert (parameter == constant).all(), name
-        else:
-            assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"), [("enwik8-base", 41), ("enwik8-large", 277), ("wt103-base", 151)]
-)
-def test_published_sizes_have_the_published_number_of_parameters(name: str, millions: int) -> None:
-    """The large model of WikiText-103 has 257 million, with adaptive embeddings."""
-    with torch.device("meta"):
-        transformer = TransformerXL(TRANSFORMER_XL_SIZES[name])
-    count = sum(parameter.numel() for parameter in transformer.parameters())
-    assert count / 1e6 == pytest.approx(millions, abs=1)
-
-
-@each(
-    ("changes", "message"),
-    [
-        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
-        ({"context": 0}, "context must be a whole number of at least 1, got 0"),
-        ({"memory": -1}, "memory must be a whole number of at least 0, got -1"),
-        ({"clamp": 0}, "clamp must be a whole number of at least 1, got 0"),
-        ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
-        ({"head_size": 0}, "head_size must be a whole number of at least 1, got 0"),
-        ({"head_size": None, "heads": 3}, "width must be a multiple of heads .* got 10 and 3"),
-        ({"memory": 0, "same_length": True}, "memory must be at least 1 with same_length"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"attention_dropout": 2}, "attention_dropout must be at least 0 and below 1, got 2"),
-        ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
-    ],
-    ids=str,
-)
-def test_invalid_config_raises(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        changed(**changes)
 
 
 def test_invalid_memories_raise() -> None:
