@@ -9,14 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.zoo import (
-    IMPLEMENTATIONS,
-    REFORMER,
-    SPARSE,
-    entry_of,
-    gradients,
-    tokens,
-)
+from tests.models.zoo import IMPLEMENTATIONS, REFORMER, SPARSE, entry_of, gradients, tokens
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import REFORMER_SIZES, SIZES, SPARSE_TRANSFORMER_SIZES, Reformer

@@ -94,10 +94,7 @@ def test_buckets_match_transformers(bidirectional: bool) -> None:
     distance = torch.arange(-6000, 6001)
     for buckets, max_distance in [*CONFIGS, (16, 64), (32, 500), (64, 128), (128, 2048), (8, 9)]:
         expected = t5.T5Attention._relative_position_bucket(
-            -distance,
-            bidirectional=bidirectional,
-            num_buckets=buckets,
-            max_distance=max_distance,
+            -distance, bidirectional=bidirectional, num_buckets=buckets, max_distance=max_distance
         )
         assert torch.equal(buckets_of(distance, buckets, max_distance, bidirectional), expected)
 

@@ -1,4 +1,4 @@
-"""Fact table: hard and soft lookup, and their gradients."""
+"""Fact table: hard and soft lookup, their gradients, and question answering."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from tests.support.tiers import each
 from transformer_kernels import Mask
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.models import FactTable, FactTableConfig
-from transformer_kernels.models import lookup as fact_table
+from transformer_kernels.models import FactTable, FactTableConfig, Lookup, LookupConfig, lookup
 from transformer_kernels.nn import AttnImplementation
 
 SMALL = FactTableConfig(rows=7, width=5, value_width=3)
@@ -83,7 +82,7 @@ def test_soft_lookup_uses_the_selected_implementation(
         implementations.append(options["attn_implementation"])
         return v
 
-    monkeypatch.setattr(fact_table, "attend", record)
+    monkeypatch.setattr(lookup, "attend", record)
     table(attn_implementation=implementation).soft(randn(4, 5))
     assert implementations == [implementation]
 
@@ -136,9 +135,7 @@ def test_keys_and_values_are_parameters() -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_values_as_wide_as_the_table_has_rows(
-    implementation: AttnImplementation,
-) -> None:
+def test_values_as_wide_as_the_table_has_rows(implementation: AttnImplementation) -> None:
     """(values * weights).sum(0) would weight columns if there are as many columns as rows."""
     facts = table(replace(SMALL, value_width=7), implementation)
     query = randn(1, 5)
@@ -167,9 +164,7 @@ def test_hidden_pair_affects_one_query_only(implementation: AttnImplementation) 
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_fully_masked_query_gets_0_and_zero_gradients(
-    implementation: AttnImplementation,
-) -> None:
+def test_fully_masked_query_gets_0_and_zero_gradients(implementation: AttnImplementation) -> None:
     facts = table(attn_implementation=implementation)
     queries = randn(4, 5).requires_grad_()
     o = facts.soft(queries, Mask.dense(random_mask(4, 7)))
@@ -217,9 +212,9 @@ def test_keys_learn_by_soft_lookup() -> None:
 @pytest.mark.parametrize("shape", [(5,), (4, 6), (2, 2, 4, 5), (4, 0)])
 def test_queries_of_a_wrong_shape_raise_value_error(shape: tuple[int, ...]) -> None:
     message = f"queries must be (B, M, 5) or (M, 5), got shape {shape}"
-    for lookup in (table().hard, table().soft):
+    for look_up in (table().hard, table().soft):
         with pytest.raises(ValueError, match=re.escape(message)):
-            lookup(randn(*shape))
+            look_up(randn(*shape))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -229,14 +224,13 @@ def test_mask_larger_than_the_table_raises_value_error(implementation: AttnImple
         table(attn_implementation=implementation).soft(randn(4, 5), mask)
 
 
-@pytest.mark.parametrize("name", ["rows", "width", "value_width"])
-def test_invalid_configs_raise_value_error(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 1, got 0"):
-        replace(SMALL, **{name: 0})  # type: ignore[arg-type]
-
-
-def test_unknown_attn_implementation_raises_value_error() -> None:
-    with pytest.raises(
-        ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
-    ):
-        FactTable(SMALL, attn_implementation="flash")  # type: ignore[arg-type]
+def test_answer_is_the_row_of_the_key_nearest_to_the_mean_word() -> None:
+    model = Lookup(LookupConfig(vocabulary=11, rows=7, width=5)).double()
+    nn.init.normal_(model.embedding.weight)
+    words, lengths = torch.tensor([[3, 4, 1], [5, 9, 10]]), torch.tensor([3, 2])
+    query = torch.stack(
+        [model.embedding(words[0]).mean(dim=0), model.embedding(words[1, :2]).mean(0)]
+    )
+    similarities = query @ model.table.keys.T
+    assert torch.equal(model.answer(words, lengths), similarities.argmax(dim=1))
+    assert_same_function(model(words, lengths), similarities.log_softmax(dim=1))
