@@ -1,9 +1,9 @@
-"""Transformer-XL: its definition, HuggingFace's results, memories, dropout, and learning."""
+"""Transformer-XL: HuggingFace's results, memories, dropout, and learning."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -22,18 +22,9 @@ from tests.models.record_transformer_xl import (
     WIDTH,
     Case,
 )
-from tests.models.transformer_xl import (
-    TINY,
-    by_segments,
-    changed,
-    encoding,
-    loss_gradients,
-    model,
-    plain_logits,
-    tokens,
-)
+from tests.models.zoo import IMPLEMENTATIONS, XL, by_state, entry_of, gradients
+from tests.models.zoo import tokens as text
 from transformer_kernels import RelativeKeys
-from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     TRANSFORMER_XL_SIZES,
     Memories,
@@ -48,29 +39,20 @@ from transformer_kernels.nn import (
     relative_attention,
 )
 
-IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+
+def model(implementation: AttnImplementation = "fused", **changes: Any) -> TransformerXL:
+    transformer = entry_of("xl").build(implementation, **{"memory": 5} | changes)
+    assert isinstance(transformer, TransformerXL)
+    return transformer
 
 
-@pytest.mark.parametrize("norm", get_args(Norm))
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"memory": 0},
-        {"memory": 3},
-        {"memory": 9, "clamp": 4},
-        {"memory": 8, "same_length": True},
-        {"memory": 3, "same_length": True, "clamp": 1},
-    ],
-    ids=str,
-)
-def test_model_equals_the_definition(options: dict[str, Any], tied: bool, norm: Norm) -> None:
-    transformer = model(changed(norm=norm, tied_biases=tied, **options))
-    text = tokens(13, batch=1)
-    logits, expected = by_segments(transformer, text, 5), plain_logits(transformer, text, 5)
-    assert_same_function(logits, expected)
-    gradients = loss_gradients(transformer, logits), loss_gradients(transformer, expected)
-    assert_same_function(*gradients)
+def tokens(length: int, batch: int = 2) -> Tensor:
+    return text(length, batch)
+
+
+def by_segments(transformer: TransformerXL, text: Tensor, length: int) -> Tensor:
+    """Logits of a text (B, T) that is read in segments."""
+    return by_state(transformer, text, [length] * (text.shape[1] // length))
 
 
 # HuggingFace's results
@@ -136,16 +118,19 @@ def test_log_probabilities_and_gradients_are_those_of_huggingface(
         for name, tensor in read(FILE).items()
         if name.startswith(f"{case.name}/")
     }
-    weights, gradients = (
-        {
-            name.removeprefix(prefix): tensor
-            for name, tensor in recorded.items()
-            if name.startswith(prefix)
-        }
+    weights, expected = (
+        our_names(
+            {
+                name.removeprefix(prefix): tensor
+                for name, tensor in recorded.items()
+                if name.startswith(prefix)
+            },
+            case,
+        )
         for prefix in ("weights.", "gradients.")
     )
     transformer = model_of(case, implementation)
-    transformer.load_state_dict(our_names(weights, case))
+    transformer.load_state_dict(weights)
     # The original's memories begin as vectors of zeros, which are visible.
     shape = (recorded["tokens"].shape[1], case.memory, WIDTH)
     memories: Memories = (torch.zeros(shape, dtype=torch.float64),) * LAYERS
@@ -155,11 +140,19 @@ def test_log_probabilities_and_gradients_are_those_of_huggingface(
         results.append(logits.detach().log_softmax(dim=-1))
         nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten()).backward()
     assert_same(torch.stack(results), recorded["log_probabilities"], tolerance=1e-12)
-    expected = our_names(gradients, case)
     for name, parameter in transformer.named_parameters():
         assert parameter.grad is not None
         assert_same(parameter.grad, expected.pop(name), tolerance=1e-11, name=name)
     assert not expected
+
+
+def test_pre_norm_blocks_end_in_a_normalisation() -> None:
+    for norm, last in (("pre", nn.LayerNorm), ("post", nn.Identity)):
+        transformer = model(norm=norm)
+        assert isinstance(transformer.last_norm, last)
+        logits, _ = transformer(tokens(5))
+        transformer.last_norm = nn.Identity()
+        assert torch.equal(transformer(tokens(5))[0], logits) == (norm == "post")
 
 
 # Memories
@@ -168,16 +161,16 @@ def test_log_probabilities_and_gradients_are_those_of_huggingface(
 def test_only_a_memory_shows_the_previous_segment() -> None:
     transformer = model()
     other = tokens(10)
-    other[:, :5] = (other[:, :5] + 1) % TINY.vocabulary
+    other[:, :5] = other[:, :5] % 16 + 1
     for memory, same in ((5, False), (0, True)):
-        transformer.config = replace(TINY, memory=memory)
+        transformer.config = replace(XL, memory=memory)
         before, after = (by_segments(transformer, text, 5)[:, 5:] for text in (tokens(10), other))
         assert torch.isclose(before, after).all(dim=-1).all().item() == same
         assert torch.isclose(before, after).all(dim=-1).any().item() == same
 
 
 def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None:
-    transformer = model(changed(memory=8))
+    transformer = model(memory=8)
     inputs: list[Tensor] = []
     for block in transformer.blocks:
         block.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
@@ -194,7 +187,7 @@ def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None
     ("kept", "given", "lengths"), [(8, None, [5, 8, 8]), (0, None, [0, 0, 0]), (8, 6, [5, 6, 6])]
 )
 def test_memories_grow_to_their_length(kept: int, given: int | None, lengths: list[int]) -> None:
-    transformer = model(changed(memory=kept))
+    transformer = model(memory=kept)
     memories, found = transformer.new_state(2), []
     for segment in tokens(15).split(5, dim=1):
         _, memories = transformer(segment, memories, memory=given)
@@ -219,7 +212,7 @@ def test_no_gradient_reaches_the_previous_segment() -> None:
 def test_config_is_replaced_for_evaluation() -> None:
     trained = model()
     options: dict[str, Any] = {"memory": 9, "clamp": 3, "same_length": True}
-    expected = by_segments(model(changed(**options)), tokens(15), 3)
+    expected = by_segments(model(**options), tokens(15), 3)
     plain = by_segments(trained, tokens(15), 3)
     trained.config = replace(trained.config, **options)
     found = by_segments(trained, tokens(15), 3)
@@ -228,7 +221,7 @@ def test_config_is_replaced_for_evaluation() -> None:
 
 
 def test_layers_share_one_dropped_set_of_encodings() -> None:
-    transformer = model(changed(dropout=0.5, layers=3))
+    transformer = model(dropout=0.5, layers=3)
     seen: list[Tensor] = []
     for block in transformer.blocks:
         block.register_forward_pre_hook(lambda _, args: seen.append(args[2]))
@@ -241,7 +234,7 @@ def test_layers_share_one_dropped_set_of_encodings() -> None:
 
 
 def test_attention_weights_are_dropped_in_training_only() -> None:
-    transformer = model(changed(attention_dropout=0.5))
+    transformer = model(attention_dropout=0.5)
     expected, _ = model()(tokens(5))
     assert not torch.isclose(transformer(tokens(5))[0], expected).all(dim=-1).any()
     transformer.eval()
@@ -259,13 +252,13 @@ def test_autocast_narrows_every_operand_of_the_attention(
         return attend(*operands, relative=relative, **options)
 
     monkeypatch.setattr(relative_attention, "attend", recorded)
-    transformer = model(attn_implementation=implementation).float()
+    transformer = model(implementation).float()
     expected = by_segments(transformer, tokens(10), 5).detach()
     assert dtypes == {torch.float32}
     dtypes.clear()
     with torch.autocast("cpu", torch.bfloat16):
         logits = by_segments(transformer, tokens(10), 5)
-    loss_gradients(transformer, logits)
+    gradients(transformer, logits)
     assert dtypes == {torch.bfloat16}
     error = (logits - expected).norm() / expected.norm()
     assert error < 0.05
@@ -278,7 +271,8 @@ def test_distances_beyond_256_stay_exact_in_bfloat16() -> None:
     transformer.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[2]))
     transformer(tokens(600, batch=1))
     for e in (255, 257, 599):
-        torch.testing.assert_close(seen[0][e].double(), encoding(e, 10), rtol=0, atol=2**-8)
+        expected = distance_sinusoids(600, 10)[e]
+        torch.testing.assert_close(seen[0][e].double(), expected, rtol=0, atol=2**-8)
 
 
 def test_invalid_memories_raise() -> None:
@@ -295,10 +289,10 @@ def test_invalid_memories_raise() -> None:
             transformer(tokens(5), memories)
     with pytest.raises(ValueError, match="memory must be a whole number of at least 0, got -1"):
         transformer(tokens(5), memory=-1)
-    transformer.config = changed(same_length=True)
+    transformer.config = replace(XL, same_length=True)
     for call in (
         lambda: transformer(tokens(5), memory=0),
-        lambda: changed(memory=0, same_length=True),
+        lambda: replace(XL, memory=0, same_length=True),
     ):
         with pytest.raises(ValueError, match="memory must be at least 1 with same_length"):
             call()

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_kernels import LinearState, Mask, alibi_slopes
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -218,11 +218,3 @@ def test_other_states_raise_value_error() -> None:
     attention = layer()
     with pytest.raises(ValueError, match=r"state.S must be \(2, 3, 4, 4\)"):
         attention(x(3), state=attention.new_state(1))
-
-
-def test_initial_layers_have_no_other_parameters_than_those_of_softmax_attention() -> None:
-    names = {name for name, _ in LinearSelfAttention(WIDTH, HEADS, decay=True).named_parameters()}
-    assert names == {
-        "queries.weight", "keys.weight", "values.weight", "out_proj.weight", "out_proj.bias"
-    }  # fmt: skip
-    assert isinstance(LinearSelfAttention(WIDTH, HEADS, bias=True).keys.bias, nn.Parameter)

@@ -1,21 +1,27 @@
-"""Reversible stacks: gradients equal those of plain autograd; what is saved, drawn and repeated."""
+"""Reversible stacks, whose gradients are those of plain autograd, and the layers of a Reformer."""
 
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transformer_kernels.bench.memory import memory_can_be_measured
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.nn import ReformerBlock, ReversibleBlock, ReversibleStack
+from transformer_kernels.nn import (
+    AttnImplementation,
+    LocalBlock,
+    LSHAttention,
+    ReformerBlock,
+    ReversibleBlock,
+    ReversibleStack,
+    hash_buckets,
+    lsh_attention,
+    sorted_by_bucket,
+)
 from transformer_kernels.nn.reformer_blocks import Choices
 
 WIDTH = 12
@@ -200,44 +206,6 @@ def test_only_the_last_outputs_and_the_orders_are_saved(layers: int) -> None:
     assert all(record.choices[0].dtype == torch.int32 for record in node.records)
 
 
-PEAKS = """
-import torch
-from transformer_kernels.bench.memory import peak_extra_bytes
-from transformer_kernels.nn import ReformerBlock, ReversibleStack
-
-x = torch.randn(1, 4096, 64)
-for reversible in (True, False):
-    for layers in (2, 12):
-        stack = ReversibleStack(ReformerBlock(64, 2, chunk=64) for _ in range(layers))
-        stack.requires_grad_(False)
-        stack.reversible = reversible
-        inputs = x.requires_grad_()
-
-        def work():
-            y1, y2 = stack(inputs, inputs, rounds=1, generator=torch.Generator())
-            (y1 + y2).sum().backward()
-
-        print(peak_extra_bytes(lambda: work) / 2**20)
-"""
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(not memory_can_be_measured(), reason="needs Linux's peak resident set size")
-def test_memory_does_not_grow_with_the_depth() -> None:
-    """Peak memory in MiB, of 2 and of 12 layers. A layer's output has 1 MiB, its order 32 KiB.
-
-    The fixed threshold keeps free memory from piling up in the heap of the C library.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS],
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},
-        capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-    two, twelve, plain_two, plain_twelve = map(float, done.stdout.split())
-    assert twelve - two < 2
-    assert plain_twelve - plain_two > 100
-
-
 def test_second_derivatives_are_refused() -> None:
     stack, x = reformer_blocks().double(), streams()
     (first,) = torch.autograd.grad(loss_of(stack, *x).square(), x[:1], create_graph=True)
@@ -253,3 +221,70 @@ def test_without_gradients_nothing_is_saved_and_results_are_the_same() -> None:
     torch.manual_seed(5)
     torch.testing.assert_close(y, stack(*x, **options()), rtol=0, atol=0)
     assert y[0].grad_fn is None
+
+
+# Layers
+
+
+@pytest.mark.parametrize("implementation", get_args(AttnImplementation))
+def test_with_a_given_order_later_tokens_do_not_change_earlier_results(
+    implementation: AttnImplementation,
+) -> None:
+    torch.manual_seed(0)
+    layer = LSHAttention(16, 2, chunk=4, attn_implementation=implementation).double()
+    x = torch.randn(2, 15, 16, dtype=torch.float64)
+    before, order = layer(x, rounds=2)
+    changed = x.clone()
+    changed[:, 7:] += 1.0
+    after, _ = layer(changed, order, rounds=2)
+    assert_same_function(before[:, :7], after[:, :7])
+    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_layer_is_attention_by_hashing_of_its_projections(
+    causal: bool, scale: float | None
+) -> None:
+    torch.manual_seed(0)
+    layer = LSHAttention(16, 2, chunk=4, causal=causal, buckets=(2, 4), scale=scale).double()
+    x = torch.randn(2, 14, 16, dtype=torch.float64)
+    y, order = layer(x, rounds=2, generator=torch.Generator().manual_seed(1))
+    q, v = (f(x).unflatten(2, (2, 8)).transpose(1, 2) for f in (layer.queries, layer.values))
+    generator = torch.Generator().manual_seed(1)
+    buckets = hash_buckets(q, rounds=2, buckets=(2, 4), generator=generator)
+    assert torch.equal(order, sorted_by_bucket(buckets))
+    o = lsh_attention(q, v, order, chunk=4, causal=causal, scale=scale)
+    assert_same_function(y, layer.out_proj(o.transpose(1, 2).flatten(2)))
+
+
+def test_layer_ignores_padding() -> None:
+    torch.manual_seed(0)
+    layer = LSHAttention(16, 2, chunk=4, causal=False).double()
+    x, lengths = torch.randn(2, 14, 16, dtype=torch.float64), torch.tensor([14, 6])
+    y, order = layer(x, rounds=2, generator=torch.Generator().manual_seed(1), key_lengths=lengths)
+    assert (order[1, :, :, 6:] >= 6).all(), "padding is sorted to the end"
+    changed = x.clone()
+    changed[1, 6:] = 7.0
+    other, again = layer(
+        changed, rounds=2, generator=torch.Generator().manual_seed(1), key_lengths=lengths
+    )
+    assert torch.equal(order[1, :, :, :6], again[1, :, :, :6])
+    assert_same_function(y[0], other[0])
+    assert_same_function(y[1, :6], other[1, :6])
+
+
+def test_a_local_block_sees_its_window() -> None:
+    block = LocalBlock(16, 2, window=8).double()
+    x = torch.randn(1, 20, 16, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 3] = -x[:, 3]  # a normalisation would remove a shift
+    differs = (block.f(x)[0] != block.f(changed)[0]).any(dim=-1)[0]
+    assert differs.nonzero().flatten().tolist() == list(range(3, 11))
+
+
+def test_invalid_options_of_layers_raise_value_error() -> None:
+    with pytest.raises(ValueError, match=r"buckets must be even numbers of at least 2, got \(3,\)"):
+        LSHAttention(16, 2, chunk=4, buckets=(3,))
+    with pytest.raises(ValueError, match="window must be a whole number of at least 1, got 0"):
+        LocalBlock(16, 2, window=0)
