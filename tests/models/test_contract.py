@@ -358,7 +358,8 @@ def test_invalid_fields_raise_an_error_that_names_them(kind: type[Any], config: 
         config = models.FactTableConfig(rows=7, width=5, value_width=3)
     for name, hint in get_type_hints(kind).items():
         if name in ("head_size", "hidden", "clamp", "columns") or hint is int:
-            wrong, message = -1, f"{name} must be a whole number of at least [01], got -1"
+            wrong: Any = -1
+            message = f"{name} must be a whole number of at least [01], got -1"
         elif get_origin(hint) is Literal:
             choices = ", ".join(map(repr, get_args(hint)))
             wrong, message = "none", f"{name} must be one of {choices}, got 'none'"
