@@ -77,15 +77,15 @@ def test_every_layer_has_the_selected_implementation(
         entry.build("flash")  # type: ignore[arg-type]
 
 
-@of_entries([entry for entry in ENTRIES if entry.name != "lookup"])
-def test_autocast_is_close_to_float32(entry: Entry) -> None:
+@of_entries([entry for entry in ENTRIES if "reformer" not in entry.name])
+def test_bfloat16_by_autocast_is_close_to_float32(entry: Entry) -> None:
+    """Without the Reformer: rounding changes a hash."""
     model = entry.build().float().eval()
     expected = entry.run(model, tokens())
     with torch.autocast("cpu", torch.bfloat16):
         y = entry.run(model, tokens())
-    if "reformer" not in entry.name:  # rounding turns a hash
-        assert (y - expected).norm() < 0.08 * expected.norm()
-    assert all(x.isfinite().all() for x in gradients(model, y.float()))
+    assert_same_function(y, expected, dtype=torch.bfloat16)
+    assert all(x.isfinite().all() for x in gradients(model, y))
 
 
 # Visibility

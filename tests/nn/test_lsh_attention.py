@@ -1,4 +1,4 @@
-"""Attention by hashing: equality with dense attention, padding, derivatives, chunks, hashes."""
+"""Attention by hashing: equality with dense attention, padding, derivatives, and hashes."""
 
 from __future__ import annotations
 
