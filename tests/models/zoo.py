@@ -59,7 +59,7 @@ TARGET = tokens(7, seed=2)
 class Entry:
     """A small model, and how it is called."""
 
-    name: str
+    label: str
     kind: Callable[..., nn.Module]
     config: Any
     run: Run
@@ -88,7 +88,7 @@ class Entry:
         )  # fmt: skip
 
     def __str__(self) -> str:
-        return self.name
+        return self.label
 
     def build(self, implementation: AttnImplementation = "fused", **changes: Any) -> Any:
         """A model in float64 with large weights: the attention of a new one is almost uniform."""
@@ -201,7 +201,7 @@ T5_CONFIG = T5Config(
 
 def _sparse(name: str, **changes: Any) -> Entry:
     return Entry(
-        name=f"sparse-{name}", kind=SparseTransformer, config=replace(SPARSE, **changes),
+        label=f"sparse-{name}", kind=SparseTransformer, config=replace(SPARSE, **changes),
         **WITH_CACHE, lengths=(1, 12, 30), dropouts=5,
     )  # fmt: skip
 
@@ -209,14 +209,14 @@ def _sparse(name: str, **changes: Any) -> Entry:
 def _reformer(name: str, **changes: Any) -> Entry:
     config = replace(REFORMER, **changes)
     return Entry(
-        name=f"reformer{name}", kind=Reformer, config=config, run=lambda model, text: model(text),
+        label=f"reformer{name}", kind=Reformer, config=config, run=lambda model, text: model(text),
         lengths=(1, 12, 30), dropouts=1 + 2 * config.layers,
     )  # fmt: skip
 
 
 def _linear(name: str, **changes: Any) -> Entry:
     return Entry(
-        name=f"linear-{name}", kind=LinearTransformer, config=replace(LINEAR, **changes),
+        label=f"linear-{name}", kind=LinearTransformer, config=replace(LINEAR, **changes),
         run=lambda model, text: model(text), causal=lambda model, text: model(text),
         parts=by_state, implementations=get_args(LinearImplementation), lengths=(1, 12, 150),
         dropouts=5,
@@ -225,15 +225,15 @@ def _linear(name: str, **changes: Any) -> Entry:
 
 ENTRIES = (
     Entry(
-        name="gpt2", kind=GPT2, **WITH_CACHE, dropouts=5,
+        label="gpt2", kind=GPT2, **WITH_CACHE, dropouts=5,
         config=GPT2Config(**SIZES, vocabulary=VOCABULARY, context=12, dropout=0.0),
     ),
     Entry(
-        name="generator", kind=TextGenerator, **WITH_CACHE, dropouts=5,
+        label="generator", kind=TextGenerator, **WITH_CACHE, dropouts=5,
         config=GeneratorConfig(**SIZES, context=12, norm="pre", form="narrow", activation="gelu"),
     ),
     Entry(
-        name="generator-post-wide", kind=TextGenerator, **WITH_CACHE, dropouts=5,
+        label="generator-post-wide", kind=TextGenerator, **WITH_CACHE, dropouts=5,
         config=GeneratorConfig(**SIZES, context=12, norm="post", form="wide"),
     ),
     _sparse("local", pattern="local"),
@@ -248,50 +248,50 @@ ENTRIES = (
     _linear("columns", columns=4, hidden=20),
     _linear("decay", positions="decay"),
     Entry(
-        name="xl", kind=TransformerXL, config=XL, run=by_segments, causal=by_segments,
+        label="xl", kind=TransformerXL, config=XL, run=by_segments, causal=by_segments,
         parts=by_state, lengths=(1, 15), dropouts=9,
     ),
     Entry(
-        name="xl-pre", kind=TransformerXL, config=replace(XL, norm="pre", tied_biases=False),
+        label="xl-pre", kind=TransformerXL, config=replace(XL, norm="pre", tied_biases=False),
         run=by_segments, causal=by_segments, parts=by_state, lengths=(1, 15), dropouts=9,
     ),
     Entry(
-        name="classifier", kind=Classifier, **POOLED, poisoned="embedding.weight", dropouts=5,
+        label="classifier", kind=Classifier, **POOLED, poisoned="embedding.weight", dropouts=5,
         config=ClassifierConfig(**SIZES, vocabulary=VOCABULARY, classes=3, context=9),
     ),
     Entry(
-        name="classifier-pre-wide", kind=Classifier, **POOLED, poisoned="embedding.weight",
+        label="classifier-pre-wide", kind=Classifier, **POOLED, poisoned="embedding.weight",
         config=ClassifierConfig(
             **SIZES, vocabulary=VOCABULARY, classes=3, context=9, norm="pre", form="wide"
         ),
         dropouts=5,
     ),
     Entry(
-        name="bert", kind=Bert, config=BERT, run=lambda model, text: model(text),
+        label="bert", kind=Bert, config=BERT, run=lambda model, text: model(text),
         rows=encoder_rows, poisoned="embedding.weight", dropouts=5,
     ),
     Entry(
-        name="bert-pre-training", kind=BertForPreTraining, config=BERT, rows=pre_training_rows,
+        label="bert-pre-training", kind=BertForPreTraining, config=BERT, rows=pre_training_rows,
         run=lambda model, text: torch.cat([x.flatten() for x in model(text)]), dropouts=5,
     ),
     Entry(
-        name="bert-classification", kind=BertForClassification, config=BERT, more=(4,), **POOLED,
+        label="bert-classification", kind=BertForClassification, config=BERT, more=(4,), **POOLED,
         poisoned="encoder.embedding.weight", dropouts=6,
     ),
     Entry(
-        name="translator", kind=Translator, config=TRANSLATOR, **ENCODER_DECODER, dropouts=12,
+        label="translator", kind=Translator, config=TRANSLATOR, **ENCODER_DECODER, dropouts=12,
     ),
     Entry(
-        name="translator-pre-apart", kind=Translator, **ENCODER_DECODER, dropouts=12,
+        label="translator-pre-apart", kind=Translator, **ENCODER_DECODER, dropouts=12,
         config=replace(TRANSLATOR, norm="pre", shared=False), poisoned="source_embedding.weight",
     ),
-    Entry(name="t5", kind=T5, config=T5_CONFIG, **ENCODER_DECODER, dropouts=22),
+    Entry(label="t5", kind=T5, config=T5_CONFIG, **ENCODER_DECODER, dropouts=22),
     Entry(
-        name="t5-v1.1", kind=T5, **ENCODER_DECODER, poisoned="embedding.weight", dropouts=22,
+        label="t5-v1.1", kind=T5, **ENCODER_DECODER, poisoned="embedding.weight", dropouts=22,
         config=replace(T5_CONFIG, activation="gated_gelu", tied_embeddings=False),
     ),
     Entry(
-        name="lookup", kind=Lookup, **POOLED, poisoned="embedding.weight",
+        label="lookup", kind=Lookup, **POOLED, poisoned="embedding.weight",
         config=LookupConfig(vocabulary=VOCABULARY, rows=5, width=8),
     ),
 )  # fmt: skip
@@ -300,5 +300,5 @@ ENCODER_DECODERS = [entry for entry in ENTRIES if entry.kind in (Translator, T5)
 
 def entry_of(name: str) -> Entry:
     """The entry of a name."""
-    (entry,) = (entry for entry in ENTRIES if entry.name == name)
+    (entry,) = (entry for entry in ENTRIES if entry.label == name)
     return entry
