@@ -48,6 +48,7 @@ def with_implementations(entries: list[Entry]) -> pytest.MarkDecorator:
 # Implementations
 
 
+@pytest.mark.quick
 @of_entries([*ENTRIES])
 def test_implementations_agree_in_results_and_gradients(entry: Entry) -> None:
     """With the weights of one model, which all load."""
@@ -125,6 +126,7 @@ def test_a_text_read_in_parts_has_the_logits_of_the_whole(
         assert_same_function(entry.parts(model, text, counts), entry.causal(model, text))
 
 
+@pytest.mark.quick
 @with_implementations([entry for entry in CAUSAL if entry not in ENCODER_DECODERS])
 def test_generated_tokens_are_those_of_the_whole_text(
     entry: Entry, implementation: AttnImplementation
@@ -198,6 +200,7 @@ def padded(entry: Entry, model: Any, pad: int) -> list[Tensor]:
     return entry.rows(model, text, LENGTHS, range(3))
 
 
+@pytest.mark.quick
 @with_implementations(PADDED)
 def test_padding_changes_no_result_and_no_gradient(
     entry: Entry, implementation: AttnImplementation
