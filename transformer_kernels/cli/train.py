@@ -162,11 +162,9 @@ def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> Train
     from ..nn.options import check_device
     from ..training import TrainingRun
     from ..training.distributed import local_device
-    from ..training.memory import check_model_fits
 
     config = configured(args)
     check_device(local_device(config.device))
-    check_model_fits(config.task, training=False)  # before minutes of reading data
     data = config.task.data(args.data)
     out = args.out or Path(args.recipe.out)
     return TrainingRun.start(config, data, out=out, distributed=distributed)
@@ -273,11 +271,10 @@ def _launch(distributed: DistributedContext, words: str) -> str:
 
 def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> int:
     from ..training import plot_curves
-    from ..training.training_run import CHECKPOINT, CURVE, PICTURE
+    from ..training.training_run import CURVE, PICTURE
 
     assert run.folder is not None
-    task = result.config.task
-    checkpoint = run.folder / CHECKPOINT
+    task, checkpoint = result.config.task, run.folder
     with as_user_error(OSError):
         picture = run.folder / PICTURE
         plot_curves(
@@ -293,8 +290,8 @@ def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> 
         f"{result.tokens_per_s:,.0f} {task.unit}/s; held-out data: "
         f"{result.score:.3f} {task.score_name}"
     )
-    for name in (CHECKPOINT, CURVE, PICTURE):
-        print(f"  {run.folder / name}")
+    for path in (result.checkpoint, run.folder / CURVE, picture):
+        print(f"  {path}")
     for user in used_by:
         print(f"  {command} {user} --checkpoint {checkpoint}")
     return 0

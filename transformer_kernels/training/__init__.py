@@ -1,8 +1,8 @@
 """Training of the reference models: data, tasks, schedules, checkpoints, curves and runs."""
 
-from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from .config import Precision, TrainConfig
-from .curves import CurveRow, plot_curves, read_curve
+from .checkpoint import Checkpoint, CheckpointError
+from .config import Precision, Schedule, TrainConfig
+from .curves import CurveRow, plot_curves, progress_bar, read_curve
 from .data import (
     Batch,
     ByteLanes,
@@ -18,8 +18,6 @@ from .data import (
     standard_library_text,
 )
 from .evaluation import Evaluation, evaluate, evaluate_examples
-from .progress import progress_bar
-from .schedule import Schedule
 from .task import RecurrentTask, State, Task
 from .tasks import PRESETS, TASKS
 from .tasks.generator import GeneratorTask
@@ -40,6 +38,7 @@ __all__ = [
     "Batch",
     "ByteLanes",
     "ByteWindows",
+    "Checkpoint",
     "CheckpointError",
     "Corpus",
     "CurveRow",
@@ -63,7 +62,6 @@ __all__ = [
     "evaluate",
     "evaluate_examples",
     "even_batch",
-    "load_checkpoint",
     "load_corpus",
     "load_generator",
     "load_model",
@@ -71,7 +69,6 @@ __all__ = [
     "progress_bar",
     "read_curve",
     "resume",
-    "save_checkpoint",
     "standard_library_text",
     "train",
 ]

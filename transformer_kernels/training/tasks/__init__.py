@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...common.argument_checks import shown
-from ..config import TrainConfig
-from ..plain_fields import from_fields
+from ..config import TrainConfig, from_fields
 from ..task import Task
 from . import (
     bert,

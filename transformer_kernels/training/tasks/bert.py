@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...models.bert import SIZES, BertConfig, BertForPreTraining
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
+from ..config import Schedule, TrainConfig
 from ..data import (
     IGNORE_INDEX,
     Batch,
@@ -22,7 +22,6 @@ from ..data import (
     train_tokens,
 )
 from ..losses import cross_entropy_sum
-from ..schedule import Schedule
 from ..task import Extra, Task, check_extra_keys, tokens_of
 
 

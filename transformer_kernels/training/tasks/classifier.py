@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...models.classifier import SIZES, Classifier, ClassifierConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
+from ..config import Schedule, TrainConfig, is_text
 from ..data import (
     Batch,
     Dataset,
@@ -23,8 +23,6 @@ from ..data import (
     review_text,
     train_tokens,
 )
-from ..plain_fields import is_text
-from ..schedule import Schedule
 from ..task import Extra, Task, check_extra_keys, tokens_of
 
 

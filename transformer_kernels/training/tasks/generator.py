@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from ...dispatch.division import own_tokens
 from ...models.generator import SIZES, GeneratorConfig, TextGenerator
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
+from ..config import Schedule, TrainConfig
 from ..data import Batch, ByteWindows, Dataset, load_corpus
 from ..losses import cross_entropy_sum
-from ..schedule import Schedule
 from ..task import Extra, Task
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ...models.gpt2 import GPT2, SIZES, GPT2Config
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
+from ..config import Schedule, TrainConfig
 from ..data import Batch, Dataset, Tokens, TokenWindows, bytes_of, load_corpus, train_tokens
-from ..schedule import Schedule
 from ..task import Extra, Task, check_extra_keys, tokens_of
 from .generator import next_token_loss
 

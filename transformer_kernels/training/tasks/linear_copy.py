@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ...models.linear_transformer import SIZES, LinearTransformer, LinearTransformerConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
-from ..schedule import Schedule
+from ..config import Schedule, TrainConfig
 from .copying import CopyTask
 
 

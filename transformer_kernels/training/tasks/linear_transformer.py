@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ...models.generator import VOCABULARY
 from ...models.linear_transformer import SIZES, LinearTransformer, LinearTransformerConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
-from ..schedule import Schedule
+from ..config import Schedule, TrainConfig
 from .generator import NextByteTask
 
 

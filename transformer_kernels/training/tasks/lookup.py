@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from ...models.lookup import SIZES, Lookup, LookupConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
+from ..config import Schedule, TrainConfig, is_text
 from ..data import Batch, Dataset, Fact, Facts, as_facts, load_facts
-from ..plain_fields import is_text
-from ..schedule import Schedule
 from ..task import Extra, Task, check_extra_keys
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ...models.generator import VOCABULARY
 from ...models.reformer import SIZES, Reformer, ReformerConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
-from ..schedule import Schedule
+from ..config import Schedule, TrainConfig
 from .generator import NextByteTask
 
 

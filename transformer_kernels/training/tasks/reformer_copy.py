@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ...models.reformer import SIZES, Reformer, ReformerConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
-from ..schedule import Schedule
+from ..config import Schedule, TrainConfig
 from .copying import CopyTask
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ...models.sparse_transformer import SIZES, SparseTransformer, SparseTransformerConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
-from ..schedule import Schedule
+from ..config import Schedule, TrainConfig
 from .generator import NextByteTask
 
 

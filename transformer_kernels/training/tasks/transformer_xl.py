@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from ...models.generator import VOCABULARY
 from ...models.transformer_xl import SIZES, TransformerXL, TransformerXLConfig
 from ...nn.options import AttnImplementation
-from ..config import TrainConfig
+from ..config import Schedule, TrainConfig
 from ..data import Batch, ByteLanes, Dataset, load_corpus
 from ..losses import cross_entropy_sum
-from ..schedule import Schedule
 from ..task import Extra, RecurrentTask, Shapes, State
 
 

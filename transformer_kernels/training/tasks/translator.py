@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from ...models.translator import SIZES, Translator, TranslatorConfig
 from ...nn.options import AttnImplementation, check_probability
-from ..config import TrainConfig
+from ..config import Schedule, TrainConfig
 from ..data import BEGIN, END, PAD, Batch, Dataset, Pairs, Tokens, load_pairs, spoken_pairs
 from ..losses import smoothed_cross_entropy
-from ..schedule import Schedule
 from ..task import Extra, Task, check_extra_keys, tokens_of
 
 
