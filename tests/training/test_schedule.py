@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from transformer_kernels.training.schedule import Decay
 
 from tests.support.tiers import each
 from transformer_kernels.training import Schedule
-from transformer_kernels.training.schedule import Decay
 
 
 @pytest.mark.parametrize("decay", ["cosine", "inverse_sqrt"])

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
+from transformer_kernels.training.shard_files import ShardFiles
 
 from tests.training.divided import GPT2, data_of, start_or_resume, train_until
 from transformer_kernels.training import (
@@ -29,7 +30,6 @@ from transformer_kernels.training import (
     train,
 )
 from transformer_kernels.training.distributed import end_process_group, grid_of_processes
-from transformer_kernels.training.shard_files import ShardFiles
 
 FILE = "shard-00001-model-00001-of-00001.safetensors"
 CONFIG = replace(GPT2, eval_every=2)

@@ -319,10 +319,10 @@ def _check_files(folder: Path) -> None:
     files = {path.name for path in folder.iterdir() if path.is_file()}
     for name in sorted(files - checksums.keys()):
         if name.endswith(".safetensors"):
-            raise ValueError(f"it has the unknown file {shown(name)}")
+            raise ValueError(f"it has the unknown file {name!r}")
     for name, checksum in checksums.items():
         if name not in files:
-            raise ValueError(f"it lacks the file {shown(name)}")
+            raise ValueError(f"it lacks the file {name!r}")
         if _checksum(folder / name) != checksum:
             raise ValueError(f"{name} is damaged")
 

@@ -291,9 +291,10 @@ class Trainer:
             text = f"{self.config.seed} {grid.rank} {metadata.steps_done}"
             torch.manual_seed(random.Random(text).getrandbits(63))
             return
-        torch.set_rng_state(tensors["random.cpu"][grid.rank])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors["random.cuda"][grid.rank], self.device)
+        own = {name: tensors[f"random.{name}"][grid.rank].clone() for name in self._random_states()}
+        torch.set_rng_state(own["cpu"])  # without the clone torch reads past the storage
+        if "cuda" in own:
+            torch.cuda.set_rng_state(own["cuda"], self.device)
 
     def _expected(self, metadata: Metadata) -> dict[str, Tensor]:
         """Tensors with the names, shapes and dtypes that a state with these numbers has."""
