@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import shutil
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -364,23 +364,6 @@ def test_full_disk_leaves_the_old_checkpoint(
     assert names(folder.parent) == {".lock", "checkpoint-3", "curve.csv"}
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from transformer_kernels.training import TrainingRun, corpus_from_bytes, ByteWindows
-text = b"the quick brown fox jumps over the lazy dog. " * 40
-data = ByteWindows(corpus_from_bytes(text, "a fox"), 12)
-run = TrainingRun.resume(sys.argv[1], data=data)
-replace = Path.replace
-def kill(path, target):
-    if path.name == sys.argv[2]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return replace(path, target)
-Path.replace = Path.rename = kill
-run.train()
-"""
-
-
 @pytest.mark.parametrize(
     ("at", "left"), [(".checkpoint-4.tmp", "checkpoint-3"), ("checkpoint-3", "checkpoint-4")]
 )
@@ -388,11 +371,32 @@ def test_kill_leaves_a_whole_checkpoint_and_a_free_folder(
     folder: Path, data: Dataset, at: str, left: str
 ) -> None:
     """Before the new checkpoint has its name, and after that."""
-    command = [sys.executable, "-c", KILLED, str(folder.parent), at]
-    assert subprocess.run(command, check=False).returncode == -9
+    process = os.fork()
+    if process == 0:
+        try:
+            train_until_killed(folder, data, at)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(process, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
     assert Checkpoint.open(folder.parent).folder == folder.with_name(left)
     assert resume(folder.parent, data=data).finished
     assert names(folder.parent) == {".lock", "checkpoint-8", "curve.csv"}
+
+
+def train_until_killed(folder: Path, data: Dataset, at: str) -> None:
+    """Resumes a run, and kills this process where it renames the folder `at`."""
+    rename = Path.rename
+
+    def kill(path: Path, target: Path) -> Path:
+        if path.name == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", kill)
+        patch.setattr(Path, "rename", kill)
+        TrainingRun.resume(folder, data=data).train()
 
 
 def test_folders_of_others_are_neither_removed_nor_written(folder: Path, data: Dataset) -> None:

@@ -17,13 +17,12 @@ from tests.support.processes import torchrun
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import Stack
 from transformer_kernels.training import (
-    CheckpointError,
+    Checkpoint,
     CurveRow,
     Dataset,
     Precision,
     TrainConfig,
     Trainer,
-    load_checkpoint,
     read_curve,
     resume,
     train,
@@ -138,7 +137,7 @@ def test_float16_run_with_accumulation_and_recomputation_resumes_exactly(
     whole = train(config, data)
     stop = iter((False, False, True))
     train(config, data, out=tmp_path, should_stop=lambda: next(stop))
-    resumed = resume(tmp_path / "checkpoint.pt", data=data)
+    resumed = resume(tmp_path, data=data)
     assert without_times(resumed.rows) == without_times(whole.rows)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
@@ -200,11 +199,8 @@ def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
     ):
         done = torchrun(2, *words)
         assert done.returncode == 0, done.stderr
-    checkpoint = stopped / "checkpoint.pt"
-    assert load_checkpoint(checkpoint)["steps_done"] == 4
-    resumed = train_with_processes(
-        2, "transformer-xl", "--resume", str(checkpoint), "--threads", "1"
-    )
+    assert Checkpoint.open(stopped).metadata.steps_done == 4
+    resumed = train_with_processes(2, "transformer-xl", "--resume", str(stopped), "--threads", "1")
     assert resumed.returncode == 0, resumed.stderr
     curves = [without_times(read_curve(folder / "curve.csv")) for folder in (whole, stopped)]
     assert curves[0] == curves[1]
@@ -222,7 +218,7 @@ def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
 def test_two_processes_give_the_curve_of_one_and_resume(
     tmp_path: Path, kind: str, model: str
 ) -> None:
-    """The batch does not divide by processes and micro-batches. Lanes need the same processes."""
+    """The batch does not divide by processes and micro-batches."""
     text = tmp_path / "text.txt"
     text.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
     tiny = (
@@ -241,9 +237,5 @@ def test_two_processes_give_the_curve_of_one_and_resume(
     losses = [[(row.train_loss, row.val_loss) for row in rows] for rows in (one, two)]
     assert_same_function(*(torch.tensor([[x, y or 0.0] for x, y in rows]) for rows in losses))
 
-    checkpoint = tmp_path / "two" / "checkpoint.pt"
-    if kind == "transformer-xl":
-        with pytest.raises(CheckpointError, match="trained by 2 processes, but this run has 1"):
-            resume(checkpoint)
-    resumed = train_with_processes(2, kind, "--resume", str(checkpoint), "--threads", "1")
+    resumed = train_with_processes(2, kind, "--resume", str(tmp_path / "two"), "--threads", "1")
     assert resumed.returncode == 0, resumed.stderr
