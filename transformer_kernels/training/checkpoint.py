@@ -260,7 +260,6 @@ def write_checkpoint(
     Raises:
         OSError: a file cannot be written. It names the folder.
     """
-    require("safetensors", extra="train")
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 from torch import nn
 
+from ..common.optional_deps import require
 from ..models.generator import TextGenerator
 from ..nn.options import AttnImplementation, check_device
 from .checkpoint import CURVE as CURVE
@@ -74,23 +75,22 @@ class TrainingRun:
 
     Attributes:
         trainer: model, optimizer and data.
-        rows: the curve so far.
         folder: the output folder, or None for no files.
+        rows: the curve so far.
         checkpoint: folder of the last checkpoint, or None.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        *,
         folder: Path | None = None,
         lock: FileLock | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         """Makes a run; see `start` and `resume`. The main process has the lock of the folder."""
         self.trainer = trainer
-        self.rows = [] if checkpoint is None else checkpoint.rows()
         self.folder = folder
+        self.rows = [] if checkpoint is None else checkpoint.rows()
         self.checkpoint = None if checkpoint is None else checkpoint.folder
         self._lock = lock
 
@@ -108,10 +108,12 @@ class TrainingRun:
         distributed: DistributedContext = SINGLE_PROCESS,
     ) -> TrainingRun:
         """Sets up a new run; see `train`."""
-        trainer = Trainer(config, data, distributed)
         folder = None if out is None else Path(out)
+        if folder is not None:
+            require("safetensors", extra="train")
+        trainer = Trainer(config, data, distributed)
         if folder is None or not distributed.is_main:
-            return cls(trainer, folder=folder)
+            return cls(trainer, folder)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder) as lock:
             for name in sorted(path.name for path in folder.iterdir()):
@@ -121,7 +123,7 @@ class TrainingRun:
                         "folder"
                     )
             rewrite_curve(folder / CURVE, ())
-            return cls(trainer, folder=folder, lock=lock)
+            return cls(trainer, folder, lock)
 
     @classmethod
     def resume(
@@ -148,7 +150,7 @@ class TrainingRun:
                 data = metadata.config.task.data(source, metadata.extra)
             trainer = Trainer(metadata.config, data, distributed)
             trainer.restore(found)
-            run = cls(trainer, folder=folder, lock=lock, checkpoint=found)
+            run = cls(trainer, folder, lock, found)
             if lock is not None:
                 rewrite_curve(folder / CURVE, run.rows)
             return run
@@ -156,56 +158,34 @@ class TrainingRun:
     def train(
         self, *, on_row: OnRow | None = None, should_stop: ShouldStop | None = None
     ) -> TrainResult:
-        """Trains the remaining steps; see `train`."""
-        if self._lock is None:
-            return self._train(on_row, should_stop)
-        _acquire(self._lock)
+        """Trains the remaining steps, and unlocks the folder; see `train`."""
         try:
-            return self._train(on_row, should_stop)
+            if self._lock is not None:
+                _acquire(self._lock)
+            stopped = False
+            while self.trainer.steps_done < self.config.steps and not stopped:
+                self.rows.append(self._step())
+                stop = should_stop is not None and should_stop()
+                stopped = any(self.trainer.distributed.all_gather(stop))
+                self._write(checkpoint=stopped or self._is_due())
+                if on_row is not None:
+                    on_row(self.rows[-1])
         finally:
-            self._lock.release(force=True)
-
-    def _train(self, on_row: OnRow | None, should_stop: ShouldStop | None) -> TrainResult:
-        stopped = False
-        while self.trainer.steps_done < self.config.steps and not stopped:
-            row = self._step()
-            self.rows.append(row)
-            stop = should_stop is not None and should_stop()
-            stopped = any(self.trainer.distributed.all_gather(stop))
-            if self.folder is not None and self._lock is not None:
-                append_to_curve(self.folder / CURVE, row)
-            if stopped or self._is_due(row.step):
-                self._save()
-            if on_row is not None:
-                on_row(row)
+            if self._lock is not None:
+                self._lock.release(force=True)
         return TrainResult(self.config, self.trainer.model, self.rows, self.checkpoint)
-
-    def _save(self) -> None:
-        """Writes a checkpoint: by the main process, or by all if parameters are divided."""
-        distributed = self.trainer.distributed
-        metadata, tensors = self.trainer.state()
-        if self.folder is None:
-            return
-        if distributed.sharded:
-            self.checkpoint = write_checkpoint(
-                self.folder, metadata, tensors, self.rows, distributed
-            )
-        elif distributed.is_main:
-            self.checkpoint = write_checkpoint(self.folder, metadata, tensors, self.rows)
 
     def _step(self) -> CurveRow:
         """Trains one step, and validates if a validation is due."""
-        before = self.rows[-1] if self.rows else None
         start = time.perf_counter()
         done = self.trainer.step()
         elapsed = time.perf_counter() - start
-        step = self.trainer.steps_done
-        validated = None
-        distributed = self.trainer.distributed
-        if self._is_due(step) and (distributed.is_main or distributed.forward_is_collective):
+        validated, distributed = None, self.trainer.distributed
+        if self._is_due() and (distributed.is_main or distributed.forward_is_collective):
             validated = self.trainer.validate()
+        before = self.rows[-1] if self.rows else None
         return CurveRow(
-            step=step,
+            step=self.trainer.steps_done,
             tokens=done.tokens + (0 if before is None else before.tokens),
             seconds=elapsed + (0.0 if before is None else before.seconds),
             train_loss=done.loss,
@@ -214,8 +194,23 @@ class TrainingRun:
             tokens_per_s=done.tokens / elapsed,
         )
 
-    def _is_due(self, step: int) -> bool:
+    def _is_due(self) -> bool:
+        """True if a validation and a checkpoint follow the last step."""
+        step = self.trainer.steps_done
         return step % self.config.eval_every == 0 or step == self.config.steps
+
+    def _write(self, *, checkpoint: bool) -> None:
+        """Writes the curve's last row, and a checkpoint: all ranks, if parameters are divided."""
+        distributed = self.trainer.distributed
+        state = self.trainer.state() if checkpoint else None
+        if self.folder is not None and distributed.is_main:
+            append_to_curve(self.folder / CURVE, self.rows[-1])
+        if self.folder is None or state is None:
+            return
+        if distributed.sharded:
+            self.checkpoint = write_checkpoint(self.folder, *state, self.rows, distributed)
+        elif distributed.is_main:
+            self.checkpoint = write_checkpoint(self.folder, *state, self.rows)
 
 
 def train(
@@ -231,22 +226,18 @@ def train(
     Args:
         config: settings of the run.
         data: dataset to train and validate on.
-        out: folder for the checkpoint and the curve (CSV), created if missing; None for no files.
+        out: folder for checkpoints and the curve (CSV), created if missing; None for no files.
         on_row: called after each step with its curve row.
         should_stop: called after each step; True makes the run save a checkpoint and end.
-
-    Returns:
-        the trained model and its curve.
 
     Raises:
         ValueError: the settings do not fit the data, the device or the number of processes.
         FileExistsError: the folder already holds a run; nothing is overwritten.
         BlockingIOError: another process is training in the folder.
-        OSError: the folder cannot be written, or the disk is full. Files that exist stay whole.
+        OSError: the folder cannot be written, or the disk is full. Checkpoints stay whole.
         FloatingPointError: a loss or a gradient is not finite; that step is not saved.
     """
-    run = TrainingRun.start(config, data, out=out)
-    return run.train(on_row=on_row, should_stop=should_stop)
+    return TrainingRun.start(config, data, out=out).train(on_row=on_row, should_stop=should_stop)
 
 
 def resume(
@@ -256,23 +247,19 @@ def resume(
     on_row: OnRow | None = None,
     should_stop: ShouldStop | None = None,
 ) -> TrainResult:
-    """Resumes an interrupted run in the folder of its checkpoint, and trains it to the end.
+    """Resumes an interrupted run in its folder, and trains it to the end; see `train`.
 
     On the same machine, with the same number of threads, every loss is bit-identical to that of an
     uninterrupted run.
 
     Args:
-        checkpoint: checkpoint of the run.
+        checkpoint: folder of the run, or of one of its checkpoints.
         data: dataset of the run; None reads it again from its original source.
         on_row: as in `train`.
         should_stop: as in `train`.
 
-    Returns:
-        the trained model and its curve, including the steps before the checkpoint.
-
     Raises:
         CheckpointError: the checkpoint is not valid or does not belong to this data.
-        BlockingIOError, ValueError, OSError, FloatingPointError: as in `train`.
     """
     run = TrainingRun.resume(checkpoint, data=data)
     return run.train(on_row=on_row, should_stop=should_stop)
@@ -299,18 +286,14 @@ def load_model(
     """Loads the trained model of a checkpoint.
 
     Args:
-        checkpoint: file written by a training run.
+        checkpoint: folder of a run, for its newest checkpoint, or of one of its checkpoints.
         kinds: accepted kinds of task (`Task.kind`); none accepts all.
         attn_implementation: attention implementation of the model.
         device: torch device of the model.
 
-    Returns:
-        the model in evaluation mode, its task, its extra data and the path of its data.
-
     Raises:
-        OSError: the file cannot be read.
-        CheckpointError: the file is not a checkpoint of an accepted kind, or an entry that the
-            model needs is absent or invalid.
+        OSError: a file cannot be read.
+        CheckpointError: it is not a checkpoint of an accepted kind, or it is damaged.
         ValueError: the device cannot be used.
     """
     check_device(device)
@@ -330,11 +313,11 @@ def load_generator(
     device: str = "cpu",
 ) -> TextGenerator:
     """Loads the text generator of a checkpoint, in evaluation mode; see `load_model`."""
-    model = load_model(
+    found = load_model(
         checkpoint, "generator", attn_implementation=attn_implementation, device=device
-    ).model
-    assert isinstance(model, TextGenerator)
-    return model
+    )
+    assert isinstance(found.model, TextGenerator)
+    return found.model
 
 
 @contextmanager
