@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from tests.training.edited_checkpoints import edit_tensors
+from tests.training.run_helpers import edit_tensors
 from transformer_kernels.models import GeneratorConfig, GPT2Config
 from transformer_kernels.training import (
     ByteWindows,

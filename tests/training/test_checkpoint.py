@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tests.support.tiers import each
-from tests.training.edited_checkpoints import SHARD, edit_config, edit_tensors, put
+from tests.training.run_helpers import SHARD, edit_config, edit_tensors, put
 from transformer_kernels.training import (
     PRESETS,
     Checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,12 @@ def test_csv_round_trip_is_exact(tmp_path: Path) -> None:
 def test_full_disk_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
     path.symlink_to("/dev/full")
-    for write in (
+    ways: tuple[Callable[[], None], ...] = (
         lambda: append_to_curve(path, ROWS[0]),
         lambda: rewrite_curve(path, ROWS),
         lambda: plot_curves({"eager": ROWS}, path),
-    ):
+    )
+    for write in ways:
         with pytest.raises(OSError, match="No space left on device") as caught:
             write()
         assert caught.value.filename == str(path)

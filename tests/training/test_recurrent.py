@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.recurrent import RecentBytesConfig, RecentBytesTask
-from tests.training.edited_checkpoints import edit_config, edit_tensors
+from tests.training.run_helpers import edit_config, edit_tensors, with_dropout
 from transformer_kernels.models import GeneratorConfig, TransformerXLConfig
 from transformer_kernels.training import (
     TASKS,
@@ -91,11 +91,6 @@ def corpus() -> Corpus:
 @pytest.fixture
 def data(corpus: Corpus) -> ByteLanes:
     return ByteLanes(corpus, CONTEXT)
-
-
-def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
-    model = replace(config.task.model, dropout=share)
-    return replace(config, task=replace(config.task, model=model))
 
 
 def saved(trainer: Trainer, folder: Path) -> Checkpoint:

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import distributed as dist
 
 from tests.training.divided import GPT2, data_of, start_or_resume, train_until
-from tests.training.edited_checkpoints import SHARD, edit_tensors, put
+from tests.training.run_helpers import SHARD, edit_tensors, put
 from transformer_kernels.training import Checkpoint, CheckpointError, load_model, resume, train
 from transformer_kernels.training.distributed import end_process_group
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from tests.support.processes import torchrun
+from tests.training.run_helpers import with_dropout, without_times
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import Stack
 from transformer_kernels.training import (
     Checkpoint,
-    CurveRow,
     Dataset,
     Precision,
     TrainConfig,
@@ -36,11 +36,6 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
-    model = replace(config.task.model, dropout=share)
-    return replace(config, task=replace(config.task, model=model))
 
 
 def gradients(trainer: Trainer) -> list[Tensor]:
@@ -124,10 +119,6 @@ def test_gradient_overflow_at_the_minimum_loss_scale_is_an_error(
     trainer.step()
     with pytest.raises(FloatingPointError, match=r"the gradient's norm is (inf|nan) after step 2"):
         trainer.step()
-
-
-def without_times(rows: list[CurveRow]) -> list[CurveRow]:
-    return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
 
 
 def test_float16_run_with_accumulation_and_recomputation_resumes_exactly(

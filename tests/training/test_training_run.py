@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 import torch
 
+from tests.training.run_helpers import with_dropout, without_times
 from transformer_kernels.nn import AttnImplementation, MultiHeadAttention
 from transformer_kernels.training import (
     ByteWindows,
@@ -31,11 +32,6 @@ from transformer_kernels.training import (
 from transformer_kernels.training.distributed import DistributedContext
 
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
-
-
-def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
-    model = replace(config.task.model, dropout=share)
-    return replace(config, task=replace(config.task, model=model))
 
 
 def windows(text: bytes, name: str) -> ByteWindows:
@@ -97,10 +93,6 @@ def test_eager_and_fused_give_the_same_curve_with_dropout(
     eager = train(replace(config, attn_implementation="eager"), data)
     fused = train(replace(config, attn_implementation="fused"), data)
     assert fused.losses == pytest.approx(eager.losses, rel=2e-5)
-
-
-def without_times(rows: list[CurveRow]) -> list[CurveRow]:
-    return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

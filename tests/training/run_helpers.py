@@ -1,10 +1,11 @@
-"""Edits of checkpoints whose checksums are right: what a program could write, but ours does not."""
+"""Settings and curves of small runs, and edits of checkpoints whose checksums are right."""
 
 from __future__ import annotations
 
 import json
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,18 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from transformer_kernels.training import CurveRow, TrainConfig
+
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
+
+
+def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
+    model = replace(config.task.model, dropout=share)
+    return replace(config, task=replace(config.task, model=model))
+
+
+def without_times(rows: list[CurveRow]) -> list[CurveRow]:
+    return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
 
 
 def put(folder: Path, name: str, content: bytes) -> None:
