@@ -54,20 +54,16 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSource:
-    """Dataset of a run; see `Dataset`."""
-
-    name: str
-    source: str | None
-    digest: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Metadata:
     """Everything in a checkpoint but its tensors and the curve."""
 
     config: TrainConfig
-    data: DataSource
+    data: str
+    """Name of the dataset"""
+    source: str | None
+    """Path of the dataset"""
+    digest: str
+    """Digest of the dataset"""
     extra: Extra
     steps_done: int
     updates: int
@@ -336,7 +332,6 @@ def _checksum(path: Path) -> int:
 
 def _described(folder: Path) -> dict[str, Tensor]:
     """Shapes and dtypes of the tensors in a folder, which together are no larger than its files."""
-    require("safetensors", extra="train")
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     with _plain_torch_errors():
@@ -374,6 +369,7 @@ def _as_checkpoint_error(folder: Path) -> Iterator[None]:
 @contextmanager
 def _plain_torch_errors() -> Iterator[None]:
     """Raises the causes of errors of torch.distributed.checkpoint and safetensors."""
+    require("safetensors", extra="train")
     from safetensors import SafetensorError
     from torch.distributed.checkpoint.api import CheckpointException
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..nn.blocks import recompute_blocks
 from ..nn.options import check_device
-from .checkpoint import Checkpoint, CheckpointError, DataSource, Metadata
+from .checkpoint import Checkpoint, CheckpointError, Metadata
 from .config import Precision, TrainConfig
 from .data import Batch, Dataset, LaneDataset
 from .distributed import SINGLE_PROCESS, DistributedContext, check_scale_out, local_device, whole
@@ -227,7 +227,9 @@ class Trainer:
         scaler = self.scaler.state_dict()
         metadata = Metadata(
             config=self.config,
-            data=DataSource(name=self.data.name, source=self.data.source, digest=self.data.digest),
+            data=self.data.name,
+            source=self.data.source,
+            digest=self.data.digest,
             extra=self.config.task.extra(self.data),
             steps_done=self.steps_done,
             updates=int(moments[0]["step"]) if moments else 0,
@@ -252,21 +254,22 @@ class Trainer:
         and the step.
 
         Raises:
-            CheckpointError: a tensor is absent or invalid, or the data differ. Nothing has been
-                restored.
+            CheckpointError: a tensor is absent or invalid, or the data differ. Model and optimizer
+                are unchanged.
         """
         metadata, grid = checkpoint.metadata, self.distributed
-        if metadata.data.digest != self.data.digest:
+        if metadata.digest != self.data.digest:
             raise CheckpointError(
-                f"{checkpoint.folder}: the checkpoint was trained on other data: "
-                f"{metadata.data.name}, not {self.data.name}"
+                f"{checkpoint.folder}: the checkpoint was trained on other data: {metadata.data}, "
+                f"not {self.data.name}"
             )
         with grid.on_all_ranks(CheckpointError):
             tensors = checkpoint.read(self._expected(metadata))
             try:
                 self._restore_random(metadata, tensors)
-            except RuntimeError as error:
-                raise CheckpointError(f"{checkpoint.folder}: random states: {error}") from None
+            except RuntimeError:
+                text = "a random state is not one of torch's generators"
+                raise CheckpointError(f"{checkpoint.folder}: {text}") from None
         self.model.load_state_dict(_without_prefix(tensors, "model."))
         groups = self.optimizer.state_dict()["param_groups"]  # settings are those of the config
         moments: dict[int, dict[str, Tensor]] = {}

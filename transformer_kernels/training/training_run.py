@@ -145,8 +145,8 @@ class TrainingRun:
             found = Checkpoint.open(checkpoint, kind)
             metadata = found.metadata
             if data is None:
-                if source is None and metadata.data.source is not None:
-                    source = Path(metadata.data.source)
+                if source is None and metadata.source is not None:
+                    source = Path(metadata.source)
                 data = metadata.config.task.data(source, metadata.extra)
             trainer = Trainer(metadata.config, data, distributed)
             trainer.restore(found)
@@ -298,7 +298,7 @@ def load_model(
     """
     check_device(device)
     found = Checkpoint.open(checkpoint, kinds)
-    task, source = found.metadata.config.task, found.metadata.data.source
+    task, source = found.metadata.config.task, found.metadata.source
     model = task.build(attn_implementation)
     weights = found.read(model.state_dict(prefix="model."), "model.")
     model.load_state_dict({name.removeprefix("model."): x for name, x in weights.items()})
