@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.support.processes import torchrun
-from tests.training.run_helpers import with_dropout, without_times
+from tests.training.run_helpers import default_dtype, with_dropout, without_times
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import Stack
 from transformer_kernels.training import (
@@ -31,37 +30,22 @@ from transformer_kernels.training.distributed import DistributedContext
 from transformer_kernels.training.trainer import MIN_LOSS_SCALE, split
 
 
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def gradients(trainer: Trainer) -> list[Tensor]:
     trainer.step()
     return [p.grad for p in trainer.model.parameters() if p.grad is not None]
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_accumulated_gradients_equal_those_of_the_whole_batch(
+def test_accumulated_gradients_and_losses_equal_those_of_the_whole_batch(
     config: TrainConfig, data: Dataset, parts: int
 ) -> None:
     config = replace(config, batch=7)
-    whole = Trainer(config, data)
-    accumulated = Trainer(replace(config, accumulate=parts), data)
-    for _ in range(3):
-        assert_same_function(gradients(accumulated), gradients(whole))
-
-
-@pytest.mark.usefixtures("float64")
-def test_accumulated_loss_equals_that_of_the_whole_batch(
-    config: TrainConfig, data: Dataset
-) -> None:
-    config = replace(config, batch=7)
-    losses = train(config, data).losses
-    assert train(replace(config, accumulate=3), data).losses == pytest.approx(losses, rel=1e-10)
+    with default_dtype(torch.float64):
+        whole = Trainer(config, data)
+        accumulated = Trainer(replace(config, accumulate=parts), data)
+        for _ in range(3):
+            assert_same_function(gradients(accumulated), gradients(whole))
+        assert accumulated.step().loss == pytest.approx(whole.step().loss, rel=1e-10)
 
 
 def test_recomputation_gives_identical_losses_with_dropout(

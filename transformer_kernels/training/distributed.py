@@ -200,18 +200,14 @@ def check_scale_out(config: TrainConfig, grid: DistributedContext) -> None:
             "precision must be float32 or bfloat16 where parameters are divided over processes, "
             "got float16: use bfloat16"  # each rank would scale its losses on its own
         )
-    if grid.context_parallel > 1:
-        _check_sequences(config, grid.context_parallel)
-
-
-def _check_sequences(config: TrainConfig, ranks: int) -> None:
-    """Checks length and attention for sequences in the layout "zigzag"; see docs/scale.md."""
-    model = config.task.model
-    dropout = model.dropout > 0.0
-    chunk = DROPOUT_COLUMNS if dropout else 1
-    if model.context % (2 * ranks * chunk):
+    if grid.context_parallel == 1:
+        return
+    # sequences are in the layout "zigzag"; see docs/scale.md
+    model, dropout = config.task.model, config.task.model.dropout > 0.0
+    multiple = 2 * grid.context_parallel * (DROPOUT_COLUMNS if dropout else 1)
+    if model.context % multiple:
         raise ValueError(
-            f"context must be a multiple of {2 * ranks * chunk} to be divided over {ranks} "
+            f"context must be a multiple of {multiple} to be divided over {grid.context_parallel} "
             f"processes{' with dropout' if dropout else ''}, got {model.context}"
         )
     if config.attn_implementation == "sdpa":

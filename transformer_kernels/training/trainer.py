@@ -205,9 +205,7 @@ class Trainer:
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         dtype = _DTYPES.get(self.config.precision)
-        if dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
     def _check_finite(self, name: str, value: float) -> None:
         if not math.isfinite(value):
