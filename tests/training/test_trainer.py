@@ -26,6 +26,7 @@ from transformer_kernels.training import (
     resume,
     train,
 )
+from transformer_kernels.training.checkpoint import write_checkpoint
 from transformer_kernels.training.distributed import DistributedContext
 from transformer_kernels.training.trainer import MIN_LOSS_SCALE, split
 
@@ -116,6 +117,25 @@ def test_float16_run_with_accumulation_and_recomputation_resumes_exactly(
     assert without_times(resumed.rows) == without_times(whole.rows)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_loss_scale_after_a_skipped_update_is_restored(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
+    config = replace(config, precision="float16")
+    trainer = Trainer(config, data)
+    weight = trainer.model.get_parameter("logits.weight")
+    hook = weight.register_hook(lambda gradient: gradient / 0.0)
+    trainer.step()
+    hook.remove()
+    trainer.step()
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path, *trainer.state(), ()))
+    assert (checkpoint.metadata.steps_done, checkpoint.metadata.updates) == (2, 1)
+    resumed = Trainer(config, data)
+    assert resumed.scaler.state_dict() != trainer.scaler.state_dict()
+    resumed.restore(checkpoint)
+    assert resumed.scaler.state_dict() == trainer.scaler.state_dict()
+    assert resumed.step() == trainer.step()
 
 
 def test_split_gives_micro_batches_of_nearly_equal_size() -> None:
