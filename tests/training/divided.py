@@ -28,7 +28,7 @@ from transformer_kernels.training.checkpoint import shards_of
 from transformer_kernels.training.data import TokenWindows
 from transformer_kernels.training.distributed import SINGLE_PROCESS, grid_of_processes
 from transformer_kernels.training.sharding import own_shard
-from transformer_kernels.training.tasks.gpt2 import GPT2Task
+from transformer_kernels.training.tasks import GPT2Task
 from transformer_kernels.training.training_run import CHECKPOINT
 
 CONTEXT = 24

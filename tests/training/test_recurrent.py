@@ -31,7 +31,7 @@ from transformer_kernels.training import (
     save_checkpoint,
 )
 from transformer_kernels.training.distributed import DistributedContext
-from transformer_kernels.training.tasks.transformer_xl import TransformerXLTask
+from transformer_kernels.training.tasks import TransformerXLTask
 
 CONTEXT, MEMORY, LANES = 12, 30, 5
 TASK = RecentBytesTask(model=RecentBytesConfig(context=CONTEXT, memory=MEMORY))

@@ -12,8 +12,6 @@ from .data import (
     LaneDataset,
     Tokens,
     corpus_from_bytes,
-    draw_batch,
-    even_batch,
     load_corpus,
     standard_library_text,
 )
@@ -21,8 +19,7 @@ from .evaluation import Evaluation, evaluate, evaluate_examples
 from .progress import progress_bar
 from .schedule import Schedule
 from .task import RecurrentTask, State, Task
-from .tasks import PRESETS, TASKS
-from .tasks.generator import GeneratorTask
+from .tasks import PRESETS, TASKS, GeneratorTask
 from .trainer import Trainer
 from .training_run import (
     LoadedModel,
@@ -59,10 +56,8 @@ __all__ = [
     "Trainer",
     "TrainingRun",
     "corpus_from_bytes",
-    "draw_batch",
     "evaluate",
     "evaluate_examples",
-    "even_batch",
     "load_checkpoint",
     "load_corpus",
     "load_generator",
