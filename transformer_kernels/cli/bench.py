@@ -121,8 +121,7 @@ def _add_calls(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..bench.comparison.saved import load
     from ..common.optional_deps import require
-    from .error_mapping import as_user_error
-    from .errors import UserError
+    from .common import UserError, as_user_error
 
     with as_user_error(ImportError):
         require("rich", extra="bench")
@@ -149,7 +148,7 @@ def _measure_and_report(args: argparse.Namespace, *earlier: list[Measured]) -> i
     from ..bench.comparison.page import write_page
     from ..bench.comparison.saved import save
     from ..bench.comparison.table import print_changes, print_results
-    from .error_mapping import as_user_error
+    from .common import as_user_error
 
     with as_user_error(OSError):
         args.out.mkdir(parents=True, exist_ok=True)
@@ -175,7 +174,7 @@ def _measure(args: argparse.Namespace, console: Console) -> Comparison:
     from ..bench import Budget
     from ..bench.comparison.run import compare
     from ..bench.trial import DeviceLostError
-    from .error_mapping import as_user_error
+    from .common import as_user_error
 
     with as_user_error(OSError, ValueError):
         device = _device(args)

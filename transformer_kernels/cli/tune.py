@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..backends.triton import target
     from ..bench import tune
-    from .errors import UserError
+    from .common import UserError
 
     device = torch.device("cuda")
     reason = target.reason_against(device)
