@@ -68,7 +68,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(metavar="command", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
-    if words[:1] in (["train"], ("train",)):
-        # Its options are the fields of the configs, which import torch.
+    if list(words[:1]) == ["train"]:
+        # Its options are the fields of the configs, which import the models.
         train.add_models(subparsers.choices["train"])
     return parser

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bench import Case, Row
-    from ..training import TrainResult
+    from ..nn.options import AttnImplementation
+    from ..training import Dataset, Tokens, TrainConfig, TrainResult
 
 PROMPT = b"\n    def"
 """Ends with a whole token: a space belongs to the word after it"""
@@ -59,7 +60,7 @@ FULL = Sizes(
     eager_steps=20,
     sample_tokens=160,
 )
-"""Sizes of `make demo`: two to three and a half minutes on two cores, after its set-up. The training
+"""Sizes of `make demo`: two to three and a half minutes on two cores, after its set-up. Training
 ends within its time limit, so that the text sample is that of a finished run."""
 
 QUICK = Sizes(
@@ -142,8 +143,8 @@ def cases(sizes: Sizes) -> list[Case]:
 
     def case(name: str, length: int, **options: Any) -> Case:
         heads, width = sizes.heads, sizes.width
-        shape = {"H_q": heads, "H_kv": heads, "M": length, "N": length, "D": width, "D_v": width}
-        return Case(name=name, **shape, **options)
+        options |= {"M": length, "N": length, "D": width, "D_v": width}
+        return Case(name=name, H_q=heads, H_kv=heads, **options)
 
     causal = Mask.causal()
     by_length = [case("causal", n, mask=causal, mask_name="causal") for n in sizes.lengths]
@@ -289,7 +290,11 @@ def _attention_table(title: str, header: str, rows: Sequence[Row]) -> Table:
 
 
 def train_both(
-    sizes: Sizes, config: Any, data: Any, names: Sequence[str], on_step: Callable[[str], None]
+    sizes: Sizes,
+    config: TrainConfig,
+    data: Dataset,
+    names: Sequence[AttnImplementation],
+    on_step: Callable[[str], None],
 ) -> dict[str, TrainResult]:
     """Trains with each attention implementation from the same seed; the last one to the end.
 
@@ -317,6 +322,7 @@ def _show_training(sizes: Sizes, out: Path, console: Console, *, fused: bool) ->
     from ..bench.tables import UNKNOWN, empty_table
     from ..training import PRESETS, Schedule, plot_curves
     from ..training.curves import rewrite_curve
+    from ..training.data import TokenWindows
 
     preset = PRESETS["gpt2"]["demo"]
     task = replace(preset.task, model=replace(preset.task.model, **sizes.model))
@@ -326,7 +332,7 @@ def _show_training(sizes: Sizes, out: Path, console: Console, *, fused: bool) ->
         eval_batches=8,
     )  # fmt: skip
     console.rule(f"training a small GPT-2, context {task.model.context}, on byte-pair tokens")
-    names = ("eager", "fused") if fused else ("eager",)
+    names: tuple[AttnImplementation, ...] = ("eager", "fused") if fused else ("eager",)
     with console.status("training the tokenizer on the standard library") as status:
         data = task.data()
         results = train_both(sizes, config, data, names, status.update)
@@ -355,11 +361,12 @@ def _show_training(sizes: Sizes, out: Path, console: Console, *, fused: bool) ->
     plot_curves(
         {name: one.rows for name, one in results.items()}, out / "training.png", score="bits/byte"
     )
+    assert isinstance(data, TokenWindows)
     _write_sample(sizes, last, data.tokens, out, console)
 
 
 def _write_sample(
-    sizes: Sizes, result: TrainResult, tokens: Any, out: Path, console: Console
+    sizes: Sizes, result: TrainResult, tokens: Tokens, out: Path, console: Console
 ) -> None:
     import torch
 

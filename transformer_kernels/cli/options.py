@@ -24,7 +24,7 @@ _NAMES = {"peak": ("lr", "peak")}
 
 
 def add_options(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,
     config: Any,
     *,
     without: frozenset[str] = frozenset(),

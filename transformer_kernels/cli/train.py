@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-    """Completes the parser with the models and the options of their configs; imports torch."""
+    """Completes the parser with the models and the options of their configs; imports the models."""
     from ..training import PRESETS
 
     models = parser.add_subparsers(metavar="model", required=True)
