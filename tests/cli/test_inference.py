@@ -1,24 +1,28 @@
-"""Tests of every model from the command line: train on a few lines, then use the checkpoint."""
+"""Tests of the commands that use a model: train on a few lines, then use the checkpoint."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.threads import one_thread
-from tests.support.tiers import each
 from transformer_kernels import cli
-from transformer_kernels.cli import train
-from transformer_kernels.cli.recipes import RECIPES, Recipe
-from transformer_kernels.training import PRESETS, TASKS, read_curve
-
-Words = list[str]
+from transformer_kernels.cli.common import checkpoint_of
+from transformer_kernels.models import GeneratorConfig, TextGenerator
+from transformer_kernels.training import (
+    ByteWindows,
+    GeneratorTask,
+    Schedule,
+    TrainConfig,
+    corpus_from_bytes,
+    read_curve,
+    train,
+)
 
 TINY = "--layers 1 --width 8 --heads 2 --batch 2 --steps 4 --eval-every 2 --threads 1"
 
@@ -41,45 +45,105 @@ def checkpoint(tmp_path: Path, text: Path) -> Callable[[str, str], Path]:
         out = tmp_path / kind
         with one_thread():
             assert run(f"train {kind} {options} --out", out) == 0
-        return out / "checkpoint.pt"
+        return checkpoint_of(out)
 
     return trained
 
 
-def test_recipes_match_tasks_and_presets() -> None:
-    assert [recipe.kind for recipe in RECIPES] == list(TASKS) == list(PRESETS)
-    for recipe in RECIPES:
-        assert recipe.presets == tuple(PRESETS[recipe.kind])
-        task = TASKS[recipe.kind]
-        model = type(next(iter(PRESETS[recipe.kind].values())).task.model)
-        assert task.config_type is model
-        names = {name.replace("-", "_") for name, *_ in recipe.model_options}
-        assert names <= {f.name for f in fields(model)}
-        assert {name for name, *_ in recipe.task_options} <= {f.name for f in fields(task)}
-
-
-@each("recipe", RECIPES, ids=lambda recipe: recipe.kind)
-def test_options_override_the_preset(recipe: Recipe) -> None:
-    parser = argparse.ArgumentParser()
-    train.add_parser(parser.add_subparsers())
-    for name in recipe.presets:
-        args = parser.parse_args(["train", recipe.kind, "--preset", name])
-        assert train.configured(args) == PRESETS[recipe.kind][name]
-    args = parser.parse_args(
-        f"train {recipe.kind} --width 240 --batch 4 --accumulate 2 --precision bfloat16 "
-        "--recompute".split()
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TextGenerator]:
+    """Checkpoint and model that have memorised one line."""
+    out = tmp_path_factory.mktemp("run")
+    config = TrainConfig(
+        task=GeneratorTask(model=GeneratorConfig(layers=1, width=32, heads=2, context=16)),
+        steps=60,
+        batch=8,
+        schedule=Schedule(peak=2e-2, warmup=5),
+        eval_every=60,
     )
-    config = train.configured(args)
-    assert config.task.model.width == 240
-    assert (config.batch, config.accumulate) == (4, 2)
-    assert (config.precision, config.recompute) == ("bfloat16", True)
+    text = "né à Paris, ".encode() * 60
+    with one_thread():
+        result = train(config, ByteWindows(corpus_from_bytes(text, "a line"), 16), out=out)
+    assert isinstance(result.model, TextGenerator)
+    return checkpoint_of(out), result.model
+
+
+@pytest.mark.quick
+def test_prompt_is_continued(
+    trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = trained
+    words = ["--prompt", "né à Pa", "--length", "31", "--temperature", "0"]
+    assert cli.main(["generate", "--checkpoint", str(path), *words]) == 0
+    assert capsys.readouterr().out == "né à Paris, né à Paris, né à Paris\n"
+
+
+def test_prompt_may_be_any_bytes(
+    trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An argument of the command line that is not UTF-8 has surrogates."""
+    path, _ = trained
+    words = ["--prompt", "a\udcff", "--length", "0"]
+    assert cli.main(["generate", "--checkpoint", str(path), *words]) == 0
+    assert capsys.readouterr().out == "a\ufffd\n"
+
+
+def test_seed_and_temperature_are_passed_to_the_model(
+    trained: tuple[Path, TextGenerator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, model = trained
+    expected = model.generate(b"P", 40, temperature=5.0, generator=torch.Generator().manual_seed(7))
+    for attention in ("eager", "fused", "sdpa"):
+        words = "generate --prompt P --length 40 --temperature 5 --seed 7 --attn-implementation"
+        assert run(f"{words} {attention} --checkpoint", path) == 0
+        assert capsys.readouterr().out == "P" + expected.decode(errors="replace") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--prompt", "", "prompt must have at least one token"),
+        ("--length", "-1", "length must be at least 0, got -1"),
+        ("--temperature", "-1", "temperature must be at least 0 and finite, got -1.0"),
+        ("--seed", "-1", "seed must be at least 0 and below 2**63, got -1"),
+    ],
+)
+def test_generate_option_out_of_range_is_a_one_line_error(
+    trained: tuple[Path, TextGenerator],
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    message: str,
+) -> None:
+    assert run("generate --checkpoint", trained[0], option, value) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {message}")
+
+
+def test_unreadable_checkpoint_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not a checkpoint")
+    assert run("generate --checkpoint", notes) == 2
+    _, err = capsys.readouterr()
+    assert err.startswith(f"error: {notes}")
+    assert err.count("\n") == 1
+    monkeypatch.chdir(tmp_path)  # the default is that of `train`
+    assert run("classify") == 2
+    default = checkpoint_of(Path("runs/classifier"))
+    assert capsys.readouterr().err == f"error: {default}: No such file or directory\n"
 
 
 def test_gpt2_generates_the_same_text_with_every_attention_implementation(
-    checkpoint: Callable[[str, str], Path], text: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Callable[[str, str], Path],
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = checkpoint("gpt2", f"{TINY} --vocabulary 300 --context 16 --data {text}")
-    assert len(read_curve(path.parent / "curve.csv")) == 4
+    assert len(read_curve(tmp_path / "gpt2" / "curve.csv")) == 4
     capsys.readouterr()
     words = ["--prompt", "row your", "--length", "5", "--temperature", "0"]
     written = set()
@@ -201,9 +265,11 @@ def test_standard_input_that_is_not_utf8_is_a_one_line_error(
     )
 
 
-def test_bert_trains_and_validates(checkpoint: Callable[[str, str], Path], text: Path) -> None:
-    path = checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
-    rows = read_curve(path.parent / "curve.csv")
+def test_bert_trains_and_validates(
+    checkpoint: Callable[[str, str], Path], text: Path, tmp_path: Path
+) -> None:
+    checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
+    rows = read_curve(tmp_path / "bert" / "curve.csv")
     assert [row.score is not None for row in rows] == [False, True, False, True]
 
 
