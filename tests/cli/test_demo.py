@@ -195,8 +195,6 @@ def test_case_predicted_to_exceed_the_time_limit_is_skipped(
     monkeypatch.setattr(command, "measure", measure)
     todo = [Case(name="causal", M=n, N=n) for n in (4096, 1024, 2048)]
     measured: list[str] = []
-    _, skipped = command.measure_all(
-        todo, replace(QUICK, attention_seconds=100.0), measured.append
-    )
+    _, skipped = command.measure_all(todo, replace(QUICK, attention_seconds=100.0), measured.append)
     assert measured == [f"causal, float32, length {n}" for n in (1024, 2048, 4096)]
     assert skipped == ["Skipped causal, float32, length 4096: it would take about 304 s more."]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels.cli.common import checkpoint_of
 from transformer_kernels.models import (
     BertConfig,
     ClassifierConfig,
@@ -195,8 +196,8 @@ def test_resume_reloads_the_data_and_continues_exactly(
     data = data_of(task, folder)
     whole = train(config_of(task), data)
     train(config_of(task), data, out=tmp_path, should_stop=lambda: True)
-    assert without_times(resume(tmp_path / "checkpoint.pt").rows) == without_times(whole.rows)
-    trained = load_model(tmp_path / "checkpoint.pt", task.kind)
+    assert without_times(resume(checkpoint_of(tmp_path)).rows) == without_times(whole.rows)
+    trained = load_model(checkpoint_of(tmp_path), task.kind)
     assert trained.task == whole.config.task == task.fitted(data)
     assert trained.extra == task.extra(data)
     for name, weight in whole.model.state_dict().items():

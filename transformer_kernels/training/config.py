@@ -27,19 +27,25 @@ class TrainConfig:
 
     task: Task
     attn_implementation: AttnImplementation = "fused"
+    """eager (bmm, softmax, bmm in plain torch), fused (the kernels of this package) or sdpa
+    (torch's scaled_dot_product_attention)"""
     steps: int = 2000
+    """Training steps, one batch each"""
     batch: int = 12
     """Examples per step, over all processes and micro-batches"""
     accumulate: int = 1
     """Micro-batches per step (gradient accumulation): less memory, the same gradient"""
     precision: Precision = "float32"
+    """Autocast dtype of matrix products; weights stay in float32"""
     recompute: bool = False
     """Activation checkpointing: blocks keep only their inputs for the backward pass"""
     schedule: Schedule = field(default_factory=Schedule)
     weight_decay: float = 0.1
     """Applied to matrices only, not to biases and normalisation weights"""
     betas: tuple[float, float] = (0.9, 0.99)
+    """Decay rates of the moments of AdamW"""
     eps: float = 1e-8
+    """Epsilon of AdamW"""
     clip: float = 1.0
     """Maximum norm of the gradient of all parameters together"""
     eval_every: int = 250
@@ -49,6 +55,7 @@ class TrainConfig:
     seed: int = 0
     """Seed of weights, batches and dropout"""
     device: str = "cpu"
+    """torch device; with "cuda", each process under torchrun uses its own GPU"""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "eval_every", "eval_batches"):

@@ -22,6 +22,7 @@ class Schedule:
     """
 
     decay: Decay = "cosine"
+    """Decay after the warm-up: half a cosine to the last step, or 1/sqrt(step)"""
     peak: float = 1e-3
     """Maximum learning rate"""
     warmup: int = 100
