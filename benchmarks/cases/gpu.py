@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.cases.attention import case_id
+from benchmarks.runner.record import case_id
 from transformer_kernels.bench import Case, Direction
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.operations import (
@@ -51,8 +51,8 @@ def gpu_case(
 
 
 def name_of(case: Case) -> str:
-    """Returns a name that is unique among the cases of the grid and of the masks."""
-    return f"{case_id(case)}-D{case.D}"
+    """Returns a name that is unique among the cases of the suite."""
+    return f"{case_id(case)}-D{case.D}-B{case.B}"
 
 
 def causal(S: int, D: int, D_v: int | None = None, *, dtype: torch.dtype = torch.bfloat16) -> Case:

@@ -13,9 +13,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cases.models import MODELS
 from benchmarks.report.device import Entry, entries
 from benchmarks.runner.record import RECORDED, ROOT, latest, runs_of
+from benchmarks.suites.models import MODELS
 from transformer_kernels.bench import Direction, Row, read_rows
 from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
 from transformer_kernels.bench.tables import UNKNOWN

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from benchmarks.cases.attention import DTYPES
 from benchmarks.cases.cpu import (
     decode_cases,
@@ -16,6 +15,7 @@ from benchmarks.cases.cpu import (
     short_cases,
 )
 from benchmarks.cases.models import MODELS, model_calls
+
 from benchmarks.goals.cpu import GOALS, GOALS_WITHOUT_AMX, MODEL_GOALS
 from benchmarks.goals.goal import Goal
 from benchmarks.runner.caches import cache_attends
