@@ -101,7 +101,7 @@ gpu: $(call packages,test)
 	@$(RUN) -m benchmarks.runner.gpu $(if $(OUT),--out "$(OUT)")
 
 gpu-grid: $(call packages,test) build
-	$(RUN) -m pytest benchmarks/test_gpu.py --record -W default --time-limit inf
+	$(RUN) -m benchmarks gpu --record -W default --time-limit inf
 
 # See docs/hopper.md, section 8.
 gpu-tune: $(call packages,test) build

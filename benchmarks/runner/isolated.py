@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -108,5 +108,5 @@ def compile_case(name: str, *variants: str) -> str | None:
 
 
 if __name__ == "__main__":
-    program: Callable[..., str | None] = {"smoke": smoke, "compile": compile_case}[sys.argv[1]]
-    sys.exit(program(*sys.argv[2:]))
+    program, *words = sys.argv[1:]
+    sys.exit(smoke(*words) if program == "smoke" else compile_case(*words))

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
+from benchmarks.cases.gpu import linear_cases
 from benchmarks.conftest import SUITES, comparisons
-from benchmarks.runner import without_amx
+from benchmarks.runner import ranks, without_amx
 from benchmarks.runner.checks import Sizes, causal_sizes
 from benchmarks.runner.run import Comparison, Measurement, Run
 from benchmarks.suites import (
     cpu,
     drop_in,
-    gpu,
     huggingface,
     layers,
     linear,
@@ -36,12 +36,15 @@ from benchmarks.suites import distributed as divided
 from tests.bench.example import PROVENANCE
 from tests.support.isas import ISAS
 from transformer_kernels import attention as fused
+from transformer_kernels import linear_attention
 from transformer_kernels.bench import Budget, Case, Row, usable_variants
 from transformer_kernels.bench.comparison.calls import Call, Shape
 from transformer_kernels.bench.contenders import Expected, check
 from transformer_kernels.functional.varlen import attention_varlen
 from transformer_kernels.integrations import torch_jagged
+from transformer_kernels.integrations.flash_attn import flash_attn_with_kvcache
 from transformer_kernels.models import GeneratorConfig, TransformerXLConfig
+from transformer_kernels.nn import sparse_attention
 from transformer_kernels.training import PRESETS, Trainer
 from transformer_kernels.training.trainer import Step
 
@@ -181,7 +184,7 @@ def test_operations_of_linear_attention_are_those_of_its_chunks() -> None:
 
 @pytest.mark.parametrize("sums", [False, True])
 def test_linear_attention_of_the_suite_gpu(sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(gpu.linear_cases()[sums], B=1, H_q=2, H_kv=2, M=130, N=130, D=8, D_v=8)
+    case = replace(linear_cases()[sums], B=1, H_q=2, H_kv=2, M=130, N=130, D=8, D_v=8)
     assert case.operations("fwd") == 4 * 2 * 130 * 8 * 8
     monkeypatch.setitem(sys.modules, "fla.ops.linear_attn.naive", None)
     wrong = fused
@@ -391,7 +394,7 @@ WRONG: list[tuple[Any, str, Any, Measure]] = [
     (layers, "attention",
      lambda *x, **options: (1.1 if "relative" in options else 1.0) * fused(*x, **options),
      partial(layers.relative, TABLE)),
-    (layers, "sparse_attention", ten_percent_off(layers.sparse_attention),
+    (layers, "sparse_attention", ten_percent_off(sparse_attention),
      partial(layers.sparse, SPARSE)),
     (layers, "lsh_attention",
      lambda q, v, order, *, chunk, attn_implementation: v if attn_implementation == "fused" else q,
@@ -401,10 +404,10 @@ WRONG: list[tuple[Any, str, Any, Measure]] = [
      partial(layers.transformer_xl, XL, 2)),
     (torch_jagged, "attention_varlen", ten_percent_off(attention_varlen),
      partial(drop_in.jagged, DROP_IN[0][1])),
-    (drop_in, "flash_attn_with_kvcache", ten_percent_off(drop_in.flash_attn_with_kvcache),
+    (drop_in, "flash_attn_with_kvcache", ten_percent_off(flash_attn_with_kvcache),
      partial(drop_in.one_token, DROP_IN[1][1])),
     (linear, "linear_attention",
-     lambda *x, right=linear.linear_attention, **options: (1.0 if options else 1.1)
+     lambda *x, right=linear_attention, **options: (1.0 if options else 1.1)
      * right(*x, **options),
      partial(linear.over_length, linear.ChunkCase(name="", H_q=2, H_kv=2, M=64, N=64))),
 ]  # fmt: skip
@@ -426,8 +429,8 @@ def test_a_wrong_result_stops_a_comparison_before_it_is_timed(
 # Processes.
 
 
-def started(measure: Callable[[divided.Rank], list[Row]]) -> list[Row]:
-    return divided.start(2, measure, BUDGET, PROVENANCE, "a suite")
+def started(measure: Callable[[ranks.Rank], list[Row]]) -> list[Row]:
+    return ranks.start(2, measure, BUDGET, PROVENANCE, "a suite")
 
 
 @pytest.mark.exhaustive
