@@ -67,6 +67,8 @@ def steps(model: str, config: TrainConfig, run: Run) -> Iterator[Measurement]:
     first: float | None = None
     contenders = []
     for path, variant in variants(device).items():
+        if variant not in run.variants:
+            continue
         try:
             trainer = Trainer(replace(config, attn_implementation=path), data)
             loss = trainer.step().loss
