@@ -9,15 +9,14 @@ import torch
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.csrc.cuda.mutants import DECODING, LINEAR, PACKED, RACE_CHECKED, STEPS, Mutant
 from tests.support import emulator
-from tests.support.cases import CASES, Case
-from tests.support.decode_cases import DECODE_CASES, DecodeCase, assert_decode_case
-from tests.support.evaluate import assert_case
+from tests.support.case import AnyCase, assert_case
+from tests.support.cases import CASES
+from tests.support.decode_cases import DECODE_CASES
 from tests.support.linear import LINEAR_CASES, LinearCase, assert_linear_case, assert_steps_continue
-from tests.support.varlen_cases import VARLEN_CASES, VarlenCase, assert_varlen_case
+from tests.support.varlen_cases import VARLEN_CASES
 from transformer_kernels.dispatch.operators import register_attention
 from transformer_kernels.linear.derivatives import register_linear
 
-AnyCase = Case | DecodeCase | VarlenCase | LinearCase | None
 SCHEDULES = (0, 1, 2)
 
 
@@ -31,7 +30,7 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     operators.report_races(True)
     operators.want_poison(True)
     torch.use_deterministic_algorithms(mutant.deterministic)
-    cases: dict[str, AnyCase] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
+    cases: dict[str, AnyCase | None] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
     cases |= {DECODING + case.name: case for case in DECODE_CASES}
     cases |= {PACKED + case.name: case for case in (*VARLEN_CASES, *HOPPER_VARLEN)}
     cases |= {STEPS: None} | {LINEAR + case.name: case for case in LINEAR_CASES}
@@ -44,16 +43,12 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     sender.send(lines)
 
 
-def _outcome(case: AnyCase, dtype: torch.dtype) -> str:
+def _outcome(case: AnyCase | None, dtype: torch.dtype) -> str:
     try:
         if case is None:
             assert_steps_continue(D=20, D_v=100, backend="cuda")
         elif isinstance(case, LinearCase):
             assert_linear_case(case, dtype, "cuda")
-        elif isinstance(case, DecodeCase):
-            assert_decode_case(case, dtype, "cuda")
-        elif isinstance(case, VarlenCase):
-            assert_varlen_case(case, dtype, "cuda")
         else:
             assert_case(case, dtype, "cuda")
     except (AssertionError, RuntimeError) as error:
