@@ -7,10 +7,21 @@ from tests.fuzz.call import Call
 from tests.fuzz.hostile import calls as hostile
 from tests.fuzz.valid import bits
 from tests.fuzz.valid import call as valid
-from tests.support import attention, cases, decode_cases, masks, varlen_cases
+from tests.support import attention, cases, decode_cases, linear, masks, varlen_cases
 from tests.support.masks import PlainValues
 
-_MODULES = (attention, bits, cases, decode_cases, faulty, hostile, masks, valid, varlen_cases)
+_MODULES = (
+    attention,
+    bits,
+    cases,
+    decode_cases,
+    faulty,
+    hostile,
+    linear,
+    masks,
+    valid,
+    varlen_cases,
+)
 _CLASSES = {
     name: value
     for module in _MODULES

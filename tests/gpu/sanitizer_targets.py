@@ -12,7 +12,7 @@ import torch
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
-from tests.support.linear import LINEAR_CASES, linear_by_backend, linear_inputs
+from tests.support.linear import LINEAR_CASES
 from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 BACKENDS = ("cuda", "triton")
@@ -51,8 +51,7 @@ def main() -> None:
                 print(f"{backend} ran {case.name}", flush=True)
         for linear in LINEAR_CASES:
             if linear.name in LINEAR_TARGETS:
-                x = linear_inputs(linear, torch.bfloat16)
-                linear_by_backend(linear, x, backend, "cuda")
+                linear.run(linear.inputs(torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran linear attention, {linear.name}", flush=True)
         if backend == "cuda":

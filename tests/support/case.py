@@ -73,6 +73,8 @@ class Expected(NamedTuple):
     """plain torch on the same inputs in the dtype under test; lse in the accumulation dtype"""
     terms: Mapping[str, float] = MappingProxyType({})
     """`gradient_terms` by name of the gradient"""
+    counts: Mapping[str, int] = MappingProxyType({})
+    """numbers of terms of the results that are compared as means"""
 
     def check(self, got: Outputs) -> None:
         """Raises AssertionError if an output violates the tolerance rule."""
@@ -80,8 +82,10 @@ class Expected(NamedTuple):
         lse = self.exact.get("lse", torch.zeros(1))
         largest = float(lse[lse.isfinite()].abs().max()) if lse.isfinite().any() else 0.0
         for name, value in got.items():
+            count = self.counts.get(name, 1)
+            results = (x / count for x in (value.cpu(), self.exact[name], self.plain[name]))
             assert_within_rule(
-                name, value.cpu(), self.exact[name], self.plain[name],
+                name, *results,
                 lse=0.0 if name == "lse" else largest, terms=self.terms.get(name, 0.0),
                 spread=self.terms.get(f"{name}_spread", 0.0),
                 stored=self.terms.get(f"{name}_stored", 0.0),

@@ -12,7 +12,7 @@ from tests.support import emulator
 from tests.support.case import AnyCase, assert_case
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
-from tests.support.linear import LINEAR_CASES, LinearCase, assert_linear_case, assert_steps_continue
+from tests.support.linear import LINEAR_CASES, steps_case
 from tests.support.varlen_cases import VARLEN_CASES
 from transformer_kernels.dispatch.operators import register_attention
 from transformer_kernels.linear.derivatives import register_linear
@@ -30,10 +30,10 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     operators.report_races(True)
     operators.want_poison(True)
     torch.use_deterministic_algorithms(mutant.deterministic)
-    cases: dict[str, AnyCase | None] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
+    cases: dict[str, AnyCase] = {case.name: case for case in (*CASES, *HOPPER_CASES)}
     cases |= {DECODING + case.name: case for case in DECODE_CASES}
     cases |= {PACKED + case.name: case for case in (*VARLEN_CASES, *HOPPER_VARLEN)}
-    cases |= {STEPS: None} | {LINEAR + case.name: case for case in LINEAR_CASES}
+    cases |= {STEPS: steps_case(20, 100)} | {LINEAR + case.name: case for case in LINEAR_CASES}
     operators.set_aimed_ctas(mutant.aimed_ctas)
     lines = []
     for name in mutant.cases:
@@ -43,14 +43,9 @@ def send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     sender.send(lines)
 
 
-def _outcome(case: AnyCase | None, dtype: torch.dtype) -> str:
+def _outcome(case: AnyCase, dtype: torch.dtype) -> str:
     try:
-        if case is None:
-            assert_steps_continue(D=20, D_v=100, backend="cuda")
-        elif isinstance(case, LinearCase):
-            assert_linear_case(case, dtype, "cuda")
-        else:
-            assert_case(case, dtype, "cuda")
+        assert_case(case, dtype, "cuda")
     except (AssertionError, RuntimeError) as error:
         return " ".join(str(error).split())
     return "ok"

@@ -14,6 +14,7 @@ from tests.support.case import AnyCase, Layout
 from tests.support.cases import Case
 from tests.support.decode_cases import DecodeCase
 from tests.support.isas import ISAS
+from tests.support.linear import LinearCase
 from tests.support.masks import (
     CAUSAL,
     CAUSAL_END,
@@ -77,7 +78,7 @@ DrawCase = Callable[[Draw, str, str], AnyCase]
 
 @st.composite
 def valid_calls(draw: Draw, backend: str, *kinds: DrawCase) -> Valid:
-    """Calls of some kinds of cases: `dense`, `varlen`, `decode`, `sdpa`."""
+    """Calls of some kinds of cases: `dense`, `varlen`, `decode`, `sdpa`, `linear`."""
     dtype = draw(st.sampled_from(LIMITS[backend].dtypes))
     state: dict[str, Any] = {
         "poisoned": draw(st.booleans()),
@@ -251,6 +252,34 @@ def sdpa(draw: Draw, backend: str, dtype: str) -> SdpaCase:
         hidden=draw(st.sampled_from(_HIDDEN)),
         requires_grad=wanted,
         replaced=draw(st.booleans()),
+        **fields,
+    )
+
+
+def linear(draw: Draw, backend: str, dtype: str) -> LinearCase:
+    limits, fields = LIMITS[backend], sizes(draw, backend)
+    layout = draw(st.sampled_from(["dense", "packed", "steps"]))
+    several = st.lists(limits.lengths(), min_size=1, max_size=4).map(tuple)
+    N = draw(limits.lengths())
+    if layout == "packed":
+        fields |= {"lengths": draw(several), "trailing": draw(st.sampled_from([0, 3]))}
+    if layout == "steps":
+        steps = st.sampled_from([1, 1, 2, 7, 33])
+        fields["steps"] = draw(st.lists(steps, min_size=1, max_size=6).map(tuple))
+    if layout == "dense" and rarely(draw, 4):
+        fields["mask"] = _key_range(draw, N)
+    if layout != "steps" and rarely(draw, 4):
+        fields["causal"] = False
+        fields["M"] = draw(limits.lengths(1)) if layout == "dense" else 0
+    else:
+        fields["decay"] = draw(st.sampled_from(["", "head", "token", "reset"]))
+    fields["feature_map"] = draw(st.sampled_from(["elu", "relu", "identity"]))
+    return LinearCase(
+        B=draw(st.integers(1, 3)),
+        N=N,
+        normalize=fields["feature_map"] != "identity" and draw(st.booleans()),
+        eps=draw(st.sampled_from([1e-6, 0.5])),
+        state=draw(st.booleans()),
         **fields,
     )
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tests.fuzz.call import Call
 from tests.fuzz.calls import parse
 from tests.fuzz.valid.call import SdpaCase, Valid
-from tests.fuzz.valid.draw import decode, dense, sdpa, valid_calls, varlen
+from tests.fuzz.valid.draw import decode, dense, linear, sdpa, valid_calls, varlen
 from tests.support.attention import Relative
 from tests.support.cases import Case
 from tests.support.decode_cases import DecodeCase
+from tests.support.linear import LinearCase
 from tests.support.masks import (
     CAUSAL,
     CAUSAL_END,
@@ -72,6 +73,9 @@ CASES = (
         mask=(CAUSAL_END, KeyRange(start=(9, 0, -2), end=(60, 5, 99))), return_lse=False,
     ),
     DecodeCase(cache_seqlens=(70, 1), M=2, N=70, mask=Window(9, 0, "bottom_right")),
+    LinearCase(N=70, H_q=4, decay="token", state=True, mask=KeyRange(end=(40, 70))),
+    LinearCase(lengths=(5, 0, 40), trailing=3, feature_map="identity", normalize=False),
+    LinearCase(steps=(1, 33), decay="head", layout="strided", feature_map="relu", eps=0.5),
     SdpaCase(**SMALL, mask=(EVERY_MASK[5], CAUSAL), replaced=True, requires_grad=("k",)),
 )  # fmt: skip
 CALLS = (
@@ -109,7 +113,7 @@ def test_every_wrong_result_is_found(call: Valid, monkeypatch: pytest.MonkeyPatc
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.one_of(
-        valid_calls("cpu", dense, varlen, decode, sdpa),
+        valid_calls("cpu", dense, varlen, decode, sdpa, linear),
         *(valid_calls(name, dense) for name in ("cuda", "triton", "reference")),
     )
 )
