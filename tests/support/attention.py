@@ -266,7 +266,8 @@ class AttentionCase(AnyCase):
         keep_mask = None
         if self.dropout_p > 0.0:
             first = (b or 0, 0, 0, 0)
-            keep_mask = philox.keep_mask(torch.tensor(SEED), *visible.shape, self.dropout_p, first)
+            B, H, M, N = visible.shape
+            keep_mask = philox.keep_mask(torch.tensor(SEED), B, H, M, N, self.dropout_p, first)
         tensors: dict[str, Any] = rows
         return Part(
             **tensors,

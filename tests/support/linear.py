@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
@@ -152,7 +152,7 @@ class LinearCase(AnyCase):
             x |= {"S": S, "z": z}
         elif self.steps:
             x |= {"S": torch.zeros_like(S), "z": torch.zeros_like(z)}
-        leaves = {
+        leaves: dict[str, Any] = {
             name: None if (one := x.get(name)) is None else one.to(device).requires_grad_()
             for name in LinearInputs._fields[:6]
         }
@@ -166,7 +166,9 @@ class LinearCase(AnyCase):
             return (torch.arange(self.keys) >= sum(self.lengths))[:, None, None]
         return self.hidden()[:, None, :, None]
 
-    def _decay(self, draw: Any, dtype: torch.dtype, dead: Tensor) -> Tensor | None:
+    def _decay(
+        self, draw: Callable[..., Tensor], dtype: torch.dtype, dead: Tensor
+    ) -> Tensor | None:
         if not self.decay:
             return None
         if self.decay == "head":
@@ -302,8 +304,9 @@ class LinearCase(AnyCase):
 def with_gradients(x: LinearInputs, o: Tensor, S: Tensor, z: Tensor) -> Outputs:
     """Returns the results, and the gradients for the cotangents of x."""
     named = x.differentiable()
-    cotangents = [x.do, x.ds.to(S.dtype), x.dz.to(z.dtype)]
-    grads = torch.autograd.grad([o, S, z], list(named.values()), cotangents, materialize_grads=True)
+    results = (o, x.do), (S, x.ds.to(S.dtype)), (z, x.dz.to(z.dtype))
+    outputs, cotangents = zip(*(one for one in results if one[0].requires_grad), strict=True)
+    grads = torch.autograd.grad(outputs, list(named.values()), cotangents, materialize_grads=True)
     ends = {"o": o.detach(), "S_end": S.detach(), "z_end": z.detach()}
     return ends | {f"d{name}": g for name, g in zip(named, grads, strict=True)}
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tests.support.oracle import Rounding
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
@@ -49,7 +50,8 @@ class LinearPart(NamedTuple):
     def by_matrix(self) -> Results:
         """All weights at once."""
         q, k, v, decay, S = self._prepared()
-        weights, start, end = q @ k.mT, 1.0, 1.0
+        weights, start = q @ k.mT, q.new_ones(1, 1, 1, 1)
+        end = start
         if self.causal and k.shape[2]:
             total = q.new_zeros(1, 1, k.shape[2], dtype=torch.float64)
             if decay is not None:
@@ -60,9 +62,7 @@ class LinearPart(NamedTuple):
             start = total.exp().to(q.dtype)[..., None]
             end = (total[..., -1:] - total).exp().to(q.dtype)[..., None]
         o = weights @ v + (q * start) @ S
-        if isinstance(start, Tensor):
-            S = S * start[..., -1:, :]
-        return self._finished(o, S + (k * end).mT @ v)
+        return self._finished(o, S * start[..., -1:, :] + (k * end).mT @ v)
 
     def _prepared(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
         """phi(q), phi(k), v with a column of ones, decay, and S with z as its last column: of every
@@ -101,7 +101,8 @@ class LinearPart(NamedTuple):
             decay = self.q.new_zeros(self.k.shape[:3])
         tensors = [phi(self.q).abs(), phi(self.k).abs(), self.v.abs(), decay, S.abs(), z.abs()]
         leaves = [x.detach().clone().requires_grad_() for x in tensors]
-        return LinearPart(*leaves, self.hidden, "identity", self.causal, normalize=False, eps=0.0)
+        named = dict(zip(("q", "k", "v", "log_decay", "S", "z"), leaves, strict=True))
+        return self._replace(**named, feature_map="identity", normalize=False)
 
 
 _ROUNDINGS = 16.0
@@ -109,6 +110,18 @@ _ROUNDINGS = 16.0
 _STORED = 4.0
 """Roundings of a term to the stored dtype, in units of eps: of features, weights, decayed features,
 states and results."""
+
+
+_CHUNK = 64
+"""Largest number of tokens whose products are summed for the gradient of a decay."""
+
+
+def _chunk_sums(of_queries: Tensor, of_keys: Tensor) -> Tensor:
+    """Sums of products (B, H_q, N) and (B, H_kv, N) from each token to the end of a chunk, which
+    cancel in the gradient of a decay (docs/linear.md, section 3): (B, H_kv, N)."""
+    of_queries = of_queries.unflatten(1, (of_keys.shape[1], -1)).sum(2)
+    padded = pad((of_queries + of_keys).detach(), (0, _CHUNK - 1))
+    return padded.unfold(-1, _CHUNK, 1).sum(-1)
 
 
 def allowed_errors(x: LinearPart, cotangents: LinearPart, rounding: Rounding) -> dict[str, Tensor]:
@@ -141,6 +154,9 @@ def allowed_errors(x: LinearPart, cotangents: LinearPart, rounding: Rounding) ->
     gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
     sums = {"o": terms, "S_end": S, "z_end": z}
     sums |= {f"d{name}": one for name, one in zip(names, gradients, strict=True)}
+    products = [(one * sums[f"d{name}"]).sum(-1) for name, one in (("q", part.q), ("k", part.k))]
+    if x.causal:
+        sums["dlog_decay"] = sums["dlog_decay"] + _chunk_sums(*products)
     for name, one in (("dq", x.q), ("dk", x.k)):
         inputs = one.detach().clone().requires_grad_()
         (slope,) = torch.autograd.grad(FEATURE_MAPS[x.feature_map](inputs).sum(), inputs)

@@ -68,7 +68,8 @@ class Part:
 
     @property
     def abs_scale(self) -> float:
-        return abs(self.q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+        scale: float = self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        return abs(scale)
 
 
 _POSITIONAL = ("q", "k", "v", "do", "dlse")

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.fuzz.valid.call import SdpaCase, Valid
-from tests.support.attention import Hidden, Kind, Relative
+from tests.support.attention import Hidden, Index, Kind, Relative
 from tests.support.case import AnyCase, Layout
 from tests.support.cases import Case
 from tests.support.decode_cases import DecodeCase
@@ -168,6 +168,7 @@ def dense(draw: Draw, backend: str, dtype: str) -> Case:
 
 _HIDDEN: tuple[Hidden, ...] = (None, "nan", "inf")
 _BIASES = ("mn", "bhmn", "111n", "1h1n", "b1m1", "hmn", "1111")
+_INDICES: tuple[Index, ...] = ("int32", "int64")
 _ALIGNS: tuple[Align, ...] = ("top_left", "bottom_right")
 
 
@@ -190,7 +191,7 @@ def varlen(draw: Draw, backend: str, dtype: str) -> VarlenCase:
     return VarlenCase(
         lengths=tuple(zip(M, N, strict=True)),
         trailing=(padding, padding),
-        index=draw(st.sampled_from(["int32", "int64"])),
+        index=draw(st.sampled_from(_INDICES)),
         max_seqlens=(max(M), max(N)) if draw(st.booleans()) else None,
         **fields,
     )
@@ -210,7 +211,7 @@ def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
         kinds: tuple[Kind, ...] = ("table",) if backend == "cuda" else ("table", "keys", "both")
         fields["relative"] = _relative(draw, 40, ("bottom_right",), kinds)
     cache_seqlens = draw(st.lists(length, min_size=1, max_size=4).map(tuple))
-    index = draw(st.sampled_from(["int32", "int64"]))
+    index = draw(st.sampled_from(_INDICES))
     if rarely(draw):
         bounds = st.lists(
             st.integers(-3, max(cache_seqlens) + 3),
