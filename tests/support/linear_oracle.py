@@ -120,8 +120,8 @@ def _chunk_sums(of_queries: Tensor, of_keys: Tensor) -> Tensor:
     """Sums of products (B, H_q, N) and (B, H_kv, N) from each token to the end of a chunk, which
     cancel in the gradient of a decay (docs/linear.md, section 3): (B, H_kv, N)."""
     of_queries = of_queries.unflatten(1, (of_keys.shape[1], -1)).sum(2)
-    padded = pad((of_queries + of_keys).detach(), (0, _CHUNK - 1))
-    return padded.unfold(-1, _CHUNK, 1).sum(-1)
+    padded = pad((of_queries + of_keys).detach(), (0, _CHUNK))
+    return padded.unfold(-1, _CHUNK, 1).sum(-1)[..., : of_keys.shape[2]]
 
 
 def allowed_errors(x: LinearPart, cotangents: LinearPart, rounding: Rounding) -> dict[str, Tensor]:
