@@ -166,8 +166,8 @@ def allowed_errors(x: LinearPart, cotangents: LinearPart, rounding: Rounding) ->
         finite = x.log_decay.detach().masked_fill(x.hidden[:, None], 0).nan_to_num(neginf=0.0)
         decay = finite.abs().sum(-1).max()
     eps = _STORED * rounding.stored + _ROUNDINGS * rounding.accumulated * (1 + decay)
-    factor = {"S_end": 1.0, "z_end": 1.0, "o": 2.0}
+    # Outputs and gradients are quotients, or products with such: both sides of them round.
     return {
-        name: factor.get(name, 4.0) * eps * one.detach() + rounding.underflow
+        name: (1.0 if name in ("S_end", "z_end") else 2.0) * eps * one.detach() + rounding.underflow
         for name, one in sums.items()
     }
