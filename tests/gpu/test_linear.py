@@ -23,7 +23,7 @@ def test_results_are_bit_identical_across_runs(backend: str) -> None:
 
 def test_packed_sequences(backend: str) -> None:
     """One of them is longer than the states of a chunk."""
-    case = LinearCase(name="packed-long", lengths=(700, 0, 1, 2299), trailing=1, D=64, D_v=64)
+    case = LinearCase(name="packed-long", packed=(700, 0, 1, 2299), trailing=1, D=64, D_v=64)
     assert_case(case, torch.float32, backend, "cuda")
 
 

@@ -76,7 +76,7 @@ class LinearInputs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LinearCase(AnyCase):
-    """One call of `linear_attention`; of `linear_attention_varlen` with `lengths`; or calls of
+    """One call of `linear_attention`; of `linear_attention_varlen` with `packed`; or calls of
     `linear_attention_decode` with `steps`."""
 
     B: int = 2
@@ -87,7 +87,7 @@ class LinearCase(AnyCase):
     N: int = 70
     D: int = 8
     D_v: int = 8
-    lengths: tuple[int, ...] = ()
+    packed: tuple[int, ...] = ()
     """lengths of packed sequences; B and N are not used"""
     trailing: int = 0
     """rows of trailing padding of packed sequences"""
@@ -105,16 +105,16 @@ class LinearCase(AnyCase):
     @property
     def keys(self) -> int:
         """Rows of keys."""
-        return sum(self.lengths or self.steps) + self.trailing or self.N * (not self.lengths)
+        return sum(self.packed or self.steps) + self.trailing or self.N * (not self.packed)
 
     @property
     def sequences(self) -> int:
-        return len(self.lengths) or self.B
+        return len(self.packed) or self.B
 
     @property
     def _spans(self) -> list[slice]:
         """Rows of each packed sequence."""
-        return [slice(*ends) for ends in pairwise(accumulate(self.lengths, initial=0))]
+        return [slice(*ends) for ends in pairwise(accumulate(self.packed, initial=0))]
 
     def hidden(self) -> Tensor:
         """Hidden keys: bool (B, N)."""
@@ -132,14 +132,14 @@ class LinearCase(AnyCase):
             return (torch.rand if positive else torch.randn)(shape, generator=generator)
 
         def rows(heads: int, length: int, width: int, dead: Tensor | None) -> Tensor:
-            shape = (length, heads, width) if self.lengths else (self.B, heads, length, width)
+            shape = (length, heads, width) if self.packed else (self.B, heads, length, width)
             x = draw(*shape).to(dtype)
             if dead is not None and self.layout != "expanded":
                 x = x.masked_fill(dead, math.nan)
-            x = lay_out(x[None] if self.lengths else x, self.layout)
-            return (x[0] if self.lengths else x).to(device)
+            x = lay_out(x[None] if self.packed else x, self.layout)
+            return (x[0] if self.packed else x).to(device)
 
-        dead_q = hidden if self.lengths else None
+        dead_q = hidden if self.packed else None
         x = {
             "q": rows(self.H_q, queries, self.D, dead_q),
             "k": rows(self.H_kv, self.keys, self.D, hidden),
@@ -162,8 +162,8 @@ class LinearCase(AnyCase):
 
     def _dead(self) -> Tensor:
         """Rows that may hold anything: bool (B, 1, N, 1), or packed (N, 1, 1)."""
-        if self.lengths:
-            return (torch.arange(self.keys) >= sum(self.lengths))[:, None, None]
+        if self.packed:
+            return (torch.arange(self.keys) >= sum(self.packed))[:, None, None]
         return self.hidden()[:, None, :, None]
 
     def _decay(
@@ -174,11 +174,11 @@ class LinearCase(AnyCase):
         if self.decay == "head":
             return -draw(self.H_kv, positive=True).to(dtype)
         N = self.keys
-        shape = (N, self.H_kv) if self.lengths else (self.B, self.H_kv, N)
+        shape = (N, self.H_kv) if self.packed else (self.B, self.H_kv, N)
         decay = -draw(*shape, positive=True).to(dtype) * min(0.4, 28 / max(1, N))
         if self.decay == "reset":
             resets = [n for n in (0, 40, 41, 100) if n < N]
-            decay[(resets,) if self.lengths else (..., resets)] = -math.inf
+            decay[(resets,) if self.packed else (..., resets)] = -math.inf
         if self.layout == "expanded":
             return decay
         return decay.masked_fill(dead[..., 0], math.nan)
@@ -204,7 +204,7 @@ class LinearCase(AnyCase):
 
     @property
     def _operator(self) -> Any:
-        return tk.linear_attention_varlen if self.lengths else tk.linear_attention
+        return tk.linear_attention_varlen if self.packed else tk.linear_attention
 
     def _options(self) -> dict[str, Any]:
         options = {"feature_map": self.feature_map, "normalize": self.normalize, "eps": self.eps}
@@ -216,8 +216,8 @@ class LinearCase(AnyCase):
         return {"mask": self.mask.mask(Sizes(self.B, 1, 1, self.keys)).to(x.q.device)}
 
     def _starts(self, x: LinearInputs) -> tuple[Tensor, ...]:
-        starts = torch.tensor([0, *accumulate(self.lengths)], device=x.q.device)
-        return (starts,) if self.lengths else ()
+        starts = torch.tensor([0, *accumulate(self.packed)], device=x.q.device)
+        return (starts,) if self.packed else ()
 
     def _in_steps(self, x: LinearInputs, options: dict[str, Any]) -> Outputs:
         assert x.S is not None
@@ -238,7 +238,7 @@ class LinearCase(AnyCase):
     def parts(self, x: LinearInputs) -> Iterator[LinearPart]:
         """The attention of each packed sequence, or of all batch entries: views of x."""
         options = (self.feature_map, self.causal, self.normalize, self.eps)
-        if not self.lengths:
+        if not self.packed:
             B, N = self.B, self.keys
             decay = x.log_decay
             if decay is not None and decay.dim() == 1:
@@ -248,18 +248,18 @@ class LinearCase(AnyCase):
             q, k, v = (t[rows].transpose(0, 1)[None] for t in (x.q, x.k, x.v))
             decay = x.log_decay
             if decay is not None:
-                length = self.lengths[b]
+                length = self.packed[b]
                 token = decay.dim() == 2
                 decay = decay[rows].T[None] if token else decay[None, :, None].expand(1, -1, length)
             S, z = (None if t is None else t[b : b + 1] for t in (x.S, x.z))
-            hidden = torch.zeros(1, self.lengths[b], dtype=torch.bool)
+            hidden = torch.zeros(1, self.packed[b], dtype=torch.bool)
             yield LinearPart(q, k, v, decay, S, z, hidden, *options)
 
     def joined(self, name: str, values: list[Tensor]) -> Tensor:
         """Returns the result of the call from those of its parts."""
         if name == "dlog_decay" and self.decay == "head":
             return torch.stack([value.sum((0, 2)) for value in values]).sum(0)
-        if not self.lengths:
+        if not self.packed:
             return values[0]
         if name in ("S_end", "z_end", "dS", "dz"):
             return torch.cat(values)
@@ -403,12 +403,12 @@ LINEAR_CASES: tuple[LinearCase, ...] = (
     LinearCase(name="all-padding", causal=False, M=90, N=150, mask=_range(150), normalize=False),
     LinearCase(name="transposed", layout="transposed", N=100, H_q=4),
     LinearCase(name="expanded", layout="expanded", N=100, decay="head"),
-    LinearCase(name="packed", lengths=_PACKED, trailing=4, H_q=4, D_v=5),
-    LinearCase(name="packed-head", lengths=_PACKED, trailing=4, H_q=4, D_v=5, decay="head",
+    LinearCase(name="packed", packed=_PACKED, trailing=4, H_q=4, D_v=5),
+    LinearCase(name="packed-head", packed=_PACKED, trailing=4, H_q=4, D_v=5, decay="head",
                state=True),
-    LinearCase(name="packed-token", lengths=_PACKED, trailing=4, H_q=4, D_v=5, decay="token",
+    LinearCase(name="packed-token", packed=_PACKED, trailing=4, H_q=4, D_v=5, decay="token",
                normalize=False),
-    LinearCase(name="packed-all", lengths=_PACKED, trailing=4, H_q=4, D_v=5, causal=False,
+    LinearCase(name="packed-all", packed=_PACKED, trailing=4, H_q=4, D_v=5, causal=False,
                state=True),
     *(
         LinearCase(name=f"{name}-by-{sizes[0]}", steps=sizes, H_q=4, D=7, D_v=5, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from tests.support.oracle import Rounding
 from transformer_kernels.linear.feature_maps import FEATURE_MAPS
 
+_LEAVES = ("q", "k", "v", "log_decay", "S", "z")
 Results = tuple[Tensor, Tensor, Tensor]
 """o, S and z."""
 
@@ -99,9 +100,10 @@ class LinearPart(NamedTuple):
         decay = self.log_decay
         if decay is None:
             decay = self.q.new_zeros(self.k.shape[:3])
-        tensors = [phi(self.q).abs(), phi(self.k).abs(), self.v.abs(), decay, S.abs(), z.abs()]
+        k = self.k.masked_fill(self.hidden[:, None, :, None], 0)
+        tensors = [phi(self.q).abs(), phi(k).abs(), self.v.abs(), decay, S.abs(), z.abs()]
         leaves = [x.detach().clone().requires_grad_() for x in tensors]
-        named = dict(zip(("q", "k", "v", "log_decay", "S", "z"), leaves, strict=True))
+        named: dict[str, Any] = dict(zip(_LEAVES, leaves, strict=True))
         return self._replace(**named, feature_map="identity", normalize=False)
 
 
@@ -149,11 +151,10 @@ def allowed_errors(x: LinearPart, cotangents: LinearPart, rounding: Rounding) ->
     loss = (o * do).sum() + (S * cotangents.S.abs()).sum() + (z * cotangents.z.abs()).sum()
     if x.normalize:
         loss = loss + (weights * (do * terms).sum(-1, keepdim=True)).sum()
-    names = ("q", "k", "v", "log_decay", "S", "z")
-    leaves = [getattr(part, name) for name in names]
+    leaves = [getattr(part, name) for name in _LEAVES]
     gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
     sums = {"o": terms, "S_end": S, "z_end": z}
-    sums |= {f"d{name}": one for name, one in zip(names, gradients, strict=True)}
+    sums |= {f"d{name}": one for name, one in zip(_LEAVES, gradients, strict=True)}
     products = [(one * sums[f"d{name}"]).sum(-1) for name, one in (("q", part.q), ("k", part.k))]
     if x.causal:
         sums["dlog_decay"] = sums["dlog_decay"] + _chunk_sums(*products)

@@ -263,7 +263,7 @@ def linear(draw: Draw, backend: str, dtype: str) -> LinearCase:
     several = st.lists(limits.lengths(), min_size=1, max_size=4).map(tuple)
     N = draw(limits.lengths())
     if layout == "packed":
-        fields |= {"lengths": draw(several), "trailing": draw(st.sampled_from([0, 3]))}
+        fields |= {"packed": draw(several), "trailing": draw(st.sampled_from([0, 3]))}
     if layout == "steps":
         steps = st.sampled_from([1, 1, 2, 7, 33])
         fields["steps"] = draw(st.lists(steps, min_size=1, max_size=6).map(tuple))

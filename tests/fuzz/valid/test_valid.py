@@ -74,7 +74,7 @@ CASES = (
     ),
     DecodeCase(cache_seqlens=(70, 1), M=2, N=70, mask=Window(9, 0, "bottom_right")),
     LinearCase(N=70, H_q=4, decay="token", state=True, mask=KeyRange(end=(40, 70))),
-    LinearCase(lengths=(5, 0, 40), trailing=3, feature_map="identity", normalize=False),
+    LinearCase(packed=(5, 0, 40), trailing=3, feature_map="identity", normalize=False),
     LinearCase(steps=(1, 33), decay="head", layout="strided", feature_map="relu", eps=0.5),
     SdpaCase(**SMALL, mask=(EVERY_MASK[5], CAUSAL), replaced=True, requires_grad=("k",)),
 )  # fmt: skip
