@@ -229,6 +229,7 @@ def _distances() -> list[Case]:
     return [
         Case(name="alibi", alibi="top_left", mask=CAUSAL, M=131),
         Case(name="alibi-bottom-right", alibi="bottom_right", H_q=4),
+        Case(name="alibi-of-another-align", alibi="bottom_right", mask=CAUSAL),
         Case(name="alibi-by-entry", alibi="bottom_right", alibi_by_entry=True, B=3, H_q=4,
              dlse=True),
         Case(name="alibi-by-entry-step", alibi="top_left", alibi_by_entry=True, M=3, N=200,

@@ -164,7 +164,9 @@ def allowed_errors(x: LinearPart, cotangents: LinearPart, rounding: Rounding) ->
         sums[name] = (sums[name] * slope.abs()).nan_to_num()
     decay = x.hidden.new_zeros((), dtype=torch.float64)
     if x.log_decay is not None and x.log_decay.numel():
-        finite = x.log_decay.detach().masked_fill(x.hidden[:, None], 0).nan_to_num(neginf=0.0)
+        # Sums of log_decay are in float64, where one that clears the state counts as -800.
+        reset = -800.0 if rounding.accumulated < 1e-9 else 0.0
+        finite = x.log_decay.detach().masked_fill(x.hidden[:, None], 0).nan_to_num(neginf=reset)
         decay = finite.abs().sum(-1).max()
     eps = _STORED * rounding.stored + _ROUNDINGS * rounding.accumulated * (1 + decay)
     # Outputs and gradients are quotients, or products with such: both sides of them round.

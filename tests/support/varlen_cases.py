@@ -246,6 +246,7 @@ VARLEN_CASES: tuple[VarlenCase, ...] = (
     VarlenCase(name="multi-query", H_q=4, H_kv=1, D=24, D_v=33),
     VarlenCase(name="tokens", lengths=((1, 131), (1, 1), (1, 600), (1, 64)), H_q=4),
     VarlenCase(name="many-short", lengths=tuple((n % 7, n % 5) for n in range(40))),
+    VarlenCase(name="one-cu-seqlens", lengths=((67, 67), (0, 0), (5, 5)), one_cu_seqlens=True),
     VarlenCase(name="one", lengths=((130, 130),), mask=CAUSAL),
     VarlenCase(name="nothing-but-empty", lengths=((0, 0), (0, 0))),
     *(
