@@ -37,7 +37,7 @@ help:
 	@echo "make hub       kernels for HuggingFace's library \`kernels\`, in build/hub"
 	@echo "make gpu       on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
 	@echo "make gpu-grid  on a CUDA device: the benchmark suite gpu to its end, recorded"
-	@echo "make gpu-tune  on a CUDA device: variants of the kernels against the present ones, in turns;"
+	@echo "make gpu-tune  on a CUDA device: tiles of the kernels against the present ones, in turns;"
 	@echo "               ONLY=NAMES, OUT=DIR"
 	@echo "make wheel     wheels for python3.11 to 3.14, as far as they are on PATH, and the source"
 	@echo "               archive, in dist; PYTHONS=PROGRAMS for others"
@@ -101,11 +101,11 @@ gpu: $(call packages,test)
 	@$(RUN) -m benchmarks.runner.gpu $(if $(OUT),--out "$(OUT)")
 
 gpu-grid: $(call packages,test) build
-	$(RUN) -m pytest benchmarks/test_gpu.py --record -W default --time-limit inf
+	$(RUN) -m benchmarks gpu --record -W default --time-limit inf
 
 # See docs/hopper.md, section 8.
 gpu-tune: $(call packages,test) build
-	@$(RUN) -m benchmarks.runner.tune $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out "$(OUT)")
+	@$(RUN) -m benchmarks.tuning cuda $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out "$(OUT)")
 
 # One wheel for each Python. CUDA kernels as TORCH_CUDA_ARCH_LIST says: docs/install.md.
 PYTHONS ?=

@@ -1,8 +1,10 @@
-"""Command-line options, fixtures and reports of the benchmarks."""
+"""Command-line options, collection and reports of the benchmarks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,28 +12,35 @@ import torch
 
 from benchmarks.goals.check import MISSING, as_columns, check_goals
 from benchmarks.report.device import write_report
-from benchmarks.runner.checks import check_quickly
-from benchmarks.runner.order import longest_ago_first
-from benchmarks.runner.record import RECORDED, UNRECORDED, Recorder, as_text
-from transformer_kernels.bench import (
-    VARIANTS,
-    Budget,
-    Case,
-    Provenance,
-    Variant,
-    device_slug,
-    read_rows,
-    usable_variants,
-)
-from transformer_kernels.bench.contenders import CheckedCase
+from benchmarks.runner.record import RECORDED, UNRECORDED, as_text, longest_ago_first
+from benchmarks.runner.run import Comparison, Run
+from transformer_kernels.bench import VARIANTS, Budget, Provenance, device_slug, read_rows
 from transformer_kernels.bench.steadiness import TOLERANCE
 from transformer_kernels.bench.trial import DeviceLostError
 
-_RECORDER = pytest.StashKey[Recorder]()
+FOLDER = Path(__file__).parent / "suites"
+SUITES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+STANDING = ("attention", "masks", "models", "cpu", "gpu")
+"""Suites that `make bench` measures."""
+
+_RUN = pytest.StashKey[Run]()
+
+
+def comparisons(suite: str) -> Iterable[Comparison]:
+    """Returns the comparisons of a suite, which are those of benchmarks/suites/<suite>.py."""
+    found: Iterable[Comparison] = import_module(f"benchmarks.suites.{suite}").comparisons()
+    return found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("transformer_kernels")
+    group.addoption(
+        "--suite",
+        type=lambda text: text.split(","),
+        default=list(STANDING),
+        metavar="NAME[,NAME]",
+        help=f"suites to measure, of {', '.join(SUITES)} (default: {','.join(STANDING)})",
+    )
     group.addoption(
         "--record",
         action="store_true",
@@ -76,37 +85,55 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if unknown := set(config.getoption("--suite")) - set(SUITES):
+        raise pytest.UsageError(f"--suite: expected names of {', '.join(SUITES)}, got {unknown}")
     threads = config.getoption("--threads")
     if threads is not None:
         torch.set_num_threads(threads)
-    # pytest-benchmark's table would show times of whole rounds, which mix the variants.
+    # pytest-benchmark's table would show times of whole comparisons, which mix the variants.
     config.option.benchmark_quiet = True
-    config.stash[_RECORDER] = _new_recorder(config)
-
-
-def _new_recorder(config: pytest.Config) -> Recorder:
-    provenance = Provenance.now()
     keep = config.getoption("--record")
-    folder = RECORDED if keep else config.getoption("--rows")
-    budget = Budget(config.getoption("--seconds"))
-    tolerance = config.getoption("--tolerance") / 100
-    return Recorder(provenance, budget, folder=folder, keep=keep, tolerance=tolerance)
+    config.stash[_RUN] = Run(
+        Provenance.now(),
+        Budget(config.getoption("--seconds")),
+        folder=RECORDED if keep else config.getoption("--rows"),
+        keep=keep,
+        tolerance=config.getoption("--tolerance") / 100,
+        variants=config.getoption("--variants"),
+        time_limit=config.getoption("--time-limit"),
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = [
+        pytest.param(suite, one, id=f"{suite}-{one.name.replace(' ', '_')}")
+        for suite in metafunc.config.getoption("--suite")
+        for one in comparisons(suite)
+    ]
+    metafunc.parametrize(("suite", "comparison"), chosen)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Continues the grid of the suite gpu where the last recorded run ended."""
-    if not (config.getoption("--record") and torch.cuda.is_available()):
-        return
-    path = RECORDED / device_slug(torch.device("cuda")) / "gpu.csv"
-    if path.is_file():
-        variants = config.getoption("--variants")
-        items[:] = longest_ago_first(items, _case_on_grid, read_rows(path), variants)
+    if config.getoption("--record") and torch.cuda.is_available():
+        path = RECORDED / device_slug(torch.device("cuda")) / "gpu.csv"
+        if path.is_file():
+            variants = config.getoption("--variants")
+            items[:] = longest_ago_first(
+                items, lambda item: _comparison(item).case, read_rows(path), variants
+            )
 
 
-def _case_on_grid(item: pytest.Item) -> Case | None:
-    callspec = getattr(item, "callspec", None)
-    return None if callspec is None else callspec.params.get("on_grid")
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[_RUN].selected = [_comparison(item) for item in session.items]
+
+
+def _comparison(item: pytest.Item) -> Comparison:
+    assert isinstance(item, pytest.Function)
+    comparison = item.callspec.params["comparison"]
+    assert isinstance(comparison, Comparison)
+    return comparison
 
 
 def pytest_exception_interact(call: pytest.CallInfo[None]) -> None:
@@ -116,7 +143,7 @@ def pytest_exception_interact(call: pytest.CallInfo[None]) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    provenance = config.stash[_RECORDER].provenance
+    provenance = config.stash[_RUN].provenance
     missing = {v.name: v.unavailable_reason() for v in VARIANTS.values() if v.unavailable_reason()}
     return [
         f"device {provenance.device}, {provenance.threads} threads, torch {provenance.torch}",
@@ -127,49 +154,29 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    recorder = config.stash[_RECORDER]
-    if not recorder.rows:
-        return
-    terminalreporter.section("measurements")
-    for line in as_text(recorder.rows):
-        terminalreporter.write_line(line)
-    terminalreporter.write_line("")
-    checks = [line for line in check_goals(recorder.rows) if line.status != MISSING]
-    if checks:
-        terminalreporter.section("goals")
-        for line in as_columns(checks):
-            terminalreporter.write_line(line)
-        terminalreporter.write_line("")
-    if recorder.skipped:
-        terminalreporter.section("skipped")
-        for line in recorder.skipped:
-            terminalreporter.write_line(line)
-        terminalreporter.write_line("")
-    for path in recorder.paths:
-        terminalreporter.write_line(f"rows: {os.path.relpath(path)}")
-    for folder in dict.fromkeys(path.parent for path in recorder.paths):
-        terminalreporter.write_line(f"report: {_report(folder)}")
+    run = config.stash[_RUN]
+    goals = [line for line in check_goals(run.rows) if line.status != MISSING]
+    sections = {
+        "measurements": as_text(run.rows),
+        "goals": as_columns(goals) if goals else [],
+        "skipped": run.skipped,
+        "files": [f"rows: {os.path.relpath(path)}" for path in run.paths]
+        + [_report(folder) for folder in dict.fromkeys(path.parent for path in run.paths)],
+    }
+    for title, lines in sections.items():
+        if lines:
+            terminalreporter.section(title)
+            terminalreporter.write("\n".join([*lines, "", ""]))
 
 
 def _report(folder: Path) -> str:
     """Writes the report of a folder; returns the names of its files, or the reason without one."""
     try:
-        return ", ".join(map(os.path.relpath, write_report(folder)))
-    except ImportError as error:
-        return f"not written: {error}"
+        return f"report: {', '.join(map(os.path.relpath, write_report(folder)))}"
+    except (ImportError, FileNotFoundError) as error:
+        return f"report: not written: {error}"
 
 
 @pytest.fixture(scope="session")
-def recorder(pytestconfig: pytest.Config) -> Recorder:
-    return pytestconfig.stash[_RECORDER]
-
-
-@pytest.fixture(scope="session")
-def variants(pytestconfig: pytest.Config) -> list[Variant]:
-    return usable_variants(dict.fromkeys(["naive", *pytestconfig.getoption("--variants")]))
-
-
-@pytest.fixture(scope="module")
-def checked(request: pytest.FixtureRequest, variants: list[Variant]) -> CheckedCase:
-    """The test's case, checked once for all directions."""
-    return check_quickly(request.param, variants)
+def run(pytestconfig: pytest.Config) -> Run:
+    return pytestconfig.stash[_RUN]

@@ -31,7 +31,7 @@ WITH_SOURCES = {
     for path in (ROOT / folder).rglob("*")
     if path.suffix in SOURCES
 } - {"transformer_kernels"}
-WRITTEN_BY_USERS = {"summary.txt", "my.txt"}
+WRITTEN_BY_USERS = {"summary.txt", "my.txt", "curve.csv"}
 
 
 @each("page", PAGES, ids=lambda page: page.name)

@@ -17,7 +17,6 @@ CSRC = ROOT / "csrc"
 
 LAYERS = (
     "cli",
-    "demo",
     "training",
     "models",
     "nn",

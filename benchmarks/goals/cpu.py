@@ -7,96 +7,74 @@ product (`gemm`), or the bandwidth of a sum (benchmarks/runner/ceilings.py).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
-from benchmarks.goals.goal import Columns, Goal
+from benchmarks.goals.goal import Goal, goal
 from benchmarks.runner.ceilings import GEMM, SUM
 from benchmarks.runner.without_amx import SUFFIX
 from transformer_kernels.bench import Direction
 
 _GRID = ("full", "causal")
 _GRID_WITHOUT_AMX = tuple(name + SUFFIX for name in _GRID)
+_TITLES: dict[Direction, str] = {"fwd": "forward", "fwd+bwd": "forward + backward"}
 
 
-def _over_sdpa(
-    name: str, where: Columns, *, least: float, by: Literal["mean", "worst"] = "worst"
-) -> Goal:
-    over, under = {"variant": "sdpa"}, {"variant": "cpu"}
-    return Goal(
-        name=f"{name}: SDPA / ours, {by}", over=over, under=under, where=where, least=least, by=by
-    )
+def _over_sdpa(name: str, *, by: Literal["mean", "worst"] = "worst", **columns: Any) -> Goal:
+    return goal(f"{name}: SDPA / ours, {by}", "sdpa", by=by, **columns)
 
 
 def _cost(name: str, case: str, *, most: float) -> Goal:
-    over, under = {"case": case}, {"case": case.split(":")[0] + ": none"}
-    return Goal(name=name, over=over, under=under, where={"variant": "cpu"}, most=most)
-
-
-def _mask(name: str) -> Goal:
-    return _cost(f"{name}: relative time / visible fraction", f"masks: {name}", most=1.15)
+    plain = {"case": case.split(":")[0] + ": none"}
+    return goal(name, {"case": case}, plain, most=most, variant="cpu")
 
 
 def _means(
     name: str, dtype: str, cases: tuple[str, ...], *, fwd: float, both: float
 ) -> Iterator[Goal]:
-    directions: tuple[tuple[str, Direction, float], ...] = (
-        ("forward", "fwd", fwd),
-        ("forward + backward", "fwd+bwd", both),
-    )
-    for title, direction, least in directions:
-        where = {"dtype": dtype, "case": cases, "direction": direction}
-        yield _over_sdpa(f"{dtype} {title}{name}", where, least=least, by="mean")
+    for (direction, title), least in zip(_TITLES.items(), (fwd, both), strict=True):
+        title = f"{dtype} {title}{name}"
+        yield _over_sdpa(
+            title, by="mean", least=least, dtype=dtype, case=cases, direction=direction
+        )
 
 
 def _worst(dtype: str, *, least: float) -> Goal:
-    return _over_sdpa(dtype, {"dtype": dtype, "case": _GRID}, least=least)
-
-
-def _share(title: str, direction: Direction, *, least: float) -> Goal:
-    return Goal(
-        name=f"float32 {title}, S >= 2048: share of a matrix product's rate, worst",
-        over={"variant": GEMM},
-        under={"variant": "cpu"},
-        where={"dtype": "float32", "case": _GRID, "N": (2048, 4096), "direction": direction},
-        least=least,
-    )
-
-
-def _decode(name: str, N: int) -> Goal:
-    over, under = {"variant": SUM}, {"variant": "cpu"}
-    return Goal(
-        name=f"decode, {name}: fraction of a sum's bandwidth",
-        over=over, under=under, where={"case": "decode", "N": N}, least=0.85,
-    )  # fmt: skip
-
-
-def _scaling(name: str) -> Goal:
-    over, under = {"threads": 1}, {"threads": 2}
-    return Goal(
-        name=f"{name}: speedup of 2 threads over 1",
-        over=over, under=under, where={"case": f"scaling: {name}"}, least=1.8,
-    )  # fmt: skip
+    return _over_sdpa(dtype, least=least, dtype=dtype, case=_GRID)
 
 
 _BESIDES_SDPA: tuple[Goal, ...] = (
-    _share("forward", "fwd", least=0.9),
-    _share("forward + backward", "fwd+bwd", least=0.85),
-    _mask("half padding"),
-    _mask("window of S/8"),
-    _mask("25% of blocks"),
-    _mask("two documents"),
+    *(
+        goal(
+            f"float32 {_TITLES[direction]}, S >= 2048: share of a matrix product's rate, worst",
+            GEMM, least=least, dtype="float32", case=_GRID, N=(2048, 4096), direction=direction,
+        )
+        for direction, least in zip(_TITLES, (0.9, 0.85), strict=True)
+    ),
+    *(
+        _cost(f"{mask}: relative time / visible fraction", f"masks: {mask}", most=1.15)
+        for mask in ("half padding", "window of S/8", "25% of blocks", "two documents")
+    ),
     _cost("dropout 0.1: with / without", "options: dropout 0.1", most=1.35),
     _cost("bias: with / without", "options: bias", most=1.3),
     _cost("bias and its gradient: with / without", "options: bias and its gradient", most=1.6),
-    _decode("(1, 32 / 8, 8192, 128)", N=8192),
-    _decode("(8, 8, 4096, 64)", N=4096),
+    *(
+        goal(
+            f"decode, {name}: fraction of a sum's bandwidth", SUM, least=0.85, case="decode", N=N
+        )
+        for name, N in (("(1, 32 / 8, 8192, 128)", 8192), ("(8, 8, 4096, 64)", 4096))
+    ),
     _cost("decode, cache in order: over attention", "caches: in order", most=1.15),
     _cost("decode, pages of 64: over attention", "caches: pages of 64", most=1.15),
-    _over_sdpa("short, (32, 8, 64, 32)", {"case": "short", "N": 64}, least=1.0),
-    _over_sdpa("short, (1, 1, 16, 64)", {"case": "short", "N": 16}, least=1.0),
-    _scaling("causal"),
-    _scaling("one head"),
-)
+    _over_sdpa("short, (32, 8, 64, 32)", least=1.0, case="short", N=64),
+    _over_sdpa("short, (1, 1, 16, 64)", least=1.0, case="short", N=16),
+    *(
+        goal(
+            f"{name}: speedup of 2 threads over 1", {"threads": 1}, {"threads": 2},
+            least=1.8, case=f"scaling: {name}",
+        )
+        for name in ("causal", "one head")
+    ),
+)  # fmt: skip
 
 GOALS: tuple[Goal, ...] = (
     *_means("", "bfloat16", _GRID, fwd=2.4, both=4.0),
@@ -115,9 +93,9 @@ geometric, over shapes and masks."""
 
 GOALS_WITHOUT_AMX: tuple[Goal, ...] = (
     *(
-        goal
+        one
         for dtype, least in (("bfloat16", 1.0), ("float16", 1.0), ("float32", 1.1))
-        for goal in (
+        for one in (
             *_means("", dtype, _GRID, fwd=least, both=least),
             _worst(dtype, least=1.0),
         )
@@ -127,8 +105,8 @@ GOALS_WITHOUT_AMX: tuple[Goal, ...] = (
 """Goals on a CPU without AMX."""
 
 MODEL_GOALS: tuple[Goal, ...] = tuple(
-    _over_sdpa(f"{dtype}, {title}", {"dtype": dtype, "direction": direction}, least=1.0)
+    _over_sdpa(f"{dtype}, {title}", least=1.0, dtype=dtype, direction=direction)
     for dtype in ("float32", "bfloat16")
-    for direction, title in (("fwd", "forward"), ("fwd+bwd", "forward + backward"))
+    for direction, title in _TITLES.items()
 )
 """No model is slower than with torch's SDPA."""

@@ -17,36 +17,23 @@ Columns = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Figure:
-    """Time of the row `over` divided by that of `under`, per visible query-key pair."""
+    """Time of the row `over` divided by that of `under`, per visible query-key pair; or TFLOP/s."""
 
     over: Row
-    under: Row
+    under: Row | None
+    """None: the figure is the TFLOP/s of `over`"""
 
     @property
     def ratio(self) -> float:
+        if self.under is None:
+            return self.over.tflops
         visible = self.over.visible / self.under.visible
         return self.over.median_ms / self.under.median_ms / visible
 
     def __str__(self) -> str:
         row = self.over
-        return (
-            f"{row.dtype}, S = {row.N}, D = {row.D}, {row.case}, {row.direction}: "
-            f"{_time(row.median_ms)} / {_time(self.under.median_ms)}"
-        )
-
-
-@dataclass(frozen=True)
-class Throughput(Figure):
-    """TFLOP/s of one row, which is both `over` and `under`."""
-
-    @property
-    def ratio(self) -> float:
-        return self.over.tflops
-
-    def __str__(self) -> str:
-        row = self.over
-        shape = f"S = {row.N}, D = {row.D}"
-        return f"{row.dtype}, {shape}, {row.case}, {row.direction}: {_time(row.median_ms)}"
+        times = " / ".join(_time(one.median_ms) for one in (row, self.under) if one is not None)
+        return f"{row.dtype}, S = {row.N}, D = {row.D}, {row.case}, {row.direction}: {times}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +42,8 @@ class Goal:
 
     name: str
     over: Columns
-    under: Columns
+    under: Columns | None
+    """None: a bound on the TFLOP/s of the rows that match `over`"""
     where: Columns = field(default_factory=dict)
     least: float = 0.0
     most: float = math.inf
@@ -67,15 +55,27 @@ class Goal:
 
         The last run of each pair counts.
         """
+        found = self._pairs(rows) if self.under is not None else self._alone(rows)
+        return sorted(found, key=lambda figure: figure.ratio, reverse=self.most < math.inf)
+
+    def _matches(self, row: Row) -> bool:
+        return all(
+            getattr(row, name) in (value if isinstance(value, tuple) else (value,))
+            for name, value in {**self.where, **self.over}.items()
+        )
+
+    def _alone(self, rows: Iterable[Row]) -> Iterable[Figure]:
+        return (Figure(row, None) for row in latest(rows) if self._matches(row))
+
+    def _pairs(self, rows: Iterable[Row]) -> Iterable[Figure]:
         paired: dict[tuple[object, ...], Figure] = {}
         for run in reversed(runs_of(rows)):
             found = {tuple(_columns(row).values()): row for row in run}
             for key, row in found.items():
-                under = found.get(tuple((_columns(row) | dict(self.under)).values()))
-                if under is not None and _has(row, {**self.where, **self.over}):
+                under = found.get(tuple((_columns(row) | dict(self.under or {})).values()))
+                if under is not None and self._matches(row):
                     paired[key] = Figure(row, under)
-        is_cost = self.most < math.inf
-        return sorted(paired.values(), key=lambda figure: figure.ratio, reverse=is_cost)
+        return paired.values()
 
     def measured(self, figures: Sequence[Figure]) -> float:
         """Returns the value to compare with the bound; `figures` must not be empty."""
@@ -91,27 +91,24 @@ class Goal:
         return f">= {self.least:g}" if self.most == math.inf else f"<= {self.most:g}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedGoal(Goal):
-    """Bound on the TFLOP/s of rows that match `over` and `where`; `under` is unused."""
-
-    under: Columns = field(default_factory=dict)
-
-    def figures(self, rows: Iterable[Row]) -> list[Figure]:
-        wanted = {**self.where, **self.over}
-        found = [Throughput(row, row) for row in latest(rows) if _has(row, wanted)]
-        return sorted(found, key=lambda figure: figure.ratio)
+def goal(
+    name: str,
+    over: str | Columns,
+    under: str | Columns | None = "cpu",
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    by: Literal["mean", "worst"] = "worst",
+    **where: object,
+) -> Goal:
+    """Returns a goal. A text as `over` or `under` is a variant; `where` are columns of the rows."""
+    over = {"variant": over} if isinstance(over, str) else over
+    under = {"variant": under} if isinstance(under, str) else under
+    return Goal(name=name, over=over, under=under, where=where, least=least, most=most, by=by)
 
 
 def _columns(row: Row) -> dict[str, object]:
     return {**call_of(row), "variant": row.variant}
-
-
-def _has(row: Row, columns: Columns) -> bool:
-    return all(
-        getattr(row, name) in value if isinstance(value, tuple) else getattr(row, name) == value
-        for name, value in columns.items()
-    )
 
 
 def _time(ms: float) -> str:

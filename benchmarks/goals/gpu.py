@@ -3,80 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, Literal
 
-from benchmarks.cases.gpu import LINEAR_SUMS
-from benchmarks.goals.goal import Columns, Goal, SpeedGoal
+from benchmarks.goals.goal import Goal, goal
+from benchmarks.gpu_cases import LINEAR_SUMS
 from transformer_kernels.bench import Direction
 
 OURS = {"triton": 1.15, "cuda_sm80": 1.15, "cuda_sm90": 1.10}
 """Our variants, with the largest allowed cost of a mask: relative time / visible fraction."""
-_GRID: Columns = {"dtype": "bfloat16", "case": ("full", "causal"), "D": (64, 128)}
 _TITLES: dict[Direction, str] = {"fwd": "forward", "bwd": "backward"}
 
 
+def _grid(
+    name: str,
+    over: str,
+    under: str | None,
+    direction: Direction,
+    *,
+    least: float,
+    **columns: object,
+) -> Goal:
+    by: Literal["mean", "worst"] = "worst" if columns else "mean"
+    where: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "case": ("full", "causal"),
+        "D": (64, 128),
+        **columns,
+    }
+    name = f"{_TITLES[direction]}{name}"
+    return goal(name, over, under, least=least, by=by, direction=direction, **where)
+
+
 def _against(ours: str, peer: str, direction: Direction, *, least: float) -> Goal:
-    return Goal(
-        name=f"{_TITLES[direction]}: {peer} / {ours}, mean",
-        over={"variant": peer},
-        under={"variant": ours},
-        where={**_GRID, "direction": direction},
-        least=least,
-        by="mean",
-    )
+    return _grid(f": {peer} / {ours}, mean", peer, ours, direction, least=least)
 
 
 def _over_cudnn(direction: Direction, D: int, *, least: float) -> Goal:
     """Bound for every length from 1024 on, with and without a causal mask."""
-    return Goal(
-        name=f"{_TITLES[direction]}, D = {D}: sdpa_cudnn / cuda_sm90, worst",
-        over={"variant": "sdpa_cudnn"},
-        under={"variant": "cuda_sm90"},
-        where={**_GRID, "direction": direction, "D": D, "N": (1024, 2048, 4096, 8192, 16384)},
-        least=least,
-    )
+    name = f", D = {D}: sdpa_cudnn / cuda_sm90, worst"
+    lengths = (1024, 2048, 4096, 8192, 16384)
+    return _grid(name, "sdpa_cudnn", "cuda_sm90", direction, least=least, D=D, N=lengths)
 
 
 def _speeds(direction: Direction, D: int, *, full: float, causal: float) -> Iterator[Goal]:
     for case, least in (("full", full), ("causal", causal)):
-        yield SpeedGoal(
-            name=f"{_TITLES[direction]}, {case}, S = 16384, D = {D}: TFLOP/s of cuda_sm90",
-            over={"variant": "cuda_sm90"},
-            where={**_GRID, "case": case, "direction": direction, "N": 16384, "D": D},
-            least=least,
-        )
+        name = f", {case}, S = 16384, D = {D}: TFLOP/s of cuda_sm90"
+        yield _grid(name, "cuda_sm90", None, direction, least=least, case=case, N=16384, D=D)
 
 
-def _mask(ours: str, mask: str, *, most: float) -> Iterator[Goal]:
-    for direction, title in _TITLES.items():
-        yield Goal(
-            name=f"{ours}, {mask}, {title}: relative time / visible fraction",
-            over={"case": f"masks: {mask}"},
-            under={"case": "masks: none"},
-            where={"variant": ours, "direction": direction},
-            most=most,
-        )
+def _masks(ours: str, *, most: float) -> Iterator[Goal]:
+    for mask in ("half padding", "window of S/8", "25% of blocks"):
+        for direction, title in _TITLES.items():
+            name = f"{ours}, {mask}, {title}: relative time / visible fraction"
+            over, under = {"case": f"masks: {mask}"}, {"case": "masks: none"}
+            yield goal(name, over, under, most=most, variant=ours, direction=direction)
 
 
-def _linear(direction: Direction, *, least: float) -> Goal:
-    return Goal(
-        name=f"linear attention, {_TITLES[direction]}: fla / triton, mean",
-        over={"variant": "fla"},
-        under={"variant": "triton"},
-        where={"case": LINEAR_SUMS, "direction": direction},
-        least=least,
-        by="mean",
-    )
+def _linear(direction: Direction) -> Goal:
+    name = f"linear attention, {_TITLES[direction]}: fla / triton, mean"
+    return goal(name, "fla", "triton", least=1.0, by="mean", case=LINEAR_SUMS, direction=direction)
 
 
-def _decode(cache: str, *, least: float) -> Goal:
+def _decode(cache: str) -> Goal:
     """Fraction of the bandwidth of a copy that moves as many bytes as decoding reads."""
-    return Goal(
-        name=f"decode, cache {cache}: fraction of a copy's bandwidth",
-        over={"variant": "copy", "case": "caches: in order"},
-        under={"variant": "cuda_sm80", "case": f"caches: {cache}"},
-        where={"N": 32768, "B": 8},
-        least=least,
-    )
+    name = f"decode, cache {cache}: fraction of a copy's bandwidth"
+    over = {"variant": "copy", "case": "caches: in order"}
+    under = {"variant": "cuda_sm80", "case": f"caches: {cache}"}
+    return goal(name, over, under, least=0.8, N=32768, B=8)
 
 
 # sdpa_flash uses the same instructions as cuda_sm80, sdpa_cudnn those of sm_90, which are twice as
@@ -96,13 +89,8 @@ GPU_GOALS: tuple[Goal, ...] = (
     _over_cudnn("bwd", 128, least=1.05),
     *_speeds("bwd", 128, full=620, causal=590),
     *_speeds("bwd", 64, full=490, causal=450),
-    *(
-        goal
-        for ours, most in OURS.items()
-        for mask in ("half padding", "window of S/8", "25% of blocks")
-        for goal in _mask(ours, mask, most=most)
-    ),
-    *(_linear(direction, least=1.0) for direction in _TITLES),
-    *(_decode(cache, least=0.8) for cache in ("in order", "pages of 64", "pages of 16")),
+    *(one for ours, most in OURS.items() for one in _masks(ours, most=most)),
+    *map(_linear, _TITLES),
+    *map(_decode, ("in order", "pages of 64", "pages of 16")),
 )
 """Means are geometric, over shapes and masks."""

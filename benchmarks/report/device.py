@@ -3,25 +3,25 @@
     python -m benchmarks.report.device [FOLDER ...]
 
 Without a folder: build/benchmarks, where `make bench` puts its rows. What is slower than a peer
-comes first, then the goals, then every suite.
+comes first, then the goals, then pictures and tables of every suite.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.goals.check import MISSING, Check, check_goals
 from benchmarks.goals.goal import Figure
-from benchmarks.report.plot import DRAWN, pictures
 from benchmarks.runner.ceilings import GEMM, SUM
 from benchmarks.runner.record import UNRECORDED, call_of, latest, runs_of
 from transformer_kernels.bench import VARIANTS, Row, read_rows
-from transformer_kernels.bench.comparison.shapes import Shape
-from transformer_kernels.bench.pictures import TITLES
+from transformer_kernels.bench.comparison.calls import Shape
+from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
 from transformer_kernels.bench.tables import UNKNOWN, milliseconds
 
 SUITES = {
@@ -34,6 +34,9 @@ SUITES = {
 """Suites in their order, with what they measure."""
 
 CEILINGS = (GEMM, SUM, "copy")
+COLUMNS = (
+    *("call", "", "ms", "x naive", "x fastest peer", "that peer", "of the limit", "MiB", "error"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,44 +50,31 @@ class Entry:
     ceiling: Figure | None
 
     @property
-    def call(self) -> str:
-        row = self.ours
-        shape = Shape(B=row.B, H_q=row.H_q, H_kv=row.H_kv, M=row.M, N=row.N, D=row.D, D_v=row.D_v)
-        threads = f", {row.threads} threads" if row.case.startswith("scaling") else ""
-        return f"{row.case}, {row.dtype}, {shape}{threads}"
-
-    @property
-    def over_peer(self) -> float | None:
-        """How many times as fast as the fastest peer."""
-        return None if self.peer is None else self.peer.ratio
-
-    @property
     def is_loss(self) -> bool:
-        return self.over_peer is not None and self.over_peer < 1.0
+        return self.peer is not None and self.peer.ratio < 1.0
 
     @property
     def cells(self) -> list[str]:
         """Cells of the table: COLUMNS."""
+        row = self.ours
+        shape = Shape(**{name: getattr(row, name) for name in ("B", "H_q", "H_kv", *"MND", "D_v")})
+        threads = f", {row.threads} threads" if row.case.startswith("scaling") else ""
+        peer = None if self.peer is None else self.peer.over.variant
+        label = VARIANTS[peer].label if peer in VARIANTS else peer
         return [
-            self.call,
-            TITLES[self.ours.direction],
-            milliseconds(self.ours.median_ms),
+            f"{row.case}, {row.dtype}, {shape}{threads}",
+            TITLES[row.direction],
+            milliseconds(row.median_ms),
             UNKNOWN if self.naive is None else f"{self.naive.ratio:.2f}",
             UNKNOWN if self.peer is None else f"{self.peer.ratio:.2f}",
-            UNKNOWN if self.peer is None else _label(self.peer.over),
+            label or UNKNOWN,
             UNKNOWN if self.ceiling is None else f"{self.ceiling.ratio:.0%}",
-            UNKNOWN if self.ours.peak_mib is None else f"{self.ours.peak_mib:.1f}",
-            f"{self.ours.error:.0e}",
+            UNKNOWN if row.peak_mib is None else f"{row.peak_mib:.1f}",
+            f"{row.error:.0e}",
         ]
 
 
-COLUMNS = (
-    *("call", "", "ms", "x naive", "x fastest peer", "that peer", "of the limit", "MiB", "error"),
-)
-
-
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A suite."""
 
     suite: str
@@ -106,27 +96,25 @@ class Report:
 
     @property
     def provenance(self) -> str:
-        def several(name: str) -> str:
-            return ", ".join(sorted({str(getattr(row, name)) for row in self.rows} - {""}))
-
+        torch, commits = (
+            ", ".join(sorted({getattr(row, name) for row in self.rows} - {""}))
+            for name in ("torch", "commit")
+        )
         days = sorted({row.date[:10] for row in self.rows})
         when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        return f"torch {several('torch')}; commits {several('commit')}; {when}."
+        return f"torch {torch}; commits {commits}; {when}."
+
+    @property
+    def compared(self) -> list[Entry]:
+        """Calls that a peer runs too, the largest loss first."""
+        entries = [entry for one in self.sections for entry in one.entries]
+        found = [(entry.peer.ratio, entry) for entry in entries if entry.peer is not None]
+        return [entry for _, entry in sorted(found, key=lambda one: one[0])]
 
     @property
     def losses(self) -> list[Entry]:
         """Calls where a peer is faster, worst first."""
-        found = [entry for section in self.sections for entry in section.entries if entry.is_loss]
-        return sorted(found, key=lambda entry: entry.over_peer or 0.0)
-
-    @property
-    def compared(self) -> int:
-        """Number of calls that a peer runs too."""
-        return sum(entry.peer is not None for one in self.sections for entry in one.entries)
-
-
-def _label(row: Row) -> str:
-    return VARIANTS[row.variant].label if row.variant in VARIANTS else row.variant
+        return [entry for entry in self.compared if entry.is_loss]
 
 
 def report(folder: Path) -> Report:
@@ -189,38 +177,38 @@ def write_report(folder: Path) -> list[Path]:
     from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 
     made = report(folder)
-    loader = ChoiceLoader(
-        [
-            FileSystemLoader(Path(__file__).parent),
-            PackageLoader("transformer_kernels.bench.comparison", "."),
-        ]
+    styles = PackageLoader("transformer_kernels.bench.comparison", ".")
+    environment = Environment(
+        loader=ChoiceLoader([FileSystemLoader(Path(__file__).parent), styles]),
+        autoescape=lambda name: name is not None and "html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    written = []
-    for name in ("report.md", "report.html"):
-        environment = Environment(
-            loader=loader,
-            autoescape=name.endswith("html"),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        drawn = list(_drawings(folder)) if name.endswith("html") else []
-        text = environment.get_template(f"{name}.jinja").render(
-            report=made, columns=COLUMNS, drawings=drawn
-        )
-        (folder / name).write_text(text, encoding="utf-8")
-        written.append(folder / name)
-    return written
+    files = [folder / "report.md", folder / "report.html"]
+    for file in files:
+        template = environment.get_template(f"{file.name}.jinja")
+        text = template.render(report=made, columns=COLUMNS, drawings=drawings(made.rows))
+        file.write_text(text, encoding="utf-8")
+    return files
 
 
-def _drawings(folder: Path) -> Iterator[tuple[str, str]]:
+def drawings(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Yields titles and SVG texts of the suites that vary one parameter."""
-    with tempfile.TemporaryDirectory() as drawn:
-        for suite in DRAWN:
-            if (path := folder / f"{suite}.csv").is_file():
-                for picture in pictures(path, Path(drawn), suffix=".svg"):
-                    svg = picture.read_text(encoding="utf-8")
-                    yield picture.stem.replace("-", ", "), svg[svg.index("<svg") :]
+    plots: dict[str, Callable[[Sequence[Row], Path], None]] = {
+        "attention": plot_by_length,
+        "masks": plot_by_visible,
+    }
+    by_title: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        if row.suite in plots:
+            case = (row.case,) if row.suite == "attention" else ()
+            by_title.setdefault((row.suite, *case, row.dtype), []).append(row)
+    with tempfile.TemporaryDirectory() as folder:
+        for title, chosen in by_title.items():
+            plots[title[0]](chosen, file := Path(folder, "drawing.svg"))
+            svg = file.read_text(encoding="utf-8")
+            yield ", ".join(title), svg[svg.index("<svg") :]
 
 
 def main() -> None:

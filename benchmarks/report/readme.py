@@ -13,14 +13,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cases.models import MODELS
 from benchmarks.report.device import Entry, entries
 from benchmarks.runner.record import RECORDED, ROOT, latest, runs_of
+from benchmarks.suites.models import MODELS
 from transformer_kernels.bench import Direction, Row, read_rows
 from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
+from transformer_kernels.bench.tables import UNKNOWN
 
-FIGURES, OF_MODELS = "figures", "models"
-"""Names of the marks."""
 README, DETAILS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 DTYPES = ("float32", "bfloat16")
@@ -28,47 +27,53 @@ DTYPES = ("float32", "bfloat16")
 HEADER = "naive bmm | torch SDPA | fused | over naive | over SDPA | peak MiB: naive, SDPA, fused |"
 
 
-def causal_rows(device: str, dtype: str) -> list[Row]:
-    """The recorded rows of causal attention in one dtype."""
+def figures(device: str) -> dict[Path, str]:
+    """The text between the marks `figures` of each file: causal attention of a device."""
     rows = read_rows(RECORDED / device / "attention.csv")
-    return [row for row in rows if (row.case, row.dtype) == ("causal", dtype)]
+    by_dtype = ([row for row in rows if (row.case, row.dtype) == ("causal", x)] for x in DTYPES)
+    tables = [table for table in by_dtype if table]
+    return {README: summary(tables), DETAILS: "\n".join(map(details, tables))}
 
 
 def summary(tables: Sequence[list[Row]]) -> str:
     """Markdown for README.md: the longest sequence, a line for each dtype and direction."""
     first = latest(tables[0])[0]
     length = max(row.N for row in tables[0])
-    lines = [
+    return _text(
         f"Causal attention, (B, H, S, D) = ({first.B}, {first.H_q}, {length}, {first.D}), on "
         f"{first.device} with {first.threads} threads, torch {first.torch}, {first.date[:10]}:",
         "",
         f"| | | {HEADER}",
         "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for rows in tables:
-        lines += [
-            f"| {rows[0].dtype} | {TITLES[direction]} | {_cells(rows, length, direction)} |"
+        *(
+            f"| {rows[0].dtype} | {TITLES[direction]} | {_cells(_three(rows, length, direction))} |"
+            for rows in tables
             for direction in DIRECTIONS
-        ]
-    return "\n".join(lines) + "\n"
+        ),
+    )
 
 
 def details(rows: list[Row]) -> str:
     """Markdown for docs/benchmarks.md: one dtype, a line for each length and direction."""
     first = latest(rows)[0]
-    lines = [
+    lines = []
+    for length in sorted({row.N for row in rows}):
+        for direction in DIRECTIONS:
+            three = _three(rows, length, direction)
+            errors = ", ".join(f"{row.error:.0e}" for row in three)
+            lines.append(f"| {length} | {TITLES[direction]} | {_cells(three)} | {errors} |")
+    return _text(
         f"Causal, **{first.dtype}**, (B, H, S, D) = ({first.B}, {first.H_q}, S, {first.D}); "
         f"{first.device}, {first.threads} threads, torch {first.torch}, {first.date[:10]}.",
         "",
         f"| S | | {HEADER} error: naive, SDPA, fused |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for length in sorted({row.N for row in rows}):
-        for direction in DIRECTIONS:
-            errors = ", ".join(f"{row.error:.0e}" for row in _three(rows, length, direction))
-            cells = _cells(rows, length, direction)
-            lines.append(f"| {length} | {TITLES[direction]} | {cells} | {errors} |")
-    return "\n".join(lines) + "\n"
+        *lines,
+    )
+
+
+def _text(*lines: str) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _three(rows: list[Row], length: int, direction: Direction) -> list[Row]:
@@ -80,14 +85,13 @@ def _three(rows: list[Row], length: int, direction: Direction) -> list[Row]:
     return [found[variant] for variant in variants]
 
 
-def _cells(rows: list[Row], length: int, direction: Direction) -> str:
-    three = _three(rows, length, direction)
+def _cells(three: Sequence[Row]) -> str:
     naive_ms, sdpa_ms, fused_ms = (row.median_ms for row in three)
     cells = [
         *(f"{row.median_ms:.1f} ms" for row in three),
         f"{naive_ms / fused_ms:.1f}x",
         f"{sdpa_ms / fused_ms:.2f}x",
-        ", ".join("–" if row.peak_mib is None else f"{row.peak_mib:.0f}" for row in three),
+        ", ".join(UNKNOWN if row.peak_mib is None else f"{row.peak_mib:.0f}" for row in three),
     ]
     return " | ".join(cells)
 
@@ -95,67 +99,49 @@ def _cells(rows: list[Row], length: int, direction: Direction) -> str:
 def models(rows: Sequence[Row]) -> str:
     """Markdown for docs/benchmarks.md: the suite `models`, a line for each call and dtype."""
     first = latest(rows)[0]
-    lines = [
+    by_call: dict[tuple[str, str], dict[str, Entry]] = {}
+    for entry in entries(rows):
+        by_call.setdefault((entry.ours.case, entry.ours.dtype), {})[entry.ours.direction] = entry
+    lines = []
+    for name, _, _ in MODELS:
+        for dtype in DTYPES:
+            of_call = by_call.get((name, dtype), {})
+            found = [of_call[direction] for direction in DIRECTIONS if direction in of_call]
+            if found:
+                row = found[0].ours
+                heads = str(row.H_q) if row.H_q == row.H_kv else f"{row.H_q}/{row.H_kv}"
+                # Milliseconds, over naive, over the fastest peer, its name, of the limit.
+                pairs = zip(*(entry.cells[2:7] for entry in found), strict=True)
+                ms, naive, peer, _, limit = (" / ".join(pair) for pair in pairs)
+                lines.append(
+                    f"| {name} | ({row.B}, {heads}, {row.M}, {row.N}, {row.D}) | {dtype} "
+                    f"| {ms} | {naive} | {peer} | {limit} |"
+                )
+    return _text(
         f"{first.device}, {first.threads} threads, torch {first.torch}, {first.date[:10]}. "
-        'Forward / forward + backward; "–" was not measured.',
+        f'Forward / forward + backward; "{UNKNOWN}" was not measured.',
         "",
         "| attention of | (B, H, M, N, D) | dtype | ms | over naive | over SDPA | of the limit |",
         "|---|---|---|---:|---:|---:|---:|",
-    ]
-    by_call: dict[tuple[str, str], dict[str, Entry]] = {}
-    for entry in entries(rows):
-        row = entry.ours
-        by_call.setdefault((row.case, row.dtype), {})[row.direction] = entry
-    names = [name for name, _, _ in MODELS]
-
-    def place(key: tuple[str, str]) -> tuple[int, int]:
-        return names.index(key[0]), DTYPES.index(key[1])
-
-    for case, dtype in sorted(by_call, key=place):
-        of_call = by_call[case, dtype]
-        row = next(iter(of_call.values())).ours
-        heads = str(row.H_q) if row.H_q == row.H_kv else f"{row.H_q}/{row.H_kv}"
-        # Cells of Entry: milliseconds, over naive, over the fastest peer, its name, of the limit.
-        pairs = zip(*(of_call[d].cells[2:7] for d in DIRECTIONS if d in of_call), strict=True)
-        ms, naive, peer, _, limit = (" / ".join(pair) for pair in pairs)
-        lines.append(
-            f"| {case} | ({row.B}, {heads}, {row.M}, {row.N}, {row.D}) | {dtype} "
-            f"| {ms} | {naive} | {peer} | {limit} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def model_rows(device: str) -> list[Row]:
-    """The recorded rows of the suite `models`."""
-    return read_rows(RECORDED / device / "models.csv")
-
-
-def contents(device: str) -> dict[Path, str]:
-    """The text between the marks FIGURES of each file."""
-    tables = [rows for dtype in DTYPES if (rows := causal_rows(device, dtype))]
-    return {README: summary(tables), DETAILS: "\n".join(map(details, tables))}
+        *lines,
+    )
 
 
 def between_marks(text: str, name: str) -> tuple[str, str, str]:
     """The parts before, between and after the marks `name`. ValueError where a mark is missing."""
-    rest, parts = text, []
-    for mark in (f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"):
+    begin, end = (f"<!-- {name}: {side} -->\n" for side in ("begin", "end"))
+    for mark in (begin, end):
         if text.count(mark) != 1:
             raise ValueError(f"the page must have one line {mark.strip()!r}")
-        part, rest = rest.split(mark)
-        parts.append(part)
-    return parts[0], parts[1], rest
+    before, _, rest = text.partition(begin)
+    between, _, after = rest.partition(end)
+    return before + begin, between, end + after
 
 
-def put_between_marks(text: str, content: str, name: str = FIGURES) -> str:
-    """The text with its part between the marks `name` replaced."""
-    before, _, after = between_marks(text, name)
-    return f"{before}<!-- {name}: begin -->\n{content}<!-- {name}: end -->\n{after}"
-
-
-def write(page: Path, content: str, name: str = FIGURES) -> None:
-    text = put_between_marks(page.read_text(encoding="utf-8"), content, name)
-    page.write_text(text, encoding="utf-8")
+def write(page: Path, name: str, content: str) -> None:
+    """Replaces the text of a page between the marks `name`."""
+    before, _, after = between_marks(page.read_text(encoding="utf-8"), name)
+    page.write_text(before + content + after, encoding="utf-8")
 
 
 def main() -> None:
@@ -163,17 +149,18 @@ def main() -> None:
     parser.add_argument("device", help="a folder of benchmarks/results, such as xeon-amx")
     parser.add_argument("--models", metavar="DEVICE", help="device of the suite `models`")
     args = parser.parse_args()
-    device = args.device
-    for page, content in contents(device).items():
-        write(page, content)
+    for page, content in figures(args.device).items():
+        write(page, "figures", content)
     if args.models:
-        write(DETAILS, models(model_rows(args.models)), OF_MODELS)
-    images = ROOT / "docs" / "images"
-    images.mkdir(parents=True, exist_ok=True)
-    by_length = [row for row in causal_rows(device, "float32") if row.direction in DIRECTIONS]
-    plot_by_length(latest(by_length), images / "attention.svg")
-    masks = latest(read_rows(RECORDED / device / "masks.csv"))
-    plot_by_visible(masks, images / "masks.svg")
+        write(DETAILS, "models", models(read_rows(RECORDED / args.models / "models.csv")))
+    folder, images = RECORDED / args.device, ROOT / "docs" / "images"
+    by_length = [
+        row
+        for row in latest(read_rows(folder / "attention.csv"))
+        if (row.case, row.dtype) == ("causal", "float32") and row.direction in DIRECTIONS
+    ]
+    plot_by_length(by_length, images / "attention.svg")
+    plot_by_visible(latest(read_rows(folder / "masks.csv")), images / "masks.svg")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ has loaded into the processor's caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ CHECKED_ENTRIES = (0, -1)
 """Batch entries that are checked: float64 copies of all would not fit on a GPU."""
 
 
-class CacheContenders:
-    """Contenders of one case; each is checked for correctness when it is created."""
+class Caches:
+    """Contenders of one case; each is checked when it is created."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -52,8 +53,7 @@ class CacheContenders:
                 attend = variant.attend_for(self._case)
                 contenders.append(self._checked(NONE, variant.name, attend))
 
-            reason = failure_reason(attempt)
-            if reason is not None:
+            if (reason := failure_reason(attempt)) is not None:
                 skipped[variant.name] = reason
         return contenders, skipped
 
@@ -81,14 +81,21 @@ def cache_attends(k: Tensor, v: Tensor, backend: str) -> dict[str, Attend]:
     """Returns decoding functions by case name, each with its own copy of k and v."""
     B, _, N, _ = k.shape
     lengths = torch.full((B,), N, dtype=torch.int32, device=k.device)
-    attends = {NONE: _plain(k.clone(), v.clone(), backend)}
-    attends[IN_ORDER] = _cached(k.clone(), v.clone(), lengths, None, backend)
+    plain = partial(attention, backend=backend)
+    decode = partial(attention_decode, backend=backend)
+    attends = {NONE: _on(plain, k.clone(), v.clone())}
+    attends[IN_ORDER] = _on(decode, k.clone(), v.clone(), lengths)
     for size in PAGE_SIZES:
         table = torch.randperm(B * (N // size), generator=torch.Generator().manual_seed(1))
         table = table.reshape(B, -1).int().to(k.device)
         pages = in_pages(k, table), in_pages(v, table)
-        attends[f"caches: pages of {size}"] = _cached(*pages, lengths, table, backend)
+        attends[f"caches: pages of {size}"] = _on(decode, *pages, lengths, table)
     return attends
+
+
+def _on(attend: Callable[..., Tensor], *of: Tensor) -> Attend:
+    """Returns the function of q alone; its other arguments are given."""
+    return lambda q, *_: attend(q, *of)
 
 
 def in_pages(x: Tensor, table: Tensor) -> Tensor:
@@ -101,11 +108,3 @@ def in_pages(x: Tensor, table: Tensor) -> Tensor:
     pages = x.new_empty(table.numel(), H, page_size, width)
     pages[table.long()] = x.reshape(B, H, -1, page_size, width).transpose(1, 2)
     return pages
-
-
-def _plain(k: Tensor, v: Tensor, backend: str) -> Attend:
-    return lambda q, *_: attention(q, k, v, backend=backend)
-
-
-def _cached(k: Tensor, v: Tensor, lengths: Tensor, table: Tensor | None, backend: str) -> Attend:
-    return lambda q, *_: attention_decode(q, k, v, lengths, table, backend=backend)

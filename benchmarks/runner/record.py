@@ -1,110 +1,28 @@
-"""Recording of measured rows in CSV files."""
+"""Recorded rows: where they are, which of them are comparable, and their table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-import torch
-
-from transformer_kernels.bench import Budget, Provenance, Row, append_rows, write_rows
-from transformer_kernels.bench.provenance import CPU, ROWS
-from transformer_kernels.bench.steadiness import TOLERANCE, Probe, Watch, measure_steadily
+from transformer_kernels.bench import Case, Row
+from transformer_kernels.bench.provenance import ROWS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / ROWS
 UNRECORDED = ROOT / "build" / "benchmarks"
 
-_CALL = (
-    *("suite", "case", "dtype", "B", "H_q", "H_kv", "M", "N", "D", "D_v", "direction", "threads"),
-)
+_SHAPE = ("B", "H_q", "H_kv", "M", "N", "D", "D_v")
+_CALL = ("suite", "case", "dtype", *_SHAPE, "direction", "threads")
+
+T = TypeVar("T")
 
 
-class Recorder:
-    """Collects rows and writes them immediately, one file per suite: an aborted run loses none."""
-
-    def __init__(
-        self,
-        provenance: Provenance,
-        budget: Budget,
-        *,
-        folder: Path,
-        keep: bool,
-        tolerance: float = TOLERANCE,
-    ) -> None:
-        """Creates a recorder.
-
-        Args:
-            provenance: shared columns of the rows.
-            budget: default time budget of a case.
-            folder: destination.
-            keep: append to `folder/<device>/<suite>.csv`; otherwise replace `folder/<suite>.csv`.
-            tolerance: how much slower than usual the machine may be, as a fraction, if rows are
-                kept.
-        """
-        self.provenance = provenance
-        self.budget = budget
-        self._folder = folder
-        self._keep = keep
-        self._tolerance = tolerance
-        self.rows: list[Row] = []
-        self._watches: dict[torch.device, Watch] = {}
-        self.skipped: list[str] = []
-        """cases and variants that were not measured, with reasons"""
-
-    def add_steady(
-        self, label: str, measure: Callable[[], list[Row]], device: torch.device = CPU
-    ) -> list[Row]:
-        """Measures and adds rows.
-
-        If rows are kept, the machine is watched: a measurement is repeated while another process
-        disturbs it, and left out after TRIES.
-
-        Args:
-            label: name of the measurement.
-            measure: measures once.
-            device: device of the tensors.
-
-        Returns:
-            The rows; none if they were left out.
-        """
-        if not self._keep:
-            rows = measure()
-        else:
-            watch = self._watches.setdefault(device, Watch(Probe(device)))
-            steady = measure_steadily(
-                [label], lambda _: measure(), watch, tolerance=self._tolerance
-            )
-            rows = [row for _, result in steady.results for row in result]
-            self.skipped += [
-                f"{label}: the machine was {one.slower:.0%} slower than usual during the last try"
-                for one in steady.disturbed
-            ]
-        self.add(rows)
-        return rows
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Adds rows and writes them to the file of their suite."""
-        new = list(rows)
-        self.rows += new
-        for path, of_path in self._by_path(new).items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if self._keep:
-                append_rows(path, of_path)
-            else:
-                write_rows(path, self._by_path(self.rows)[path])
-
-    @property
-    def paths(self) -> list[Path]:
-        """Files that contain the rows."""
-        return list(self._by_path(self.rows))
-
-    def _by_path(self, rows: Iterable[Row]) -> dict[Path, list[Row]]:
-        by_path: dict[Path, list[Row]] = {}
-        for row in rows:
-            folder = self._folder / row.device if self._keep else self._folder
-            by_path.setdefault(folder / f"{row.suite}.csv", []).append(row)
-        return by_path
+def case_id(case: Case) -> str:
+    """Name of a case in its suite."""
+    return f"{case.name}-{case.dtype_name}-{case.N}"
 
 
 def call_of(row: Row) -> dict[str, object]:
@@ -134,20 +52,59 @@ def runs_of(rows: Iterable[Row]) -> list[list[Row]]:
     return [by_date[date] for date in sorted(by_date, reverse=True)]
 
 
-def as_text(rows: Iterable[Row]) -> list[str]:
-    """Formats rows as text, one line per row, with a title per case."""
-    lines: list[str] = []
-    before: tuple[object, ...] = ()
+def longest_ago_first(
+    items: Sequence[T],
+    case_of: Callable[[T], Case | None],
+    rows: Iterable[Row],
+    variants: Collection[str],
+) -> list[T]:
+    """Returns the items with their cases in another order: first those without rows, then those
+    measured longest ago. The next run thus continues one that ended early.
+
+    Args:
+        items: comparisons. One whose case is None stays in its place.
+        case_of: returns the case of an item.
+        rows: rows of earlier runs on the device.
+        variants: only rows of these count.
+    """
+    dates: dict[tuple[object, ...], str] = {}
     for row in rows:
-        here = (row.case, row.dtype, row.N, row.D, row.direction)
-        if here != before:
-            title = f"{row.case}, {row.dtype}, {row.M} x {row.N}, D {row.D}, {row.direction}"
-            lines += ["", title]
-            before = here
+        if row.variant in variants:
+            key = (row.case, row.dtype, *(getattr(row, name) for name in _SHAPE))
+            dates[key] = max(row.date, dates.get(key, ""))
+
+    def date_of(case: Case) -> str:
+        shape = (getattr(case, name) for name in _SHAPE)
+        return dates.get((case.name, case.dtype_name, *shape), "")
+
+    placed = [(item, case) for item in items if (case := case_of(item)) is not None]
+    in_order = iter(sorted(placed, key=lambda pair: date_of(pair[1])))
+    return [item if case_of(item) is None else next(in_order)[0] for item in items]
+
+
+def as_text(rows: Iterable[Row]) -> list[str]:
+    """Formats rows as text: a title per call, and a line per variant with its time over that of
+    the first one. Figures that have no meaning for a workload are left out."""
+    lines: list[str] = []
+    first: Row | None = None
+    for row in rows:
+        if first is None or _title(row) != _title(first):
+            first = row
+            lines += ["", _title(row)]
         peak = "" if row.peak_mib is None else f"{row.peak_mib:8.1f} MiB"
-        lines.append(
-            f"  {row.variant:14} {row.median_ms:9.3f} ms  ({row.p20_ms:.3f} .. {row.p80_ms:.3f})  "
-            f"{row.tflops:7.3f} TFLOP/s  {row.gbytes_s:7.1f} GB/s  {peak}  error {row.error:.1e}  "
+        rates = "" if math.isnan(row.tflops) else f"{row.tflops:7.3f} TFLOP/s"
+        if not math.isnan(row.gbytes_s):
+            rates += f"  {row.gbytes_s:7.1f} GB/s"
+        error = "" if math.isnan(row.error) else f"error {row.error:.1e}"
+        line = (
+            f"  {row.variant:28} {row.median_ms:10.3f} ms  ({row.p20_ms:.3f} .. {row.p80_ms:.3f})  "
+            f"{row.median_ms / first.median_ms:7.3f}x  {peak}  {error}  {rates}  "
             f"threads {row.threads}"
         )
+        lines.append(line)
     return lines
+
+
+def _title(row: Row) -> str:
+    shape = f"B {row.B}, H {row.H_q}/{row.H_kv}, {row.M} x {row.N}, D {row.D}"
+    return f"{row.case}, {row.dtype}, {shape}, {row.direction}"

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 
+from benchmarks.runner.run import Run
 from transformer_kernels.bench import (
     Budget,
     Case,
@@ -30,7 +29,7 @@ from transformer_kernels.bench import (
     Row,
     usable_variants,
 )
-from transformer_kernels.bench.contenders import CheckedCase, Expected, check, measure_contenders
+from transformer_kernels.bench.contenders import Expected, check, measure_contenders
 
 ISA = "avx512"
 ENVIRONMENT = {
@@ -42,54 +41,45 @@ SUFFIX = ", without AMX"
 """Appended to the name of a case."""
 
 
-@contextmanager
-def process_without_amx(threads: int) -> Iterator[Executor]:
-    """Starts a worker process in which AMX is disabled.
+def measure_without_amx(
+    case: Case, expected: Expected, direction: Direction, run: Run, suite: str
+) -> list[Row]:
+    """Checks and measures a case in a process in which AMX is disabled.
+
+    The expected outputs go through a file: they are slow to recompute, and too large for some
+    /dev/shm.
 
     Raises:
+        AssertionError: a result is wrong.
         ValueError: the CPU or the build lacks AVX-512.
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as worker:
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(1, mp_context=spawn) as worker:
+        path = Path(folder) / "expected.pt"
+        torch.save((expected.exact.tensors(), expected.naive.tensors()), path)
         with patch.dict(os.environ, ENVIRONMENT):
-            worker.submit(_restrict, threads).result()
-        yield worker
+            worker.submit(restrict, torch.get_num_threads()).result()
+        return worker.submit(
+            _measure, case, path, direction, run.provenance, run.share(0.5), suite
+        ).result()
 
 
-def _restrict(threads: int) -> None:
+def restrict(threads: int) -> str:
+    """Disables AMX in this process; returns the instruction set of the kernels."""
     from transformer_kernels import _C
 
     _C.force_isa(ISA)
     torch.set_num_threads(threads)
+    return _C.isa()
 
 
-@contextmanager
-def saved(expected: Expected) -> Iterator[Path]:
-    """Saves the expected outputs for the worker: slow to recompute, too large for some /dev/shm."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "expected.pt"
-        torch.save((expected.exact.tensors(), expected.naive.tensors()), path)
-        yield path
-
-
-def rows_without_amx(
-    case: Case, expected: Path, *, direction: Direction, provenance: Provenance, budget: Budget
+def _measure(
+    case: Case, path: Path, direction: Direction, provenance: Provenance, budget: Budget, suite: str
 ) -> list[Row]:
-    """Checks and measures a case; called in the worker.
-
-    `expected` is a file written by `saved`.
-    """
-    checked = _checked(case, expected)
+    exact, naive = (Outputs(**tensors) for tensors in torch.load(path))
+    named = replace(case, name=case.name + SUFFIX)
+    checked = check(named, usable_variants(["sdpa", "cpu"]), Expected(exact, naive))
     measured = measure_contenders(
-        checked.contenders(direction),
-        provenance=provenance,
-        suite="cpu",
-        budget=budget,
+        checked.contenders(direction), provenance=provenance, suite=suite, budget=budget
     )
     return [one.row for one in measured]
-
-
-def _checked(case: Case, expected: Path) -> CheckedCase:
-    exact, naive = (Outputs(**tensors) for tensors in torch.load(expected))
-    named = replace(case, name=case.name + SUFFIX)
-    return check(named, usable_variants(["sdpa", "cpu"]), Expected(exact, naive))

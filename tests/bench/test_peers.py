@@ -1,4 +1,4 @@
-"""Calls of other packages, with stand-ins that compute what those packages document."""
+"""Masks of FlexAttention; other packages, with stand-ins that compute what they document."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.tiers import each
 from transformer_kernels.bench import Case, exact_outputs, peers, run_once
 from transformer_kernels.bench.pictures import COLOURS
 from transformer_kernels.bench.variants import VARIANTS, ours
@@ -31,16 +32,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
     return ours("reference")(case)(*x).transpose(1, 2)
 
 
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Tensor:
-    left, right = (None if side < 0 else side for side in window_size)
-    return attend(q, k, v, Mask.window(left, 0 if causal else right, align=END))
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    sides = options.get("window_size", (-1, -1))
+    left, right = (None if side < 0 else side for side in sides)
+    return attend(q, k, v, Mask.window(left, 0 if options.get("causal") else right, align=END))
 
 
 def memory_efficient_attention(q: Tensor, k: Tensor, v: Tensor, attn_bias: Any) -> Tensor:
@@ -54,26 +49,22 @@ def parallel_attn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q, k, v, Mask.causal())
 
 
-def install(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
-    module = ModuleType(name)
-    vars(module).update(content)
-    monkeypatch.setitem(sys.modules, name, module)
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     bias = SimpleNamespace(LowerTriangularFromBottomRightMask=CausalMask)
-    install(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
-    install(monkeypatch, "xformers")
-    install(
-        monkeypatch,
-        "xformers.ops",
-        memory_efficient_attention=memory_efficient_attention,
-        fmha=SimpleNamespace(attn_bias=bias),
-    )
-    for name in ("fla", "fla.ops"):
-        install(monkeypatch, name)
-    install(monkeypatch, "fla.ops.attn", parallel_attn=parallel_attn)
+    ops = {
+        "memory_efficient_attention": memory_efficient_attention,
+        "fmha": SimpleNamespace(attn_bias=bias),
+    }
+    modules: dict[str, dict[str, Any]] = {
+        "flash_attn": {"flash_attn_func": flash_attn_func},
+        "xformers": {}, "xformers.ops": ops,
+        "fla": {}, "fla.ops": {}, "fla.ops.attn": {"parallel_attn": parallel_attn},
+    }  # fmt: skip
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 CAUSAL, CAUSAL_END = Mask.causal(), Mask.causal(align=END)
@@ -109,16 +100,8 @@ def test_peers_compute_the_same(name: str, mask: Mask | None, sizes: tuple[int, 
     [
         ("flash_attn", {"mask": CAUSAL}, "flash_attn aligns masks with the last key"),
         ("flash_attn", {"mask": Mask.window(5, -2), "M": 17}, "windows beside the diagonal"),
-        (
-            "flash_attn",
-            {"mask": Mask.padding(torch.tensor([3]))},
-            "with KeyRange masks",
-        ),
-        (
-            "flash_attn",
-            {"mask": CAUSAL & CAUSAL, "M": 17},
-            "with Window, Window masks",
-        ),
+        ("flash_attn", {"mask": Mask.padding(torch.tensor([3]))}, "with KeyRange masks"),
+        ("flash_attn", {"mask": CAUSAL & CAUSAL, "M": 17}, "with Window, Window masks"),
         ("flash_attn", {"dropout_p": 0.5}, "not measured with bias or dropout"),
         ("xformers", {"mask": Mask.window(5, 0), "M": 17}, "without a mask and with a causal one"),
         ("xformers", {"H_kv": 2}, "not measured with grouped heads"),
@@ -146,3 +129,43 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_variant_has_a_colour_of_its_own() -> None:
     assert COLOURS.keys() == VARIANTS.keys()
     assert len({*COLOURS.values()}) == len(COLOURS)
+
+
+B, M, N = 2, 9, 12
+
+MASKS = {
+    "causal": Mask.causal(),
+    "bottom-right": Mask.causal(align="bottom_right"),
+    "window": Mask.window(3, 1),
+    "behind": Mask.window(None, -2),
+    "ahead": Mask.window(2, None),
+    "padding": Mask.padding(torch.tensor([5, 12])),
+    "range": Mask.key_range(torch.tensor([2, 0]), torch.tensor([5, 7])),
+    "segments": Mask.segments(
+        torch.arange(M).expand(B, -1) // 4, torch.arange(N).expand(B, -1) // 5
+    ),
+    "blocks": Mask.block_sparse(torch.rand(3, 4) < 0.5, 3),
+    "both": Mask.causal() & Mask.padding(torch.tensor([5, 12])),
+}
+
+
+@each("mask", MASKS.values(), ids=MASKS)
+def test_a_mask_mod_equals_the_mask(mask: Mask) -> None:
+    case = Case(name="any", B=B, M=M, N=N, mask=mask)
+    b, i, j = (torch.arange(size) for size in (B, M, N))
+    visible = peers.mask_mod(case)(b[:, None, None], torch.tensor(0), i[:, None], j).expand(B, M, N)
+    assert torch.equal(visible, mask.materialize(B, 1, M, N)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("mask", "kind"),
+    [
+        (Mask.dense(torch.ones(M, N, dtype=torch.bool)), "Dense masks"),
+        (Mask.block_sparse(torch.ones(8, 3, 4, dtype=torch.bool), 3), "BlockSparse masks"),
+        (Mask.window(), "a window that hides nothing"),
+    ],
+    ids=["dense", "layout-by-head", "unbounded"],
+)
+def test_an_unsupported_mask_is_named_in_the_error(mask: Mask, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"FlexAttention is not measured with {kind}"):
+        peers.flex(Case(name="any", B=B, M=M, N=N, mask=mask))

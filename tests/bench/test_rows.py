@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def test_rows_survive_a_round_trip_through_a_file(tmp_path: Path) -> None:
         (None, 1, "float16", 2.0),
     ]
     assert found[0] == replace(first, tflops=found[0].tflops, gbytes_s=found[0].gbytes_s)
+
+
+def test_figures_without_a_meaning_survive_a_round_trip(tmp_path: Path) -> None:
+    step = replace(row(), direction="step", tflops=math.nan, gbytes_s=math.nan, visible=math.nan)
+    write_rows(tmp_path / "rows.csv", [step])
+    (found,) = read_rows(tmp_path / "rows.csv")
+    assert found.direction == "step"
+    assert all(map(math.isnan, (found.tflops, found.gbytes_s, found.visible)))
 
 
 def test_append_creates_the_file_and_write_replaces_it(tmp_path: Path) -> None:

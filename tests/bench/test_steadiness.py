@@ -78,8 +78,10 @@ def test_speed_of_earlier_measurements_counts() -> None:
 
 
 def test_slower_part_counts() -> None:
-    assert Speed(1.1, 1.0).slower_than(CALM) == pytest.approx(0.1)
-    assert Speed(0.9, 1.3).slower_than(CALM) == pytest.approx(0.3)
+    watch = probes([])
+    watch.probe()
+    assert watch.slowdown(Speed(1.1, 1.0)) == pytest.approx(0.1)
+    assert watch.slowdown(CALM, Speed(0.9, 1.3)) == pytest.approx(0.3)
 
 
 def test_probe_measures_a_product_and_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

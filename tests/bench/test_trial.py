@@ -60,22 +60,16 @@ def test_correct_variants_are_kept_and_only_some_heads_are_checked() -> None:
     ("attend_for", "reason"),
     [(refuse, "takes no padding"), (fail, "no kernel"), (err, "wrong, padding: o")],
 )
-def test_a_failing_peer_is_skipped_with_its_reason(
-    attend_for: Callable[[Case], Attend], reason: str
+@pytest.mark.parametrize("is_peer", [True, False])
+def test_a_failing_variant_is_named_and_the_others_are_measured(
+    attend_for: Callable[[Case], Attend], reason: str, is_peer: bool
 ) -> None:
-    trial = try_out(CASE, [*usable_variants(["sdpa"]), variant("wrong", attend_for, is_peer=True)])
+    wrong = variant("wrong", attend_for, is_peer=is_peer)
+    trial = try_out(CASE, [wrong, *usable_variants(["sdpa"])])
     assert list(trial.checked.attends) == ["sdpa"]
-    assert reason in trial.skipped["wrong"]
-
-
-@pytest.mark.parametrize("attend_for", [refuse, fail, err])
-def test_a_failing_variant_of_ours_is_broken_and_others_are_measured(
-    attend_for: Callable[[Case], Attend],
-) -> None:
-    trial = try_out(CASE, [variant("wrong", attend_for, is_peer=False), *usable_variants(["sdpa"])])
-    assert list(trial.checked.attends) == ["sdpa"]
-    assert trial.skipped == {}
-    assert list(trial.broken) == ["wrong"]
+    named, others = (trial.skipped, trial.broken) if is_peer else (trial.broken, trial.skipped)
+    assert reason in named["wrong"]
+    assert others == {}
 
 
 def test_a_lost_device_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,25 +99,20 @@ def test_a_reason_has_only_the_first_lines_that_matter() -> None:
 
 
 def test_heads_that_share_the_first_and_the_last_key_head_are_checked() -> None:
-    case = replace(CASE, H_q=6, H_kv=3)
+    (sdpa,) = usable_variants(["sdpa"])
 
     def wrong_in(head: int) -> Variant:
         def attend_for(case: Case) -> Attend:
-            (right,) = usable_variants(["sdpa"])
-            attend = right.attend_for(case)
+            attend = sdpa.attend_for(case)
             error = torch.zeros(6, 1, 1)
             error[head] = 0.5
             return lambda q, k, v: attend(q, k, v) + error
 
         return variant("wrong", attend_for, is_peer=True)
 
-    checked = [head for head in range(6) if try_out(case, [wrong_in(head)]).skipped]
-    assert checked == [0, 1, 4, 5]
-    (outputs,) = try_out(case, usable_variants(["cpu"])).checked.outputs.values()
-    assert (outputs.dq.shape[1], outputs.dk.shape[1]) == (4, 2)
-
-
-def test_single_key_head_is_checked_once() -> None:
-    case = replace(CASE, H_q=2, H_kv=1)
-    (outputs,) = try_out(case, usable_variants(["sdpa"])).checked.outputs.values()
-    assert (outputs.dq.shape[1], outputs.dk.shape[1]) == (2, 1)
+    case = replace(CASE, H_q=6, H_kv=3)
+    assert [h for h in range(6) if try_out(case, [wrong_in(h)]).skipped] == [0, 1, 4, 5]
+    for H_q, H_kv, checked in ((6, 3, (4, 2)), (2, 1, (2, 1))):
+        trial = try_out(replace(CASE, H_q=H_q, H_kv=H_kv), [sdpa])
+        outputs = trial.checked.outputs["sdpa"]
+        assert (outputs.dq.shape[1], outputs.dk.shape[1]) == checked

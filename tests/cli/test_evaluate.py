@@ -12,15 +12,17 @@ import torch
 
 from tests.support.threads import one_thread
 from transformer_kernels import cli
-from transformer_kernels.models import TransformerXL
+from transformer_kernels.models import TransformerXL, TransformerXLConfig
 from transformer_kernels.training import (
     ByteLanes,
+    Schedule,
+    TrainConfig,
+    TrainingRun,
     evaluate,
-    load_checkpoint,
     load_corpus,
     load_model,
-    save_checkpoint,
 )
+from transformer_kernels.training.tasks import TransformerXLTask
 
 TINY = (
     "--layers 1 --width 16 --heads 2 --context 12 --batch 4 --accumulate 2 --steps 40 "
@@ -44,18 +46,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
     out = tmp_path_factory.mktemp("run")
     with one_thread():
         assert run(f"train transformer-xl {TINY} --memory 16 --data {text} --out", out / "xl") == 0
-    return out / "xl" / "checkpoint.pt"
+    return out / "xl"
 
 
 @pytest.fixture
-def sensitive(checkpoint: Path, tmp_path: Path) -> Path:
+def sensitive(text: Path, tmp_path: Path) -> Path:
     """A checkpoint with large random weights, so that every option changes the printed digits."""
-    state = load_checkpoint(checkpoint)
+    model = TransformerXLConfig(layers=1, width=16, heads=2, context=CONTEXT, memory=16, dropout=0)
+    task = TransformerXLTask(model=model)
+    config = TrainConfig(task=task, steps=9, batch=4, schedule=Schedule(peak=1e-9))
+    started = TrainingRun.start(config, task.data(text), out=tmp_path / "random")
     generator = torch.Generator().manual_seed(3)
-    for weight in state["model"].values():
-        weight.normal_(std=0.5, generator=generator)
-    save_checkpoint(state, tmp_path / "random.pt", kind="transformer-xl")
-    return tmp_path / "random.pt"
+    with torch.no_grad():
+        for weight in started.trainer.model.parameters():
+            weight.normal_(std=0.5, generator=generator)
+    started.train(should_stop=lambda: True)
+    return tmp_path / "random"
 
 
 def score(checkpoint: Path, text: Path, segments: int | None = None, **options: object) -> float:
@@ -109,7 +115,7 @@ def test_generator_is_evaluated_without_a_memory(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(f"train generator {TINY} --data {text} --out", tmp_path / "run") == 0
-    path = tmp_path / "run" / "checkpoint.pt"
+    path = tmp_path / "run"
     assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
     assert run("evaluate --checkpoint", path) == 0
     first, _ = capsys.readouterr().out.splitlines()
@@ -148,7 +154,7 @@ def test_sparse_transformer_reads_segments_longer_than_its_context_and_generates
 ) -> None:
     options = "--pattern fixed --stride 4 --summaries 1 --subblocks 2 --combination split --heads 4"
     assert run(f"train sparse {TINY} {options} --data {text} --out", tmp_path / "run") == 0
-    path = tmp_path / "run" / "checkpoint.pt"
+    path = tmp_path / "run"
     assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
     data = ByteLanes(load_corpus(text), 50)
     trained = load_model(path)
@@ -164,7 +170,7 @@ def test_reformer_is_evaluated_with_other_rounds_and_generates(
 ) -> None:
     options = "--chunk 4 --rounds 2 --hash-every 2 --layers 2 --columns 4"
     assert run(f"train reformer {TINY} {options} --data {text} --out", tmp_path / "run") == 0
-    path = tmp_path / "run" / "checkpoint.pt"
+    path = tmp_path / "run"
     assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
     data = ByteLanes(load_corpus(text), 50)
     trained = load_model(path)
@@ -185,7 +191,7 @@ def test_linear_transformer_reads_segments_longer_than_its_context_and_generates
 ) -> None:
     options = f"--positions {positions} --columns 4 --hidden 20"
     assert run(f"train linear {TINY} {options} --data {text} --out", tmp_path / "run") == 0
-    path = tmp_path / "run" / "checkpoint.pt"
+    path = tmp_path / "run"
     assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
     data = ByteLanes(load_corpus(text), 50)
     trained = load_model(path)
@@ -200,25 +206,12 @@ def test_linear_transformer_reads_segments_longer_than_its_context_and_generates
         )
 
 
-def test_copies_of_a_linear_transformer_are_evaluated_by_accuracy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny = "--layers 1 --width 16 --heads 2 --context 12 --vocabulary 12 --batch 4"
-    assert run(f"train linear-copy {tiny} --steps 3 --threads 1 --out", tmp_path / "run") == 0
-    path = tmp_path / "run" / "checkpoint.pt"
-    capsys.readouterr()
-    assert run("evaluate --examples 30 --checkpoint", path) == 0
-    score, data = capsys.readouterr().out.splitlines()
-    assert score.endswith(" accuracy")
-    assert data == "150 symbols of held-out copies of random words of 5 symbols"
-
-
 def test_copies_are_evaluated_by_accuracy(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny = "--layers 1 --width 16 --heads 2 --context 12 --vocabulary 12 --chunk 4 --batch 4"
     assert run(f"train reformer-copy {tiny} --steps 3 --threads 1 --out", tmp_path / "run") == 0
-    path = tmp_path / "run" / "checkpoint.pt"
+    path = tmp_path / "run"
     capsys.readouterr()
     assert run("evaluate --rounds 1 16 --examples 30 --checkpoint", path) == 0
     first, second, data = capsys.readouterr().out.splitlines()
@@ -227,7 +220,7 @@ def test_copies_are_evaluated_by_accuracy(
     assert second.endswith(" accuracy")
     assert data == "150 symbols of held-out copies of random words of 5 symbols"
     for option, kinds in (
-        ("--lanes 2", "transformer-xl or a sparse or a reformer or a linear or a generator"),
+        ("--lanes 2", "generator or a transformer-xl or a sparse or a reformer or a linear"),
         ("--memory 2", "transformer-xl"),
     ):
         assert run(f"evaluate {option} --checkpoint", path) == 2
@@ -235,6 +228,11 @@ def test_copies_are_evaluated_by_accuracy(
         assert capsys.readouterr().err == (
             f"error: {name} needs a checkpoint of a {kinds}, got a reformer-copy\n"
         )
+    linear = "--layers 1 --width 16 --heads 2 --context 12 --vocabulary 12 --batch 4 --steps 3"
+    assert run(f"train linear-copy {linear} --threads 1 --out", tmp_path / "linear") == 0
+    capsys.readouterr()
+    assert run("evaluate --examples 30 --checkpoint", tmp_path / "linear") == 0
+    assert capsys.readouterr().out.endswith(f" accuracy\n{data}\n")
     assert run("evaluate --examples 0 --checkpoint", path) == 2
     assert "examples must be a whole number of at least 1, got 0" in capsys.readouterr().err
     assert run(f"train reformer-copy --data {text} --out", tmp_path / "other") == 2
@@ -265,11 +263,11 @@ def test_run_has_its_name_in_files_and_messages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(f"train transformer-xl {TINY} --steps 2 --memory 8 --data {text}") == 0
-    path = tmp_path / "runs" / "transformer-xl" / "checkpoint.pt"
-    assert load_checkpoint(path, kind="transformer-xl")["config"]["task"]["model"]["memory"] == 8
+    path = Path("runs/transformer-xl")
+    assert load_model(path, "transformer-xl").task.model.memory == 8
     out = capsys.readouterr().out
     for command in ("generate", "evaluate"):
-        assert f"{command} --checkpoint runs/transformer-xl/checkpoint.pt\n" in out
+        assert f"{command} --checkpoint {path}\n" in out
     assert run("train transformer-xl --threads 1 --resume", path) == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import transformer_kernels as tk
 from transformer_kernels import cli
-from transformer_kernels.cli.errors import UserError
+from transformer_kernels.cli.common import UserError
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.support.cases import CASES, Case, Inputs, inputs, plant
-from tests.support.evaluate import SEED, Outputs, biases, by_backend, expected, with_gradients
+from tests.support.attention import Inputs, with_gradients
+from tests.support.case import Outputs
+from tests.support.cases import CASES, Case
 from tests.support.poison import poisoned_memory
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.distributed import (
@@ -106,24 +107,20 @@ def check_cases(
 def _check_case(case: Case, division: Division, dtype: torch.dtype, backend: str) -> None:
     if dtype == torch.float64:
         case = replace(case, bias_is_float32=False)
-    x = plant(case, inputs(case, dtype))
+    x = case.inputs(dtype)
     got = _divided(case, x, division, backend)
     if dtype == torch.float64:
-        assert_same_function(got, by_backend(case, x, "cpu"))
+        assert_same_function(got, case.run(x, "cpu"))
     else:
-        expected(case, dtype).check(got)
+        case.expected(dtype).check(got)
 
 
 def _divided(case: Case, x: Inputs, division: Division, backend: str) -> Outputs:
     """Returns the undivided outputs and gradients of a divided call."""
     shards = shards_of(x, division.shard)
-    o, lse = division.attend(
-        shards.q, shards.k, shards.v,
-        mask=shard_mask(case.make_mask(), division.shard),
-        **biases(case, shards),
-        scale=case.scale, softcap=case.softcap, dropout_p=case.dropout_p, seed=SEED,
-        sinks=shards.sinks, backend=backend,
-    )  # fmt: skip
+    options = case.options(shards) | {"mask": shard_mask(case.make_mask(), division.shard)}
+    del options["return_lse"]  # `attend` gives it
+    o, lse = division.attend(shards.q, shards.k, shards.v, **options, backend=backend)
     results = with_gradients(shards, o, lse)
     return {name: _undivided(name, value, case, division) for name, value in results.items()}
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from tests.distributed.checks import expect
-from tests.support.cases import Inputs
-from tests.support.evaluate import Outputs, with_gradients
+from tests.support.attention import Inputs, with_gradients
+from tests.support.case import Outputs
+from tests.support.masks import CAUSAL, CAUSAL_END, Window
 from tests.support.poison import poisoned_memory
-from tests.support.varlen_cases import VarlenCase, varlen_by_backend, varlen_inputs
+from tests.support.varlen_cases import VarlenCase
 from transformer_kernels import distributed
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.masks.mask import Mask
@@ -34,21 +35,21 @@ def case_of(name: str, *lengths: int, **options: Any) -> VarlenCase:
 MANY = (333, 0, 1, 2, 5, 17, 64, 100, 3, 0, 129, 1, 1, 31)
 CASES: tuple[VarlenCase, ...] = (
     case_of(
-        "everything", *MANY, mask=Mask.window(40, 3), softcap=1.5, scale=0.4, sinks=True,
+        "everything", *MANY, mask=Window(40, 3), softcap=1.5, scale=0.4, sinks=True,
         H_q=4, D=24, D_v=33, trailing=(7, 7), dlse=True,
     ),
-    case_of("causal", *MANY, mask=Mask.causal(), dlse=True),
+    case_of("causal", *MANY, mask=CAUSAL, dlse=True),
     case_of("full", *MANY, trailing=(70, 70), dlse=True),
-    case_of("causal-end", 100, 5, mask=Mask.causal(align="bottom_right"), H_q=6, H_kv=1),
-    case_of("window", *MANY, mask=Mask.window(9, -2), sinks=True, dlse=True),
-    case_of("to-the-left", *MANY, mask=Mask.window(9, None)),
-    case_of("windows", 64, 200, mask=Mask.window(30, 7) & Mask.causal()),
-    case_of("hidden", 20, 9, mask=Mask.window(-3, -3), sinks=True, dlse=True),
-    case_of("nothing-visible", 20, 9, mask=Mask.window(-3, 2), dlse=True),
-    case_of("softcap", 70, 3, 129, softcap=2.0, mask=Mask.causal(), trailing=(1, 1)),
+    case_of("causal-end", 100, 5, mask=CAUSAL_END, H_q=6, H_kv=1),
+    case_of("window", *MANY, mask=Window(9, -2), sinks=True, dlse=True),
+    case_of("to-the-left", *MANY, mask=Window(9, None)),
+    case_of("windows", 64, 200, mask=(Window(30, 7), CAUSAL)),
+    case_of("hidden", 20, 9, mask=Window(-3, -3), sinks=True, dlse=True),
+    case_of("nothing-visible", 20, 9, mask=Window(-3, 2), dlse=True),
+    case_of("softcap", 70, 3, 129, softcap=2.0, mask=CAUSAL, trailing=(1, 1)),
     case_of("sinks", 33, 1, 1, 64, sinks=True, D_v=8, trailing=(9, 9)),
-    case_of("short", *(n % 7 for n in range(60)), mask=Mask.causal(), H_q=4),
-    case_of("one-token", 1, mask=Mask.causal(), dlse=True),
+    case_of("short", *(n % 7 for n in range(60)), mask=CAUSAL, H_q=4),
+    case_of("one-token", 1, mask=CAUSAL, dlse=True),
     case_of("no-tokens", 0, 0, trailing=(5, 5), sinks=True, dlse=True),
     case_of("nothing", 0, 0),
 )  # fmt: skip
@@ -67,10 +68,10 @@ def check_cases(step: str, group: dist.ProcessGroup | None = None) -> None:
 
 def _check_case(case: VarlenCase, group: dist.ProcessGroup | None) -> None:
     # Trailing padding holds NaN, which no result may depend on.
-    x = varlen_inputs(case, torch.float64, math.nan)
+    x = case.inputs(torch.float64)
     cu_seqlens = torch.tensor(case.starts[0], dtype=torch.int32)
     end = int(cu_seqlens[-1])
-    wanted = varlen_by_backend(case, x, "cpu")
+    wanted = case.run(x, "cpu")
     got = _divided(case, x, cu_seqlens, group)
     for name in ("o", "dq", "dk", "dv"):
         wanted[name] = wanted[name][:end]
@@ -99,7 +100,7 @@ def _divided(
         dlse[:, padding] = 1.0
     o, lse = ring_attention_varlen(
         q, k, v, cu_seqlens,
-        group=group, mask=case.mask, scale=case.scale, softcap=case.softcap, sinks=x.sinks,
+        group=group, mask=case.make_mask(), scale=case.scale, softcap=case.softcap, sinks=x.sinks,
         return_lse=True,
     )  # fmt: skip
     results = with_gradients(replace(x, q=q, k=k, v=v, do=do, dlse=dlse), o, lse)

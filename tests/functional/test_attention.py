@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,18 +14,12 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import BACKENDS_AND_DTYPES, NAMES, WITH_FLOAT64, dtypes_of
-from tests.support.cases import CASES, Case, inputs
-from tests.support.evaluate import (
-    assert_case,
-    by_backend,
-    by_plain_torch,
-    expected,
-    reasons_against,
-)
+from tests.support.backends import TABLE_WAYS, WITH_FLOAT64, dtypes_of
+from tests.support.case import assert_case, named
+from tests.support.cases import CASES, Case
 from tests.support.operators import operators_run_by
 from tests.support.plain import plain_attention
-from tests.support.tiers import crossed, each
+from tests.support.tiers import crossed
 from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
 
 ROOT = Path(tk.__file__).parents[1]
@@ -34,28 +27,17 @@ ROOT = Path(tk.__file__).parents[1]
 
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "backend", "dtype"), crossed(CASES, BACKENDS_AND_DTYPES))
-def test_case(case: Case, backend: str, dtype: torch.dtype) -> None:
-    assert_case(case, dtype, backend)
+@pytest.mark.parametrize(("case", "backend", "dtype", "device"), crossed(CASES, TABLE_WAYS))
+def test_case(case: Case, backend: str, dtype: torch.dtype, device: torch.device) -> None:
+    assert_case(case, dtype, backend, device)
 
 
 def test_every_backend_supports_every_case() -> None:
     """The only reason against a case is a width that the cuda backend does not support."""
-    for case, backend in itertools.product(CASES, NAMES):
+    backends = {(backend, device) for backend, _, device in TABLE_WAYS}
+    for case, (backend, device) in itertools.product(CASES, backends):
         too_wide = backend == "cuda" and max(case.D, case.D_v) > 256
-        assert len(reasons_against(case, backend)) == too_wide, (case.name, backend)
-
-
-@each("case", CASES, ids=str)
-def test_reference_matches_plain_torch_in_float64(case: Case) -> None:
-    exact = expected(case, torch.float64).exact
-    numbers = inputs(case, torch.float64).to(torch.float64)
-    for name, value in by_plain_torch(case, numbers).items():
-        assert_within_rule(name, value, exact[name], plain=exact[name])
-
-
-def test_names_of_cases_are_unique() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
+        assert len(case.reasons(backend, device)) == too_wide, (case.name, backend)
 
 
 def test_dtypes_of_outputs(backend: str) -> None:
@@ -144,18 +126,9 @@ def test_transposed_tensors_are_not_copied() -> None:
         assert name not in ran
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-REPEATED = [
-    case
-    for case in CASES
-    if case.name in ("gqa-everything", "all-masks", "bias-1111", "bias-b1mn", "mqa", "many-keys")
-]
+REPEATED: list[Case] = named(
+    CASES, "gqa-everything", "all-masks", "bias-1111", "bias-b1mn", "mqa", "many-keys"
+)
 
 
 @pytest.mark.usefixtures("threads")
@@ -165,7 +138,7 @@ def test_gradients_are_bit_identical_across_runs(case: Case, backend: str) -> No
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(4)
     try:
-        runs = [by_backend(case, inputs(case, torch.float32), backend) for _ in range(6)]
+        runs = [case.run(case.inputs(torch.float32), backend) for _ in range(6)]
     finally:
         torch.use_deterministic_algorithms(False)
     for run in runs[1:]:
@@ -178,7 +151,7 @@ def test_forward_does_not_depend_on_the_number_of_threads(case: Case) -> None:
     results = []
     for count in (1, 2, 3, 7):
         torch.set_num_threads(count)
-        results.append(by_backend(case, inputs(case, torch.float32), "cpu"))
+        results.append(case.run(case.inputs(torch.float32), "cpu"))
     for other in results[1:]:
         assert torch.equal(other["o"], results[0]["o"])
         assert torch.equal(other["lse"], results[0]["lse"])
@@ -189,10 +162,10 @@ def test_forward_does_not_depend_on_the_number_of_threads(case: Case) -> None:
 @pytest.mark.usefixtures("threads")
 def test_concurrent_callers_are_independent() -> None:
     torch.set_num_threads(2)
-    work = [inputs(case, torch.float32) for case in REPEATED] * 4
-    expected = [by_backend(case, x, "cpu") for case, x in zip(REPEATED * 4, work, strict=True)]
+    work = [case.inputs(torch.float32) for case in REPEATED] * 4
+    expected = [case.run(x, "cpu") for case, x in zip(REPEATED * 4, work, strict=True)]
     with ThreadPoolExecutor(4) as pool:
-        got = list(pool.map(by_backend, REPEATED * 4, work, ["cpu"] * len(work)))
+        got = list(pool.map(Case.run, REPEATED * 4, work, ["cpu"] * len(work)))
     for one, other in zip(got, expected, strict=True):
         assert torch.equal(one["o"], other["o"])
         for name, value in one.items():

@@ -18,8 +18,8 @@ from tests.support.backends import (
     WITH_FLOAT64,
     operators_of,
 )
-from tests.support.cases import CASES, Case, inputs
-from tests.support.evaluate import biases, reasons_against
+from tests.support.case import named
+from tests.support.cases import CASES, Case
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import crossed
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -33,10 +33,6 @@ COMPILED = (
     *("all-masks", "bias-1hmn", "sinks-empty-rows", "gqa-everything", "alibi", "softcap"),
     *("alibi-learns", "relative", "relative-everything", "keys", "keys-everything"),
 )
-
-
-def named(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
 
 
 def qkv(N: int = N) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,14 +49,12 @@ def compiled(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(("name", "backend"), crossed(COMPILED, ((one,) for one in NAMES)))
 def test_fullgraph(name: str, backend: str) -> None:
     """Forward and backward are one graph each, and equal the eager results."""
-    case = named(name)
-    x, mask = inputs(case, torch.float32), case.make_mask()
+    (case,) = named(CASES, name)
+    x = case.inputs(torch.float32)
+    options = case.options(x)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        outputs: tuple[Tensor, ...] = tk.attention(
-            q, k, v, mask=mask, **biases(case, x), softcap=case.softcap,
-            dropout_p=case.dropout_p, seed=5, sinks=x.sinks, return_lse=True, backend=backend,
-        )  # fmt: skip
+        outputs: tuple[Tensor, ...] = tk.attention(q, k, v, **options, backend=backend)
         return outputs
 
     def gradients(o: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
@@ -212,15 +206,15 @@ def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
         pytest.param(case, name, id=f"{case}-{name}")
         for case in CASES
         for name in COMPILED_BACKENDS
-        if not reasons_against(case, name)
+        if not case.reasons(name)
     ],
 )
 def test_fake_outputs_have_real_shapes_and_strides(case: Case, backend: str) -> None:
     """Fake outputs have the shapes, dtypes and strides of real ones, in every case."""
-    x = inputs(case, torch.float32)
+    x = case.inputs(torch.float32)
     q, k, v = x.q.detach(), x.k.detach(), x.v.detach()
     problem = dense_problem(
-        q, k, v, mask=case.make_mask(), **biases(case, x),
+        q, k, v, mask=case.make_mask(), bias=case.bias_of(x), relative=case.relative_of(x),
         softcap=case.softcap, dropout_p=case.dropout_p, seed=1,
     )  # fmt: skip
     operators = operators_of(backend)

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,14 @@ from tests.support.backends import (
     COMPILED_AND_DTYPES,
     COMPILED_BACKENDS,
     DECODING,
-    DECODING_AND_DTYPES,
+    DECODING_WAYS,
     DTYPES,
     NAMES,
     operators_of,
 )
-from tests.support.decode_cases import (
-    DECODE_CASES,
-    DecodeCase,
-    assert_decode_case,
-    by_decoding,
-    decode_inputs,
-    reasons_against,
-)
-from tests.support.isas import ISAS, forced_isa
+from tests.support.case import assert_case, named
+from tests.support.decode_cases import DECODE_CASES, DecodeCase
+from tests.support.isas import ISAS
 from tests.support.operators import FORWARD, operators_run_by
 from tests.support.tiers import crossed
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -49,10 +42,6 @@ Cached = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 B, H_q, H_kv, D, PAGE = 3, 4, 2, 16, 16
 LENGTHS = torch.tensor([70, 1, 16])
-
-
-def named(name: str) -> DecodeCase:
-    return next(case for case in DECODE_CASES if case.name == name)
 
 
 def paged(M: int = 1, dtype: torch.dtype = torch.float32) -> Cached:
@@ -69,20 +58,6 @@ def gathered(x: Tensor, table: Tensor, b: int) -> Tensor:
     return torch.cat(pages, dim=1)[None, :, : int(LENGTHS[b])]
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forces each compiled instruction set in turn."""
-    with forced_isa(request.param):
-        yield request.param
-
-
 @pytest.fixture(params=DECODING)
 def decoder(request: pytest.FixtureRequest) -> str:
     """Name of a backend that supports decoding."""
@@ -91,9 +66,11 @@ def decoder(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "decoder", "dtype"), crossed(DECODE_CASES, DECODING_AND_DTYPES))
-def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype) -> None:
-    assert_decode_case(case, dtype, decoder)
+@pytest.mark.parametrize(
+    ("case", "decoder", "dtype", "device"), crossed(DECODE_CASES, DECODING_WAYS)
+)
+def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype, device: torch.device) -> None:
+    assert_case(case, dtype, decoder, device)
 
 
 def test_only_relative_keys_are_left_out() -> None:
@@ -101,7 +78,7 @@ def test_only_relative_keys_are_left_out() -> None:
     for backend, case in itertools.product(DECODING, DECODE_CASES):
         has_keys = case.relative is not None and case.relative.kind != "table"
         left_out = backend == "cuda" and has_keys
-        reasons = reasons_against(case, backend)
+        reasons = case.reasons(backend)
         assert len(reasons) == left_out, (case.name, backend)
         assert all("relative_keys" in reason for reason in reasons)
 
@@ -114,11 +91,7 @@ def test_only_relative_keys_are_left_out() -> None:
     indirect=["isa"],
 )
 def test_every_instruction_set(case: DecodeCase, dtype: torch.dtype) -> None:
-    assert_decode_case(case, dtype, "cpu")
-
-
-def test_names_of_cases_are_unique() -> None:
-    assert len({case.name for case in DECODE_CASES}) == len(DECODE_CASES)
+    assert_case(case, dtype, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -179,28 +152,28 @@ def test_equals_attention_of_each_sequence(options: Options, M: int, decoder: st
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_paged_and_contiguous_caches_are_bit_identical(dtype: torch.dtype, isa: str) -> None:
     """Pages read in place, in contiguous runs or copied: same sums in the same order."""
-    case = replace(named("long"), name="pages-bits")
-    clean = decode_inputs(case, dtype, 0.0)
-    expected = by_decoding(case, clean, "cpu")
+    (case,) = named(DECODE_CASES, "long")
+    expected = case.run(case.inputs(dtype), "cpu")
     for size in (1, 16, 24, 32, 64, 256):
         other = replace(case, page_size=size)
-        got = by_decoding(other, decode_inputs(other, dtype, math.nan), "cpu")
+        got = other.run(other.inputs(dtype), "cpu")
         assert torch.equal(got["o"], expected["o"])
         assert torch.equal(got["lse"], expected["lse"])
 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
-    "name", ["long", "long-pages", "long-window-16", "pages-group-8-queries-17"]
+    "case",
+    named(DECODE_CASES, "long", "long-pages", "long-window-16", "pages-group-8-queries-17"),
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_thread_counts_are_bit_identical(dtype: torch.dtype, name: str) -> None:
-    case = named(name)
-    x = decode_inputs(case, dtype, math.nan)
+def test_thread_counts_are_bit_identical(dtype: torch.dtype, case: DecodeCase) -> None:
+    x = case.inputs(dtype)
     results = []
     for count in (1, 2, 3, 8, 8, 8):
         torch.set_num_threads(count)
-        results.append(by_decoding(case, x, "cpu"))
+        results.append(case.run(x, "cpu"))
     for other in results[1:]:
         assert torch.equal(other["o"], results[0]["o"])
         assert torch.equal(other["lse"], results[0]["lse"])
@@ -460,10 +433,14 @@ def test_transforms(decoder: str) -> None:
     tangent = torch.randn_like(q)
     with forward_ad.dual_level():
         found = forward_ad.unpack_dual(call(forward_ad.make_dual(q, tangent))).tangent
-    step = 1e-3
-    torch.testing.assert_close(
-        found, (call(q + step * tangent) - call(q - step * tangent)) / (2 * step), atol=1e-3, rtol=0
-    )
+    exact = torch.func.jvp(
+        lambda q: tk.attention_decode(
+            q, k.double(), v.double(), cache_seqlens, table, backend="reference"
+        ),
+        (q.double(),),
+        (tangent.double(),),
+    )[1]
+    assert_same_function(found, exact, dtype=found.dtype)
 
 
 def test_autocast_casts_nothing(decoder: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import transformer_kernels as tk
-from tests.support.backends import BACKENDS_AND_DTYPES, DECODING
+from tests.support.backends import DECODING, TABLE_WAYS
 from tests.support.cases import Case
 from tests.support.hidden_cases import HIDDEN_CASES, assert_hidden_nan_changes_nothing
 from tests.support.tiers import crossed
@@ -16,9 +16,11 @@ from tests.support.tiers import crossed
 
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "backend", "dtype"), crossed(HIDDEN_CASES, BACKENDS_AND_DTYPES))
-def test_hidden_nan_changes_nothing(case: Case, backend: str, dtype: torch.dtype) -> None:
-    assert_hidden_nan_changes_nothing(case, dtype, backend)
+@pytest.mark.parametrize(("case", "backend", "dtype", "device"), crossed(HIDDEN_CASES, TABLE_WAYS))
+def test_hidden_nan_changes_nothing(
+    case: Case, backend: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    assert_hidden_nan_changes_nothing(case, dtype, backend, device)
 
 
 def test_segments_and_causal_hide_a_key_together(backend: str) -> None:

@@ -11,17 +11,14 @@ from torch import Tensor
 
 import transformer_kernels as tk
 from tests.support.backends import DTYPES
+from tests.support.case import assert_case
 from tests.support.isas import ISAS, forced_isa
 from tests.support.linear import (
     LINEAR_CASES,
     LINEAR_NAMES,
-    LINEAR_WAYS,
+    LINEAR_TABLE_WAYS,
     LinearCase,
-    assert_linear_case,
     linear_arguments,
-    linear_by_backend,
-    linear_expected,
-    linear_inputs,
     widest,
 )
 from tests.support.operators import operators_run_by
@@ -43,9 +40,11 @@ def qkv(N: int = 70, H_kv: int = 2, **options: Any) -> tuple[Tensor, Tensor, Ten
 
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "backend", "dtype"), crossed(LINEAR_CASES, LINEAR_WAYS))
-def test_case(case: LinearCase, backend: str, dtype: torch.dtype) -> None:
-    assert_linear_case(case, dtype, backend)
+@pytest.mark.parametrize(
+    ("case", "backend", "dtype", "device"), crossed(LINEAR_CASES, LINEAR_TABLE_WAYS)
+)
+def test_case(case: LinearCase, backend: str, dtype: torch.dtype, device: torch.device) -> None:
+    assert_case(case, dtype, backend, device)
 
 
 @pytest.mark.quick
@@ -53,7 +52,7 @@ def test_case(case: LinearCase, backend: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("case", "isa", "dtype"), crossed(LINEAR_CASES, ISAS_AND_DTYPES))
 def test_instruction_sets(case: LinearCase, isa: str, dtype: torch.dtype) -> None:
     with forced_isa(isa):
-        assert_linear_case(case, dtype, "cpu")
+        assert_case(case, dtype, "cpu")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -61,17 +60,13 @@ def test_instruction_sets(case: LinearCase, isa: str, dtype: torch.dtype) -> Non
 def test_segments_of_a_head(case: LinearCase) -> None:
     """Few heads on several threads are cut into segments, whose states are summed first."""
     with threads(1):
-        assert_linear_case(case, torch.float64, "cpu")
-        whole = linear_by_backend(case, linear_inputs(case, torch.float32), "cpu")
+        assert_case(case, torch.float64, "cpu")
+        whole = case.run(case.inputs(torch.float32), "cpu")
     with threads(3):
-        assert_linear_case(case, torch.float64, "cpu")
-        cut = linear_by_backend(case, linear_inputs(case, torch.float32), "cpu")
-    linear_expected(case, torch.float32).check(cut)
+        assert_case(case, torch.float64, "cpu")
+        cut = case.run(case.inputs(torch.float32), "cpu")
+    case.expected(torch.float32).check(cut)
     assert any(not torch.equal(whole[name], cut[name]) for name in whole)
-
-
-def test_names_of_cases_are_unique() -> None:
-    assert len({case.name for case in LINEAR_CASES}) == len(LINEAR_CASES)
 
 
 @every_backend
@@ -232,8 +227,8 @@ def test_half_precision_state_is_float32(backend: str) -> None:
 
 @each("case", LINEAR_CASES, ids=str)
 def test_results_are_bit_identical_across_runs(case: LinearCase) -> None:
-    x = linear_inputs(case, torch.float32)
-    first, second = (linear_by_backend(case, x, "cpu") for _ in range(2))
+    x = case.inputs(torch.float32)
+    first, second = (case.run(x, "cpu") for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 

@@ -46,7 +46,7 @@ class Paged:
         self.pages = []
         for x in (self.k, self.v):
             rows = torch.nn.utils.rnn.pad_sequence(x.split(LENGTHS_K), batch_first=True)
-            pages = in_pages(rows.transpose(1, 2), self.table, LENGTHS_K, page_size, math.nan)
+            pages = in_pages(rows.transpose(1, 2), self.table, LENGTHS_K, page_size)
             if rows_first:
                 pages = pages.transpose(1, 2).contiguous().transpose(1, 2)
             self.pages.append(pages)
@@ -100,7 +100,7 @@ def test_gradients(backend: str) -> None:
     assert_same_function(dq, expected[0])
     for got, wanted in zip(pages, expected[1:], strict=True):
         rows = torch.nn.utils.rnn.pad_sequence(wanted.split(LENGTHS_K), batch_first=True)
-        in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, 16, 0.0)
+        in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, 16)
         assert_same_function(got, in_place)
 
 

@@ -24,12 +24,12 @@ B, H, N, D = 1, 2, 70, 16
 Damage = Callable[[Tensor], Tensor]
 Make = Callable[[Damage], dict[str, Any]]
 
-MESSAGES = {
+MESSAGES: dict[Damage, str] = {
     freed: "has the shape .* its storage is freed",
     freed_view: "has the shape .* its storage is freed",
     misaligned: "has elements of . bytes, but its memory starts at 0x",
 }
-OF_OPERATORS = {
+OF_OPERATORS: dict[Damage, str] = {
     freed: "it was freed|storage is freed",
     freed_view: "it was freed|storage is freed",
     misaligned: "is not aligned to its elements|its memory starts at 0x",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,25 +13,20 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import transformer_kernels as tk
 from tests.support.backends import (
-    BACKENDS_AND_DTYPES,
     COMPILED_AND_DTYPES,
     DTYPES,
+    TABLE_WAYS,
     WITH_FLOAT64,
     operators_of,
 )
+from tests.support.case import assert_case, named
 from tests.support.isas import ISAS, forced_isa
+from tests.support.masks import CAUSAL_END, Window
 from tests.support.operators import BACKWARD, FORWARD, NOTHING_WANTED, operators_run_by
-from tests.support.tiers import crossed, each
-from tests.support.varlen_cases import (
-    VARLEN_CASES,
-    VarlenCase,
-    assert_varlen_case,
-    one_by_one,
-    varlen_by_backend,
-    varlen_inputs,
-)
+from tests.support.tiers import crossed
+from tests.support.varlen_cases import VARLEN_CASES, VarlenCase
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
-from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.problem.fields import FIELDS
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores import philox
@@ -41,10 +36,6 @@ STARTS = torch.tensor([0, 5, 5, 75, 108])
 TOTAL, H, D = 108, 2, 16
 Options = dict[str, Any]
 Triple = tuple[Tensor, Tensor, Tensor]
-
-
-def named(name: str) -> VarlenCase:
-    return next(case for case in VARLEN_CASES if case.name == name)
 
 
 def qkv(dtype: torch.dtype = torch.float32) -> Triple:
@@ -64,30 +55,11 @@ def unpad(x: Tensor) -> Tensor:
     return torch.cat([one[:, :length].transpose(0, 1) for one, length in entries])
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "backend", "dtype"), crossed(VARLEN_CASES, BACKENDS_AND_DTYPES))
-def test_case(case: VarlenCase, backend: str, dtype: torch.dtype) -> None:
-    assert_varlen_case(case, dtype, backend)
-
-
-@each("case", VARLEN_CASES, ids=str)
-def test_reference_matches_separate_sequences(case: VarlenCase) -> None:
-    x = varlen_inputs(case, torch.float64, 0.0)
-    exact = one_by_one(case, x)
-    for name, value in varlen_by_backend(case, x, "reference").items():
-        assert_within_rule(name, value, exact[name], plain=exact[name])
-
-
-def test_names_of_cases_are_unique() -> None:
-    assert len({case.name for case in VARLEN_CASES}) == len(VARLEN_CASES)
+@pytest.mark.parametrize(("case", "backend", "dtype", "device"), crossed(VARLEN_CASES, TABLE_WAYS))
+def test_case(case: VarlenCase, backend: str, dtype: torch.dtype, device: torch.device) -> None:
+    assert_case(case, dtype, backend, device)
 
 
 @pytest.mark.parametrize(
@@ -244,15 +216,14 @@ def test_memory_is_linear() -> None:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("name", ["causal", "multi-query", "tokens"])
-def test_thread_counts_are_bit_identical(name: str) -> None:
+@pytest.mark.parametrize("case", named(VARLEN_CASES, "causal", "multi-query", "tokens"), ids=str)
+def test_thread_counts_are_bit_identical(case: VarlenCase) -> None:
     """Short sequences run on one thread each, long ones on several threads."""
-    case = named(name)
-    x = varlen_inputs(case, torch.float32, 0.0)
+    x = case.inputs(torch.float32)
     results = []
     for count in (1, 2, 3, 16):
         torch.set_num_threads(count)
-        results.append(varlen_by_backend(case, x, "cpu"))
+        results.append(case.run(x, "cpu"))
     for other in results[1:]:
         assert torch.equal(other["o"], results[0]["o"])
         assert torch.equal(other["lse"], results[0]["lse"])
@@ -263,15 +234,15 @@ def test_thread_counts_are_bit_identical(name: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set(isa: str) -> None:
     with forced_isa(isa):
-        for name in ("dropout", "multi-query", "tokens", "alibi-end"):
-            assert_varlen_case(named(name), torch.float32, "cpu")
+        for case in named(VARLEN_CASES, "dropout", "multi-query", "tokens", "alibi-end"):
+            assert_case(case, torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("backend", WITH_FLOAT64)
 def test_gradients_are_bit_identical_across_runs(backend: str) -> None:
-    case = named("alibi")
-    x = varlen_inputs(case, torch.float32, 0.0)
-    first, second = (varlen_by_backend(case, x, backend) for _ in range(2))
+    (case,) = named(VARLEN_CASES, "alibi")
+    x = case.inputs(torch.float32)
+    first, second = (case.run(x, backend) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -416,13 +387,8 @@ def test_operators_reject_unsafe_cu_seqlens(name: str, starts: Tensor | None) ->
 
 
 def test_unbounded_window_has_no_align(backend: str) -> None:
-    everything = tk.Mask.window()
-    mask = everything & tk.Mask.causal(align="bottom_right")
-    x = varlen_inputs(named("causal-end"), torch.float32, 0.0)
-    case = named("causal-end")
-    cu_q, cu_k = (torch.tensor(starts) for starts in case.starts)
-    o, expected = (
-        tk.attention_varlen(x.q, x.k, x.v, cu_q, cu_k, mask=one, backend=backend)
-        for one in (mask, case.mask)
-    )
+    (case,) = named(VARLEN_CASES, "causal-end")
+    x = case.inputs(torch.float32)
+    unbounded = replace(case, mask=(Window(), CAUSAL_END))
+    o, expected = (one.run(x, backend)["o"] for one in (unbounded, case))
     assert torch.equal(o, expected)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from tests.fuzz import faulty
-from tests.fuzz.call import Call, PlainValues
+from tests.fuzz.call import Call
 from tests.fuzz.hostile import calls as hostile
-from tests.fuzz.valid import attention, bits, decode, masks, relative, sdpa, varlen
+from tests.fuzz.valid import bits
+from tests.fuzz.valid import call as valid
+from tests.support import attention, cases, decode_cases, linear, masks, varlen_cases
+from tests.support.masks import PlainValues
 
-_MODULES = (attention, bits, decode, faulty, hostile, masks, relative, sdpa, varlen)
+_MODULES = (
+    attention,
+    bits,
+    cases,
+    decode_cases,
+    faulty,
+    hostile,
+    linear,
+    masks,
+    valid,
+    varlen_cases,
+)
 _CLASSES = {
     name: value
     for module in _MODULES

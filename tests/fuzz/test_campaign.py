@@ -9,7 +9,9 @@ from tests.fuzz.call import Call
 from tests.fuzz.campaign import run_campaign
 from tests.fuzz.generators import GENERATORS
 from tests.fuzz.process import Failure
-from tests.fuzz.valid.attention import Attention, attention_calls
+from tests.fuzz.valid.call import Valid
+from tests.fuzz.valid.draw import dense, valid_calls
+from tests.support.cases import Case
 
 
 class Planted:
@@ -22,32 +24,37 @@ class Planted:
         pass
 
     def run(self, call: Call) -> Failure | None:
-        assert isinstance(call, Attention)
-        if call.N > 40 and call.group == 3:
+        case = case_of(call)
+        if case.N > 40 and case.H_q == 3 * case.H_kv:
             return Failure("crash", "SIGSEGV")
-        return Failure("wrong", f"o: {call.M} queries") if call.M > 5 else None
+        return Failure("wrong", f"o: {case.M} queries") if case.M > 5 else None
+
+
+def case_of(call: Call) -> Case:
+    assert isinstance(call, Valid)
+    assert isinstance(call.case, Case)
+    return call.case
 
 
 @pytest.fixture(autouse=True)
 def _planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "ExecutorProcess", Planted)
     monkeypatch.setattr(campaign, "MAX_FINDINGS", 2)
-    monkeypatch.setitem(GENERATORS, "planted", lambda: attention_calls("cpu"))
+    monkeypatch.setitem(GENERATORS, "planted", lambda: valid_calls("cpu", dense))
 
 
 def test_failures_are_shrunk() -> None:
     report = run_campaign("planted", 60.0, 1)
     assert report.seeds == [1, 2]
     for finding in report.findings:
-        call = finding.call
-        assert isinstance(call, Attention)
-        assert (call.mask, call.bias, call.dropout_p, call.B) == ((), None, 0.0, 1)
+        case = case_of(finding.call)
+        assert (case.mask, case.bias, case.dropout_p, case.B) == ((), None, 0.0, 1)
         if finding.failure.kind == "crash":
-            assert call.M == 0
-            assert 40 < call.N <= 64
+            assert case.M == 0
+            assert 40 < case.N <= 64
         else:
-            assert 5 < call.M <= 15
-            assert (call.N, call.group) == (0, 1)
+            assert 5 < case.M <= 15
+            assert (case.N, case.H_q) == (0, 1)
 
 
 def test_a_seed_draws_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ import sys
 import torch
 
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES
-from tests.support.cases import CASES, inputs
-from tests.support.decode_cases import DECODE_CASES, by_decoding, decode_inputs
-from tests.support.evaluate import by_backend
-from tests.support.linear import LINEAR_CASES, linear_by_backend, linear_inputs
+from tests.support.cases import CASES
+from tests.support.decode_cases import DECODE_CASES
+from tests.support.linear import LINEAR_CASES
 from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 BACKENDS = ("cuda", "triton")
@@ -47,19 +46,18 @@ def main() -> None:
         hopper = HOPPER_TARGETS if backend == "cuda" and "memcheck" in sys.argv[1:] else ()
         for case in (*CASES, *HOPPER_CASES):
             if case.name in ATTENTION_TARGETS + hopper:
-                by_backend(case, inputs(case, torch.bfloat16, "cuda"), backend)
+                case.run(case.inputs(torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran {case.name}", flush=True)
         for linear in LINEAR_CASES:
             if linear.name in LINEAR_TARGETS:
-                x = linear_inputs(linear, torch.bfloat16)
-                linear_by_backend(linear, x, backend, "cuda")
+                linear.run(linear.inputs(torch.bfloat16, "cuda"), backend)
                 torch.cuda.synchronize()
                 print(f"{backend} ran linear attention, {linear.name}", flush=True)
         if backend == "cuda":
             for cached in DECODE_CASES:
                 if cached.name in DECODE_TARGETS:
-                    by_decoding(cached, decode_inputs(cached, torch.bfloat16, 0.0, "cuda"), backend)
+                    cached.run(cached.inputs(torch.bfloat16, "cuda"), backend)
                     torch.cuda.synchronize()
                     print(f"{backend} decoded {cached.name}", flush=True)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.cases.gpu import masked_cases
+from benchmarks.gpu_cases import masked_cases
 from transformer_kernels.bench import (
     VARIANTS,
     Case,

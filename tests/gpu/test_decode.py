@@ -1,4 +1,4 @@
-"""Decoding on a CUDA device: table of cases, CUDA graphs with changing lengths, 64-bit offsets."""
+"""Decoding on a CUDA device: long caches, CUDA graphs with changing lengths, 64-bit offsets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ import torch
 import transformer_kernels as tk
 from tests.gpu.test_graphs import capture
 from tests.gpu.test_offsets import far_apart, need_gib
-from tests.support.decode_cases import (
-    DECODE_CASES,
-    DecodeCase,
-    assert_decode_case,
-    by_decoding,
-    decode_inputs,
-)
+from tests.support.case import assert_case, named
+from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 pytestmark = [
@@ -26,13 +21,6 @@ B, H_q, H_kv, D, PAGE, MAX_PAGES = 5, 8, 2, 128, 64, 40
 """MAX_PAGES is per sequence."""
 
 
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
-def test_case(case: DecodeCase, dtype: torch.dtype) -> None:
-    assert_decode_case(case, dtype, "cuda", "cuda")
-
-
 def test_long_caches_split_over_the_whole_device() -> None:
     """Uneven lengths, so that CTAs begin and end within sequences."""
     cache_seqlens = (30001, 1, 0, 17000, 64, 29999, 5)
@@ -41,13 +29,13 @@ def test_long_caches_split_over_the_whole_device() -> None:
             name=f"long-{page_size}", cache_seqlens=cache_seqlens, N=30016, H_q=8, D=128, D_v=128,
             page_size=page_size,
         )  # fmt: skip
-        assert_decode_case(case, torch.bfloat16, "cuda", "cuda")
+        assert_case(case, torch.bfloat16, "cuda", "cuda")
 
 
 def test_results_are_bit_identical_in_every_run() -> None:
-    case = next(case for case in DECODE_CASES if case.name == "long-pages")
-    x = decode_inputs(case, torch.bfloat16, 0.0, "cuda")
-    first, *others = (by_decoding(case, x, "cuda") for _ in range(20))
+    (case,) = named(DECODE_CASES, "long-pages")
+    x = case.inputs(torch.bfloat16, "cuda")
+    first, *others = (case.run(x, "cuda") for _ in range(20))
     for other in others:
         assert all(torch.equal(other[name], value) for name, value in first.items())
 

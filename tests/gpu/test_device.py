@@ -9,8 +9,7 @@ import torch
 
 import transformer_kernels as tk
 from tests.gpu.on_device import assert_same_bits, step, tensors
-from tests.support.cases import CASES, Case, inputs
-from tests.support.evaluate import by_backend
+from tests.support.cases import CASES, Case
 from transformer_kernels.bench import peak_extra_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic")]
@@ -56,7 +55,7 @@ REPEATED = ("gqa-everything", "all-masks", "bias-1111", "bias-b1mn", "mqa", "man
 def test_gradients_are_bit_identical_in_every_run(
     case: Case, dtype: torch.dtype, backend: str
 ) -> None:
-    runs = [by_backend(case, inputs(case, dtype, "cuda"), backend) for _ in range(6)]
+    runs = [case.run(case.inputs(dtype, "cuda"), backend) for _ in range(6)]
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 

@@ -9,9 +9,9 @@ from torch.profiler import ProfilerActivity, profile
 import transformer_kernels as tk
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.gpu.on_device import tensors
+from tests.support.case import assert_case
 from tests.support.cases import Case
-from tests.support.evaluate import assert_case
-from tests.support.varlen_cases import VarlenCase, assert_varlen_case
+from tests.support.varlen_cases import VarlenCase
 from transformer_kernels.backends.native.cuda_support import not_built_reason, runs_hopper
 from transformer_kernels.functional.explain import explain
 
@@ -39,7 +39,7 @@ def test_case(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", HOPPER_VARLEN, ids=str)
 def test_varlen(case: VarlenCase, dtype: torch.dtype) -> None:
-    assert_varlen_case(case, dtype, "cuda", "cuda")
+    assert_case(case, dtype, "cuda", "cuda")
 
 
 @HALF_DTYPES

@@ -1,4 +1,4 @@
-"""The shared table of cases of linear attention on a CUDA device."""
+"""Linear attention on a CUDA device: long sequences, equal bits, the choice of a backend."""
 
 from __future__ import annotations
 
@@ -6,68 +6,31 @@ import pytest
 import torch
 
 import transformer_kernels as tk
-from tests.support.linear import (
-    LINEAR_CASES,
-    LinearCase,
-    assert_linear_case,
-    linear_by_backend,
-    linear_case,
-    linear_inputs,
-)
+from tests.support.case import assert_case, named
+from tests.support.linear import LINEAR_CASES, LinearCase
 from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 pytestmark = pytest.mark.gpu
 
 
-BROAD = ("gqa", "range", "reset", "all-lengths", "wide", "padding", "segments")
-"""Cases that run in every dtype; each is compiled for seconds."""
-CALLS = [
-    (case, dtype)
-    for case in LINEAR_CASES
-    for dtype in (torch.bfloat16, torch.float16, torch.float32)
-    if dtype == torch.bfloat16 or case.name in BROAD
-]
-
-
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "dtype"), CALLS, ids=str)
-def test_case(case: LinearCase, dtype: torch.dtype, backend: str) -> None:
-    assert_linear_case(case, dtype, backend, "cuda")
-
-
 def test_results_are_bit_identical_across_runs(backend: str) -> None:
-    case = linear_case("gqa")
-    x = linear_inputs(case, torch.bfloat16)
-    first, second = (linear_by_backend(case, x, backend, "cuda") for _ in range(2))
+    (case,) = named(LINEAR_CASES, "gqa")
+    x = case.inputs(torch.bfloat16, "cuda")
+    first, second = (case.run(x, backend) for _ in range(2))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
 def test_packed_sequences(backend: str) -> None:
-    starts = [0, 700, 700, 701, 3000]
-    x = [torch.randn(3001, 2, 64, device="cuda", requires_grad=True) for _ in range(3)]
-    q, k, v = x
-    cu_seqlens = torch.tensor(starts, device="cuda")
-    o = tk.linear_attention_varlen(q, k, v, cu_seqlens, backend=backend)
-    got = torch.autograd.grad(o.sin().sum(), x)
-    expected = tk.linear_attention_varlen(q, k, v, cu_seqlens, backend="reference")
-    torch.testing.assert_close(o, expected, rtol=1e-4, atol=1e-5)
-    wanted = torch.autograd.grad(expected.sin().sum(), x)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    """One of them is longer than the states of a chunk."""
+    case = LinearCase(name="packed-long", packed=(700, 0, 1, 2299), trailing=1, D=64, D_v=64)
+    assert_case(case, torch.float32, backend, "cuda")
 
 
 @pytest.mark.parametrize("D", [64, 96])
-def test_decoding_continues_a_prompt(D: int, backend: str) -> None:
-    q, k, v = (torch.randn(2, 4, 130, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    whole = tk.linear_attention(q, k, v, backend=backend)
-    prompt = (x[:, :, :100] for x in (q, k, v))
-    _, state = tk.linear_attention(*prompt, return_state=True, backend=backend)
-    for n in range(100, 130):
-        one = slice(n, n + 1)
-        o = tk.linear_attention_decode(
-            q[:, :, one], k[:, :, one], v[:, :, one], state, backend=backend
-        )
-        torch.testing.assert_close(o, whole[:, :, one], rtol=2e-2, atol=2e-2)
+def test_decoding_in_many_steps(D: int, backend: str) -> None:
+    case = LinearCase(name="many-steps", steps=(100, *(1,) * 30), H_q=4, H_kv=4, D=D, D_v=D)
+    assert_case(case, torch.bfloat16, backend, "cuda")
 
 
 def test_auto_chooses_the_faster_backend() -> None:

@@ -62,7 +62,7 @@ def test_a_run_with_all_options_resumes_exactly(tmp_path: Path) -> None:
         whole = train(config, data()).losses
         stop = iter((False, True))
         train(config, data(), out=tmp_path, should_stop=lambda: next(stop))
-        assert resume(tmp_path / "checkpoint.pt", data=data()).losses == whole
+        assert resume(tmp_path, data=data()).losses == whole
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.runner.checks import Sizes
+from benchmarks.runner.run import Comparison, Run
+from tests.bench.example import PROVENANCE
 from tests.integrations.huggingface.tiny_models import transformers
+from transformer_kernels.bench import Budget, Row
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 FLASH_ATTN = "tk/flash-attn"
@@ -19,9 +24,9 @@ FLASH_ATTN = "tk/flash-attn"
 @pytest.fixture(scope="module")
 def runner() -> Any:
     transformers()
-    from benchmarks.runner import hub
+    from benchmarks.suites import sentence_encoder
 
-    return hub
+    return sentence_encoder
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +52,26 @@ def test_texts_of_different_lengths(runner: Any, folder: Path) -> None:
     assert shapes == [(1, 3 + 12 + 21 + 30 + 39 + 48)]
 
 
+def measured(runner: Any, folder: Path, dtype: torch.dtype) -> list[Row]:
+    case = Sizes(name="encoder", B=3, H_q=4, H_kv=4, M=20, N=20, dtype=dtype)
+    run = Run(PROVENANCE, Budget(0.0, fewest=1), folder=folder, keep=False)
+    measure = partial(runner.encoders, case, SIZES | {"num_attention_heads": 4})
+    return run.measure("a suite", Comparison(name="", measurements=measure))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_benchmark(runner: Any, folder: Path, dtype: torch.dtype) -> None:
-    rows = list(runner.measure(folder, runner.texts(3, 20), dtype, seconds=0.01))
-    assert [row.what for row in rows] == ["encode", "training step"]
-    for row in rows:
-        assert list(row.milliseconds) == ["sdpa", "attention", "ours"]
-        assert all(time > 0 for time in row.milliseconds.values())
+def test_benchmark(runner: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    rows = measured(runner, tmp_path, dtype)
+    assert [(row.direction, row.variant) for row in rows] == [
+        (direction, variant)
+        for direction in ("fwd", "fwd+bwd")
+        for variant in ("sdpa", "tk/attention", "tk/flash-attn")
+    ]
+    assert all(row.median_ms > 0 for row in rows)
 
 
 def test_a_wrong_result_stops_the_benchmark(
-    runner: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+    runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kernels import get_kernel
 
@@ -68,5 +82,5 @@ def test_a_wrong_result_stops_the_benchmark(
         return 1.1 * right(*arguments, **options)
 
     monkeypatch.setattr(varlen, "attention_varlen", wrong)
-    with pytest.raises(AssertionError, match=r"encode, torch\.float32: ours is .* off"):
-        list(runner.measure(folder, runner.texts(3, 20), torch.float32, seconds=0.01))
+    with pytest.raises(AssertionError, match=r"fwd, float32: tk/flash-attn is .* off"):
+        measured(runner, tmp_path, torch.float32)

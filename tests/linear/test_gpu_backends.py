@@ -10,7 +10,8 @@ import torch
 
 import transformer_kernels as tk
 from tests.support.backends import NAMES
-from tests.support.linear import assert_steps_continue, linear_arguments, operators_of
+from tests.support.case import assert_case
+from tests.support.linear import linear_arguments, operators_of, steps_case
 from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from transformer_kernels.linear.triton import TritonLinear
 
@@ -33,7 +34,7 @@ def test_steps_prefer_cuda_and_passes_triton() -> None:
 @pytest.mark.parametrize(("D", "D_v"), [(9, 9), (90, 150), (250, 20)])
 def test_steps_of_every_width(D: int, D_v: int, backend: str, device: str) -> None:
     """Slices of v, or 64 columns at a time, are computed from the same z."""
-    assert_steps_continue(D, D_v, backend, device)
+    assert_case(steps_case(D, D_v), torch.float32, backend, device)
 
 
 @both

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 import transformer_kernels as tk
-from tests.support.linear import LinearCase, assert_linear_case, linear_case
+from tests.support.case import assert_case, named
+from tests.support.linear import LINEAR_CASES, LinearCase
 from tests.support.tiers import crossed
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
@@ -21,10 +22,9 @@ from transformer_kernels.linear.types import Inputs, Options
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """A GPU, or the CPU with Triton's interpreter."""
-SEGMENTED = [
-    linear_case(name)
-    for name in ("segments", "segments-gqa", "segments-all", "gqa", "range", "all-lengths")
-]
+SEGMENTED = named(
+    LINEAR_CASES, "segments", "segments-gqa", "segments-all", "gqa", "range", "all-lengths"
+)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -34,7 +34,7 @@ def test_segments_of_several_chunks(
 ) -> None:
     """By default segments of short sequences have one chunk each."""
     monkeypatch.setattr(passes, "PROGRAMS", programs)
-    assert_linear_case(case, torch.float32, "triton", DEVICE)
+    assert_case(case, torch.float32, "triton", DEVICE)
 
 
 def test_segments_fill_the_device() -> None:

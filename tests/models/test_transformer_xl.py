@@ -1,110 +1,176 @@
-"""Transformer-XL: agreement, segments and memories, options of evaluation, dropout, errors."""
+"""Transformer-XL: HuggingFace's results, memories, dropout, and learning."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.transformer_xl import (
-    TINY,
-    by_segments,
-    changed,
-    encoding,
-    loss_gradients,
-    model,
-    plain_logits,
-    tokens,
+from tests.models.huggingface import assert_same, read
+from tests.models.record_transformer_xl import (
+    CASES,
+    FILE,
+    HEAD_SIZE,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    LENGTH,
+    VOCABULARY,
+    WIDTH,
+    Case,
 )
-from tests.support.tiers import each
+from tests.models.zoo import IMPLEMENTATIONS, XL, by_state, entry_of, gradients
+from tests.models.zoo import tokens as text
 from transformer_kernels import RelativeKeys
-from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.models import TRANSFORMER_XL_SIZES, TransformerXL, TransformerXLConfig
+from transformer_kernels.models import (
+    TRANSFORMER_XL_SIZES,
+    Memories,
+    TransformerXL,
+    TransformerXLConfig,
+)
 from transformer_kernels.nn import (
     AttnImplementation,
     Norm,
-    RelativeAttention,
-    RelativeBlock,
     attend,
     distance_sinusoids,
-    recompute_blocks,
     relative_attention,
 )
 
-IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
+
+def model(implementation: AttnImplementation = "fused", **changes: Any) -> TransformerXL:
+    transformer = entry_of("xl").build(implementation, **{"memory": 5} | changes)
+    assert isinstance(transformer, TransformerXL)
+    return transformer
 
 
-@each(("memory", "length"), [(0, 7), (3, 7), (7, 7), (16, 7), (5, 1)], ids=lambda x: str(x))
-def test_implementations_agree_in_logits_and_gradients(memory: int, length: int) -> None:
-    config = changed(memory=memory, head_size=41)
-    results = []
-    for implementation in IMPLEMENTATIONS:
-        transformer = model(config, implementation)
-        logits = by_segments(transformer, tokens(3 * length), length)
-        results.append((logits.detach(), loss_gradients(transformer, logits)))
-    assert results[0][0].shape == (2, 3 * length, 17)
-    assert_same_function(results[1], results[0])
-    assert_same_function(results[2], results[0])
+def tokens(length: int, batch: int = 2) -> Tensor:
+    return text(length, batch)
 
 
-@pytest.mark.parametrize("norm", get_args(Norm))
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"memory": 0},
-        {"memory": 3},
-        {"memory": 9, "clamp": 4},
-        {"memory": 8, "same_length": True},
-        {"memory": 3, "same_length": True, "clamp": 1},
-    ],
-    ids=str,
-)
-def test_model_equals_the_definition(options: dict[str, Any], tied: bool, norm: Norm) -> None:
-    transformer = model(changed(norm=norm, tied_biases=tied, **options))
-    text = tokens(13, batch=1)
-    logits, expected = by_segments(transformer, text, 5), plain_logits(transformer, text, 5)
-    assert_same_function(logits, expected)
-    gradients = loss_gradients(transformer, logits), loss_gradients(transformer, expected)
-    assert_same_function(*gradients)
+def by_segments(transformer: TransformerXL, text: Tensor, length: int) -> Tensor:
+    """Logits of a text (B, T) that is read in segments."""
+    return by_state(transformer, text, [length] * (text.shape[1] // length))
+
+
+# HuggingFace's results
+
+
+MODEL = {
+    "word_emb.emb_layers.0.weight": "embedding.weight",
+    "crit.out_layers.0.bias": "logits_bias",
+}
+BLOCK = {
+    "dec_attn.r_net.weight": "attention.distance_keys.weight",
+    "dec_attn.o_net.weight": "attention.out_proj.weight",
+    "dec_attn.layer_norm": "attention_norm",
+    "pos_ff.CoreNet.0": "feed_forward.up_proj",
+    "pos_ff.CoreNet.3": "feed_forward.down_proj",
+    "pos_ff.layer_norm": "feed_forward_norm",
+}
+BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
+
+
+def our_names(theirs: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+    """Our parameters, or their gradients, from those of HuggingFace's model."""
+    theirs = {name.removeprefix("transformer."): tensor for name, tensor in theirs.items()}
+    found = {name: theirs.pop(stored) for stored, name in MODEL.items()}
+    for n in range(LAYERS):
+        qkv = theirs.pop(f"layers.{n}.dec_attn.qkv_net.weight").chunk(3)
+        for layer, weight in zip(("queries", "keys", "values"), qkv, strict=True):
+            found[f"blocks.{n}.attention.{layer}.weight"] = weight
+    for stored, name in BIASES.items():
+        places = (
+            [stored]
+            if case.tied_biases
+            else [f"layers.{n}.dec_attn.{stored}" for n in range(LAYERS)]
+        )
+        found[name] = torch.stack([theirs.pop(place) for place in places])
+    for stored, tensor in theirs.items():
+        _, number, layer = stored.split(".", maxsplit=2)
+        (prefix,) = (prefix for prefix in BLOCK if layer.startswith(prefix))
+        found[f"blocks.{number}.{BLOCK[prefix]}{layer.removeprefix(prefix)}"] = tensor
+    return found
+
+
+def model_of(case: Case, implementation: AttnImplementation) -> TransformerXL:
+    config = TransformerXLConfig(
+        layers=LAYERS, heads=HEADS, width=WIDTH, head_size=HEAD_SIZE, hidden=HIDDEN,
+        vocabulary=VOCABULARY, context=LENGTH, memory=case.memory, dropout=0.0,
+        norm="pre" if case.norm == "pre" else "post", tied_biases=case.tied_biases,
+        clamp=case.clamp, same_length=case.same_length,
+    )  # fmt: skip
+    transformer = TransformerXL(config, attn_implementation=implementation).double()
+    transformer.last_norm = nn.Identity()  # the original has none before its projection
+    return transformer
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_later_tokens_do_not_change_earlier_logits(implementation: AttnImplementation) -> None:
-    transformer = model(attn_implementation=implementation)
-    text = tokens(15)
-    other = text.clone()
-    other[:, 7:] = (other[:, 7:] + 1) % TINY.vocabulary
-    before, after = by_segments(transformer, text, 5), by_segments(transformer, other, 5)
-    assert_same_function(before[:, :7], after[:, :7])
-    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_log_probabilities_and_gradients_are_those_of_huggingface(
+    case: Case, implementation: AttnImplementation
+) -> None:
+    """Over 20 segments; `record_transformer_xl.py` made the file of results."""
+    recorded = {
+        name.removeprefix(f"{case.name}/"): tensor
+        for name, tensor in read(FILE).items()
+        if name.startswith(f"{case.name}/")
+    }
+    weights, expected = (
+        our_names(
+            {
+                name.removeprefix(prefix): tensor
+                for name, tensor in recorded.items()
+                if name.startswith(prefix)
+            },
+            case,
+        )
+        for prefix in ("weights.", "gradients.")
+    )
+    transformer = model_of(case, implementation)
+    transformer.load_state_dict(weights)
+    # The original's memories begin as vectors of zeros, which are visible.
+    shape = (recorded["tokens"].shape[1], case.memory, WIDTH)
+    memories: Memories = (torch.zeros(shape, dtype=torch.float64),) * LAYERS
+    results = []
+    for segment, target in zip(recorded["tokens"], recorded["targets"], strict=True):
+        logits, memories = transformer(segment, memories)
+        results.append(logits.detach().log_softmax(dim=-1))
+        nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten()).backward()
+    assert_same(torch.stack(results), recorded["log_probabilities"], tolerance=1e-12)
+    for name, parameter in transformer.named_parameters():
+        assert parameter.grad is not None
+        assert_same(parameter.grad, expected.pop(name), tolerance=1e-11, name=name)
+    assert not expected
 
 
-@pytest.mark.parametrize("norm", get_args(Norm))
-@pytest.mark.parametrize("length", [1, 4, 7])
-def test_segments_with_a_sufficient_memory_equal_the_whole_text(length: int, norm: Norm) -> None:
-    transformer = model(changed(memory=15, norm=norm))
-    whole, _ = transformer(tokens(15))
-    assert_same_function(by_segments(transformer, tokens(15), length), whole)
+def test_pre_norm_blocks_end_in_a_normalisation() -> None:
+    for norm, last in (("pre", nn.LayerNorm), ("post", nn.Identity)):
+        transformer = model(norm=norm)
+        assert isinstance(transformer.last_norm, last)
+        logits, _ = transformer(tokens(5))
+        transformer.last_norm = nn.Identity()
+        assert torch.equal(transformer(tokens(5))[0], logits) == (norm == "post")
+
+
+# Memories
 
 
 def test_only_a_memory_shows_the_previous_segment() -> None:
     transformer = model()
     other = tokens(10)
-    other[:, :5] = (other[:, :5] + 1) % TINY.vocabulary
+    other[:, :5] = other[:, :5] % 16 + 1
     for memory, same in ((5, False), (0, True)):
-        transformer.config = replace(TINY, memory=memory)
+        transformer.config = replace(XL, memory=memory)
         before, after = (by_segments(transformer, text, 5)[:, 5:] for text in (tokens(10), other))
         assert torch.isclose(before, after).all(dim=-1).all().item() == same
         assert torch.isclose(before, after).all(dim=-1).any().item() == same
 
 
 def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None:
-    transformer = model(changed(memory=8))
+    transformer = model(memory=8)
     inputs: list[Tensor] = []
     for block in transformer.blocks:
         block.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
@@ -121,7 +187,7 @@ def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None
     ("kept", "given", "lengths"), [(8, None, [5, 8, 8]), (0, None, [0, 0, 0]), (8, 6, [5, 6, 6])]
 )
 def test_memories_grow_to_their_length(kept: int, given: int | None, lengths: list[int]) -> None:
-    transformer = model(changed(memory=kept))
+    transformer = model(memory=kept)
     memories, found = transformer.new_state(2), []
     for segment in tokens(15).split(5, dim=1):
         _, memories = transformer(segment, memories, memory=given)
@@ -146,7 +212,7 @@ def test_no_gradient_reaches_the_previous_segment() -> None:
 def test_config_is_replaced_for_evaluation() -> None:
     trained = model()
     options: dict[str, Any] = {"memory": 9, "clamp": 3, "same_length": True}
-    expected = by_segments(model(changed(**options)), tokens(15), 3)
+    expected = by_segments(model(**options), tokens(15), 3)
     plain = by_segments(trained, tokens(15), 3)
     trained.config = replace(trained.config, **options)
     found = by_segments(trained, tokens(15), 3)
@@ -155,7 +221,7 @@ def test_config_is_replaced_for_evaluation() -> None:
 
 
 def test_layers_share_one_dropped_set_of_encodings() -> None:
-    transformer = model(changed(dropout=0.5, layers=3))
+    transformer = model(dropout=0.5, layers=3)
     seen: list[Tensor] = []
     for block in transformer.blocks:
         block.register_forward_pre_hook(lambda _, args: seen.append(args[2]))
@@ -167,49 +233,12 @@ def test_layers_share_one_dropped_set_of_encodings() -> None:
     assert all(each is seen[0] for each in seen)
 
 
-def test_every_dropout_of_the_original() -> None:
-    """Embedding, encodings and the last vectors; both branches and the inner vectors of a block."""
-    transformer = model(changed(dropout=0.5, attention_dropout=0.25))
-    seen: list[tuple[object, ...]] = []
-    transformer.dropout.register_forward_hook(lambda _, args, __: seen.append((*args[0].shape,)))
-    for block in transformer.blocks:
-        assert isinstance(block, RelativeBlock)
-        block.dropout.register_forward_hook(
-            lambda _, args, __: seen.append(("block", *args[0].shape))
-        )
-        assert (block.dropout.p, block.feed_forward.dropout.p) == (0.5, 0.5)
-        assert block.attention.dropout == 0.25
-    transformer(tokens(5))
-    assert transformer.dropout.p == 0.5
-    assert seen == [(2, 5, 10), (5, 10), *[("block", 2, 5, 10)] * 4, (2, 5, 10)]
-
-
 def test_attention_weights_are_dropped_in_training_only() -> None:
-    transformer = model(changed(attention_dropout=0.5))
+    transformer = model(attention_dropout=0.5)
     expected, _ = model()(tokens(5))
     assert not torch.isclose(transformer(tokens(5))[0], expected).all(dim=-1).any()
     transformer.eval()
     torch.testing.assert_close(transformer(tokens(5))[0], expected, rtol=0, atol=0)
-
-
-def test_recomputed_blocks_give_the_same_gradients() -> None:
-    results = []
-    for recompute in (False, True):
-        transformer = model(changed(dropout=0.2, attention_dropout=0.2))
-        recompute_blocks(transformer, recompute)
-        torch.manual_seed(0)
-        logits = by_segments(transformer, tokens(10), 5)
-        results.append((logits.detach(), loss_gradients(transformer, logits)))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
-    modules = model(attn_implementation=implementation).modules()
-    implementations = [
-        each.attn_implementation for each in modules if isinstance(each, RelativeAttention)
-    ]
-    assert implementations == [implementation, implementation]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -223,13 +252,13 @@ def test_autocast_narrows_every_operand_of_the_attention(
         return attend(*operands, relative=relative, **options)
 
     monkeypatch.setattr(relative_attention, "attend", recorded)
-    transformer = model(attn_implementation=implementation).float()
+    transformer = model(implementation).float()
     expected = by_segments(transformer, tokens(10), 5).detach()
     assert dtypes == {torch.float32}
     dtypes.clear()
     with torch.autocast("cpu", torch.bfloat16):
         logits = by_segments(transformer, tokens(10), 5)
-    loss_gradients(transformer, logits)
+    gradients(transformer, logits)
     assert dtypes == {torch.bfloat16}
     error = (logits - expected).norm() / expected.norm()
     assert error < 0.05
@@ -242,58 +271,8 @@ def test_distances_beyond_256_stay_exact_in_bfloat16() -> None:
     transformer.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[2]))
     transformer(tokens(600, batch=1))
     for e in (255, 257, 599):
-        torch.testing.assert_close(seen[0][e].double(), encoding(e, 10), rtol=0, atol=2**-8)
-
-
-def test_new_model_predicts_uniformly() -> None:
-    transformer = TransformerXL(replace(TINY, width=64, vocabulary=256))
-    text = torch.randint(256, (8, 51), generator=torch.Generator().manual_seed(0))
-    logits, _ = transformer(text[:, :-1])
-    loss = nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-    assert loss.item() == pytest.approx(math.log(256), abs=0.06)
-
-
-def test_initial_weights_are_small() -> None:
-    transformer = TransformerXL(replace(TINY, heads=8, width=64, head_size=32, hidden=256))
-    for name, parameter in transformer.named_parameters():
-        if "norm" in name or name.endswith("proj.bias") or name == "logits_bias":
-            constant = 1.0 if name.endswith("norm.weight") else 0.0
-            assert (parameter == constant).all(), name
-        else:
-            assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"), [("enwik8-base", 41), ("enwik8-large", 277), ("wt103-base", 151)]
-)
-def test_published_sizes_have_the_published_number_of_parameters(name: str, millions: int) -> None:
-    """The large model of WikiText-103 has 257 million, with adaptive embeddings."""
-    with torch.device("meta"):
-        transformer = TransformerXL(TRANSFORMER_XL_SIZES[name])
-    count = sum(parameter.numel() for parameter in transformer.parameters())
-    assert count / 1e6 == pytest.approx(millions, abs=1)
-
-
-@each(
-    ("changes", "message"),
-    [
-        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
-        ({"context": 0}, "context must be a whole number of at least 1, got 0"),
-        ({"memory": -1}, "memory must be a whole number of at least 0, got -1"),
-        ({"clamp": 0}, "clamp must be a whole number of at least 1, got 0"),
-        ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
-        ({"head_size": 0}, "head_size must be a whole number of at least 1, got 0"),
-        ({"head_size": None, "heads": 3}, "width must be a multiple of heads .* got 10 and 3"),
-        ({"memory": 0, "same_length": True}, "memory must be at least 1 with same_length"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"attention_dropout": 2}, "attention_dropout must be at least 0 and below 1, got 2"),
-        ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
-    ],
-    ids=str,
-)
-def test_invalid_config_raises(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        changed(**changes)
+        expected = distance_sinusoids(600, 10)[e]
+        torch.testing.assert_close(seen[0][e].double(), expected, rtol=0, atol=2**-8)
 
 
 def test_invalid_memories_raise() -> None:
@@ -310,9 +289,13 @@ def test_invalid_memories_raise() -> None:
             transformer(tokens(5), memories)
     with pytest.raises(ValueError, match="memory must be a whole number of at least 0, got -1"):
         transformer(tokens(5), memory=-1)
-    transformer.config = changed(same_length=True)
-    with pytest.raises(ValueError, match="memory must be at least 1 with same_length"):
-        transformer(tokens(5), memory=0)
+    transformer.config = replace(XL, same_length=True)
+    for call in (
+        lambda: transformer(tokens(5), memory=0),
+        lambda: replace(XL, memory=0, same_length=True),
+    ):
+        with pytest.raises(ValueError, match="memory must be at least 1 with same_length"):
+            call()
 
 
 def test_head_size_defaults_to_the_width_over_the_heads() -> None:

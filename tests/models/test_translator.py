@@ -1,139 +1,55 @@
-"""Encoder-decoder Transformer: visibility and padding, shared weights, and sizes."""
+"""Encoder-decoder Transformer: visibility of source and target, shared weights, and the paper."""
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.tiers import each
+from tests.models.zoo import (
+    IMPLEMENTATIONS,
+    LENGTHS,
+    TARGET,
+    TRANSLATOR,
+    VOCABULARY,
+    entry_of,
+    gradients,
+    tokens,
+)
 from transformer_kernels import Mask
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.models import TRANSLATOR_SIZES, Translator, TranslatorConfig
+from transformer_kernels.models import TRANSLATOR_SIZES, Translator
 from transformer_kernels.nn import (
     AttnImplementation,
     DecoderBlock,
-    MultiHeadAttention,
     Norm,
     TransformerBlock,
-    recompute_blocks,
     sinusoids,
 )
 from transformer_kernels.training.losses import smoothed_cross_entropy
 
-TINY = TranslatorConfig(
-    source_vocabulary=17,
-    target_vocabulary=17,
-    layers=2,
-    width=12,
-    hidden=20,
-    heads=2,
-    context=9,
-    dropout=0.0,
-)
-IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
-PAD, BEGIN, END = 0, 1, 2
-LENGTHS = torch.tensor([5, 1, 3])
-TARGET_LENGTHS = torch.tensor([3, 7, 1])
+SOURCE = tokens()
 
 
-def model(
-    config: TranslatorConfig = TINY, attn_implementation: AttnImplementation = "fused"
-) -> Translator:
-    """A model with noise on biases and norms, so that mistakes change the result."""
-    torch.manual_seed(0)
-    translator = Translator(config, attn_implementation=attn_implementation).double()
-    with torch.no_grad():
-        for parameter in translator.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+def model(implementation: AttnImplementation = "fused", **changes: Any) -> Translator:
+    translator = entry_of("translator").build(implementation, **changes)
+    assert isinstance(translator, Translator)
     return translator
-
-
-def texts(lengths: Tensor, seed: int) -> Tensor:
-    """(3, longest): random texts with trailing padding of 0."""
-    longest = int(lengths.max())
-    text = torch.randint(3, 17, (3, longest), generator=torch.Generator().manual_seed(seed))
-    return text.where(torch.arange(longest) < lengths[:, None], PAD)
-
-
-SOURCE, TARGET = texts(LENGTHS, 1), texts(TARGET_LENGTHS, 2)
-
-
-def loss(logits: Tensor) -> Tensor:
-    """Loss of predicting TARGET[:, 1:] from TARGET[:, :-1]."""
-    total, _ = smoothed_cross_entropy(logits, TARGET[:, 1:], smoothing=0.1, pad=PAD)
-    return total
-
-
-def gradients(translator: Translator, logits: Tensor) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(loss(logits), list(translator.parameters()))
-
-
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["whole", "padded"])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "apart"])
-@pytest.mark.parametrize("order", get_args(Norm))
-def test_implementations_agree_in_logits_and_gradients(
-    order: Norm, shared: bool, lengths: Tensor | None
-) -> None:
-    results = []
-    for implementation in IMPLEMENTATIONS:
-        translator = model(replace(TINY, norm=order, shared=shared), implementation)
-        logits = translator(SOURCE, TARGET[:, :-1], lengths)
-        results.append((logits, *gradients(translator, logits)))
-    assert results[0][0].shape == (3, 6, 17)
-    assert_same_function(results[1], results[0])
-    assert_same_function(results[2], results[0])
-
-
-# Visibility and padding
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_later_target_tokens_do_not_change_earlier_rows(
-    implementation: AttnImplementation,
-) -> None:
-    translator = model(attn_implementation=implementation)
-    changed = TARGET.clone()
-    changed[:, 4:] = 16 - changed[:, 4:]
-    before, after = (translator(SOURCE, target, LENGTHS) for target in (TARGET, changed))
-    assert_same_function(before[:, :4], after[:, :4])
-    assert not torch.isclose(before[:, 4:], after[:, 4:]).all(dim=-1).any()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_every_row_depends_on_the_whole_source(implementation: AttnImplementation) -> None:
-    translator = model(attn_implementation=implementation)
+    translator = model(implementation)
     changed = SOURCE.clone()
-    changed[torch.arange(3), LENGTHS - 1] = 2
+    changed[torch.arange(3), LENGTHS - 1] = SOURCE[torch.arange(3), LENGTHS - 1] % 16 + 1
     before, after = (translator(source, TARGET, LENGTHS) for source in (SOURCE, changed))
     assert not torch.isclose(before, after).all(dim=-1).any()
     before, after = (translator.encode(source, LENGTHS) for source in (SOURCE, changed))
     assert not torch.isclose(before[:, 0], after[:, 0]).all(dim=-1).any()
-
-
-@pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_source_padding_is_not_attended_to(implementation: AttnImplementation, order: Norm) -> None:
-    """A padded source gives the same logits and gradients as alone, for any padding token."""
-    translator = model(replace(TINY, norm=order), implementation)
-    padded = translator(SOURCE, TARGET[:, :-1], LENGTHS)
-    alone = torch.cat(
-        [
-            translator(SOURCE[b : b + 1, :length], TARGET[b : b + 1, :-1])
-            for b, length in enumerate(LENGTHS.tolist())
-        ]
-    )
-    assert_same_function(padded, alone)
-    assert_same_function(gradients(translator, padded), gradients(translator, alone))
-    other = SOURCE.where(torch.arange(5) < LENGTHS[:, None], 7)
-    assert torch.equal(translator(other, TARGET[:, :-1], LENGTHS), padded)
-    assert not torch.isclose(translator(SOURCE, TARGET[:, :-1])[1:], padded[1:]).any()
 
 
 def test_memory_at_source_padding_is_not_attended_to() -> None:
@@ -141,163 +57,87 @@ def test_memory_at_source_padding_is_not_attended_to() -> None:
     translator = model()
     memory = translator.memory(SOURCE, LENGTHS)
     expected = translator.decode(TARGET, memory)
-    padding = (torch.arange(5) >= LENGTHS[:, None])[:, None, :, None]
+    padding = (torch.arange(9) >= LENGTHS[:, None])[:, None, :, None]
     poisoned = tuple(
         (k.masked_fill(padding, math.nan), v.masked_fill(padding, math.nan))
         for k, v in memory.keys_and_values
     )
-    assert torch.equal(
-        translator.decode(TARGET, replace(memory, keys_and_values=poisoned)), expected
-    )
-
-
-@pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_nan_in_source_padding_reaches_no_result_and_no_gradient(
-    implementation: AttnImplementation, order: Norm
-) -> None:
-    translator = model(replace(TINY, shared=False, norm=order), implementation)
-    clean = translator(SOURCE, TARGET[:, :-1], LENGTHS)
-    expected = (clean, *gradients(translator, clean))
-    assert translator.source_embedding is not None
-    with torch.no_grad():
-        translator.source_embedding.weight[PAD] = math.nan
-    poisoned = translator(SOURCE, TARGET[:, :-1], LENGTHS)
-    assert_same_function((poisoned, *gradients(translator, poisoned)), expected)
+    found = translator.decode(TARGET, replace(memory, keys_and_values=poisoned))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_target_padding_changes_neither_loss_nor_gradients(
     implementation: AttnImplementation,
 ) -> None:
-    translator = model(attn_implementation=implementation)
-    inputs = TARGET[:, :-1]
-    other = inputs.where(torch.arange(6) < TARGET_LENGTHS[:, None], 9)
-    results = []
-    for target_in in (inputs, other):
-        logits = translator(SOURCE, target_in, LENGTHS)
-        results.append((loss(logits), *gradients(translator, logits)))
-    assert not torch.equal(inputs, other)
+    translator, results = model(implementation), []
+    is_target = torch.arange(7) < torch.tensor([[3], [7], [1]])
+    targets = TARGET.masked_fill(~is_target, 0)
+    for pad in (0, 9):
+        logits = translator(SOURCE, TARGET.where(is_target, pad)[:, :-1], LENGTHS)
+        loss, _ = smoothed_cross_entropy(logits, targets[:, 1:], smoothing=0.1, pad=0)
+        results.append((loss, *gradients(translator, loss)))
     assert_same_function(results[1], results[0])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_source_of_length_0_gives_finite_results(implementation: AttnImplementation) -> None:
-    translator = model(attn_implementation=implementation)
-    logits = translator(SOURCE, TARGET[:, :-1], torch.tensor([5, 0, 3]))
-    assert logits.isfinite().all()
-    assert all(gradient.isfinite().all() for gradient in gradients(translator, logits))
-    assert_same_function(translator(SOURCE[1:2, :0], TARGET[1:2, :-1]), logits[1:2])
-
-
-# Embeddings and the last projection
-
-
-def test_shared_embeddings_are_one_parameter() -> None:
-    """Its gradient is the sum over its three uses; copies and casts keep it shared."""
-    shared, apart = model(), model(replace(TINY, shared=False))
-    assert apart.source_embedding is not None
-    assert apart.projection is not None
-    weights = shared.state_dict()
-    apart.load_state_dict(
-        weights
-        | {
-            f"{name}.weight": weights["embedding.weight"]
-            for name in ("source_embedding", "projection")
-        }
-    )
-    logits = [translator(SOURCE, TARGET[:, :-1], LENGTHS) for translator in (shared, apart)]
+def test_gradient_of_the_shared_matrix_is_the_sum_over_its_three_uses() -> None:
+    shared, apart = model(), model(shared=False)
+    weights, names = shared.state_dict(), ("source_embedding.weight", "projection.weight")
+    apart.load_state_dict(weights | dict.fromkeys(names, weights["embedding.weight"]))
+    logits = [translator(SOURCE, TARGET, LENGTHS) for translator in (shared, apart)]
     assert_same_function(logits[0], logits[1])
-    loss(logits[0]).backward()
-    loss(logits[1]).backward()
-    uses = [
-        apart.embedding.weight.grad,
-        apart.source_embedding.weight.grad,
-        apart.projection.weight.grad,
-    ]
-    assert all(use is not None and use.any() for use in uses)
-    assert_same_function(shared.embedding.weight.grad, sum(use for use in uses if use is not None))
-
-    for translator in (copy.deepcopy(shared), shared.float(), shared.to("meta")):
-        of_vocabulary = [p for p in translator.parameters() if p.shape == (17, 12)]
-        assert len(of_vocabulary) == 1
-        assert [name for name, p in translator.state_dict().items() if p.shape == (17, 12)] == [
-            "embedding.weight"
-        ]
+    found, uses = (
+        {
+            name: gradient
+            for (name, _), gradient in zip(
+                translator.named_parameters(), gradients(translator, y), strict=True
+            )
+        }
+        for translator, y in zip((shared, apart), logits, strict=True)
+    )
+    three = [uses[name] for name in ("embedding.weight", *names)]
+    assert all(use.any() for use in three)
+    assert_same_function(found["embedding.weight"], three[0] + three[1] + three[2])
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
 def test_translator_matches_its_layers_applied_in_sequence(order: Norm) -> None:
-    translator = model(replace(TINY, norm=order))
-    positions = sinusoids(9, 12).double()
+    translator = model(norm=order)
+    positions = sinusoids(9, 16).double()
     weight = translator.embedding.weight
-    encoded = weight[SOURCE] * math.sqrt(12) + positions[:5]
+    encoded = weight[SOURCE] * math.sqrt(16) + positions
     for block in translator.encoder:
-        encoder = TransformerBlock(12, 2, norm=order, hidden=20).double()
+        encoder = TransformerBlock(16, 2, norm=order, hidden=20).double()
         encoder.load_state_dict(block.state_dict())
         encoded = encoder(encoded)
     encoded = translator.encoder_norm(encoded)
-    x = weight[TARGET] * math.sqrt(12) + positions[:7]
+    x = weight[TARGET] * math.sqrt(16) + positions[:7]
     for block in translator.decoder:
-        decoder = DecoderBlock(12, 2, norm=order, hidden=20).double()
+        decoder = DecoderBlock(16, 2, norm=order, hidden=20).double()
         decoder.load_state_dict(block.state_dict())
         x = decoder(x, decoder.memory_attention.keys_and_values(encoded), mask=Mask.causal())
     assert_same_function(translator.encode(SOURCE), encoded)
     assert_same_function(translator(SOURCE, TARGET), translator.decoder_norm(x) @ weight.T)
+    norm = nn.LayerNorm if order == "pre" else nn.Identity
+    assert isinstance(translator.encoder_norm, norm)
+    assert isinstance(translator.decoder_norm, norm)
 
 
-def test_dropout_applies_to_embeddings_and_every_block_in_training_only() -> None:
-    translator = model(replace(TINY, dropout=0.5))
-    rates = [each.p for each in translator.modules() if isinstance(each, nn.Dropout)]
-    assert rates == [0.5] * 5
-    seen: list[Tensor] = []
-    for stack in (translator.encoder, translator.decoder):
-        stack[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    assert not torch.allclose(translator(SOURCE, TARGET), translator(SOURCE, TARGET))
-    assert all(0.3 < (x == 0).double().mean() < 0.7 for x in seen)
-    translator.eval()
-    assert torch.equal(translator(SOURCE, TARGET), translator(SOURCE, TARGET))
+def test_vocabularies_may_differ_and_widths_be_odd() -> None:
+    translator = model(shared=False, target_vocabulary=23, width=15, heads=3)
+    logits = translator(SOURCE, TARGET, LENGTHS)
+    assert logits.shape == (3, 7, 23)
+    assert logits.isfinite().all()
 
 
-def test_vocabularies_may_differ() -> None:
-    translator = model(replace(TINY, shared=False, target_vocabulary=23))
-    assert translator(SOURCE, TARGET).shape == (3, 7, 23)
-
-
-def test_odd_width_gives_finite_results() -> None:
-    translator = model(replace(TINY, width=15, heads=3))
-    assert translator(SOURCE, TARGET, LENGTHS).isfinite().all()
-
-
-# Agreement with the paper
-
-
-def test_base_model_matches_the_paper() -> None:
-    """Post-norm without a final normalisation, and the paper's sizes."""
+def test_base_model_has_the_options_of_the_paper() -> None:
     base = TRANSLATOR_SIZES["base"]
     assert (base.layers, base.width, base.hidden, base.heads) == (6, 512, 2048, 8)
     assert (base.dropout, base.norm, base.shared) == (0.1, "post", True)
-    with torch.device("meta"):
-        translator = Translator(base)
-    assert isinstance(translator.encoder_norm, nn.Identity)
-    assert isinstance(translator.decoder_norm, nn.Identity)
-    attention, norm = 4 * 512**2 + 512, 2 * 512
-    feed_forward = 2 * 512 * 2048 + 2048 + 512
-    layer = 3 * attention + 2 * feed_forward + 5 * norm
-    assert sum(p.numel() for p in translator.parameters()) == 37_000 * 512 + 6 * layer
-
-
-def test_pre_norm_stacks_end_in_a_normalisation() -> None:
-    translator = model(replace(TINY, norm="pre"))
-    assert isinstance(translator.decoder_norm, nn.LayerNorm)
-    x = translator.encode(SOURCE)
-    before = translator.encoder(translator._embed(SOURCE, translator.embedding))
-    assert_same_function(x, translator.encoder_norm(before))
-    assert not torch.allclose(x, before)
 
 
 def test_matrices_are_initialised_as_xavier_uniform() -> None:
-    translator = Translator(replace(TINY, width=64, hidden=200, shared=False))
+    translator = Translator(replace(TRANSLATOR, width=64, hidden=200, shared=False))
     for name, parameter in translator.named_parameters():
         if parameter.dim() > 1:
             bound = math.sqrt(6 / sum(parameter.shape))
@@ -307,81 +147,23 @@ def test_matrices_are_initialised_as_xavier_uniform() -> None:
             assert (parameter == (1.0 if "norm.weight" in name else 0.0)).all(), name
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_every_block_uses_the_selected_implementation(implementation: AttnImplementation) -> None:
-    modules = model(attn_implementation=implementation).modules()
-    implementations = [
-        each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
-    ]
-    assert implementations == [implementation] * 6
+def translate(source: Tensor, **changes: Any) -> list[list[int]]:
+    return model().translate(source, **{"begin": 1, "end": 2, "most": 5} | changes)
 
 
-def test_weights_work_with_any_implementation() -> None:
-    trained, other = (
-        model(attn_implementation="eager"),
-        Translator(TINY, attn_implementation="fused").double(),
-    )
-    other.load_state_dict(trained.state_dict())
-    assert_same_function(other(SOURCE, TARGET, LENGTHS), trained(SOURCE, TARGET, LENGTHS))
+def test_translations_are_greedy_targets() -> None:
+    expected = model().greedy_targets(SOURCE, vocabulary=VOCABULARY, begin=1, end=2, most=5)
+    assert translate(SOURCE) == expected
 
 
-def test_recomputed_blocks_match_plain_blocks_and_save_less() -> None:
-    results, kept = [], []
-    for recompute in (False, True):
-        translator = model(replace(TINY, dropout=0.3))
-        recompute_blocks(translator, recompute)
-        torch.manual_seed(3)
-        numbers = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal numbers
-            numbers += tensor.numel()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            logits = translator(SOURCE, TARGET[:, :-1], LENGTHS)
-        kept.append(numbers)
-        results.append((logits, *gradients(translator, logits)))
-    for plain, recomputed in zip(*results, strict=True):
-        assert torch.equal(plain, recomputed)
-    assert kept[1] < kept[0] / 2
+def test_texts_beyond_the_context_raise_value_error() -> None:
+    with pytest.raises(ValueError, match="most must be at most 21, the context, got 22"):
+        translate(SOURCE, most=22)
+    for source, target in ((tokens(22), TARGET), (SOURCE, tokens(22))):
+        with pytest.raises(ValueError, match=r"at most 21 positions long \(the context\), got 22"):
+            model()(source, target)
 
 
-def test_invalid_texts_raise_value_error() -> None:
-    translator = model()
-    long = torch.zeros(3, 10, dtype=torch.int64)
-    for source, target in ((long, TARGET), (SOURCE, long)):
-        with pytest.raises(ValueError, match=r"at most 9 positions long \(the context\), got 10"):
-            translator(source, target)
-    with pytest.raises(ValueError, match=r"source_lengths must be \(batch,\) = \(3,\), got shape"):
-        translator(SOURCE, TARGET, LENGTHS[:1])
-    with pytest.raises(
-        ValueError, match=r"source_lengths must be from 0 to 5, .* got 6 at index 0"
-    ):
-        translator(SOURCE, TARGET, torch.tensor([6, 1, 1]))
-
-
-@each(
-    ("changes", "message"),
-    [
-        ({"source_vocabulary": 0}, "source_vocabulary must be a whole number of at least 1, got 0"),
-        ({"target_vocabulary": 0}, "target_vocabulary must be a whole number of at least 1, got 0"),
-        ({"target_vocabulary": 18}, "must be equal if shared is True, got 17 and 18"),
-        ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
-        ({"hidden": 0}, "hidden must be a whole number of at least 1, got 0"),
-        ({"context": 0}, "context must be a whole number of at least 1, got 0"),
-        ({"heads": 5}, "width must be a multiple of heads in the narrow form, got 12 and 5"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"norm": "mid"}, "norm must be one of 'post', 'pre', got 'mid'"),
-    ],
-)
-def test_invalid_configs_raise_value_error(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(TINY, **changes)  # type: ignore[arg-type]
-
-
-def test_unknown_attn_implementation_raises_value_error() -> None:
-    with pytest.raises(
-        ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
-    ):
-        Translator(TINY, attn_implementation="flash")  # type: ignore[arg-type]
+def test_a_shared_matrix_needs_one_vocabulary() -> None:
+    with pytest.raises(ValueError, match="must be equal if shared is True, got 17 and 18"):
+        replace(TRANSLATOR, target_vocabulary=18)

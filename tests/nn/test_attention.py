@@ -1,9 +1,9 @@
-"""`attend` and `MultiHeadAttention`, compared with formulas and with torch."""
+"""`attend`, `MultiHeadAttention` and the key/value cache, by formulas and by torch."""
 
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from transformer_kernels.masks.constraints import Align
 from transformer_kernels.nn import (
     AttnImplementation,
     HeadForm,
+    KVCache,
     MultiHeadAttention,
     Scaling,
     attend,
@@ -38,6 +39,25 @@ def by_formula(
     return s.softmax(dim=-1) @ v
 
 
+PARTS = (4, 1, 1, 3, 1)
+B, T, WIDTH, HEADS = 3, sum(PARTS), 12, 2
+
+
+def x() -> Tensor:
+    return torch.randn(B, T, WIDTH, generator=torch.Generator().manual_seed(1)).double()
+
+
+def cache(layers: int = 1, capacity: int = T + 2, *, head_size: int = 6) -> KVCache:
+    return KVCache(
+        layers=layers,
+        batch=B,
+        heads=HEADS,
+        capacity=capacity,
+        head_size=head_size,
+        dtype=torch.float64,
+    )
+
+
 MASKS = {
     "none": None,
     "causal": Mask.causal(),
@@ -48,77 +68,58 @@ MASKS = {
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("added", ["nothing", "bias", *get_args(Align)])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 def test_every_implementation_matches_the_formula(
-    implementation: AttnImplementation, mask: Mask | None
+    mask: Mask | None, added: str, implementation: AttnImplementation
 ) -> None:
+    """With nothing, a bias, or a relative bias of either alignment added to the scaled scores."""
     B, H, M, N, D = 2, 3, 5, 7, 11
-    q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
-    inputs = [x.requires_grad_() for x in (q, k, v)]
-    visible = (
-        torch.ones(B, H, M, N, dtype=torch.bool) if mask is None else mask.materialize(B, H, M, N)
-    )
-    do = randn(B, H, M, D, seed=4)
+    inputs = [randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)]
+    options: dict[str, Any] = {"mask": mask, "attn_implementation": implementation}
+    bias: Tensor | float = 0.0
+    if added == "bias":
+        options["bias"] = bias = randn(H, M, N, seed=5).requires_grad_()
+        inputs.append(bias)
+    elif added != "nothing":
+        inputs.append(table := randn(H, 6, seed=4).requires_grad_())
+        options["relative"] = relative_bias(table, lowest=-2, align=added)  # type: ignore[arg-type]
+        origin = N - M if added == "bottom_right" else 0
+        distance = torch.arange(M)[:, None] + origin - torch.arange(N)
+        bias = table[:, (distance + 2).clamp(0, 5)]
+    if added != "nothing":
+        options["scale"] = 0.3
+    q, k, v = (x.requires_grad_() for x in inputs[:3])
+    visible = torch.ones(M, N, dtype=torch.bool)
+    if mask is not None:
+        visible = mask.materialize(B, H, M, N)
 
-    expected = by_formula(q, k, v, visible, 1 / math.sqrt(D))
-    o = attend(q, k, v, mask=mask, attn_implementation=implementation)
+    expected = by_formula(q, k, v, visible, options.get("scale", 1 / math.sqrt(D)), bias)
+    o = attend(q, k, v, **options)
 
     assert_same_function(o, expected)
+    do = randn(B, H, M, D, seed=6)
     assert_same_function(
         torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do)
     )
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-def test_every_implementation_adds_the_bias(
-    implementation: AttnImplementation, mask: Mask | None
-) -> None:
-    B, H, M, N, D = 2, 3, 5, 7, 11
-    q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
-    inputs = [x.requires_grad_() for x in (q, k, v, randn(H, M, N, seed=5))]
-    visible = (
-        torch.ones(B, H, M, N, dtype=torch.bool) if mask is None else mask.materialize(B, H, M, N)
-    )
-    do = randn(B, H, M, D, seed=4)
+def test_eager_is_plain_torch_and_fused_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = []
 
-    expected = by_formula(q, k, v, visible, 0.5, inputs[3])
-    o = attend(q, k, v, mask=mask, bias=inputs[3], scale=0.5, attn_implementation=implementation)
+    def record(q: Tensor, k: Tensor, v: Tensor, *_: Any, backend: str, **__: Any) -> Tensor:
+        backends.append(backend)
+        return v
 
-    assert_same_function(o, expected)
-    assert_same_function(
-        torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do)
-    )
-
-
-@pytest.mark.parametrize("align", get_args(Align))
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-def test_relative_bias_is_added_to_the_scaled_scores(
-    implementation: AttnImplementation, mask: Mask | None, align: Align
-) -> None:
-    B, H, M, N, D = 2, 3, 5, 7, 11
-    q, k, v = randn(B, H, M, D, seed=1), randn(B, H, N, D, seed=2), randn(B, H, N, D, seed=3)
-    inputs = [x.requires_grad_() for x in (q, k, v, randn(H, 6, seed=4))]
-    table = inputs[-1]
-    visible = (
-        torch.ones(B, H, M, N, dtype=torch.bool) if mask is None else mask.materialize(B, H, M, N)
-    )
-    do = randn(B, H, M, D, seed=5)
-
-    origin = N - M if align == "bottom_right" else 0
-    distance = torch.arange(M)[:, None] + origin - torch.arange(N)
-    expected = by_formula(q, k, v, visible, 0.3, table[:, (distance + 2).clamp(0, 5)])
-    o = attend(
-        q, k, v,
-        mask=mask, relative=relative_bias(table, lowest=-2, align=align), scale=0.3,
-        attn_implementation=implementation,
-    )  # fmt: skip
-
-    assert_same_function(o, expected)
-    assert_same_function(
-        torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do)
-    )
+    monkeypatch.setattr(attention, "attention_operator", record)
+    monkeypatch.setattr(attention, "attention_decode", record)
+    q = randn(B, HEADS, 1, 6)
+    for implementation in ("eager", "fused"):
+        attend(q, q, q, attn_implementation=implementation)
+        kv_cache = cache()
+        kv_cache.extend(1)
+        kv_cache.layer(0).attend(q, q, q, scale=None, attn_implementation=implementation)
+    assert backends == ["reference", "reference", "auto", "auto"]
 
 
 def test_sdpa_materializes_no_mask_for_plain_causal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,21 +278,6 @@ def test_wide_heads_of_256_train(implementation: AttnImplementation) -> None:
     assert_same_function(results[0], results[1])
 
 
-@pytest.mark.parametrize("form", get_args(HeadForm))
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_gradients_pass_gradcheck(implementation: AttnImplementation, form: HeadForm) -> None:
-    module = MultiHeadAttention(
-        6, 2, form=form, attn_implementation=implementation, source_width=3
-    ).double()
-    x, source = randn(2, 3, 6).requires_grad_(), randn(2, 4, 3).requires_grad_()
-
-    def call(x: Tensor, source: Tensor, *_: Tensor) -> Tensor:
-        y: Tensor = module(x, source, mask=Mask.causal())
-        return y
-
-    assert torch.autograd.gradcheck(call, (x, source, *module.parameters()))
-
-
 def test_cross_attention_reads_keys_and_values_from_the_source() -> None:
     module = MultiHeadAttention(8, 2, source_width=5).double()
     x, source = randn(2, 3, 8), randn(2, 6, 5)
@@ -344,17 +330,6 @@ def test_invalid_options_raise_value_error(arguments: dict[str, object], message
 
 
 # Causal masking
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_later_tokens_do_not_change_earlier_outputs(implementation: AttnImplementation) -> None:
-    module = MultiHeadAttention(8, 2, attn_implementation=implementation).double()
-    x = randn(1, 6, 8)
-    changed = x.clone()
-    changed[:, 4:] += 1.0
-    before, after = (module(each, mask=Mask.causal()) for each in (x, changed))
-    assert_same_function(before[:, :4], after[:, :4])
-    assert not torch.isclose(before[:, 4:], after[:, 4:]).any()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -412,3 +387,83 @@ def test_dropout_applies_in_training_only() -> None:
     assert not torch.allclose(module(x), module(x))
     module.eval()
     torch.testing.assert_close(module(x), module(x), rtol=0, atol=0)
+
+
+# Key/value cache
+
+
+@pytest.mark.parametrize("scaling", get_args(Scaling))
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_incremental_attention_matches_one_call(
+    implementation: AttnImplementation, scaling: Scaling
+) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(
+        WIDTH, HEADS, bias=True, scaling=scaling, attn_implementation=implementation
+    ).double()
+    kv_cache, start = cache(), 0
+    parts = []
+    for count in PARTS:
+        assert kv_cache.extend(count) == start
+        parts.append(layer(x()[:, start : start + count], cache=kv_cache.layer(0)))
+        start += count
+    assert kv_cache.length == T
+    assert_same_function(torch.cat(parts, dim=1), layer(x(), mask=Mask.causal()))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_incremental_attention_has_the_bias_of_absolute_distances(
+    implementation: AttnImplementation,
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(B, HEADS, T, 6, generator=generator).double() for _ in range(3))
+    table = torch.randn(HEADS, 5, generator=generator).double()
+    relative = relative_bias(table, lowest=1, align="bottom_right")
+    kv_cache, start = cache(), 0
+    parts = []
+    for count in PARTS:
+        kv_cache.extend(count)
+        new = slice(start, start + count)
+        o = kv_cache.layer(0).attend(
+            q[:, :, new], k[:, :, new], v[:, :, new],
+            scale=1.0, relative=relative, attn_implementation=implementation,
+        )  # fmt: skip
+        parts.append(o)
+        start += count
+    whole = attend(q, k, v, mask=Mask.causal(), relative=relative, scale=1.0)
+    assert_same_function(torch.cat(parts, dim=2), whole)
+    assert not torch.allclose(whole, attend(q, k, v, mask=Mask.causal(), scale=1.0))
+
+
+def test_extending_beyond_the_capacity_raises_and_changes_nothing() -> None:
+    kv_cache = cache(capacity=5)
+    kv_cache.extend(4)
+    with pytest.raises(
+        ValueError,
+        match=r"count must be at most 1, the free positions .* capacity 5 and length 4, got 2",
+    ):
+        kv_cache.extend(2)
+    assert kv_cache.length == 4
+    assert kv_cache.cache_seqlens.tolist() == [4] * B
+
+
+def test_mask_with_a_cache_raises_value_error() -> None:
+    kv_cache = cache()
+    kv_cache.extend(1)
+    layer = MultiHeadAttention(WIDTH, HEADS).double()
+    with pytest.raises(ValueError, match="mask must be None with a cache"):
+        layer(x()[:, :1], mask=Mask.causal(), cache=kv_cache.layer(0))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_autocast_may_be_narrower_than_the_cache(implementation: AttnImplementation) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(WIDTH, HEADS, attn_implementation=implementation)
+    kv_cache = KVCache(layers=1, batch=B, heads=HEADS, capacity=T, head_size=6)
+    parts = []
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for part in x().float().split(PARTS, dim=1):
+            kv_cache.extend(part.shape[1])
+            parts.append(layer(part, cache=kv_cache.layer(0)))
+    whole = layer(x().float(), mask=Mask.causal())
+    assert_same_function(torch.cat(parts, dim=1), whole, dtype=torch.bfloat16)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformer_kernels import Mask
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import (
-    AttnImplementation,
     DecoderBlock,
     FeedForward,
     Norm,
@@ -28,14 +27,6 @@ def x(T: int = 5, width: int = 12) -> Tensor:
     return torch.randn(2, T, width, generator=generator, dtype=torch.float64)
 
 
-def norm(module: nn.LayerNorm, x: Tensor) -> Tensor:
-    """Reference layer norm: biased variance, with eps inside the root."""
-    centred = x - x.mean(dim=-1, keepdim=True)
-    variance = centred.square().mean(dim=-1, keepdim=True)
-    scaled: Tensor = module.weight * centred / (variance + 1e-5).sqrt()
-    return scaled + module.bias
-
-
 def perturb(block: nn.Module) -> None:
     """Adds noise to all parameters, so that swapped weights or biases change the result."""
     generator = torch.Generator().manual_seed(1)
@@ -44,20 +35,53 @@ def perturb(block: nn.Module) -> None:
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
 
 
-def test_the_post_norm_block_normalises_after_the_sum() -> None:
-    block = TransformerBlock(12, 3, norm="post").double()
-    perturb(block)
-    attended = norm(block.attention_norm, x() + block.attention(x()))
-    expected = norm(block.feed_forward_norm, attended + block.feed_forward(attended))
-    assert_same_function(block(x()), expected)
+class Scaled(nn.Module):
+    """An attention layer with an option of its own."""
+
+    def forward(self, x: Tensor, *, by: float) -> Tensor:
+        return x * by
 
 
-def test_the_pre_norm_block_normalises_before_each_layer() -> None:
-    block = TransformerBlock(12, 3, norm="pre").double()
+def in_sequence(order: Norm, x: Tensor, *layers: tuple[nn.Module, Callable[..., Tensor]]) -> Tensor:
+    for norm, layer in layers:
+        x = x + layer(norm(x)) if order == "pre" else norm(x + layer(x))
+    return x
+
+
+@pytest.mark.parametrize("order", get_args(Norm))
+def test_blocks_apply_their_layers_in_sequence(order: Norm) -> None:
+    """Before or after each normalisation, and with the options of each layer."""
+    plain = TransformerBlock(12, 3, norm=order).double()
+    perturb(plain)
+    expected = in_sequence(
+        order, x(), (plain.attention_norm, plain.attention),
+        (plain.feed_forward_norm, plain.feed_forward),
+    )  # fmt: skip
+    assert_same_function(plain(x()), expected)
+    assert isinstance(plain.feed_forward.activation, nn.ReLU)
+
+    scaled = SelfAttentionBlock(Scaled(), 12, norm=order, hidden=20, activation="gelu").double()
+    perturb(scaled)
+    expected = in_sequence(
+        order, x(), (scaled.attention_norm, lambda y: 3.0 * y),
+        (scaled.feed_forward_norm, scaled.feed_forward),
+    )  # fmt: skip
+    assert_same_function(scaled(x(), by=3.0), expected)
+    assert scaled.feed_forward.up_proj.out_features == 20
+    assert isinstance(scaled.feed_forward.activation, nn.GELU)
+
+    block = DecoderBlock(12, 2, norm=order, hidden=20).double()
     perturb(block)
-    attended = x() + block.attention(norm(block.attention_norm, x()))
-    expected = attended + block.feed_forward(norm(block.feed_forward_norm, attended))
-    assert_same_function(block(x()), expected)
+    source, mask, padding = x(3), Mask.causal(), Mask.padding(torch.tensor([3, 1]))
+    expected = in_sequence(
+        order, x(),
+        (block.attention_norm, lambda y: block.attention(y, mask=mask)),
+        (block.memory_norm, lambda y: block.memory_attention(y, source, mask=padding)),
+        (block.feed_forward_norm, block.feed_forward),
+    )  # fmt: skip
+    memory = block.memory_attention.keys_and_values(source)
+    assert_same_function(block(x(), memory, mask=mask, memory_mask=padding), expected)
+    assert block.feed_forward.up_proj.out_features == 20
 
 
 def test_blocks_use_the_layer_norm_of_torch() -> None:
@@ -70,45 +94,6 @@ def test_blocks_use_the_layer_norm_of_torch() -> None:
             if name.endswith("_norm"):
                 y = layer(torch.tensor([[3.0, 5.0], [3.0, 3.0]]))
                 torch.testing.assert_close(y, torch.tensor([[-0.5, 0.5], [0.0, 0.0]]))
-
-
-@pytest.mark.parametrize("order", get_args(Norm))
-@pytest.mark.parametrize("implementation", get_args(AttnImplementation))
-def test_block_is_causal_and_passes_gradcheck(
-    implementation: AttnImplementation, order: Norm
-) -> None:
-    torch.manual_seed(0)
-    block = TransformerBlock(4, 2, norm=order, attn_implementation=implementation).double()
-    perturb(block)
-    inputs = x(3, 4).requires_grad_()
-
-    def call(x: Tensor) -> Tensor:
-        y: Tensor = block(x, mask=Mask.causal())
-        return y
-
-    assert torch.autograd.gradcheck(call, (inputs,))
-    (gradient,) = torch.autograd.grad(call(inputs)[:, 1].sum(), inputs)
-    assert (gradient[:, 2] == 0).all()
-    assert (gradient[:, :2] != 0).any()
-
-
-@pytest.mark.parametrize("order", get_args(Norm))
-def test_block_of_a_given_attention_passes_its_options_on(order: Norm) -> None:
-    class Scaled(nn.Module):
-        def forward(self, x: Tensor, *, by: float) -> Tensor:
-            return x * by
-
-    block = SelfAttentionBlock(Scaled(), 12, norm=order, hidden=20, activation="gelu").double()
-    perturb(block)
-    assert block.feed_forward.up_proj.out_features == 20
-    assert isinstance(block.feed_forward.activation, nn.GELU)
-    if order == "pre":
-        attended = x() + 3.0 * norm(block.attention_norm, x())
-        expected = attended + block.feed_forward(norm(block.feed_forward_norm, attended))
-    else:
-        attended = norm(block.attention_norm, 4.0 * x())
-        expected = norm(block.feed_forward_norm, attended + block.feed_forward(attended))
-    assert_same_function(block(x(), by=3.0), expected)
 
 
 @pytest.mark.parametrize("order", get_args(Norm))
@@ -150,10 +135,6 @@ def test_feed_forward_drops_the_activations_in_training() -> None:
     assert 0.3 < (kept == 0).double().mean() < 0.7
 
 
-def test_relu_is_the_default() -> None:
-    assert isinstance(TransformerBlock(12, 3).feed_forward.activation, nn.ReLU)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -168,48 +149,6 @@ def test_relu_is_the_default() -> None:
 def test_invalid_options_raise_value_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TransformerBlock(12, 3, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("order", get_args(Norm))
-def test_decoder_block_matches_its_three_layers(order: Norm) -> None:
-    torch.manual_seed(0)
-    block = DecoderBlock(12, 2, norm=order, hidden=20, activation="gelu").double()
-    source = torch.randn(2, 3, 12).double()
-    mask, padding = Mask.causal(), Mask.padding(torch.tensor([3, 1]))
-    memory = block.memory_attention.keys_and_values(source)
-    layers: tuple[tuple[nn.Module, Callable[[Tensor], Tensor]], ...] = (
-        (block.attention_norm, lambda y: block.attention(y, mask=mask)),
-        (block.memory_norm, lambda y: block.memory_attention(y, source, mask=padding)),
-        (block.feed_forward_norm, block.feed_forward),
-    )
-    expected = x()
-    for normalise, layer in layers:
-        if order == "pre":
-            expected = expected + layer(normalise(expected))
-        else:
-            expected = normalise(expected + layer(expected))
-    y = block(x(), memory, mask=mask, memory_mask=padding)
-    assert_same_function(y, expected)
-    assert block.feed_forward.up_proj.out_features == 20
-
-
-@pytest.mark.parametrize("attn_implementation", get_args(AttnImplementation))
-def test_recomputed_blocks_match_plain_blocks_with_dropout(
-    attn_implementation: AttnImplementation,
-) -> None:
-    """Outputs and gradients are bit-identical."""
-    results = []
-    for recompute in (False, True):
-        torch.manual_seed(0)
-        stack = Stack(
-            TransformerBlock(12, 2, dropout=0.3, attn_implementation=attn_implementation)
-            for _ in range(2)
-        )
-        recompute_blocks(nn.Sequential(stack), recompute)
-        y = stack(x().float(), mask=Mask.causal())
-        results.append((y, *torch.autograd.grad(y.square().sum(), list(stack.parameters()))))
-    for plain, recomputed in zip(*results, strict=True):
-        assert torch.equal(plain, recomputed)
 
 
 def test_recomputed_blocks_save_only_their_inputs() -> None:

@@ -67,9 +67,7 @@ def test_learned_positions_are_added_and_trained() -> None:
 
 
 @pytest.mark.parametrize("kind", [LearnedPositions, SinusoidalPositions])
-def test_positions_move_with_the_module(
-    kind: type[LearnedPositions | SinusoidalPositions],
-) -> None:
+def test_positions_move_with_the_module(kind: type[LearnedPositions | SinusoidalPositions]) -> None:
     module = kind(10, 5).to("meta")
     assert module(torch.empty(2, 4, 5, device="meta")).device.type == "meta"
 

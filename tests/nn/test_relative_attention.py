@@ -1,4 +1,4 @@
-"""Relative attention against ordinary attention, by trigonometric identities."""
+"""Relative attention: agreement of the implementations, and options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 from transformer_kernels import Mask
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -17,70 +16,26 @@ from transformer_kernels.nn import (
     distance_sinusoids,
 )
 
-IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
-CAUSAL = Mask.causal(align="bottom_right")
 
-
-def randn(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def by_trigonometry(
-    attention: RelativeAttention, x: Tensor, memory: Tensor, u: Tensor, v: Tensor
-) -> Tensor:
-    """Relative attention to sinusoidal encodings as ordinary attention of width D + d_model.
-
-    With g = W_rᵀ (q_i + v) and the angle w p of a position p, the addition theorems give
-
-        g · [sin w(i - j), cos w(i - j)] = [g_c sin wi - g_s cos wi, g_s sin wi + g_c cos wi]
-                                           · [sin wj, cos wj]
-    """
-    width, L = x.shape[2], memory.shape[1]
-    source = torch.cat([memory, x], dim=1)
-    sines, cosines = distance_sinusoids(source.shape[1], width).chunk(2, dim=1)
-    results = []
-    for h in range(attention.heads):
-        head = slice(h * attention.head_size, (h + 1) * attention.head_size)
-        q, k, values = (
-            layer(y)[..., head]
-            for layer, y in (
-                (attention.queries, x),
-                (attention.keys, source),
-                (attention.values, source),
-            )
-        )
-        g_s, g_c = ((q + v[h]) @ attention.distance_keys.weight[head]).chunk(2, dim=-1)
-        s, c = sines[L:], cosines[L:]
-        wide_q = torch.cat([q + u[h], g_c * s - g_s * c, g_s * s + g_c * c], dim=-1)
-        positions = torch.cat([sines, cosines], dim=1).expand(len(x), -1, -1)
-        wide_k = torch.cat([k, positions], dim=-1)
-        scores = wide_q @ wide_k.mT * attention.head_size**-0.5
-        visible = CAUSAL.materialize(1, 1, x.shape[1], source.shape[1])[0, 0]
-        results.append(scores.masked_fill(~visible, -torch.inf).softmax(dim=-1) @ values)
-    y: Tensor = attention.out_proj(torch.cat(results, dim=-1))
-    return y
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("M", "L"), [(7, 0), (7, 3), (7, 7), (7, 40), (1, 9)])
-def test_attention_equals_ordinary_attention_by_trigonometry(
-    M: int, L: int, implementation: AttnImplementation
-) -> None:
-    attention = RelativeAttention(12, 3, 41, attn_implementation=implementation).double()
-    for n, parameter in enumerate(attention.parameters()):
-        parameter.data = randn(*parameter.shape, seed=10 + n) / 12**0.5
-    x, memory = randn(2, M, 12, seed=1), randn(2, L, 12, seed=2)
-    u, v = randn(3, 41, seed=3), randn(3, 41, seed=4)
-    inputs = [each.requires_grad_() for each in (x, memory, u, v)] + list(attention.parameters())
-    encodings = distance_sinusoids(L + M, 12)
-    o = attention(x, memory, encodings, u, v, mask=CAUSAL)
-    expected = by_trigonometry(attention, x, memory, u, v)
-    assert_same_function(o, expected)
-    do = randn(*o.shape, seed=5)
-    assert_same_function(
-        torch.autograd.grad(o, inputs, do), torch.autograd.grad(expected, inputs, do)
-    )
+def test_implementations_agree_for_any_memory_and_head_size(M: int, L: int) -> None:
+    """tests/models/test_transformer_xl.py compares them with recorded results."""
+    results = []
+    for implementation in get_args(AttnImplementation):
+        torch.manual_seed(0)
+        attention = RelativeAttention(12, 3, 41, attn_implementation=implementation).double()
+        inputs = [
+            torch.randn(shape, dtype=torch.float64, requires_grad=True)
+            for shape in ((2, M, 12), (2, L, 12), (3, 41), (3, 41))
+        ]
+        x, memory, u, v = inputs
+        mask = Mask.causal(align="bottom_right")
+        o = attention(x, memory, distance_sinusoids(L + M, 12), u, v, mask=mask)
+        do = torch.randn(o.shape, dtype=torch.float64)
+        of = [*inputs, *attention.parameters()]
+        results.append((o, torch.autograd.grad(o, of, do)))
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
 
 
 def test_invalid_options_raise() -> None:

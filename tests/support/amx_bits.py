@@ -26,14 +26,13 @@ def checksum(x: Tensor) -> int:
 
 def main(isa: str) -> None:
     emulated_amx.choose(isa)
-    from tests.support.cases import CASES, inputs, plant
-    from tests.support.evaluate import by_backend
+    from tests.support.cases import CASES
 
     torch.set_num_threads(1)
     found = {
         f"{case}-{dtype}-{name}": checksum(x)
         for case, dtype in itertools.product(CASES, (torch.float32, torch.bfloat16, torch.float16))
-        for name, x in by_backend(case, plant(case, inputs(case, dtype)), "cpu").items()
+        for name, x in case.run(case.inputs(dtype), "cpu").items()
     }
     print(json.dumps(found))
 

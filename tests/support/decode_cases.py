@@ -1,172 +1,81 @@
-"""Test cases of `attention_decode`, with a per-sequence reference in plain torch."""
+"""Table of cases of `attention_decode`."""
 
 from __future__ import annotations
 
 import functools
 import math
-import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from tests.support.cases import Layout, Relative, lay_out
-from tests.support.evaluate import Expected, Outputs, assert_refused
-from tests.support.plain import plain_attention
+from tests.support.attention import AttentionCase, Index, Inputs, Kind, Relative, dead_rows
+from tests.support.masks import CAUSAL_END, Constraints, KeyRange, Sizes, Window, visible_by
+from tests.support.oracle import Part
 from transformer_kernels.functional.decode import attention_decode
-from transformer_kernels.functional.explain import explain
-from transformer_kernels.masks.mask import Mask
-from transformer_kernels.scores.alibi import Alibi
-from transformer_kernels.scores.relative import Relative as Distances
-from transformer_kernels.scores.relative import RelativeBias, RelativeKeys
-
-LENGTHS = (131, 0, 1, 64, 67)
-
-GARBAGE = (-1, -(1 << 31), (1 << 31) - 1)
-"""Values of block-table entries that must not be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeCase:
-    """One call of attention_decode."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DecodeCase(AttentionCase):
+    """One call of `attention_decode`. `mask` None shows what a bottom-right causal mask shows."""
 
-    name: str
-    cache_seqlens: tuple[int, ...] = LENGTHS
+    cache_seqlens: tuple[int, ...] = (131, 0, 1, 64, 67)
     N: int = 140
     """minimum capacity of the cache, in positions"""
     M: int = 1
-    H_q: int = 2
-    H_kv: int = 2
-    D: int = 16
-    D_v: int = 16
     page_size: int = 0
     """0 = contiguous cache"""
-    mask: Mask | None = None
-    key_ranges: tuple[tuple[int, int], ...] = ()
-    """(start, end) of the visible keys of each sequence; empty = all"""
-    alibi: bool = False
-    alibi_by_sequence: bool = False
-    relative: Relative | None = None
-    """align is ignored: decoding aligns bottom right"""
-    scale: float | None = None
-    softcap: float | None = None
-    sinks: bool = False
-    layout: Layout = "contiguous"
+    index: Index = "int64"
+    requires_grad: tuple[str, ...] | None = ()
 
-    def __str__(self) -> str:
-        return self.name
+    operator: ClassVar[Any] = attention_decode
 
     @property
-    def B(self) -> int:
-        return len(self.cache_seqlens)
+    def sizes(self) -> Sizes:
+        return Sizes(len(self.cache_seqlens), self.H_q, self.M, self.N)
 
-    def visible(self, b: int) -> Tensor:
-        """Mask of sequence b: bool (M, its length), True = visible."""
-        mask = Mask.causal(align="bottom_right") if self.mask is None else self.mask
-        visible = mask.materialize(1, 1, self.M, self.cache_seqlens[b])[0, 0]
-        if self.key_ranges:
-            start, end = self.key_ranges[b]
-            visible[:, : max(start, 0)] = visible[:, max(end, 0) :] = False
-        return visible
+    def shape(self, of: Literal["q", "k"], heads: int, width: int) -> tuple[int, ...]:
+        return len(self.cache_seqlens), heads, self.M if of == "q" else self.N, width
 
-    def make_mask(self, device: torch.device | str) -> Mask | None:
-        """Returns the argument `mask`."""
-        if not self.key_ranges:
-            return self.mask
-        mask = Mask.causal(align="bottom_right") if self.mask is None else self.mask
-        start, end = torch.tensor(self.key_ranges, device=device).unbind(1)
-        return mask & Mask.key_range(start, end)
+    def arguments(self, x: Inputs) -> tuple[Any, ...]:
+        index = {"dtype": getattr(torch, self.index), "device": x.q.device}
+        lengths = torch.tensor(self.cache_seqlens, **index)
+        if not self.page_size:
+            return x.q, x.k, x.v, lengths
+        table = block_table(self.cache_seqlens, self.N, self.page_size, self.generator())
+        pages = (in_pages(t, table, self.cache_seqlens, self.page_size) for t in (x.k, x.v))
+        return x.q, *map(self._laid_out, pages), lengths, table.to(**index)
 
+    def options(self, x: Inputs) -> dict[str, Any]:
+        return {n: o for n, o in super().options(x).items() if n not in ("dropout_p", "seed")}
 
-@dataclass(frozen=True)
-class DecodeInputs:
-    """Tensors of a case. k and v are the contiguous rows from which the caches are built."""
+    def _sequence(self, b: int, M: int, N: int) -> Tensor:
+        mask = CAUSAL_END if self.mask is None else self.mask
+        return visible_by(mask, Sizes(b + 1, self.H_q, M, N))[b:]
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    cache_seqlens: Tensor
-    block_table: Tensor | None
-    slopes: Tensor
-    table: Tensor | None
-    keys: Tensor | None
-    sinks: Tensor | None
+    def parts(self, x: Inputs) -> Iterator[Part]:
+        for b, N in enumerate(self.cache_seqlens or (0,)):  # an empty part of no sequences
+            q, do = (t[b : b + 1] for t in (x.q, x.do))
+            k, v = (t[b : b + 1, :, :N] for t in (x.k, x.v))
+            visible = self._sequence(b, self.M, N)[: len(q)]
+            yield self._part(x, b, visible, q=q, k=k, v=v, do=do)
 
+    def joined(self, name: str, values: list[Tensor]) -> Tensor:
+        return torch.cat(values)
 
-def decode_inputs(
-    case: DecodeCase, dtype: torch.dtype, hidden: float, device: torch.device | str = "cpu"
-) -> DecodeInputs:
-    """Standard normal inputs, the same in every run and on every device.
-
-    `hidden` replaces keys that no query sees, queries that see no key, and unused cache rows.
-    """
-    generator = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
-    statistics = torch.float64 if dtype == torch.float64 else torch.float32
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    live_queries, live_keys = _live_rows(case)
-    q = draw(case.B, case.H_q, case.M, case.D).to(dtype)
-    q = q.masked_fill(~live_queries[:, None, :, None], hidden)
-    k, v = (
-        draw(case.B, case.H_kv, case.N, width)
-        .to(dtype)
-        .masked_fill(~live_keys[:, None, :, None], hidden)
-        for width in (case.D, case.D_v)
-    )
-    table: Tensor | None = None
-    caches = [k, v]
-    if case.page_size:
-        table = block_table(case.cache_seqlens, case.N, case.page_size, generator)
-        caches = [in_pages(x, table, case.cache_seqlens, case.page_size, hidden) for x in (k, v)]
-    q, k_cache, v_cache = (lay_out(x.to(device), case.layout) for x in (q, *caches))
-    return DecodeInputs(
-        q=q,
-        k=k,
-        v=v,
-        k_cache=k_cache,
-        v_cache=v_cache,
-        cache_seqlens=torch.tensor(case.cache_seqlens, dtype=torch.int64, device=device),
-        block_table=None if table is None else table.to(device, torch.int32),
-        slopes=_slopes(case, statistics).to(device),
-        table=_by_distance(case, draw, "table", dtype, device),
-        keys=_by_distance(case, draw, "keys", dtype, device),
-        sinks=draw(case.H_q).to(device, statistics) if case.sinks else None,
-    )
+    def dead(self) -> tuple[Tensor, Tensor]:
+        B, H_q, M, N = self.sizes
+        queries, keys = torch.ones(B, H_q, M).bool(), torch.ones(B, self.H_kv, N).bool()
+        for b, length in enumerate(self.cache_seqlens):
+            one = dead_rows(self._sequence(b, M, length), self.H_kv)
+            queries[b], keys[b, :, :length] = one[0][0], one[1][0]
+        return queries[..., None], keys[..., None]
 
 
-def _slopes(case: DecodeCase, dtype: torch.dtype) -> Tensor:
-    slopes = torch.arange(1, case.H_q + 1, dtype=dtype) / 16
-    rows = torch.arange(1, case.B + 1, dtype=dtype)[:, None]
-    return slopes * rows if case.alibi_by_sequence else slopes
-
-
-def _by_distance(
-    case: DecodeCase,
-    draw: Callable[..., Tensor],
-    kind: Literal["table", "keys"],
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> Tensor | None:
-    if case.relative is None or case.relative.kind not in (kind, "both"):
-        return None
-    shape = (1 if case.relative.shared else case.H_q, case.relative.entries)
-    return draw(*shape, *(case.D,) * (kind == "keys")).to(device, dtype)
-
-
-def _live_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:
-    """Live queries, bool (B, M), which see a key, and live keys, bool (B, N), which are visible."""
-    queries = torch.zeros(case.B, case.M, dtype=torch.bool)
-    keys = torch.zeros(case.B, case.N, dtype=torch.bool)
-    for b, length in enumerate(case.cache_seqlens):
-        visible = case.visible(b)
-        queries[b], keys[b, :length] = visible.any(dim=1), visible.any(dim=0)
-    return queries, keys
+GARBAGE = (-1, -(1 << 31), (1 << 31) - 1)
+"""Values of block-table entries that must not be read."""
 
 
 def block_table(
@@ -188,15 +97,11 @@ def block_table(
     return table.clone()
 
 
-def in_pages(
-    rows: Tensor, table: Tensor, cache_seqlens: tuple[int, ...], page_size: int, hidden: float
-) -> Tensor:
-    """Returns rows (B, H_kv, N, width) as pages (pages, H_kv, page_size, width).
-
-    `hidden` is the value of rows that no position uses.
-    """
+def in_pages(rows: Tensor, table: Tensor, cache_seqlens: tuple[int, ...], page_size: int) -> Tensor:
+    """Returns rows (B, H_kv, N, width) as pages (pages, H_kv, page_size, width), with NaN in rows
+    that no position uses."""
     pages = _page_count(cache_seqlens, page_size)
-    cache = rows.new_full((pages, rows.shape[1], page_size, rows.shape[3]), hidden)
+    cache = rows.new_full((pages, rows.shape[1], page_size, rows.shape[3]), math.nan)
     for b, length in enumerate(cache_seqlens):
         for j0 in range(0, length, page_size):
             part = rows[b, :, j0 : min(j0 + page_size, length)]
@@ -209,99 +114,15 @@ def _page_count(cache_seqlens: tuple[int, ...], page_size: int) -> int:
     return sum(-(-length // page_size) for length in cache_seqlens) + 3
 
 
-def by_decoding(case: DecodeCase, x: DecodeInputs, backend: str) -> Outputs:
-    """Returns the outputs of `attention_decode`."""
-    o, lse = attention_decode(
-        x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
-        mask=case.make_mask(x.q.device),
-        **_scores(case, x, x.slopes.dtype),
-        return_lse=True,
-        backend=backend,
-    )  # fmt: skip
-    return {"o": o, "lse": lse}
+def _window(left: int | None, right: int | None) -> Window:
+    return Window(left, right, "bottom_right")
 
 
-def reasons_against(
-    case: DecodeCase, backend: str, device: torch.device | str = "cpu"
-) -> tuple[str, ...]:
-    """Returns the reasons why the backend does not support the case, as `explain` gives them."""
-    x = decode_inputs(case, torch.float32, 0.0, device)
-    explanation = explain(
-        x.q, x.k_cache, x.v_cache, x.cache_seqlens, x.block_table,
-        operator=attention_decode,
-        mask=case.make_mask(x.q.device),
-        **_scores(case, x, x.slopes.dtype),
-        backend=backend,
-    )  # fmt: skip
-    return explanation.reasons[backend]
+def _relative(entries: int, lowest: int, shared: bool = False, kind: Kind = "table") -> Relative:
+    return Relative(entries, lowest, "bottom_right", shared, kind)
 
 
-def one_by_one(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Outputs:
-    """Returns the outputs of `plain_attention`, run per sequence, in `dtype`."""
-    o = x.q.new_zeros(case.B, case.H_q, case.M, case.D_v, dtype=dtype)
-    lse = x.q.new_zeros(case.B, case.H_q, case.M, dtype=dtype)
-    for b, length in enumerate(case.cache_seqlens):
-        q, k, v = (t[b : b + 1].to(dtype) for t in (x.q, x.k[:, :, :length], x.v[:, :, :length]))
-        o[b : b + 1], lse[b : b + 1] = plain_attention(
-            q, k, v, visible=case.visible(b), **_scores(case, x, dtype, b)
-        )
-    return {"o": o, "lse": lse}
-
-
-def _scores(
-    case: DecodeCase, x: DecodeInputs, dtype: torch.dtype, b: int | None = None
-) -> dict[str, Any]:
-    """Options of `attention_decode`, or of `plain_attention` of sequence b; slopes, table and keys
-    in `dtype`."""
-    slopes = x.slopes if b is None or not case.alibi_by_sequence else x.slopes[b]
-    return {
-        "bias": Alibi(slopes.to(dtype), "bottom_right") if case.alibi else None,
-        "relative": _relative(case, x, dtype),
-        "scale": case.scale,
-        "softcap": case.softcap,
-        "sinks": x.sinks,
-    }
-
-
-def _relative(case: DecodeCase, x: DecodeInputs, dtype: torch.dtype) -> Distances | None:
-    if case.relative is None:
-        return None
-    table = None if x.table is None else x.table.to(dtype)
-    if x.keys is not None:
-        return RelativeKeys(x.keys.to(dtype), table, case.relative.lowest, "bottom_right")
-    return None if table is None else RelativeBias(table, case.relative.lowest, "bottom_right")
-
-
-@functools.cache
-def _expected(case: DecodeCase, dtype: torch.dtype) -> Expected:
-    """Reference values from `one_by_one`; lse of half precision is in float32."""
-    x = decode_inputs(case, dtype, 0.0)
-    exact, plain = one_by_one(case, x, torch.float64), one_by_one(case, x, dtype)
-    if dtype in (torch.float16, torch.bfloat16):
-        plain["lse"] = one_by_one(case, x, torch.float32)["lse"]
-    return Expected(exact, plain, terms={})
-
-
-def assert_decode_case(
-    case: DecodeCase, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
-) -> None:
-    """Asserts the tolerance rule for o and lse, with NaN in rows that must not be read.
-
-    A case that the backend does not support must be refused with its reasons.
-    """
-    x = decode_inputs(case, dtype, math.nan, device)
-    if reasons := reasons_against(case, backend, device):
-        assert_refused(reasons, lambda: by_decoding(case, x, backend))
-        return
-    got = by_decoding(case, x, backend)
-    _expected(case, dtype).check(got)
-
-
-def _window(left: int | None, right: int | None) -> Mask:
-    return Mask.window(left, right, align="bottom_right")
-
-
-_EVERYTHING = Mask()
+_EVERYTHING = ()
 _LONG = (1200, 513, 0, 512, 1030, 64)
 
 
@@ -343,13 +164,13 @@ def _sizes() -> list[DecodeCase]:
 
 
 def _options() -> list[DecodeCase]:
-    masks = {
+    masks: dict[str, Constraints] = {
         "all": _EVERYTHING,
         "window": _window(40, 0),
         "window-ahead": _window(30, 3),
         "window-behind": _window(90, -5),
         "window-past": _window(None, -66),
-        "windows": _window(80, None) & _window(None, 0),
+        "windows": (_window(80, None), CAUSAL_END),
     }
     return [
         *(DecodeCase(name=f"mask-{name}", M=5, mask=mask) for name, mask in masks.items()),
@@ -363,17 +184,17 @@ def _options() -> list[DecodeCase]:
             for size in (0, 16, 40)
         ),
         *_key_ranges(),
-        DecodeCase(name="alibi", alibi=True, H_q=8, M=2),
-        DecodeCase(name="alibi-by-sequence", alibi=True, alibi_by_sequence=True, H_q=8, M=2),
-        DecodeCase(name="alibi-by-sequence-pages", alibi=True, alibi_by_sequence=True, M=30,
+        DecodeCase(name="alibi", alibi="bottom_right", H_q=8, M=2),
+        DecodeCase(name="alibi-by-sequence", alibi="bottom_right", alibi_by_entry=True, H_q=8, M=2),
+        DecodeCase(name="alibi-by-sequence-pages", alibi="bottom_right", alibi_by_entry=True, M=30,
                    page_size=16, mask=_window(90, 3)),
-        DecodeCase(name="alibi-all", alibi=True, M=17, mask=_EVERYTHING, page_size=16),
-        DecodeCase(name="relative", relative=Relative(40, 0), H_q=8),
-        DecodeCase(name="relative-all", relative=Relative(99, -16), M=17, mask=_EVERYTHING,
-                   page_size=16),
-        DecodeCase(name="relative-shared", relative=Relative(300, -20, shared=True), H_q=6, M=5,
+        DecodeCase(name="alibi-all", alibi="bottom_right", M=17, mask=_EVERYTHING, page_size=16),
+        DecodeCase(name="relative", bias_is_float32=True, relative=_relative(40, 0), H_q=8),
+        DecodeCase(name="relative-all", relative=_relative(99, -16), bias_is_float32=True, M=17,
+                   mask=_EVERYTHING, page_size=16),
+        DecodeCase(name="relative-shared", relative=_relative(300, -20, shared=True), H_q=6, M=5,
                    mask=_window(90, 3)),
-        DecodeCase(name="relative-long", relative=Relative(2000, -9), cache_seqlens=_LONG, N=1300,
+        DecodeCase(name="relative-long", relative=_relative(2000, -9), cache_seqlens=_LONG, N=1300,
                    D=32, D_v=32, page_size=64),
         *_relative_keys(),
         DecodeCase(name="softcap", softcap=1.5, scale=0.4),
@@ -383,12 +204,13 @@ def _options() -> list[DecodeCase]:
         DecodeCase(name="sinks", sinks=True, M=5),
         *(
             DecodeCase(name=f"everything-{size}", H_q=8, M=2, D=24, D_v=17, mask=_window(50, 0),
-                       alibi=True, softcap=2.0, sinks=True, layout="transposed", page_size=size)
+                       alibi="bottom_right", softcap=2.0, sinks=True, layout="transposed",
+                       page_size=size)
             for size in (0, 16, 24)
         ),
-        DecodeCase(name="relative-everything", relative=Relative(55, -8), H_q=8, M=2, D=24, D_v=17,
-                   mask=_window(50, 4), alibi=True, softcap=2.0, sinks=True, layout="transposed",
-                   page_size=24),
+        DecodeCase(name="relative-everything", relative=_relative(55, -8), bias_is_float32=True,
+                   H_q=8, M=2, D=24, D_v=17, mask=_window(50, 4), alibi="bottom_right", softcap=2.0,
+                   sinks=True, layout="transposed", page_size=24),
         *(
             DecodeCase(name=f"{layout}-{size}", H_q=4, M=2, D=32, D_v=24, layout=layout,
                        page_size=size)
@@ -400,24 +222,23 @@ def _options() -> list[DecodeCase]:
 
 def _key_ranges() -> list[DecodeCase]:
     """Left padding; ranges that are empty, end early or exceed the cache."""
-    left = ((5, 131), (0, 0), (1, 1), (63, 64), (64, 67))
-    any_ends = ((-7, 200), (3, 9), (0, 1), (70, 10), (-9, -2))
-    long = ((700, 1200), (512, 513), (0, 0), (-5, 100), (3, 1025), (64, 9))
+    left = KeyRange(start=(5, 0, 1, 63, 64), end=(131, 0, 1, 64, 67))
+    any_ends = KeyRange(start=(-7, 3, 0, 70, -9), end=(200, 9, 1, 10, -2))
+    long = KeyRange(start=(700, 512, 0, -5, 3, 64), end=(1200, 513, 0, 100, 1025, 9))
     return [
-        DecodeCase(name="left-padding", key_ranges=left, M=2, H_q=4),
-        DecodeCase(name="left-padding-pages", key_ranges=left, M=5, page_size=24, alibi=True),
-        DecodeCase(name="left-padding-window", key_ranges=left, M=30, mask=_window(40, 0)),
-        DecodeCase(name="key-ranges", key_ranges=any_ends, M=3, mask=_EVERYTHING, sinks=True),
-        DecodeCase(name="key-ranges-long", key_ranges=long, cache_seqlens=_LONG, N=1300, D=32,
-                   D_v=32, page_size=64, softcap=2.0),
-        DecodeCase(name="key-ranges-packed", key_ranges=any_ends, M=40, page_size=16),
+        DecodeCase(name="left-padding", mask=(CAUSAL_END, left), M=2, H_q=4),
+        DecodeCase(name="left-padding-pages", mask=(CAUSAL_END, left), M=5, page_size=24,
+                   alibi="bottom_right"),
+        DecodeCase(name="left-padding-window", mask=(_window(40, 0), left), M=30),
+        DecodeCase(name="key-ranges", mask=any_ends, M=3, sinks=True),
+        DecodeCase(name="key-ranges-long", mask=(CAUSAL_END, long), cache_seqlens=_LONG, N=1300,
+                   D=32, D_v=32, page_size=64, softcap=2.0),
+        DecodeCase(name="key-ranges-packed", mask=(CAUSAL_END, any_ends), M=40, page_size=16),
     ]  # fmt: skip
 
 
 def _relative_keys() -> list[DecodeCase]:
-    def keys(entries: int, lowest: int, shared: bool = False) -> Relative:
-        return Relative(entries, lowest, shared=shared, kind="keys")
-
+    keys = functools.partial(_relative, kind="keys")
     return [
         DecodeCase(name="keys", relative=keys(40, 0), H_q=8),
         DecodeCase(name="keys-pages", relative=keys(200, -9), H_q=4, D=41, page_size=48),
@@ -426,10 +247,11 @@ def _relative_keys() -> list[DecodeCase]:
                    mask=_window(90, 3), page_size=16),
         DecodeCase(name="keys-long", relative=keys(2000, -9), cache_seqlens=_LONG, N=1300,
                    D=32, D_v=32, page_size=64),
-        DecodeCase(name="keys-and-table", relative=Relative(9, -4, kind="both"), M=5),
-        DecodeCase(name="keys-everything", relative=Relative(55, -8, kind="both"), H_q=8, M=2,
-                   D=24, D_v=17, mask=_window(50, 4), alibi=True, softcap=2.0, sinks=True,
-                   layout="transposed", page_size=24),
+        DecodeCase(name="keys-and-table", relative=_relative(9, -4, kind="both"), M=5),
+        DecodeCase(name="keys-everything", relative=_relative(55, -8, kind="both"),
+                   bias_is_float32=True, H_q=8, M=2, D=24, D_v=17, mask=_window(50, 4),
+                   alibi="bottom_right", softcap=2.0, sinks=True, layout="transposed",
+                   page_size=24),
         DecodeCase(name="keys-no-queries", relative=keys(7, 0), M=0),
     ]  # fmt: skip
 

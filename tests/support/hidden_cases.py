@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from tests.support.cases import Case, Relative, inputs, plant
-from tests.support.evaluate import by_backend
-from tests.support.mask_makers import (
-    MaskMaker,
-    blocks,
-    both,
-    causal,
-    causal_bottom_right,
-    dense,
+from tests.support.attention import Relative
+from tests.support.case import Device
+from tests.support.cases import Case
+from tests.support.masks import (
+    CAUSAL,
+    CAUSAL_END,
+    DOCUMENTS,
+    MIXED,
+    Blocks,
+    Constraint,
+    Dense,
+    Window,
     key_range,
-    mixed_segments,
     padding,
-    segments,
-    window,
 )
 
-_EMPTY = window(-2, 1)
+_EMPTY = Window(-2, 1)
 _KEYS = Relative(30, -9, "bottom_right", kind="keys")
-_KINDS: dict[str, tuple[MaskMaker, ...]] = {
-    "window": (causal, causal_bottom_right, window(9, 3), window(-40, None), _EMPTY),
-    "keys": (padding, key_range),
-    "segments": (segments, mixed_segments),
-    "dense": (dense("mn"), dense("b1mn"), dense("bhmn")),
-    "blocks": (blocks(16), blocks(7, heads=4), blocks(64)),
+_KINDS: dict[str, tuple[Constraint, ...]] = {
+    "window": (CAUSAL, CAUSAL_END, Window(9, 3), Window(-40, None), _EMPTY),
+    "keys": (padding(64), key_range(64)),
+    "segments": (DOCUMENTS, MIXED),
+    "dense": (Dense("mn"), Dense("b1mn"), Dense("bhmn")),
+    "blocks": (Blocks(16), Blocks(7, by_head=True), Blocks(64)),
 }
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -52,7 +52,7 @@ def _conjunction(seed: int) -> Case:
 
     order = torch.randperm(len(_KINDS), generator=generator).tolist()
     names = [list(_KINDS)[n] for n in order[: 2 + pick(3)]]
-    makers = [_KINDS[name][pick(len(_KINDS[name]))] for name in names]
+    constraints = tuple(_KINDS[name][pick(len(_KINDS[name]))] for name in names)
     return Case(
         name=f"{seed}-{'-'.join(names)}",
         H_q=4,
@@ -60,47 +60,44 @@ def _conjunction(seed: int) -> Case:
         N=(37, 64, 131)[pick(3)],
         D=8,
         D_v=8,
-        mask=both(*makers),
-        hidden=math.nan,
+        mask=constraints,
+        hidden="nan",
         **_OPTIONS[pick(len(_OPTIONS))],
     )
 
 
 HIDDEN_CASES = (
-    Case(name="crossed-window", M=70, N=131, mask=_EMPTY, hidden=math.nan),
-    Case(name="crossed-windows", M=131, N=70, mask=both(window(-3, None), causal), hidden=math.nan),
-    Case(name="crossed-window-bias", M=70, mask=_EMPTY, bias="bhmn", hidden=math.nan),
-    Case(name="crossed-window-bias-keys", M=70, mask=_EMPTY, bias="1h1n", hidden=math.nan),
-    Case(name="crossed-window-keys", M=70, mask=_EMPTY, relative=_KEYS, hidden=math.nan),
-    Case(name="keys-heads-gqa", H_q=4, N=96, mask=dense("bhmn"), relative=_KEYS, hidden=math.nan),
+    Case(name="crossed-window", M=70, N=131, mask=_EMPTY, hidden="nan"),
+    Case(name="crossed-windows", M=131, N=70, mask=(Window(-3, None), CAUSAL), hidden="nan"),
+    Case(name="crossed-window-bias", M=70, mask=_EMPTY, bias="bhmn", hidden="nan"),
+    Case(name="crossed-window-bias-keys", M=70, mask=_EMPTY, bias="1h1n", hidden="nan"),
+    Case(name="crossed-window-keys", M=70, mask=_EMPTY, relative=_KEYS, hidden="nan"),
+    Case(name="keys-heads-gqa", H_q=4, N=96, mask=Dense("bhmn"), relative=_KEYS, hidden="nan"),
     Case(
         name="keys-padding",
         M=70,
-        mask=both(padding, causal_bottom_right),
+        mask=(padding(), CAUSAL_END),
         relative=_KEYS,
-        hidden=math.nan,
+        hidden="nan",
     ),
-    Case(name="one-query-crossed-window", M=1, mask=_EMPTY, hidden=math.nan),
-    Case(name="dense-heads-gqa", B=1, H_q=4, mask=dense("bhmn"), softcap=1.5, hidden=math.nan),
-    Case(name="few-queries-dense", M=5, H_q=4, mask=dense("bhmn"), hidden=math.nan),
-    Case(name="blocks-heads-gqa", H_q=4, N=96, mask=blocks(7, heads=4), hidden=math.nan),
+    Case(name="one-query-crossed-window", M=1, mask=_EMPTY, hidden="nan"),
+    Case(name="dense-heads-gqa", B=1, H_q=4, mask=Dense("bhmn"), softcap=1.5, hidden="nan"),
+    Case(name="few-queries-dense", M=5, H_q=4, mask=Dense("bhmn"), hidden="nan"),
+    Case(name="blocks-heads-gqa", H_q=4, N=96, mask=Blocks(7, by_head=True), hidden="nan"),
     *map(_conjunction, range(12)),
 )
 
 
 def assert_hidden_nan_changes_nothing(
-    case: Case, dtype: torch.dtype, backend: str, device: torch.device | str = "cpu"
+    case: Case, dtype: torch.dtype, backend: str, device: Device = "cpu"
 ) -> None:
     """Asserts that NaN in dead keys and in fully masked queries changes no bit of any result."""
-    clean = inputs(case, dtype, device)
-    x = plant(case, clean)
-    visible = case.visible(device)
-    assert visible is not None
-    seen = visible.any(dim=2).unflatten(1, (case.H_kv, -1)).any(dim=2)
-    assert torch.equal(x.k.isnan().any(dim=3), ~seen)
-    expected, got = by_backend(case, clean, backend), by_backend(case, x, backend)
+    clean, x = (one.inputs(dtype, device) for one in (replace(case, hidden=None), case))
+    queries, keys = (dead.to(device) for dead in case.dead())
+    assert torch.equal(x.k.isnan().any(dim=3, keepdim=True), keys)
+    expected, got = case.run(clean, backend), case.run(x, backend)
     for name, value in got.items():
         assert torch.equal(value, expected[name]), name
     for name in ("dk", "dv"):
-        assert not got[name].masked_fill(seen[..., None], 0.0).any(), name
-    assert not got["o"].masked_fill(visible.any(dim=3)[..., None], 0.0).any()
+        assert not got[name].masked_fill(~keys, 0.0).any(), name
+    assert not got["o"].masked_fill(~queries, 0.0).any()

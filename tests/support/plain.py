@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from transformer_kernels.masks.constraints import Align
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor
 from transformer_kernels.scores.relative import Relative, RelativeKeys
@@ -78,7 +79,7 @@ def plain_weights(
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if isinstance(bias, Alibi):
-        bias = bias.dense(*s.shape[-2:])
+        bias = -bias.slopes[..., None, None] * alibi_distances(bias, *s.shape[-2:])
     if bias is not None:
         s = s + bias.to(s.dtype)
     if relative is not None and relative.table is not None:
@@ -97,9 +98,18 @@ def plain_weights(
 
 def distances(relative: Relative, M: int, N: int) -> Tensor:
     """Returns the entry of the table that each pair (M, N) reads."""
-    d = N - M if relative.align == "bottom_right" else 0
-    i, j = torch.arange(M)[:, None], torch.arange(N)
-    return (i + d - j - relative.lowest).clamp(0, relative.tensors()[0].shape[1] - 1)
+    entry = _offsets(relative.align, M, N) - relative.lowest
+    return entry.clamp(0, relative.tensors()[0].shape[1] - 1)
+
+
+def alibi_distances(alibi: Alibi, M: int, N: int) -> Tensor:
+    """Returns the distance of each pair (M, N) that the slopes are multiplied by."""
+    return _offsets(alibi.align, M, N).abs()
+
+
+def _offsets(align: Align, M: int, N: int) -> Tensor:
+    d = N - M if align == "bottom_right" else 0
+    return torch.arange(M)[:, None] + d - torch.arange(N)
 
 
 def summed_by_distance(ds: Tensor, relative: Relative) -> Tensor:
@@ -109,14 +119,6 @@ def summed_by_distance(ds: Tensor, relative: Relative) -> Tensor:
     return rows.new_zeros(rows.shape[0], relative.tensors()[0].shape[1]).scatter_add(
         1, entries, rows
     )
-
-
-def products_by_distance(ds: Tensor, x: Tensor, relative: Relative) -> Tensor:
-    """Sums ds_ij x_i, with x (B, H_q, M, D), over the pairs that read each entry: (H_q, E, D)."""
-    entry = distances(relative, *ds.shape[-2:])
-    entries = relative.tensors()[0].shape[1]
-    by_entry = ds.new_zeros(*ds.shape[:3], entries).scatter_add(3, entry.expand(ds.shape), ds)
-    return torch.einsum("bhme,bhmd->hed", by_entry, x)
 
 
 def repeat_heads(x: Tensor, q: Tensor) -> Tensor:

@@ -49,7 +49,6 @@ class RecentBytesTask(RecurrentTask):
     kind = "recent-bytes"
     unit = "bytes"
     score_name = "bits/byte"
-    config_type = RecentBytesConfig
 
     model: RecentBytesConfig
 

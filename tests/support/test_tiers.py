@@ -17,7 +17,7 @@ from tests.support import budget
 from tests.support.budget import UNMEASURED, Budget, Clock, Costs, Records
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES
-from tests.support.mask_makers import both, causal, padding
+from tests.support.masks import CAUSAL, padding
 from tests.support.tiers import cover, crossed, each, features, quick_items
 from tests.support.varlen_cases import VARLEN_CASES
 
@@ -47,7 +47,7 @@ def item(name: str, *marks: str, **parameters: Any) -> Any:
 
 
 def test_features_are_sizes_options_and_kinds_of_masks() -> None:
-    plain, other = Case(name="plain"), Case(name="other", M=7, mask=both(causal, padding))
+    plain, other = Case(name="plain"), Case(name="other", M=7, mask=(CAUSAL, padding()))
     assert features(plain) == frozenset()
     window = "Window top_left unbounded False"
     kinds = {("mask", window), ("mask", "KeyRange"), ("masks", ("KeyRange", window))}

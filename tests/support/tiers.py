@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 from tests.support.budget import Costs, function_of
-from transformer_kernels.masks.constraints import Window
-from transformer_kernels.masks.mask import Mask
+from tests.support.case import AnyCase
+from tests.support.masks import Constraint, Window, each_of
 
 RUNNERS = ("backend", "decoder", "isa")
 """Parameters that choose an implementation: every option is combined with each of their values."""
@@ -59,10 +59,21 @@ def quick_items(items: Iterable[pytest.Item], costs: Costs, *, new: bool = False
 
 
 def crossed(cases: Iterable[Any], ways: Iterable[tuple[Any, ...]] = ((),)) -> list[ParameterSet]:
-    """Returns test parameters for every case in every way, such as a backend and a dtype."""
+    """Returns test parameters for every case in every way, such as a backend and a dtype.
+
+    A way with a CUDA device is marked `gpu`.
+    """
     ways = tuple(ways)
-    sets = [(case, *way) for case in cases for way in ways]
-    return [pytest.param(*one, id="-".join(map(str, one))) for one in sets]
+    return [
+        pytest.param(
+            case,
+            *way,
+            id="-".join(map(str, (case, *way))),
+            marks=[pytest.mark.gpu] if torch.device("cuda") in way else [],
+        )
+        for case in cases
+        for way in ways
+    ]
 
 
 def each(
@@ -169,15 +180,14 @@ def _features(case: Any) -> Iterator[tuple[str, Hashable]]:
         if field.name == "name" or value == field.default:
             continue
         if field.name == "mask":
-            mask = value if isinstance(value, Mask) else value(case)
-            kinds = sorted(map(_kind, mask.constraints))
+            kinds = sorted(map(_kind, each_of(value)))
             yield from (("mask", kind) for kind in kinds)
             yield "masks", tuple(kinds)
         else:
-            yield field.name, value if type(value) is int else str(value)  # NaN equals its text
+            yield field.name, value if type(value) is int else str(value)
 
 
-def _kind(constraint: object) -> str:
+def _kind(constraint: Constraint) -> str:
     if isinstance(constraint, Window):
         sides = ("unbounded" if x is None else x < 0 for x in (constraint.left, constraint.right))
         return " ".join(map(str, ("Window", constraint.align, *sides)))
@@ -185,7 +195,7 @@ def _kind(constraint: object) -> str:
 
 
 def _is_case(value: object) -> bool:
-    return is_dataclass(value) and not isinstance(value, type) and hasattr(value, "name")
+    return isinstance(value, AnyCase)
 
 
 def _hashable(value: object) -> Hashable:

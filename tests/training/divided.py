@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from tests.training.run_helpers import edit_tensors
 from transformer_kernels.models import GeneratorConfig, GPT2Config
 from transformer_kernels.training import (
     ByteWindows,
+    Checkpoint,
     CheckpointError,
     Dataset,
     GeneratorTask,
@@ -22,14 +24,10 @@ from transformer_kernels.training import (
     Trainer,
     TrainingRun,
     corpus_from_bytes,
-    load_checkpoint,
 )
-from transformer_kernels.training.checkpoint import shards_of
 from transformer_kernels.training.data import TokenWindows
-from transformer_kernels.training.distributed import SINGLE_PROCESS, grid_of_processes
-from transformer_kernels.training.sharding import own_shard
-from transformer_kernels.training.tasks.gpt2 import GPT2Task
-from transformer_kernels.training.training_run import CHECKPOINT
+from transformer_kernels.training.distributed import SINGLE_PROCESS, grid_of_processes, own_shard
+from transformer_kernels.training.tasks import GPT2Task
 
 CONTEXT = 24
 CORPUS = corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 40, "a fox")
@@ -91,11 +89,11 @@ def check_sharded() -> None:
 def start_or_resume(folder: Path, config: TrainConfig, **grid: Any) -> TrainingRun:
     """A run in a folder: the rest of the one there, if any, or a new one. A collective."""
     distributed = grid_of_processes(**grid)
-    path, data = folder / CHECKPOINT, data_of(config)
+    data = data_of(config)
     with distributed.on_all_ranks(OSError):  # no rank starts before another has looked
-        resumes = path.exists()
+        resumes = any(folder.glob("checkpoint-*"))
     if resumes:
-        return TrainingRun.resume(path, data=data, distributed=distributed)
+        return TrainingRun.resume(folder, data=data, distributed=distributed)
     return TrainingRun.start(config, data, out=folder, distributed=distributed)
 
 
@@ -120,28 +118,33 @@ def check_sharded_checkpoints(folder: str) -> None:
         whole, stopped = Path(folder) / f"whole {n}", Path(folder) / f"stopped {n}"
         expected = train_until(start_or_resume(whole, config, **grid), 0)
         train_until(start_or_resume(stopped, config, **grid), 2)
-        check_damage(stopped, config, **grid)
+        check_invalid_shard(stopped, config, **grid)
         assert train_until(start_or_resume(stopped, config, **grid), 0) == expected
 
 
-def check_damage(folder: Path, config: TrainConfig, **grid: Any) -> None:
-    """One changed bit in a file of the last rank: nothing is restored, on any rank."""
+def check_invalid_shard(folder: Path, config: TrainConfig, **grid: Any) -> None:
+    """A number that is not finite in the file of the last rank: nothing is restored, on any."""
     distributed = grid_of_processes(**grid)
-    file = sorted(folder.glob("checkpoint-2/*.safetensors"))[-1]
-    content = file.read_bytes()
+    checkpoint = folder / "checkpoint-2"
+    file = sorted(checkpoint.glob("*.safetensors"))[-1]
+    kept = {path: path.read_bytes() for path in (file, checkpoint / "checksums.json")}
     trainer = Trainer(config, data_of(config), distributed)
     before = {name: own_shard(x).clone() for name, x in trainer.model.state_dict().items()}
     with distributed.on_all_ranks(OSError):
         if distributed.is_main:
-            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    path = folder / CHECKPOINT
-    state = load_checkpoint(path, described=True)
-    with pytest.raises(CheckpointError, match=f"checkpoint-2/{file.name} is damaged"):
-        trainer.restore(state, shards_of(state, path))
+            size = (config.task.model.width // distributed.world_size,)
+            edit_tensors(
+                checkpoint, {"model.last_norm.weight": torch.full(size, torch.inf)}, {}, file.name
+            )
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-2: model\.last_norm\.weight must be finite"
+    ):
+        trainer.restore(Checkpoint.open(folder))
     assert trainer.steps_done == 0
     assert not trainer.optimizer.state
     for name, x in trainer.model.state_dict().items():
         assert torch.equal(own_shard(x), before[name]), name
     with distributed.on_all_ranks(OSError):
         if distributed.is_main:
-            file.write_bytes(content)
+            for path, content in kept.items():
+                path.write_bytes(content)

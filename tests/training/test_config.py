@@ -1,24 +1,25 @@
-"""Tests of run settings and presets."""
+"""Tests of run settings, learning rate schedules and presets."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from tests.support.tiers import each
 from transformer_kernels.models import SIZES
-from transformer_kernels.training import PRESETS, Dataset, TrainConfig, Trainer
+from transformer_kernels.training import PRESETS, Dataset, Schedule, TrainConfig, Trainer
+from transformer_kernels.training.config import Decay
 from transformer_kernels.training.tasks import config_from_dict
-from transformer_kernels.training.tasks.generator import PRESETS as GENERATOR
 
 
 def test_generator_presets_match_the_model_sizes() -> None:
-    assert {name: preset.task.model for name, preset in GENERATOR.items()} == SIZES
+    assert {name: preset.task.model for name, preset in PRESETS["generator"].items()} == SIZES
 
 
 def test_nanogpt_cpu_preset_matches_nanogpt() -> None:
-    preset = GENERATOR["nanogpt-cpu"]
+    preset = PRESETS["generator"]["nanogpt-cpu"]
     assert (preset.batch, preset.steps, preset.task.model.dropout) == (12, 2000, 0.0)
     assert preset.schedule.learning_rate(99, 2000) == 1e-3
     assert preset.schedule.learning_rate(1999, 2000) == pytest.approx(1e-4)
@@ -26,7 +27,7 @@ def test_nanogpt_cpu_preset_matches_nanogpt() -> None:
 
 
 def test_seed_preset_has_the_batch_and_steps_of_its_source() -> None:
-    assert (GENERATOR["seed"].batch, GENERATOR["seed"].steps) == (32, 170_000)
+    assert (PRESETS["generator"]["seed"].batch, PRESETS["generator"]["seed"].steps) == (32, 170_000)
 
 
 @each("preset", [preset for named in PRESETS.values() for preset in named.values()])
@@ -84,7 +85,7 @@ def test_optional_field_of_a_checkpoint_is_none_or_of_its_type() -> None:
 def test_transformer_xl_reads_bytes() -> None:
     fields = PRESETS["transformer-xl"]["demo"].to_dict()
     fields["task"]["model"]["vocabulary"] = 100
-    with pytest.raises(ValueError, match="vocabulary must be 256, the number of bytes, got 100"):
+    with pytest.raises(ValueError, match="at least 256, the number of bytes, got 100"):
         config_from_dict(fields)
 
 
@@ -108,3 +109,59 @@ def test_absent_fields_of_a_checkpoint_are_named(config: TrainConfig) -> None:
             with pytest.raises(ValueError, match=name):
                 config_from_dict(fields)
             part[name] = value
+
+
+@pytest.mark.parametrize("decay", ["cosine", "inverse_sqrt"])
+def test_step_zero_has_a_nonzero_rate(decay: Decay) -> None:
+    schedule = Schedule(decay=decay, peak=1.0, warmup=10)
+    assert schedule.learning_rate(0, 100) == pytest.approx(0.1)
+
+
+def test_inverse_sqrt_is_the_papers_schedule() -> None:
+    width, warmup = 512, 4000
+    schedule = Schedule(
+        decay="inverse_sqrt", peak=(width * warmup) ** -0.5, warmup=warmup, final_share=0.0
+    )
+    for step in (0, 1, 3998, 3999, 4000, 50_000, 99_999):
+        count = step + 1
+        paper = width**-0.5 * min(count**-0.5, count * warmup**-1.5)
+        assert schedule.learning_rate(step, 100_000) == pytest.approx(paper, rel=1e-12)
+
+
+def test_cosine_rises_to_the_peak_and_falls_to_the_final_share() -> None:
+    schedule = Schedule(peak=2.0, warmup=10, final_share=0.1)
+    rates = [schedule.learning_rate(step, 110) for step in range(110)]
+    assert rates[:10] == pytest.approx([0.2 * count for count in range(1, 11)])
+    assert rates[59] == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+    assert rates[-1] == pytest.approx(0.2)
+    assert all(later < earlier for earlier, later in pairwise(rates[9:]))
+
+
+def test_warm_up_longer_than_the_run_is_a_linear_ramp() -> None:
+    assert Schedule(peak=1.0, warmup=100).learning_rate(9, 10) == pytest.approx(0.1)
+
+
+def test_without_warm_up_the_first_rate_is_close_to_the_peak() -> None:
+    assert Schedule(peak=1.0, warmup=0).learning_rate(0, 1000) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("step", [-1, 10])
+def test_step_outside_the_run_is_named(step: int) -> None:
+    with pytest.raises(ValueError, match=f"step must be between 0 and 9, got {step}"):
+        Schedule().learning_rate(step, 10)
+
+
+@each(
+    ("options", "message"),
+    [
+        ({"peak": 0.0}, "peak must be above 0 and finite, got 0.0"),
+        ({"peak": float("nan")}, "peak must be above 0 and finite, got nan"),
+        ({"final_share": 1.5}, "final_share must be between 0 and 1, got 1.5"),
+        ({"warmup": -1}, "warmup must be at least 0, got -1"),
+        ({"warmup": 0, "decay": "inverse_sqrt"}, "warmup must be at least 1, got 0"),
+        ({"decay": "linear"}, "decay must be one of 'cosine', 'inverse_sqrt', got 'linear'"),
+    ],
+)
+def test_invalid_option_is_named(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schedule(**options)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.recurrent import RecentBytesConfig, RecentBytesTask
+from tests.training.run_helpers import edit_config, edit_tensors, with_dropout
 from transformer_kernels.models import GeneratorConfig, TransformerXLConfig
 from transformer_kernels.training import (
+    TASKS,
     ByteLanes,
     ByteWindows,
+    Checkpoint,
     CheckpointError,
     Corpus,
     Dataset,
@@ -27,11 +30,10 @@ from transformer_kernels.training import (
     TrainConfig,
     Trainer,
     corpus_from_bytes,
-    load_checkpoint,
-    save_checkpoint,
 )
+from transformer_kernels.training.checkpoint import write_checkpoint
 from transformer_kernels.training.distributed import DistributedContext
-from transformer_kernels.training.tasks.transformer_xl import TransformerXLTask
+from transformer_kernels.training.tasks import TransformerXLTask
 
 CONTEXT, MEMORY, LANES = 12, 30, 5
 TASK = RecentBytesTask(model=RecentBytesConfig(context=CONTEXT, memory=MEMORY))
@@ -48,6 +50,21 @@ class Rank(DistributedContext):
 
     def all_reduce_sum(self, value: Tensor) -> float:
         return value.item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered(DistributedContext):
+    """A rank that gathers these values."""
+
+    parts: list[Any]
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return self.parts
+
+
+@pytest.fixture(autouse=True)
+def _known_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, TASK.kind, RecentBytesTask)
 
 
 @pytest.fixture
@@ -76,9 +93,8 @@ def data(corpus: Corpus) -> ByteLanes:
     return ByteLanes(corpus, CONTEXT)
 
 
-def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
-    model = replace(config.task.model, dropout=share)
-    return replace(config, task=replace(config.task, model=model))
+def saved(trainer: Trainer, folder: Path) -> Checkpoint:
+    return Checkpoint.open(write_checkpoint(folder, *trainer.state(), ()))
 
 
 def lists(states: Sequence[State]) -> list[list[Any]]:
@@ -142,11 +158,10 @@ def test_resume_continues_exactly(
     whole = Trainer(config, data)
     for _ in range(steps):
         whole.step()
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(whole.state(), path, kind=TASK.kind)
+    checkpoint = saved(whole, tmp_path)
     expected = [whole.step() for _ in range(6)]
     resumed = Trainer(config, data)
-    resumed.restore(load_checkpoint(path))
+    resumed.restore(checkpoint)
     assert [resumed.step() for _ in range(6)] == expected
     assert lists(resumed.states) == lists(whole.states)
     for name, weight in whole.model.state_dict().items():
@@ -162,28 +177,28 @@ def test_states_affect_the_losses(config: TrainConfig, data: ByteLanes) -> None:
     assert kept.step() != lost.step()
 
 
-def test_rank_restores_its_own_states(config: TrainConfig, data: ByteLanes) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_lanes_keep_their_states_on_any_number_of_processes(
+    config: TrainConfig, data: ByteLanes, corpus: Corpus, tmp_path: Path, world_size: int
+) -> None:
+    """Saved by two of them, each with three or two of the five lanes."""
     ranks = [Trainer(config, data, Rank(rank, 2)) for rank in range(2)]
-    for trainer in ranks:
-        trainer.step()
-    states = [trainer.state() for trainer in ranks]
-    gathered = states[0] | {"states": [state["states"][0] for state in states]}
-    for rank, trainer in enumerate(ranks):
-        again = Trainer(config, data, Rank(rank, 2))
-        again.restore(gathered)
-        assert lists(again.states) == lists(trainer.states)
-    assert lists(ranks[0].states) != lists(ranks[1].states)
-
-
-def test_saved_states_are_as_large_as_their_tensors(config: TrainConfig, data: ByteLanes) -> None:
-    """A view is saved with the whole tensor that it is a part of."""
-    trainer = Trainer(replace(config, accumulate=LANES), data)
-    for _ in range(4):
-        trainer.step()
-    for part in trainer.state()["states"][0]:
-        assert part[0].untyped_storage().nbytes() == MEMORY * 4
-    trainer.states[0] = (torch.zeros(MEMORY, 2).T,)
-    assert trainer.state()["states"][0][0][0].is_contiguous()
+    for _ in range(2):
+        for trainer in ranks:
+            trainer.step()
+    parts = [
+        {f"states.{n}": torch.cat(x) for n, x in enumerate(zip(*trainer.states, strict=True))}
+        for trainer in ranks
+    ]
+    metadata, tensors = ranks[0].state()
+    tensors |= Gathered(0, 2, parts=parts).unshard(parts[0])
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path, metadata, tensors, ()))
+    config = replace(config, accumulate=1)
+    for rank in range(world_size):
+        again = Trainer(config, data, Rank(rank, world_size))
+        again.restore(checkpoint)
+        lanes = list(range(LANES))[rank::world_size]
+        assert torch.equal(again.states[0][0], recent(corpus, lanes, 2 * CONTEXT))
 
 
 def test_validation_reads_held_out_lanes_in_order(
@@ -254,7 +269,7 @@ def test_failed_step_leaves_the_states_unchanged(config: TrainConfig, data: Byte
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("precision", get_args(Precision))
 def test_memories_of_transformer_xl_resume_exactly(
-    config: TrainConfig, data: ByteLanes, precision: Precision, recompute: bool
+    config: TrainConfig, data: ByteLanes, tmp_path: Path, precision: Precision, recompute: bool
 ) -> None:
     """Memories are in float32 in every precision. With dropout."""
     model = TransformerXLConfig(
@@ -265,11 +280,12 @@ def test_memories_of_transformer_xl_resume_exactly(
     whole = Trainer(config, data)
     for _ in range(4):
         whole.step()
-    state = copy.deepcopy(whole.state())
-    assert [[x.dtype for x in part] for part in state["states"][0]] == [[torch.float32] * 2] * 2
+    checkpoint = saved(whole, tmp_path)
+    states = {name: x for name, x in checkpoint.tensors.items() if name.startswith("states.")}
+    assert [x.dtype for x in states.values()] == [torch.float32] * 2
     expected = [whole.step() for _ in range(3)]
     resumed = Trainer(config, data)
-    resumed.restore(state)
+    resumed.restore(checkpoint)
     assert [resumed.step() for _ in range(3)] == expected
 
 
@@ -279,7 +295,7 @@ def test_task_without_a_state_has_no_states_in_its_checkpoints(corpus: Corpus) -
     trainer = Trainer(config, ByteWindows(corpus, CONTEXT))
     trainer.step()
     assert trainer.states == [(), ()]
-    assert "states" not in trainer.state()
+    assert not [name for name in trainer.state()[1] if name.startswith("states")]
 
 
 def test_data_without_lanes_are_refused(config: TrainConfig, corpus: Corpus) -> None:
@@ -294,56 +310,40 @@ def test_text_too_short_for_its_lanes_is_refused(config: TrainConfig, data: Byte
         Trainer(replace(config, batch=75), data)
 
 
-ABSENT = object()
-
-
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("state", "message"),
     [
-        ((), ABSENT, "it lacks 'states'"),
-        ((), None, "states must be of type list, got None"),
-        ((), [], "states must have 1 elements, got 0"),
-        ((0,), (), r"states.0 must be of type list, got \(\)"),
-        ((0,), [()], "states.0 must have 2 elements, got 1"),
-        ((0, 1), [], r"states.0.1 must be of type tuple, got \[\]"),
-        ((0, 1), (), "states.0.1 must have 1 elements, got 0"),
-        ((0, 1), (torch.zeros(2, 24), 0), "states.0.1 must have 1 elements, got 2"),
-        ((0, 1), (None,), "states.0.1.0 must be a tensor, got None"),
-        ((0, 1), (torch.zeros(3, 24),), r"states.0.1.0 must have shape \(2, 24\).* got \(3, 24\)"),
-        ((0, 0), (torch.zeros(3, 30),), r"states.0.0.0 must have shape \(3, 24\)"),
-        ((0, 1), (torch.zeros(2, 24).double(),), "dtype torch.float32, got .* torch.float64"),
-        ((0, 1), (torch.full((2, 24), torch.nan),), "states.0.1.0 must be finite"),
-        ((0, 1), (torch.zeros(24, 2).T,), "states.0.1.0 must be a contiguous tensor"),
+        (None, "it lacks the tensor states.0"),
+        (torch.zeros(4, 24), r"states.0 must have shape \(5, 24\) .* got \(4, 24\)"),
+        (torch.zeros(5, 30), r"states.0 must have shape \(5, 24\)"),
+        (torch.zeros(5, 24).double(), "dtype torch.float32, got .* torch.float64"),
+        (torch.full((5, 24), torch.nan), "states.0 must be finite"),
     ],
 )
 def test_damaged_states_are_named(
-    config: TrainConfig, data: ByteLanes, path: tuple[int, ...], value: Any, message: str
+    config: TrainConfig, data: ByteLanes, tmp_path: Path, state: Tensor | None, message: str
 ) -> None:
     trainer = Trainer(config, data)
     for _ in range(2):
         trainer.step()
-    state = trainer.state()
-    holder: Any = state
-    key: Any = "states"
-    for n in path:
-        holder, key = holder[key], n
-    if value is ABSENT:
-        del holder[key]
-    else:
-        holder[key] = value
+    folder = write_checkpoint(tmp_path, *trainer.state(), ())
+    edit_tensors(folder, {"states.0": state})
     other = Trainer(config, data)
     before = copy.deepcopy(other.model.state_dict())
-    with pytest.raises(CheckpointError, match=message) as caught:
-        other.restore(state)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=message):
+        other.restore(Checkpoint.open(folder))
     assert (other.steps_done, other.states) == (0, [(), ()])
     for name, weight in other.model.state_dict().items():
         assert torch.equal(weight, before[name]), name
 
 
-def test_states_at_the_end_of_the_lanes_must_be_empty(config: TrainConfig, data: ByteLanes) -> None:
+def test_states_at_the_end_of_the_lanes_must_be_empty(
+    config: TrainConfig, data: ByteLanes, tmp_path: Path
+) -> None:
     trainer = Trainer(config, data)
     trainer.step()
-    state = trainer.state()
-    with pytest.raises(CheckpointError, match=r"states.0.0 must have 0 elements, got 1"):
-        Trainer(config, data).restore(state | {"steps_done": data.segments(LANES)})
+    folder = write_checkpoint(tmp_path, *trainer.state(), ())
+    steps = data.segments(LANES)
+    edit_config(folder, lambda values: values.update(steps_done=steps, updates=steps))
+    with pytest.raises(CheckpointError, match=r"it has the unknown tensor 'states.0'"):
+        Trainer(config, data).restore(Checkpoint.open(folder))

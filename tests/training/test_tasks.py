@@ -39,19 +39,21 @@ from transformer_kernels.training import (
     train,
 )
 from transformer_kernels.training.data import BEGIN, END, IGNORE_INDEX, PAD, TokenWindows
-from transformer_kernels.training.tasks import task_from_dict
-from transformer_kernels.training.tasks.bert import BertTask
-from transformer_kernels.training.tasks.classifier import ClassifierTask
-from transformer_kernels.training.tasks.generator import GeneratorTask
-from transformer_kernels.training.tasks.gpt2 import GPT2Task
-from transformer_kernels.training.tasks.linear_copy import LinearCopyTask
-from transformer_kernels.training.tasks.linear_transformer import LinearTransformerTask
-from transformer_kernels.training.tasks.lookup import LookupTask
-from transformer_kernels.training.tasks.reformer import ReformerTask
-from transformer_kernels.training.tasks.reformer_copy import ReformerCopyTask
-from transformer_kernels.training.tasks.sparse_transformer import SparseTransformerTask
-from transformer_kernels.training.tasks.transformer_xl import TransformerXLTask
-from transformer_kernels.training.tasks.translator import TranslatorTask
+from transformer_kernels.training.tasks import (
+    BertTask,
+    ClassifierTask,
+    GeneratorTask,
+    GPT2Task,
+    LinearCopyTask,
+    LinearTransformerTask,
+    LookupTask,
+    ReformerCopyTask,
+    ReformerTask,
+    SparseTransformerTask,
+    TransformerXLTask,
+    TranslatorTask,
+    task_from_dict,
+)
 
 SMALL: dict[str, Any] = {"layers": 1, "heads": 2, "width": 16}
 TINY: tuple[Task, ...] = (
@@ -193,8 +195,8 @@ def test_resume_reloads_the_data_and_continues_exactly(
     data = data_of(task, folder)
     whole = train(config_of(task), data)
     train(config_of(task), data, out=tmp_path, should_stop=lambda: True)
-    assert without_times(resume(tmp_path / "checkpoint.pt").rows) == without_times(whole.rows)
-    trained = load_model(tmp_path / "checkpoint.pt", task.kind)
+    assert without_times(resume(tmp_path).rows) == without_times(whole.rows)
+    trained = load_model(tmp_path, task.kind)
     assert trained.task == whole.config.task == task.fitted(data)
     assert trained.extra == task.extra(data)
     for name, weight in whole.model.state_dict().items():

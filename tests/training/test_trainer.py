@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,34 +13,22 @@ import torch
 from torch import Tensor
 
 from tests.support.processes import torchrun
+from tests.training.run_helpers import default_dtype, with_dropout, without_times
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import Stack
 from transformer_kernels.training import (
-    CheckpointError,
-    CurveRow,
+    Checkpoint,
     Dataset,
     Precision,
     TrainConfig,
     Trainer,
-    load_checkpoint,
     read_curve,
     resume,
     train,
 )
+from transformer_kernels.training.checkpoint import write_checkpoint
 from transformer_kernels.training.distributed import DistributedContext
 from transformer_kernels.training.trainer import MIN_LOSS_SCALE, split
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
-    model = replace(config.task.model, dropout=share)
-    return replace(config, task=replace(config.task, model=model))
 
 
 def gradients(trainer: Trainer) -> list[Tensor]:
@@ -49,25 +36,17 @@ def gradients(trainer: Trainer) -> list[Tensor]:
     return [p.grad for p in trainer.model.parameters() if p.grad is not None]
 
 
-@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_accumulated_gradients_equal_those_of_the_whole_batch(
+def test_accumulated_gradients_and_losses_equal_those_of_the_whole_batch(
     config: TrainConfig, data: Dataset, parts: int
 ) -> None:
     config = replace(config, batch=7)
-    whole = Trainer(config, data)
-    accumulated = Trainer(replace(config, accumulate=parts), data)
-    for _ in range(3):
-        assert_same_function(gradients(accumulated), gradients(whole))
-
-
-@pytest.mark.usefixtures("float64")
-def test_accumulated_loss_equals_that_of_the_whole_batch(
-    config: TrainConfig, data: Dataset
-) -> None:
-    config = replace(config, batch=7)
-    losses = train(config, data).losses
-    assert train(replace(config, accumulate=3), data).losses == pytest.approx(losses, rel=1e-10)
+    with default_dtype(torch.float64):
+        whole = Trainer(config, data)
+        accumulated = Trainer(replace(config, accumulate=parts), data)
+        for _ in range(3):
+            assert_same_function(gradients(accumulated), gradients(whole))
+        assert accumulated.step().loss == pytest.approx(whole.step().loss, rel=1e-10)
 
 
 def test_recomputation_gives_identical_losses_with_dropout(
@@ -127,10 +106,6 @@ def test_gradient_overflow_at_the_minimum_loss_scale_is_an_error(
         trainer.step()
 
 
-def without_times(rows: list[CurveRow]) -> list[CurveRow]:
-    return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
-
-
 def test_float16_run_with_accumulation_and_recomputation_resumes_exactly(
     config: TrainConfig, data: Dataset, tmp_path: Path
 ) -> None:
@@ -138,10 +113,29 @@ def test_float16_run_with_accumulation_and_recomputation_resumes_exactly(
     whole = train(config, data)
     stop = iter((False, False, True))
     train(config, data, out=tmp_path, should_stop=lambda: next(stop))
-    resumed = resume(tmp_path / "checkpoint.pt", data=data)
+    resumed = resume(tmp_path, data=data)
     assert without_times(resumed.rows) == without_times(whole.rows)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_loss_scale_after_a_skipped_update_is_restored(
+    config: TrainConfig, data: Dataset, tmp_path: Path
+) -> None:
+    config = replace(config, precision="float16")
+    trainer = Trainer(config, data)
+    weight = trainer.model.get_parameter("logits.weight")
+    hook = weight.register_hook(lambda gradient: gradient / 0.0)
+    trainer.step()
+    hook.remove()
+    trainer.step()
+    checkpoint = Checkpoint.open(write_checkpoint(tmp_path, *trainer.state(), ()))
+    assert (checkpoint.metadata.steps_done, checkpoint.metadata.updates) == (2, 1)
+    resumed = Trainer(config, data)
+    assert resumed.scaler.state_dict() != trainer.scaler.state_dict()
+    resumed.restore(checkpoint)
+    assert resumed.scaler.state_dict() == trainer.scaler.state_dict()
+    assert resumed.step() == trainer.step()
 
 
 def test_split_gives_micro_batches_of_nearly_equal_size() -> None:
@@ -200,11 +194,8 @@ def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
     ):
         done = torchrun(2, *words)
         assert done.returncode == 0, done.stderr
-    checkpoint = stopped / "checkpoint.pt"
-    assert load_checkpoint(checkpoint)["steps_done"] == 4
-    resumed = train_with_processes(
-        2, "transformer-xl", "--resume", str(checkpoint), "--threads", "1"
-    )
+    assert Checkpoint.open(stopped).metadata.steps_done == 4
+    resumed = train_with_processes(2, "transformer-xl", "--resume", str(stopped), "--threads", "1")
     assert resumed.returncode == 0, resumed.stderr
     curves = [without_times(read_curve(folder / "curve.csv")) for folder in (whole, stopped)]
     assert curves[0] == curves[1]
@@ -222,7 +213,7 @@ def test_two_processes_resume_memories_exactly(tmp_path: Path) -> None:
 def test_two_processes_give_the_curve_of_one_and_resume(
     tmp_path: Path, kind: str, model: str
 ) -> None:
-    """The batch does not divide by processes and micro-batches. Lanes need the same processes."""
+    """The batch does not divide by processes and micro-batches."""
     text = tmp_path / "text.txt"
     text.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
     tiny = (
@@ -241,9 +232,5 @@ def test_two_processes_give_the_curve_of_one_and_resume(
     losses = [[(row.train_loss, row.val_loss) for row in rows] for rows in (one, two)]
     assert_same_function(*(torch.tensor([[x, y or 0.0] for x, y in rows]) for rows in losses))
 
-    checkpoint = tmp_path / "two" / "checkpoint.pt"
-    if kind == "transformer-xl":
-        with pytest.raises(CheckpointError, match="trained by 2 processes, but this run has 1"):
-            resume(checkpoint)
-    resumed = train_with_processes(2, kind, "--resume", str(checkpoint), "--threads", "1")
+    resumed = train_with_processes(2, kind, "--resume", str(tmp_path / "two"), "--threads", "1")
     assert resumed.returncode == 0, resumed.stderr

@@ -1,12 +1,11 @@
-"""Measurement core of the demo and of benchmarks/: cases, variants, time, peak memory, error."""
+"""Measurement core of `bench`, the demo and benchmarks/: cases, variants, time, memory, error."""
 
 from .accuracy import Outputs, exact_outputs, run_once
 from .cases import Attend, Case, Direction, Inputs
-from .clocks import Clock, clock_for
 from .memory import memory_can_be_measured, peak_extra_bytes
 from .provenance import Provenance, device_slug
 from .rows import Row, append_rows, make_row, read_rows, write_rows
-from .timer import Budget, Interleaver, Ratio, Timing
+from .timer import Budget, Clock, Interleaver, Ratio, Timing, clock_for
 from .variants import VARIANTS, Variant, usable_variants
 from .workload import prepare_work
 

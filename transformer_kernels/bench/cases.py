@@ -14,7 +14,8 @@ from ..masks.mask import Mask
 from ..problem.operations import backward_operations, forward_operations
 from .provenance import CPU
 
-Direction = Literal["fwd", "bwd", "fwd+bwd"]
+Direction = Literal["fwd", "bwd", "fwd+bwd", "step"]
+"""`step` is a training step: forward, backward and optimizer."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v -> o"""

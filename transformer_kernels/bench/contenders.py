@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 from .accuracy import Outputs, exact_outputs, run_once
 from .cases import Attend, Case, Direction, Inputs
-from .clocks import clock_for
 from .memory import peak_extra_bytes
 from .provenance import Provenance
 from .rows import Row, make_row
-from .timer import Budget, Interleaver, Timing
+from .timer import Budget, Interleaver, Timing, clock_for
 from .tolerance import assert_within_rule
 from .variants import Variant
 from .workload import Prepare, prepare_work

@@ -7,13 +7,12 @@ gradients that are recomputed, so that no implementation reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from .clocks import clock_for
 from .rows import Row
+from .timer import clock_for
 from .workload import Workload
 
 SIDES = {"cpu": 1536, "cuda": 8192}
@@ -50,26 +49,9 @@ class Limits:
     def _of_traffic(self, row: Row) -> float:
         """Keys that no query sees need not be read. At least the share of keys that a query sees on
         average is seen."""
-        read = _seen_elements(row) / _all_elements(row)
+        queries, keys = row.B * row.H_q * row.M, row.B * row.H_kv * row.N  # elements of a column
+        read = (queries + row.visible * keys) / (queries + keys)
         return row.gbytes_s * read / self.gbytes_s
-
-
-def _all_elements(row: Row) -> float:
-    """Elements of q, k, v and o, which a row's bandwidth counts."""
-    return _of_queries(row) + _of_keys(row)
-
-
-def _seen_elements(row: Row) -> float:
-    """Elements of q and o, and of the least part of k and v that must be read."""
-    return _of_queries(row) + row.visible * _of_keys(row)
-
-
-def _of_queries(row: Row) -> float:
-    return float(row.B * row.H_q * row.M * (row.D + row.D_v))
-
-
-def _of_keys(row: Row) -> float:
-    return float(row.B * row.H_kv * row.N * (row.D + row.D_v))
 
 
 def measure_limits(dtype: torch.dtype, device: torch.device) -> Limits:
@@ -93,9 +75,9 @@ def memory_rate(device: torch.device) -> float:
     return max(reading, copying)
 
 
-def _least_seconds(workload: Workload, device: torch.device, repeats: int = REPEATS) -> float:
+def _least_seconds(workload: Workload, device: torch.device) -> float:
     clock = clock_for(device)
     workload()
-    laps: list[Callable[[], float]] = [clock.lap(workload) for _ in range(repeats)]
+    laps = [clock.lap(workload) for _ in range(REPEATS)]
     clock.wait()
     return min(lap() for lap in laps)

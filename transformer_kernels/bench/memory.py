@@ -56,34 +56,37 @@ def peak_extra_bytes(prepare: Prepare, device: torch.device = CPU) -> int | None
     Returns:
         Bytes, or None if the system cannot measure it.
     """
-    if device.type == "cuda":
-        return _peak_on_cuda(prepare, device)
-    if not memory_can_be_measured():
+    if device.type != "cuda" and not memory_can_be_measured():
         return None
     prepare()()
     workload = prepare()
     gc.collect()
-    _return_free_memory()
-    _reset_peak()
-    before = _resident("VmRSS")
+    before = _start(device)
     result = workload()
-    peak = _resident("VmHWM")
+    peak = _peak(device)
     del result
     return max(0, peak - before)
 
 
-def _peak_on_cuda(prepare: Prepare, device: torch.device) -> int:
-    prepare()()
-    workload = prepare()
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    result = workload()
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device)
-    del result
-    return peak - before
+def _start(device: torch.device) -> int:
+    """Resets the peak. Returns the bytes in use."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    extension.release_workspace()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    _reset_peak()
+    return _resident("VmRSS")
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device)
+    return _resident("VmHWM")
 
 
 def available_bytes() -> int | None:
@@ -119,11 +122,3 @@ def _kibibytes(text: str, field: str) -> int:
         if name == field:
             return int(value.split()[0])
     raise LookupError(f"no {field} in {text[:80]!r}...")
-
-
-def _return_free_memory() -> None:
-    """Returns the free memory cached by our kernels and by glibc to the system."""
-    extension.release_workspace()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -15,7 +15,11 @@ from .timer import Timing
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement. The fields are the CSV columns, in order."""
+    """One measurement. The fields are the CSV columns, in order.
+
+    `visible`, `tflops`, `gbytes_s` and `error` are NaN where they have no meaning, as those of a
+    training step.
+    """
 
     date: str
     commit: str

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from .clocks import clock_for
+from .timer import clock_for
 from .workload import Workload
 
 TOLERANCE = 0.05
@@ -30,16 +30,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Result of a probe: seconds of a matrix product and of a copy, medians of REPEATS."""
+class Speed(NamedTuple):
+    """Seconds of a matrix product and of a copy, medians of REPEATS."""
 
     product: float
     copy: float
-
-    def slower_than(self, other: Speed) -> float:
-        """Returns how much slower the slower of the two is, as a fraction: 0.05 is 5%."""
-        return max(self.product / other.product, self.copy / other.copy) - 1.0
 
 
 class Probe:
@@ -59,8 +54,7 @@ class Probe:
     def __call__(self) -> Speed:
         laps = [[self._clock.lap(one) for one in self._workloads] for _ in range(REPEATS)]
         self._clock.wait()
-        product, copy = (median(lap() for lap in of_one) for of_one in zip(*laps, strict=True))
-        return Speed(product, copy)
+        return Speed(*(median(lap() for lap in of_one) for of_one in zip(*laps, strict=True)))
 
 
 class Watch:
@@ -70,23 +64,21 @@ class Watch:
         self._probe = probe
         self._speeds: list[Speed] = []
 
-    def look(self) -> Speed:
+    def probe(self) -> Speed:
         """Measures the speed now."""
         self._speeds.append(self._probe())
         return self._speeds[-1]
 
-    @property
-    def usual(self) -> Speed:
-        """Lower quartiles of all probes: a moment of turbo does not change them, as it would change
-        a minimum."""
-        return Speed(
-            _lower_quartile([speed.product for speed in self._speeds]),
-            _lower_quartile([speed.copy for speed in self._speeds]),
-        )
+    def slowdown(self, *speeds: Speed) -> float:
+        """Returns how much slower than usual the slowest part was, as a fraction: 0.05 is 5%.
 
-
-def _lower_quartile(values: list[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 4]
+        Usual are the lower quartiles of all probes: a moment of turbo does not change them, as it
+        would change a minimum.
+        """
+        quartile = (len(self._speeds) - 1) // 4
+        usual = Speed(*(sorted(part)[quartile] for part in zip(*self._speeds, strict=True)))
+        parts = [(one.product / usual.product, one.copy / usual.copy) for one in speeds]
+        return max(max(part) for part in parts) - 1.0
 
 
 @dataclass(frozen=True)
@@ -98,16 +90,6 @@ class Disturbed(Generic[T, R]):
     """of the last try"""
     slower: float
     """how much slower the machine was during the last try, as a fraction"""
-
-
-@dataclass(frozen=True)
-class _Try(Generic[R]):
-    result: R
-    before: Speed
-    after: Speed
-
-    def slower_than(self, usual: Speed) -> float:
-        return max(self.before.slower_than(usual), self.after.slower_than(usual))
 
 
 @dataclass(frozen=True)
@@ -138,23 +120,20 @@ def measure_steadily(
         tries: largest number of measurements of an item.
     """
     items = list(items)
-    done: dict[int, _Try[R]] = {}
-
-    def slower(index: int) -> float:
-        return done[index].slower_than(watch.usual)
-
     pending = list(range(len(items)))
+    results: dict[int, R] = {}
+    probes: dict[int, tuple[Speed, Speed]] = {}
     for _ in range(tries):
-        before = watch.look()
+        before = watch.probe()
         for index in pending:
-            result = measure(items[index])
-            after = watch.look()
-            done[index] = _Try(result, before, after)
+            results[index] = measure(items[index])
+            after = watch.probe()
+            probes[index] = before, after
             before = after
-        pending = [index for index in done if slower(index) > tolerance]
+        pending = [index for index in results if watch.slowdown(*probes[index]) > tolerance]
         if not pending:
             break
     return Steady(
-        [(items[index], one.result) for index, one in done.items() if index not in pending],
-        [Disturbed(items[index], done[index].result, slower(index)) for index in pending],
+        [(items[index], result) for index, result in results.items() if index not in pending],
+        [Disturbed(items[i], results[i], watch.slowdown(*probes[i])) for i in pending],
     )

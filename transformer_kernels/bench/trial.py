@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from .accuracy import Outputs, exact_outputs, run_once
 from .cases import Attend, Case, Inputs
@@ -47,9 +46,13 @@ def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
     Raises:
         DeviceLostError: a variant has caused a fault of the CUDA device.
     """
+    group = case.H_q // case.H_kv
+    keys = sorted({0, case.H_kv - 1})
+    queries = [h * group + i for h in keys for i in range(group)]
     inputs = case.inputs()
-    heads = _CheckedHeads(case)
-    part, part_inputs = heads.case(), heads.inputs(inputs)
+    q, k, v, do = inputs
+    part = replace(case, H_q=len(queries), H_kv=len(keys))
+    part_inputs = Inputs(q[:, queries], k[:, keys], v[:, keys], do[:, queries])
     naive = run_once(VARIANTS["naive"].attend_for(part), part_inputs)
     expected = Expected(exact_outputs(part, part_inputs), naive)
     attends: dict[str, Attend] = {}
@@ -61,7 +64,8 @@ def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
 
         def attempt(variant: Variant = variant) -> None:
             attend = variant.attend_for(case)
-            got = heads.outputs(run_once(attend, inputs))
+            o, dq, dk, dv, _ = run_once(attend, inputs)
+            got = Outputs(o[:, queries], dq[:, queries], dk[:, keys], dv[:, keys])
             assert_correct(variant.name, case, got, expected)
             attends[variant.name], outputs[variant.name] = attend, got
 
@@ -73,36 +77,7 @@ def try_out(case: Case, variants: Iterable[Variant]) -> Trial:
     return Trial(CheckedCase(case, inputs, attends, outputs, expected), skipped, broken, seconds)
 
 
-class _CheckedHeads:
-    """The first and the last key head of a case, and the query heads that share them."""
-
-    def __init__(self, case: Case) -> None:
-        group = case.H_q // case.H_kv
-        self._case = case
-        self._keys = sorted({0, case.H_kv - 1})
-        self._queries = [h * group + i for h in self._keys for i in range(group)]
-
-    def case(self) -> Case:
-        return replace(self._case, H_q=len(self._queries), H_kv=len(self._keys))
-
-    def inputs(self, x: Inputs) -> Inputs:
-        q, k, v, do = x
-        return Inputs(self._of_queries(q), self._of_keys(k), self._of_keys(v), self._of_queries(do))
-
-    def outputs(self, x: Outputs) -> Outputs:
-        o, dq, dk, dv, _ = x
-        return Outputs(
-            self._of_queries(o), self._of_queries(dq), self._of_keys(dk), self._of_keys(dv)
-        )
-
-    def _of_queries(self, x: Tensor) -> Tensor:
-        return x[:, self._queries]
-
-    def _of_keys(self, x: Tensor) -> Tensor:
-        return x[:, self._keys]
-
-
-def failure_reason(attempt: Callable[[], None]) -> str | None:
+def failure_reason(attempt: Callable[[], object]) -> str | None:
     """Returns the first line of the exception and of torch's warnings, or None if it succeeds.
 
     Raises:

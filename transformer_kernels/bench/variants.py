@@ -20,7 +20,6 @@ from ..masks.mask import Mask
 from ..scores import philox
 from . import peers
 from .cases import SEED, Attend, Case, check_no_options
-from .flex import flex
 from .provenance import CPU
 
 
@@ -44,9 +43,13 @@ class Variant:
 
 
 def _naive(case: Case) -> Attend:
-    visible = _bool_mask(case)
+    visible, factor = _bool_mask(case), None
     hidden = None if visible is None else ~visible
-    factor = _dropout_factor(case) if case.dropout_p else None
+    if case.dropout_p:
+        # From our own bits: with torch's, results would differ.
+        seed = torch.tensor(SEED, device=case.device)
+        kept = philox.keep_mask(seed, case.B, case.H_q, case.M, case.N, case.dropout_p)
+        factor = (kept * philox.keep_factor(case.dropout_p)).to(case.dtype)
     return lambda q, k, v: naive_attention(q, k, v, hidden, bias=case.bias, factor=factor)
 
 
@@ -88,19 +91,18 @@ def naive_attention(
     return torch.matmul(p, v)
 
 
-def _dropout_factor(case: Case) -> Tensor:
-    """Dropout factors, (B, H_q, M, N), from our own bits: with torch's, results would differ."""
-    seed = torch.tensor(SEED, device=case.device)
-    kept = philox.keep_mask(seed, case.B, case.H_q, case.M, case.N, case.dropout_p)
-    return (kept * philox.keep_factor(case.dropout_p)).to(case.dtype)
-
-
 def _sdpa(case: Case) -> Attend:
     check_no_options("torch's SDPA", case)
-    if case.mask is not None and case.mask.constraints == Mask.causal().constraints:
-        return lambda q, k, v: _torch_sdpa(q, k, v, is_causal=True)
-    attn_mask = _bool_mask(case)
-    return lambda q, k, v: _torch_sdpa(q, k, v, attn_mask=attn_mask)
+    is_causal = case.mask is not None and case.mask.constraints == Mask.causal().constraints
+    attn_mask = None if is_causal else _bool_mask(case)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, is_causal=is_causal, enable_gqa=grouped
+        )
+
+    return attend
 
 
 def _sdpa_by(kernel: SDPBackend) -> Callable[[Case], Attend]:
@@ -116,15 +118,6 @@ def _sdpa_by(kernel: SDPBackend) -> Callable[[Case], Attend]:
         return call
 
     return attend_for
-
-
-def _torch_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None = None, is_causal: bool = False
-) -> Tensor:
-    grouped = q.shape[1] != k.shape[1]
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=attn_mask, is_causal=is_causal, enable_gqa=grouped
-    )
 
 
 def ours(backend: str) -> Callable[[Case], Attend]:
@@ -154,23 +147,15 @@ def _cuda_reason() -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
-def _kernels_reason() -> str | None:
-    return _cuda_reason() or CudaBackend().unavailable_reason()
-
-
-def _sm80_reason() -> str | None:
-    if (reason := _kernels_reason()) is not None:
+def _family_reason(family: str) -> str | None:
+    """The GPU decides which of the two kernel families of the backend "cuda" runs."""
+    if (reason := _cuda_reason() or CudaBackend().unavailable_reason()) is not None:
         return reason
     if runs_hopper(torch.device("cuda")):
-        return f"this GPU runs cuda_sm90; set {HOPPER_SWITCH}=0 to measure cuda_sm80"
-    return None
-
-
-def _sm90_reason() -> str | None:
-    if (reason := _kernels_reason()) is not None:
-        return reason
-    has = runs_hopper(torch.device("cuda"))
-    return None if has else "the GPU is not a Hopper GPU, or the sm90 kernels are not built"
+        switch = f"this GPU runs cuda_sm90; set {HOPPER_SWITCH}=0 to measure cuda_sm80"
+        return None if family == "sm90" else switch
+    missing = "the GPU is not a Hopper GPU, or the sm90 kernels are not built"
+    return None if family == "sm80" else missing
 
 
 def _triton_reason() -> str | None:
@@ -193,20 +178,22 @@ VARIANTS = {
                 ("efficient", SDPBackend.EFFICIENT_ATTENTION),
             )
         ),
-        Variant("flex", "FlexAttention", flex, _cuda_reason, CUDA),
+        Variant("flex", "FlexAttention", peers.flex, _cuda_reason, CUDA),
         *(
             Variant(name, name, attend_for, partial(peers.missing_reason, name), CUDA)
             for name, attend_for in peers.PEERS.items()
         ),
         Variant("cpu", "fused (cpu)", ours("cpu"), extension.unavailable_reason, is_peer=False),
-        # Two kernel families of one backend; the GPU decides which of them runs.
         *(
-            Variant(f"cuda_{name}", f"fused (cuda, {name})", ours("cuda"), why, CUDA, is_peer=False)
-            for name, why in (("sm80", _sm80_reason), ("sm90", _sm90_reason))
+            Variant(
+                f"cuda_{family}", f"fused (cuda, {family})", ours("cuda"),
+                partial(_family_reason, family), CUDA, is_peer=False,
+            )
+            for family in ("sm80", "sm90")
         ),
         Variant("triton", "fused (triton)", ours("triton"), _triton_reason, CUDA, is_peer=False),
     )
-}
+}  # fmt: skip
 
 
 def usable_variants(names: Iterable[str] = VARIANTS, device: torch.device = CPU) -> list[Variant]:

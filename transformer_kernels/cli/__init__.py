@@ -1,7 +1,7 @@
 """Command line: `python -m transformer_kernels <command>`, or `transformer-kernels <command>`.
 
-Each command is a module with a function `add_parser`, which registers a function `run`. Heavy
-imports such as torch are inside `run`, so that `--help` is fast.
+Each module has a function `add_parser`, which registers one command or more, each with its function
+`run`. Heavy imports such as torch are inside `run`, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..version import __version__
-from . import bench, classify, demo, evaluate, generate, info, lookup, tiles, train, translate, tune
-from .errors import UserError
+from . import bench, demo, inference, info, train
+from .common import UserError
 
 
 class Command(Protocol):
@@ -25,12 +25,7 @@ class Command(Protocol):
     ) -> None: ...
 
 
-COMMANDS: tuple[Command, ...] = (
-    *(info, demo, bench),
-    *(train, evaluate, generate, classify, translate, lookup),
-    *(tiles, tune),
-)
-
+COMMANDS: tuple[Command, ...] = (info, demo, bench, train, inference)
 
 _BROKEN_PIPE = 141
 """Exit status 128 + SIGPIPE."""
@@ -46,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         exit status: 0 on success, 2 for a user error, 141 (as other programs) for a closed output
         pipe; commands may return others.
     """
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args = _parser(words).parse_args(words)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
@@ -61,15 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="transformer-kernels",
         description="Fused attention kernels for PyTorch: inspect the installation, run a demo, "
-        "train and use the reference models, tune the kernels.",
+        "train and use the reference models.",
         epilog="Help for one command: transformer-kernels COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(metavar="command", required=True)
     for command in COMMANDS:
         command.add_parser(subparsers)
+    if list(words[:1]) == ["train"]:
+        # Its options are the fields of the configs, which import the models.
+        train.add_models(subparsers.choices["train"])
     return parser

@@ -1,39 +1,51 @@
-"""Options shared by the commands that use a trained model."""
+"""Errors of the user, and options that commands share."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .errors import UserError
-
-if TYPE_CHECKING:
-    from ..training import Tokens
+_NO_MEMORY = "can't allocate memory"
+"""Part of the RuntimeError of torch's CPU allocator"""
 
 
-def add_checkpoint(parser: argparse.ArgumentParser, *kinds: str) -> None:
-    commands = " or ".join(f"`train {kind}`" for kind in kinds)
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="FILE",
-        required=True,
-        help=f"checkpoint file written by {commands}",
-    )
+class UserError(Exception):
+    """An invalid request by the user; the text is one line with the reason."""
 
 
-def add_attention(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--attn-implementation",
-        choices=("eager", "fused", "sdpa"),
-        default="fused",
-        help="attention implementation: eager (bmm, softmax, bmm in plain torch), fused (the "
-        "kernels of this package) or sdpa (torch's scaled_dot_product_attention); "
-        "default: %(default)s",
-    )
+@contextmanager
+def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Converts exceptions of these types into a one-line `UserError`.
+
+    Wrap only calls that validate user input, and list only the types they raise for invalid input.
+    """
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise UserError(f"{error.filename}: {error.strerror}") from error
+        raise UserError(" ".join(str(error).split())) from error
+
+
+@contextmanager
+def memory_as_user_error() -> Iterator[None]:
+    """Converts failed allocations of Python and torch, on the CPU or a GPU, into a `UserError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, not imported here
+        if isinstance(error, RuntimeError) and not on_gpu and _NO_MEMORY not in str(error):
+            raise
+        raise UserError(
+            "out of memory: try a smaller --batch or model, a larger --accumulate or --recompute"
+        ) from error
+
+
+def run_folder(kind: str) -> Path:
+    """Default output folder of a training run."""
+    return Path("runs", kind)
 
 
 def check_text(name: str, text: str) -> None:
@@ -44,17 +56,6 @@ def check_text(name: str, text: str) -> None:
         raise UserError(f"{name} must be UTF-8 text, got {text[:60]!a}") from None
 
 
-def decoded(tokens: Tokens, numbers: Iterable[int]) -> bytes:
-    """Decodes generated tokens. A model may have more than its tokenizer, which stand for ''."""
-    return tokens.decode(number for number in numbers if number < tokens.vocabulary)
-
-
-def read_texts(files: Sequence[Path]) -> list[tuple[str, bytes]]:
-    """Returns (name, content) of each file, or of standard input if there are none.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    if not files:
-        return [("standard input", sys.stdin.buffer.read())]
-    return [(str(file), file.read_bytes()) for file in files]
+def add_number(parser: argparse.ArgumentParser, name: str, **settings: object) -> None:
+    """Adds an option whose value is a whole number, unless `type` says otherwise."""
+    parser.add_argument(name, **{"type": int, "metavar": "N", **settings})  # type: ignore[arg-type]

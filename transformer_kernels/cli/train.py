@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .error_mapping import as_user_error, memory_as_user_error
-from .errors import UserError
-from .recipes import RECIPES, Recipe
+from .common import UserError, as_user_error, memory_as_user_error, run_folder
+from .inference import users_of
 
 if TYPE_CHECKING:
     from ..training import TrainConfig, TrainingRun, TrainResult
@@ -22,85 +21,51 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 
-_RUN_OPTIONS = (
-    (
-        "attn-implementation",
-        str,
-        "attention implementation: eager (bmm, softmax, bmm in plain torch), fused (the kernels of "
-        "this package) or sdpa (torch's scaled_dot_product_attention)",
-    ),
-    ("steps", int, "number of training steps, one batch each"),
-    ("batch", int, "examples per step, over all processes"),
-    ("accumulate", int, "gradient accumulation: number of micro-batches per step, to save memory"),
-    ("precision", str, "autocast precision of matrix products; weights stay in float32"),
-    ("eval-every", int, "steps between validations, each followed by a checkpoint"),
-    ("seed", int, "random seed of weights, batches and dropout"),
-    ("device", str, "torch device; with `cuda`, each process under torchrun uses its own GPU"),
-)
-_CHOICES = {
-    "attn-implementation": ("eager", "fused", "sdpa"),
-    "precision": ("float32", "bfloat16", "float16"),
-    "pattern": ("local", "strided", "fixed"),
-    "combination": ("merged", "split"),
-    "positions": ("learned", "decay"),
-}
-
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
+    subparsers.add_parser(
         "train",
         help="train a reference model",
         description="Trains one of the reference models. Help for one model: "
         "transformer-kernels train MODEL --help",
     )
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Completes the parser with the models and the options of their configs; imports the models."""
+    from ..training import PRESETS
+
     models = parser.add_subparsers(metavar="model", required=True)
-    for recipe in RECIPES:
-        model_parser = models.add_parser(
-            recipe.kind,
-            help=recipe.help,
+    for kind, presets in PRESETS.items():
+        task = next(iter(presets.values())).task
+        summary = (task.__doc__ or "").split("\n")[0].removesuffix(".")
+        model = models.add_parser(
+            kind,
+            help=summary,
             description=(
-                f"Trains {recipe.help}. A preset defines every setting; options override single "
-                "ones. Ctrl-C saves a checkpoint and stops. To train on several processes, run "
-                f"torchrun --nproc-per-node N -m transformer_kernels train {recipe.kind} ..."
+                f"Trains: {summary}. A preset defines every setting; options override single ones. "
+                "Ctrl-C saves a checkpoint and stops. To train on several processes, run "
+                f"torchrun --nproc-per-node N -m transformer_kernels train {kind} ..."
             ),
         )
-        _add_files(model_parser, recipe)
-        _add_options(model_parser, recipe)
-        model_parser.set_defaults(run=run_training, recipe=recipe)
+        _add_run_options(model, kind, task.data_help)
+        _add_config_options(model, presets)
+        model.set_defaults(run=run_training, kind=kind)
 
 
-def _add_files(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
-    parser.add_argument("--data", type=Path, metavar="PATH", help=recipe.data)
+def _add_run_options(parser: argparse.ArgumentParser, kind: str, data: str) -> None:
+    parser.add_argument("--data", type=Path, metavar="PATH", help=data)
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"output folder for checkpoint, curve and picture (default: {recipe.out})",
+        help=f"output folder for checkpoint, curve and picture (default: {run_folder(kind)})",
     )
     parser.add_argument(
         "--resume",
         type=Path,
         metavar="CHECKPOINT",
         help="continue an interrupted run in its folder, with the settings of this checkpoint",
-    )
-
-
-def _add_options(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
-    parser.add_argument(
-        "--preset",
-        choices=recipe.presets,
-        help=f"named settings (default: {recipe.presets[0]})",
-    )
-    for name, kind, meaning in (*recipe.model_options, *recipe.task_options, *_RUN_OPTIONS):
-        choices = _CHOICES.get(name)
-        metavar = None if choices else "NAME" if kind is str else "N"
-        parser.add_argument(f"--{name}", type=kind, choices=choices, metavar=metavar, help=meaning)
-    parser.add_argument("--lr", type=float, metavar="N", help="peak learning rate")
-    parser.add_argument(
-        "--recompute",
-        action="store_const",
-        const=True,
-        help="activation checkpointing: keep only the input of each block for the backward pass",
     )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="number of CPU threads (default: torch's)"
@@ -123,6 +88,17 @@ def _add_options(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
     )
 
 
+def _add_config_options(parser: argparse.ArgumentParser, presets: dict[str, TrainConfig]) -> None:
+    from .options import add_options
+
+    default, first = next(iter(presets.items()))
+    settings = parser.add_argument_group("settings", f"The defaults are those of {default}.")
+    settings.add_argument(
+        "--preset", choices=tuple(presets), help=f"named settings (default: {default})"
+    )
+    add_options(settings, first, without=first.task.fixed)
+
+
 def run_training(args: argparse.Namespace) -> int:
     import torch
 
@@ -143,11 +119,8 @@ def run_training(args: argparse.Namespace) -> int:
         check_processes(args.context_parallel, args.shard)
     with distributed_context(args.context_parallel, args.shard) as distributed:
         with as_user_error(OSError, ValueError, ImportError), memory_as_user_error():
-            run = (
-                _resumed_run(args, distributed)
-                if args.resume is not None
-                else _new_run(args, distributed)
-            )
+            start = _new_run if args.resume is None else _resumed_run
+            run = start(args, distributed)
         with (
             _stop_on_interrupt() as should_stop,
             _progress(run) as on_row,
@@ -155,33 +128,7 @@ def run_training(args: argparse.Namespace) -> int:
             memory_as_user_error(),
         ):
             result = run.train(on_row=on_row, should_stop=should_stop)
-        return _report(run, result, args.recipe.used_by) if distributed.is_main else 0
-
-
-def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
-    from ..nn.options import check_device
-    from ..training import TrainingRun
-    from ..training.distributed import local_device
-    from ..training.memory import check_model_fits
-
-    config = configured(args)
-    check_device(local_device(config.device))
-    check_model_fits(config.task, training=False)  # before minutes of reading data
-    data = config.task.data(args.data)
-    out = args.out or Path(args.recipe.out)
-    return TrainingRun.start(config, data, out=out, distributed=distributed)
-
-
-def _resumed_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
-    from ..training import TrainingRun
-
-    for name in ("preset", "lr", "out", "recompute", *_option_names(args.recipe)):
-        if getattr(args, name) is not None:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} cannot be given with --resume: the checkpoint fixes it")
-    return TrainingRun.resume(
-        args.resume, source=args.data, kind=args.recipe.kind, distributed=distributed
-    )
+        return _report(run, result) if distributed.is_main else 0
 
 
 def configured(args: argparse.Namespace) -> TrainConfig:
@@ -190,54 +137,62 @@ def configured(args: argparse.Namespace) -> TrainConfig:
     Raises:
         ValueError: an option is out of range.
     """
-    from dataclasses import replace
-
     from ..training import PRESETS
+    from .options import given_options, with_options
 
-    recipe: Recipe = args.recipe
-    preset = PRESETS[recipe.kind][args.preset or recipe.presets[0]]
-    model = replace(preset.task.model, **_given_values(args, _field_names(recipe.model_options)))
-    task = replace(
-        preset.task, model=model, **_given_values(args, _field_names(recipe.task_options))
+    presets = PRESETS[args.kind]
+    preset = presets[args.preset or next(iter(presets))]
+    given = given_options(args, preset)
+    config: TrainConfig = with_options(preset, given)
+    if "steps" in given and "schedule/warmup" not in given:
+        warmup = min(config.schedule.warmup, config.steps // 10 or 1)
+        config = replace(config, schedule=replace(config.schedule, warmup=warmup))
+    return config
+
+
+def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
+    from ..nn.options import check_device
+    from ..training import TrainingRun
+    from ..training.distributed import local_device
+
+    config = configured(args)
+    check_device(local_device(config.device))
+    data = config.task.data(args.data)
+    out = args.out or run_folder(args.kind)
+    return TrainingRun.start(config, data, out=out, distributed=distributed)
+
+
+def _resumed_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
+    from ..training import PRESETS, TrainingRun
+    from .options import given_options, option_names
+
+    given = [f"--{name}" for name in ("preset", "out") if getattr(args, name) is not None]
+    first = next(iter(PRESETS[args.kind].values()))
+    given += [option_names(path)[0] for path in given_options(args, first)]
+    for option in given:
+        raise UserError(f"{option} cannot be given with --resume: the checkpoint fixes it")
+    return TrainingRun.resume(
+        args.resume, source=args.data, kind=args.kind, distributed=distributed
     )
-    schedule = preset.schedule
-    if args.lr is not None:
-        if not 0 < args.lr < math.inf:
-            raise ValueError(f"--lr must be above 0 and finite, got {args.lr}")
-        schedule = replace(schedule, peak=args.lr)
-    if args.steps is not None:
-        schedule = replace(schedule, warmup=min(schedule.warmup, max(args.steps, 1) // 10 or 1))
-    run = _given_values(args, (*_field_names(_RUN_OPTIONS), "recompute"))
-    return replace(preset, task=task, schedule=schedule, **run)
-
-
-def _option_names(recipe: Recipe) -> tuple[str, ...]:
-    return _field_names((*recipe.model_options, *recipe.task_options, *_RUN_OPTIONS))
-
-
-def _field_names(settings: tuple[tuple[str, type, str], ...]) -> tuple[str, ...]:
-    return tuple(name.replace("-", "_") for name, *_ in settings)
-
-
-def _given_values(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 @contextmanager
-def _progress(run: TrainingRun) -> Iterator[Any]:
+def _progress(run: TrainingRun) -> Iterator[Callable[..., None] | None]:
     """Progress bar; only the main process shows one."""
     from ..training import progress_bar
 
-    if not run.trainer.distributed.is_main:
-        yield None
-        return
-    config = run.config
-    with progress_bar(
-        config.steps,
-        label=config.attn_implementation,
-        unit=config.task.unit,
-        score=config.task.score_name,
-    ) as on_row:
+    task, config = run.config.task, run.config
+    bar = (
+        progress_bar(
+            config.steps,
+            label=config.attn_implementation,
+            unit=task.unit,
+            score=task.score_name,
+        )
+        if run.trainer.distributed.is_main
+        else nullcontext()
+    )
+    with bar as on_row:
         yield on_row
 
 
@@ -271,30 +226,25 @@ def _launch(distributed: DistributedContext, words: str) -> str:
     return f"torchrun --nproc-per-node {count} {command}"
 
 
-def _report(run: TrainingRun, result: TrainResult, used_by: tuple[str, ...]) -> int:
+def _report(run: TrainingRun, result: TrainResult) -> int:
     from ..training import plot_curves
-    from ..training.training_run import CHECKPOINT, CURVE, PICTURE
+    from ..training.training_run import CURVE, PICTURE
 
     assert run.folder is not None
-    task = result.config.task
-    checkpoint = run.folder / CHECKPOINT
+    config, task, checkpoint = result.config, result.config.task, run.folder
+    picture = run.folder / PICTURE
     with as_user_error(OSError):
-        picture = run.folder / PICTURE
-        plot_curves(
-            {result.config.attn_implementation: result.rows}, picture, score=task.score_name
-        )
-    command = "python -m transformer_kernels"
+        plot_curves({config.attn_implementation: result.rows}, picture, score=task.score_name)
     if not result.finished:
-        print(f"stopped after step {result.rows[-1].step} of {result.config.steps}; resume with")
+        print(f"stopped after step {result.rows[-1].step} of {config.steps}; resume with")
         print(f"  {_launch(run.trainer.distributed, f'train {task.kind} --resume {checkpoint}')}")
         return _INTERRUPTED
     print(
-        f"{result.config.steps} steps in {result.seconds:.0f} s, "
-        f"{result.tokens_per_s:,.0f} {task.unit}/s; held-out data: "
-        f"{result.score:.3f} {task.score_name}"
+        f"{config.steps} steps in {result.seconds:.0f} s, {result.tokens_per_s:,.0f} {task.unit}/s;"
+        f" held-out data: {result.score:.3f} {task.score_name}"
     )
-    for name in (CHECKPOINT, CURVE, PICTURE):
-        print(f"  {run.folder / name}")
-    for user in used_by:
-        print(f"  {command} {user} --checkpoint {checkpoint}")
+    for path in (result.checkpoint, run.folder / CURVE, picture):
+        print(f"  {path}")
+    for command in users_of(task.kind):
+        print(f"  python -m transformer_kernels {command} --checkpoint {checkpoint}")
     return 0

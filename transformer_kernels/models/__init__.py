@@ -1,17 +1,20 @@
-"""Reference models, one per file; each file begins with the config and its named sizes."""
+"""Reference models, one per file: the config, its named sizes, the model, and its published files.
+
+Every model takes `attn_implementation` ("eager", "fused" or "sdpa"), which does not affect the
+result beyond rounding: weights trained with one implementation work with the others.
+"""
 
 from .bert import SIZES as BERT_SIZES
 from .bert import Bert, BertConfig, BertForClassification, BertForPreTraining, PreTrainingLogits
 from .classifier import SIZES as CLASSIFIER_SIZES
 from .classifier import Classifier, ClassifierConfig
-from .encoder_decoder import Memory
-from .fact_table import FactTable, FactTableConfig
+from .generation import Memory
 from .generator import SIZES, GeneratorConfig, TextGenerator
 from .gpt2 import GPT2, GPT2Config
 from .gpt2 import SIZES as GPT2_SIZES
 from .linear_transformer import SIZES as LINEAR_TRANSFORMER_SIZES
 from .linear_transformer import LinearTransformer, LinearTransformerConfig
-from .lookup import Lookup, LookupConfig
+from .lookup import FactTable, FactTableConfig, Lookup, LookupConfig
 from .reformer import SIZES as REFORMER_SIZES
 from .reformer import Reformer, ReformerConfig
 from .sparse_transformer import SIZES as SPARSE_TRANSFORMER_SIZES

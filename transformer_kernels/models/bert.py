@@ -12,14 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..dispatch.division import check_undivided, token_positions
-from ..masks.mask import Mask
-from ..nn.attention import head_size
-from ..nn.blocks import Stack, TransformerBlock
-from ..nn.initial import STD, normal_weights
-from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
+from ..dispatch.division import check_undivided
+from ..nn.attention import size_of_heads
+from ..nn.blocks import STD, Stack, TransformerBlock, normal_weights
+from ..nn.masking import check_lengths, clear_padding, padding_mask
+from ..nn.options import AttnImplementation, check_choice, check_fields, check_positive
 from ..nn.positions import LearnedPositions
-from .published import Layout, PublishedWeights, open_weights, with_weights
+from .published import Layout, PublishedWeights, names_of_layers, open_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,24 +26,27 @@ class BertConfig:
     """Hyperparameters of a `Bert`; defaults are those of the paper."""
 
     layers: int
+    """Number of transformer blocks"""
     heads: int
+    """Number of attention heads"""
     width: int
+    """Model width (embedding dimension)"""
     hidden: int
-    """Inner width of the feed-forward networks."""
+    """Inner width of the feed-forward networks"""
     vocabulary: int = 30522
+    """Number of tokens; byte pairs are merged up to this size"""
     context: int = 512
+    """Largest number of tokens of both segments together"""
     segments: int = 2
+    """Number of segments that have an embedding"""
     dropout: float = 0.1
+    """Dropout probability in training"""
     eps: float = 1e-12
-    """Epsilon of the layer normalisations."""
+    """Epsilon of the layer normalisations"""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "vocabulary", "context", "segments"):
-            check_positive(name, getattr(self, name))
-        head_size(self.width, self.heads, "narrow")
-        check_probability("dropout", self.dropout)
-        if not self.eps > 0:
-            raise ValueError(f"eps must be above 0, got {self.eps}")
+        check_fields(self)
+        size_of_heads(self.width, self.heads)
 
 
 SIZES = {
@@ -55,11 +57,7 @@ SIZES = {
 
 
 class Bert(nn.Module):
-    """BERT encoder: maps each token of a text to a vector that depends on the whole text.
-
-    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
-    weights trained with one implementation work with the others.
-    """
+    """BERT encoder: maps each token of a text to a vector that depends on the whole text."""
 
     def __init__(
         self, config: BertConfig, *, attn_implementation: AttnImplementation = "fused"
@@ -73,52 +71,14 @@ class Bert(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Stack(
             TransformerBlock(
-                config.width,
-                config.heads,
-                norm="post",
-                hidden=config.hidden,
-                activation="gelu",
-                bias=True,
-                dropout=config.dropout,
-                eps=config.eps,
-                attn_implementation=attn_implementation,
+                config.width, config.heads,
+                norm="post", hidden=config.hidden, activation="gelu", bias=True,
+                dropout=config.dropout, eps=config.eps, attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
-        )
+        )  # fmt: skip
         self.pooler = nn.Linear(config.width, config.width)
         normal_weights(self)
-
-    @classmethod
-    def from_safetensors(
-        cls,
-        path: Path | str,
-        *,
-        heads: int | None = None,
-        dropout: float = 0.1,
-        attn_implementation: AttnImplementation = "fused",
-    ) -> Bert:
-        """Loads the encoder from a safetensors file of HuggingFace, ignoring any heads in it.
-
-        The config follows from the shapes in the file, except for `heads` and `dropout`. Weights
-        are converted to torch's default dtype, and the model is in evaluation mode.
-
-        Args:
-            path: the file, as published by HuggingFace (model.safetensors).
-            heads: number of attention heads; width / 64 unless given.
-            dropout: dropout probability of the model in training mode.
-            attn_implementation: "eager", "fused" or "sdpa".
-
-        Raises:
-            ImportError: the package safetensors is not installed.
-            OSError: the file cannot be read.
-            ValueError: it is not a valid safetensors file, or a tensor is missing, unexpected or
-                of the wrong shape; the message names the tensor.
-        """
-        check_choice("attn_implementation", attn_implementation, AttnImplementation)
-        with open_weights(path, _layout("cls", "classifier")) as weights:
-            config, state = _published_encoder(weights, heads, dropout)
-            weights.check_all_used()
-        return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
 
     def forward(
         self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
@@ -135,21 +95,19 @@ class Bert(nn.Module):
             (B, T, width).
 
         Raises:
-            ValueError: T is longer than the context, or a shape does not match `tokens`.
+            TypeError, ValueError: T is longer than the context, a shape does not match `tokens`, or
+                `lengths` is invalid.
         """
         B, T = tokens.shape
         if segments is not None and segments.shape != tokens.shape:
             raise ValueError(
                 f"segments must have the shape of tokens, ({B}, {T}), got {tuple(segments.shape)}"
             )
+        check_lengths("lengths", lengths, batch=B, max_length=T)
         x = self.embedding(tokens)
         x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
-        x = self.positions(x)
-        mask = None
-        if lengths is not None:
-            mask = Mask.padding(lengths)
-            x = x.masked_fill(_padding(lengths, B, T)[:, :, None], 0.0)
-        y: Tensor = self.blocks(self.dropout(self.embedding_norm(x)), mask=mask)
+        x = clear_padding(self.positions(x), lengths)
+        y: Tensor = self.blocks(self.dropout(self.embedding_norm(x)), mask=padding_mask(lengths))
         return y
 
     def pooled(self, x: Tensor) -> Tensor:
@@ -161,12 +119,25 @@ class Bert(nn.Module):
         y: Tensor = self.pooler(x[:, 0])
         return y.tanh()
 
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: Path | str,
+        *,
+        heads: int | None = None,
+        dropout: float = 0.1,
+        attn_implementation: AttnImplementation = "fused",
+    ) -> Bert:
+        """Loads the encoder from a safetensors file of HuggingFace, ignoring any heads in it.
 
-def _padding(lengths: Tensor, B: int, T: int) -> Tensor:
-    """(B, T) bool: True at padding."""
-    if lengths.shape != (B,):
-        raise ValueError(f"lengths must be (batch,) = ({B},), got {tuple(lengths.shape)}")
-    return token_positions(T, lengths.device) >= lengths[:, None]
+        Arguments and errors are those of `GPT2.from_safetensors`.
+        """
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
+        with open_weights(path, _layout("cls", "classifier")) as weights:
+            config = _published_config(weights, heads, dropout)
+            return weights.model(
+                lambda: cls(config, attn_implementation=attn_implementation), _names(config, "")
+            )
 
 
 class PreTrainingLogits(NamedTuple):
@@ -198,6 +169,17 @@ class BertForPreTraining(nn.Module):
         normal_weights(self.transform)
         normal_weights(self.next_sentence)
 
+    def forward(
+        self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
+    ) -> PreTrainingLogits:
+        """Arguments are those of `Bert.forward`; logits at padding are unspecified."""
+        x = self.encoder(tokens, segments=segments, lengths=lengths)
+        y = self.transform_norm(self.activation(self.transform(x)))
+        return PreTrainingLogits(
+            nn.functional.linear(y, self.encoder.embedding.weight, self.token_bias),
+            self.next_sentence(self.encoder.pooled(x)),
+        )
+
     @classmethod
     def from_safetensors(
         cls,
@@ -210,24 +192,15 @@ class BertForPreTraining(nn.Module):
         """Same as `Bert.from_safetensors`, for a file that includes both pre-training heads."""
         check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _layout("classifier")) as weights:
-            config, encoder = _published_encoder(weights, heads, dropout)
-            state = {f"encoder.{name}": tensor for name, tensor in encoder.items()}
-            state |= _published_predictions(weights, config)
-            weights.check_tied("cls.predictions.decoder.weight", encoder["embedding.weight"])
-            weights.check_tied("cls.predictions.decoder.bias", state["token_bias"])
-            weights.check_all_used()
-        return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
-
-    def forward(
-        self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
-    ) -> PreTrainingLogits:
-        """Arguments are those of `Bert.forward`; logits at padding are unspecified."""
-        x = self.encoder(tokens, segments=segments, lengths=lengths)
-        y = self.transform_norm(self.activation(self.transform(x)))
-        return PreTrainingLogits(
-            nn.functional.linear(y, self.encoder.embedding.weight, self.token_bias),
-            self.next_sentence(self.encoder.pooled(x)),
-        )
+            config = _published_config(weights, heads, dropout)
+            return weights.model(
+                lambda: cls(config, attn_implementation=attn_implementation),
+                _names(config, "encoder.") | _PRE_TRAINING_NAMES,
+                tied={
+                    "cls.predictions.decoder.weight": "encoder.embedding.weight",
+                    "cls.predictions.decoder.bias": "token_bias",
+                },
+            )
 
 
 class BertForClassification(nn.Module):
@@ -243,6 +216,14 @@ class BertForClassification(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.width, classes)
         normal_weights(self.classifier)
+
+    def forward(
+        self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Tensor:
+        """Arguments are those of `Bert.forward`; returns logits (B, classes)."""
+        x = self.encoder(tokens, segments=segments, lengths=lengths)
+        y: Tensor = self.classifier(self.dropout(self.encoder.pooled(x)))
+        return y
 
     @classmethod
     def from_safetensors(
@@ -264,26 +245,18 @@ class BertForClassification(nn.Module):
             check_positive("classes", classes)
         unused = ("cls",) if classes is None else ("cls", "classifier")
         with open_weights(path, _layout(*unused)) as weights:
-            config, encoder = _published_encoder(weights, heads, dropout)
-            state = {f"encoder.{name}": tensor for name, tensor in encoder.items()}
+            config = _published_config(weights, heads, dropout)
+            new_head: dict[str, Tensor] = {}
             if classes is None:
                 classes, _ = weights.matrix("classifier.weight")
-                state |= weights.linear("classifier", "classifier", config.width, classes)
             else:
-                state["classifier.weight"] = STD * torch.randn(classes, config.width)
-                state["classifier.bias"] = torch.zeros(classes)
-            weights.check_all_used()
-        return with_weights(
-            lambda: cls(config, classes, attn_implementation=attn_implementation), state
-        )
-
-    def forward(
-        self, tokens: Tensor, *, segments: Tensor | None = None, lengths: Tensor | None = None
-    ) -> Tensor:
-        """Arguments are those of `Bert.forward`; returns logits (B, classes)."""
-        x = self.encoder(tokens, segments=segments, lengths=lengths)
-        y: Tensor = self.classifier(self.dropout(self.encoder.pooled(x)))
-        return y
+                new_head["classifier.weight"] = STD * torch.randn(classes, config.width)
+                new_head["classifier.bias"] = torch.zeros(classes)
+            return weights.model(
+                lambda: cls(config, classes, attn_implementation=attn_implementation),
+                _names(config, "encoder.") | {"classifier": "classifier"},
+                given=new_head,
+            )
 
 
 def _layout(*unused_heads: str) -> Layout:
@@ -297,65 +270,46 @@ def _layout(*unused_heads: str) -> Layout:
     )
 
 
-def _published_encoder(
-    weights: PublishedWeights, heads: int | None, dropout: float
-) -> tuple[BertConfig, dict[str, Tensor]]:
+def _published_config(weights: PublishedWeights, heads: int | None, dropout: float) -> BertConfig:
     vocabulary, width = weights.matrix("embeddings.word_embeddings.weight")
     context, _ = weights.matrix("embeddings.position_embeddings.weight")
     segments, _ = weights.matrix("embeddings.token_type_embeddings.weight")
     hidden, _ = weights.matrix("encoder.layer.0.intermediate.dense.weight")
-    config = BertConfig(
-        layers=weights.layers("encoder.layer."),
-        heads=weights.heads(width, heads),
-        width=width,
-        hidden=hidden,
-        vocabulary=vocabulary,
-        context=context,
-        segments=segments,
-        dropout=dropout,
-    )
-    state = {
-        name: weights.load(f"embeddings.{hf_name}_embeddings.weight", (rows, width))
-        for name, hf_name, rows in (
-            ("embedding.weight", "word", vocabulary),
-            ("positions.table", "position", context),
-            ("segments.weight", "token_type", segments),
-        )
-    }
-    state |= weights.norm("embeddings.LayerNorm", "embedding_norm", width)
-    state |= weights.linear("pooler.dense", "pooler", width, width)
-    for n in range(config.layers):
-        state |= _published_block(weights, f"encoder.layer.{n}.", f"blocks.{n}.", config)
-    return config, state
+    return BertConfig(
+        layers=weights.layers("encoder.layer."), heads=weights.heads(width, heads), width=width,
+        hidden=hidden, vocabulary=vocabulary, context=context, segments=segments, dropout=dropout,
+    )  # fmt: skip
 
 
-def _published_block(
-    weights: PublishedWeights, hf_prefix: str, prefix: str, config: BertConfig
-) -> dict[str, Tensor]:
-    width, hidden = config.width, config.hidden
-    state: dict[str, Tensor] = {}
-    for name, layer, inputs, outputs in (
-        ("attention.self.query", "attention.queries", width, width),
-        ("attention.self.key", "attention.keys", width, width),
-        ("attention.self.value", "attention.values", width, width),
-        ("attention.output.dense", "attention.out_proj", width, width),
-        ("intermediate.dense", "feed_forward.up_proj", width, hidden),
-        ("output.dense", "feed_forward.down_proj", hidden, width),
-    ):
-        state |= weights.linear(hf_prefix + name, prefix + layer, inputs, outputs)
-    state |= weights.norm(
-        hf_prefix + "attention.output.LayerNorm", prefix + "attention_norm", width
-    )
-    state |= weights.norm(hf_prefix + "output.LayerNorm", prefix + "feed_forward_norm", width)
-    return state
+def _names(config: BertConfig, prefix: str) -> dict[str, str]:
+    """Names in a file of the encoder's parameters, which have a prefix in our models."""
+    names = _ENCODER_NAMES | names_of_layers(config.layers, _BLOCK_NAMES)
+    return {prefix + name: stored for name, stored in names.items()}
 
 
-def _published_predictions(weights: PublishedWeights, config: BertConfig) -> dict[str, Tensor]:
-    width = config.width
-    hf_prefix = "cls.predictions."
-    return (
-        weights.linear(hf_prefix + "transform.dense", "transform", width, width)
-        | weights.norm(hf_prefix + "transform.LayerNorm", "transform_norm", width)
-        | {"token_bias": weights.load(hf_prefix + "bias", (config.vocabulary,))}
-        | weights.linear("cls.seq_relationship", "next_sentence", width, 2)
-    )
+_ENCODER_NAMES = {
+    "embedding": "embeddings.word_embeddings",
+    "positions.table": "embeddings.position_embeddings.weight",
+    "segments": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+    "pooler": "pooler.dense",
+}
+_BLOCK_NAMES = {
+    f"blocks.*.{name}": f"encoder.layer.*.{stored}"
+    for name, stored in {
+        "attention.queries": "attention.self.query",
+        "attention.keys": "attention.self.key",
+        "attention.values": "attention.self.value",
+        "attention.out_proj": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm",
+        "feed_forward.up_proj": "intermediate.dense",
+        "feed_forward.down_proj": "output.dense",
+        "feed_forward_norm": "output.LayerNorm",
+    }.items()
+}
+_PRE_TRAINING_NAMES = {
+    "transform": "cls.predictions.transform.dense",
+    "transform_norm": "cls.predictions.transform.LayerNorm",
+    "token_bias": "cls.predictions.bias",
+    "next_sentence": "cls.seq_relationship",
+}

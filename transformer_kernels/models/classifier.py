@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..masks.mask import Mask
-from ..nn.attention import HeadForm, head_size
-from ..nn.blocks import Norm, Stack, TransformerBlock
-from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
-from ..nn.padding import check_lengths, clear_padding, masked_mean
+from ..nn.attention import HeadForm, size_of_heads
+from ..nn.blocks import Norm, Stack, TransformerBlock, normal_weights
+from ..nn.masking import check_lengths, clear_padding, masked_mean, padding_mask
+from ..nn.options import AttnImplementation, check_fields
 from ..nn.positions import LearnedPositions
 
 
@@ -24,23 +23,27 @@ class ClassifierConfig:
     """Hyperparameters of a `Classifier`."""
 
     vocabulary: int
+    """Number of tokens; byte pairs are merged up to this size"""
     layers: int
+    """Number of transformer blocks"""
     width: int
+    """Model width (embedding dimension)"""
     heads: int
+    """Number of attention heads"""
     classes: int = 2
+    """Number of classes"""
     context: int = 512
+    """Largest number of tokens of a text; longer texts are cut"""
     dropout: float = 0.0
+    """Dropout probability in training"""
     norm: Norm = "post"
+    """Normalisation after each residual sum (post) or before each layer (pre)"""
     form: HeadForm = "narrow"
+    """Heads of width // heads (narrow), or each of the full width (wide)"""
 
     def __post_init__(self) -> None:
-        check_positive("vocabulary", self.vocabulary)
-        check_positive("layers", self.layers)
-        check_positive("classes", self.classes)
-        check_positive("context", self.context)
-        head_size(self.width, self.heads, self.form)
-        check_probability("dropout", self.dropout)
-        check_choice("norm", self.norm, Norm)
+        check_fields(self)
+        size_of_heads(self.width, self.heads, self.form)
 
 
 SIZES = {
@@ -55,11 +58,7 @@ vocabulary and the classes with `dataclasses.replace`."""
 
 
 class Classifier(nn.Module):
-    """Classification transformer: maps a text to log-probabilities of its class.
-
-    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
-    weights trained with one implementation work with the others.
-    """
+    """Classification transformer: maps a text to log-probabilities of its class."""
 
     def __init__(
         self, config: ClassifierConfig, *, attn_implementation: AttnImplementation = "fused"
@@ -71,26 +70,15 @@ class Classifier(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Stack(
             TransformerBlock(
-                config.width,
-                config.heads,
-                norm=config.norm,
-                form=config.form,
-                dropout=config.dropout,
+                config.width, config.heads,
+                norm=config.norm, form=config.form, dropout=config.dropout,
                 attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
-        )
+        )  # fmt: skip
         self.last_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.classes = nn.Linear(config.width, config.classes)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Draws weights from N(0, 0.02²), so that embeddings match the positions; biases are 0."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        normal_weights(self)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Classifies a batch of texts.
@@ -111,6 +99,6 @@ class Classifier(nn.Module):
         check_lengths("lengths", lengths, batch=B, max_length=T)
         x: Tensor = self.dropout(self.positions(self.embedding(tokens)))
         x = clear_padding(x, lengths)
-        x = self.blocks(x, mask=None if lengths is None else Mask.padding(lengths))
+        x = self.blocks(x, mask=padding_mask(lengths))
         x = masked_mean(self.last_norm(x), lengths)
         return self.classes(x).log_softmax(dim=-1)  # type: ignore[no-any-return]

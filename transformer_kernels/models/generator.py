@@ -13,11 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ..masks.mask import Mask
-from ..nn.attention import HeadForm, head_size
-from ..nn.blocks import Activation, Norm, Stack, TransformerBlock
-from ..nn.cache import KVCache
-from ..nn.initial import normal_weights, smaller_branch_ends
-from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
+from ..nn.attention import HeadForm, KVCache, size_of_heads
+from ..nn.blocks import (
+    Activation,
+    Norm,
+    Stack,
+    TransformerBlock,
+    normal_weights,
+    smaller_branch_ends,
+)
+from ..nn.options import AttnImplementation, check_fields
 from ..nn.positions import LearnedPositions
 from .generation import generate
 
@@ -30,21 +35,25 @@ class GeneratorConfig:
     """Hyperparameters of a `TextGenerator`."""
 
     layers: int
+    """Number of transformer blocks"""
     width: int
+    """Model width (embedding dimension)"""
     heads: int
+    """Number of attention heads"""
     context: int
+    """Context length in bytes"""
     dropout: float = 0.0
+    """Dropout probability in training"""
     norm: Norm = "pre"
+    """Normalisation after each residual sum (post) or before each layer (pre)"""
     form: HeadForm = "narrow"
+    """Heads of width // heads (narrow), or each of the full width (wide)"""
     activation: Activation = "relu"
+    """Activation of the feed-forward networks"""
 
     def __post_init__(self) -> None:
-        check_positive("layers", self.layers)
-        check_positive("context", self.context)
-        head_size(self.width, self.heads, self.form)
-        check_probability("dropout", self.dropout)
-        check_choice("norm", self.norm, Norm)
-        check_choice("activation", self.activation, Activation)
+        check_fields(self)
+        size_of_heads(self.width, self.heads, self.form)
 
 
 SIZES = {
@@ -58,11 +67,7 @@ is nanoGPT's configuration for a laptop. "seed" is the model of the source: post
 
 
 class TextGenerator(nn.Module):
-    """Byte-level language model: logits of the next byte at every position of a text.
-
-    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
-    weights trained with one implementation work with the others.
-    """
+    """Byte-level language model: logits of the next byte at every position of a text."""
 
     def __init__(
         self, config: GeneratorConfig, *, attn_implementation: AttnImplementation = "fused"
@@ -74,16 +79,12 @@ class TextGenerator(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Stack(
             TransformerBlock(
-                config.width,
-                config.heads,
-                norm=config.norm,
-                form=config.form,
-                activation=config.activation,
-                dropout=config.dropout,
-                attn_implementation=attn_implementation,
+                config.width, config.heads,
+                norm=config.norm, form=config.form, activation=config.activation,
+                dropout=config.dropout, attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
-        )
+        )  # fmt: skip
         self.last_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.logits = nn.Linear(config.width, VOCABULARY)
         normal_weights(self)
@@ -95,12 +96,7 @@ class TextGenerator(nn.Module):
 
     def new_cache(self, batch: int) -> KVCache:
         """Returns an empty cache for `batch` texts, with the capacity of the context."""
-        config, weight = self.config, self.embedding.weight
-        return KVCache(
-            layers=config.layers, batch=batch, heads=config.heads, capacity=config.context,
-            head_size=head_size(config.width, config.heads, config.form),
-            dtype=weight.dtype, device=weight.device,
-        )  # fmt: skip
+        return self.blocks.new_cache(batch, self.context)
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """Computes logits of the next token at every position.

@@ -11,13 +11,11 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ..masks.mask import Mask
-from ..nn.attention import head_size
-from ..nn.blocks import Stack, TransformerBlock
-from ..nn.cache import KVCache
-from ..nn.initial import normal_weights, smaller_branch_ends
-from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
+from ..nn.attention import KVCache, size_of_heads
+from ..nn.blocks import Stack, TransformerBlock, normal_weights, smaller_branch_ends
+from ..nn.options import AttnImplementation, check_choice, check_fields
 from ..nn.positions import LearnedPositions
-from .published import Layout, PublishedWeights, open_weights, with_weights
+from .published import Layout, PublishedWeights, names_of_layers, open_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,18 +23,21 @@ class GPT2Config:
     """Hyperparameters of a `GPT2`; defaults are those of the paper."""
 
     layers: int
+    """Number of transformer blocks"""
     heads: int
+    """Number of attention heads"""
     width: int
+    """Model width (embedding dimension)"""
     vocabulary: int = 50257
+    """Number of tokens; byte pairs are merged up to this size"""
     context: int = 1024
+    """Context length in tokens"""
     dropout: float = 0.1
+    """Dropout probability in training"""
 
     def __post_init__(self) -> None:
-        check_positive("layers", self.layers)
-        check_positive("vocabulary", self.vocabulary)
-        check_positive("context", self.context)
-        head_size(self.width, self.heads, "narrow")
-        check_probability("dropout", self.dropout)
+        check_fields(self)
+        size_of_heads(self.width, self.heads)
 
 
 SIZES = {
@@ -53,9 +54,6 @@ class GPT2(nn.Module):
 
     The token embedding and the projection to logits share one weight. To generate text, see
     `models.generation.generate`.
-
-    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
-    weights trained with one implementation work with the others.
     """
 
     def __init__(
@@ -68,20 +66,42 @@ class GPT2(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Stack(
             TransformerBlock(
-                config.width,
-                config.heads,
-                norm="pre",
-                activation="gelu_tanh",
-                bias=True,
-                dropout=config.dropout,
+                config.width, config.heads,
+                norm="pre", activation="gelu_tanh", bias=True, dropout=config.dropout,
                 attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
-        )
+        )  # fmt: skip
         self.last_norm = nn.LayerNorm(config.width)
         normal_weights(self)
         smaller_branch_ends(self, layers=config.layers)
         nn.init.normal_(self.positions.table, std=0.01)
+
+    @property
+    def context(self) -> int:
+        return self.config.context
+
+    def new_cache(self, batch: int) -> KVCache:
+        """Returns an empty cache for `batch` texts, with the capacity of the context."""
+        return self.blocks.new_cache(batch, self.context)
+
+    def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
+        """Computes logits of the next token at every position.
+
+        Args:
+            tokens: (B, T) int64, T up to the context.
+            cache: key/value cache of the preceding tokens; `tokens` are appended to it.
+
+        Returns:
+            logits (B, T, vocabulary); row t depends on tokens 0 to t only.
+
+        Raises:
+            ValueError: the text is longer than the context or the cache's capacity.
+        """
+        start = 0 if cache is None else cache.extend(tokens.shape[1])
+        x: Tensor = self.dropout(self.positions(self.embedding(tokens), start=start))
+        x = self.blocks(x, mask=Mask.causal() if cache is None else None, cache=cache)
+        return nn.functional.linear(self.last_norm(x), self.embedding.weight)
 
     @classmethod
     def from_safetensors(
@@ -111,89 +131,46 @@ class GPT2(nn.Module):
         """
         check_choice("attn_implementation", attn_implementation, AttnImplementation)
         with open_weights(path, _LAYOUT) as weights:
-            config = _published_config(weights, heads, dropout)
-            state = _published_state(weights, config)
-            weights.check_all_used()
-        return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
-
-    @property
-    def context(self) -> int:
-        return self.config.context
-
-    def new_cache(self, batch: int) -> KVCache:
-        """Returns an empty cache for `batch` texts, with the capacity of the context."""
-        config, weight = self.config, self.embedding.weight
-        return KVCache(
-            layers=config.layers, batch=batch, heads=config.heads, capacity=config.context,
-            head_size=config.width // config.heads, dtype=weight.dtype, device=weight.device,
-        )  # fmt: skip
-
-    def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
-        """Computes logits of the next token at every position.
-
-        Args:
-            tokens: (B, T) int64, T up to the context.
-            cache: key/value cache of the preceding tokens; `tokens` are appended to it.
-
-        Returns:
-            logits (B, T, vocabulary); row t depends on tokens 0 to t only.
-
-        Raises:
-            ValueError: the text is longer than the context or the cache's capacity.
-        """
-        start = 0 if cache is None else cache.extend(tokens.shape[1])
-        x: Tensor = self.dropout(self.positions(self.embedding(tokens), start=start))
-        x = self.blocks(x, mask=Mask.causal() if cache is None else None, cache=cache)
-        return nn.functional.linear(self.last_norm(x), self.embedding.weight)
+            vocabulary, width = weights.matrix("wte.weight")
+            context, _ = weights.matrix("wpe.weight")
+            config = GPT2Config(
+                layers=weights.layers("h."), heads=weights.heads(width, heads), width=width,
+                vocabulary=vocabulary, context=context, dropout=dropout,
+            )  # fmt: skip
+            return weights.model(
+                lambda: cls(config, attn_implementation=attn_implementation),
+                _NAMES | names_of_layers(config.layers, _BLOCK_NAMES),
+                given=_published_projections(weights, config),
+                tied={"lm_head.weight": "embedding.weight"},
+            )
 
 
 _LAYOUT = Layout(prefix="transformer.", ignored=r"h\.\d+\.attn\.(bias|masked_bias)")
+_NAMES = {"embedding": "wte", "positions.table": "wpe.weight", "last_norm": "ln_f"}
+_BLOCK_NAMES = {
+    "blocks.*.attention_norm": "h.*.ln_1",
+    "blocks.*.feed_forward_norm": "h.*.ln_2",
+}
 
 
-def _published_config(weights: PublishedWeights, heads: int | None, dropout: float) -> GPT2Config:
-    vocabulary, width = weights.matrix("wte.weight")
-    context, _ = weights.matrix("wpe.weight")
-    return GPT2Config(
-        layers=weights.layers("h."),
-        heads=weights.heads(width, heads),
-        width=width,
-        vocabulary=vocabulary,
-        context=context,
-        dropout=dropout,
-    )
-
-
-def _published_state(weights: PublishedWeights, config: GPT2Config) -> dict[str, Tensor]:
-    width = config.width
-    state = {
-        "embedding.weight": weights.load("wte.weight", (config.vocabulary, width)),
-        "positions.table": weights.load("wpe.weight", (config.context, width)),
-    } | weights.norm("ln_f", "last_norm", width)
-    weights.check_tied("lm_head.weight", state["embedding.weight"])
-    for n in range(config.layers):
-        state |= _published_block(weights, f"h.{n}.", f"blocks.{n}.", width)
-    return state
-
-
-def _published_block(
-    weights: PublishedWeights, hf_prefix: str, prefix: str, width: int
-) -> dict[str, Tensor]:
-    """Parameters of one block.
+def _published_projections(weights: PublishedWeights, config: GPT2Config) -> dict[str, Tensor]:
+    """Linear layers of all blocks.
 
     In the file, linear weights are (inputs, outputs), and queries, keys and values are one layer.
     """
-    state = weights.norm(hf_prefix + "ln_1", prefix + "attention_norm", width)
-    state |= weights.norm(hf_prefix + "ln_2", prefix + "feed_forward_norm", width)
-    for name, layers, inputs, outputs in (
-        ("attn.c_attn", ("attention.queries", "attention.keys", "attention.values"), width, width),
-        ("attn.c_proj", ("attention.out_proj",), width, width),
-        ("mlp.c_fc", ("feed_forward.up_proj",), width, 4 * width),
-        ("mlp.c_proj", ("feed_forward.down_proj",), 4 * width, width),
-    ):
-        together = len(layers) * outputs
-        weight = weights.load(f"{hf_prefix}{name}.weight", (inputs, together)).split(outputs, dim=1)
-        bias = weights.load(f"{hf_prefix}{name}.bias", (together,)).split(outputs)
-        for layer, layer_weight, layer_bias in zip(layers, weight, bias, strict=True):
-            state[f"{prefix}{layer}.weight"] = layer_weight.t().contiguous()
-            state[f"{prefix}{layer}.bias"] = layer_bias.clone()
+    width, state = config.width, {}
+    for n in range(config.layers):
+        for name, layers, inputs, outputs in (
+            ("attn.c_attn", ("attention.queries", "attention.keys", "attention.values"), 1, 1),
+            ("attn.c_proj", ("attention.out_proj",), 1, 1),
+            ("mlp.c_fc", ("feed_forward.up_proj",), 1, 4),
+            ("mlp.c_proj", ("feed_forward.down_proj",), 4, 1),
+        ):
+            together = len(layers) * outputs * width
+            weight = weights.load(f"h.{n}.{name}.weight", (inputs * width, together))
+            bias = weights.load(f"h.{n}.{name}.bias", (together,))
+            for part, layer in enumerate(layers):
+                own = slice(part * outputs * width, (part + 1) * outputs * width)
+                state[f"blocks.{n}.{layer}.weight"] = weight[:, own].t().contiguous()
+                state[f"blocks.{n}.{layer}.bias"] = bias[own].clone()
     return state

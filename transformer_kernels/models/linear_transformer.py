@@ -5,6 +5,7 @@ Source: Transformers are RNNs (Katharopoulos et al., 2020, arXiv:2006.16236).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -12,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..linear.types import LinearState
-from ..nn.attention import head_size
-from ..nn.blocks import SelfAttentionBlock, Stack
-from ..nn.initial import normal_weights, smaller_branch_ends
+from ..nn.attention import size_of_heads
+from ..nn.blocks import SelfAttentionBlock, Stack, normal_weights, smaller_branch_ends
 from ..nn.linear_attention import LinearSelfAttention
-from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
+from ..nn.options import AttnImplementation, check_fields
 from ..nn.positions import RowColumnPositions
 from .generation import State
 
@@ -30,28 +30,27 @@ class LinearTransformerConfig:
     """Hyperparameters of a `LinearTransformer`."""
 
     layers: int
+    """Number of transformer blocks"""
     heads: int
+    """Number of attention heads"""
     width: int
+    """Model width (embedding dimension)"""
     hidden: int | None = None
     """Inner width of the feed-forward networks; 4 * width if None"""
     vocabulary: int = 256
+    """Number of tokens; 256 for bytes"""
     context: int
-    """Length of training texts; texts may be longer, see `LinearTransformer`"""
+    """Length of training texts in tokens; texts may be longer, see `LinearTransformer`"""
     dropout: float = 0.0
     """Probability of dropping an element of an embedding or of a layer's output"""
     positions: Positions = "learned"
+    """Vectors added to the embedding (learned), or heads that forget (decay)"""
     columns: int | None = None
     """Positions of a row in the table of row and column encodings; None for one row"""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "vocabulary", "context"):
-            check_positive(name, getattr(self, name))
-        for name in ("hidden", "columns"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        check_probability("dropout", self.dropout)
-        check_choice("positions", self.positions, Positions)
-        head_size(self.width, self.heads, "narrow")
+        check_fields(self)
+        size_of_heads(self.width, self.heads)
 
 
 SIZES = {
@@ -79,8 +78,7 @@ class LinearTransformer(nn.Module):
     training: the rows of learned position encodings repeat (`RowColumnPositions`), and a decay does
     not depend on positions.
 
-    `attn_implementation` ("eager" or "fused") does not affect the result beyond rounding: weights
-    trained with one implementation work with the other. "sdpa" raises ValueError.
+    `attn_implementation` is "eager" or "fused"; "sdpa" raises ValueError.
     """
 
     def __init__(
@@ -100,8 +98,11 @@ class LinearTransformer(nn.Module):
         self.logits = nn.Linear(config.width, config.vocabulary)
         normal_weights(self)
         smaller_branch_ends(self, layers=config.layers)
-        for block in self.blocks:
-            _unit_queries_and_keys(block)
+        # phi(x) is nearly 1 for the small queries and keys of `normal_weights`: all keys then have
+        # nearly the same weight, and training starts with a long plateau.
+        for attention in self._attentions():
+            for layer in (attention.queries, attention.keys):
+                nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 
     @property
     def context(self) -> int:
@@ -115,8 +116,8 @@ class LinearTransformer(nn.Module):
         """
         count = self.embedding.weight.new_zeros(batch, dtype=torch.int64)
         state: list[Tensor] = [count]
-        for block in self.blocks:
-            state.extend(_attention(block).new_state(batch))
+        for attention in self._attentions():
+            state.extend(attention.new_state(batch))
         return tuple(state)
 
     @overload
@@ -152,6 +153,11 @@ class LinearTransformer(nn.Module):
             x = block(x, state=LinearState(parts[2 * n], parts[2 * n + 1]))
         return self._logits(x), (count + tokens.shape[1], *parts)
 
+    def _attentions(self) -> Iterator[LinearSelfAttention]:
+        for block in self.blocks:
+            assert isinstance(block.attention, LinearSelfAttention)
+            yield block.attention
+
     def _embedded(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         x: Tensor = self.embedding(tokens)
         if self.positions is not None:
@@ -175,33 +181,10 @@ class LinearTransformer(nn.Module):
 def _block(
     config: LinearTransformerConfig, attn_implementation: AttnImplementation
 ) -> SelfAttentionBlock:
+    decay = config.positions == "decay"
     attention = LinearSelfAttention(
-        config.width,
-        config.heads,
-        decay=config.positions == "decay",
-        attn_implementation=attn_implementation,
+        config.width, config.heads, decay=decay, attn_implementation=attn_implementation
     )
     return SelfAttentionBlock(
-        attention,
-        config.width,
-        norm="pre",
-        hidden=config.hidden,
-        dropout=config.dropout,
+        attention, config.width, norm="pre", hidden=config.hidden, dropout=config.dropout
     )
-
-
-def _attention(block: nn.Module) -> LinearSelfAttention:
-    attention = block.attention
-    assert isinstance(attention, LinearSelfAttention)
-    return attention
-
-
-def _unit_queries_and_keys(block: nn.Module) -> None:
-    """Draws queries and keys of variance 1.
-
-    phi(x) is nearly 1 for the small ones of `normal_weights`: all keys then have nearly the same
-    weight, and training starts with a long plateau.
-    """
-    attention = _attention(block)
-    for layer in (attention.queries, attention.keys):
-        nn.init.normal_(layer.weight, std=layer.in_features**-0.5)

@@ -1,12 +1,12 @@
 """Loader of published weights: safetensors files as written by HuggingFace transformers.
 
-The mapping from tensor names to parameters is in the file of each model.
+The file of each model has the table of its parameters' names in such files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,6 @@ Model = TypeVar("Model", bound=nn.Module)
 
 HEAD_SIZE = 64
 """Head size of every published GPT-2 and BERT; it cannot be inferred from tensor shapes."""
-
-_PARTS = ("weight", "bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +68,13 @@ class PublishedWeights:
         return name in self._stored
 
     def layers(self, prefix: str) -> int:
-        """Number of layers: one more than the largest n in names that begin with `prefix` + "n.".
-
-        At least 1, so that loading reports the first missing tensor by name.
-        """
-        numbers = (re.match(re.escape(prefix) + r"(\d+)\.", name) for name in self._stored)
-        return 1 + max((int(number[1]) for number in numbers if number), default=0)
+        """Number of layers, whose names begin with `prefix` + "n."; none may be missing."""
+        matches = (re.match(re.escape(prefix) + r"(\d+)\.", name) for name in self._stored)
+        numbers = {int(match[1]) for match in matches if match}
+        for n in range(max(numbers, default=0) + 1):
+            if n not in numbers:
+                raise ValueError(f"{self._path} lacks {prefix}{n}, which the model needs")
+        return len(numbers)
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Shape of a tensor, which must be a non-empty matrix."""
@@ -83,40 +82,6 @@ class PublishedWeights:
         if len(shape) != 2 or 0 in shape:
             raise ValueError(f"{self._tensor(name)} must be a non-empty matrix, got shape {shape}")
         return shape[0], shape[1]
-
-    def load(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Loads a copy of a tensor, in torch's default dtype; its shape must be `shape`."""
-        found = self._shape(name)
-        if found != tuple(shape):
-            raise ValueError(f"{self._tensor(name)} must have shape {tuple(shape)}, got {found}")
-        tensor: Tensor = self._file.get_tensor(self._stored[name])
-        if not tensor.is_floating_point():
-            raise ValueError(f"{self._tensor(name)} must be floating-point, got {tensor.dtype}")
-        self._unused.discard(name)
-        return tensor.to(torch.get_default_dtype(), copy=True)
-
-    def linear(self, name: str, parameter: str, inputs: int, outputs: int) -> dict[str, Tensor]:
-        """Weight (outputs, inputs) and bias of a linear layer, keyed by parameter name."""
-        return {
-            f"{parameter}.weight": self.load(f"{name}.weight", (outputs, inputs)),
-            f"{parameter}.bias": self.load(f"{name}.bias", (outputs,)),
-        }
-
-    def norm(self, name: str, parameter: str, width: int) -> dict[str, Tensor]:
-        """Weight and bias of a layer normalisation, keyed by parameter name."""
-        return {f"{parameter}.{part}": self.load(f"{name}.{part}", (width,)) for part in _PARTS}
-
-    def check_tied(self, name: str, tensor: Tensor) -> None:
-        """Raises ValueError if the file has tensor `name` and it differs from `tensor`."""
-        if name in self and not torch.equal(self.load(name, tensor.shape), tensor):
-            raise ValueError(f"{self._tensor(name)} must equal the tensor that it is tied to")
-
-    def check_all_used(self) -> None:
-        """Raises ValueError if the file has tensors that have not been loaded."""
-        if self._unused:
-            names = ", ".join(self._stored[name] for name in sorted(self._unused)[:3])
-            more = f" and {len(self._unused) - 3} more" if len(self._unused) > 3 else ""
-            raise ValueError(f"{self._path} has unexpected tensors: {names}{more}")
 
     def heads(self, width: int, heads: int | None) -> int:
         """`heads`, or width / 64 if None."""
@@ -129,6 +94,60 @@ class PublishedWeights:
             )
         return width // HEAD_SIZE
 
+    def load(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Loads a copy of a tensor, in torch's default dtype; its shape must be `shape`."""
+        found = self._shape(name)
+        if found != tuple(shape):
+            raise ValueError(f"{self._tensor(name)} must have shape {tuple(shape)}, got {found}")
+        tensor: Tensor = self._file.get_tensor(self._stored[name])
+        if not tensor.is_floating_point():
+            raise ValueError(f"{self._tensor(name)} must be floating-point, got {tensor.dtype}")
+        self._unused.discard(name)
+        return tensor.to(torch.get_default_dtype(), copy=True)
+
+    def model(
+        self,
+        build: Callable[[], Model],
+        names: Mapping[str, str],
+        *,
+        given: Mapping[str, Tensor] | None = None,
+        tied: Mapping[str, str] | None = None,
+    ) -> Model:
+        """Builds a model with the weights of the file, in evaluation mode.
+
+        Parameters are neither initialised nor copied: `build` runs on the meta device.
+
+        Args:
+            build: constructor of the model.
+            names: names in the file by the names of the model's parameters, or of the modules that
+                hold them.
+            given: parameters that the file has in another form, or not at all.
+            tied: parameters by the names of tensors that the file may have as well, and that must
+                equal them.
+
+        Raises:
+            ValueError: a tensor is missing, unexpected, of the wrong shape or not the tied one.
+        """
+        with torch.device("meta"):
+            model = build()
+        state = dict(given or {})
+        for name, parameter in model.named_parameters():
+            if name not in state:
+                module, _, own = name.rpartition(".")
+                stored = names[name] if name in names else f"{names[module]}.{own}"
+                state[name] = self.load(stored, parameter.shape)
+        for stored, name in (tied or {}).items():
+            if stored in self and not torch.equal(
+                self.load(stored, state[name].shape), state[name]
+            ):
+                raise ValueError(f"{self._tensor(stored)} must equal the tensor that it is tied to")
+        if self._unused:
+            unused = ", ".join(self._stored[name] for name in sorted(self._unused)[:3])
+            more = f" and {len(self._unused) - 3} more" if len(self._unused) > 3 else ""
+            raise ValueError(f"{self._path} has unexpected tensors: {unused}{more}")
+        model.load_state_dict(state, assign=True)
+        return model.eval()
+
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._stored:
             raise ValueError(f"{self._path} lacks {name}, which the model needs")
@@ -136,6 +155,15 @@ class PublishedWeights:
 
     def _tensor(self, name: str) -> str:
         return f"{self._stored[name]} of {self._path}"
+
+
+def names_of_layers(layers: int, names: Mapping[str, str]) -> dict[str, str]:
+    """`names` for each layer, whose number replaces every "*"."""
+    return {
+        name.replace("*", str(n)): stored.replace("*", str(n))
+        for n in range(layers)
+        for name, stored in names.items()
+    }
 
 
 @contextmanager
@@ -158,14 +186,3 @@ def open_weights(path: Path | str, layout: Layout) -> Iterator[PublishedWeights]
             yield PublishedWeights(file, path, layout)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file, or it is damaged: {error}") from error
-
-
-def with_weights(build: Callable[[], Model], state: dict[str, Tensor]) -> Model:
-    """Builds a model with the tensors of `state` as parameters, in evaluation mode.
-
-    Parameters are neither initialised nor copied: `build` runs on the meta device.
-    """
-    with torch.device("meta"):
-        model = build()
-    model.load_state_dict(state, assign=True)
-    return model.eval()

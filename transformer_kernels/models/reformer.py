@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn.attention import head_size
-from ..nn.cache import KVCache
-from ..nn.initial import normal_weights, smaller_branch_ends
-from ..nn.options import AttnImplementation, check_positive, check_probability
+from ..nn.attention import KVCache, size_of_heads
+from ..nn.blocks import normal_weights, smaller_branch_ends
+from ..nn.options import AttnImplementation, check_fields
 from ..nn.positions import RowColumnPositions
-from ..nn.reformer_blocks import LocalBlock, ReformerBlock
-from ..nn.reversible import ReversibleBlock, ReversibleStack
+from ..nn.reformer_blocks import LocalBlock, ReformerBlock, ReversibleBlock, ReversibleStack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +23,17 @@ class ReformerConfig:
     """Hyperparameters of a `Reformer`. `rounds` does not affect the parameters."""
 
     layers: int
+    """Number of transformer blocks"""
     heads: int
+    """Number of attention heads"""
     width: int
+    """Model width (embedding dimension)"""
     hidden: int | None = None
     """Inner width of the feed-forward networks; 4 * width if None"""
     vocabulary: int = 256
+    """Number of tokens; 256 for bytes"""
     context: int
-    """Length of training texts; texts may be longer, see `Reformer`"""
+    """Length of training texts in tokens; texts may be longer, see `Reformer`"""
     dropout: float = 0.0
     """Probability of dropping an element of an embedding or of a layer's output"""
     chunk: int
@@ -46,13 +48,8 @@ class ReformerConfig:
     """Factor of the scores of normalised keys; None for the paper's 1/sqrt(head size)"""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "vocabulary", "context", "chunk", "rounds", "hash_every"):
-            check_positive(name, getattr(self, name))
-        for name in ("hidden", "columns"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        check_probability("dropout", self.dropout)
-        head_size(self.width, self.heads, "narrow")
+        check_fields(self)
+        size_of_heads(self.width, self.heads)
 
 
 SIZES = {
@@ -86,9 +83,7 @@ class Reformer(nn.Module):
 
         model.config = dataclasses.replace(model.config, rounds=8)
 
-    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
-    weights trained with one implementation work with the others. "eager" and "sdpa" store a bias of
-    heads * T * T elements.
+    The implementations "eager" and "sdpa" store a bias of heads * T * T elements.
     """
 
     def __init__(

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..nn.attention import head_size
-from ..nn.blocks import Stack
-from ..nn.cache import KVCache
-from ..nn.initial import normal_weights, smaller_branch_ends
-from ..nn.options import AttnImplementation, check_positive, check_probability
+from ..nn.attention import KVCache, size_of_heads
+from ..nn.blocks import Stack, normal_weights, smaller_branch_ends
+from ..nn.options import AttnImplementation, check_fields
 from ..nn.positions import RowColumnPositions
-from ..nn.sparse_blocks import SparseAttention, SparseBlock
-from ..nn.sparse_patterns import Combination, PatternKind, SparsePattern
+from ..nn.sparse_attention import (
+    Combination,
+    PatternKind,
+    SparseAttention,
+    SparseBlock,
+    SparsePattern,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,36 +27,39 @@ class SparseTransformerConfig:
     """Hyperparameters of a `SparseTransformer`. The last five are those of `SparsePattern`."""
 
     layers: int
+    """Number of transformer blocks"""
     heads: int
+    """Number of attention heads"""
     width: int
+    """Model width (embedding dimension)"""
     vocabulary: int = 256
+    """Number of tokens; 256 for bytes"""
     context: int
-    """Length of training texts; texts may be longer, see `SparseTransformer`"""
+    """Length of training texts in tokens; texts may be longer, see `SparseTransformer`"""
     dropout: float = 0.0
     """Probability of dropping an element of an embedding or of a layer's output"""
     pattern: PatternKind = "fixed"
+    """Kind of the pattern of visible keys"""
     stride: int
+    """The paper's l: size of a window or group of near keys"""
     summaries: int = 1
+    """The paper's c: summary positions of a head in each group"""
     subblocks: int = 1
+    """Distinct summary positions of the heads"""
     combination: Combination = "merged"
+    """Every head sees near and far keys (merged), or one of them (split)"""
 
     def __post_init__(self) -> None:
-        check_positive("layers", self.layers)
-        check_positive("vocabulary", self.vocabulary)
-        check_positive("context", self.context)
-        check_probability("dropout", self.dropout)
-        head_size(self.width, self.heads, "narrow")
+        check_fields(self)
+        size_of_heads(self.width, self.heads)
         self.sparse_pattern().check_heads(self.heads)
 
     def sparse_pattern(self) -> SparsePattern:
         """The visible pairs of every layer."""
         return SparsePattern(
-            kind=self.pattern,
-            stride=self.stride,
-            summaries=self.summaries,
-            subblocks=self.subblocks,
-            combination=self.combination,
-        )
+            kind=self.pattern, stride=self.stride, summaries=self.summaries,
+            subblocks=self.subblocks, combination=self.combination,
+        )  # fmt: skip
 
 
 SIZES = {
@@ -75,9 +81,8 @@ class SparseTransformer(nn.Module):
     A text may be longer than the context in training: the rows of the position encodings repeat
     (`RowColumnPositions`). Time follows the pairs that the pattern shows, and memory the length.
 
-    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
-    weights trained with one implementation work with the others. "eager" and "sdpa" store a mask of
-    heads * T * T elements, and "eager" as many scores.
+    The implementations "eager" and "sdpa" store a mask of heads * T * T elements, and "eager" as
+    many scores.
     """
 
     def __init__(
@@ -91,14 +96,11 @@ class SparseTransformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Stack(
             SparseBlock(
-                config.width,
-                config.heads,
-                config.sparse_pattern(),
-                dropout=config.dropout,
-                attn_implementation=attn_implementation,
+                config.width, config.heads, config.sparse_pattern(),
+                dropout=config.dropout, attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
-        )
+        )  # fmt: skip
         self.last_norm = nn.LayerNorm(config.width)
         self.logits = nn.Linear(config.width, config.vocabulary)
         normal_weights(self)
@@ -110,11 +112,7 @@ class SparseTransformer(nn.Module):
 
     def new_cache(self, batch: int) -> KVCache:
         """Returns an empty cache for `batch` texts, with the capacity of the context."""
-        config, weight = self.config, self.embedding.weight
-        return KVCache(
-            layers=config.layers, batch=batch, heads=config.heads, capacity=config.context,
-            head_size=config.width // config.heads, dtype=weight.dtype, device=weight.device,
-        )  # fmt: skip
+        return self.blocks.new_cache(batch, self.context)
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         """Computes logits of the next token at every position.

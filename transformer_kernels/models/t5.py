@@ -7,21 +7,20 @@ Text-to-Text Transformer (Raffel et al., 2020, arXiv:1910.10683).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ..masks.mask import Mask
+from ..nn.attention import KVCache
 from ..nn.blocks import Stack
-from ..nn.cache import KVCache
-from ..nn.options import AttnImplementation, check_choice, check_positive, check_probability
-from ..nn.padding import check_lengths, clear_padding
-from ..nn.relative_positions import BucketedBias, check_buckets
-from ..nn.t5_blocks import T5Activation, T5Block
-from .encoder_decoder import Memory, greedy_targets
-from .published import Layout, PublishedWeights, open_weights, with_weights
+from ..nn.masking import check_lengths, clear_padding, padding_mask
+from ..nn.options import AttnImplementation, check_choice, check_fields
+from ..nn.t5_blocks import BucketedBias, T5Activation, T5Block, check_buckets
+from .generation import EncoderDecoder, Memory
+from .published import Layout, PublishedWeights, names_of_layers, open_weights
 
 PAD, END = 0, 1
 """Tokens of the published vocabulary: padding, which also begins every target, and its end."""
@@ -32,37 +31,36 @@ class T5Config:
     """Hyperparameters of a `T5`; defaults are those of the paper."""
 
     layers: int
-    """Number of blocks of the encoder."""
+    """Number of blocks of the encoder"""
     decoder_layers: int
+    """Number of blocks of the decoder"""
     heads: int
+    """Number of attention heads"""
     width: int
+    """Model width (embedding dimension)"""
     head_size: int = 64
+    """Size of a head"""
     hidden: int
-    """Inner width of the feed-forward networks."""
+    """Inner width of the feed-forward networks"""
     activation: T5Activation = "relu"
+    """Activation of the feed-forward networks: that of T5 (relu) or of v1.1 (gated_gelu)"""
     tied_embeddings: bool = True
-    """True if the embedding is also the projection to logits, of an input divided by sqrt(width).
-    """
+    """True if the embedding is also the projection to logits, of an input divided by sqrt(width)"""
     vocabulary: int = 32128
+    """Number of tokens"""
     buckets: int = 32
-    """Number of buckets of distances in each stack."""
+    """Number of buckets of distances in each stack"""
     max_distance: int = 128
-    """Distance from which on all distances share a bucket."""
+    """Distance from which on all distances share a bucket"""
     dropout: float = 0.1
+    """Dropout probability in training"""
     eps: float = 1e-6
-    """Epsilon of the normalisations."""
+    """Epsilon of the normalisations"""
 
     def __post_init__(self) -> None:
-        for name in (
-            "layers", "decoder_layers", "heads", "width", "head_size", "hidden", "vocabulary",
-        ):  # fmt: skip
-            check_positive(name, getattr(self, name))
+        check_fields(self)
         for bidirectional in (True, False):
             check_buckets(self.buckets, self.max_distance, bidirectional=bidirectional)
-        check_choice("activation", self.activation, T5Activation)
-        check_probability("dropout", self.dropout)
-        if not self.eps > 0:
-            raise ValueError(f"eps must be above 0, got {self.eps}")
 
 
 def _size(layers: int, heads: int, width: int, hidden: int, head_size: int = 64) -> T5Config:
@@ -73,11 +71,8 @@ def _size(layers: int, heads: int, width: int, hidden: int, head_size: int = 64)
 
 
 def _size_v1_1(layers: int, heads: int, width: int, hidden: int) -> T5Config:
-    return T5Config(
-        layers=layers, decoder_layers=layers,
-        heads=heads, width=width, hidden=hidden,
-        activation="gated_gelu", tied_embeddings=False,
-    )  # fmt: skip
+    config = _size(layers, heads, width, hidden)
+    return replace(config, activation="gated_gelu", tied_embeddings=False)
 
 
 SIZES = {
@@ -108,24 +103,16 @@ class T5Stack(nn.Module):
         super().__init__()
         self.positions = BucketedBias(
             config.heads,
-            buckets=config.buckets,
-            max_distance=config.max_distance,
-            bidirectional=not decoder,
-        )
+            buckets=config.buckets, max_distance=config.max_distance, bidirectional=not decoder,
+        )  # fmt: skip
         self.blocks = Stack(
             T5Block(
-                config.width,
-                config.heads,
-                config.head_size,
-                hidden=config.hidden,
-                activation=config.activation,
-                cross_attention=decoder,
-                dropout=config.dropout,
-                eps=config.eps,
-                attn_implementation=attn_implementation,
+                config.width, config.heads, config.head_size,
+                hidden=config.hidden, activation=config.activation, cross_attention=decoder,
+                dropout=config.dropout, eps=config.eps, attn_implementation=attn_implementation,
             )
             for _ in range(config.decoder_layers if decoder else config.layers)
-        )
+        )  # fmt: skip
         self.last_norm = nn.RMSNorm(config.width, eps=config.eps)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -150,28 +137,24 @@ class T5Stack(nn.Module):
         """
         x = self.dropout(x)
         relative = self.positions()
+        memory_mask = None if memory is None else memory.mask
         for n, block in enumerate(self.blocks):
+            k_and_v = None if memory is None else memory.keys_and_values[n]
+            layer = None if cache is None else cache.layer(n)
             x = self.blocks.run(
-                block,
-                x,
-                None if memory is None else memory.keys_and_values[n],
-                mask=mask,
-                memory_mask=None if memory is None else memory.mask,
-                relative=relative,
-                cache=None if cache is None else cache.layer(n),
-            )
+                block, x, k_and_v,
+                mask=mask, memory_mask=memory_mask, relative=relative, cache=layer,
+            )  # fmt: skip
         y: Tensor = self.dropout(self.last_norm(x))
         return y
 
 
-class T5(nn.Module):
+class T5(EncoderDecoder):
     """T5: logits of the next target token at every position, given a source.
 
-    Texts may have any length: distances beyond `max_distance` share a bucket.
-
-    `attn_implementation` ("eager", "fused" or "sdpa") does not affect the result beyond rounding:
-    weights trained with one implementation work with the others. "eager" and "sdpa" materialize the
-    bias by distance, (heads, T, T) in each layer; "fused" does not.
+    Texts may have any length: distances beyond `max_distance` share a bucket. The implementations
+    "eager" and "sdpa" materialize the bias by distance, (heads, T, T) in each layer; "fused" does
+    not.
     """
 
     def __init__(
@@ -202,96 +185,18 @@ class T5(nn.Module):
             elif isinstance(module, BucketedBias):
                 nn.init.normal_(module.table, std=self.config.width**-0.5)
 
-    @classmethod
-    def from_safetensors(
-        cls,
-        path: Path | str,
-        *,
-        max_distance: int = 128,
-        dropout: float = 0.1,
-        attn_implementation: AttnImplementation = "fused",
-    ) -> T5:
-        """Loads the model from a safetensors file of HuggingFace, of T5, T5 v1.1 or Flan-T5.
-
-        The config follows from the names and shapes in the file, except for `max_distance` and
-        `dropout`. Embeddings are tied unless the file has a projection (lm_head) of its own.
-        Weights are converted to torch's default dtype, and the model is in evaluation mode.
-
-        Args:
-            path: the file, as published by HuggingFace (model.safetensors).
-            max_distance: distance from which on all distances share a bucket; 128 in every
-                published model.
-            dropout: dropout probability of the model in training mode.
-            attn_implementation: "eager", "fused" or "sdpa".
-
-        Raises:
-            ImportError: the package safetensors is not installed.
-            OSError: the file cannot be read.
-            ValueError: it is not a valid safetensors file, or a tensor is missing, unexpected or
-                of the wrong shape; the message names the tensor.
-        """
-        check_choice("attn_implementation", attn_implementation, AttnImplementation)
-        with open_weights(path, _LAYOUT) as weights:
-            config = _published_config(weights, max_distance, dropout)
-            state = _published_state(weights, config)
-            weights.check_all_used()
-        return with_weights(lambda: cls(config, attn_implementation=attn_implementation), state)
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """Returns an empty decoder cache for `batch` targets of up to `capacity` tokens."""
-        config, weight = self.config, self.embedding.weight
-        return KVCache(
-            layers=config.decoder_layers, batch=batch, heads=config.heads, capacity=capacity,
-            head_size=config.head_size, dtype=weight.dtype, device=weight.device,
-        )  # fmt: skip
-
-    def forward(
-        self, source: Tensor, target_in: Tensor, source_lengths: Tensor | None = None
-    ) -> Tensor:
-        """Computes logits of the next target token at every position.
-
-        Args:
-            source: (B, S) int64. Padding does not affect the result.
-            target_in: (B, T) int64: a begin token (`PAD` in published models), then the target
-                without its end token. Trailing padding needs no lengths, because self-attention is
-                causal; exclude its rows from the loss.
-            source_lengths: (B,) integers, the number of tokens in each source; S unless given.
-
-        Returns:
-            logits (B, T, vocabulary); row t depends on the whole source and on tokens 0 to t of
-            `target_in`.
-
-        Raises:
-            TypeError, ValueError: `source_lengths` is invalid.
-        """
-        return self.decode(target_in, self.memory(source, source_lengths))
+    @property
+    def decoder_blocks(self) -> Stack:
+        return self.decoder.blocks
 
     def encode(self, source: Tensor, source_lengths: Tensor | None = None) -> Tensor:
-        """Encodes source (B, S) int64 with source_lengths (B,) -> (B, S, width).
-
-        Outputs at padding are unspecified, but never NaN.
-        """
         B, S = source.shape
         check_lengths("source_lengths", source_lengths, batch=B, max_length=S)
         x = clear_padding(self.embedding(source), source_lengths)
-        y: Tensor = self.encoder(x, mask=_padding(source_lengths))
+        y: Tensor = self.encoder(x, mask=padding_mask(source_lengths))
         return y
 
-    def memory(self, source: Tensor, source_lengths: Tensor | None = None) -> Memory:
-        """Encodes the source and computes the decoder's cross-attention keys and values.
-
-        Needed once per target; arguments are those of `encode`.
-        """
-        encoded = self.encode(source, source_lengths)
-        keys_and_values = []
-        for block in self.decoder.blocks:
-            assert isinstance(block, T5Block)
-            assert block.memory_attention is not None
-            keys_and_values.append(block.memory_attention.keys_and_values(encoded))
-        return Memory(tuple(keys_and_values), _padding(source_lengths))
-
     def decode(self, target_in: Tensor, memory: Memory, *, cache: KVCache | None = None) -> Tensor:
-        """target_in (B, T), which follows the tokens in the cache -> logits (B, T, vocabulary)."""
         mask: Mask | None = Mask.causal()
         if cache is not None:
             cache.extend(target_in.shape[1])
@@ -312,35 +217,45 @@ class T5(nn.Module):
         end: int = END,
         cached: bool = True,
     ) -> list[list[int]]:
-        """Generates a target for each source by greedy decoding.
+        """Generates a target for each source; see `EncoderDecoder.greedy_targets`.
 
-        The model is in evaluation mode during the call, and its mode is restored afterwards.
-
-        Args:
-            source: (B, S) int64.
-            source_lengths: (B,) integers, the number of tokens in each source; S unless given.
-            most: largest number of tokens in a target.
-            begin: token that every target starts with, not included in the result.
-            end: token that ends a target, not included in the result.
-            cached: True to keep keys and values of previous tokens, which changes only the speed.
-
-        Returns:
-            the tokens of each target.
-
-        Raises:
-            TypeError, ValueError: `most`, `begin`, `end` or `source_lengths` is out of range.
+        `begin` and `end` are those of published models unless given.
         """
-        check_positive("most", most)
-        return greedy_targets(
-            self, source, source_lengths,
+        return self.greedy_targets(
+            source, source_lengths,
             vocabulary=self.config.vocabulary,
             begin=begin, end=end, most=most, cached=cached,
         )  # fmt: skip
 
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: Path | str,
+        *,
+        max_distance: int = 128,
+        dropout: float = 0.1,
+        attn_implementation: AttnImplementation = "fused",
+    ) -> T5:
+        """Loads the model from a safetensors file of HuggingFace, of T5, T5 v1.1 or Flan-T5.
 
-def _padding(lengths: Tensor | None) -> Mask | None:
-    return None if lengths is None else Mask.padding(lengths)
+        The config follows from the names and shapes in the file, except for `max_distance` (128 in
+        every published model) and `dropout`. Embeddings are tied unless the file has a projection
+        (lm_head) of its own. Other arguments and errors are those of `GPT2.from_safetensors`.
+        """
+        check_choice("attn_implementation", attn_implementation, AttnImplementation)
+        with open_weights(path, _LAYOUT) as weights:
+            config = _published_config(weights, max_distance, dropout)
+            copies = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
+            if config.tied_embeddings:
+                copies.append("lm_head.weight")
+            return weights.model(
+                lambda: cls(config, attn_implementation=attn_implementation),
+                _names("encoder", config) | _names("decoder", config),
+                tied=dict.fromkeys(copies, "embedding.weight"),
+            )
 
+
+_TABLE = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
 _CROSS_TABLE = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 """In old files, and unused: cross-attention has no positions."""
@@ -349,92 +264,45 @@ _LAYOUT = Layout(prefix="", ignored=_CROSS_TABLE.replace(".", r"\."))
 
 _UP_PROJS = {"relu": {"up_proj": "wi"}, "gated_gelu": {"gate": "wi_0", "up_proj": "wi_1"}}
 
-_TABLE = "{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-
 
 def _published_config(weights: PublishedWeights, max_distance: int, dropout: float) -> T5Config:
     vocabulary, width = weights.matrix("shared.weight")
-    buckets, heads = weights.matrix(_TABLE.format(stack="encoder"))
+    buckets, heads = weights.matrix(f"encoder.{_TABLE}")
     inner, _ = weights.matrix("encoder.block.0.layer.0.SelfAttention.q.weight")
     feed_forward = "encoder.block.0.layer.1.DenseReluDense"
     gated = f"{feed_forward}.wi_0.weight" in weights
     hidden, _ = weights.matrix(f"{feed_forward}.{'wi_0' if gated else 'wi'}.weight")
+    tied, shape = "lm_head.weight" not in weights, (vocabulary, width)
+    if not tied:
+        projection = weights.load("lm_head.weight", shape)
+        tied = torch.equal(projection, weights.load("shared.weight", shape))
     return T5Config(
-        layers=weights.layers("encoder.block."),
-        decoder_layers=weights.layers("decoder.block."),
-        heads=heads,
-        width=width,
-        head_size=max(inner // heads, 1),
-        hidden=hidden,
-        activation="gated_gelu" if gated else "relu",
-        tied_embeddings=_is_tied(weights, (vocabulary, width)),
-        vocabulary=vocabulary,
-        buckets=buckets,
-        max_distance=max_distance,
-        dropout=dropout,
-    )
+        layers=weights.layers("encoder.block."), decoder_layers=weights.layers("decoder.block."),
+        heads=heads, width=width, head_size=max(inner // heads, 1), hidden=hidden,
+        activation="gated_gelu" if gated else "relu", tied_embeddings=tied, vocabulary=vocabulary,
+        buckets=buckets, max_distance=max_distance, dropout=dropout,
+    )  # fmt: skip
 
 
-def _is_tied(weights: PublishedWeights, shape: tuple[int, int]) -> bool:
-    if "lm_head.weight" not in weights:
-        return True
-    projection = weights.load("lm_head.weight", shape)
-    return torch.equal(projection, weights.load("shared.weight", shape))
-
-
-def _published_state(weights: PublishedWeights, config: T5Config) -> dict[str, Tensor]:
-    width, shape = config.width, (config.vocabulary, config.width)
-    embedding = weights.load("shared.weight", shape)
-    state = {"embedding.weight": embedding}
-    if not config.tied_embeddings:
-        state["projection.weight"] = weights.load("lm_head.weight", shape)
-    for stack, layers in (("encoder", config.layers), ("decoder", config.decoder_layers)):
-        weights.check_tied(f"{stack}.embed_tokens.weight", embedding)
-        table = weights.load(_TABLE.format(stack=stack), (config.buckets, config.heads))
-        state[f"{stack}.positions.table"] = table
-        state[f"{stack}.last_norm.weight"] = weights.load(
-            f"{stack}.final_layer_norm.weight", (width,)
-        )
-        for n in range(layers):
-            block = _published_block(weights, f"{stack}.block.{n}.", config, stack == "decoder")
-            state |= {f"{stack}.blocks.{n}.{name}": tensor for name, tensor in block.items()}
-    return state
-
-
-def _published_block(
-    weights: PublishedWeights, hf_prefix: str, config: T5Config, decoder: bool
-) -> dict[str, Tensor]:
-    """Parameters of one block, by their names in `T5Block`."""
-    width, hidden = config.width, config.hidden
-    state = _published_attention(weights, hf_prefix + "layer.0.SelfAttention", "attention", config)
-    norms = ["attention_norm", "feed_forward_norm"]
-    if decoder:
-        name = hf_prefix + "layer.1.EncDecAttention"
-        state |= _published_attention(weights, name, "memory_attention", config)
-        norms.insert(1, "memory_norm")
-    for n, norm in enumerate(norms):
-        state[f"{norm}.weight"] = weights.load(f"{hf_prefix}layer.{n}.layer_norm.weight", (width,))
-    feed_forward = f"{hf_prefix}layer.{len(norms) - 1}.DenseReluDense"
-    for layer, hf_layer in _UP_PROJS[config.activation].items():
-        state[f"feed_forward.{layer}.weight"] = weights.load(
-            f"{feed_forward}.{hf_layer}.weight", (hidden, width)
-        )
-    state["feed_forward.down_proj.weight"] = weights.load(
-        f"{feed_forward}.wo.weight", (width, hidden)
-    )
-    return state
-
-
-def _published_attention(
-    weights: PublishedWeights, hf_name: str, name: str, config: T5Config
-) -> dict[str, Tensor]:
-    width, inner = config.width, config.heads * config.head_size
-    return {
-        f"{name}.{layer}.weight": weights.load(f"{hf_name}.{hf_layer}.weight", shape)
-        for layer, hf_layer, shape in (
-            ("queries", "q", (inner, width)),
-            ("keys", "k", (inner, width)),
-            ("values", "v", (inner, width)),
-            ("out_proj", "o", (width, inner)),
-        )
+def _names(stack: str, config: T5Config) -> dict[str, str]:
+    """Names in a file of the parameters outside of the stacks and in one of them."""
+    layers = {"attention": "SelfAttention", "memory_attention": "EncDecAttention"}
+    norms = ["attention_norm", "memory_norm", "feed_forward_norm"]
+    if stack == "encoder":
+        del layers["memory_attention"], norms[1]
+    block = {norm: f"{n}.layer_norm" for n, norm in enumerate(norms)}
+    for n, (layer, stored) in enumerate(layers.items()):
+        for ours, theirs in {"queries": "q", "keys": "k", "values": "v", "out_proj": "o"}.items():
+            block[f"{layer}.{ours}"] = f"{n}.{stored}.{theirs}"
+    for ours, theirs in {**_UP_PROJS[config.activation], "down_proj": "wo"}.items():
+        block[f"feed_forward.{ours}"] = f"{len(layers)}.DenseReluDense.{theirs}"
+    blocks = {
+        f"{stack}.blocks.*.{ours}": f"{stack}.block.*.layer.{theirs}"
+        for ours, theirs in block.items()
     }
+    return {
+        "embedding": "shared",
+        "projection": "lm_head",
+        f"{stack}.positions.table": f"{stack}.{_TABLE}",
+        f"{stack}.last_norm": f"{stack}.final_layer_norm",
+    } | names_of_layers(max(config.layers, config.decoder_layers), blocks)

@@ -13,16 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..masks.mask import Mask
-from ..nn.attention import head_size
-from ..nn.blocks import Norm, Stack
-from ..nn.initial import STD, normal_weights
-from ..nn.options import (
-    AttnImplementation,
-    check_choice,
-    check_not_negative,
-    check_positive,
-    check_probability,
-)
+from ..nn.attention import size_of_heads
+from ..nn.blocks import STD, Norm, Stack, normal_weights
+from ..nn.options import AttnImplementation, check_fields, check_not_negative
 from ..nn.positions import distance_sinusoids
 from ..nn.relative_attention import RelativeBlock
 
@@ -45,20 +38,27 @@ class TransformerXLConfig:
     """
 
     layers: int
+    """Number of transformer blocks"""
     heads: int
+    """Number of attention heads"""
     width: int
+    """Model width (embedding dimension)"""
     head_size: int | None = None
     """Size of a head; width / heads if None"""
     hidden: int | None = None
     """Inner width of the feed-forward networks; 4 * width if None"""
     vocabulary: int = 256
+    """Number of tokens; 256 for bytes"""
     context: int
-    """Length of a segment"""
+    """Length of a segment in tokens"""
     memory: int
-    """Positions before a segment that are kept as memory; 0 for none"""
+    """Number of tokens before a segment that are kept as memory; 0 for none"""
     dropout: float = 0.1
+    """Dropout probability in training"""
     attention_dropout: float = 0.0
+    """Probability of dropping an attention weight"""
     norm: Norm = "post"
+    """Normalisation after each residual sum (post) or before each layer (pre)"""
     tied_biases: bool = True
     """True if all layers share u and v"""
     clamp: int | None = None
@@ -67,25 +67,15 @@ class TransformerXLConfig:
     """True if every query sees `memory` keys, itself included, rather than all before it"""
 
     def __post_init__(self) -> None:
-        check_positive("layers", self.layers)
-        check_positive("heads", self.heads)
-        check_positive("width", self.width)
-        for name in ("head_size", "hidden", "clamp"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
-        check_positive("vocabulary", self.vocabulary)
-        check_positive("context", self.context)
+        check_fields(self, may_be_zero=("memory",))
         _check_memory(self.memory, self.same_length)
-        check_probability("dropout", self.dropout)
-        check_probability("attention_dropout", self.attention_dropout)
-        check_choice("norm", self.norm, Norm)
         self.size_of_a_head()
 
     def size_of_a_head(self) -> int:
         """`head_size`, or width / heads if that is None."""
         if self.head_size is not None:
             return self.head_size
-        return head_size(self.width, self.heads, "narrow")
+        return size_of_heads(self.width, self.heads)
 
 
 SIZES = {
@@ -123,9 +113,7 @@ class TransformerXL(nn.Module):
 
         model.config = dataclasses.replace(model.config, memory=2100, clamp=820, same_length=True)
 
-    To generate text, see `models.generation.generate`. `attn_implementation` ("eager", "fused" or
-    "sdpa") does not affect the result beyond rounding: weights trained with one implementation work
-    with the others.
+    To generate text, see `models.generation.generate`.
     """
 
     def __init__(
@@ -143,17 +131,13 @@ class TransformerXL(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = Stack(
             RelativeBlock(
-                config.width,
-                config.heads,
-                config.size_of_a_head(),
-                norm=config.norm,
-                hidden=config.hidden,
-                dropout=config.dropout,
+                config.width, config.heads, config.size_of_a_head(),
+                norm=config.norm, hidden=config.hidden, dropout=config.dropout,
                 attention_dropout=config.attention_dropout,
                 attn_implementation=attn_implementation,
             )
             for _ in range(config.layers)
-        )
+        )  # fmt: skip
         self.last_norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.logits_bias = nn.Parameter(torch.zeros(config.vocabulary))
         normal_weights(self)

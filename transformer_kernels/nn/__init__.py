@@ -2,6 +2,8 @@
 
 from .attention import (
     HeadForm,
+    KVCache,
+    LayerCache,
     MultiHeadAttention,
     Scaling,
     attend,
@@ -16,14 +18,13 @@ from .blocks import (
     SelfAttentionBlock,
     Stack,
     TransformerBlock,
+    normal_weights,
     recompute_blocks,
+    smaller_branch_ends,
 )
-from .cache import KVCache, LayerCache
-from .initial import normal_weights, smaller_branch_ends
 from .linear_attention import LinearImplementation, LinearSelfAttention
-from .lsh_attention import lsh_attention
-from .lsh_hashing import default_buckets, hash_buckets, sorted_by_bucket
-from .mask_buffer import MaskBuffer
+from .lsh_attention import default_buckets, hash_buckets, lsh_attention, sorted_by_bucket
+from .masking import MaskBuffer
 from .options import AttnImplementation
 from .positions import (
     LearnedPositions,
@@ -32,14 +33,30 @@ from .positions import (
     distance_sinusoids,
     sinusoids,
 )
-from .reformer_blocks import LocalBlock, LSHAttention, ReformerBlock
+from .reformer_blocks import (
+    LocalBlock,
+    LSHAttention,
+    ReformerBlock,
+    ReversibleBlock,
+    ReversibleStack,
+)
 from .relative_attention import RelativeAttention, RelativeBlock
-from .relative_positions import BucketedBias, distance_buckets
-from .reversible import ReversibleBlock, ReversibleStack
-from .sparse_attention import sparse_attention
-from .sparse_blocks import SparseAttention, SparseBlock
-from .sparse_patterns import Combination, PatternKind, SparsePattern
-from .t5_blocks import T5Activation, T5Attention, T5Block, T5FeedForward
+from .sparse_attention import (
+    Combination,
+    PatternKind,
+    SparseAttention,
+    SparseBlock,
+    SparsePattern,
+    sparse_attention,
+)
+from .t5_blocks import (
+    BucketedBias,
+    T5Activation,
+    T5Attention,
+    T5Block,
+    T5FeedForward,
+    distance_buckets,
+)
 
 __all__ = [
     "Activation",

@@ -1,4 +1,4 @@
-"""Transformer blocks with residual connections, and stacks of blocks."""
+"""Transformer blocks with residual connections, stacks of blocks, and their initial weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..dispatch import division
 from ..masks.mask import Mask
-from .attention import HeadForm, MultiHeadAttention
-from .cache import KVCache, LayerCache
+from .attention import AttentionLayer, HeadForm, KVCache, LayerCache, MultiHeadAttention
 from .options import AttnImplementation, check_choice, check_positive, check_probability
 
 Norm = Literal["post", "pre"]
@@ -21,6 +20,9 @@ Norm = Literal["post", "pre"]
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 """gelu_tanh: the tanh approximation of GELU that GPT-2 was trained with."""
+
+STD = 0.02
+"""Standard deviation of the initial weights of GPT-2 and BERT."""
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -84,6 +86,7 @@ class SelfAttentionBlock(ResidualBlock):
         hidden: inner width of the feed-forward network; 4 * width unless given.
         activation: activation of the feed-forward network.
         dropout: probability of dropping an element of a layer's output.
+        hidden_dropout: probability of dropping an inner element of the feed-forward network.
         eps: epsilon of the layer normalisations.
     """
 
@@ -96,6 +99,7 @@ class SelfAttentionBlock(ResidualBlock):
         hidden: int | None = None,
         activation: Activation = "relu",
         dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
         eps: float = 1e-5,
     ) -> None:
         super().__init__()
@@ -103,31 +107,23 @@ class SelfAttentionBlock(ResidualBlock):
         check_probability("dropout", dropout)
         self.norm = norm
         self.attention = attention
-        self.feed_forward = FeedForward(width, hidden=hidden, activation=activation)
+        self.feed_forward = FeedForward(
+            width, hidden=hidden, activation=activation, dropout=hidden_dropout
+        )
         self.attention_norm = nn.LayerNorm(width, eps=eps)
         self.feed_forward_norm = nn.LayerNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, **options: Any) -> Tensor:
-        """x (B, T, width) -> the same shape; options are those of the attention layer."""
-        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, **options))
+    def forward(self, x: Tensor, *inputs: Any, **options: Any) -> Tensor:
+        """x (B, T, width) -> the same shape; further arguments are those of the attention layer."""
+        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, *inputs, **options))
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
 
 class TransformerBlock(SelfAttentionBlock):
-    """`SelfAttentionBlock` with `MultiHeadAttention`.
+    """`SelfAttentionBlock` with `MultiHeadAttention`; options are those of both.
 
-    Args:
-        width: size of the input and output vectors.
-        heads: number of attention heads.
-        norm: "post" or "pre"; see `SelfAttentionBlock`.
-        form: "narrow" or "wide" heads; see `MultiHeadAttention`.
-        hidden: inner width of the feed-forward network; 4 * width unless given.
-        activation: activation of the feed-forward network.
-        bias: True if the query, key and value projections have a bias.
-        dropout: probability of dropping an attention weight or an element of a layer's output.
-        eps: epsilon of the layer normalisations.
-        attn_implementation: "eager", "fused" or "sdpa".
+    `dropout` is the probability of dropping an attention weight or an element of a layer's output.
     """
 
     attention: MultiHeadAttention
@@ -147,22 +143,13 @@ class TransformerBlock(SelfAttentionBlock):
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
         attention = MultiHeadAttention(
-            width,
-            heads,
-            form=form,
-            bias=bias,
-            dropout=dropout,
-            attn_implementation=attn_implementation,
-        )
+            width, heads,
+            form=form, bias=bias, dropout=dropout, attn_implementation=attn_implementation,
+        )  # fmt: skip
         super().__init__(
-            attention,
-            width,
-            norm=norm,
-            hidden=hidden,
-            activation=activation,
-            dropout=dropout,
-            eps=eps,
-        )
+            attention, width,
+            norm=norm, hidden=hidden, activation=activation, dropout=dropout, eps=eps,
+        )  # fmt: skip
 
 
 class DecoderBlock(ResidualBlock):
@@ -242,6 +229,16 @@ class Stack(nn.ModuleList):
 
     recompute = False
 
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """Returns an empty cache of `capacity` positions for each of `batch` texts."""
+        attention = self[0].attention
+        assert isinstance(attention, AttentionLayer)
+        weight = attention.out_proj.weight
+        return KVCache(
+            layers=len(self), batch=batch, heads=attention.heads, capacity=capacity,
+            head_size=attention.head_size, dtype=weight.dtype, device=weight.device,
+        )  # fmt: skip
+
     def forward(
         self, x: Tensor, *, mask: Mask | None = None, cache: KVCache | None = None
     ) -> Tensor:
@@ -277,3 +274,22 @@ def recompute_blocks(model: nn.Module, wanted: bool = True) -> None:
     for module in model.modules():
         if isinstance(module, Stack):
             module.recompute = wanted
+
+
+def normal_weights(model: nn.Module) -> None:
+    """Draws linear and embedding weights from N(0, 0.02²), and sets biases to 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def smaller_branch_ends(model: nn.Module, *, layers: int) -> None:
+    """Draws the output projections of residual branches with deviation 0.02 / sqrt(2 * layers).
+
+    The variance of the residual sum then does not grow with depth. Source: GPT-2.
+    """
+    for name, parameter in model.named_parameters():
+        if name.endswith(("attention.out_proj.weight", "feed_forward.down_proj.weight")):
+            nn.init.normal_(parameter, std=STD / (2 * layers) ** 0.5)

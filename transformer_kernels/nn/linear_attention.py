@@ -9,7 +9,7 @@ Source: Transformers are RNNs (Katharopoulos et al., 2020, arXiv:2006.16236).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ from ..linear.feature_maps import FeatureMap
 from ..linear.types import LinearState
 from ..masks.mask import Mask
 from ..scores.alibi import alibi_slopes
-from .attention import head_size, merge_heads, split_heads
-from .options import AttnImplementation, check_choice
+from .attention import AttentionLayer, size_of_heads
+from .options import AttnImplementation
 
 LinearImplementation = Literal["eager", "fused"]
 """eager: chunks of tokens in plain torch. fused: these kernels."""
 
 
-class LinearSelfAttention(nn.Module):
+class LinearSelfAttention(AttentionLayer):
     """Multi-head self-attention whose time is linear in the number of tokens.
 
     Attention weights are not stored, and have no dropout. See `linear_attention` for the formula.
@@ -46,6 +46,7 @@ class LinearSelfAttention(nn.Module):
         ValueError: an option is out of range or not one of its choices.
     """
 
+    implementations: ClassVar[Any] = LinearImplementation
     log_decay: Tensor | None
 
     def __init__(
@@ -59,17 +60,14 @@ class LinearSelfAttention(nn.Module):
         bias: bool = False,
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
-        super().__init__()
-        check_choice("attn_implementation", attn_implementation, LinearImplementation)
+        size = size_of_heads(width, heads)
+        super().__init__(width, heads, size, attn_implementation=attn_implementation)
         if decay and not causal:
             raise ValueError("decay needs causal=True: weights decay with the distance to the past")
-        self.heads = heads
-        self.head_size = head_size(width, heads, "narrow")
         self.feature_map = feature_map
         self.causal = causal
-        self.attn_implementation = attn_implementation
-        slopes = alibi_slopes(heads) if decay else None
-        self.register_buffer("log_decay", None if slopes is None else -slopes, persistent=False)
+        log_decay = -alibi_slopes(heads) if decay else None
+        self.register_buffer("log_decay", log_decay, persistent=False)
         self.queries = nn.Linear(width, width, bias=bias)
         self.keys = nn.Linear(width, width, bias=bias)
         self.values = nn.Linear(width, width, bias=bias)
@@ -101,7 +99,7 @@ class LinearSelfAttention(nn.Module):
             ValueError: both `mask` and `state` are given, or a state and a layer that is not
                 causal; or an argument is invalid for `linear_attention`.
         """
-        q, k, v = (split_heads(f(x), self.heads) for f in (self.queries, self.keys, self.values))
+        q, k, v = self._to_heads(x, self.queries, self.keys, self.values)
         backend = "reference" if self.attn_implementation == "eager" else "auto"
         if state is None:
             o = linear_attention(
@@ -120,5 +118,4 @@ class LinearSelfAttention(nn.Module):
                     q, k, v, state,
                     feature_map=self.feature_map, log_decay=self.log_decay, backend=backend,
                 )  # fmt: skip
-        y: Tensor = self.out_proj(merge_heads(o))
-        return y
+        return self._out_proj(o)

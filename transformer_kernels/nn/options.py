@@ -5,12 +5,39 @@ Errors name the argument, its value and the expected values.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
 AttnImplementation = Literal["eager", "fused", "sdpa"]
 """eager: bmm, softmax, bmm in plain torch. fused: these kernels. sdpa: torch's own SDPA."""
+
+
+def check_fields(config: object, *, may_be_zero: tuple[str, ...] = ()) -> None:
+    """Checks the fields of a model's config, a dataclass, by their types and names.
+
+    Every int is at least 1, or 0 if named in `may_be_zero`. Every field of a Literal type is one of
+    its strings. Fields whose names end in "dropout" are probabilities, and `eps` is above 0. None
+    is valid where the type includes it.
+
+    Raises:
+        ValueError: a field is out of range; the message names it.
+    """
+    for name, hint in get_type_hints(type(config)).items():
+        value, kinds = getattr(config, name), get_args(hint) or (hint,)
+        if value is None and NoneType in kinds:
+            continue
+        if get_origin(hint) is Literal:
+            check_choice(name, value, hint)
+        elif name in may_be_zero:
+            check_not_negative(name, value)
+        elif int in kinds:
+            check_positive(name, value)
+        elif name.endswith("dropout"):
+            check_probability(name, value)
+        elif name == "eps" and not value > 0:
+            raise ValueError(f"eps must be above 0, got {value}")
 
 
 def check_choice(name: str, value: str, choices: Any) -> None:

@@ -9,11 +9,31 @@ import torch
 from torch import Tensor, nn
 
 from ..dispatch import division
-from .initial import STD
+from .blocks import STD
 from .options import check_positive
 
 
-class LearnedPositions(nn.Module):
+class _TablePositions(nn.Module):
+    """Adds row p of a table to position p, of `context` positions at most."""
+
+    table: Tensor
+
+    def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
+        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape.
+
+        Raises ValueError if a position is beyond the context.
+        """
+        context, count = self.table.shape[0], x.shape[1]
+        part = division.current
+        end = start + count * (1 if part is None else part.ranks)
+        if end > context:
+            raise ValueError(f"x must be at most {context} positions long (the context), got {end}")
+        if part is None:
+            return x + self.table[start:end]
+        return x + self.table[start + part.positions(count, x.device)]
+
+
+class LearnedPositions(_TablePositions):
     """Adds a learned vector to each position, of `context` positions at most."""
 
     def __init__(self, context: int, width: int) -> None:
@@ -23,12 +43,13 @@ class LearnedPositions(nn.Module):
         self.table = nn.Parameter(torch.zeros(context, width))
         nn.init.normal_(self.table, std=STD)
 
-    def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
-        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape.
 
-        Raises ValueError if a position is beyond the context.
-        """
-        return x + _encodings(self.table, x, start)
+class SinusoidalPositions(_TablePositions):
+    """Adds fixed sine and cosine waves; see `sinusoids`. Has no parameters and no saved state."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", sinusoids(context, width), persistent=False)
 
 
 class RowColumnPositions(nn.Module):
@@ -42,9 +63,9 @@ class RowColumnPositions(nn.Module):
 
     def __init__(self, rows: int, columns: int, width: int) -> None:
         super().__init__()
-        sizes = {"rows": rows, "columns": columns, "width": width}
-        for name, size in sizes.items():
-            check_positive(name, size)
+        check_positive("rows", rows)
+        check_positive("columns", columns)
+        check_positive("width", width)
         self.rows = nn.Parameter(torch.empty(rows, width))
         self.columns = nn.Parameter(torch.empty(columns, width))
         nn.init.normal_(self.rows, std=STD)
@@ -58,23 +79,6 @@ class RowColumnPositions(nn.Module):
         rows, columns = len(self.rows), len(self.columns)
         position = division.token_positions(x.shape[1], x.device) + start
         return x + self.rows[position // columns % rows] + self.columns[position % columns]
-
-
-class SinusoidalPositions(nn.Module):
-    """Adds fixed sine and cosine waves; see `sinusoids`. Has no parameters and no saved state."""
-
-    table: Tensor
-
-    def __init__(self, context: int, width: int) -> None:
-        super().__init__()
-        self.register_buffer("table", sinusoids(context, width), persistent=False)
-
-    def forward(self, x: Tensor, *, start: int = 0) -> Tensor:
-        """x (B, T, width) at positions start, ..., start + T - 1 -> the same shape.
-
-        Raises ValueError if a position is beyond the context.
-        """
-        return x + _encodings(self.table, x, start)
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -126,15 +130,3 @@ def distance_sinusoids(
     column = torch.arange(0, width, 2, dtype=torch.float64, device=device)
     angle = distance[:, None] / 10000.0 ** (column / width)
     return torch.cat([angle.sin(), angle.cos()], dim=1)[:, :width]
-
-
-def _encodings(table: Tensor, x: Tensor, start: int) -> Tensor:
-    count = x.shape[1]
-    end = start + count * (1 if division.current is None else division.current.ranks)
-    if end > table.shape[0]:
-        raise ValueError(
-            f"x must be at most {table.shape[0]} positions long (the context), got {end}"
-        )
-    if division.current is None:
-        return table[start:end]
-    return table[start + division.current.positions(count, x.device)]

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from ..dispatch.division import check_undivided
 from ..masks.mask import Mask
 from ..scores.relative import relative_keys
-from .attention import attend, merge_heads, split_heads
-from .blocks import FeedForward, Norm, ResidualBlock
-from .options import AttnImplementation, check_choice, check_positive, check_probability
+from .attention import AttentionLayer, attend
+from .blocks import Norm, SelfAttentionBlock
+from .options import AttnImplementation
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(AttentionLayer):
     """Multi-head self-attention to a memory and to the segment, with scores by distance.
 
     Projections have no biases. u and v are arguments of `forward`, because layers may share them.
@@ -50,16 +50,9 @@ class RelativeAttention(nn.Module):
         dropout: float = 0.0,
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
-        super().__init__()
-        sizes = {"width": width, "heads": heads, "head_size": head_size}
-        for name, size in sizes.items():
-            check_positive(name, size)
-        check_probability("dropout", dropout)
-        check_choice("attn_implementation", attn_implementation, AttnImplementation)
-        self.heads = heads
-        self.head_size = head_size
-        self.dropout = dropout
-        self.attn_implementation = attn_implementation
+        super().__init__(
+            width, heads, head_size, dropout=dropout, attn_implementation=attn_implementation
+        )
         inner = heads * head_size
         self.queries = nn.Linear(width, inner, bias=False)
         self.keys = nn.Linear(width, inner, bias=False)
@@ -92,10 +85,9 @@ class RelativeAttention(nn.Module):
         """
         check_undivided("RelativeAttention")
         source = torch.cat([memory, x], dim=1)
-        q = split_heads(self.queries(x), self.heads)
-        k = split_heads(self.keys(source), self.heads)
-        v = split_heads(self.values(source), self.heads)
-        r = split_heads(self.distance_keys(encodings), self.heads)
+        (q,) = self._to_heads(x, self.queries)
+        k, v = self._to_heads(source, self.keys, self.values)
+        (r,) = self._to_heads(encodings, self.distance_keys)
         scale: float = self.head_size**-0.5
         difference = (position_bias - content_bias)[:, None]
         relative = relative_keys(
@@ -104,28 +96,20 @@ class RelativeAttention(nn.Module):
         # Under autocast, q is narrower than the parameters.
         o = attend(
             q + content_bias.to(q.dtype)[:, None], k, v,
-            mask=mask, relative=relative, scale=scale,
-            dropout_p=self.dropout if self.training else 0.0,
+            mask=mask, relative=relative, scale=scale, dropout_p=self._dropout_p,
             attn_implementation=self.attn_implementation,
         )  # fmt: skip
-        y: Tensor = self.out_proj(merge_heads(o))
-        return y
+        return self._out_proj(o)
 
 
-class RelativeBlock(ResidualBlock):
-    """Relative attention and a feed-forward network, each with normalisation and a residual.
+class RelativeBlock(SelfAttentionBlock):
+    """`SelfAttentionBlock` with `RelativeAttention`; options are those of both.
 
-    Args:
-        width: size of the input and output vectors.
-        heads: number of attention heads.
-        head_size: size of a head.
-        norm: "post" normalises after each residual sum, "pre" before each layer.
-        hidden: inner width of the feed-forward network; 4 * width unless given.
-        dropout: probability of dropping an element of a layer's output or of the feed-forward
-            network's inner vectors.
-        attention_dropout: probability of dropping an attention weight.
-        attn_implementation: "eager", "fused" or "sdpa".
+    `attention_dropout` is the probability of dropping an attention weight, `dropout` that of
+    dropping an element of a layer's output or of the feed-forward network's inner vectors.
     """
+
+    attention: RelativeAttention
 
     def __init__(
         self,
@@ -139,40 +123,19 @@ class RelativeBlock(ResidualBlock):
         attention_dropout: float = 0.0,
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
-        super().__init__()
-        check_choice("norm", norm, Norm)
-        self.norm = norm
-        self.attention = RelativeAttention(
-            width,
-            heads,
-            head_size,
-            dropout=attention_dropout,
-            attn_implementation=attn_implementation,
+        attention = RelativeAttention(
+            width, heads, head_size,
+            dropout=attention_dropout, attn_implementation=attn_implementation,
+        )  # fmt: skip
+        super().__init__(
+            attention, width, norm=norm, hidden=hidden, dropout=dropout, hidden_dropout=dropout
         )
-        self.feed_forward = FeedForward(width, hidden=hidden, dropout=dropout)
-        self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        encodings: Tensor,
-        content_bias: Tensor,
-        position_bias: Tensor,
-        *,
-        mask: Mask,
-    ) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor, *inputs: Tensor, mask: Mask) -> Tensor:
         """x (B, M, width) -> the same shape; arguments as in `RelativeAttention`.
 
         The memory holds inputs of the block: a "pre" block normalises it too.
         """
         if self.norm == "pre":
             memory = self.attention_norm(memory)
-        x = self._residual(
-            x,
-            self.attention_norm,
-            lambda y: self.attention(y, memory, encodings, content_bias, position_bias, mask=mask),
-        )
-        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+        return super().forward(x, memory, *inputs, mask=mask)

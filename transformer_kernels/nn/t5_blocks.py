@@ -1,26 +1,118 @@
-"""Layers of T5: pre-norm blocks without bias vectors, with a shared bias by distance."""
+"""Layers of T5: a bias by buckets of distances, and pre-norm blocks without bias vectors.
+
+Source: Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (Raffel et
+al., 2020, arXiv:1910.10683).
+"""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from ..masks.mask import Mask
-from ..scores.relative import RelativeBias
-from .attention import attend, merge_heads, split_heads
-from .cache import LayerCache
+from ..scores.relative import RelativeBias, relative_bias
+from .attention import LayerCache, MultiHeadAttention
+from .blocks import ResidualBlock
 from .options import AttnImplementation, check_choice, check_positive, check_probability
 
 T5Activation = Literal["relu", "gated_gelu"]
 """relu: T5. gated_gelu: gelu(gate(x)) * up_proj(x) by the tanh approximation of GELU, T5 v1.1."""
 
 
-class T5Attention(nn.Module):
-    """Multi-head attention of T5: scores are q kᵀ without a scale, and projections have no bias.
+class BucketedBias(nn.Module):
+    """Learned attention bias of each head by the bucket of a distance; see `distance_buckets`.
 
-    Heads have any size. Source: Raffel et al. 2020, arXiv:1910.10683.
+    All distances beyond `max_distance` share a bucket. The result is therefore a table of
+    2 * max_distance + 1 distances (max_distance + 1 if not bidirectional) for texts of any length.
+    One instance serves every layer of a stack.
     """
+
+    bucket: Tensor
+
+    def __init__(
+        self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool
+    ) -> None:
+        """Creates the parameter `table` (buckets, heads), drawn from N(0, 1) as an embedding is.
+
+        Args:
+            heads: number of attention heads.
+            buckets: number of buckets.
+            max_distance: distance from which on all distances share a bucket.
+            bidirectional: True if future keys have buckets of their own, as in an encoder. False if
+                they share the bucket of distance 0, for causal attention.
+
+        Raises:
+            ValueError: an argument is out of range; see `check_buckets`.
+        """
+        super().__init__()
+        check_positive("heads", heads)
+        check_buckets(buckets, max_distance, bidirectional=bidirectional)
+        self.table = nn.Parameter(torch.randn(buckets, heads))
+        self.lowest = -max_distance if bidirectional else 0
+        # On the CPU even where the default device is "meta": a loader assigns parameters only.
+        distance = torch.arange(self.lowest, max_distance + 1, device="cpu")
+        bucket = distance_buckets(
+            distance, buckets=buckets, max_distance=max_distance, bidirectional=bidirectional
+        )
+        self.register_buffer("bucket", bucket, persistent=False)
+
+    def forward(self) -> RelativeBias:
+        """Returns the bias (heads, distances), aligned "bottom_right", which serves caches too."""
+        return relative_bias(self.table[self.bucket].T, lowest=self.lowest, align="bottom_right")
+
+
+def distance_buckets(
+    distance: Tensor, *, buckets: int, max_distance: int, bidirectional: bool
+) -> Tensor:
+    """Bucket of each distance, query index minus key index: the same shape, from 0 to buckets - 1.
+
+    The first half of the buckets hold one distance each: 0, 1, 2, ... The widths of the others grow
+    geometrically up to `max_distance`; the last one holds all larger distances. If `bidirectional`,
+    past keys have the first buckets // 2 buckets, and future keys as many after them. Otherwise
+    future keys share the bucket of distance 0.
+
+    Raises:
+        ValueError: `buckets` or `max_distance` is out of range; see `check_buckets`.
+
+    Source: mesh_tensorflow, transformer_layers.py; a positive distance is a negative
+    `relative_position` there.
+    """
+    check_buckets(buckets, max_distance, bidirectional=bidirectional)
+    side = buckets // 2 if bidirectional else buckets
+    single = side // 2
+    apart = distance.abs() if bidirectional else distance.clamp(min=0)
+    # float32 as in the source: another precision might round differently where a bucket begins.
+    growth = (apart.clamp(min=single).float() / single).log() / math.log(max_distance / single)
+    wide = single + (growth * (side - single)).long()
+    bucket = torch.where(apart < single, apart, wide.clamp(max=side - 1))
+    return torch.where(distance < 0, side + bucket, bucket) if bidirectional else bucket
+
+
+def check_buckets(buckets: int, max_distance: int, *, bidirectional: bool) -> None:
+    """Raises ValueError unless each side has 2 buckets and max_distance is beyond the single ones.
+
+    A side is one direction of a bidirectional bias, or all of the others.
+    """
+    check_positive("buckets", buckets)
+    check_positive("max_distance", max_distance)
+    least = 4 if bidirectional else 2
+    if buckets < least:
+        kind = "bidirectional" if bidirectional else "unidirectional"
+        raise ValueError(f"buckets must be at least {least} for a {kind} bias, got {buckets}")
+    single = buckets // least
+    if max_distance <= single:
+        raise ValueError(
+            f"max_distance must be above {single}, the number of distances with a bucket of their "
+            f"own among {buckets} buckets, got {max_distance}"
+        )
+
+
+class T5Attention(MultiHeadAttention):
+    """`MultiHeadAttention` with scores q kᵀ, without a scale, and projections without a bias."""
 
     def __init__(
         self,
@@ -31,95 +123,12 @@ class T5Attention(nn.Module):
         dropout: float = 0.0,
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
-        """Creates the four projections.
-
-        Args:
-            width: size of the input and output vectors.
-            heads: number of heads.
-            head_size: size of one head.
-            dropout: probability of dropping an attention weight, in training mode only.
-            attn_implementation: "eager", "fused" or "sdpa".
-
-        Raises:
-            ValueError: an option is out of range or not one of its choices.
-        """
-        super().__init__()
-        for name, size in {"width": width, "heads": heads, "head_size": head_size}.items():
-            check_positive(name, size)
-        check_probability("dropout", dropout)
-        check_choice("attn_implementation", attn_implementation, AttnImplementation)
-        self.heads = heads
-        self.dropout = dropout
-        self.attn_implementation = attn_implementation
-        self.queries, self.keys, self.values = (
-            nn.Linear(width, heads * head_size, bias=False) for _ in range(3)
-        )
-        self.out_proj = nn.Linear(heads * head_size, width, bias=False)
-
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        mask: Mask | None = None,
-        relative: RelativeBias | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """Self-attention.
-
-        Args:
-            x: inputs (B, T, width).
-            mask: the visible pairs; None shows all.
-            relative: bias by distance, aligned "bottom_right".
-            cache: the layer's key/value cache, already extended by T positions. Keys and values of
-                x are stored in it, attention is causal, and neither dropout nor autograd applies.
-
-        Returns:
-            (B, T, width).
-
-        Raises:
-            ValueError: both `mask` and `cache` are given.
-        """
-        k, v = self.keys_and_values(x)
-        if cache is None:
-            return self.attend_to(x, k, v, mask=mask, relative=relative)
-        if mask is not None:
-            raise ValueError(
-                f"mask must be None with a cache, whose attention is causal, got {mask}"
-            )
-        q = split_heads(self.queries(x), self.heads)
-        o = cache.attend(
-            q, k, v, scale=1.0, relative=relative, attn_implementation=self.attn_implementation
-        )
-        return self._out_proj(o)
-
-    def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of `source` (B, N, width), each (B, heads, N, head_size)."""
-        return (
-            split_heads(self.keys(source), self.heads),
-            split_heads(self.values(source), self.heads),
-        )
-
-    def attend_to(
-        self,
-        x: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Mask | None = None,
-        relative: RelativeBias | None = None,
-    ) -> Tensor:
-        """`forward` for keys and values computed before by `keys_and_values`."""
-        o = attend(
-            split_heads(self.queries(x), self.heads), k, v,
-            mask=mask, relative=relative, scale=1.0,
-            dropout_p=self.dropout if self.training else 0.0,
-            attn_implementation=self.attn_implementation,
+        super().__init__(
+            width, heads,
+            head_size=head_size, out_bias=False, dropout=dropout,
+            attn_implementation=attn_implementation,
         )  # fmt: skip
-        return self._out_proj(o)
-
-    def _out_proj(self, o: Tensor) -> Tensor:
-        y: Tensor = self.out_proj(merge_heads(o))
-        return y
+        self._scale = 1.0
 
 
 class T5FeedForward(nn.Module):
@@ -150,23 +159,15 @@ class T5FeedForward(nn.Module):
         return y
 
 
-class T5Block(nn.Module):
+class T5Block(ResidualBlock):
     """Block of T5: self-attention, cross-attention in a decoder, and a feed-forward network.
 
     Each layer's input is divided by its root mean square and scaled (nn.RMSNorm); its output passes
     dropout and is added to the residual stream.
 
-    Args:
-        width: size of the input and output vectors.
-        heads: number of attention heads.
-        head_size: size of one head.
-        hidden: inner width of the feed-forward network.
-        activation: "relu" or "gated_gelu".
-        cross_attention: True for a decoder's block, which attends to an encoder's output.
-        dropout: probability of dropping an attention weight, an inner element of the feed-forward
-            network or an element of a layer's output.
-        eps: epsilon of the normalisations.
-        attn_implementation: "eager", "fused" or "sdpa".
+    Options are those of its layers. `cross_attention` is True for a decoder's block, which attends
+    to an encoder's output. `dropout` is the probability of dropping an attention weight, an inner
+    element of the feed-forward network or an element of a layer's output.
     """
 
     def __init__(
@@ -183,12 +184,11 @@ class T5Block(nn.Module):
         attn_implementation: AttnImplementation = "fused",
     ) -> None:
         super().__init__()
-
-        def attention() -> T5Attention:
-            return T5Attention(
-                width, heads, head_size, dropout=dropout, attn_implementation=attn_implementation
-            )
-
+        self.norm = "pre"
+        attention = partial(
+            T5Attention, width, heads, head_size,
+            dropout=dropout, attn_implementation=attn_implementation,
+        )  # fmt: skip
         self.attention = attention()
         self.attention_norm = nn.RMSNorm(width, eps=eps)
         self.memory_attention = attention() if cross_attention else None
@@ -207,26 +207,19 @@ class T5Block(nn.Module):
         relative: RelativeBias | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Runs the block.
+        """x (B, T, width) -> the same shape; arguments as in `DecoderBlock`.
 
-        Args:
-            x: inputs (B, T, width).
-            memory: keys and values (B, heads, N, head_size) of the encoder's output, from
-                `self.memory_attention.keys_and_values`; None without cross-attention.
-            mask: mask of the self-attention.
-            memory_mask: mask of the cross-attention.
-            relative: bias by distance of the self-attention.
-            cache: key/value cache of the self-attention; see `T5Attention`.
-
-        Returns:
-            (B, T, width).
+        `memory` is None without cross-attention. `relative` is the bias by distance of the
+        self-attention, aligned "bottom_right".
         """
-        y = self.attention(self.attention_norm(x), mask=mask, relative=relative, cache=cache)
-        x = x + self.dropout(y)
+        x = self._residual(
+            x,
+            self.attention_norm,
+            lambda y: self.attention(y, mask=mask, relative=relative, cache=cache),
+        )
         if self.memory_attention is not None:
             assert self.memory_norm is not None
             assert memory is not None
-            y = self.memory_attention.attend_to(self.memory_norm(x), *memory, mask=memory_mask)
-            x = x + self.dropout(y)
-        out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        return out
+            attend_to = partial(self.memory_attention.attend_to, mask=memory_mask)
+            x = self._residual(x, self.memory_norm, lambda y: attend_to(y, *memory))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)

@@ -1,8 +1,8 @@
 """Training of the reference models: data, tasks, schedules, checkpoints, curves and runs."""
 
-from .checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from .config import Precision, TrainConfig
-from .curves import CurveRow, plot_curves, read_curve
+from .checkpoint import Checkpoint, CheckpointError
+from .config import Precision, Schedule, TrainConfig
+from .curves import CurveRow, plot_curves, progress_bar, read_curve
 from .data import (
     Batch,
     ByteLanes,
@@ -12,17 +12,12 @@ from .data import (
     LaneDataset,
     Tokens,
     corpus_from_bytes,
-    draw_batch,
-    even_batch,
     load_corpus,
     standard_library_text,
 )
 from .evaluation import Evaluation, evaluate, evaluate_examples
-from .progress import progress_bar
-from .schedule import Schedule
 from .task import RecurrentTask, State, Task
-from .tasks import PRESETS, TASKS
-from .tasks.generator import GeneratorTask
+from .tasks import PRESETS, TASKS, GeneratorTask
 from .trainer import Trainer
 from .training_run import (
     LoadedModel,
@@ -40,6 +35,7 @@ __all__ = [
     "Batch",
     "ByteLanes",
     "ByteWindows",
+    "Checkpoint",
     "CheckpointError",
     "Corpus",
     "CurveRow",
@@ -59,11 +55,8 @@ __all__ = [
     "Trainer",
     "TrainingRun",
     "corpus_from_bytes",
-    "draw_batch",
     "evaluate",
     "evaluate_examples",
-    "even_batch",
-    "load_checkpoint",
     "load_corpus",
     "load_generator",
     "load_model",
@@ -71,7 +64,6 @@ __all__ = [
     "progress_bar",
     "read_curve",
     "resume",
-    "save_checkpoint",
     "standard_library_text",
     "train",
 ]

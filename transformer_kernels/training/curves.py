@@ -1,21 +1,15 @@
-"""Learning curves: one row per step, stored as CSV and drawn as a picture."""
+"""Learning curves: one row per step, stored as CSV, drawn as a picture, shown while training."""
 
 from __future__ import annotations
 
 import csv
-import errno
-import io
-import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
+from ..common.argument_checks import shown
 from ..common.optional_deps import require
-from .output_files import naming, replacing
 
 
 class CurveRow(NamedTuple):
@@ -37,69 +31,43 @@ class CurveRow(NamedTuple):
     """Speed of this step"""
 
 
-def start_curve(path: Path) -> None:
-    """Creates a CSV file with only the header; FileExistsError if it exists."""
-    if path.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    rewrite_curve(path, ())
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds the path to an OSError: those of `write` have none, for example if the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def append_to_curve(path: Path, row: CurveRow) -> None:
     """Appends one row and closes the file, so that an aborted run keeps its curve."""
     with naming(path), path.open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerow(_as_text(row))
+        csv.writer(file).writerow(row)
 
 
 def rewrite_curve(path: Path, rows: Iterable[CurveRow]) -> None:
     """Replaces the file's content with these rows, for example those of a checkpoint."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(CurveRow._fields)
-    writer.writerows(_as_text(row) for row in rows)
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
+    with naming(path), path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([CurveRow._fields, *rows])
 
 
 def read_curve(path: Path | str) -> list[CurveRow]:
-    """Reads the CSV file of a run."""
-    with Path(path).open(newline="", encoding="utf-8") as file:
-        return [
-            CurveRow(
-                step=int(row["step"]),
-                tokens=int(row["tokens"]),
-                seconds=float(row["seconds"]),
-                train_loss=float(row["train_loss"]),
-                val_loss=_optional(row["val_loss"]),
-                score=_optional(row["score"]),
-                tokens_per_s=float(row["tokens_per_s"]),
-            )
-            for row in csv.DictReader(file)
-        ]
+    """Reads the CSV file of a run; the inverse of `rewrite_curve`, to the last bit.
 
-
-def rows_to_tensor(rows: Sequence[CurveRow]) -> Tensor:
-    """Returns (rows, 7) float64, NaN for None: exact, and compact in a checkpoint."""
-    values = [[math.nan if value is None else value for value in row] for row in rows]
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def rows_from_tensor(table: Tensor) -> list[CurveRow]:
-    """Inverse of `rows_to_tensor`."""
-    rows: list[CurveRow] = []
-    for step, tokens, seconds, train_loss, val_loss, score, speed in table.tolist():
-        validated = not math.isnan(val_loss)
-        rows.append(
-            CurveRow(
-                step=int(step),
-                tokens=int(tokens),
-                seconds=seconds,
-                train_loss=train_loss,
-                val_loss=val_loss if validated else None,
-                score=score if validated else None,
-                tokens_per_s=speed,
-            )
-        )
-    return rows
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a curve.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+        if tuple(header) != CurveRow._fields:
+            raise ValueError(f"its columns are {shown(header)}")
+        numbers: list[list[Any]] = [[float(x) if x else None for x in row] for row in rows]
+        return [CurveRow(int(step), int(tokens), *rest) for step, tokens, *rest in numbers]
+    except (ValueError, TypeError, OverflowError, csv.Error) as error:
+        raise ValueError(f"{path} is not a curve: {shown(str(error))}") from None
 
 
 def plot_curves(
@@ -123,36 +91,70 @@ def plot_curves(
     figure = Figure(figsize=(14, 4), layout="constrained")
     by_step, by_time, scores = figure.subplots(1, 3)
     for index, (name, rows) in enumerate(curves.items()):
-        validated = [row for row in rows if row.val_loss is not None]
+        thin: dict[str, Any] = {"color": f"C{index}", "linewidth": 0.6, "alpha": 0.5}
         dots: dict[str, Any] = {"color": f"C{index}", "marker": "o", "markersize": 4, "label": name}
-        for axes, field in ((by_step, "step"), (by_time, "seconds")):
-            axes.plot(
-                [getattr(row, field) for row in rows],
-                [row.train_loss for row in rows],
-                color=f"C{index}",
-                linewidth=0.6,
-                alpha=0.5,
-            )
-            axes.plot(
-                [getattr(row, field) for row in validated],
-                [row.val_loss for row in validated],
-                **dots,
-            )
-        scores.plot([row.step for row in validated], [row.score for row in validated], **dots)
+        validated = [row for row in rows if row.val_loss is not None]
+        steps, seconds = [row.step for row in validated], [row.seconds for row in validated]
+        losses = [row.train_loss for row in rows]
+        by_step.plot([row.step for row in rows], losses, **thin)
+        by_time.plot([row.seconds for row in rows], losses, **thin)
+        by_step.plot(steps, [row.val_loss for row in validated], **dots)
+        by_time.plot(seconds, [row.val_loss for row in validated], **dots)
+        scores.plot(steps, [row.score for row in validated], **dots)
     by_step.set(xlabel="step", ylabel="loss (nats)")
     by_time.set(xlabel="seconds of training", ylabel="loss (nats)")
     scores.set(xlabel="step", ylabel=score)
     for axes in (by_step, by_time, scores):
         axes.grid(alpha=0.3)
     by_step.legend(title="held-out data; thin: batches")
-    path = Path(path)
-    with replacing(path) as file:
-        figure.savefig(file, dpi=120, format=path.suffix[1:] or None)
+    with naming(Path(path)):
+        figure.savefig(path, dpi=120)
 
 
-def _as_text(row: CurveRow) -> list[str]:
-    return ["" if value is None else repr(value) for value in row]
+@contextmanager
+def progress_bar(
+    steps: int, *, label: str = "training", unit: str = "tokens", score: str = "score"
+) -> Iterator[Callable[[CurveRow], None]]:
+    """Context that shows a progress bar on stderr and yields the `on_row` callback of a run.
 
+    The bar shows the loss and speed of the last step. Every validation prints a line.
 
-def _optional(text: str) -> float | None:
-    return float(text) if text else None
+    Args:
+        steps: total number of steps.
+        label: name of the run.
+        unit: unit of the speed, as `Task.unit`.
+        score: name of the score, as `Task.score_name`.
+
+    Raises:
+        ImportError: rich is missing.
+    """
+    require("rich", extra="train")
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[now]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, highlight=False),
+    ) as progress:
+        task = progress.add_task(label, total=steps, now="")
+
+        def on_row(row: CurveRow) -> None:
+            now = f"loss {row.train_loss:.3f}  {row.tokens_per_s:,.0f} {unit}/s"
+            progress.update(task, completed=row.step, now=now)
+            if row.val_loss is not None:
+                progress.console.print(
+                    f"{label}: step {row.step:>6}  held-out loss {row.val_loss:.3f}  "
+                    f"{row.score:.3f} {score}  {row.seconds:.0f} s"
+                )
+
+        yield on_row

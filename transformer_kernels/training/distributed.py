@@ -1,7 +1,8 @@
 """Training on several processes: a single process, or those started by torchrun.
 
 The processes form a grid. Each row, of `context_parallel` neighbours, shares the same examples and
-divides their sequences; the rows divide the examples of a batch.
+divides their sequences; the rows divide the examples of a batch. Parameters may be divided over all
+processes (torch's `fully_shard`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed.context import context_parallel as divide_sequences
+from ..distributed.rectangles import DROPOUT_COLUMNS
+from ..nn.blocks import Stack
 from ..nn.options import check_positive
+from .config import TrainConfig
 from .data import Batch
-from .sharding import shard_parameters
+from .tasks import TASKS
 
 _SHUTDOWN_DELAY = 0.2
 """Seconds between the last collective and the shutdown of the process group"""
@@ -73,6 +77,15 @@ class DistributedContext:
         first = self.rank // self.context_parallel
         return {name: x[first :: self.data_ranks] for name, x in batch.items()}
 
+    def unshard(self, mine: Batch) -> Batch:
+        """The batch that `shard` gave all ranks their examples of. A collective."""
+        parts = self.all_gather(mine)[:: self.context_parallel]
+        whole = {name: torch.cat([part[name] for part in parts]) for name in mine}
+        for name, x in whole.items():
+            ranks = [torch.arange(first, len(x), len(parts)) for first in range(len(parts))]
+            whole[name] = x[torch.cat(ranks).argsort()]
+        return whole
+
     def divided(self) -> AbstractContextManager[object]:
         """Context of forward and backward passes: it divides their sequences, if at all."""
         if self.context_parallel == 1:
@@ -87,7 +100,7 @@ class DistributedContext:
             `sharded`, or a wrapper of it.
         """
         if self.sharded:
-            shard_parameters(model, device, self.world_size)
+            _shard_parameters(model, device, self.world_size)
             return model
         model.to(device)
         if self.world_size == 1:
@@ -109,10 +122,6 @@ class DistributedContext:
             distributed.all_reduce(value)
         return value.item()
 
-    def any(self, value: bool) -> bool:
-        """True if `value` is true on any rank."""
-        return any(self.all_gather(value))
-
     @contextmanager
     def on_all_ranks(self, kind: type[Exception]) -> Iterator[None]:
         """Context that raises an error of this kind on all ranks if it occurs on any.
@@ -130,6 +139,82 @@ class DistributedContext:
 
 
 SINGLE_PROCESS = DistributedContext()
+
+
+def _shard_parameters(model: nn.Module, device: torch.device, world_size: int) -> None:
+    """Divides the parameters over all processes, in-place, and moves them to the device.
+
+    Each block of a `Stack` gathers its parameters for its forward and its backward pass; the other
+    parameters are gathered together. Gradients are averaged over the processes, and each keeps that
+    of its shards. A collective.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (world_size,))
+    for stack in [module for module in model.modules() if isinstance(module, Stack)]:
+        for block in stack:
+            fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(x: Tensor) -> Tensor:
+    """The undivided tensor of a divided one; others as they are. A collective."""
+    from torch.distributed.tensor import DTensor
+
+    y: Tensor = x.full_tensor() if isinstance(x, DTensor) else x
+    return y
+
+
+def own_shard(x: Tensor) -> Tensor:
+    """This rank's shard of a divided tensor, a view of it; others as they are."""
+    from torch.distributed.tensor import DTensor
+
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def check_scale_out(config: TrainConfig, grid: DistributedContext) -> None:
+    """Checks the settings of a run against the division of its work.
+
+    Raises:
+        ValueError: the batch has fewer examples than micro-batches over all processes; the task,
+            the length of its sequences or its attention cannot be divided; or the precision is
+            float16 and parameters are.
+    """
+    if config.batch < config.accumulate * grid.data_ranks:
+        raise ValueError(
+            f"batch must be at least accumulate times the number of processes"
+            f"{'' if grid.context_parallel == 1 else ' that do not share sequences'}, "
+            f"{config.accumulate} x {grid.data_ranks}, got {config.batch}"
+        )
+    if not grid.forward_is_collective:
+        return
+    if not config.task.scales_out:
+        able = ", ".join(kind for kind, task in TASKS.items() if task.scales_out)
+        raise ValueError(
+            f"the work of one example can be divided over processes for the tasks {able}, got the "
+            f"task {config.task.kind}"
+        )
+    if grid.sharded and config.precision == "float16":
+        raise ValueError(
+            "precision must be float32 or bfloat16 where parameters are divided over processes, "
+            "got float16: use bfloat16"  # each rank would scale its losses on its own
+        )
+    if grid.context_parallel == 1:
+        return
+    # sequences are in the layout "zigzag"; see docs/scale.md
+    model, dropout = config.task.model, config.task.model.dropout > 0.0
+    multiple = 2 * grid.context_parallel * (DROPOUT_COLUMNS if dropout else 1)
+    if model.context % multiple:
+        raise ValueError(
+            f"context must be a multiple of {multiple} to be divided over {grid.context_parallel} "
+            f"processes{' with dropout' if dropout else ''}, got {model.context}"
+        )
+    if config.attn_implementation == "sdpa":
+        raise ValueError(
+            "attn_implementation must be 'fused' or 'eager' where sequences are divided over "
+            "processes, got 'sdpa'"
+        )
 
 
 def local_device(device: str) -> str:

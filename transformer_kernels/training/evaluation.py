@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..nn.inference import inference
+from ..models.generation import inference
 from ..nn.options import check_positive
 from .data import Batch, Dataset, LaneDataset
 from .task import State, Task

@@ -40,8 +40,12 @@ class Task(ABC):
     tokens, of this rank's alone under a division (`dispatch.division`), the score follows from the
     loss, and the model runs by its forward pass only."""
 
-    config_type: ClassVar[Callable[..., Any]]
-    """Class of `model`"""
+    model_type: ClassVar[Callable[..., nn.Module]]
+    """Class of the model; takes its config and `attn_implementation`"""
+    data_help: ClassVar[str]
+    """Files that `data` reads, and what it uses without, for the command line"""
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the model's config that the data or the task determines; not options"""
 
     model: Any
     """The model's config"""
@@ -71,9 +75,9 @@ class Task(ABC):
         """Raises ValueError unless this could be the extra data of a model of this task."""
         check_extra_keys(extra)
 
-    @abstractmethod
     def build(self, attn_implementation: AttnImplementation) -> nn.Module:
         """A new model, on the CPU."""
+        return self.model_type(self.model, attn_implementation=attn_implementation)
 
     @abstractmethod
     def tokens(self, batch: Batch) -> int:

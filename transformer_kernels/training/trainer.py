@@ -6,7 +6,6 @@ import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,18 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..nn.blocks import recompute_blocks
 from ..nn.options import check_device
-from .checkpoint import CheckpointError, read_own_shards
-from .checkpoint_schema import check_state, check_states, entry
+from .checkpoint import Checkpoint, CheckpointError, Metadata
 from .config import Precision, TrainConfig
 from .data import Batch, Dataset, LaneDataset
-from .distributed import SINGLE_PROCESS, DistributedContext, local_device
-from .memory import check_batch_fits, check_model_fits
-from .scale_out import check_scale_out
-from .shard_files import ShardFiles
-from .sharding import from_own_shard, from_whole, own_shard, whole
-from .task import RecurrentTask, Shapes, State
+from .distributed import SINGLE_PROCESS, DistributedContext, check_scale_out, local_device, whole
+from .task import RecurrentTask, State
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 MIN_LOSS_SCALE = 2.0**-10
 """Loss scale (float16) below which a gradient that is not finite is an error."""
@@ -72,19 +68,12 @@ class Trainer:
             TypeError: the task is a `RecurrentTask`, but the data cannot be read in lanes.
             ValueError: the device cannot be used, the batch is smaller than the number of
                 micro-batches over all processes, the task, its context or its attention cannot be
-                divided over processes, the machine lacks the memory, or the text is too short for
-                lanes.
+                divided over processes, or the text is too short for lanes.
         """
         device = local_device(config.device)
         check_device(device)
         check_scale_out(config, distributed)
         config = replace(config, task=config.task.fitted(data))
-        check_model_fits(
-            config.task,
-            training=torch.device(device).type == "cpu",
-            shards=distributed.world_size if distributed.sharded else 1,
-        )
-        check_batch_fits(config.batch, data)
         self._lanes = _lanes(config, data)
         self.config = config
         self.data = data
@@ -216,9 +205,7 @@ class Trainer:
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
         dtype = _DTYPES.get(self.config.precision)
-        if dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype)
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
     def _check_finite(self, name: str, value: float) -> None:
         if not math.isfinite(value):
@@ -228,138 +215,111 @@ class Trainer:
                 f"than {rate:g}"
             )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> tuple[Metadata, dict[str, Tensor]]:
         """Everything that the next step depends on. A collective: all ranks must call it.
 
-        Weights and moments are divided over the ranks if the parameters are.
+        Weights and moments are divided over the ranks if the parameters are. All ranks have the
+        random states of all.
         """
-        own_random = {
-            "cpu": torch.get_rng_state(),
-            "device": torch.cuda.get_rng_state(self.device) if self._on_gpu else None,
-        }
-        state = {
-            "config": self.config.to_dict(),
-            "data": {name: getattr(self.data, name) for name in ("name", "source", "digest")},
-            "extra": self.config.task.extra(self.data),
-            "steps_done": self.steps_done,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "batches": self.batches.get_state(),
-            "random": self.distributed.all_gather(own_random),
-        }
-        if self.distributed.context_parallel > 1:
-            state["context_parallel"] = self.distributed.context_parallel
-        if self._lanes is not None:
-            states = [tuple(_own_copy(x) for x in part) for part in self.states]
-            state["states"] = self.distributed.all_gather(states)
-        return state
+        grid, moments = self.distributed, list(self.optimizer.state.values())
+        scaler = self.scaler.state_dict()
+        metadata = Metadata(
+            config=self.config,
+            data=self.data.name,
+            source=self.data.source,
+            digest=self.data.digest,
+            extra=self.config.task.extra(self.data),
+            steps_done=self.steps_done,
+            updates=int(moments[0]["step"]) if moments else 0,
+            scaler=(scaler["scale"], scaler["_growth_tracker"]) if scaler else None,
+            processes=grid.world_size,
+            context_parallel=grid.context_parallel,
+        )
+        tensors = self.model.state_dict(prefix="model.")
+        for number, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{key}": values[key] for key in _MOMENTS}
+        parts = [torch.cat(parts).cpu() for parts in zip(*self.states, strict=True)]
+        tensors |= grid.unshard({f"states.{n}": x for n, x in enumerate(parts)})
+        tensors["batches"] = self.batches.get_state()
+        for device, state in self._random_states().items():
+            tensors[f"random.{device}"] = torch.stack(grid.all_gather(state))
+        return metadata, tensors
 
-    def restore(self, state: dict[str, Any], shards: ShardFiles | None = None) -> None:
-        """Restores a state returned by `state`, of any number of processes. A collective.
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restores a state of any number of processes. A collective.
 
         On another grid of processes, random numbers of dropout begin anew, from the seed, the rank
-        and the step. The lanes of a `RecurrentTask` need the same number of processes.
-
-        Args:
-            state: undivided tensors on the CPU; or, with `shards`, meta tensors in their places.
-            shards: files that each rank reads its shards from; only if parameters are divided.
+        and the step.
 
         Raises:
-            CheckpointError: an entry is absent or invalid, the data differ, or the number of
-                processes differs and there are lanes. Nothing has been restored.
+            CheckpointError: a tensor is absent or invalid, or the data differ. Model and optimizer
+                are unchanged.
         """
-        if entry(state, "data.digest", str) != self.data.digest:
+        metadata, grid = checkpoint.metadata, self.distributed
+        if metadata.digest != self.data.digest:
             raise CheckpointError(
-                f"the checkpoint was trained on other data: {entry(state, 'data.name', str)}, "
+                f"{checkpoint.folder}: the checkpoint was trained on other data: {metadata.data}, "
                 f"not {self.data.name}"
             )
-        weights = self.model.state_dict()
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        if shards is not None:
-            read_own_shards(
-                state, shards, weights=weights, parameters=parameters, distributed=self.distributed
-            )
-        with self.distributed.on_all_ranks(CheckpointError):
-            self._check(state, weights, parameters, own_shard if shards else _same)
-        divided = from_whole if shards is None else from_own_shard
-        self.model.load_state_dict(
-            {name: divided(x, weights[name]) for name, x in state["model"].items()}
-        )
+        with grid.on_all_ranks(CheckpointError):
+            tensors = checkpoint.read(self._expected(metadata))
+            try:
+                self._restore_random(metadata, tensors)
+            except RuntimeError:
+                text = "a random state is not one of torch's generators"
+                raise CheckpointError(f"{checkpoint.folder}: {text}") from None
+        self.model.load_state_dict(_without_prefix(tensors, "model."))
         groups = self.optimizer.state_dict()["param_groups"]  # settings are those of the config
-        moments = {
-            n: {key: divided(x, parameters[n]) if x.dim() else x for key, x in values.items()}
-            for n, values in state["optimizer"]["state"].items()
-        }
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, x in _without_prefix(tensors, "optimizer.").items():
+            number, _, key = name.partition(".")
+            step = torch.tensor(float(metadata.updates))
+            moments.setdefault(int(number), {"step": step})[key] = x
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        self.scaler.load_state_dict(state["scaler"])
-        self.steps_done = state["steps_done"]
-        self.batches.set_state(state["batches"])
-        self._restore_random(state)
-        if self._lanes is not None:
-            mine = state["states"][self.distributed.rank]
-            self.states = [tuple(x.to(self.device) for x in part) for part in mine]
+        if metadata.scaler is not None:
+            names = dict(zip(("scale", "_growth_tracker"), metadata.scaler, strict=True))
+            self.scaler.load_state_dict(self.scaler.state_dict() | names)
+        self.steps_done = metadata.steps_done
+        lanes = _without_prefix(tensors, "states.")
+        parts = split(grid.shard(lanes), self.config.accumulate)
+        self.states = [tuple(x.to(self.device) for x in part.values()) for part in parts]
 
-    def _check(
-        self,
-        state: dict[str, Any],
-        weights: dict[str, Tensor],
-        parameters: list[Tensor],
-        part: Callable[[Tensor], Tensor],
-    ) -> None:
-        """Checks a state whose tensors are parts of those of the trainer."""
-        check_state(
-            state,
-            config=self.config,
-            weights={name: part(x) for name, x in weights.items()},
-            optimizer=self.optimizer,
-            parameters=[part(x) for x in parameters],
-            scaler=self.scaler.state_dict(),
-        )
-        if self._lanes is None:
-            return
-        processes = len(state["random"])
-        if processes != self.distributed.world_size:
-            raise CheckpointError(
-                f"the checkpoint was trained by {processes} processes, but this run has "
-                f"{self.distributed.world_size}, and the lanes of the text belong to processes"
-            )
-        dtype = next(self.model.parameters()).dtype
-        check_states(state, self._state_shapes(state["steps_done"]), dtype)
-
-    def _restore_random(self, state: dict[str, Any]) -> None:
-        """Restores the generators of dropout on the same grid; seeds them on another."""
+    def _restore_random(self, metadata: Metadata, tensors: dict[str, Tensor]) -> None:
         grid = self.distributed
-        saved = (len(state["random"]), state.get("context_parallel", 1))
-        if saved != (grid.world_size, grid.context_parallel):
-            text = f"{self.config.seed} {grid.rank} {self.steps_done}"
+        self.batches.set_state(tensors["batches"])
+        here = (grid.world_size, grid.context_parallel)
+        if (metadata.processes, metadata.context_parallel) != here:
+            text = f"{self.config.seed} {grid.rank} {metadata.steps_done}"
             torch.manual_seed(random.Random(text).getrandbits(63))
             return
-        own = state["random"][grid.rank]
-        torch.set_rng_state(own["cpu"])
-        if self._on_gpu and own["device"] is not None:
-            torch.cuda.set_rng_state(own["device"], self.device)
+        own = {name: tensors[f"random.{name}"][grid.rank].clone() for name in self._random_states()}
+        torch.set_rng_state(own["cpu"])  # without the clone torch reads past the storage
+        if "cuda" in own:
+            torch.cuda.set_rng_state(own["cuda"], self.device)
 
-    def _state_shapes(self, steps: int) -> list[list[Shapes]]:
-        """Shapes of the states after `steps` steps, by rank and micro-batch."""
-        config, world_size = self.config, self.distributed.world_size
-        assert isinstance(config.task, RecurrentTask)
-        segments = self._segments_done(steps)
-        if segments == 0:
-            return [[()] * config.accumulate] * world_size
-        lanes = {"lanes": torch.arange(config.batch)}
-        shards = [DistributedContext(rank, world_size).shard(lanes) for rank in range(world_size)]
-        return [
-            [
-                config.task.state_shapes(len(part["lanes"]), segments)
-                for part in split(shard, config.accumulate)
-            ]
-            for shard in shards
-        ]
+    def _expected(self, metadata: Metadata) -> dict[str, Tensor]:
+        """Tensors with the names, shapes and dtypes that a state with these numbers has."""
+        expected = self.model.state_dict(prefix="model.")
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if metadata.updates:
+            trained = {n: p.detach() for n, p in enumerate(parameters) if p.requires_grad}
+            expected |= {f"optimizer.{n}.{key}": p for n, p in trained.items() for key in _MOMENTS}
+        segments = self._segments_done(metadata.steps_done)
+        if segments:
+            assert isinstance(self.config.task, RecurrentTask)
+            for n, shape in enumerate(self.config.task.state_shapes(self.config.batch, segments)):
+                expected[f"states.{n}"] = parameters[0].new_empty(shape, device="meta")
+        expected["batches"] = self.batches.get_state()
+        for device, state in self._random_states().items():
+            expected[f"random.{device}"] = state.expand(metadata.processes, -1)
+        return expected
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self.device.type == "cuda"
+    def _random_states(self) -> dict[str, Tensor]:
+        """States of this process's global generators, by type of device."""
+        states = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
@@ -380,11 +340,6 @@ def _lanes(config: TrainConfig, data: Dataset) -> LaneDataset | None:
     return data
 
 
-def _own_copy(x: Tensor) -> Tensor:
-    """A contiguous copy on the CPU. A view would be saved with all of its storage."""
-    return x.to("cpu").clone(memory_format=torch.contiguous_format)
-
-
 def _adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
@@ -395,5 +350,6 @@ def _adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     )  # fmt: skip
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
+def _without_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names have a prefix, without it."""
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}

@@ -5,6 +5,9 @@
 // tiles. Code compiled for 8.0 uses the large set, code compiled for 8.6 the small set.
 //
 // building/tile_config.py parses the widths and kLargeSharedChips; _C exports them.
+//
+// benchmarks/tuning compiles the unit of one width with another row, such as
+// -DTK_SM90_FORWARD={2,128,3,1,40,232}.
 #pragma once
 
 #include <cstdint>
@@ -76,6 +79,9 @@ struct ForwardTile {
 // A warp owns block_m / warps rows of scores and of o, both in float32 registers. With 32 rows a
 // thread needs block_n registers for scores and `width` for o, of 255.
 constexpr ForwardTile forward_tile(int arch, int element_bytes, int width) {
+#ifdef TK_SM80_FORWARD
+  return TK_SM80_FORWARD;
+#endif
   const bool large = arch == kLargeArch;
   if (element_bytes == 4) {
     // Twice the bytes, and three parts per operand: 16 rows per warp.
@@ -129,6 +135,9 @@ struct HopperForwardTile {
 // For rows of q and k of at most `width`. A thread holds v_width / 2 elements of o, block_n / 2
 // scores, and weights in half as many registers.
 constexpr HopperForwardTile hopper_forward_tile(int width) {
+#ifdef TK_SM90_FORWARD
+  return TK_SM90_FORWARD;
+#endif
   if (width <= 64) return {3, 128, 2, 2, 32, 160};   // 113 KiB
   if (width <= 128) return {2, 128, 2, 2, 40, 232};  // 193 KiB
   if (width <= 192) return {2, 128, 2, 1, 40, 232};  // 209 KiB, with v of 128
@@ -168,6 +177,9 @@ struct HopperBackwardTile {
 // of 64 keys would need all registers. The warpgroups then share 64 keys, and each owns half of the
 // columns.
 constexpr HopperBackwardTile hopper_backward_tile(int width) {
+#ifdef TK_SM90_BACKWARD
+  return TK_SM90_BACKWARD;
+#endif
   if (width <= 64) return {128, 128, 2, 2, true, true, 56};   // 195 KiB
   if (width <= 128) return {64, 128, 2, 2, true, true, 56};   // 194 KiB
   if (width <= 192) return {64, 128, 2, 2, false, true, 40};  // 194 KiB, with v of 128
@@ -227,6 +239,9 @@ struct BackwardTile {
 
 // dk and dv stay in registers: 2 * block_n * width elements over all threads.
 constexpr BackwardTile backward_tile(int arch, int element_bytes, int width) {
+#ifdef TK_SM80_BACKWARD
+  return TK_SM80_BACKWARD;
+#endif
   const bool large = arch == kLargeArch;
   if (element_bytes == 4) {
     if (width <= 32) return {64, 64, 4, 2, 2, 2, 1};

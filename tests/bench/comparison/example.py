@@ -9,22 +9,16 @@ import torch
 
 from tests.bench.example import PROVENANCE, row
 from transformer_kernels.bench import Direction
-from transformer_kernels.bench.comparison.masks import MaskOption
-from transformer_kernels.bench.comparison.run import Call, CallResult, Comparison
-from transformer_kernels.bench.comparison.shapes import Shape
+from transformer_kernels.bench.comparison.calls import Call, Shape
+from transformer_kernels.bench.comparison.run import CallResult, Comparison
 from transformer_kernels.bench.contenders import Measured
 from transformer_kernels.bench.limits import Limits
 from transformer_kernels.bench.steadiness import Disturbed, Steady
 
 CALL = Call(
-    name="llama, prefill",
-    shape=Shape.parse("1,8,8,4,4,64"),
-    mask=MaskOption.parse("causal"),
-    dtype=torch.float16,
-    device=torch.device("cpu"),
-    directions=("fwd", "fwd+bwd"),
+    name="llama, prefill", shape=Shape.parse("1,8,8,4,4,64"), mask="causal", dtype=torch.float16
 )
-DISTURBED = replace(CALL, name="disturbed", mask=MaskOption.parse("window:2"))
+DISTURBED = replace(CALL, name="disturbed", mask="window:2")
 
 
 def measured(

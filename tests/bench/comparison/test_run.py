@@ -9,14 +9,14 @@ from torch import Tensor
 from tests.bench.comparison.example import CALL
 from tests.bench.example import PROVENANCE
 from transformer_kernels.bench import Attend, Budget, Case, Variant, usable_variants
-from transformer_kernels.bench.comparison import run
-from transformer_kernels.bench.comparison.masks import MaskOption
-from transformer_kernels.bench.comparison.run import Call, compare, measure_call
-from transformer_kernels.bench.comparison.shapes import Shape
+from transformer_kernels.bench.comparison import calls, run
+from transformer_kernels.bench.comparison.calls import Call, Shape
+from transformer_kernels.bench.comparison.run import compare, measure_call
 from transformer_kernels.bench.limits import Limits
 from transformer_kernels.bench.steadiness import Speed
 
 SHORT = Budget(0.0, fewest=2)
+CALM = Speed(1.0, 1.0)
 SMALL = replace(CALL, name="small", shape=Shape.parse("2,4,2,6,9,8"), dtype=torch.float32)
 
 
@@ -38,10 +38,8 @@ def test_every_variant_has_a_row_for_each_direction() -> None:
 
 def test_long_sequences_are_checked_at_a_shorter_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times are those of the whole call."""
-    monkeypatch.setattr(run, "CHECKED_PAIRS", 10)
-    call = replace(
-        SMALL, shape=Shape.parse("2,4,2,16,16,8"), mask=MaskOption.parse("document:5,11")
-    )
+    monkeypatch.setattr(calls, "CHECKED_PAIRS", 10)
+    call = replace(SMALL, shape=Shape.parse("2,4,2,16,16,8"), mask="document:5,11")
     assert call.checked_case().M == call.checked_case().N == 2
     lengths = []
 
@@ -84,7 +82,7 @@ def test_variant_that_fails_is_named(
     length: int, is_peer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the check, or at the call's own length."""
-    monkeypatch.setattr(run, "CHECKED_PAIRS", 16)
+    monkeypatch.setattr(calls, "CHECKED_PAIRS", 16)
     call = replace(SMALL, shape=Shape.parse("1,2,2,16,16,8"))
     variants = [failing_at(length, is_peer=is_peer), *usable_variants(["sdpa"])]
     result = measure_call(call, variants, SHORT, PROVENANCE)
@@ -135,8 +133,8 @@ def test_naive_attention_alone_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_disturbed_calls_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And limits are measured for each dtype."""
-    speeds = iter([Speed(1.0, 1.0), Speed(1.0, 1.0), Speed(1.5, 1.0)])
-    monkeypatch.setattr(run, "Probe", lambda _device: lambda: next(speeds, Speed(1.0, 1.0)))
+    speeds = iter([CALM, CALM, Speed(1.5, 1.0)])
+    monkeypatch.setattr(run, "Probe", lambda _device: lambda: next(speeds, CALM))
     monkeypatch.setattr(run, "measure_limits", lambda dtype, _: Limits(dtype.itemsize, 1.0))
     log: list[Call] = []
     half = replace(SMALL, dtype=torch.bfloat16)

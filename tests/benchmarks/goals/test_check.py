@@ -37,17 +37,15 @@ def test_a_goal_is_reached_missed_or_not_measured() -> None:
     assert checks[0].worst == "2.00 (float32, S = 4, D = 64, full, fwd: 4 ms / 2 ms)"
 
 
-def test_rows_of_other_suites_are_ignored() -> None:
-    assert check_goals([replace(one, suite="attention") for one in rows()], GOALS) == []
-
-
 def test_rows_are_compared_with_the_goals_of_their_suite_only() -> None:
     suites = {"cpu": GOALS["cpu"][:1], "gpu": GOALS["cpu"][1:2]}
-    both = [*rows(), *(replace(one, suite="gpu") for one in rows())]
-    assert [(line.goal, line.measured) for line in check_goals(both, suites)] == [
+    rows_of = {name: [replace(one, suite=name) for one in rows()] for name in ("gpu", "attention")}
+    found = check_goals([*rows(), *rows_of["gpu"], *rows_of["attention"]], suites)
+    assert [(line.goal, line.measured) for line in found] == [
         ("fast", "2.00 of 1"),
         ("faster", "2.00 of 1"),
     ]
+    assert check_goals(rows_of["attention"], GOALS) == []
 
 
 @pytest.mark.parametrize(
@@ -58,13 +56,10 @@ def test_the_goals_are_those_of_the_device(device: str, goals: tuple[Goal, ...])
     assert [line.goal for line in checks] == [goal.name for goal in goals]
 
 
-def test_columns_are_aligned() -> None:
+def test_columns_are_aligned_and_markdown_is_a_table() -> None:
     title, *lines = as_columns(check_goals(rows(), GOALS))
     at = title.index("status")
     assert [line[at:].split("  ")[0] for line in lines] == ["pass", "FALL SHORT", MISSING]
-
-
-def test_markdown_is_a_table() -> None:
     lines = as_markdown(check_goals(rows(), GOALS))
     assert {line.count("|") for line in lines} == {6}
     assert lines[2].startswith("| fast | >= 1.5 | 2.00 of 1 | pass | 2.00 (float32, S = 4, D = 64,")

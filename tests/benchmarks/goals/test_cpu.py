@@ -6,20 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.cases.attention import DTYPES
-from benchmarks.cases.cpu import (
-    decode_cases,
-    mask_cost_cases,
-    option_cost_cases,
-    scaling_cases,
-    sdpa_cases,
-    short_cases,
-)
-from benchmarks.cases.models import MODELS, model_calls
 from benchmarks.goals.cpu import GOALS, GOALS_WITHOUT_AMX, MODEL_GOALS
 from benchmarks.goals.goal import Goal
 from benchmarks.runner.caches import cache_attends
 from benchmarks.runner.without_amx import SUFFIX
+from benchmarks.suites.attention import DTYPES
+from benchmarks.suites.cpu import (
+    decode_cases,
+    mask_cases,
+    option_cases,
+    scaling_cases,
+    sdpa_cases,
+    short_cases,
+)
+from benchmarks.suites.models import MODELS, calls
 from tests.bench.example import row
 from transformer_kernels.bench import Case, Direction, Row
 
@@ -32,7 +32,7 @@ def rows_of(
 
 
 def whole_suite() -> Iterator[Row]:
-    """Rows as benchmarks/test_cpu.py records them; cases with a large bias in one dtype only."""
+    """Rows as the suite `cpu` records them; cases with a large bias in one dtype only."""
     both: tuple[Direction, ...] = ("fwd", "fwd+bwd")
     for direction in both:
         for case in sdpa_cases():
@@ -40,14 +40,14 @@ def whole_suite() -> Iterator[Row]:
                 yield from rows_of(replace(case, name=name), ("naive", "sdpa", "cpu"), direction)
             yield from rows_of(case, ("gemm",), direction)
         for dtype in DTYPES:
-            for case in mask_cost_cases(dtype):
+            for case in mask_cases(dtype):
                 yield from rows_of(case, ("cpu",), direction)
         for case in short_cases():
             yield from rows_of(case, ("naive", "sdpa", "cpu"), direction)
         for case in scaling_cases():
             for threads in (1, 2):
                 yield from rows_of(case, ("cpu",), direction, threads)
-    for case in option_cost_cases(torch.bfloat16):
+    for case in option_cases(torch.bfloat16):
         yield from rows_of(case, ("cpu",), "fwd+bwd")
     for case in decode_cases():
         yield from rows_of(case, ("sdpa", "cpu", "sum"), "fwd")
@@ -72,7 +72,7 @@ def test_every_goal_finds_its_rows_in_the_suite(
 def test_goals_of_models_find_every_call() -> None:
     rows = [
         one
-        for call in model_calls()
+        for call in calls()
         for direction in call.directions
         for one in rows_of(call.checked_case(), ("sdpa", "cpu"), direction)
     ]

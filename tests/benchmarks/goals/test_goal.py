@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.goals.goal import Goal, SpeedGoal
+from benchmarks.goals.goal import Goal
 from tests.bench.example import row
 from transformer_kernels.bench import Row
 
@@ -46,7 +46,7 @@ def test_the_last_run_of_each_pair_counts() -> None:
 
 
 def test_the_last_speed_counts() -> None:
-    goal = SpeedGoal(name="", over={"variant": "cpu"}, least=700)
+    goal = Goal(name="", over={"variant": "cpu"}, under=None, least=700)
     rows = [*run(2, timed(1.0, tflops=720.0)), *run(1, timed(1.0, tflops=690.0))]
     assert [figure.ratio for figure in goal.figures(rows)] == [720.0]
 
@@ -81,10 +81,10 @@ def test_bounds_are_inclusive(goal: Goal, measured: float, reached: bool) -> Non
 
 
 def test_a_speed_goal_needs_no_partner_rows_and_the_slowest_is_worst() -> None:
-    goal = SpeedGoal(name="", over={"variant": "cpu"}, where={"N": (1, 2)}, least=700)
+    goal = Goal(name="", over={"variant": "cpu"}, under=None, where={"N": (1, 2)}, least=700)
     rows = [timed(1.0, N=n, tflops=speed) for n, speed in ((1, 690.0), (2, 720.0), (3, 1.0))]
     figures = goal.figures([*rows, timed(1.0, N=1, variant="sdpa", tflops=2.0)])
     assert [figure.ratio for figure in figures] == [690.0, 720.0]
-    assert "S = 1, D = 64" in str(figures[0])
+    assert str(figures[0]) == "float16, S = 1, D = 64, causal, fwd: 1 ms"
     assert not goal.reached(goal.measured(figures))
     assert goal.bound == ">= 700"

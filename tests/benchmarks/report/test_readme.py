@@ -1,24 +1,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.report.readme import (
     DETAILS,
-    FIGURES,
-    OF_MODELS,
     between_marks,
-    contents,
     details,
-    model_rows,
+    figures,
     models,
-    put_between_marks,
     summary,
+    write,
 )
 from benchmarks.runner.record import RECORDED
 from tests.bench.example import row
-from transformer_kernels.bench import Row
+from transformer_kernels.bench import Row, read_rows
 
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 MEASURED = "8.0 ms | 3.0 ms | 2.0 ms | 4.0x | 1.50x |"
@@ -58,15 +56,17 @@ def test_the_summary_has_the_longest_sequence_of_each_dtype() -> None:
     assert f"| bfloat16 | forward | {MEASURED}" in text
 
 
-def test_text_outside_the_marks_stays() -> None:
-    text = f"before\n{BEGIN}old\n{END}after\n"
-    assert put_between_marks(text, "new\n") == f"before\n{BEGIN}new\n{END}after\n"
+def test_text_outside_the_marks_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}after\n", encoding="utf-8")
+    write(page, "figures", "new\n")
+    assert page.read_text(encoding="utf-8") == f"before\n{BEGIN}new\n{END}after\n"
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, BEGIN + BEGIN + END])
 def test_a_missing_or_doubled_mark_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="must have one line '<!-- figures"):
-        put_between_marks(text, "new\n")
+        between_marks(text, "figures")
 
 
 def test_models_have_a_line_for_each_call_and_dtype() -> None:
@@ -80,20 +80,15 @@ def test_models_have_a_line_for_each_call_and_dtype() -> None:
     ]
 
 
-def recorded(suite: str) -> list[str]:
-    """Devices that have rows of a suite."""
-    return [path.parent.name for path in RECORDED.glob(f"*/{suite}.csv")]
-
-
 def test_the_pages_show_recorded_rows() -> None:
     """Run `python -m benchmarks.report.readme <device>` after recording."""
-    texts = [contents(device) for device in recorded("attention")]
+    texts = [figures(path.parent.name) for path in RECORDED.glob("*/attention.csv")]
     for page in texts[0]:
-        _, between, _ = between_marks(page.read_text(encoding="utf-8"), FIGURES)
+        _, between, _ = between_marks(page.read_text(encoding="utf-8"), "figures")
         assert between in [of_device[page] for of_device in texts]
 
 
 def test_the_table_of_models_shows_recorded_rows() -> None:
     """Run `python -m benchmarks.report.readme <device> --models <device>` after recording."""
-    _, between, _ = between_marks(DETAILS.read_text(encoding="utf-8"), OF_MODELS)
-    assert between in [models(model_rows(device)) for device in recorded("models")]
+    _, between, _ = between_marks(DETAILS.read_text(encoding="utf-8"), "models")
+    assert between in [models(read_rows(path)) for path in RECORDED.glob("*/models.csv")]

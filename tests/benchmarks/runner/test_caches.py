@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.cases.gpu import decode_cases
+from benchmarks.gpu_cases import decode_cases
 from benchmarks.runner import caches
-from benchmarks.runner.caches import CacheContenders, cache_attends, in_pages
+from benchmarks.runner.caches import Caches, cache_attends, in_pages
 from transformer_kernels import attention
 from transformer_kernels.bench import Attend, Case, Variant, usable_variants
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -40,7 +40,7 @@ def test_pages_are_at_the_positions_in_the_table() -> None:
 
 
 def test_contenders_can_be_measured() -> None:
-    ours = CacheContenders(CASE).ours("mine", "cpu")
+    ours = Caches(CASE).ours("mine", "cpu")
     assert [(one.case.name, one.variant) for one in ours] == [(name, "mine") for name in NAMES]
     for one in ours:
         assert 0.0 < one.error < 0.02
@@ -50,7 +50,7 @@ def test_contenders_can_be_measured() -> None:
 
 
 def test_a_copy_moves_as_many_bytes_as_keys_and_values_have() -> None:
-    contenders = CacheContenders(CASE)
+    contenders = Caches(CASE)
     copied = contenders.copy().prepare()()
     assert isinstance(copied, Tensor)
     assert torch.equal(copied, contenders.inputs.k)
@@ -62,7 +62,7 @@ def test_peers_that_cannot_run_are_skipped() -> None:
         raise ValueError("knows no groups")
 
     (sdpa,) = usable_variants(["sdpa"])
-    contenders, skipped = CacheContenders(CASE).peers([sdpa, Variant("none", "none", refuse)])
+    contenders, skipped = Caches(CASE).peers([sdpa, Variant("none", "none", refuse)])
     assert [(one.case.name, one.variant) for one in contenders] == [("caches: none", "sdpa")]
     assert skipped == {"none": "knows no groups"}
 
@@ -75,6 +75,6 @@ def test_a_wrong_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return make_wrong
 
-    monkeypatch.setattr(caches, "_cached", wrong_in_the_last_entry(caches._cached))
-    with pytest.raises(AssertionError, match="mine, caches: in order: o"):
-        CacheContenders(CASE).ours("mine", "cpu")
+    monkeypatch.setattr(caches, "_on", wrong_in_the_last_entry(caches._on))
+    with pytest.raises(AssertionError, match="mine, caches: none: o"):
+        Caches(CASE).ours("mine", "cpu")

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.runner import checks
-from benchmarks.runner.checks import check_at, check_quickly
+from benchmarks.runner.checks import (
+    Sizes,
+    causal_sizes,
+    check_at,
+    check_quickly,
+    checked_calls,
+    relative_error,
+)
 from transformer_kernels.bench import Case, usable_variants
 from transformer_kernels.bench.contenders import check
 from transformer_kernels.masks.mask import Mask
@@ -50,3 +58,25 @@ def test_the_case_runs_at_its_own_length_with_the_errors_of_the_shorter_one() ->
     assert contender.error == expected["cpu"]
     assert contender.case is case
     contender.prepare()()
+
+
+def test_an_error_beyond_the_bound_or_nan_stops_before_timing() -> None:
+    x = torch.tensor([1.0, 4.0])
+    assert relative_error("", x + 0.2, x, 0.051) == pytest.approx(0.05)
+    for wrong in (x + 0.2, x * torch.nan):
+        with pytest.raises(AssertionError, match="of the largest value"):
+            relative_error("", wrong, x, 0.049)
+        calls = {name: lambda y=y: lambda: y for name, y in (("sdpa", x), ("cpu", wrong))}
+        with pytest.raises(AssertionError, match="a model, float32, cpu: error"):
+            checked_calls(Sizes(name="a model", M=2, N=2), "fwd", calls, 0.049)
+
+
+def test_a_workload_of_more_than_one_call_has_no_rates() -> None:
+    step = Sizes(name="", M=4, N=4)
+    assert math.isnan(step.visible)
+    assert math.isnan(step.operations("step"))
+    assert math.isnan(step.traffic("step"))
+    causal = replace(CASE, dtype=torch.float32)
+    sizes = causal_sizes("", H=2, S=40, dtype=torch.float32)
+    assert sizes.visible == causal.visible
+    assert replace(sizes, D=8, D_v=8).operations("fwd") == causal.operations("fwd")

@@ -1,40 +1,59 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
+from benchmarks.gpu_cases import causal
+from benchmarks.runner.record import as_text, call_of, latest, longest_ago_first, runs_of
+from tests.bench.example import row
+from transformer_kernels.bench import Case, Row
 
-from benchmarks.runner import record
-from benchmarks.runner.record import Recorder, as_text, call_of, latest, runs_of
-from tests.bench.example import PROVENANCE, row
-from transformer_kernels.bench import Budget, Row, read_rows
-from transformer_kernels.bench.steadiness import Speed
-
-
-@pytest.mark.parametrize(("keep", "after_two_runs"), [(True, 2), (False, 1)])
-def test_rows_are_appended_or_replaced_in_one_file_per_suite(
-    keep: bool, after_two_runs: int, tmp_path: Path
-) -> None:
-    folder = tmp_path / "new" / "folder"
-    gpu = replace(row(), suite="gpu", device="nvidia-h200")
-    names = ["xeon-amx/attention.csv", "xeon-amx/masks.csv", "nvidia-h200/gpu.csv"]
-    paths = [folder / (name if keep else Path(name).name) for name in names]
-    for _ in range(2):
-        recorder = Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep)
-        recorder.add([row(), replace(row(), suite="masks"), gpu])
-        assert recorder.paths == paths
-    for path in paths:
-        assert len(read_rows(path)) == after_two_runs
+LENGTHS = (8192, 1024, 4096, 2048)
+CASES = {f"S{S}": causal(S, 64) for S in LENGTHS}
+CASES["D128"] = causal(8192, 128)
+VARIANTS = ("cuda_sm90", "sdpa_cudnn")
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_rows_are_written_immediately(keep: bool, tmp_path: Path) -> None:
-    recorder = Recorder(PROVENANCE, Budget(1.0), folder=tmp_path, keep=keep)
-    for count in range(1, 4):
-        recorder.add([replace(row(), N=count)])
-        (path,) = recorder.paths
-        assert [one.N for one in read_rows(path)] == list(range(1, count + 1))
+def rows(names: str, day: int, variant: str = "cuda_sm90") -> list[Row]:
+    """Rows of cases. Without their mask, whose visible fraction takes seconds to compute."""
+    cases = [replace(CASES[name], mask=None) for name in names.split()]
+    date = f"2026-02-0{day}T00:00:00Z"
+    return [replace(row(case=case), variant=variant, date=date) for case in cases]
+
+
+def order(measured: list[Row], items: str = " ".join(CASES)) -> str:
+    def case_of(item: str) -> Case | None:
+        return CASES.get(item)
+
+    return " ".join(longest_ago_first(items.split(), case_of, measured, VARIANTS))
+
+
+def test_the_order_stays_without_rows_and_after_a_complete_run() -> None:
+    given = "S8192 S1024 S4096 S2048 D128"
+    assert order([]) == order(rows(given, 1)) == given
+
+
+def test_a_run_that_ended_early_is_continued() -> None:
+    assert order(rows("S8192 S1024", 1)) == "S4096 S2048 D128 S8192 S1024"
+    measured = [*rows("S4096 S2048 D128 S8192", 2), *rows("S8192 S1024", 1)]
+    assert order(measured) == "S1024 S8192 S4096 S2048 D128"
+
+
+def test_rows_of_other_variants_do_not_count() -> None:
+    measured = rows("S8192", 1, "naive")
+    assert order(measured) == order([])
+    measured += rows("S1024", 1, "sdpa_cudnn")
+    assert order(measured) == "S8192 S4096 S2048 D128 S1024"
+
+
+def test_other_dtypes_are_other_cases() -> None:
+    measured = [replace(one, dtype="float16") for one in rows("S8192", 1)]
+    assert order(measured) == order([])
+
+
+def test_other_tests_and_both_directions_of_a_case_stay_in_their_places() -> None:
+    items = "ceiling S8192 S8192 masks S1024 S1024 decode"
+    assert order(rows("S8192", 1), items) == "ceiling S1024 S1024 masks S8192 S8192 decode"
 
 
 def test_latest_keeps_the_last_row_of_each_case_and_variant() -> None:
@@ -58,78 +77,17 @@ def test_runs_are_separated_and_the_last_comes_first() -> None:
     assert runs_of([first, second, naive]) == [[second], [first, naive]]
 
 
-def test_text_has_a_title_per_case_and_a_line_per_row() -> None:
-    lines = as_text([row(), replace(row(), variant="naive"), replace(row(), direction="bwd")])
-    assert [line for line in lines if line.endswith(("fwd", "bwd"))] == [
-        "causal, float16, 4 x 4, D 64, fwd",
-        "causal, float16, 4 x 4, D 64, bwd",
+def test_text_has_a_title_per_call_and_the_time_of_each_variant_over_the_first() -> None:
+    step = replace(row(), direction="step", tflops=math.nan, gbytes_s=math.nan, error=math.nan)
+    lines = as_text([row(), replace(row(), variant="naive", median_ms=5.0), step])
+    assert [line for line in lines if line.endswith(("fwd", "step"))] == [
+        "causal, float16, B 1, H 8/8, 4 x 4, D 64, fwd",
+        "causal, float16, B 1, H 8/8, 4 x 4, D 64, step",
     ]
-    assert sum("2.000 ms  (1.500 .. 2.500)" in line for line in lines) == 3
-
-
-def recorder_with(
-    speeds: list[float],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    keep: bool,
-    tolerance: float = 0.05,
-) -> Recorder:
-    """A recorder on a machine whose probes take these times, then 1."""
-    left = iter(speeds)
-    monkeypatch.setattr(record, "Probe", lambda _: lambda: Speed(next(left, 1.0), 1.0))
-    return Recorder(PROVENANCE, Budget(1.0), folder=folder, keep=keep, tolerance=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("speeds", "measurements"), [([], 1), ([1.0, 1.2], 2), ([1.0, 1.2, 1.0, 1.2], 3)]
-)
-def test_disturbed_measurements_are_repeated_before_they_are_recorded(
-    speeds: list[float], measurements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = recorder_with(speeds, tmp_path, monkeypatch, keep=True)
-    counts: list[int] = []
-
-    def measure() -> list[Row]:
-        counts.append(len(counts) + 1)
-        return [replace(row(), N=counts[-1])]
-
-    (one,) = recorder.add_steady("a case", measure)
-    assert one.N == measurements == len(counts)
-    assert recorder.rows == [one]
-    assert recorder.skipped == []
-
-
-@pytest.mark.parametrize(("tolerance", "measurements"), [(0.19, 2), (0.21, 1)])
-def test_the_tolerance_decides_what_is_disturbed(
-    tolerance: float, measurements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = recorder_with([1.0, 1.2], tmp_path, monkeypatch, keep=True, tolerance=tolerance)
-    calls: list[list[Row]] = []
-
-    def measure() -> list[Row]:
-        calls.append([row()])
-        return calls[-1]
-
-    recorder.add_steady("a case", measure)
-    assert len(calls) == measurements
-
-
-def test_measurement_that_is_always_disturbed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine's usual speed is that of the whole run."""
-    recorder = recorder_with([1.0] * 6 + [1.25] * 6, tmp_path, monkeypatch, keep=True)
-    for name in ("first", "second", "third"):
-        recorder.add_steady(name, lambda: [row()])
-    assert recorder.add_steady("fourth", lambda: [row()]) == []
-    assert len(recorder.rows) == 3
-    expected = "fourth: the machine was 25% slower than usual during the last try"
-    assert recorder.skipped == [expected]
-
-
-def test_rows_that_are_not_kept_are_measured_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = recorder_with([1.0, 2.0, 3.0], tmp_path, monkeypatch, keep=False)
-    assert recorder.add_steady("a case", lambda: [row()]) == recorder.rows == [row()]
+    ours, naive, steps = (line for line in lines if "threads" in line)
+    assert "cpu " in ours
+    assert "2.000 ms  (1.500 .. 2.500)    1.000x       3.0 MiB  error 1.2e-07" in ours
+    assert "2.500x" in naive
+    assert "TFLOP/s" in naive
+    assert "nan" not in steps
+    assert "error" not in steps

@@ -7,33 +7,33 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.support.attention import Hidden
 from tests.support.backends import DTYPES
-from tests.support.cases import Case, inputs
-from tests.support.evaluate import assert_case, by_backend
-from tests.support.isas import ISAS, forced_isa
-from tests.support.mask_makers import (
-    blocks,
-    both,
-    causal,
-    causal_bottom_right,
-    dense,
+from tests.support.case import assert_case
+from tests.support.cases import Case
+from tests.support.isas import ISAS
+from tests.support.masks import (
+    CAUSAL,
+    CAUSAL_END,
+    MIXED,
+    Blocks,
+    Constraints,
+    Dense,
+    Window,
     key_range,
-    mixed_segments,
     padding,
-    transposed_dense,
-    window,
 )
 from tests.support.tiers import crossed
 
 ROOT = Path(tk.__file__).parents[1]
 
+HIDDEN: tuple[Hidden, ...] = (None, "nan", "inf")
 SPLIT = 512
 """Keys per split; kSplitKeys in csrc/cpu/attention/decode.h."""
 
@@ -55,7 +55,7 @@ def _sizes() -> list[Case]:
         ),
         *(
             Case(name=f"decode-group-{group}-queries-{M}", H_q=2 * group, M=M, N=577, D=16, D_v=16,
-                 mask=causal_bottom_right)
+                 mask=CAUSAL_END)
             for group, M in lanes
         ),
         *(
@@ -66,31 +66,39 @@ def _sizes() -> list[Case]:
 
 
 def _masks() -> list[Case]:
-    masks = {
-        "causal": causal,
-        "causal-bottom-right": causal_bottom_right,
-        "window": window(70, 3, "bottom_right"),
-        "window-ahead": window(-SPLIT, None),
-        "window-out-of-sight": window(None, -50),
-        "dense": dense("bhmn"),
-        "dense-shared": dense("mn"),
-        "dense-keys": dense("b11n"),
-        "dense-heads": dense("1hm1"),
-        "dense-transposed": transposed_dense,
-        "blocks": blocks(3, heads=8),
-        "segments-causal": both(mixed_segments, causal_bottom_right),
-        "all-kinds": both(window(1100, 10, "bottom_right"), mixed_segments, dense("1hmn")),
+    masks: dict[str, Constraints] = {
+        "causal": CAUSAL,
+        "causal-bottom-right": CAUSAL_END,
+        "window": Window(70, 3, "bottom_right"),
+        "window-ahead": Window(-SPLIT, None),
+        "window-out-of-sight": Window(None, -50),
+        "dense": Dense("bhmn"),
+        "dense-shared": Dense("mn"),
+        "dense-keys": Dense("b11n"),
+        "dense-heads": Dense("1hm1"),
+        "dense-transposed": Dense("b1mn", 50, transposed=True),
+        "blocks": Blocks(3, by_head=True),
+        "segments-causal": (MIXED, CAUSAL_END),
+        "all-kinds": (Window(1100, 10, "bottom_right"), MIXED, Dense("1hmn")),
     }
-    may_be_nan = {"padding": padding, "key-range": key_range, "segments": mixed_segments}
+    may_be_nan = {"padding": padding(1201), "key-range": key_range(1201), "segments": MIXED}
     return [
         *(
             Case(name=f"decode-{name}", H_q=8, M=4, N=1201, mask=mask, dlse=True)
             for name, mask in masks.items()
         ),
         *(
-            Case(name=f"decode-{name}-{hidden}", B=4, H_q=4, M=2, N=1201, mask=mask, hidden=hidden)
+            Case(
+                name=f"decode-{name}-{hidden or 0.0}",
+                B=4,
+                H_q=4,
+                M=2,
+                N=1201,
+                mask=mask,
+                hidden=hidden,
+            )
             for name, mask in may_be_nan.items()
-            for hidden in (0.0, math.nan, math.inf)
+            for hidden in HIDDEN
         ),
     ]
 
@@ -104,7 +112,7 @@ def _options() -> list[Case]:
         Case(name="decode-bias-float32", H_q=4, M=1, N=600, bias="b1mn", bias_is_float32=True),
         Case(name="decode-bias-hides", H_q=4, M=4, N=600, bias="11mn", bias_hides=True),
         Case(name="decode-bias-transposed", M=3, N=600, bias="bhmn", layout="transposed"),
-        Case(name="decode-alibi", H_q=8, M=2, N=600, alibi="top_left", mask=causal),
+        Case(name="decode-alibi", H_q=8, M=2, N=600, alibi="top_left", mask=CAUSAL),
         Case(name="decode-alibi-end", H_q=8, M=2, N=600, alibi="bottom_right"),
         Case(name="decode-softcap", H_q=8, M=1, N=600, softcap=1.5, dlse=True),
         Case(name="decode-softcap-bias", H_q=4, M=2, N=600, softcap=0.7, bias="1hmn"),
@@ -113,14 +121,14 @@ def _options() -> list[Case]:
         Case(name="decode-steep", H_q=4, M=2, N=1201, scale=1.0),
         Case(name="decode-dropout", H_q=8, M=1, N=600, dropout_p=0.1),
         Case(name="decode-dropout-all", H_q=4, M=2, N=600, dropout_p=1.0, dlse=True),
-        Case(name="decode-dropout-queries", H_q=4, M=4, N=600, dropout_p=0.3, mask=padding),
-        Case(name="decode-tiles", H_q=6, M=18, N=600, mask=dense("bhmn"), bias="bhmn",
+        Case(name="decode-dropout-queries", H_q=4, M=4, N=600, dropout_p=0.3, mask=padding(600)),
+        Case(name="decode-tiles", H_q=6, M=18, N=600, mask=Dense("bhmn"), bias="bhmn",
              dropout_p=0.2),
         Case(name="decode-tiles-heads", H_q=14, M=5, N=600, bias="1hmn", dropout_p=0.2, dlse=True,
-             mask=both(mixed_segments, dense("1hmn"))),
-        Case(name="decode-sinks", H_q=4, M=1, N=600, sinks=True, mask=padding),
+             mask=(MIXED, Dense("1hmn"))),
+        Case(name="decode-sinks", H_q=4, M=1, N=600, sinks=True, mask=padding(600)),
         Case(name="decode-everything", H_q=8, M=2, N=1201, D=24, D_v=17, layout="transposed",
-             mask=both(causal_bottom_right, padding), bias="1hmn", softcap=2.0, dropout_p=0.2,
+             mask=(CAUSAL_END, padding(1201)), bias="1hmn", softcap=2.0, dropout_p=0.2,
              sinks=True, dlse=True),
         *(
             Case(name=f"decode-{layout}", H_q=4, M=2, N=600, D=32, D_v=24, layout=layout)
@@ -130,13 +138,6 @@ def _options() -> list[Case]:
 
 
 CASES = (*_sizes(), *_masks(), *_options())
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Forces one instruction set for the test."""
-    with forced_isa(request.param):
-        yield request.param
 
 
 @pytest.mark.quick
@@ -155,13 +156,6 @@ def test_case_names_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_results_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
@@ -170,7 +164,7 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> N
     results = []
     for count in (1, 2, 3, 8, 8, 8):
         torch.set_num_threads(count)
-        results.append(by_backend(case, inputs(case, dtype), "cpu"))
+        results.append(case.run(case.inputs(dtype), "cpu"))
     for other in results[1:]:
         assert torch.equal(other["o"], results[0]["o"])
         assert torch.equal(other["lse"], results[0]["lse"])
@@ -196,7 +190,7 @@ def test_the_largest_score_may_be_in_any_split(isa: str) -> None:
     q = torch.full((4, 1, 1, 8), 2.0)
     o = tk.attention(q, k, v, backend="cpu")
     exact = torch.stack([v[b, :, b * SPLIT + 77] for b in range(4)])[:, :, None]
-    torch.testing.assert_close(o, exact, rtol=0, atol=0)
+    assert torch.equal(o, exact)
 
 
 PEAK = """

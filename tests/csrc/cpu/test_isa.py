@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,9 +11,10 @@ import torch
 
 import transformer_kernels as tk
 from tests.support.backends import DTYPES
+from tests.support.case import assert_case
 from tests.support.cases import CASES, Case
-from tests.support.evaluate import assert_case
 from tests.support.isas import ISAS, forced_isa
+from tests.support.masks import Window
 from tests.support.threads import one_thread
 from tests.support.tiers import crossed
 from transformer_kernels import _C
@@ -94,7 +94,7 @@ def test_bias_gradient_larger_than_the_caches(dtype: torch.dtype, isa: str, bias
     """Written with non-temporal stores; every other half-precision row is 64-byte aligned."""
     case = Case(
         name="large-bias", B=1, M=1030, N=1040 if bias == "1hmn" else 2080, bias=bias,
-        mask=lambda _: tk.Mask.window(700, 0),
+        mask=Window(700, 0),
     )  # fmt: skip
     assert_case(case, dtype, "cpu")
 
@@ -114,7 +114,7 @@ def test_gradients_of_several_query_chunks(dtype: torch.dtype, isa: str) -> None
     """All chunks share the memory of their packed operands and of dq."""
     case = Case(
         name="chunks", M=330, N=70, D=200, D_v=136, dlse=True,
-        mask=lambda _: tk.Mask.window(280, 20),
+        mask=Window(280, 20),
     )  # fmt: skip
     assert_case(case, dtype, "cpu")
 
@@ -126,7 +126,7 @@ def test_fully_masked_blocks(dtype: torch.dtype, isa: str) -> None:
     other pair of query blocks spans two heads."""
     case = Case(
         name="left-out", B=1, H_q=4, H_kv=2, M=190, N=620,
-        mask=lambda _: tk.Mask.window(200, -150, align="bottom_right"), hidden=math.nan,
+        mask=Window(200, -150, "bottom_right"), hidden="nan",
     )  # fmt: skip
     assert_case(case, dtype, "cpu")
 

@@ -6,7 +6,6 @@ Covers the tiles of other chips, other thread orders, race detection and memory 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,27 +17,16 @@ from building.emulated import Emulation
 from building.tile_config import WIDTHS
 from tests.gpu.sanitizer_targets import ATTENTION_TARGETS
 from tests.support import emulator
-from tests.support.cases import CASES, Case, Relative, inputs
-from tests.support.decode_cases import (
-    DECODE_CASES,
-    DecodeCase,
-    assert_decode_case,
-    by_decoding,
-    decode_inputs,
-)
+from tests.support.attention import Relative
+from tests.support.case import assert_case
+from tests.support.cases import CASES, Case
+from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from tests.support.emulated import NOT_EMULATED
-from tests.support.evaluate import assert_case, by_backend
-from tests.support.mask_makers import causal_bottom_right
+from tests.support.masks import CAUSAL_END
 from tests.support.operators import operator_arguments
 from tests.support.poison import poisoned_memory
 from tests.support.tiers import each
-from tests.support.varlen_cases import (
-    VARLEN_CASES,
-    VarlenCase,
-    assert_varlen_case,
-    varlen_by_backend,
-    varlen_inputs,
-)
+from tests.support.varlen_cases import VARLEN_CASES, VarlenCase
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.problem.fields import FIELDS
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
@@ -70,20 +58,13 @@ WATCHED_VARLEN_CASES = [
 DTYPES = (torch.bfloat16, torch.float32)
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def test_every_watched_case_exists() -> None:
     assert {case.name for case in WATCHED_CASES} == set(ATTENTION_TARGETS)
 
 
 @each("case", CASES, ids=str)
 def test_auto_never_chooses_the_emulated_backend_on_a_cpu(case: Case) -> None:
-    x = inputs(case, torch.float32)
+    x = case.inputs(torch.float32)
     assert tk.explain(x.q, x.k, x.v, mask=case.make_mask(), bias=x.bias).chosen == "cpu"
 
 
@@ -106,10 +87,10 @@ def test_relative_gradient_is_bitwise_equal_under_every_thread_order() -> None:
         relative=Relative(99, -40, "bottom_right", shared=True),
         H_q=4,
     )
-    x, runs = varlen_inputs(case, torch.float32, 0.0), []
+    x, runs = case.inputs(torch.float32), []
     for seed in range(4):
         with emulator.schedule(seed):
-            runs.append(varlen_by_backend(case, x, "cuda")["dtable"])
+            runs.append(case.run(x, "cuda")["dtable"])
     assert all(torch.equal(run, runs[0]) for run in runs)
 
 
@@ -129,7 +110,7 @@ def test_relative_gradient_of_every_tile(
         N=135,
         D=width,
         D_v=width,
-        mask=causal_bottom_right,
+        mask=CAUSAL_END,
     )
     with emulator.emulation(emulation):
         assert_case(case, dtype, "cuda")
@@ -183,7 +164,7 @@ def test_small_shared_memory_tiles(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", VARLEN_CASES, ids=str)
 def test_varlen_with_small_shared_memory_tiles(case: VarlenCase) -> None:
     with emulator.emulation(SMALL):
-        assert_varlen_case(case, torch.bfloat16, "cuda")
+        assert_case(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -192,7 +173,7 @@ def test_varlen_with_small_shared_memory_tiles(case: VarlenCase) -> None:
 @pytest.mark.parametrize("case", DECODE_CASES, ids=str)
 def test_decode_with_small_shared_memory_tiles(case: DecodeCase, dtype: torch.dtype) -> None:
     with emulator.emulation(SMALL):
-        assert_decode_case(case, dtype, "cuda")
+        assert_case(case, dtype, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -202,10 +183,10 @@ def test_decode_with_small_shared_memory_tiles(case: DecodeCase, dtype: torch.dt
 def test_decode_is_bitwise_equal_under_every_thread_order(
     case: DecodeCase, emulation: Emulation, dtype: torch.dtype
 ) -> None:
-    x, runs = decode_inputs(case, dtype, math.nan), []
+    x, runs = case.inputs(dtype), []
     for seed in range(5):
         with emulator.emulation(emulation), emulator.schedule(seed):
-            runs.append(by_decoding(case, x, "cuda"))
+            runs.append(case.run(x, "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
@@ -214,10 +195,10 @@ def test_decode_is_bitwise_equal_under_every_thread_order(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", WATCHED_DECODE_CASES, ids=str)
 def test_decode_has_no_races(case: DecodeCase, dtype: torch.dtype) -> None:
-    x = decode_inputs(case, dtype, math.nan)
+    x = case.inputs(dtype)
     for seed in range(3):
         with emulator.emulation(RACES), emulator.schedule(seed):
-            by_decoding(case, x, "cuda")
+            case.run(x, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -245,7 +226,7 @@ def test_deterministic_mode_is_bitwise_equal_under_every_thread_order(
     runs = []
     for seed in range(5):
         with emulator.emulation(emulation), emulator.schedule(seed):
-            runs.append(by_backend(case, inputs(case, dtype), "cuda"))
+            runs.append(case.run(case.inputs(dtype), "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
@@ -258,10 +239,10 @@ def test_deterministic_mode_is_bitwise_equal_under_every_thread_order(
 def test_packed_sequences_are_bitwise_equal_under_every_thread_order(
     case: VarlenCase, emulation: Emulation, dtype: torch.dtype
 ) -> None:
-    x, runs = varlen_inputs(case, dtype, math.nan), []
+    x, runs = case.inputs(dtype), []
     for seed in range(3):
         with emulator.emulation(emulation), emulator.schedule(seed):
-            runs.append(varlen_by_backend(case, x, "cuda"))
+            runs.append(case.run(x, "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
@@ -279,10 +260,10 @@ def test_deterministic_mode_without_queries(chip: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", WATCHED_VARLEN_CASES, ids=str)
 def test_packed_sequences_have_no_races(case: VarlenCase, dtype: torch.dtype) -> None:
-    x = varlen_inputs(case, dtype, math.nan)
+    x = case.inputs(dtype)
     for seed in range(2):
         with emulator.emulation(RACES), emulator.schedule(seed):
-            varlen_by_backend(case, x, "cuda")
+            case.run(x, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -297,7 +278,7 @@ def test_forward_and_backward_have_no_races(
         request.getfixturevalue("deterministic")
     for seed in range(2):
         with emulator.emulation(RACES), emulator.schedule(seed):
-            by_backend(case, inputs(case, dtype), "cuda")
+            case.run(case.inputs(dtype), "cuda")
 
 
 def test_outputs_and_workspaces_are_poisoned() -> None:

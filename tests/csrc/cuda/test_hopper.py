@@ -18,20 +18,14 @@ from building.extension import ROOT
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.gpu import sanitizer_targets
 from tests.support import emulator
-from tests.support.cases import CASES, Case, inputs
+from tests.support.case import assert_case
+from tests.support.cases import CASES, Case
 from tests.support.emulated import NOT_EMULATED
-from tests.support.evaluate import assert_case, by_backend
 from tests.support.finite_masks import assert_exact, make_call
 from tests.support.hidden_cases import HIDDEN_CASES, assert_hidden_nan_changes_nothing
 from tests.support.plain import plain_attention
 from tests.support.tiers import crossed, each
-from tests.support.varlen_cases import (
-    VARLEN_CASES,
-    VarlenCase,
-    assert_varlen_case,
-    varlen_by_backend,
-    varlen_inputs,
-)
+from tests.support.varlen_cases import VARLEN_CASES, VarlenCase
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.functional.explain import explain
@@ -125,7 +119,7 @@ def test_finite_masks(case: str, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", crossed([*VARLEN_CASES, *HOPPER_VARLEN]))
 def test_varlen(case: VarlenCase) -> None:
-    assert_varlen_case(case, torch.bfloat16, "cuda")
+    assert_case(case, torch.bfloat16, "cuda")
 
 
 def runs_sm90(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -147,7 +141,7 @@ def test_explain_names_the_kernel_that_runs() -> None:
     for case in CASES:
         if max(case.D, case.D_v) > 256 or 0 in (case.B, case.M):
             continue  # nothing is launched
-        x = inputs(case, torch.bfloat16)
+        x = case.inputs(torch.bfloat16)
         multiples_of_8 = case.D % 8 == case.D_v % 8 == 0
         unsupported = case.layout in ("unaligned", "expanded") or case.N == 0
         unsupported |= "decode" in str(explain(x.q, x.k, x.v, backend="cuda").kernel)
@@ -156,7 +150,7 @@ def test_explain_names_the_kernel_that_runs() -> None:
 
 @each("case", SAMPLED, ids=str)
 def test_float32_runs_the_sm80_kernel(case: Case) -> None:
-    x = inputs(case, torch.float32)
+    x = case.inputs(torch.float32)
     assert not runs_sm90(x.q, x.k, x.v)
 
 
@@ -359,13 +353,6 @@ def test_l2_swizzle_with_several_groups_of_heads() -> None:
     assert torch.equal(o, tk.attention(q, few, few, backend="cuda"))
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("case", [*SAMPLED, *SAMPLED_HOPPER], ids=str)
@@ -373,7 +360,7 @@ def test_every_thread_schedule_gives_the_same_bits(case: Case) -> None:
     runs = []
     for seed in range(4):
         with emulator.schedule(seed):
-            runs.append(by_backend(case, inputs(case, torch.bfloat16), "cuda"))
+            runs.append(case.run(case.inputs(torch.bfloat16), "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
@@ -384,7 +371,7 @@ def test_every_thread_schedule_gives_the_same_bits(case: Case) -> None:
 def test_sequences_without_keys_under_other_schedules(case: VarlenCase, seed: int) -> None:
     """A warp that has nothing to wait for must not run ahead of the others of its warpgroup."""
     with emulator.schedule(seed):
-        assert_varlen_case(case, torch.bfloat16, "cuda")
+        assert_case(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -393,12 +380,12 @@ def test_no_data_races(case: Case) -> None:
     """The emulator reports unordered accesses as errors."""
     for seed in range(2):
         with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(seed):
-            by_backend(case, inputs(case, torch.bfloat16), "cuda")
+            case.run(case.inputs(torch.bfloat16), "cuda")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", HOPPER_VARLEN[:1], ids=str)
 def test_no_data_races_with_varlen(case: VarlenCase) -> None:
-    x = varlen_inputs(case, torch.bfloat16, 0.0)
+    x = case.inputs(torch.bfloat16)
     with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(1):
-        varlen_by_backend(case, x, "cuda")
+        case.run(x, "cuda")

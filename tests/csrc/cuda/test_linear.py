@@ -10,16 +10,9 @@ from building.emulated import Emulation
 from building.tile_config import LINEAR_WIDTHS
 from tests.gpu.sanitizer_targets import LINEAR_TARGETS
 from tests.support import emulator
+from tests.support.case import assert_case, named
 from tests.support.emulated import NOT_EMULATED
-from tests.support.linear import (
-    LinearCase,
-    assert_linear_case,
-    linear_arguments,
-    linear_by_backend,
-    linear_case,
-    linear_inputs,
-    operators_of,
-)
+from tests.support.linear import LINEAR_CASES, LinearCase, linear_arguments, operators_of
 from tests.support.operators import operators_run_by
 from transformer_kernels.linear.cuda import CudaLinear
 
@@ -28,11 +21,10 @@ if NOT_EMULATED is not None:
 
 RACES = Emulation(races=True)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SEGMENTED = [
-    linear_case(name)
-    for name in ("segments", "segments-gqa", "segments-all", "gqa", "range", "all-lengths")
-]
-WATCHED = [linear_case(name) for name in LINEAR_TARGETS]
+SEGMENTED = named(
+    LINEAR_CASES, "segments", "segments-gqa", "segments-all", "gqa", "range", "all-lengths"
+)
+WATCHED = named(LINEAR_CASES, *LINEAR_TARGETS)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -41,7 +33,7 @@ WATCHED = [linear_case(name) for name in LINEAR_TARGETS]
 def test_segments_of_several_chunks(case: LinearCase, ctas: int) -> None:
     """By default segments of short sequences have one chunk each."""
     with emulator.aimed_ctas(ctas):
-        assert_linear_case(case, torch.float32, "cuda")
+        assert_case(case, torch.float32, "cuda")
 
 
 @pytest.mark.quick
@@ -51,10 +43,18 @@ def test_segments_of_several_chunks(case: LinearCase, ctas: int) -> None:
 def test_every_tile(width: int, dtype: torch.dtype) -> None:
     """Several segments of several chunks, several slices, rows of unaligned length."""
     case = LinearCase(
-        "tile", B=1, H_q=2, H_kv=1, N=140, D=width - 3, D_v=width - 5, decay="token", state=True
+        name="tile",
+        B=1,
+        H_q=2,
+        H_kv=1,
+        N=140,
+        D=width - 3,
+        D_v=width - 5,
+        decay="token",
+        state=True,
     )
     with emulator.aimed_ctas(2):
-        assert_linear_case(case, dtype, "cuda")
+        assert_case(case, dtype, "cuda")
 
 
 def test_steps_keep_an_infinite_value() -> None:
@@ -77,10 +77,10 @@ def test_transposed_tensors_are_not_copied() -> None:
 @pytest.mark.parametrize("aimed", [0, 6])
 @pytest.mark.parametrize("case", WATCHED, ids=str)
 def test_bits_are_equal_under_every_thread_order(case: LinearCase, aimed: int) -> None:
-    x, runs = linear_inputs(case, torch.bfloat16), []
+    x, runs = case.inputs(torch.bfloat16), []
     for seed in range(3):
         with emulator.schedule(seed), emulator.aimed_ctas(aimed):
-            runs.append(linear_by_backend(case, x, "cuda"))
+            runs.append(case.run(x, "cuda"))
     for run in runs[1:]:
         assert all(torch.equal(run[name], value) for name, value in runs[0].items())
 
@@ -91,10 +91,10 @@ def test_bits_are_equal_under_every_thread_order(case: LinearCase, aimed: int) -
 @pytest.mark.parametrize("case", WATCHED, ids=str)
 def test_kernels_have_no_races(case: LinearCase, dtype: torch.dtype, aimed: int) -> None:
     """The emulator also raises an error for accesses outside of the tensors of the call."""
-    x = linear_inputs(case, dtype)
+    x = case.inputs(dtype)
     for seed in range(2):
         with emulator.emulation(RACES), emulator.schedule(seed), emulator.aimed_ctas(aimed):
-            linear_by_backend(case, x, "cuda")
+            case.run(x, "cuda")
 
 
 @pytest.mark.exhaustive

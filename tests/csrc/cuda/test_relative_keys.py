@@ -13,10 +13,11 @@ import transformer_kernels as tk
 from building.emulated import Emulation
 from building.tile_config import RELATIVE_WIDTHS
 from tests.support import emulator
-from tests.support.cases import Case, Relative
+from tests.support.attention import Relative
+from tests.support.case import assert_case
+from tests.support.cases import Case
 from tests.support.emulated import NOT_EMULATED
-from tests.support.evaluate import assert_case
-from tests.support.mask_makers import causal_bottom_right
+from tests.support.masks import CAUSAL_END
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.problem.fields import FIELDS
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
@@ -158,7 +159,7 @@ def test_every_tile(emulation: Emulation, width: int, dtype: torch.dtype) -> Non
         N=135,
         D=width,
         D_v=width,
-        mask=causal_bottom_right,
+        mask=CAUSAL_END,
         bias="11mn",
         dropout_p=0.2,
     )

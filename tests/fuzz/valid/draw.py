@@ -1,14 +1,33 @@
-"""Strategies for options of valid calls and for masks. Simple alternatives come first."""
+"""Strategies for cases. Simple alternatives come first."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.valid.masks import Blocks, Constraint, Dense, KeyRange, Positions, Segments, Window
+from tests.fuzz.valid.call import SdpaCase, Valid
+from tests.support.attention import Hidden, Index, Kind, Relative
+from tests.support.case import AnyCase, Layout
+from tests.support.cases import Case
+from tests.support.decode_cases import DecodeCase
 from tests.support.isas import ISAS
+from tests.support.linear import LinearCase
+from tests.support.masks import (
+    CAUSAL,
+    CAUSAL_END,
+    Blocks,
+    Constraint,
+    Dense,
+    KeyRange,
+    Order,
+    Positions,
+    Segments,
+    Window,
+)
+from tests.support.varlen_cases import VarlenCase
 from transformer_kernels.masks.constraints import Align
 
 Draw = st.DrawFn
@@ -18,6 +37,14 @@ _NEAR_TILES = (
     *(tile + d for tile in (16, 32, 64, 128, 256) for d in (-1, 0, 1)),
 )
 _WIDTHS = (1, 2, 7, 8, 16, 17, 32, 33, 40, 64, 65, 80, 96, 128, 129, 192, 256)
+_LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "strided", "unaligned", "expanded")
+_SCALES = (0.3, -0.2, 0.0, 1e-40)
+_DEVIATIONS = {
+    "float64": (10.0, 1e3, 1e6),
+    "float32": (10.0, 1e2, 1e3),
+    "bfloat16": (10.0, 1e2, 1e3),
+    "float16": (10.0, 1e2),
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +56,13 @@ class Limits:
     heads: int
     dtypes: tuple[str, ...]
 
+    def lengths(self, smallest: int = 0) -> st.SearchStrategy[int]:
+        near = [n for n in _NEAR_TILES if smallest <= n <= self.length]
+        return st.one_of(st.integers(smallest, self.length), st.sampled_from(near))
+
+    def widths(self) -> st.SearchStrategy[int]:
+        return st.sampled_from([n for n in _WIDTHS if n <= self.width])
+
 
 _HALF_AND_FLOAT32 = ("float32", "bfloat16", "float16")
 LIMITS = {
@@ -38,70 +72,244 @@ LIMITS = {
     "triton": Limits(70, 80, 2, _HALF_AND_FLOAT32),
 }
 
-
-def lengths(limits: Limits, smallest: int = 1) -> st.SearchStrategy[int]:
-    near = [n for n in _NEAR_TILES if smallest <= n <= limits.length]
-    return st.one_of(st.integers(smallest, limits.length), st.sampled_from(near))
+DrawCase = Callable[[Draw, str, str], AnyCase]
+"""Draws a case for a backend and a dtype."""
 
 
-def widths(limits: Limits) -> st.SearchStrategy[int]:
-    return st.sampled_from([n for n in _WIDTHS if n <= limits.width])
-
-
-def rarely(draw: Draw) -> bool:
-    """True in one of eight calls."""
-    return draw(st.integers(0, 7)) == 7
-
-
-def shared(draw: Draw, backend: str) -> dict[str, Any]:
-    """Fields of `Valid`."""
-    limits = LIMITS[backend]
-    dtype = draw(st.sampled_from(limits.dtypes))
-    D = draw(widths(limits))
-    fields: dict[str, Any] = {
-        "backend": backend,
-        "seed": draw(st.integers(0, 999)),
-        "dtype": dtype,
-        "H_kv": draw(st.integers(1, limits.heads)),
-        "group": draw(st.sampled_from([1, 1, 2, 3])),
-        "D": D,
-        "D_v": D if draw(st.booleans()) else draw(widths(limits)),
-        "layout": draw(st.sampled_from(_LAYOUTS)),
-        "scale": draw(st.sampled_from(_SCALES)) if rarely(draw) else None,
-        "softcap": draw(st.sampled_from([5.0, 0.5, 1e35])) if rarely(draw) else None,
-        "sinks": rarely(draw),
-        "deviation": draw(st.sampled_from(_DEVIATIONS[dtype])) if rarely(draw) else 1.0,
+@st.composite
+def valid_calls(draw: Draw, backend: str, *kinds: DrawCase) -> Valid:
+    """Calls of some kinds of cases: `dense`, `varlen`, `decode`, `sdpa`, `linear`."""
+    dtype = draw(st.sampled_from(LIMITS[backend].dtypes))
+    state: dict[str, Any] = {
         "poisoned": draw(st.booleans()),
         "threads": draw(st.sampled_from([1, 2, 3])),
     }
     if backend == "cpu":
-        fields["isa"] = draw(st.sampled_from(ISAS[::-1]))
+        state["isa"] = draw(st.sampled_from(ISAS[::-1]))
     if backend == "cuda":
-        fields["chip"] = draw(st.sampled_from([80, 90]))
-        fields["schedule"] = draw(st.integers(0, 99))
-    return fields
+        state["chip"] = draw(st.sampled_from([80, 90]))
+        state["schedule"] = draw(st.integers(0, 99))
+    case = draw(st.sampled_from(kinds))(draw, backend, dtype)
+    return Valid(case=case, dtype=dtype, backend=backend, **state)
 
 
-_LAYOUTS = ("contiguous", "transposed", "strided", "unaligned", "expanded")
-_SCALES = (0.3, -0.2, 0.0, 1e-40)
-_DEVIATIONS = {
-    "float64": (10.0, 1e3, 1e6),
-    "float32": (10.0, 1e2, 1e3),
-    "bfloat16": (10.0, 1e2, 1e3),
-    "float16": (10.0, 1e2),
-}
+def rarely(draw: Draw, one_in: int = 8) -> bool:
+    """True in one of so many calls."""
+    return draw(st.integers(0, one_in - 1)) == one_in - 1
 
 
-def constraints(draw: Draw, length: int) -> tuple[Constraint, ...]:
+def sizes(draw: Draw, backend: str) -> dict[str, Any]:
+    """Fields of the cases of all operators."""
+    limits = LIMITS[backend]
+    D, H_kv = draw(limits.widths()), draw(st.integers(1, limits.heads))
+    return {
+        "seed": draw(st.integers(0, 999)),
+        "H_kv": H_kv,
+        "H_q": H_kv * draw(st.sampled_from([1, 1, 2, 3])),
+        "D": D,
+        "D_v": D if draw(st.booleans()) else draw(limits.widths()),
+        "layout": draw(st.sampled_from(_LAYOUTS)),
+    }
+
+
+def _scores(draw: Draw, dtype: str) -> dict[str, Any]:
+    """Fields of `AttentionCase`."""
+    return {
+        "scale": draw(st.sampled_from(_SCALES)) if rarely(draw) else None,
+        "softcap": draw(st.sampled_from([5.0, 0.5, 1e35])) if rarely(draw) else None,
+        "sinks": rarely(draw),
+        "deviation": draw(st.sampled_from(_DEVIATIONS[dtype])) if rarely(draw) else 1.0,
+        "bias_is_float32": dtype != "float64" and draw(st.booleans()),
+    }
+
+
+def _differentiable(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
+    """The results that are wanted."""
+    relative = fields.get("relative")
+    names = ["q", "k", "v"]
+    names += ["bias"] * bool(fields.get("bias")) + ["sinks"] * fields["sinks"]
+    if relative is not None:
+        names += [name for name in ("table", "keys") if relative.kind in (name, "both")]
+    names += ["slopes"] * fields.get("alibi_learns", False)
+    return_lse = draw(st.booleans())
+    return {
+        "requires_grad": draw(st.sampled_from([(), tuple(names), ("q",), ("k", "v")])),
+        "return_lse": return_lse,
+        "dlse": return_lse,
+    }
+
+
+def _alibi(draw: Draw, aligns: tuple[Align, ...]) -> dict[str, Any]:
+    slopes = draw(st.sampled_from(["", "alibi_by_entry", "alibi_learns"]))
+    return {"alibi": draw(st.sampled_from(aligns))} | ({slopes: True} if slopes else {})
+
+
+def _dropout(draw: Draw) -> float:
+    return draw(st.sampled_from([0.3, 0.9, 1.0])) if rarely(draw, 4) else 0.0
+
+
+def dense(draw: Draw, backend: str, dtype: str) -> Case:
+    limits, fields = LIMITS[backend], sizes(draw, backend) | _scores(draw, dtype)
+    M, N = draw(limits.lengths()), draw(limits.lengths())
+    fields["mask"] = _constraints(draw, max(M, N))
+    fields["hidden"] = draw(st.sampled_from(_HIDDEN))
+    bias = draw(st.sampled_from([None, None, "tensor", "alibi"]))
+    if bias == "tensor":
+        fields["bias"] = draw(st.sampled_from(_BIASES))
+        fields["bias_hides"] = rarely(draw)
+    if bias == "alibi":
+        fields |= _alibi(draw, _ALIGNS)
+    if rarely(draw, 4):
+        fields["relative"] = _relative(draw, max(M, N), _ALIGNS)
+    fields["dropout_p"] = _dropout(draw)
+    fields |= _differentiable(draw, fields)
+    return Case(B=draw(st.integers(1, 3)), M=M, N=N, **fields)
+
+
+_HIDDEN: tuple[Hidden, ...] = (None, "nan", "inf")
+_BIASES = ("mn", "bhmn", "111n", "1h1n", "b1m1", "hmn", "1111")
+_INDICES: tuple[Index, ...] = ("int32", "int64")
+_ALIGNS: tuple[Align, ...] = ("top_left", "bottom_right")
+
+
+def varlen(draw: Draw, backend: str, dtype: str) -> VarlenCase:
+    limits, fields = LIMITS[backend], sizes(draw, backend) | _scores(draw, dtype)
+    M = draw(st.lists(limits.lengths(), min_size=1, max_size=4).map(tuple))
+    fields["one_cu_seqlens"] = draw(st.booleans())
+    N = M if fields["one_cu_seqlens"] else tuple(draw(limits.lengths()) for _ in M)
+    align: Align = "top_left"
+    if draw(st.booleans()):
+        fields["mask"] = _window(draw, limits.length)
+        align = fields["mask"].align
+    if rarely(draw, 4):
+        fields |= _alibi(draw, (align,))
+    if rarely(draw, 4):
+        fields["relative"] = _relative(draw, max(M), (align,))
+    fields["dropout_p"] = _dropout(draw)
+    fields |= _differentiable(draw, fields)
+    padding = draw(st.sampled_from([0, 3]))
+    return VarlenCase(
+        lengths=tuple(zip(M, N, strict=True)),
+        trailing=(padding, padding),
+        index=draw(st.sampled_from(_INDICES)),
+        max_seqlens=(max(M), max(N)) if draw(st.booleans()) else None,
+        **fields,
+    )
+
+
+def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
+    limits, fields = LIMITS[backend], sizes(draw, backend) | _scores(draw, dtype)
+    if fields["layout"] == "expanded":
+        del fields["layout"]
+    longer = st.integers(0, 1500) if backend == "cpu" else limits.lengths()
+    length = st.one_of(limits.lengths(), longer)
+    if draw(st.booleans()):
+        fields["page_size"] = draw(st.sampled_from([16, 1, 20, 64]))
+    window = replace(_window(draw, limits.length), align="bottom_right")
+    fields["mask"] = draw(st.sampled_from([None, window, window, ()]))
+    if rarely(draw):
+        kinds: tuple[Kind, ...] = ("table",) if backend == "cuda" else ("table", "keys", "both")
+        fields["relative"] = _relative(draw, 40, ("bottom_right",), kinds)
+    cache_seqlens = draw(st.lists(length, min_size=1, max_size=4).map(tuple))
+    index = draw(st.sampled_from(_INDICES))
+    if rarely(draw):
+        bounds = st.lists(
+            st.integers(-3, max(cache_seqlens) + 3),
+            min_size=len(cache_seqlens), max_size=len(cache_seqlens),
+        ).map(tuple)  # fmt: skip
+        keys = KeyRange(start=draw(bounds), end=draw(bounds), dtype=index)
+        others = {None: (CAUSAL_END,), (): ()}.get(fields["mask"], (fields["mask"],))
+        fields["mask"] = (*others, keys)
+    if rarely(draw):
+        fields["alibi"] = "bottom_right"
+        fields["alibi_by_entry"] = draw(st.booleans())
+    return DecodeCase(
+        cache_seqlens=cache_seqlens,
+        N=max(cache_seqlens) + draw(st.sampled_from([0, 1, 40])),
+        M=draw(st.sampled_from([1, 2, 5, 25])),
+        index=index,
+        return_lse=draw(st.booleans()),
+        **fields,
+    )
+
+
+def sdpa(draw: Draw, backend: str, dtype: str) -> SdpaCase:
+    limits = LIMITS[backend]
+    fields = sizes(draw, backend) | _scores(draw, dtype)
+    fields |= {"softcap": None, "sinks": False, "bias_is_float32": False}
+    mask: tuple[Constraint, ...] = (CAUSAL,) if draw(st.booleans()) else ()
+    kind = draw(st.sampled_from([None, "mask", "bias"]))
+    if kind == "mask":
+        mask = (_dense_mask(draw), *mask)
+    if kind == "bias":
+        fields["bias"] = draw(st.sampled_from(_BIASES))
+        fields["bias_hides"] = rarely(draw)
+    wanted = _differentiable(draw, fields)["requires_grad"]
+    return SdpaCase(
+        B=draw(st.integers(1, 3)),
+        M=draw(limits.lengths(1)),
+        N=draw(limits.lengths(1)),
+        mask=mask,
+        hidden=draw(st.sampled_from(_HIDDEN)),
+        requires_grad=wanted,
+        replaced=draw(st.booleans()),
+        **fields,
+    )
+
+
+def linear(draw: Draw, backend: str, dtype: str) -> LinearCase:
+    limits, fields = LIMITS[backend], sizes(draw, backend)
+    layout = draw(st.sampled_from(["dense", "packed", "steps"]))
+    several = st.lists(limits.lengths(), min_size=1, max_size=4).map(tuple)
+    N = draw(limits.lengths())
+    if layout == "packed":
+        fields |= {"packed": draw(several), "trailing": draw(st.sampled_from([0, 3]))}
+    if layout == "steps":
+        steps = st.sampled_from([1, 1, 2, 7, 33])
+        fields["steps"] = draw(st.lists(steps, min_size=1, max_size=6).map(tuple))
+    if layout == "dense" and rarely(draw, 4):
+        fields["mask"] = _key_range(draw, N)
+    if layout != "steps" and rarely(draw, 4):
+        fields["causal"] = False
+        fields["M"] = draw(limits.lengths(1)) if layout == "dense" else 0
+    else:
+        fields["decay"] = draw(st.sampled_from(["", "head", "token", "reset"]))
+    fields["feature_map"] = draw(st.sampled_from(["elu", "relu", "identity"]))
+    return LinearCase(
+        B=draw(st.integers(1, 3)),
+        N=N,
+        normalize=fields["feature_map"] != "identity" and draw(st.booleans()),
+        eps=draw(st.sampled_from([1e-6, 0.5])),
+        state=draw(st.booleans()),
+        **fields,
+    )
+
+
+def _relative(
+    draw: Draw,
+    longest: int,
+    aligns: tuple[Align, ...],
+    kinds: tuple[Kind, ...] = ("table", "keys", "both"),
+) -> Relative:
+    """A relative bias or keys of up to `longest` positions."""
+    return Relative(
+        entries=draw(st.sampled_from([1, 2, 9, max(longest, 1), 2 * longest + 1])),
+        lowest=draw(st.sampled_from([0, -1, 3, -longest, longest + 5, -2 * longest - 9])),
+        align=draw(st.sampled_from(aligns)),
+        shared=draw(st.booleans()),
+        kind=draw(st.sampled_from(kinds)),
+    )
+
+
+def _constraints(draw: Draw, length: int) -> tuple[Constraint, ...]:
     """Up to three constraints of any kind."""
-    kinds = st.sampled_from((window, _key_range, _segments, _positions, dense_mask, _blocks))
+    kinds = st.sampled_from((_window, _key_range, _segments, _positions, _dense_mask, _blocks))
     return tuple(draw(kinds)(draw, length) for _ in range(draw(st.integers(0, 3))))
 
 
-def window(draw: Draw, length: int) -> Window:
+def _window(draw: Draw, length: int) -> Window:
     side = _side(length)
-    align: Align = draw(st.sampled_from(["top_left", "bottom_right"]))
-    return Window(left=draw(side), right=draw(side), align=align)
+    return Window(draw(side), draw(side), draw(st.sampled_from(_ALIGNS)))
 
 
 def _side(length: int) -> st.SearchStrategy[int | None]:
@@ -115,29 +323,34 @@ def _side(length: int) -> st.SearchStrategy[int | None]:
 
 
 def _key_range(draw: Draw, length: int) -> KeyRange:
-    several = st.lists(st.integers(0, length), min_size=1, max_size=3).map(tuple)
-    return KeyRange(start=draw(st.one_of(st.none(), several)), length=draw(several))
+    start = st.lists(st.integers(-3, length), min_size=1, max_size=3).map(tuple)
+    end = st.lists(st.integers(0, length + 9), min_size=1, max_size=3).map(tuple)
+    return KeyRange(start=draw(st.one_of(st.none(), start)), end=draw(end))
 
 
 def _segments(draw: Draw, length: int) -> Segments:
-    count, ordered, equal = st.integers(1, 4), st.booleans(), st.booleans()
-    return Segments(count=draw(count), ordered=draw(ordered), equal=draw(equal), seed=_seed(draw))
-
-
-def _positions(draw: Draw, length: int) -> Positions:
-    side, dims = _side(length), st.sampled_from(["", "b", "h", "bh"])
-    return Positions(
-        left=draw(side),
-        right=draw(side),
-        dims=draw(dims),
+    return Segments(
+        length=draw(st.sampled_from([None, None, 31, 2])),
+        count=draw(st.integers(1, 4)),
         ordered=draw(st.booleans()),
+        equal=draw(st.booleans()),
+        without=draw(st.sampled_from([(0, 0), (5, 7)])),
         seed=_seed(draw),
     )
 
 
-def dense_mask(draw: Draw, length: int = 0) -> Dense:
+def _positions(draw: Draw, length: int) -> Positions:
+    side, dims = _side(length), st.sampled_from(["", "b", "h", "bh"])
+    orders: tuple[Order, ...] = ("sorted", "reversed", "shuffled")
+    order = st.sampled_from(orders)
+    return Positions(
+        draw(side), draw(side), draw(dims), draw(dims), draw(order), draw(order), _seed(draw)
+    )
+
+
+def _dense_mask(draw: Draw, length: int = 0) -> Dense:
     return Dense(
-        dims=draw(st.sampled_from(["mn", "bhmn", "b1mn", "hmn", "n", "bn", "m"])),
+        dims=draw(st.sampled_from(["mn", "bhmn", "b1mn", "hmn", "111n", "b11n", "11m1"])),
         share=draw(st.sampled_from([50, 90, 10])),
         byte=draw(st.sampled_from([1, 2, 255])),
         transposed=draw(st.booleans()),

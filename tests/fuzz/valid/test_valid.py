@@ -11,65 +11,89 @@ from hypothesis import strategies as st
 
 from tests.fuzz.call import Call
 from tests.fuzz.calls import parse
-from tests.fuzz.valid.attention import Attention, attention_calls
-from tests.fuzz.valid.base import Valid
-from tests.fuzz.valid.decode import Decode, decode_calls
-from tests.fuzz.valid.masks import Blocks, Dense, KeyRange, Segments, Sizes, Window
-from tests.fuzz.valid.relative import Relative
-from tests.fuzz.valid.sdpa import Sdpa, sdpa_calls
-from tests.fuzz.valid.varlen import Varlen, varlen_calls
-from tests.support.tiers import each
-
-EVERY_MASK = (
-    Window(left=-2, right=3, align="bottom_right"),
-    KeyRange(start=(3, 1), length=(30, 2)),
-    Segments(count=2, ordered=False),
-    Dense(dims="bhmn", share=90, byte=255),
-    Blocks(size=7, by_head=True, share=90),
+from tests.fuzz.valid.call import SdpaCase, Valid
+from tests.fuzz.valid.draw import decode, dense, linear, sdpa, valid_calls, varlen
+from tests.support.attention import Relative
+from tests.support.cases import Case
+from tests.support.decode_cases import DecodeCase
+from tests.support.linear import LinearCase
+from tests.support.masks import (
+    CAUSAL,
+    CAUSAL_END,
+    Blocks,
+    Dense,
+    KeyRange,
+    Positions,
+    Segments,
+    Sizes,
+    Window,
 )
-CALLS = (
-    Attention(
-        B=2, H_kv=2, group=2, M=33, N=40, mask=EVERY_MASK[:2], hidden=True, bias="bmn",
-        bias_hides=True, sinks=True, softcap=5.0, dropout_p=0.3, layout="strided",
-        requires_grad=("q", "k", "v", "bias", "sinks"), return_lse=True, deviation=10.0,
+from tests.support.tiers import each
+from tests.support.varlen_cases import VarlenCase
+
+WINDOW = Window(-2, 3, "bottom_right")
+EVERY_MASK = (
+    WINDOW,
+    KeyRange(start=(3, 1), end=(33, 3)),
+    Segments(count=2, ordered=False),
+    Segments(length=7, without=(2, 3), gap=(4, 6), equal=False),
+    Positions(4, 3, "bh", "b", "shuffled"),
+    Dense("bhmn", share=90, byte=255),
+    Blocks(7, by_head=True, share=90),
+)
+LENGTHS = ((5, 7), (0, 3), (33, 40))
+BELOW = Relative(9, -4, "bottom_right")
+SMALL: dict[str, Any] = {"B": 2, "H_q": 2, "H_kv": 2, "M": 33, "N": 40, "D": 8, "D_v": 8}
+CASES = (
+    Case(
+        **SMALL | {"H_q": 4}, mask=EVERY_MASK[:2], hidden="nan", bias="b1mn", bias_hides=True,
+        sinks=True, softcap=5.0, dropout_p=0.3, layout="strided", dlse=True, deviation=10.0,
     ),
-    Attention(M=5, N=70, group=3, mask=EVERY_MASK[3:], alibi_align="top_left", dtype="float64"),
-    Attention(
-        B=2, H_kv=2, M=33, N=40, relative=Relative(entries=9, lowest=-4, shared=True),
-        requires_grad=("q", "k", "v", "table"), return_lse=True,
+    Case(**SMALL, relative=Relative(9, -4, shared=True), dlse=True, alibi="top_left"),
+    Case(**SMALL, relative=Relative(9, -4, kind="both"), dlse=True, softcap=5.0),
+    Case(
+        H_q=2, H_kv=1, M=33, N=40, relative=Relative(40, shared=True, kind="keys"),
+        requires_grad=("q", "keys"), alibi="bottom_right", alibi_by_entry=True,
     ),
-    Varlen(M=(5, 0, 33), N=(7, 3, 40), window=EVERY_MASK[0], requires_grad=("v", "table"),
-           relative=Relative(entries=9, lowest=-4, align="bottom_right")),
-    Decode(cache_seqlens=(70, 3), M=2, relative=Relative(entries=9, align="bottom_right")),
-    Attention(
-        B=2, H_kv=2, group=2, M=33, N=40, relative=Relative(entries=9, lowest=-4, kind="both"),
-        requires_grad=("q", "k", "v", "table", "keys"), return_lse=True, softcap=5.0,
+    VarlenCase(lengths=LENGTHS, mask=WINDOW, requires_grad=("v", "table"), relative=BELOW),
+    VarlenCase(
+        lengths=LENGTHS, mask=WINDOW, H_q=4, relative=Relative(9, -4, "bottom_right", kind="keys"),
+        alibi="bottom_right", requires_grad=("q", "keys", "slopes"),
     ),
-    Attention(
-        M=33, N=40, relative=Relative(entries=40, shared=True, kind="keys"), group=2,
-        requires_grad=("q", "keys"),
+    VarlenCase(
+        lengths=LENGTHS, trailing=(3, 3), mask=WINDOW, sinks=True, dropout_p=0.9, dlse=True,
+        index="int32",
     ),
-    Varlen(M=(5, 0, 33), N=(7, 3, 40), window=EVERY_MASK[0], requires_grad=("q", "keys"), group=2,
-           relative=Relative(entries=9, lowest=-4, align="bottom_right", kind="keys")),
-    Decode(cache_seqlens=(70, 3), M=2,
-           relative=Relative(entries=9, align="bottom_right", kind="both")),
-    Varlen(M=(5, 0, 33), N=(7, 3, 40), trailing=3, window=EVERY_MASK[0], sinks=True,
-           dropout_p=0.9, requires_grad=("q", "k", "v", "sinks"), return_lse=True, poisoned=True),
-    Decode(cache_seqlens=(70, 0, 3), spare=5, M=2, page_size=20, alibi=True, return_lse=True),
-    Decode(cache_seqlens=(70, 0, 9), M=3, key_ranges=((9, 60), (0, 5), (-2, 99)), alibi=True,
-           alibi_by_sequence=True),
-    Decode(cache_seqlens=(70, 1), M=2, window=Window(left=9, right=0, align="bottom_right")),
-    Sdpa(M=33, N=40, mask=(EVERY_MASK[3], Window(right=0)), replaced=True, requires_grad=("k",)),
-    Sdpa(M=5, N=5, bias="mn", dtype="bfloat16"),
+    DecodeCase(
+        cache_seqlens=(70, 3), M=2, relative=Relative(9, 0, "bottom_right", kind="both"), N=70,
+    ),
+    DecodeCase(cache_seqlens=(70, 0, 3), N=75, M=2, page_size=20, alibi="bottom_right"),
+    DecodeCase(
+        cache_seqlens=(70, 0, 9), N=70, M=3, alibi="bottom_right", alibi_by_entry=True,
+        mask=(CAUSAL_END, KeyRange(start=(9, 0, -2), end=(60, 5, 99))), return_lse=False,
+    ),
+    DecodeCase(cache_seqlens=(70, 1), M=2, N=70, mask=Window(9, 0, "bottom_right")),
+    LinearCase(N=70, H_q=4, decay="token", state=True, mask=KeyRange(end=(40, 70))),
+    LinearCase(packed=(5, 0, 40), trailing=3, feature_map="identity", normalize=False),
+    LinearCase(steps=(1, 33), decay="head", layout="strided", feature_map="relu", eps=0.5),
+    SdpaCase(**SMALL, mask=(EVERY_MASK[5], CAUSAL), replaced=True, requires_grad=("k",)),
 )  # fmt: skip
+CALLS = (
+    *(Valid(case=case, poisoned=True) for case in CASES),
+    Valid(
+        case=SdpaCase(requires_grad=(), B=1, H_q=1, H_kv=1, M=5, N=5, D=8, D_v=8, bias="mn"),
+        dtype="bfloat16",
+    ),
+    Valid(case=Case(M=5, N=70, H_q=3, H_kv=1, mask=EVERY_MASK[5:]), dtype="float64"),
+)
 
 
-@each("call", CALLS, ids=lambda call: type(call).__name__)
+@each("call", CALLS, ids=lambda call: type(call.case).__name__)
 def test_calls_pass(call: Valid) -> None:
     call.check()
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call.case).__name__)
 def test_every_wrong_result_is_found(call: Valid, monkeypatch: pytest.MonkeyPatch) -> None:
     """One element of each result in turn is off by 5% of the largest."""
     right = call.results()
@@ -89,8 +113,8 @@ def test_every_wrong_result_is_found(call: Valid, monkeypatch: pytest.MonkeyPatc
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.one_of(
-        *(attention_calls(name) for name in ("cpu", "cuda", "triton", "reference")),
-        *(varlen_calls("cpu"), decode_calls("cpu"), sdpa_calls()),
+        valid_calls("cpu", dense, varlen, decode, sdpa, linear),
+        *(valid_calls(name, dense) for name in ("cuda", "triton", "reference")),
     )
 )
 def test_the_repr_is_the_source(call: Call) -> None:

@@ -16,11 +16,11 @@ from transformer_kernels.training.data import (
     TokenWindows,
     corpus_from_bytes,
     label_texts,
+    load_pairs,
     load_reviews,
     pair_texts,
-    read_pairs,
 )
-from transformer_kernels.training.data.dataset import digest_of, evenly_spaced
+from transformer_kernels.training.data.dataset import RaggedTokens, digest_of, evenly_spaced
 
 CORPUS = corpus_from_bytes(b"".join(b"line %d of the text\n" % i for i in range(400)), "lines")
 BYTES = Tokens(special=True)
@@ -143,10 +143,9 @@ def test_source_is_the_absolute_path_of_the_files(
         (tmp_path / "films" / class_folder).mkdir(parents=True)
         (tmp_path / "films" / class_folder / "0_1.txt").write_text("seen")
     assert load_reviews("films").source == str(tmp_path / "films")
-    for name in ("a", "b"):
+    for name in ("train.de", "train.en", "val.de", "val.en"):
         (tmp_path / "films" / name).write_text("x\n")
-    files = ("films/a", "films/b")
-    assert read_pairs(train=files, validation=files, tokens=BYTES).source == str(tmp_path / "films")
+    assert load_pairs("films", tokens=BYTES).source == str(tmp_path / "films")
     assert MAKERS["pairs"](20).source is None
 
 
@@ -159,3 +158,41 @@ def test_evenly_spaced_includes_both_ends() -> None:
     assert evenly_spaced(10, 4).tolist() == [0, 3, 6, 9]
     assert evenly_spaced(3, 9).tolist() == [0, 1, 2]
     assert evenly_spaced(5, 1).tolist() == [0]
+
+
+def rows(*lengths: int, largest: int = 9) -> list[torch.Tensor]:
+    return [torch.randint(1, largest + 1, (length,)) for length in lengths]
+
+
+def test_rows_round_trip() -> None:
+    given = rows(3, 0, 5, 1)
+    ragged = RaggedTokens.of(given)
+    assert len(ragged) == 4
+    for number, row in enumerate(given):
+        assert torch.equal(ragged[number], row)
+
+
+def test_rows_are_gathered_in_the_given_order_and_padded() -> None:
+    given = rows(3, 0, 5, 1)
+    tokens, lengths = RaggedTokens.of(given).padded(torch.tensor([3, 0, 1, 3]))
+    assert lengths.tolist() == [1, 3, 0, 1]
+    assert tokens.shape == (4, 3)
+    assert tokens[1].tolist() == given[0].tolist()
+    assert tokens[0].tolist() == tokens[3].tolist() == [int(given[3]), 0, 0]
+    assert tokens[2].tolist() == [0, 0, 0]
+
+
+def test_empty_row_indices_give_an_empty_batch() -> None:
+    tokens, lengths = RaggedTokens.of(rows(2)).padded(torch.empty(0, dtype=torch.int64))
+    assert tokens.shape == (0, 0)
+    assert lengths.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("largest", "dtype"),
+    [(255, torch.uint8), (256, torch.int16), (32_767, torch.int16), (32_768, torch.int32)],
+)
+def test_values_have_the_narrowest_dtype(largest: int, dtype: torch.dtype) -> None:
+    ragged = RaggedTokens.of([torch.tensor([largest, 0]), torch.tensor([1])])
+    assert ragged.values.dtype == dtype
+    assert ragged[0].tolist() == [largest, 0]

@@ -1,11 +1,29 @@
-"""Tests of labelled texts."""
+"""Tests of labelled texts: any, film reviews, and snippets of the standard library."""
 
 from __future__ import annotations
+
+import re
+import shutil
+import sysconfig
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
-from transformer_kernels.training.data import LabelledTexts, Tokens, label_texts
+from transformer_kernels.training.data import (
+    LabelledTexts,
+    Tokens,
+    label_texts,
+    load_reviews,
+    load_snippets,
+    review_text,
+    train_tokens,
+)
+from transformer_kernels.training.data.labelled import SNIPPET_CLASSES, cut_source
+from transformer_kernels.training.data.text import python_files
+
+CLASS_FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
 
 
 @pytest.fixture
@@ -67,3 +85,184 @@ def test_held_out_examples_cycle_through_the_classes(
 def test_held_out_texts_are_evenly_spaced_in_a_class(letters: LabelledTexts) -> None:
     batch = letters.held_out(9)
     assert batch["lengths"][batch["labels"] == 0].tolist() == [1, 5, 5]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for class_folder in CLASS_FOLDERS:
+        (tmp_path / class_folder).mkdir(parents=True)
+        for number in range(5):
+            text = f"{class_folder} {number}: caf\u00e9<br />" + "!" * number
+            (tmp_path / class_folder / f"{number}_7.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "train/unsup").mkdir()
+    (tmp_path / "train/pos/notes.md").write_text("no review")
+    return tmp_path
+
+
+def test_train_folder_is_drawn_and_test_folder_is_held_out(folder: Path) -> None:
+    reviews = load_reviews(folder, 64)
+    assert reviews.classes == ("negative", "positive")
+    drawn = reviews.draw(60, torch.Generator())
+    for batch, part in ((drawn, "train"), (reviews.held_out(10), "test")):
+        seen = set()
+        columns = (batch[name] for name in ("tokens", "lengths", "labels"))
+        for row, length, label in zip(*columns, strict=True):
+            text = reviews.tokens.decode(row[:length]).decode()
+            assert text.startswith(f"{part}/{('neg', 'pos')[label]} ")
+            assert "caf\u00e9<br />" in text
+            seen.add(text)
+        assert len(seen) == 10
+    assert len(reviews.held_out(99)["labels"]) == 10
+
+
+def test_reviews_with_a_byte_pair_tokenizer(folder: Path) -> None:
+    text = review_text(folder)
+    assert text.count(b"\n") == 10
+    assert b"test/" not in text
+    tokens = train_tokens(text, 280)
+    batch = load_reviews(folder, 8, tokens=tokens).held_out(4)
+    assert batch["tokens"].shape == (4, 8)
+    assert tokens.decode(batch["tokens"][0]).startswith(b"test/neg 0")
+
+
+def test_invalid_utf8_is_accepted(folder: Path) -> None:
+    (folder / "train/neg/9_1.txt").write_bytes(b"\xff\xfe\x00")
+    assert load_reviews(folder).train[0][5].tolist() == [255, 254, 0]
+
+
+@pytest.mark.parametrize("class_folder", CLASS_FOLDERS)
+def test_missing_folder_error_describes_the_layout(folder: Path, class_folder: str) -> None:
+    shutil.rmtree(folder / class_folder)
+    refused = re.escape(
+        f"the folder {folder / class_folder} does not exist: {folder} must contain reviews, "
+        "one per file, in train/neg/*.txt, train/pos/*.txt, test/neg/*.txt and test/pos/*.txt"
+    )
+    with pytest.raises(FileNotFoundError, match=refused):
+        load_reviews(folder)
+
+
+def test_empty_folder_error_describes_the_layout(folder: Path) -> None:
+    shutil.rmtree(folder / "test/pos")
+    (folder / "test/pos").mkdir()
+    refused = r"the folder .*test/pos has no \*\.txt files: .* must contain reviews"
+    with pytest.raises(ValueError, match=refused):
+        load_reviews(folder)
+
+
+def test_empty_review_is_named(folder: Path) -> None:
+    (folder / "test/pos/3_7.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"3_7\.txt is empty: every file must be a review"):
+        load_reviews(folder)
+
+
+def test_context_of_zero_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
+        load_reviews(folder, 0, tokens=Tokens())
+
+
+@pytest.fixture(scope="module")
+def snippets() -> LabelledTexts:
+    return load_snippets(256)
+
+
+def sources(folder: Path, module: str) -> list[Path]:
+    alone = folder / f"{module}.py"
+    return [alone] if alone.is_file() else list(python_files(folder / module))
+
+
+def texts(dataset: LabelledTexts, part: str, label: int) -> list[bytes]:
+    rows = getattr(dataset, part)[label]
+    return [dataset.tokens.decode(rows[number]) for number in range(len(rows))]
+
+
+def test_every_class_has_enough_text(snippets: LabelledTexts) -> None:
+    assert snippets.classes == tuple(SNIPPET_CLASSES)
+    assert len(snippets.classes) == 10
+    for train, validation in zip(snippets.train, snippets.validation, strict=True):
+        assert len(train.values) > 150_000
+        assert len(validation.values) > 20_000
+
+
+def test_lengths_vary_between_a_quarter_of_the_context_and_the_context(
+    snippets: LabelledTexts,
+) -> None:
+    lengths = snippets.draw(300, torch.Generator().manual_seed(0))["lengths"]
+    assert 64 <= lengths.min() < 90
+    assert 220 < lengths.max() <= 256
+
+
+def test_no_file_is_in_training_and_validation(snippets: LabelledTexts) -> None:
+    """Long lines that occur in a single file occur in snippets of one part only."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    for label, name in enumerate(SNIPPET_CLASSES):
+        parts = [
+            {line for text in texts(snippets, part, label) for line in text.splitlines()}
+            for part in ("train", "validation")
+        ]
+        lines: Counter[bytes] = Counter()
+        files = [
+            path.read_bytes()
+            for module in SNIPPET_CLASSES[name]
+            for path in sources(folder, module)
+        ]
+        for file in files:
+            lines.update({line for line in file.splitlines() if len(line) > 50})
+        for file in files:
+            own = {line for line in file.splitlines() if lines[line] == 1}
+            assert not (own & parts[0] and own & parts[1]), name
+
+
+def test_no_snippet_is_in_training_and_validation(snippets: LabelledTexts) -> None:
+    for label in range(len(SNIPPET_CLASSES)):
+        trained, held_out = (set(texts(snippets, part, label)) for part in ("train", "validation"))
+        assert not trained & held_out
+
+
+def test_imports_and_module_names_are_removed(snippets: LabelledTexts) -> None:
+    for label, modules in enumerate(SNIPPET_CLASSES.values()):
+        named = re.compile(rb"\b(" + b"|".join(m.encode() for m in modules) + rb")\b", re.I)
+        for part in ("train", "validation"):
+            for text in texts(snippets, part, label):
+                assert not named.search(text)
+                assert not re.search(rb"^\s*(import|from)\b", text, re.M)
+
+
+def test_source_is_cut_at_line_ends() -> None:
+    source = (
+        b"#! /usr/bin/env python\n# Copyright by somebody\n\n"
+        b'"""Post."""\n\nimport os\nfrom . import parser\n'
+        b"EMAIL = 1  # Email\nemailed = 2\n" + b"x" * 200 + b"\n"
+    ) + b"".join(b"    line_%d = None\n" % i for i in range(60))
+    pieces = list(cut_source(source, ("email",), 100))
+    lines = [line for piece in pieces for line in piece.split(b"\n") if line]
+    assert lines[:2] == [b'"""Post."""', b"emailed = 2"]
+    assert set(lines) <= set(source.split(b"\n"))
+    assert len(lines) > 55
+    assert all(25 <= len(piece) <= 100 for piece in pieces)
+    assert len({len(piece) for piece in pieces}) > 5
+
+
+def test_snippets_with_a_byte_pair_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = {"tomllib": ("tomllib",), "json": ("json",)}
+    monkeypatch.setattr("transformer_kernels.training.data.labelled.SNIPPET_CLASSES", classes)
+    tokens = train_tokens(b"self.assertEqual(result, None)\n" * 9, 300)
+    dataset = load_snippets(64, tokens=tokens)
+    assert dataset.classes == ("tomllib", "json")
+    assert dataset.tokens == tokens
+    assert dataset.draw(50, torch.Generator())["tokens"].max() >= 256
+
+
+def test_too_short_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="context must be at least 64 for lines of source, got 63"):
+        load_snippets(63)
+    with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
+        load_snippets(0)
+
+
+def test_python_without_sources_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    refused = r"the class archives needs at least two source files in .*, got 0"
+    with pytest.raises(FileNotFoundError, match=refused):
+        load_snippets()

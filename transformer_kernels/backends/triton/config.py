@@ -6,7 +6,7 @@ v fewer times; 8 warps have twice the registers of 4. Exception: float32 from wi
 spills, and its tiles are a compromise.
 
 Some tiles of sm90 are the fastest of several on an H200 (docs/triton.md). `python -m
-transformer_kernels tune` times all that fit on the GPU of the machine.
+benchmarks.tuning triton` times all that fit on the GPU of the machine.
 """
 
 from __future__ import annotations

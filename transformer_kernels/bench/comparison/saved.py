@@ -7,10 +7,9 @@ every other variant are divided by SDPA's in the same round; otherwise times are
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ _IDENTITY = (
     *("case", "dtype", "B", "H_q", "H_kv", "M", "N", "D", "D_v"),
     *("mask", "direction", "variant", "threads", "device"),
 )
-_Key = tuple[object, ...]
+"""Columns of a row that are the same in both runs."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Change:
         return "faster" if self.high < 1.0 / (1.0 + LEAST) else "same"
 
 
-def save(path: Path, measured: list[Measured]) -> None:
+def save(path: Path, measured: Sequence[Measured]) -> None:
     """Writes a run, with the time of every round, as JSON.
 
     Raises:
@@ -73,54 +72,48 @@ def load(path: Path) -> list[Measured]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}")
-        return [_measured(one) for one in content["measured"]]
+        run = [
+            Measured(row_from(one["row"]), tuple(map(float, one["laps"])))
+            for one in content["measured"]
+        ]
+        if not all(one.laps for one in run):
+            raise ValueError("a measurement without rounds")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a run saved by `bench --save`: {error}") from None
+    return run
 
 
-def _measured(one: Mapping[str, Any]) -> Measured:
-    laps = tuple(map(float, one["laps"]))
-    if not laps:
-        raise ValueError("a measurement without rounds")
-    return Measured(row_from(one["row"]), laps)
-
-
-def changes(before: list[Measured], after: list[Measured]) -> list[Change]:
+def changes(before: Sequence[Measured], after: Sequence[Measured]) -> list[Change]:
     """Compares the measurements that both runs have; the largest slow-down comes first."""
     return sorted(_changes(before, after), key=lambda change: change.ratio, reverse=True)
 
 
-def _changes(before: list[Measured], after: list[Measured]) -> Iterator[Change]:
+def _changes(before: Sequence[Measured], after: Sequence[Measured]) -> Iterator[Change]:
     earlier, later = ({_key(one.row): one for one in run} for run in (before, after))
     generator = torch.Generator().manual_seed(0)
     for key in later.keys() & earlier.keys():
         row = later[key].row
-        control = _key(row, variant=CONTROL)
+        control = _key(replace(row, variant=CONTROL))
         by_control = row.variant != CONTROL and control in earlier and control in later
-        samples = []
-        for run in (earlier, later):
+        medians = []
+        for run in (later, earlier):
             times = torch.tensor(run[key].laps, dtype=torch.float64)
             if by_control:
                 own = torch.tensor(run[control].laps, dtype=torch.float64)
                 rounds = min(len(times), len(own))
                 times = times[:rounds] / own[:rounds]
-            samples.append(times)
-        ratio, low, high = _ratio_of_medians(samples[1], samples[0], generator)
-        yield Change(row, ratio, low, high, by_control)
+            medians.append(_medians(times, generator))
+        ratio, *resampled = medians[0] / medians[1]
+        tails = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
+        low, high = torch.stack(resampled).quantile(tails).tolist()
+        yield Change(row, float(ratio), low, high, by_control)
 
 
-def _key(row: Row, **other: object) -> _Key:
-    return tuple(other.get(name, getattr(row, name)) for name in _IDENTITY)
+def _key(row: Row) -> tuple[object, ...]:
+    return tuple(getattr(row, name) for name in _IDENTITY)
 
 
-def _ratio_of_medians(
-    over: Tensor, under: Tensor, generator: torch.Generator
-) -> tuple[float, float, float]:
-    """Ratio of the medians, and its percentile bootstrap interval (Efron 1979)."""
-    resampled = []
-    for x in (over, under):
-        index = torch.randint(len(x), (RESAMPLES, len(x)), generator=generator)
-        resampled.append(x[index].quantile(0.5, dim=1))
-    tails = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
-    low, high = (resampled[0] / resampled[1]).quantile(tails).tolist()
-    return float(over.quantile(0.5) / under.quantile(0.5)), low, high
+def _medians(times: Tensor, generator: torch.Generator) -> Tensor:
+    """The median, and those of RESAMPLES bootstrap samples (Efron 1979)."""
+    index = torch.randint(len(times), (RESAMPLES, len(times)), generator=generator)
+    return torch.cat([times[None], times[index]]).quantile(0.5, dim=1)

@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .dataset import Batch, digest_of
-from .ragged_tokens import RaggedTokens
-from .standard_library import standard_library_folder
+from .dataset import Batch, RaggedTokens, digest_of, read_lines
+from .text import standard_library_folder
 
 UNKNOWN = 0
 """Token of all words that occur in no key."""
@@ -110,20 +109,12 @@ def load_facts(path: Path | str | None = None) -> Facts:
         return as_facts(list(_modules()), "the modules of the Python standard library")
     path = Path(path)
     facts = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         key, tab, value = line.partition("\t")
         if not tab:
             raise ValueError(f"line {number} of {path} must have a tab between key and value")
         facts.append(Fact(key, value))
     return as_facts(facts, str(path), str(path.resolve()))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {line}, is not UTF-8: {error.reason}") from None
 
 
 def _modules() -> Iterator[Fact]:

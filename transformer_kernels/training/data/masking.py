@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ...nn.options import check_positive
-from .corpus import Corpus, bytes_of
-from .dataset import Batch, digest_of, evenly_spaced
-from .ragged_tokens import RaggedTokens
+from .dataset import Batch, RaggedTokens, digest_of, evenly_spaced
+from .text import CorpusDataset, bytes_of
 from .tokens import CLASS, MASK, SEPARATOR, Tokens
 
 SELECTED = 0.15
@@ -29,7 +28,7 @@ _LEAST_CONTEXT = 8
 
 
 @dataclass(frozen=True)
-class MaskedSentences:
+class MaskedSentences(CorpusDataset):
     """Dataset of segment pairs of a corpus, with at most `context` tokens per pair.
 
     {"tokens": (B, T), "segments": (B, T), "lengths": (B,), "labels": (B, T), "is_next": (B,)}:
@@ -47,7 +46,6 @@ class MaskedSentences:
     Raises ValueError if a part of the corpus has too few lines.
     """
 
-    corpus: Corpus
     tokens: Tokens
     """Tokenizer with special tokens; train it on the training part of the corpus only"""
     context: int
@@ -66,14 +64,6 @@ class MaskedSentences:
                     f"{self.name} is too short: a context of {self.context} needs as many "
                     f"non-empty lines in each part, and the {part} part has {len(lines)}"
                 )
-
-    @property
-    def name(self) -> str:
-        return self.corpus.name
-
-    @property
-    def source(self) -> str | None:
-        return self.corpus.source
 
     @cached_property
     def digest(self) -> str:

@@ -1,21 +1,44 @@
-"""Dataset of text pairs for translation, from two files per language."""
+"""Text pairs for translation: files of two languages, or numbers and dates in words."""
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ...common.optional_deps import require
 from ...nn.options import check_positive
-from .dataset import Batch, digest_of, evenly_spaced
-from .ragged_tokens import RaggedTokens
+from .dataset import Batch, RaggedTokens, digest_of, evenly_spaced, read_lines
 from .tokens import BEGIN, END, Tokens, train_tokens
 
 TextPair = tuple[str, str]
 """Source text and target text"""
+
+TO_WORDS = "words: "
+TO_FIGURES = "figures: "
+"""Prefix of a source: the requested form of the target"""
+
+DIGITS = 6
+"""Maximum number of digits of a number"""
+
+FIRST_DAY = datetime.date(1900, 1, 1)
+LAST_DAY = datetime.date(2099, 12, 31)
+
+_ALWAYS_TRAINED = 100
+"""Numbers below this are never held out, because longer numbers are composed of their words."""
+
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+_BEGIN, _END = torch.tensor([BEGIN]), torch.tensor([END])
 
 
 @dataclass(frozen=True)
@@ -55,44 +78,13 @@ def load_pairs(
 ) -> Pairs:
     """Loads translations from a folder laid out as Multi30k.
 
-    train.de and train.en are the training data, val.de and val.en are held out.
+    train.de and train.en are the training data, val.de and val.en are held out. The files are UTF-8
+    with one text per line; line n of both files is a pair. White space around a line is stripped.
+    Pairs with an empty or too long side are skipped.
 
     Args:
         folder: the folder.
         languages: source and target language, the suffixes of the files.
-        vocabulary: as in `read_pairs`.
-        tokens: as in `read_pairs`.
-        longest: as in `read_pairs`.
-
-    Raises:
-        OSError, ValueError: as in `read_pairs`.
-    """
-    folder = Path(folder)
-    source, target = languages
-    return read_pairs(
-        train=(folder / f"train.{source}", folder / f"train.{target}"),
-        validation=(folder / f"val.{source}", folder / f"val.{target}"),
-        vocabulary=vocabulary,
-        tokens=tokens,
-        longest=longest,
-    )
-
-
-def read_pairs(
-    *,
-    train: tuple[Path | str, Path | str],
-    validation: tuple[Path | str, Path | str],
-    vocabulary: int = 8000,
-    tokens: Tokens | None = None,
-    longest: int = 256,
-) -> Pairs:
-    """Reads pairs from UTF-8 files with one text per line; line n of both files is a pair.
-
-    White space around a line is stripped. Pairs with an empty or too long side are skipped.
-
-    Args:
-        train: source and target file of the training pairs.
-        validation: source and target file of the held-out pairs.
         vocabulary: size of the tokenizer trained on both training files if `tokens` is None.
         tokens: tokenizer with special tokens.
         longest: maximum number of tokens of a side, including BEGIN and END of a target.
@@ -102,19 +94,22 @@ def read_pairs(
         ValueError: a file is not UTF-8, two files differ in their number of lines, or no pair is
             left.
     """
-    drawn = _read(train)
-    held_out = _read(validation)
+    folder = Path(folder)
+    train, validation = (
+        _read([folder / f"{part}.{language}" for language in languages])
+        for part in ("train", "val")
+    )
     if tokens is None:
-        text = "\n".join(line for part in zip(*drawn, strict=True) for line in part)
+        text = "\n".join(line for part in zip(*train, strict=True) for line in part)
         tokens = train_tokens(text, vocabulary, special=True)
-    first, second = (Path(path) for path in train)
+    names = " and ".join(str(folder / f"train.{language}") for language in languages)
     return pair_texts(
-        drawn,
-        held_out,
+        train,
+        validation,
         tokens=tokens,
         longest=longest,
-        name=f"{first} and {second}",
-        source=str(first.resolve().parent),
+        name=names,
+        source=str(folder.resolve()),
     )
 
 
@@ -127,7 +122,7 @@ def pair_texts(
     name: str,
     source: str | None = None,
 ) -> Pairs:
-    """Makes a dataset of pairs. Skips pairs and raises ValueError as `read_pairs`.
+    """Makes a dataset of pairs. Skips pairs, and raises ValueError if none is left.
 
     Args:
         train: training pairs.
@@ -162,8 +157,61 @@ def pair_texts(
     return Pairs(name, source, digest, tokens, parts[0], parts[1], skipped)
 
 
-_BEGIN = torch.tensor([BEGIN])
-_END = torch.tensor([END])
+def spoken_pairs(numbers: int = 10_000, dates: int = 10_000) -> Pairs:
+    """Makes a dataset of numbers and dates, each in both directions.
+
+        words: 1,204            one thousand two hundred and four
+        figures: one thousand two hundred and four              1,204
+        words: 2024-02-29       the twenty-ninth of February, twenty twenty-four
+        figures: the twenty-ninth of February, twenty twenty-four       2024-02-29
+
+    Numbers have 1 to 6 digits with equal probability, without duplicates, and include all below a
+    hundred. Dates are in 1900 to 2099. About a tenth, selected by a hash of the figures, is held
+    out in both directions, but no number below a hundred. Tokens are bytes. The pairs are the same
+    at every call.
+
+    Args:
+        numbers: how many numbers to draw, at least 1.
+        dates: how many dates to draw, at least 1.
+
+    Raises:
+        ValueError: a count is below 1.
+        ImportError: the package num2words is missing.
+    """
+    check_positive("numbers", numbers)
+    check_positive("dates", dates)
+    spoken = {f"{number:,}": number_to_words(number) for number in _draw_numbers(numbers)}
+    spoken |= {date.isoformat(): date_to_words(date) for date in _draw_dates(dates)}
+    train: list[TextPair] = []
+    validation: list[TextPair] = []
+    for figures, words in spoken.items():
+        part = validation if is_held_out(figures) else train
+        part += [(TO_WORDS + figures, words), (TO_FIGURES + words, figures)]
+    return pair_texts(
+        train,
+        validation,
+        tokens=Tokens(special=True),
+        longest=128,
+        name="numbers and dates in words",
+    )
+
+
+def number_to_words(number: int) -> str:
+    """Converts a number to words: 1204 is "one thousand two hundred and four"."""
+    return _words(number, "cardinal").replace(",", "")
+
+
+def date_to_words(date: datetime.date) -> str:
+    """Converts a date: 2024-02-29 is "the twenty-ninth of February, twenty twenty-four"."""
+    year = _words(date.year, "year").replace("oh-", "oh ")
+    return f"the {_words(date.day, 'ordinal')} of {_MONTHS[date.month - 1]}, {year}"
+
+
+def is_held_out(figures: str) -> bool:
+    """True if a number or a date belongs to the held-out tenth."""
+    if figures.isdigit() and int(figures) < _ALWAYS_TRAINED:
+        return False
+    return int.from_bytes(hashlib.sha256(figures.encode()).digest()[:8]) % 10 == 0
 
 
 def _batch(part: tuple[RaggedTokens, RaggedTokens], pairs: Tensor) -> Batch:
@@ -177,8 +225,8 @@ def _batch(part: tuple[RaggedTokens, RaggedTokens], pairs: Tensor) -> Batch:
     }
 
 
-def _read(paths: tuple[Path | str, Path | str]) -> list[TextPair]:
-    first, second = (_lines(Path(path)) for path in paths)
+def _read(paths: Sequence[Path]) -> list[TextPair]:
+    first, second = ([line.strip() for line in read_lines(path)] for path in paths)
     if len(first) != len(second):
         raise ValueError(
             f"both files must have the same number of lines, got {len(first)} in {paths[0]} and "
@@ -187,14 +235,26 @@ def _read(paths: tuple[Path | str, Path | str]) -> list[TextPair]:
     return list(zip(first, second, strict=True))
 
 
-def _lines(path: Path) -> list[str]:
-    lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    texts: list[str] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            texts.append(line.decode().strip())
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}, is not UTF-8: {error.reason}") from None
-    return texts
+@cache
+def _words(number: int, form: str) -> str:
+    require("num2words", extra="train")
+    from num2words import num2words
+
+    words: str = num2words(number, to=form)
+    return words
+
+
+def _draw_numbers(count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(0)
+    digits = torch.randint(1, DIGITS + 1, (count,), generator=generator)
+    shares = torch.rand(count, dtype=torch.float64, generator=generator)
+    smallest = 10.0 ** (digits - 1)
+    drawn = (smallest + shares * 9 * smallest).long()
+    return sorted({*range(min(count, _ALWAYS_TRAINED)), *drawn.tolist()})
+
+
+def _draw_dates(count: int) -> list[datetime.date]:
+    generator = torch.Generator().manual_seed(1)
+    days = (LAST_DAY - FIRST_DAY).days + 1
+    drawn = torch.randperm(days, generator=generator)[:count]
+    return [FIRST_DAY + datetime.timedelta(days=day) for day in sorted(drawn.tolist())]

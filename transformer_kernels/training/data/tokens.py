@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ...common.optional_deps import require
 from ...nn.options import check_positive
-from .corpus import tensor_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -199,6 +198,13 @@ def _tokenizer(model: BPE) -> Tokenizer:
 def _chunks(content: bytes) -> Iterator[bytes]:
     for start in range(0, len(content), _CHUNK):
         yield content[start : start + _CHUNK]
+
+
+def tensor_of(text: bytes) -> Tensor:
+    """Copies bytes to a uint8 tensor (bytes,)."""
+    if not text:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def _as_bytes(text: bytes | str) -> bytes:

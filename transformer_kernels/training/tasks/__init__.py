@@ -1,44 +1,50 @@
-"""Training tasks of the reference models, one file each, with the presets of their runs."""
+"""Training tasks of the reference models, with the presets of their runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ...common.argument_checks import shown
-from ..config import TrainConfig
-from ..plain_fields import from_fields
+from ..config import TrainConfig, from_fields
 from ..task import Task
-from . import (
-    bert,
-    classifier,
-    generator,
-    gpt2,
-    linear_copy,
-    linear_transformer,
-    lookup,
-    reformer,
-    reformer_copy,
-    sparse_transformer,
-    transformer_xl,
-    translator,
+from .language import (
+    BertTask,
+    GeneratorTask,
+    GPT2Task,
+    LinearTransformerTask,
+    ReformerTask,
+    SparseTransformerTask,
+    TransformerXLTask,
+)
+from .presets import PRESETS
+from .supervised import (
+    ClassifierTask,
+    LinearCopyTask,
+    LookupTask,
+    ReformerCopyTask,
+    TranslatorTask,
+    facts_from_extra,
 )
 
-PRESETS: dict[str, dict[str, TrainConfig]] = {
-    "generator": generator.PRESETS,
-    "gpt2": gpt2.PRESETS,
-    "transformer-xl": transformer_xl.PRESETS,
-    "sparse": sparse_transformer.PRESETS,
-    "reformer": reformer.PRESETS,
-    "reformer-copy": reformer_copy.PRESETS,
-    "linear": linear_transformer.PRESETS,
-    "linear-copy": linear_copy.PRESETS,
-    "classifier": classifier.PRESETS,
-    "translator": translator.PRESETS,
-    "bert": bert.PRESETS,
-    "lookup": lookup.PRESETS,
-}
-"""Named settings of training runs, by kind of task and by name; the first of each kind is its
-default."""
+__all__ = [
+    "PRESETS",
+    "TASKS",
+    "BertTask",
+    "ClassifierTask",
+    "GPT2Task",
+    "GeneratorTask",
+    "LinearCopyTask",
+    "LinearTransformerTask",
+    "LookupTask",
+    "ReformerCopyTask",
+    "ReformerTask",
+    "SparseTransformerTask",
+    "TransformerXLTask",
+    "TranslatorTask",
+    "config_from_dict",
+    "facts_from_extra",
+    "task_from_dict",
+]
 
 TASKS: dict[str, type[Task]] = {
     kind: type(preset.task) for kind, named in PRESETS.items() for preset in named.values()
@@ -58,10 +64,8 @@ def task_from_dict(fields: dict[str, Any]) -> Task:
         raise ValueError(
             f"config.task.kind must be one of {', '.join(TASKS)}, got {shown(fields['kind'])}"
         )
-    task = TASKS[fields["kind"]]
-    options = {name: value for name, value in fields.items() if name not in ("kind", "model")}
-    model = from_fields(task.config_type, fields.get("model"), "config.task.model")
-    return from_fields(task, options, "config.task", model=model)
+    options = {name: value for name, value in fields.items() if name != "kind"}
+    return from_fields(TASKS[fields["kind"]], options, "config.task")
 
 
 def config_from_dict(fields: dict[str, Any]) -> TrainConfig:

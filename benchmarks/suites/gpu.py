@@ -1,0 +1,189 @@
+"""Torch's kernels and ours on a CUDA device, within a time limit.
+
+Budgets are a fifth of those of other suites, because a round takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+
+import torch
+
+from benchmarks.gpu_cases import (
+    ceiling_cases,
+    decode_cases,
+    grid_cases,
+    linear_cases,
+    masked_cases,
+    name_of,
+)
+from benchmarks.runner.caches import Caches
+from benchmarks.runner.isolated import COMPILED, compile_ahead, smoke_failures
+from benchmarks.runner.run import Comparison, Measurement, NotMeasuredError, Run
+from benchmarks.suites.linear import LinearContenders
+from transformer_kernels.backends import CudaBackend
+from transformer_kernels.bench import VARIANTS, Case, Direction
+from transformer_kernels.bench.contenders import CheckedCase, Contender
+from transformer_kernels.bench.trial import Trial, try_out
+from transformer_kernels.bench.workload import Workload
+
+DEVICE = torch.device("cuda")
+NAIVE_ROUNDS = 3
+FLEX_SHARE = 0.5
+"""Fraction of the time limit for compiling FlexAttention, which takes seconds per case."""
+AHEAD_SHARE = 0.2
+"""Fraction of the time limit for compiling in parallel, before the first measurement."""
+ONE_CASE = 10.0
+"""Seconds per case: with less time left, no further case is started."""
+BUDGET = 0.2
+"""Fraction of the time budget of a measurement."""
+DIRECTIONS: tuple[Direction, ...] = ("fwd", "bwd")
+
+
+def comparisons() -> Iterator[Comparison]:
+    yield _comparison("smoke test", smoke_test)
+    for case in ceiling_cases():
+        yield _comparison(case.name, ceiling, case)
+    for case in decode_cases():
+        yield _comparison(name_of(case), decode, case)
+    for case in linear_cases():
+        yield _comparison(name_of(case), linear, case)
+    yield _comparison("masks", masks)
+    for case in grid_cases():
+        yield replace(_comparison(name_of(case), grid, case), case=case)
+
+
+def _comparison(name: str, measure: Callable[..., Iterator[Measurement]], *of: Case) -> Comparison:
+    def measurements(run: Run) -> Iterator[Measurement]:
+        if not torch.cuda.is_available():
+            raise NotMeasuredError("the suite gpu needs a CUDA device; torch finds none")
+        if run.time_left < ONE_CASE:
+            raise NotMeasuredError(f"the suite's time limit of {run.time_limit:.0f} s is used up")
+        yield from measure(run, *(case.to(DEVICE) for case in of))
+
+    return Comparison(name=name, measurements=measurements, device=DEVICE)
+
+
+@cache
+class Trials:
+    """Variants of a run that pass the smoke test, and their trials on cases; one for each run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._flex_seconds = FLEX_SHARE * run.time_limit
+        """left for compiling FlexAttention"""
+
+    @cached_property
+    def failing(self) -> dict[str, str]:
+        """Our variants that fail the smoke test, with reasons; they are not measured."""
+        return smoke_failures([one.name for one in self._run.usable(DEVICE) if not one.is_peer])
+
+    @cached_property
+    def _compiled(self) -> list[str]:
+        """Compiles the selected cases, in their order; returns their names."""
+        names: list[str] = []
+        for one in self._run.selected:
+            if one.case is not None:
+                names.append(name_of(one.case))
+            elif one.device == DEVICE and one.name == "masks":
+                names += map(name_of, masked_cases())
+        usable = [one.name for one in self._run.usable(DEVICE) if one.name not in self.failing]
+        if variants := [name for name in usable if name in COMPILED]:
+            compile_ahead(names, variants, AHEAD_SHARE * self._run.time_limit)
+        return names
+
+    def trial(self, case: Case) -> Trial:
+        """Checks a case and records the variants skipped, with reasons."""
+        assert self._compiled is not None
+        chosen = [one for one in self._run.usable(DEVICE) if one.name not in self.failing]
+        without = self._flex_seconds <= 0
+        trial = try_out(case, [one for one in chosen if not (without and one.name == "flex")])
+        self._flex_seconds -= trial.seconds.get("flex", 0.0)
+        if without:
+            trial.skipped["flex"] = "its compilation budget is used up"
+        note_skipped(self._run, case, trial.skipped | trial.broken)
+        return trial
+
+
+def note_skipped(run: Run, case: Case, reasons: dict[str, str]) -> None:
+    run.skipped += [f"{name_of(case)}: {name}: {why}" for name, why in reasons.items()]
+
+
+def smoke_test(run: Run) -> Iterator[Measurement]:
+    """Measures nothing: fails if a variant of ours does not pass the smoke test."""
+    assert Trials(run).failing == {}
+    yield from ()
+
+
+def ceiling(run: Run, case: Case) -> Iterator[Measurement]:
+    """Hardware ceilings: a large matrix product and a large copy."""
+    name = case.name.split()[-1]
+    workload = {"matmul": large_product, "copy": large_copy}[name](case)
+    contender = Contender(
+        case=case, direction="fwd", variant=name, prepare=lambda: workload, error=math.nan
+    )
+    yield run.timed([contender], run.share(BUDGET))
+
+
+def large_product(case: Case) -> Workload:
+    x, y = (torch.randn(case.M, case.M, device=case.device).to(case.dtype) for _ in range(2))
+    return lambda: x @ y
+
+
+def large_copy(case: Case) -> Workload:
+    source, target = (
+        torch.empty(2 * case.D, dtype=case.dtype, device=case.device).normal_() for _ in range(2)
+    )
+    return lambda: target.copy_(source)
+
+
+def decode(run: Run, case: Case) -> Iterator[Measurement]:
+    """Contiguous and paged caches, beside a copy of equal size and uncached peers."""
+    failing = Trials(run).failing
+    reason = CudaBackend().unavailable_reason()
+    reason = reason or failing.get("cuda_sm90", failing.get("cuda_sm80"))
+    if reason is not None:
+        raise NotMeasuredError(reason)
+    caches = Caches(case)
+    contenders, skipped = caches.peers(VARIANTS[f"sdpa_{name}"] for name in ("flash", "cudnn"))
+    note_skipped(run, case, skipped)
+    contenders += [caches.copy(), *caches.ours("cuda_sm80", "cuda")]
+    yield run.timed(contenders, run.share(BUDGET))
+
+
+def linear(run: Run, case: Case) -> Iterator[Measurement]:
+    """Linear attention, and causal attention of the same sizes."""
+    found = LinearContenders(case, {"cuda": "cuda", "triton": "triton", "chunks": "reference"})
+    note_skipped(run, case, found.skipped)
+    for direction in DIRECTIONS:
+        yield run.timed(found.contenders(direction), run.share(BUDGET))
+    wanted = {"triton"} if CudaBackend().unavailable_reason() else {"cuda", "triton"}
+    assert not found.skipped.keys() & wanted, found.skipped
+
+
+def masks(run: Run) -> Iterator[Measurement]:
+    """Interleaves all masks, because the cost of a mask is a ratio."""
+    torch.compiler.reset()
+    trials = [Trials(run).trial(case.to(DEVICE)) for case in masked_cases()]
+    yield from _measured(run, [trial.checked for trial in trials])
+    assert [trial.broken for trial in trials if trial.broken] == []
+
+
+def grid(run: Run, case: Case) -> Iterator[Measurement]:
+    torch.compiler.reset()
+    trial = Trials(run).trial(case)
+    yield from _measured(run, [trial.checked])
+    assert trial.broken == {}
+
+
+def _measured(run: Run, cases: Sequence[CheckedCase]) -> Iterator[Measurement]:
+    for direction in DIRECTIONS:
+        contenders = [
+            replace(one, most_rounds=NAIVE_ROUNDS) if one.variant == "naive" else one
+            for checked in cases
+            for one in checked.contenders(direction)
+        ]
+        yield run.timed(contenders, run.share(BUDGET))
