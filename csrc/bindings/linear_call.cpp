@@ -183,7 +183,8 @@ LinearBackwardPass::LinearBackwardPass(const LinearCall& call, LinearSaved given
   params.dq = strided(unchecked_view(dq));
   params.dk = strided(unchecked_view(dk));
   params.dv = strided(unchecked_view(dv));
-  dlog_decay = dS = dz = no_elements(a.q.scalar_type(), device);
+  // Not one tensor: outputs of an operator do not share memory.
+  for (Tensor* x : {&dlog_decay, &dS, &dz}) *x = no_elements(a.q.scalar_type(), device);
   if (log_decay_needs_grad) {
     STD_TORCH_CHECK(a.log_decay, "log_decay_needs_grad requires log_decay");
     dlog_decay = empty(std::array<int64_t, 3>{batch, p.H_kv, p.N}, real, device);

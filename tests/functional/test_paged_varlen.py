@@ -101,7 +101,7 @@ def test_gradients(backend: str) -> None:
     for got, wanted in zip(pages, expected[1:], strict=True):
         rows = torch.nn.utils.rnn.pad_sequence(wanted.split(LENGTHS_K), batch_first=True)
         in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, 16)
-        assert_same_function(got, in_place)
+        assert_same_function(got, in_place.nan_to_num(0.0))
 
 
 def test_sequences_may_share_pages() -> None:
