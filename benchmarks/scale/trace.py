@@ -18,7 +18,7 @@ from transformer_kernels.distributed.peers import Exchange, Peers
 from transformer_kernels.distributed.plan import Plan
 from transformer_kernels.distributed.rectangles import Undivided
 from transformer_kernels.distributed.sequence import Piece, SequenceLayout
-from transformer_kernels.masks.pairs import window_pairs
+from transformer_kernels.problem.operations import window_pairs
 
 
 class Start(NamedTuple):

@@ -17,7 +17,7 @@ from tests.support.tiers import crossed
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.triton import TritonLinear, passes, tiles
-from transformer_kernels.linear.triton.kernels.products import rounded_to_tf32
+from transformer_kernels.linear.triton.kernels.arithmetic import rounded_to_tf32
 from transformer_kernels.linear.types import Inputs, Options
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from tests.support.cases import CASES
-from transformer_kernels.masks import pairs
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.masks.resolved import ResolvedMask, resolve, resolve_windows
-from transformer_kernels.problem import Layout, Problem, Shape
+from transformer_kernels.problem import Layout, Problem, Shape, operations
 from transformer_kernels.problem.operations import visible_pairs
 
 ALIGNS: tuple[Align, ...] = ("top_left", "bottom_right")
@@ -26,7 +25,7 @@ def problem(
 
 @pytest.mark.parametrize("rows", [3, 64, 1024])
 def test_pairs_are_those_of_the_mask(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_ROWS", rows)
+    monkeypatch.setattr(operations, "_ROWS", rows)
     for case in CASES:
         sizes = case.B, case.H_q, case.M, case.N
         mask = case.make_mask() or Mask()

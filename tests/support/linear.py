@@ -21,8 +21,7 @@ from tests.support.oracle import Bound, Rounding
 from transformer_kernels.functional.explain import explain
 from transformer_kernels.linear import operators
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
-from transformer_kernels.linear.feature_maps import FEATURE_MAPS
-from transformer_kernels.linear.types import Inputs, Options
+from transformer_kernels.linear.types import FEATURE_MAPS, Inputs, Options
 from transformer_kernels.problem.types import accumulate_dtype
 
 LINEAR_NAMES = tuple(backend.name for backend in LINEAR_BACKENDS if backend.name in NAMES)

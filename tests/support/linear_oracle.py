@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tests.support.oracle import Rounding
-from transformer_kernels.linear.feature_maps import FEATURE_MAPS
+from transformer_kernels.linear.types import FEATURE_MAPS
 
 _LEAVES = ("q", "k", "v", "log_decay", "S", "z")
 Results = tuple[Tensor, Tensor, Tensor]

@@ -19,9 +19,9 @@ from ..linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from ..linear.checks import DENSE, PACKED, check_options, map_features
 from ..linear.types import LinearProblem
 from ..problem.cache import cache_problem, check_no_gradient
+from ..problem.checks import check_learned_scale
 from ..problem.dense import dense_problem
 from ..problem.layout import Layout
-from ..problem.learned_scale import check_learned_scale
 from ..problem.pages import places_of_keys
 from ..problem.varlen import one_entry, varlen_problem
 from .attention import attention

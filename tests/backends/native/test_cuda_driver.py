@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transformer_kernels.backends.native.cuda_driver import cuda_driver_version
+from transformer_kernels.backends.native.cuda_support import cuda_driver_version
 
 
 @pytest.mark.parametrize(("status", "expected"), [(0, (12, 8)), (3, None)])

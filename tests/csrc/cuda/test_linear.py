@@ -14,7 +14,7 @@ from tests.support.case import assert_case, named
 from tests.support.emulated import NOT_EMULATED
 from tests.support.linear import LINEAR_CASES, LinearCase, linear_arguments, operators_of
 from tests.support.operators import operators_run_by
-from transformer_kernels.linear.cuda import CudaLinear
+from transformer_kernels.linear.compiled import CudaLinear
 
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
