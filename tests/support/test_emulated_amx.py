@@ -27,7 +27,8 @@ def run(*words: str) -> str:
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE))
 def test_every_case_for_amx() -> None:
     """All tests that name an instruction set, with that of AMX; otherwise they would not run."""
-    output = run("pytest", "--isa", "amx", "-k", "amx", "tests/csrc/cpu", "tests/functional")
+    folders = ("tests/csrc/cpu", "tests/contract", "tests/properties")
+    output = run("pytest", "--isa", "amx", "-k", "amx", *folders)
     assert "AMX: emulated by AVX-512" in output
     assert "skipped" not in output
 
