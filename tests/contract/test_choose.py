@@ -1,10 +1,14 @@
-"""Backend choice: the first backend that supports a call, or the named one without fallback."""
+"""Signatures of the operators, the choice of a backend (the first one that supports a call, or the
+named one without fallback), and `explain`."""
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, assert_type, get_overloads, get_type_hints
 
 import pytest
 import torch
@@ -13,13 +17,65 @@ from torch import Tensor
 import transformer_kernels as tk
 from tests.support.backends import NAMES
 from tests.support.operators import FORWARD, operators_run_by
-from transformer_kernels import _C
+from transformer_kernels import _C, distributed
 from transformer_kernels.backends import BACKENDS
 from transformer_kernels.backends.native import extension
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.dispatch import choose as dispatch
 
 ROOT = Path(tk.__file__).parents[1]
+
+
+OPERATORS = (
+    tk.attention,
+    tk.attention_decode,
+    tk.attention_varlen,
+    tk.linear_attention,
+    tk.linear_attention_varlen,
+    distributed.ring_attention,
+    distributed.all_to_all_attention,
+    distributed.ring_attention_varlen,
+)
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, object]:
+    """Types of the parameters by name, those of unpacked options included."""
+    hints = get_type_hints(function)
+    hints.pop("return")
+    options = hints.pop("options", None)
+    return hints | (get_type_hints(options.__args__[0]) if options is not None else {})
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda x: x.__name__)
+def test_overloads_have_the_parameters_of_the_implementation(operator: Callable[..., Any]) -> None:
+    want = parameters(operator)
+    (flag,) = (name for name in want if name.startswith("return_"))
+    overloads = get_overloads(operator)
+    assert len(overloads) == 3
+    for one in overloads:
+        assert parameters(one) | {flag: bool} == want
+        defaults = inspect.signature(operator).parameters
+        for name, parameter in inspect.signature(one).parameters.items():
+            if parameter.default is not parameter.empty:
+                assert parameter.default == defaults[name].default
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_flag_may_be_a_variable(flag: bool) -> None:
+    x, packed, ends = torch.randn(1, 2, 3, 4), torch.randn(3, 2, 4), torch.tensor([0, 3])
+    lengths = torch.tensor([3])
+    either = tk.attention(x, x, x, return_lse=flag)
+    assert_type(either, Tensor | tuple[Tensor, Tensor])
+    assert_type(tk.attention(x, x, x), Tensor)
+    assert_type(tk.attention(x, x, x, return_lse=True), tuple[Tensor, Tensor])
+    results = [
+        either,
+        tk.attention_decode(x, x, x, lengths, return_lse=flag),
+        tk.attention_varlen(packed, packed, packed, ends, return_lse=flag),
+        tk.linear_attention(x, x, x, return_state=flag),
+        tk.linear_attention_varlen(packed, packed, packed, ends, return_state=flag),
+    ]
+    assert [isinstance(x, tuple) for x in results] == [flag] * 5
 
 
 def x() -> Tensor:
@@ -43,6 +99,7 @@ def test_auto_runs_the_compiled_kernels() -> None:
     assert explanation.chosen == "cpu"
     assert explanation.kernel == f"csrc/cpu/attention/decode.h, {_C.isa()}, in float32"
     assert explanation.reasons["cpu"] == explanation.reasons["reference"] == ()
+    assert "reference: supported, not chosen" in str(explanation).splitlines()
     assert operators_run_by(lambda: tk.attention(x(), x(), x()))[FORWARD] == 1
 
 
@@ -75,6 +132,7 @@ def test_auto_skips_backends_with_reasons() -> None:
     explanation = tk.explain(q, q, q)
     assert explanation.chosen == "reference"
     assert len(explanation.reasons["cpu"]) == 1
+    assert "cpu: the tensors are on meta" in str(explanation)
     assert tk.attention(q, q, q).is_meta
 
 
@@ -87,12 +145,6 @@ def test_without_the_extension(no_extension: None) -> None:
         tk.enable()
 
 
-def test_reference_runs_on_other_devices() -> None:
-    q = x().to("meta")
-    assert tk.attention(q, q, q).is_meta
-    assert "cpu: the tensors are on meta" in str(tk.explain(q, q, q))
-
-
 def test_explanation_text(no_extension: None) -> None:
     v = torch.randn(1, 2, 3, 5)
     lines = str(tk.explain(x(), x(), v)).splitlines()
@@ -103,10 +155,6 @@ def test_explanation_text(no_extension: None) -> None:
         "cpu: the extension is not available (no luck)",
         "cuda: the extension is not available (no luck)",
     ]
-
-
-def test_explanation_lists_other_supported_backends() -> None:
-    assert "reference: supported, not chosen" in str(tk.explain(x(), x(), x())).splitlines()
 
 
 def test_learned_slopes_run_fused() -> None:
@@ -172,21 +220,14 @@ def test_explain_raises_the_errors_of_the_operator() -> None:
 
 def test_explain_has_no_side_effects() -> None:
     state = torch.get_rng_state()
-    ran = operators_run_by(
-        lambda: tk.explain(
-            x(),
-            x(),
-            x(),
-            mask=tk.Mask.causal(),
-            bias=torch.zeros(3, 3),
-            scale=0.1,
-            softcap=2.0,
-            dropout_p=0.5,
-            seed=1,
-            sinks=torch.zeros(2),
-            return_lse=True,
-        )
-    )
+    options: dict[str, Any] = {"scale": 0.1, "softcap": 2.0, "dropout_p": 0.5, "seed": 1}
+    options |= {
+        "return_lse": True,
+        "mask": tk.Mask.causal(),
+        "bias": torch.zeros(3, 3),
+        "sinks": torch.zeros(2),
+    }
+    ran = operators_run_by(lambda: tk.explain(x(), x(), x(), **options))
     assert FORWARD not in ran
     assert "aten::matmul" not in ran
     torch.set_rng_state(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -87,9 +88,8 @@ class Subclass(Tensor):
     """A subclass that changes nothing."""
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Records the results of the direct calls; True = the kernels ran."""
+def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Returns a list of the results of all later direct calls; True = the kernels ran."""
     answers: list[bool] = []
 
     def recorded(function: Callable[..., str | None]) -> Callable[..., str | None]:
@@ -103,6 +103,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     for name in ("launch_forward", "launch_backward"):
         monkeypatch.setattr(direct, name, recorded(getattr(direct, name)))
     return answers
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    return record_launches(monkeypatch)
 
 
 def qkv(dtype: torch.dtype = torch.float32, H_kv: int = H, D_v: int = D) -> list[Tensor]:
@@ -190,7 +195,9 @@ def test_declines_where_direct_calls_are_unavailable(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool]
 ) -> None:
     monkeypatch.setattr(direct, "AVAILABLE", False)
-    tk.attention(*qkv())
+    q, k, v = (x.detach() for x in qkv())
+    tk.attention(q, k, v)
+    tk.attention_decode(q, k, v, torch.tensor([9, 5]))
     assert calls == []
 
 
@@ -313,43 +320,31 @@ def test_sdpa_requires_enable_gqa(calls: list[bool]) -> None:
     assert calls == [False, True]
 
 
-@pytest.mark.parametrize("shape", [(M, N), (B, 1, 1, N), (B, H, M, N)], ids=str)
-def test_sdpa_bool_masks_use_the_fast_path(shape: tuple[int, ...], calls: list[bool]) -> None:
+@pytest.mark.parametrize("mask", ["none", "causal", (M, N), (B, 1, 1, N), (B, H, M, N)], ids=str)
+def test_enabled_sdpa_uses_the_fast_path(mask: Any, calls: list[bool]) -> None:
     q, k, v = qkv()
-    attn_mask = torch.arange(torch.Size(shape).numel()).view(shape) % 3 > 0
-    want = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask)
+    options: dict[str, Any] = {"is_causal": mask == "causal"}
+    if isinstance(mask, tuple):
+        options["attn_mask"] = torch.arange(torch.Size(mask).numel()).view(mask) % 3 > 0
+    want = nn.functional.scaled_dot_product_attention(q, k, v, **options)
     with tk.enabled():
-        o = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask)
+        o = nn.functional.scaled_dot_product_attention(q, k, v, **options)
     assert calls == [True]
     assert_same_function(o, want)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_enabled_sdpa_uses_the_fast_path(causal: bool, calls: list[bool]) -> None:
-    q, k, v = qkv()
-    want = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    with tk.enabled():
-        o = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    assert calls == [True]
-    assert_same_function(o, want)
+def small_mask() -> tk.Mask:
+    triangle = torch.ones(1, 2, 3, 3, dtype=torch.bool).tril()
+    return tk.Mask.padding(torch.tensor([2])) & tk.Mask.dense(triangle)
 
 
-SMALL = torch.ones(1, 2, 3, 3, dtype=torch.bool).tril()
-
-
-@pytest.mark.parametrize(
-    "mask", [tk.Mask.causal(), tk.Mask.padding(torch.tensor([2])) & tk.Mask.dense(SMALL)]
-)
-def test_second_order(mask: tk.Mask) -> None:
-    q, k, v = (torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert gradgradcheck(lambda *x: tk.attention(*x, mask=mask), (q, k, v))
-
-
-def test_second_order_with_masks_made_in_inference_mode() -> None:
+def test_second_order() -> None:
+    """With masks made in inference mode, too."""
     with torch.inference_mode():
-        mask = tk.Mask.padding(torch.tensor([2])) & tk.Mask.dense(SMALL.clone())
-    q, k, v = (torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert gradgradcheck(lambda *x: tk.attention(*x, mask=mask), (q, k, v))
+        inference = small_mask()
+    x = [torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    for mask in (tk.Mask.causal(), small_mask(), inference):
+        assert gradgradcheck(functools.partial(tk.attention, mask=mask), x)
 
 
 @pytest.mark.parametrize("mask", ["full", "key-range", "everything"])
@@ -415,20 +410,16 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("mask", MISFITS.values(), ids=MISFITS)
-def test_masks_of_wrong_sizes_raise(mask: tk.Mask, calls: list[bool]) -> None:
-    with pytest.raises(ValueError, match=r"mask's .* must be|mask must broadcast"):
-        tk.attention(*qkv(), mask=mask)
-    assert calls == []
-
-
-@pytest.mark.parametrize("mask", MISFITS.values(), ids=MISFITS)
-def test_extension_declines_masks_of_wrong_sizes(
+def test_masks_of_wrong_sizes_raise(
     mask: tk.Mask, calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The extension checks all sizes itself before it reads memory."""
+    """The extension checks all sizes itself, too, before it reads memory."""
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match=r"mask's .* must be|mask must broadcast"):
+        tk.attention(q, k, v, mask=mask)
+    assert calls == []
     for constraint in mask.constraints:
         monkeypatch.setattr(type(constraint), "check", lambda *arguments: None)
-    q, k, v = qkv()
     assert isinstance(fast_path.plain_attention(q, k, v, mask=mask), str)
     assert calls == [False]
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradgradcheck
-from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
+from tests.contract.test_fast_path import PassThroughMode, Subclass, assert_same
 from tests.support import emulator
 from tests.support.storage import freed, misaligned
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -36,17 +36,6 @@ MASKS = {
     "padding": tk.Mask.padding(torch.tensor([N, 5])) & tk.Mask.causal(),
     "dense": tk.Mask.dense(torch.arange(H * M * N).view(1, H, M, N) % 7 > 2),
 }
-
-
-class PassThroughMode(TorchFunctionMode):
-    """Function mode that changes nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **kwargs or {})
-
-
-class Subclass(Tensor):
-    """A subclass that changes nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -95,12 +84,6 @@ def step(x: list[Tensor], **options: Any) -> list[Tensor]:
 def general_step(x: list[Tensor], **options: Any) -> list[Tensor]:
     with PassThroughMode():
         return step(x, **options)
-
-
-def assert_same(have: list[Tensor], want: list[Tensor]) -> None:
-    for x, y in zip(have, want, strict=True):
-        assert x.stride() == y.stride()
-        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)

@@ -10,55 +10,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import transformer_kernels as tk
-from transformer_kernels.backends.native import direct
+from tests.contract.test_fast_path import (
+    DTYPES,
+    PassThroughMode,
+    RecordingMode,
+    Subclass,
+    record_launches,
+)
 from transformer_kernels.bench.tolerance import assert_same_function
 
 B, H, M, D, PAGE = 2, 4, 3, 16, 16
 LENGTHS = torch.tensor([70, 5])
 TABLE = torch.tensor([[6, 0, 2, 3, 5], [1, -1, -1, 99, -7]])
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Arguments = tuple[Any, ...]
-
-
-class DispatchMode(TorchDispatchMode):
-    """Dispatch mode that changes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **kwargs or {})
-
-
-class PassThroughMode(TorchFunctionMode):
-    """Function mode that changes nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **kwargs or {})
-
-
-class Subclass(Tensor):
-    """A subclass that changes nothing."""
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Records the results of the direct calls; True = the kernels ran."""
-    answers: list[bool] = []
-    function = direct.launch_forward
-
-    def call(*arguments: Any) -> str | None:
-        reason = function(*arguments)
-        answers.append(reason is None)
-        return reason
-
-    monkeypatch.setattr(direct, "launch_forward", call)
-    return answers
+    return record_launches(monkeypatch)
 
 
 def paged(dtype: torch.dtype = torch.float32) -> Arguments:
@@ -100,7 +72,7 @@ def test_bit_identical_to_the_operator(
     arguments = make(dtype)
     o = tk.attention_decode(*arguments, mask=mask, scale=scale)
     assert calls == [True]
-    with DispatchMode():
+    with RecordingMode():
         expected = tk.attention_decode(*arguments, mask=mask, scale=scale)
     assert calls == [True]
     assert o.stride() == expected.stride()
@@ -110,7 +82,7 @@ def test_bit_identical_to_the_operator(
 
 
 INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "dispatch-mode": DispatchMode,
+    "dispatch-mode": RecordingMode,
     "function-mode": PassThroughMode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "forward-mode": forward_ad.dual_level,
@@ -125,14 +97,6 @@ def test_interceptable_calls_use_the_operator(
     arguments = paged()
     with context():
         tk.attention_decode(*arguments)
-    assert calls == []
-
-
-def test_declines_where_direct_calls_are_unavailable(
-    monkeypatch: pytest.MonkeyPatch, calls: list[bool]
-) -> None:
-    monkeypatch.setattr(direct, "AVAILABLE", False)
-    tk.attention_decode(*paged())
     assert calls == []
 
 
@@ -183,22 +147,20 @@ WRONG: dict[str, dict[int, Tensor]] = {
 }
 
 
-def test_invalid_key_ranges_are_declined_and_raise(calls: list[bool]) -> None:
-    mask = tk.Mask.padding(torch.tensor([5, 9, 9]))
-    with pytest.raises(ValueError, match="the mask's end"):
-        tk.attention_decode(*paged(), mask=mask)
-    assert calls == [False]
-    both = tk.Mask.padding(LENGTHS) & mask
-    with pytest.raises(ValueError, match="the mask's end"):
-        tk.attention_decode(*paged(), mask=both)
-
-
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_invalid_calls_are_declined_and_raise(wrong: dict[int, Tensor], calls: list[bool]) -> None:
     arguments = [wrong.get(n, x) for n, x in enumerate(paged())]
     with pytest.raises((TypeError, ValueError)):
         tk.attention_decode(*arguments)
     assert calls == [False]
+
+
+def test_invalid_key_ranges_are_declined_and_raise(calls: list[bool]) -> None:
+    mask = tk.Mask.padding(torch.tensor([5, 9, 9]))
+    for one in (mask, tk.Mask.padding(LENGTHS) & mask):
+        with pytest.raises(ValueError, match="the mask's end"):
+            tk.attention_decode(*paged(), mask=one)
+    assert calls == [False]  # the intersection raises earlier
 
 
 def test_tensors_that_require_grad_raise_in_grad_mode(calls: list[bool]) -> None:
