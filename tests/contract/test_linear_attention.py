@@ -18,7 +18,6 @@ from tests.support.linear import (
     LINEAR_NAMES,
     LINEAR_TABLE_WAYS,
     LinearCase,
-    linear_arguments,
     widest,
 )
 from tests.support.operators import operators_run_by
@@ -313,42 +312,3 @@ def test_bits_do_not_depend_on_the_batch_the_strides_or_other_heads() -> None:
     assert torch.equal(tk.linear_attention(*strided), whole)
     prefix = tk.linear_attention(*(x[:, :, :70] for x in (q, k, v)))
     assert torch.equal(whole[:, :, :64], prefix[:, :, :64])
-
-
-def test_freed_and_misaligned_memory_is_refused() -> None:
-    q, k, v = qkv()
-    k.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match=r"k has the shape .* but its storage is freed"):
-        tk.linear_attention(q, k, v)
-    q, k, v = qkv()
-    state = tk.LinearState(torch.zeros(2, 2, 8, 8), torch.zeros(2, 2, 8))
-    state.S.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match=r"initial_state.S has the shape .* is freed"):
-        tk.linear_attention(q, k, v, initial_state=state)
-    with pytest.raises(RuntimeError, match="it was freed"):
-        torch.ops.transformer_kernels.linear_forward(**linear_arguments(q, k, v, **state._asdict()))
-
-
-@each(
-    ("change", "message"),
-    [
-        ({"k": torch.zeros(2, 2, 71, 8)}, "v has the wrong shape"),
-        ({"v": torch.zeros(2, 2, 70, 8).double()}, "v has the wrong dtype"),
-        ({"q": torch.zeros(2, 70, 8)}, "q, k and v must have four dimensions"),
-        ({"log_decay": torch.zeros(2, 2, 69)}, "log_decay has the wrong shape"),
-        ({"S": torch.zeros(2, 2, 8, 8)}, "S and z must be given together"),
-        ({"key_end": torch.zeros(3, dtype=torch.int64)}, "key_end has the wrong shape"),
-        (
-            {"cu_seqlens": torch.tensor([0, 70], dtype=torch.int32)},
-            "packed sequences have one batch entry",
-        ),
-        ({"feature_map": 3}, "feature_map must be 0, 1 or 2"),
-        ({"eps": 0.0}, "eps must be greater than 0"),
-        ({"log_decay": torch.zeros(2, 2, 70), "causal": False}, "log_decay requires causal"),
-    ],
-)
-def test_the_operator_checks_its_arguments(change: dict[str, Any], message: str) -> None:
-    """Code that skips the Python checks, such as an exported program, cannot crash the process."""
-    arguments = linear_arguments(*qkv()) | change
-    with pytest.raises(RuntimeError, match=message):
-        torch.ops.transformer_kernels.linear_forward(**arguments)

@@ -43,50 +43,11 @@ def qkv(dtype: torch.dtype = torch.float32) -> Triple:
     return q, k, v
 
 
-def pad(x: Tensor) -> Tensor:
-    """Pads (TOTAL, H, D) to (4, H, 70, D)."""
-    padded = torch.nn.utils.rnn.pad_sequence(x.split(LENGTHS), batch_first=True)
-    return padded.transpose(1, 2)
-
-
-def unpad(x: Tensor) -> Tensor:
-    """Packs (4, H, 70, ...) into (TOTAL, H, ...)."""
-    entries = zip(x, LENGTHS, strict=True)
-    return torch.cat([one[:, :length].transpose(0, 1) for one, length in entries])
-
-
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("case", "backend", "dtype", "device"), crossed(VARLEN_CASES, TABLE_WAYS))
 def test_case(case: VarlenCase, backend: str, dtype: torch.dtype, device: torch.device) -> None:
     assert_case(case, dtype, backend, device)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"mask": tk.Mask.causal(), "dropout_p": 0.4, "seed": 11},
-        {"mask": tk.Mask.window(20, 4), "softcap": 2.0},
-        {"bias": tk.alibi(torch.tensor([0.5, 0.25])), "sinks": torch.tensor([0.3, -1.0])},
-    ],
-    ids=["plain", "causal-dropout", "window-softcap", "alibi-sinks"],
-)
-def test_equals_padded_attention(options: Options, backend: str) -> None:
-    tensors = qkv()
-    padding = tk.Mask.padding(torch.tensor(LENGTHS))
-    mask = options.get("mask")
-    dense = {**options, "mask": padding if mask is None else padding & mask}
-
-    o, lse = tk.attention_varlen(*tensors, STARTS, **options, return_lse=True, backend=backend)
-    o_p, lse_p = tk.attention(*map(pad, tensors), **dense, return_lse=True, backend=backend)
-    assert_same_function(o, unpad(o_p))
-    assert_same_function(lse, unpad(lse_p).T)
-    do, dlse = torch.randn_like(o), torch.randn_like(lse)
-    assert_same_function(
-        torch.autograd.grad([o, lse], tensors, [do, dlse]),
-        torch.autograd.grad([unpad(o_p), unpad(lse_p).T], tensors, [do, dlse]),
-    )
 
 
 def test_dropout_mask_equals_that_of_the_batch_entry(backend: str) -> None:
@@ -135,20 +96,6 @@ def test_gradient_of_packed_qkv(backend: str) -> None:
     do = torch.randn(TOTAL, D, H).transpose(1, 2)
     (got,) = torch.autograd.grad(o, packed, do)
     assert torch.equal(got, torch.stack(torch.autograd.grad(expected, copies, do), dim=1))
-
-
-@pytest.mark.parametrize("where", ["q", "k", "v"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_nan_and_inf_stay_within_their_sequence(value: float, where: str, backend: str) -> None:
-    tensors = qkv()
-    clean = tk.attention_varlen(*tensors, STARTS, backend=backend)
-    with torch.no_grad():
-        tensors["qkv".index(where)][80] = value
-    o = tk.attention_varlen(*tensors, STARTS, backend=backend)
-    assert not torch.equal(o[75:], clean[75:])
-    assert torch.equal(o[:75], clean[:75])
-    grads = torch.autograd.grad(o.sum(), tensors)
-    assert all(grad[:75].isfinite().all() for grad in grads)
 
 
 def test_no_sequences(backend: str) -> None:
@@ -352,38 +299,6 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     dlse = torch.randn_like(row_stats[0])
     saved = (torch.randn_like(o), dlse, q, k, v, o, row_stats, block_mask)
     torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, *NOTHING_WANTED))
-
-
-@pytest.mark.parametrize(
-    "starts",
-    [
-        torch.tensor([1, 5, 75, 108, 108]),
-        torch.tensor([0, 5, 4, 75, 108]),
-        torch.tensor([0, 5, 75, 108, 109]),
-        torch.tensor([0, -5, 75, 108, 108]),
-        torch.tensor([0, 5, 75, 108]),
-        torch.tensor([[0, 5, 5, 75, 108]]),
-        torch.tensor([0.0, 5, 75, 108, 108]),
-        torch.tensor([]),
-        None,
-    ],
-    ids=["start", "falls", "long", "negative", "count", "2d", "float", "empty", "none"],
-)
-@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k"])
-def test_operators_reject_unsafe_cu_seqlens(name: str, starts: Tensor | None) -> None:
-    """Compiled code calls the operators without the checks of Python."""
-    operators = torch.ops.transformer_kernels
-    forward = arguments_of_forward(torch.float32)
-    o, row_stats, block_mask = operators.attention_forward(**forward)
-    if starts is not None and not (starts.is_floating_point() and len(starts)):
-        starts = starts.int()
-    forward[name] = starts
-    q, k, v, *rest = forward.values()
-    with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_forward(**forward)
-    saved = (o, None, q, k, v, o, row_stats, block_mask)
-    with pytest.raises(RuntimeError, match="cu_seqlens"):
-        operators.attention_backward(*saved, *rest, *NOTHING_WANTED)
 
 
 def test_unbounded_window_has_no_align(backend: str) -> None:

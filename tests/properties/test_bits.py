@@ -1,21 +1,26 @@
-"""Bits of a row and what they depend on (docs/reliability.md), compared by torch.equal."""
+"""Bits of a row and what they depend on (docs/reliability.md), compared by torch.equal; and
+dropout bits of the parts of a call."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 from torch import Tensor
 
 import transformer_kernels as tk
 from tests.fuzz.valid.bits import CHANGES, Bits, Kind, Others, promised, promised_others
 from tests.support import emulator
-from tests.support.backends import NAMES
+from tests.support.backends import NAMES, dtypes_of
+from tests.support.dropout_parts import HOPPER, PARTS, Part, assert_part, assert_undivided_bits
 from tests.support.isas import ISAS, forced_isa
 from tests.support.threads import threads
 
+emulated = pytest.mark.skipif("cuda" not in NAMES, reason="the CUDA kernels are not emulated")
 SMALL: dict[str, Any] = {"B": 2, "H_kv": 2, "group": 2, "D": 16, "D_v": 8}
 
 
@@ -154,7 +159,7 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> list[Tensor]:
     return [o.detach(), *torch.autograd.grad(o.sin().sum(), inputs)[1:]]
 
 
-@pytest.mark.skipif("cuda" not in NAMES, reason="the CUDA kernels are not emulated")
+@emulated
 @pytest.mark.parametrize("change", [name for name, who in CHANGES.items() if "cuda" in who])
 @pytest.mark.parametrize(("M", "N"), [(35, 69), (130, 140)])
 def test_promise_of_the_hopper_kernels(M: int, N: int, change: str) -> None:
@@ -162,3 +167,51 @@ def test_promise_of_the_hopper_kernels(M: int, N: int, change: str) -> None:
     is full, and is computed without mask tests."""
     with emulator.chip(90):
         Bits(change=change, backend="cuda", dtype="bfloat16", **SMALL, M=M, N=N).check()
+
+
+# Parts of a call with dropout: the offsets of their rows, columns and heads.
+
+
+def sampled(parts: Sequence[Part], name: str) -> list[ParameterSet]:
+    """Returns test parameters; those but `name` are `exhaustive`."""
+    return [
+        pytest.param(part, id=part.name, marks=() if part.name == name else pytest.mark.exhaustive)
+        for part in parts
+    ]
+
+
+@pytest.mark.quick
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("part", sampled(PARTS, "all"))
+def test_part(part: Part, backend: str) -> None:
+    assert_part(part, backend, torch.float32)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("part", sampled(PARTS[3:], "heads-in-a-tile"))
+def test_part_with_each_instruction_set(part: Part, isa: str) -> None:
+    with forced_isa(isa):
+        for dtype in dtypes_of("cpu"):
+            assert_part(part, "cpu", dtype)
+
+
+@emulated
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("part", sampled(HOPPER, "width-128"))
+def test_part_on_hopper(part: Part) -> None:
+    """Warps of the producer generate the bits of the backward pass, a query tile ahead."""
+    with emulator.chip(90):
+        assert_part(part, "cuda", torch.bfloat16)
+
+
+@emulated
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("part", sampled(HOPPER[3:], "width-64"))
+def test_part_on_ampere(part: Part) -> None:
+    with emulator.chip(80):
+        assert_part(part, "cuda", torch.bfloat16)
+
+
+def test_parts_have_the_bits_of_the_undivided_call(backend: str) -> None:
+    assert_undivided_bits(backend)
