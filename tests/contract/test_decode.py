@@ -1,13 +1,10 @@
-"""`attention_decode` equals `attention` of each sequence, for paged and contiguous caches."""
+"""The contract of `attention_decode`, for paged and contiguous caches, and of `append_to_cache`."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
+import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,16 +26,16 @@ from tests.support.case import assert_case, named
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from tests.support.isas import ISAS
 from tests.support.operators import FORWARD, operators_run_by
-from tests.support.tiers import crossed
+from tests.support.tiers import crossed, each
+from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.problem.cache import cache_problem
 from transformer_kernels.problem.fields import FIELDS
 
-ROOT = Path(tk.__file__).parents[1]
 Options = dict[str, Any]
 Cached = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
-B, H_q, H_kv, D, PAGE = 3, 4, 2, 16, 16
+B, H_q, H_kv, D, D_v, PAGE = 3, 4, 2, 16, 5, 16
 LENGTHS = torch.tensor([70, 1, 16])
 
 
@@ -191,30 +188,16 @@ def test_output_has_the_strides_of_q() -> None:
     assert (o.dtype, lse.dtype) == (torch.float64, torch.float64)
 
 
-PEAK = """
-import pathlib, re, torch, transformer_kernels as tk
-def peak():  # MiB; getrusage would include the parent process
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) // 1024
-torch.set_num_threads(2)
-q = torch.randn(1, 8, 2, 64).bfloat16()
-k, v = (torch.zeros(1 << 12, 1, 64, 64, dtype=torch.bfloat16) for _ in range(2))
-cache_seqlens, table = torch.tensor([1 << 18]), torch.randperm(1 << 12)[None]
-tk.attention_decode(q, k, v, torch.tensor([1000]), table, backend="cpu")
-before = peak()
-tk.attention_decode(q, k, v, cache_seqlens, table, backend="cpu")
-print(peak() - before)
-"""
-
-
 @pytest.mark.exhaustive
+@pytest.mark.skipif(not memory_can_be_measured(), reason="peak memory cannot be measured")
 def test_pages_are_read_in_place() -> None:
     """Keys and values are 32 MiB each; a gather would duplicate them."""
-    run = subprocess.run(
-        [sys.executable, "-c", PEAK],
-        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert int(run.stdout) < 8
+    q = torch.randn(1, 8, 2, 64).bfloat16()
+    k, v = (torch.zeros(1 << 12, 1, 64, 64, dtype=torch.bfloat16) for _ in range(2))
+    lengths, table = torch.tensor([1 << 18]), torch.randperm(1 << 12)[None]
+    extra = peak_extra_bytes(lambda: lambda: tk.attention_decode(q, k, v, lengths, table))
+    assert extra is not None
+    assert extra < 8 << 20
 
 
 def test_one_operator_and_no_copy() -> None:
@@ -337,3 +320,118 @@ def test_auto_runs_the_compiled_kernels() -> None:
     q, k, v, cache_seqlens, table = paged()
     ran = operators_run_by(lambda: tk.attention_decode(q, k, v, cache_seqlens, table))
     assert ran[FORWARD] == 1
+
+
+# append_to_cache.
+
+
+def new(M: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(B, H_kv, M, D), torch.randn(B, H_kv, M, D_v)
+
+
+def nan_caches(*shape: int) -> tuple[Tensor, Tensor]:
+    return torch.full((*shape, D), math.nan), torch.full((*shape, D_v), math.nan)
+
+
+def test_append_to_contiguous_cache() -> None:
+    k_cache, v_cache = nan_caches(B, H_kv, 9)
+    k, v = new(2)
+    tk.append_to_cache(k_cache, v_cache, k, v, torch.tensor([2, 5, 9]))
+    for b, length in enumerate((2, 5, 9)):
+        for cache, x in ((k_cache, k), (v_cache, v)):
+            assert torch.equal(cache[b, :, length - 2 : length], x[b])
+            assert cache[b].isnan().all(dim=-1).sum() == H_kv * 7
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_append_to_paged_cache(dtype: torch.dtype) -> None:
+    k_cache, v_cache = nan_caches(7, H_kv, 4)
+    k, v = new(3)
+    table = torch.tensor([[6, 0, -1], [2, 5, 1], [3, -1, 99]], dtype=dtype)
+    tk.append_to_cache(k_cache, v_cache, k, v, torch.tensor([5, 12, 3], dtype=dtype), table)
+    places = [[(6, 2), (6, 3), (0, 0)], [(1, 1), (1, 2), (1, 3)], [(3, 0), (3, 1), (3, 2)]]
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        for b, rows in enumerate(places):
+            for i, (page, row) in enumerate(rows):
+                assert torch.equal(cache[page, :, row], x[b, :, i])
+        assert cache.isnan().all(dim=-1).sum() == H_kv * (7 * 4 - 9)
+
+
+@pytest.mark.parametrize("page_size", [0, 4])
+def test_stepwise_decoding_equals_causal_attention(page_size: int, decoder: str) -> None:
+    """A prompt of three tokens, then one or two at a time, equals one call with all tokens."""
+    steps = (3, 1, 1, 2, 1)
+    q, (k, v) = torch.randn(B, H_q, sum(steps), D), new(sum(steps))
+    table = torch.randperm(6).reshape(B, 2) if page_size else None
+    pages = (6, H_kv, page_size) if page_size else (B, H_kv, 10)
+    k_cache, v_cache = nan_caches(*pages)
+    cache_seqlens, parts, begin = torch.zeros(B, dtype=torch.int64), [], 0
+    for M in steps:
+        cache_seqlens, now = cache_seqlens + M, slice(begin, begin + M)
+        tk.append_to_cache(k_cache, v_cache, k[:, :, now], v[:, :, now], cache_seqlens, table)
+        caches = k_cache, v_cache, cache_seqlens, table
+        parts.append(tk.attention_decode(q[:, :, now], *caches, backend=decoder))
+        begin += M
+    assert_same_function(torch.cat(parts, dim=2), tk.attention(q, k, v, mask=tk.Mask.causal()))
+
+
+def test_compiled_append_to_cache() -> None:
+    def step(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        tk.append_to_cache(k_cache, v_cache, k, v, lengths)
+        return tk.attention_decode(k, k_cache, v_cache, lengths)
+
+    caches = torch.zeros(B, H_kv, 9, D), torch.zeros(B, H_kv, 9, D_v)
+    copies = caches[0].clone(), caches[1].clone()
+    fast = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for length in (1, 2, 7):
+        rows, lengths = new(1), torch.tensor([length] * B)
+        assert_same_function(fast(*caches, *rows, lengths), step(*copies, *rows, lengths))
+    torch.testing.assert_close(caches, copies)
+
+
+APPEND_ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "short": ({"cache_seqlens": torch.tensor([1, 9, 9])}, ValueError, "at least M = 2, got 1 at 0"),
+    "long": ({"cache_seqlens": torch.tensor([2, 9, 10])}, ValueError, "from 0 to 9, .*got 10 at 2"),
+    "heads": ({"k": torch.randn(B, 4, 2, D)}, ValueError, "k and v must be .*got k .3, 4, 2, 16."),
+    "v-length": (
+        {"v": torch.randn(B, H_kv, 1, D_v)},
+        ValueError,
+        "k and v must be .* v .3, 2, 1, 5.",
+    ),
+    "v-width": (
+        {"v": torch.randn(B, H_kv, 2, D)},
+        ValueError,
+        "k and v must be .*heads and widths",
+    ),
+    "k-width": (
+        {"k": torch.randn(B, H_kv, 2, 9)},
+        ValueError,
+        "k and k_cache must share the width D",
+    ),
+    "k-dtype": (
+        {"k": torch.randn(B, H_kv, 2, D).half()},
+        TypeError,
+        "k, k_cache and v_cache must share a dtype, got k_cache torch.float32, k torch.float16",
+    ),
+    "v-dtype": (
+        {"v": torch.randn(B, H_kv, 2, D_v).half()},
+        TypeError,
+        "k and v must share a dtype",
+    ),
+    "table": (
+        {"block_table": torch.tensor([[0], [1], [3]])},
+        ValueError,
+        "block_table must hold pages 0 to 2 of k_cache .* got 3",
+    ),
+}
+
+
+@each(("changes", "error", "message"), APPEND_ERRORS.values(), ids=APPEND_ERRORS)
+def test_invalid_arguments_of_append_to_cache(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    k, v = new(2)
+    caches = torch.zeros(B, H_kv, 9, D), torch.zeros(B, H_kv, 9, D_v)
+    good = {"k_cache": caches[0], "v_cache": caches[1], "k": k, "v": v}
+    with pytest.raises(error, match=message):
+        tk.append_to_cache(**{**good, "cache_seqlens": torch.tensor([2, 5, 9]), **changes})

@@ -1,4 +1,5 @@
-"""The contract of `linear_attention`: every case of the table, for every backend and dtype."""
+"""The contract of linear attention, of packed sequences and of steps: every case of the table, for
+every backend and dtype."""
 
 from __future__ import annotations
 
@@ -30,6 +31,10 @@ ISAS_AND_DTYPES = tuple((isa, dtype) for isa in ISAS for dtype in DTYPES)
 SEGMENTED = [case for case in LINEAR_CASES if case.name.startswith("segments")]
 ZEROS = torch.zeros(2, 2, 8)
 every_backend = pytest.mark.parametrize("backend", LINEAR_NAMES)
+
+
+attend_varlen: Any = tk.linear_attention_varlen
+decode: Any = tk.linear_attention_decode
 
 
 def qkv(N: int = 70, H_kv: int = 2, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,20 +73,19 @@ def test_segments_of_a_head(case: LinearCase) -> None:
     assert any(not torch.equal(whole[name], cut[name]) for name in whole)
 
 
+def widen(x: Tensor) -> Tensor:
+    return torch.cat([x.exp(), (-x).exp()], dim=-1)
+
+
 @every_backend
 def test_a_callable_feature_map_runs_before_the_kernels(backend: str) -> None:
     q, k, v = qkv(requires_grad=True)
-
-    def widen(x: Tensor) -> Tensor:
-        return torch.cat([x.exp(), (-x).exp()], dim=-1)
-
     o = tk.linear_attention(q, k, v, feature_map=widen, backend=backend)
     expected = tk.linear_attention(
         widen(q), widen(k), v, feature_map="identity", backend="reference"
     )
     assert_same_function(o, expected)
-    grads = torch.autograd.grad(o.square().sum(), (q, k, v))
-    wanted = torch.autograd.grad(expected.square().sum(), (q, k, v))
+    grads, wanted = (torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (o, expected))
     assert_same_function(grads, wanted)
 
 
@@ -312,3 +316,103 @@ def test_bits_do_not_depend_on_the_batch_the_strides_or_other_heads() -> None:
     assert torch.equal(tk.linear_attention(*strided), whole)
     prefix = tk.linear_attention(*(x[:, :, :70] for x in (q, k, v)))
     assert torch.equal(whole[:, :, :64], prefix[:, :, :64])
+
+
+# linear_attention_varlen, beyond the table of cases.
+
+
+def packed() -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = torch.randn(270, 4, 8), torch.randn(270, 2, 8), torch.randn(270, 2, 5)
+    return q, k, v
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@every_backend
+def test_few_long_sequences_are_cut_into_segments(backend: str, count: int) -> None:
+    dtype = widest(backend)
+    x = [torch.randn(2300, 1, 4, dtype=dtype, requires_grad=True) for _ in range(3)]
+    cu_seqlens = torch.tensor([0, 1200, 2300])
+    decay = torch.tensor([-0.01], dtype=dtype, requires_grad=True)
+    with threads(count):
+        results = []
+        for name in (backend, "reference"):
+            o = attend_varlen(*x, cu_seqlens, log_decay=decay, backend=name)
+            results.append((o, *torch.autograd.grad(o.sin().sum(), [*x, decay])))
+    assert_same_function(results[0], results[1])
+
+
+@every_backend
+def test_without_sequences(backend: str) -> None:
+    starts = torch.tensor([0])
+    o, state = attend_varlen(*packed(), cu_seqlens=starts, return_state=True, backend=backend)
+    assert not o.any()
+    assert state.S.shape == (0, 2, 8, 5)
+
+
+@each(
+    ("cu_seqlens", "message"),
+    [
+        ([1, 5], "cu_seqlens must start at 0, got 1"),
+        ([0, 9, 5], "cu_seqlens must not decrease, got 9, then 5 at 2"),
+        ([0, 271], "cu_seqlens must end within the 270 rows of q, got 271"),
+        ([[0, 1]], r"cu_seqlens must be \(B \+ 1,\)"),
+        ([0.0, 1.0], "cu_seqlens must be int32 or int64"),
+    ],
+)
+def test_errors_of_varlen(cu_seqlens: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        attend_varlen(*packed(), cu_seqlens=torch.tensor(cu_seqlens))
+
+
+# linear_attention_decode, beyond the table of cases.
+
+
+def tokens(N: int, B: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(B, 2, N, width) for width in (7, 7, 5))
+    return q, k, v
+
+
+def zeros(width: int = 7) -> tk.LinearState:
+    return tk.LinearState(torch.zeros(2, 2, width, 5), torch.zeros(2, 2, width))
+
+
+@every_backend
+def test_a_callable_feature_map_of_decode(backend: str) -> None:
+    (q, k, v), states = tokens(3), [zeros(14), zeros(14)]
+    o = decode(q, k, v, states[0], feature_map=widen, backend=backend)
+    expected = decode(widen(q), widen(k), v, states[1], feature_map="identity", backend=backend)
+    assert torch.equal(o, expected)
+    assert torch.equal(states[0].S, states[1].S)
+
+
+@every_backend
+def test_no_tokens_and_no_batch(backend: str) -> None:
+    state = zeros()
+    assert decode(*tokens(0), state, backend=backend).shape == (2, 2, 0, 5)
+    assert not state.S.any()
+    empty = tk.LinearState(state.S[:0], state.z[:0])
+    assert decode(*tokens(1, B=0), empty, backend=backend).shape == (0, 2, 1, 5)
+
+
+@each(
+    ("change", "message"),
+    [
+        ({"state": None}, "state must be a LinearState"),
+        ({"state": (torch.zeros(2, 2, 5, 7).mT, zeros().z)}, "state.S must be contiguous"),
+        ({"state": (torch.zeros(2, 2, 7, 5).double(), zeros().z)}, "must be float32"),
+        ({"q": torch.zeros(2, 2, 1, 7).requires_grad_()}, "because linear_attention_decode has no"),
+        ({"q": torch.zeros(2, 2, 2, 7)}, "as many queries as keys"),
+        ({"eps": -1}, "eps must be greater than 0"),
+    ],
+)
+def test_errors_of_decode(change: dict[str, Any], message: str) -> None:
+    given = dict(zip("qkv", tokens(1), strict=True)) | {"state": zeros()}
+    with pytest.raises((TypeError, ValueError), match=message):
+        decode(**(given | change))
+
+
+def test_decode_in_no_grad_mode() -> None:
+    q, k, v = tokens(1)
+    with torch.no_grad():
+        o = decode(q.requires_grad_(), k, v, zeros())
+    assert not o.requires_grad
