@@ -67,30 +67,39 @@ def test_gradgradcheck(options: Options, backend: str) -> None:
     assert gradgradcheck(attend(backend, **options), qkv(), check_fwd_over_rev=True, fast_mode=True)
 
 
-@pytest.mark.parametrize("shape", [(B, H_q, M, N), (1, H_q, 1, N), (M, N)], ids=str)
-def test_bias_and_sinks(shape: tuple[int, ...], backend: str) -> None:
-    def call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
-        return tk.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True, backend=backend)
-
-    bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(call, (*qkv(), bias, sinks), check_forward_ad=True)
-    assert gradgradcheck(call, (*qkv(), bias, sinks), fast_mode=True)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_relative_bias(shared: bool, backend: str) -> None:
-    """With clamped distances at both ends, and softcap, whose derivative the table has not."""
-
-    def call(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> tuple[Tensor, ...]:
-        relative = tk.relative_bias(table, lowest=-1, align="bottom_right")
-        return tk.attention(
-            q, k, v, relative=relative, softcap=0.9, return_lse=True, backend=backend
+DIFFERENTIABLE: dict[str, tuple[list[tuple[int, ...]], Callable[..., Options]]] = {
+    **{
+        f"bias-{shape}": ([shape, (H_q,)], lambda bias, sinks: {"bias": bias, "sinks": sinks})
+        for shape in ((B, H_q, M, N), (1, H_q, 1, N), (M, N))
+    },
+    # With clamped distances at both ends, and softcap, whose derivative the table has not.
+    **{
+        f"table-{shape}": (
+            [shape],
+            lambda table: {
+                "relative": tk.relative_bias(table, lowest=-1, align="bottom_right"),
+                "softcap": 0.9,
+            },
         )
+        for shape in ((1, 3), (H_q, 3))
+    },
+    "slopes": ([(H_q,)], lambda slopes: {"bias": tk.alibi(slopes)}),
+    # lse = -inf without the sink
+    "sinks-of-empty-rows": ([(H_q,)], lambda x: {"sinks": x, "mask": tk.Mask.window(-2, None)}),
+}
+"""Shapes of differentiable options, and the options made from them."""
 
-    table = torch.randn(1 if shared else H_q, 3, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(call, (*qkv(), table), check_forward_ad=True)
-    assert gradgradcheck(call, (*qkv(), table), check_fwd_over_rev=True, fast_mode=True)
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_differentiable_options(name: str, backend: str) -> None:
+    shapes, options = DIFFERENTIABLE[name]
+    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *leaves: Tensor) -> tuple[Tensor, Tensor]:
+        return tk.attention(q, k, v, **options(*leaves), return_lse=True, backend=backend)
+
+    assert gradcheck(call, (*qkv(), *leaves), check_forward_ad=True)
+    assert gradgradcheck(call, (*qkv(), *leaves), check_fwd_over_rev=True, fast_mode=True)
 
 
 def test_third_order(backend: str) -> None:
@@ -109,18 +118,6 @@ def test_second_order_without_keys(backend: str) -> None:
     (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
     (ddq,) = torch.autograd.grad(dq.sum() + q.sum(), q)
     assert torch.equal(ddq, torch.ones_like(q))
-
-
-def test_sinks_of_fully_masked_rows(backend: str) -> None:
-    """First and second order, where lse = -inf and only the sink remains."""
-
-    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
-        mask = tk.Mask.window(-2, None)
-        return tk.attention(q, k, v, mask=mask, sinks=sinks, return_lse=True, backend=backend)
-
-    sinks = torch.randn(H_q, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(call, (*qkv(), sinks), check_forward_ad=True)
-    assert gradgradcheck(call, (*qkv(), sinks), check_fwd_over_rev=True, fast_mode=True)
 
 
 def test_forward_mode_without_keys(backend: str) -> None:
@@ -193,16 +190,6 @@ def test_same_tensor_as_all_inputs_to_third_order(backend: str) -> None:
     assert_same_function(with_graph, without)
 
 
-def test_alibi_slopes_are_differentiable(backend: str) -> None:
-    slopes = torch.tensor([0.5, 0.25], dtype=torch.float64, requires_grad=True)
-
-    def call(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-        return tk.attention(q, k, v, bias=tk.alibi(slopes), backend=backend)
-
-    assert gradcheck(call, (*qkv(), slopes), check_forward_ad=True)
-    assert gradgradcheck(call, (*qkv(), slopes), fast_mode=True)
-
-
 def test_overwritten_inputs_raise_or_have_no_effect(backend: str) -> None:
     q, k, v = qkv()
     exact = torch.autograd.grad(plain_attention(q, k, v)[0].sum(), (q, k, v))
@@ -232,50 +219,6 @@ def test_without_grad(mode: Callable[[], Any], backend: str) -> None:
         o = tk.attention(*tensors, backend=backend)
     assert not o.requires_grad
     assert_same_function(o.clone(), plain_attention(*tensors)[0].detach())
-
-
-def _loss(attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    o, lse = attention(q, k, v)
-    loss: Tensor = o.sin().sum() + lse.square().sum()
-    return loss
-
-
-def _samples(*tensors: Tensor) -> list[Tensor]:
-    """Three samples, each a batch of one."""
-    return [torch.stack([x, 2 * x, -x]) for x in tensors]
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: torch.func.grad(f, argnums=(0, 1, 2)),
-        lambda f: torch.func.jacrev(f, argnums=1),
-        lambda f: torch.func.jacfwd(f, argnums=2),
-        lambda f: torch.func.hessian(f, argnums=0),
-        lambda f: lambda *x: torch.func.jvp(f, x, x),
-        lambda f: lambda *x: torch.func.vjp(f, *x)[1](torch.ones((), dtype=torch.float64)),
-        lambda f: lambda *x: torch.func.vmap(f)(*_samples(*x)),
-        lambda f: lambda *x: torch.func.vmap(torch.func.grad(f))(*_samples(*x)),
-    ],
-    ids=["grad", "jacrev", "jacfwd", "hessian", "jvp", "vjp", "vmap", "per-sample-grad"],
-)
-def test_torch_func(transform: Callable[[Any], Any], backend: str) -> None:
-    tensors = [x.detach() for x in qkv()]
-
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return tk.attention(q, k, v, return_lse=True, backend=backend)
-
-    got = transform(lambda *x: _loss(ours, *x))(*tensors)
-    exact = transform(lambda *x: _loss(plain_attention, *x))(*tensors)
-    assert_same_function(got, exact)
-
-
-def test_vmap_over_bias(backend: str) -> None:
-    q, k, v = (x.detach() for x in qkv())
-    biases = torch.randn(5, M, N, dtype=torch.float64)
-    got = torch.func.vmap(lambda b: tk.attention(q, k, v, bias=b, backend=backend))(biases)
-    exact = torch.stack([plain_attention(q, k, v, bias=b)[0] for b in biases])
-    assert_same_function(got, exact)
 
 
 def test_forward_mode_over_slopes(backend: str) -> None:

@@ -23,8 +23,10 @@ from tests.support.cases import CASES, Case
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import crossed
 from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels.problem.cache import cache_problem
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.problem.fields import FIELDS
+from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
 B, H, M, N, D = 2, 2, 67, 71, 8
@@ -155,11 +157,6 @@ def test_export(strict: bool, backend: str) -> None:
     assert (ran[FORWARD] > 0) == (backend == "cpu")
 
 
-def arguments_of_forward(dtype: torch.dtype, **options: Any) -> tuple[Any, ...]:
-    q, k, v = (x.detach().to(dtype) for x in qkv())
-    return q, k, v, *dense_problem(q, k, v, **options).pack()
-
-
 OPERATOR_OPTIONS: dict[str, Options] = {
     "plain": {},
     "causal": {"mask": tk.Mask.causal()},
@@ -177,7 +174,24 @@ OPERATOR_OPTIONS: dict[str, Options] = {
         & tk.Mask.key_range(torch.tensor([0, 3]), torch.tensor([N, 60]))
     },
     "layout": {"mask": tk.Mask.block_sparse(torch.rand(H, 5, 5) < 0.5, 16)},
+    "varlen": {"mask": tk.Mask.causal(align="bottom_right"), "dropout_p": 0.3, "seed": 4},
+    "decode": {},
+    "decode-alibi": {"bias": tk.alibi(torch.ones(H), align="bottom_right"), "softcap": 2.0},
 }
+
+
+def arguments_of_forward(name: str, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Arguments of the operator with these options, for packed sequences and caches by the name."""
+    options = OPERATOR_OPTIONS[name]
+    q, k, v = (x.detach().to(dtype) for x in qkv())
+    if name == "varlen":
+        q, k, v = (x[0].transpose(0, 1)[:M] for x in (q, k, v))
+        packed = varlen_problem(q, k, v, torch.tensor([0, 5, 5, 60]), **options)
+        return *map(one_entry, (q, k, v)), *packed.pack()
+    if name.startswith("decode"):
+        table = torch.tensor([[1, 0], [0, 9]])
+        return q, k, v, *cache_problem(q, k, v, torch.tensor([N + 2, 1]), table, **options).pack()
+    return q, k, v, *dense_problem(q, k, v, **options).pack()
 
 
 @pytest.mark.quick
@@ -186,10 +200,11 @@ OPERATOR_OPTIONS: dict[str, Options] = {
 )
 def test_opcheck(name: str, backend: str, dtype: torch.dtype) -> None:
     """Schema, fake tensors and AOT dispatch, static and dynamic, of both operators."""
-    options = OPERATOR_OPTIONS[name]
     operators = operators_of(backend)
-    arguments = arguments_of_forward(dtype, **options)
+    arguments = arguments_of_forward(name, dtype)
     torch.library.opcheck(operators.attention_forward.default, arguments)
+    if name.startswith("decode"):
+        return
     q, k, v, *rest = arguments
     o, row_stats, block_mask = operators.attention_forward(*arguments)
     for dlse in (None, torch.randn_like(row_stats[0])):

@@ -15,12 +15,10 @@ from torch.autograd import forward_ad, gradcheck
 
 import transformer_kernels as tk
 from tests.support.backends import (
-    COMPILED_AND_DTYPES,
     DECODING,
     DECODING_WAYS,
     DTYPES,
     NAMES,
-    operators_of,
 )
 from tests.support.case import assert_case, named
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
@@ -29,8 +27,6 @@ from tests.support.operators import FORWARD, operators_run_by
 from tests.support.tiers import crossed, each
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.problem.cache import cache_problem
-from transformer_kernels.problem.fields import FIELDS
 
 Options = dict[str, Any]
 Cached = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -230,22 +226,6 @@ def test_fullgraph(backend: str, dynamic: bool) -> None:
     assert graphs.frame_count == 1
 
 
-def arguments_of_the_operator(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
-    q, k, v, cache_seqlens, table = paged(2, dtype)
-    problem = cache_problem(q, k, v, cache_seqlens, table, **options)
-    names = (field.name for field in FIELDS)
-    return {"q": q, "k": k, "v": v} | dict(zip(names, problem.pack(), strict=True))
-
-
-@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
-def test_opcheck(backend: str, dtype: torch.dtype) -> None:
-    operator = operators_of(backend).attention_forward.default
-    alibi = tk.alibi(torch.ones(H_q), align="bottom_right")
-    for options in ({}, {"bias": alibi, "softcap": 2.0}):
-        arguments = arguments_of_the_operator(dtype, **options)
-        torch.library.opcheck(operator, tuple(arguments.values()))
-
-
 def test_reference_is_differentiable() -> None:
     q, k, v, cache_seqlens, table = paged(2, torch.float64)
     sinks = torch.randn(H_q, dtype=torch.float64)
@@ -314,12 +294,6 @@ def test_backends_without_decoding_give_the_reason(name: str) -> None:
     message = f"'{name}' does not support this call: decoding from a cache: there is no"
     with pytest.raises(ValueError, match=message):
         tk.attention_decode(*paged(), backend=name)
-
-
-def test_auto_runs_the_compiled_kernels() -> None:
-    q, k, v, cache_seqlens, table = paged()
-    ran = operators_run_by(lambda: tk.attention_decode(q, k, v, cache_seqlens, table))
-    assert ran[FORWARD] == 1
 
 
 # append_to_cache.

@@ -18,6 +18,7 @@ import transformer_kernels as tk
 from tests.support.backends import COMPILED_BACKENDS, NAMES, operators_of
 from tests.support.linear import LINEAR_NAMES
 from tests.support.operators import BACKWARD, FORWARD, operator_arguments, operators_run_by
+from tests.support.plain import plain_attention
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.integrations.flash_attn import flash_attn_func
 
@@ -87,9 +88,22 @@ def module_in_plain_torch(x: Tensor) -> Tensor:
         return module(x)
 
 
+def with_lse(attention: Callable[..., Any], **options: Any) -> Function:
+    def call(x: Tensor) -> Tensor:
+        o, lse = attention(x.sin(), x * 0.5, x + 1, **options)
+        sum_: Tensor = o + lse[..., None]
+        return sum_
+
+    return call
+
+
 _CAUSAL = dense("reference", mask=tk.Mask.causal())
 CALLS: dict[str, tuple[Function, Function]] = {
     **{name: (dense("cpu", **x), dense("reference", **x)) for name, x in OPTIONS.items()},
+    **{
+        name: (with_lse(tk.attention, return_lse=True, backend=name), with_lse(plain_attention))
+        for name in ("cpu", "reference")
+    },
     "varlen": (varlen("cpu"), varlen("reference")),
     "linear": (linear("cpu"), linear("reference")),
     "linear-varlen": (linear_varlen("cpu"), linear_varlen("reference")),

@@ -13,22 +13,18 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import transformer_kernels as tk
 from tests.support.backends import (
-    COMPILED_AND_DTYPES,
     DTYPES,
     TABLE_WAYS,
     WITH_FLOAT64,
-    operators_of,
 )
 from tests.support.case import assert_case, named
 from tests.support.isas import ISAS, forced_isa
 from tests.support.masks import CAUSAL_END, Window
-from tests.support.operators import BACKWARD, FORWARD, NOTHING_WANTED, operators_run_by
+from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import crossed
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.problem.fields import FIELDS
-from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores import philox
 
 LENGTHS = (5, 0, 70, 33)
@@ -232,17 +228,6 @@ def test_slopes_are_differentiable() -> None:
     )
 
 
-def test_vmap(backend: str) -> None:
-    tensors = [x.detach() for x in qkv()]
-    samples = [torch.stack([x, -x]) for x in tensors]
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return tk.attention_varlen(q, k, v, STARTS, backend=backend)
-
-    o = torch.func.vmap(call)(*samples)
-    assert_same_function(o[1], call(*(-x for x in tensors)))
-
-
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_fullgraph(dynamic: bool) -> None:
     """With max_seqlen_q given, forward and backward are one graph each."""
@@ -276,29 +261,6 @@ def test_autocast(backend: str) -> None:
     assert torch.equal(o, tk.attention_varlen(*halves, STARTS, backend=backend))
     grads = torch.autograd.grad(o.float().sum(), (q, k, v))
     assert all(grad.dtype == torch.float32 for grad in grads)
-
-
-def arguments_of_forward(dtype: torch.dtype, **options: Any) -> dict[str, Any]:
-    q, k, v = (x.detach() for x in qkv(dtype))
-    problem = varlen_problem(q, k, v, STARTS, **options)
-    names = (field.name for field in FIELDS)
-    packed = dict(zip("qkv", map(one_entry, (q, k, v)), strict=True))
-    return packed | dict(zip(names, problem.pack(), strict=True))
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(("backend", "dtype"), COMPILED_AND_DTYPES, ids=str)
-def test_opcheck(backend: str, dtype: torch.dtype) -> None:
-    operators = operators_of(backend)
-    arguments = arguments_of_forward(
-        dtype, mask=tk.Mask.causal(align="bottom_right"), dropout_p=0.3, seed=4
-    )
-    torch.library.opcheck(operators.attention_forward.default, tuple(arguments.values()))
-    q, k, v, *rest = arguments.values()
-    o, row_stats, block_mask = operators.attention_forward(**arguments)
-    dlse = torch.randn_like(row_stats[0])
-    saved = (torch.randn_like(o), dlse, q, k, v, o, row_stats, block_mask)
-    torch.library.opcheck(operators.attention_backward.default, (*saved, *rest, *NOTHING_WANTED))
 
 
 def test_unbounded_window_has_no_align(backend: str) -> None:

@@ -53,14 +53,6 @@ def test_zero_times_infinity(backend: str) -> None:
         assert dx.isfinite().all()
 
 
-def test_the_visible_past_is_not_the_hidden_future(backend: str) -> None:
-    """True means visible: the first query sees the first key, and the last sees every key."""
-    x = torch.randn(1, 1, 5, 4)
-    o, lse = tk.attention(x, x, x, mask=CAUSAL, return_lse=True, backend=backend)
-    assert_same_function(o[:, :, 0], x[:, :, 0])
-    assert_same_function(lse[0, 0, 4], (x[0, 0] @ x[0, 0, 4] / 2.0).logsumexp(0))
-
-
 def test_a_mask_longer_than_the_sequence_is_refused(backend: str) -> None:
     x = torch.randn(1, 1, 5, 4)
     longer = tk.Mask.dense(torch.ones(8, 8).tril().bool())
@@ -107,19 +99,3 @@ def test_scores_beyond_half_precision(backend: str) -> None:
     exact = tk.attention(x.double(), x.double(), x.double(), backend="reference")
     for o in (one_way, other_way):
         assert_within_rule("o", o, exact, exact.half())
-
-
-def test_padding_is_not_attended_to(backend: str) -> None:
-    """A padded sequence equals the same sequence without padding."""
-    x = torch.randn(2, 2, 9, 4)
-    lengths = tk.Mask.padding(torch.tensor([9, 6]))
-    padded = tk.attention(x, x, x, mask=lengths, backend=backend)
-    alone = x[1:, :, :6]
-    assert_same_function(padded[1:, :, :6], tk.attention(alone, alone, alone, backend=backend))
-
-
-def test_narrow_heads_scale_by_their_own_width(backend: str) -> None:
-    x = torch.randn(1, 3, 64)
-    heads = x.unflatten(-1, (8, 8)).transpose(1, 2)
-    expected = (heads @ heads.mT / 8**0.5).softmax(-1) @ heads
-    assert_same_function(tk.attention(heads, heads, heads, backend=backend), expected)
