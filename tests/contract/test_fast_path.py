@@ -228,6 +228,7 @@ def test_interceptable_calls_use_the_operators(
         with torch.no_grad():
             tk.attention(q, k, v)
             tk.scaled_dot_product_attention(q, k, v)
+            tk.attention_decode(q, k, v, torch.tensor([9, 5]))
     assert calls == []
     tk.attention(q, k, v)
     assert calls == [True]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.profiler import ProfilerActivity, profile
 
 import transformer_kernels as tk
 from tests.contract.test_fast_path import (
     DTYPES,
-    PassThroughMode,
     RecordingMode,
     Subclass,
     record_launches,
@@ -79,25 +75,6 @@ def test_bit_identical_to_the_operator(
     assert torch.equal(o, expected)
     explained = tk.explain(*arguments, mask=mask, scale=scale, operator=tk.attention_decode)
     assert explained.general_path == ""
-
-
-INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "dispatch-mode": RecordingMode,
-    "function-mode": PassThroughMode,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "forward-mode": forward_ad.dual_level,
-    "profiler": lambda: profile(activities=[ProfilerActivity.CPU]),
-}
-
-
-@pytest.mark.parametrize("context", INTERCEPTED.values(), ids=INTERCEPTED)
-def test_interceptable_calls_use_the_operator(
-    context: Callable[[], AbstractContextManager[Any]], calls: list[bool]
-) -> None:
-    arguments = paged()
-    with context():
-        tk.attention_decode(*arguments)
-    assert calls == []
 
 
 def declined() -> dict[str, tuple[Arguments, dict[str, Any]]]:

@@ -235,19 +235,21 @@ def test_compiled_gradients_of_options() -> None:
     assert_right(compiled(tensors), gradients("reference")(tensors))
 
 
-@pytest.mark.parametrize("backend", [name for name in NAMES if name not in ("cpu", "reference")])
-@pytest.mark.parametrize("call", [dense, varlen], ids=["dense", "varlen"])
+OTHERS = [name for name in NAMES if name not in ("cpu", "reference")]
+
+
+@pytest.mark.parametrize(
+    ("call", "backend"),
+    [
+        *((one, name) for one in (dense, varlen) for name in OTHERS),
+        *((linear, name) for name in LINEAR_NAMES),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_transforms_of_other_backends(call: Callable[..., Function], backend: str) -> None:
     x, names = x_of(torch.float32), ["vjp", "jacrev", "vmap", "vmap of grad", "jvp", "hessian"]
     exact = transformed(call("reference"), names)(x.double())
     assert_right(transformed(call(backend), names)(x), exact, torch.float32)
-
-
-@pytest.mark.parametrize("backend", LINEAR_NAMES)
-def test_transforms_of_linear_backends(backend: str) -> None:
-    x, names = x_of(torch.float32), ["vjp", "jacrev", "vmap", "vmap of grad", "jvp", "hessian"]
-    exact = transformed(linear("reference"), names)(x.double())
-    assert_right(transformed(linear(backend), names)(x), exact, torch.float32)
 
 
 @pytest.mark.parametrize("name", ["plain", "linear", "varlen", "drop-in"])
