@@ -1,4 +1,4 @@
-"""`Mask.from_block_mask` against FlexAttention, whose block masks it takes."""
+"""Masks of blocks: FlexAttention's block masks, and the patterns of the Sparse Transformer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from torch.nn.attention.flex_attention import (
 )
 
 import transformer_kernels as tk
+from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels.masks.block_patterns import fixed, local, strided
 from transformer_kernels.masks.constraints import BlockSparse, Dense
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -43,14 +45,14 @@ MASK_MODS: dict[str, MaskMod] = {
 @pytest.mark.parametrize("block_size", [128, 32, (64, 32)], ids=str)
 @pytest.mark.parametrize("sizes", [(300, 300), (65, 300), (256, 128), (1, 1)], ids=str)
 @pytest.mark.parametrize("extents", [(2, 3), (2, None), (None, 3)], ids=str)
-@pytest.mark.parametrize("mask_mod", MASK_MODS.values(), ids=MASK_MODS)
+@pytest.mark.parametrize("mask_mod", MASK_MODS)
 def test_visible_pairs(
-    mask_mod: MaskMod,
+    mask_mod: str,
     extents: tuple[int | None, int | None],
     sizes: tuple[int, int],
     block_size: int | tuple[int, int],
 ) -> None:
-    arguments = (mask_mod, *extents, *sizes, "cpu")
+    arguments = (MASK_MODS[mask_mod], *extents, *sizes, "cpu")
     mask = tk.Mask.from_block_mask(create_block_mask(*arguments, BLOCK_SIZE=block_size))
     B, H = (n or 1 for n in extents)
     assert torch.equal(mask.materialize(B, H, *sizes), create_mask(*arguments))
@@ -90,16 +92,15 @@ def test_attention_is_flex_attention(name: str) -> None:
 def test_training() -> None:
     """FlexAttention has no backward pass on CPUs."""
     q, k, v = (torch.randn(2, 3, 300, 16, requires_grad=True) for _ in range(3))
-    block_mask = create_block_mask(in_documents, 2, None, 300, 300, "cpu")
-    mask = tk.Mask.from_block_mask(block_mask)
-    dense = tk.Mask.dense(create_mask(in_documents, 2, None, 300, 300, "cpu"))
-    cotangent = torch.randn(2, 3, 300, 16)
-    for one, other in zip(
-        torch.autograd.grad(tk.attention(q, k, v, mask=mask), (q, k, v), cotangent),
-        torch.autograd.grad(tk.attention(q, k, v, mask=dense), (q, k, v), cotangent),
-        strict=True,
-    ):
-        assert torch.equal(one, other)
+    sizes = (2, None, 300, 300, "cpu")
+    gradients = [
+        torch.autograd.grad(tk.attention(q, k, v, mask=mask).sin().sum(), (q, k, v))
+        for mask in (
+            tk.Mask.from_block_mask(create_block_mask(in_documents, *sizes)),
+            tk.Mask.dense(create_mask(in_documents, *sizes)),
+        )
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
 def test_slices_of_a_block_mask() -> None:
@@ -109,10 +110,55 @@ def test_slices_of_a_block_mask() -> None:
         tk.Mask.from_block_mask(block_mask[:, :, :1])
 
 
-def test_invalid() -> None:
-    with pytest.raises(TypeError, match="block_mask must be a BlockMask, got "):
-        tk.Mask.from_block_mask(torch.ones(3, 3).bool())  # type: ignore[arg-type]
-    mask = tk.Mask.from_block_mask(create_block_mask(checkered, None, 3, 99, 99, "cpu"))
-    x = torch.randn(1, 3, 98, 8)
-    with pytest.raises(ValueError, match="must broadcast"):
-        tk.attention(x, x, x, mask=mask)
+def assert_pattern(
+    layout: Tensor, rows: int, columns: int, is_visible: Callable[[int, int], bool]
+) -> None:
+    assert layout.shape == (1, rows, columns)
+    assert layout.dtype == torch.bool
+    for i in range(rows):
+        for j in range(columns):
+            assert bool(layout[0, i, j]) == (j <= i and is_visible(i, j)), (i, j)
+
+
+PATTERN_SIZES = [(9, 9), (5, 8), (8, 5)]
+
+
+@each(
+    ("rows", "columns", "width"),
+    [(*sizes, width) for sizes in PATTERN_SIZES for width in (1, 3, 20)],
+)
+def test_local(rows: int, columns: int, width: int) -> None:
+    assert_pattern(local(rows, columns, width), rows, columns, lambda i, j: i - j < width)
+
+
+@each(("rows", "columns", "stride"), [(*sizes, n) for sizes in PATTERN_SIZES for n in (1, 2, 3)])
+def test_strided(rows: int, columns: int, stride: int) -> None:
+    layout = strided(rows, columns, stride)
+    assert_pattern(layout, rows, columns, lambda i, j: i - j < stride or (i - j) % stride == 0)
+
+
+@each(
+    ("rows", "columns", "stride", "summaries"),
+    [(*sizes, *n) for sizes in PATTERN_SIZES for n in ((1, 1), (3, 1), (4, 2), (3, 3))],
+)
+def test_fixed(rows: int, columns: int, stride: int, summaries: int) -> None:
+    def is_visible(i: int, j: int) -> bool:
+        return i // stride == j // stride or j % stride >= stride - summaries
+
+    assert_pattern(fixed(rows, columns, stride, summaries), rows, columns, is_visible)
+
+
+def test_patterns_have_about_n_sqrt_n_pairs() -> None:
+    """64 blocks with stride 8: between n sqrt(n) / 2 and 2 n sqrt(n) of the n^2 pairs."""
+    for layout in (strided(64, 64, 8), fixed(64, 64, 8)):
+        assert 64 * 8 / 2 < layout.sum() < 2 * 64 * 8
+
+
+def test_pattern_in_attention(backend: str) -> None:
+    q, k, v = (torch.randn(1, 2, 100, 8) for _ in range(3))
+    mask = tk.Mask.block_sparse(strided(7, 7, 2), 16) & tk.Mask.causal()
+    dense = tk.Mask.dense(mask.materialize(1, 1, 100, 100))
+    assert_same_function(
+        tk.attention(q, k, v, mask=mask, backend=backend),
+        tk.attention(q, k, v, mask=dense, backend="reference"),
+    )
