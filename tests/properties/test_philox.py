@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,19 +15,15 @@ from transformer_kernels.scores.philox import keep_factor, keep_mask, keep_thres
 Words = tuple[int, int, int, int]
 
 # Random123's kat_vectors, philox4x32 7: (counter, key, answer)
+ONES = 0xFFFFFFFF
 KNOWN_ANSWERS: list[tuple[Words, tuple[int, int], Words]] = [
     ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+    ((ONES,) * 4, (ONES, ONES), (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
     (
-        (0xFFFFFFFF,) * 4,
-        (0xFFFFFFFF, 0xFFFFFFFF),
-        (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662),
-    ),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0xA4093822, 0x299F31D0),
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
         (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
     ),
-]
+]  # fmt: skip
 
 
 def philox_of_integers(counter: Words, key: tuple[int, int]) -> Words:
@@ -47,7 +45,7 @@ def kept_by_backend(seed: int, p: float, sizes: tuple[int, int, int, int], backe
     return tk.attention(q, k, v, dropout_p=p, seed=seed, backend=backend) != 0
 
 
-@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+@each(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_known_answers(counter: Words, key: tuple[int, int], answer: Words) -> None:
     assert philox_of_integers(counter, key) == answer
     seed = key[0] | key[1] << 32
@@ -62,11 +60,10 @@ def test_dropout_bits_of_every_backend(seed: int, backend: str) -> None:
     B, H, M, N, p = 2, 2, 3, 150, 0.3
     kept = kept_by_backend(seed, p, (B, H, M, N), backend)
     key = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)
-    for b, h, i in ((b, h, i) for b in range(B) for h in range(H) for i in range(M)):
-        for j in range(N):
-            words = philox_of_integers(((j >> 6) * 8 + (j & 7), i, h, b), key)
-            half = words[j >> 4 & 3] >> 16 * (j >> 3 & 1) & 0xFFFF
-            assert bool(kept[b, h, i, j]) == (half >= round(p * 2**16))
+    for b, h, i, j in itertools.product(range(B), range(H), range(M), range(N)):
+        words = philox_of_integers(((j >> 6) * 8 + (j & 7), i, h, b), key)
+        half = words[j >> 4 & 3] >> 16 * (j >> 3 & 1) & 0xFFFF
+        assert bool(kept[b, h, i, j]) == (half >= round(p * 2**16))
 
 
 @pytest.mark.quick
@@ -81,7 +78,7 @@ def test_bits_do_not_depend_on_the_sizes() -> None:
     assert torch.equal(keep_mask(torch.tensor(3), 2, 3, 11, 130, 0.4), large[:2, :3, :11, :130])
 
 
-@pytest.mark.parametrize("p", [0.05, 0.1, 0.5, 0.9])
+@each("p", [0.05, 0.1, 0.5, 0.9])
 def test_share_of_kept_weights(p: float) -> None:
     """Within 5 standard deviations, overall and along every index; neighbours are independent."""
     kept = keep_mask(torch.tensor(11), 4, 4, 64, 256, p).double()
@@ -98,9 +95,8 @@ def test_share_of_kept_weights(p: float) -> None:
 
 def test_other_seeds_give_other_bits() -> None:
     masks = [keep_mask(torch.tensor(seed), 1, 1, 32, 64, 0.5) for seed in (0, 1, 1 << 32, -1)]
-    for first, one in enumerate(masks):
-        for other in masks[first + 1 :]:
-            assert 0.4 < (one == other).double().mean() < 0.6
+    for one, other in itertools.combinations(masks, 2):
+        assert 0.4 < (one == other).double().mean() < 0.6
 
 
 def test_thresholds() -> None:
