@@ -53,9 +53,9 @@ STARTS, CAUSAL = torch.tensor([0, 2, 9]), Mask.causal()
 PAGES = {"k": rand(4, H_kv, PAGE, D), "v": rand(4, H_kv, PAGE, D_v)}
 ROWS_OF_PACKED = {"q": rand(9, H_q, D), "k": rand(9, H_kv, D), "v": rand(9, H_kv, D_v)}
 PACKED = {**ROWS_OF_PACKED, "cu_seqlens_q": STARTS, "cu_seqlens_k": STARTS}
-CACHE = {"k_cache": rand(B, H_kv, 9, D), "v_cache": rand(B, H_kv, 9, D_v)}
+CACHE = {"k_cache": rand(B, H_kv, 9, D), "v_cache": rand(B, H_kv, 9, D)}
 NEW = {"k": rand(B, H_kv, 2, D), "v": rand(B, H_kv, 2, D_v)}
-DENSE = {"q": rand(B, H_q, M, D), "k": rand(B, H_kv, N, D), "v": rand(B, H_kv, N, D_v)}
+DENSE = {"q": rand(B, H_q, M, D), "k": rand(B, H_kv, N, D), "v": rand(B, H_kv, N, D)}
 BLOCK_MASK = create_block_mask(lambda b, h, i, j: i >= j, None, None, 99, 99, "cpu")
 
 Valid = dict[str, tuple[Callable[..., object], dict[str, Any]]]
@@ -80,11 +80,14 @@ VALID: Valid = {
         tk.attention_decode,
         {
             "q": rand(B, H_q, 1, D), "k_cache": rand(5, H_kv, PAGE, D),
-            "v_cache": rand(5, H_kv, PAGE, D_v), "cache_seqlens": torch.tensor([9, 5]),
+            "v_cache": rand(5, H_kv, PAGE, D), "cache_seqlens": torch.tensor([9, 5]),
             "block_table": torch.tensor([[0, 1, 2], [3, 4, -1]]),
         },
     ),
-    "append_to_cache": (tk.append_to_cache, {**CACHE, **NEW, "cache_seqlens": STARTS[1:]}),
+    "append_to_cache": (
+        tk.append_to_cache,
+        {**CACHE, "v_cache": rand(B, H_kv, 9, D_v), **NEW, "cache_seqlens": STARTS[1:]},
+    ),
     "attention_weights": (tk.attention_weights, {"q": DENSE["q"], "k": DENSE["k"], "rows": [0]}),
 }  # fmt: skip
 """Name -> a function, and the arguments of a valid call."""

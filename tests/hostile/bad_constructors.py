@@ -41,7 +41,11 @@ from transformer_kernels.masks.block_patterns import fixed, local, strided
 STATE = tk.LinearState(torch.zeros(B, H_kv, D, D_v), torch.zeros(B, H_kv, D))
 VALID: Valid = {
     "linear_attention": (
-        tk.linear_attention, {**DENSE, "q": rand(B, H_q, N, D), "log_decay": torch.zeros(H_kv)},
+        tk.linear_attention,
+        {
+            **DENSE, "q": rand(B, H_q, N, D), "v": rand(B, H_kv, N, D_v),
+            "log_decay": torch.zeros(H_kv),
+        },
     ),
     "linear_attention_varlen": (
         tk.linear_attention_varlen, {**ROWS_OF_PACKED, "cu_seqlens": STARTS},

@@ -40,6 +40,7 @@ def test_unchanged_arguments_are_valid(name: str) -> None:
     function(**valid)
 
 
+@pytest.mark.quick
 @each(
     ("name", "row"),
     [
