@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -87,27 +87,21 @@ def test_same_tensor_as_query_key_and_value(backend: str) -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("output", range(3))
-def test_gradient_of_one_output(output: int, backend: str) -> None:
-    """The cotangents of the others are None, which counts as zero."""
+@pytest.mark.parametrize(
+    ("output", "leaves"),
+    [*((output, range(6)) for output in range(3)), *((0, [leaf]) for leaf in range(6))],
+)
+def test_gradient_of_one_output_or_input(output: int, leaves: Sequence[int], backend: str) -> None:
+    """The cotangents of other outputs are None, which counts as zero."""
     x = tensors(70, widest(backend))
-    got = torch.autograd.grad(
-        call(backend, {})(*x)[output].cos().sum(), x, allow_unused=True, materialize_grads=True
-    )
-    expected = torch.autograd.grad(
-        call("reference", {})(*x)[output].cos().sum(), x, allow_unused=True, materialize_grads=True
-    )
-    assert_same_function(got, expected)
-
-
-@every_backend
-@pytest.mark.parametrize("only", range(6))
-def test_gradient_of_one_input(only: int, backend: str) -> None:
-    x = [t.detach().requires_grad_(n == only) for n, t in enumerate(tensors(70, widest(backend)))]
-    o, *_ = call(backend, {})(*x)
-    (got,) = torch.autograd.grad(o.cos().sum(), x[only])
-    o, *_ = call("reference", {})(*x)
-    (expected,) = torch.autograd.grad(o.cos().sum(), x[only])
+    x = [t.detach().requires_grad_(n in leaves) for n, t in enumerate(x)]
+    got, expected = (
+        torch.autograd.grad(
+            call(name, {})(*x)[output].cos().sum(), [x[n] for n in leaves],
+            allow_unused=True, materialize_grads=True,
+        )
+        for name in (backend, "reference")
+    )  # fmt: skip
     assert_same_function(got, expected)
 
 

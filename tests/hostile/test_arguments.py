@@ -98,7 +98,7 @@ def test_autocast_does_not_cast_tensors_of_another_kind(name: str) -> None:
         torch.autocast("cpu", torch.bfloat16),
         pytest.raises(TypeError, match=f"^{name} must be a strided tensor, got layout"),
     ):
-        tk.attention(**DENSE | {name: wrong})
+        tk.attention(*(DENSE | {name: wrong}).values())
 
 
 def test_result_too_large_to_allocate() -> None:
