@@ -231,7 +231,10 @@ ATTENTION = [
             **{name: torch.ones(shape, requires_grad=needs_grad), "mask": mask},
         )
         for name, shape, needs_grad, mask in product(
-            "qkv", ((), (3,)), (False, True), (None, CAUSAL, padding(ints(B)))
+            "qkv",
+            ((), (3,)),
+            (False, True),
+            (None, CAUSAL, padding(ints(B)), Mask.dense(bools(M, N))),
         )
     ),
     *(
@@ -307,6 +310,8 @@ VARLEN = [
     ),
 ]
 PAGED_VARLEN = [
+    value_error("cu_seqlens_k must be a tensor with block_table, got None", cu_seqlens_k=None),
+    type_error("block_table must be a tensor, got list", block_table=[[0]]),
     type_error("block_table must be int32 or int64, got", block_table=torch.zeros(2, 2)),
     value_error("block_table ... (B, pages) with B = 2, got shape (3, 2)", block_table=ints(3, 2)),
     value_error(f"block_table {ON_META}", block_table=meta(2, 2, dtype=torch.int64)),
@@ -356,6 +361,7 @@ DECODE = [
     value_error(f"cache_seqlens {ON_META}", cache_seqlens=ints(B).to("meta")),
     value_error(f"{LENGTHS} 9, the capacity of k_cache, got 10 at 1", cache_seqlens=tensor(9, 10)),
     value_error(f"{LENGTHS} ... got -1 at 0", cache_seqlens=tensor(-1, 9)),
+    value_error(f"{LENGTHS} ... got 4294967301 at 0", cache_seqlens=tensor((1 << 32) + 5, 9)),
     value_error(
         "mask may combine only Mask.window, Mask.causal and Mask.key_range for decoding, got a "
         "Dense constraint",
