@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Nothing here imports transformer_kernels before pytest_configure, which chooses the extension.
-from tests.support import emulated_amx
+from tests.support import libraries
 from tests.support.budget import Clock, Costs, OverBudget
 from tests.support.shares import Share
 
@@ -54,7 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    emulated_amx.choose(config.getoption("isa"))
+    isa = config.getoption("isa")
+    try:
+        libraries.choose_isa(isa)
+    except ValueError as error:
+        raise pytest.UsageError(f"--isa {isa}: {error}") from None
     config.pluginmanager.import_plugin("tests.support.fixtures")
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
         from tests.support import triton_interpreter
@@ -66,10 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    from tests.support.emulated import NOT_EMULATED
+    from tests.support.backends import NOT_EMULATED
 
     cuda = "emulated" if NOT_EMULATED is None else f"not run: {NOT_EMULATED}"
-    amx = ["AMX: emulated by AVX-512"] if emulated_amx.installed() else []
+    amx = ["AMX: emulated by AVX-512"] if libraries.amx_is_emulated() else []
     gpu = [] if torch.cuda.is_available() else ["tests marked gpu: deselected, no CUDA device"]
     return [f"CUDA kernels: {cuda}", *amx, *gpu]
 

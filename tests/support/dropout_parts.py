@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tests.support.plain import plain_attention
+from tests.support.oracle import plain_attention
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.problem import Problem

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.plain import distances, repeat_heads
+from tests.support.oracle import distances, repeat_heads
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.problem.types import accumulate_dtype
 from transformer_kernels.scores import philox

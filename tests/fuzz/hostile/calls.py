@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import transformer_kernels
-from tests.fuzz.call import Call
-from tests.fuzz.hostile import arguments, masks, operators
-from tests.fuzz.hostile.arguments import VARIANTS, Arguments
-from tests.fuzz.hostile.operators import SCALAR_ARGUMENTS
+from tests.fuzz.calls import Call
+from tests.fuzz.hostile.arguments import (
+    FUNCTIONS,
+    OPERATORS,
+    SCALAR_ARGUMENTS,
+    VARIANTS,
+    Arguments,
+)
 from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 from transformer_kernels.integrations.torch_sdpa import ArgumentTypeError, ArgumentValueError
 
-FUNCTIONS = {**arguments.FUNCTIONS, **masks.FUNCTIONS, **operators.FUNCTIONS}
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "grad": nullcontext,
     "no_grad": torch.no_grad,
@@ -151,7 +154,7 @@ def _run_backward(result: object) -> None:
 
 def is_operator(function: str) -> bool:
     """True for dispatcher operators. They promise memory safety and torch's classes of errors."""
-    return function in operators.FUNCTIONS
+    return function in OPERATORS
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import Parameter
 
-from tests.support.storage import freed, freed_view, misaligned
+from tests.support.runtime import freed, freed_view, misaligned
 from transformer_kernels import Mask, alibi, relative_bias, relative_keys
 
 Make = Callable[[Tensor], object]

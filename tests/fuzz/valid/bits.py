@@ -14,10 +14,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fuzz.call import Call
+from tests.fuzz.calls import Call
 from tests.support.backends import dtypes_of
-from tests.support.poison import poisoned_memory
-from tests.support.threads import threads as torch_threads
+from tests.support.runtime import poisoned_memory
+from tests.support.runtime import threads as torch_threads
 from transformer_kernels import _C, Mask, attention
 
 Kind = Literal["none", "causal", "window", "dense", "padding"]

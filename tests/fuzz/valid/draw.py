@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.fuzz.valid.call import SdpaCase, Valid
 from tests.support.attention import Hidden, Index, Kind, Relative
+from tests.support.backends import ISAS
 from tests.support.case import AnyCase, Layout
 from tests.support.cases import Case
 from tests.support.decode_cases import DecodeCase
-from tests.support.isas import ISAS
 from tests.support.linear import LinearCase
 from tests.support.masks import (
     CAUSAL,

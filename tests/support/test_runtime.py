@@ -8,7 +8,7 @@ import torch
 from torch.utils import deterministic
 
 import transformer_kernels as tk
-from tests.support.poison import poisoned_memory
+from tests.support.runtime import poisoned_memory
 from transformer_kernels import _C
 
 

@@ -1,7 +1,9 @@
-"""The sanitized extension in child processes: clean calls pass, faults end the process."""
+"""Builds of the CPU extension in child processes. Sanitized: clean calls pass, faults end the
+process. AMX emulated by AVX-512: all cases, and the bits of real tiles."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,13 +15,13 @@ import pytest
 from building.extension import ROOT
 from building.sanitized import toolchain
 from building.tools import find_compiler, find_torch
-from tests.support import sanitized
+from tests.support import libraries
 
-UNAVAILABLE = sanitized.unavailable_reason()
-pytestmark = [
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE)),
-]
+NO_SANITIZERS = libraries.sanitizers_unavailable_reason()
+NO_AMX = libraries.emulated_amx_unavailable_reason()
+pytestmark = pytest.mark.exhaustive
+needs_sanitizers = pytest.mark.skipif(NO_SANITIZERS is not None, reason=str(NO_SANITIZERS))
+needs_emulated_amx = pytest.mark.skipif(NO_AMX is not None, reason=str(NO_AMX))
 
 START = """
 import sys
@@ -106,28 +108,30 @@ int main(int, char** argv) {
 """
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
+def run_sanitized(program: str) -> subprocess.CompletedProcess[str]:
     """Runs a program with the sanitized extension in a child process."""
     return subprocess.run(
-        [sys.executable, "-c", START + program, str(sanitized.build())],
+        [sys.executable, "-c", START + program, str(libraries.build_sanitized())],
         cwd=ROOT,
-        env=os.environ | sanitized.environment(),
+        env=os.environ | libraries.sanitized_environment(),
         capture_output=True,
         text=True,
         check=False,
     )
 
 
+@needs_sanitizers
 def test_clean_calls() -> None:
     """Every instruction set; exceptions of C++ arrive in Python."""
-    result = run(CLEAN)
+    result = run_sanitized(CLEAN)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split()[:2] == ["clean:", "portable"]
 
 
+@needs_sanitizers
 @pytest.mark.parametrize("isa", ["portable", "auto"])
 def test_short_tensor(isa: str) -> None:
-    result = run(SHORT_TENSOR.format(isa=isa))
+    result = run_sanitized(SHORT_TENSOR.format(isa=isa))
     assert result.returncode == -signal.SIGABRT
     assert "heap-buffer-overflow" in result.stderr
     assert "csrc/cpu" in result.stderr
@@ -154,11 +158,63 @@ FAULTS = (
 )
 
 
+@needs_sanitizers
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_faults(faulty_program: Path, fault: str) -> None:
     """Faults of the workspace, whose arrays share a block, and an undefined operation."""
-    environment = os.environ | sanitized.environment()
+    environment = os.environ | libraries.sanitized_environment()
     command = [str(faulty_program), fault]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == (-signal.SIGABRT if fault else 0), result.stderr
     assert fault in result.stderr
+
+
+CHECKSUMS = """
+import itertools, json, sys, zlib
+import torch
+from tests.support import libraries
+libraries.choose_isa(sys.argv[1])
+from tests.support.cases import CASES
+
+def checksum(x):
+    x = x.masked_fill(x.isnan(), torch.nan).contiguous()
+    return zlib.crc32(x.view(torch.uint8).numpy().tobytes())
+
+torch.set_num_threads(1)
+dtypes = torch.float32, torch.bfloat16, torch.float16
+print(json.dumps({
+    f"{case}-{dtype}-{name}": checksum(x)
+    for case, dtype in itertools.product(CASES, dtypes)
+    for name, x in case.run(case.inputs(dtype), "cpu").items()
+}))
+"""
+"""Prints the checksum of each output of each case by an instruction set. All NaN are equal."""
+
+
+def output_of(*words: str) -> str:
+    """Output of a Python command in a new process, which must succeed."""
+    command = [sys.executable, *words]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@needs_emulated_amx
+@pytest.mark.skipif(libraries.has_amx(), reason="this CPU has AMX, which all tests use")
+def test_every_case_for_amx() -> None:
+    """All tests that name an instruction set, with that of AMX; otherwise they would not run."""
+    folders = ("tests/csrc/cpu", "tests/functional")
+    output = output_of("-m", "pytest", "--isa", "amx", "-k", "amx", *folders)
+    assert "AMX: emulated by AVX-512" in output
+    assert "skipped" not in output
+
+
+@needs_emulated_amx
+@pytest.mark.skipif(not libraries.has_amx(), reason="this CPU has no AMX")
+def test_emulated_tiles_have_the_bits_of_real_ones() -> None:
+    real, emulated = (
+        json.loads(output_of("-c", CHECKSUMS, isa).splitlines()[-1])  # ninja prints lines, too
+        for isa in ("amx", "emulated-amx")
+    )
+    assert len(real) > 1000
+    assert [name for name in real if real[name] != emulated[name]] == []
