@@ -111,11 +111,6 @@ class LinearCase(AnyCase):
     def sequences(self) -> int:
         return len(self.packed) or self.B
 
-    @property
-    def _spans(self) -> list[slice]:
-        """Rows of each packed sequence."""
-        return [slice(*ends) for ends in pairwise(accumulate(self.packed, initial=0))]
-
     def hidden(self) -> Tensor:
         """Hidden keys: bool (B, N)."""
         if self.mask is None:
@@ -196,11 +191,9 @@ class LinearCase(AnyCase):
         x = self.inputs(torch.float32, device)
         if self.steps:
             return ()
-        explanation = explain(
-            x.q, x.k, x.v, *self._starts(x), operator=self._operator, log_decay=x.log_decay,
-            **self._mask(x), **self._options(), backend=backend,
-        )  # fmt: skip
-        return explanation.reasons[backend]
+        options = self._mask(x) | self._options() | {"log_decay": x.log_decay, "backend": backend}
+        call = (x.q, x.k, x.v, *self._starts(x))
+        return explain(*call, operator=self._operator, **options).reasons[backend]
 
     @property
     def _operator(self) -> Any:
@@ -230,30 +223,25 @@ class LinearCase(AnyCase):
                 decay = decay[:, :, rows]
             with torch.no_grad():
                 q, k, v = (t[:, :, rows] for t in (x.q, x.k, x.v))
-                outputs.append(
-                    tk.linear_attention_decode(q, k, v, state, log_decay=decay, **options)
-                )
+                o = tk.linear_attention_decode(q, k, v, state, log_decay=decay, **options)
+            outputs.append(o)
         return {"o": torch.cat(outputs, dim=2), "S_end": state.S, "z_end": state.z}
 
     def parts(self, x: LinearInputs) -> Iterator[LinearPart]:
         """The attention of each packed sequence, or of all batch entries: views of x."""
         options = (self.feature_map, self.causal, self.normalize, self.eps)
+        decay = x.log_decay
+        if decay is not None and self.decay == "head":
+            decay = decay[:, None].expand(-1, self.keys)
+            decay = decay.T if self.packed else decay.expand(self.B, -1, -1)
         if not self.packed:
-            B, N = self.B, self.keys
-            decay = x.log_decay
-            if decay is not None and decay.dim() == 1:
-                decay = decay[None, :, None].expand(B, -1, N)
             yield LinearPart(x.q, x.k, x.v, decay, x.S, x.z, self.hidden(), *options)
-        for b, rows in enumerate(self._spans):
-            q, k, v = (t[rows].transpose(0, 1)[None] for t in (x.q, x.k, x.v))
-            decay = x.log_decay
-            if decay is not None:
-                length = self.packed[b]
-                token = decay.dim() == 2
-                decay = decay[rows].T[None] if token else decay[None, :, None].expand(1, -1, length)
+        for b, rows in enumerate(pairwise(accumulate(self.packed, initial=0))):
+            q, k, v = (t[slice(*rows)].transpose(0, 1)[None] for t in (x.q, x.k, x.v))
             S, z = (None if t is None else t[b : b + 1] for t in (x.S, x.z))
+            own = None if decay is None else decay[slice(*rows)].T[None]
             hidden = torch.zeros(1, self.packed[b], dtype=torch.bool)
-            yield LinearPart(q, k, v, decay, S, z, hidden, *options)
+            yield LinearPart(q, k, v, own, S, z, hidden, *options)
 
     def joined(self, name: str, values: list[Tensor]) -> Tensor:
         """Returns the result of the call from those of its parts."""
@@ -355,10 +343,6 @@ def steps_case(D: int, D_v: int) -> LinearCase:
     return LinearCase(name="steps", steps=(1, 32, 7), H_q=4, D=D, D_v=D_v, decay="token")
 
 
-def _padding(N: int) -> KeyRange:
-    return KeyRange(end=(N // 2, N // 2 + 29))
-
-
 def _range(N: int) -> KeyRange:
     return KeyRange(start=(-3, 8), end=(N // 2, N // 2 + 29))
 
@@ -394,7 +378,7 @@ LINEAR_CASES: tuple[LinearCase, ...] = (
     LinearCase(name="token-decay", decay="token", N=150, H_q=4, normalize=False),
     LinearCase(name="reset", decay="reset", N=150, state=True),
     LinearCase(name="state", state=True, N=100),
-    LinearCase(name="padding", mask=_padding(150), N=150),
+    LinearCase(name="padding", mask=KeyRange(end=(75, 104)), N=150),
     LinearCase(name="range", mask=_range(150), N=150, decay="token", state=True),
     LinearCase(name="range-decay", mask=_range(150), N=150, decay="head"),
     LinearCase(name="range-heads", mask=_range(66), N=66, H_q=4, D=20),
